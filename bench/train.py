@@ -9,7 +9,7 @@ import math
 import sysconfig
 import time
 from pathlib import Path
-from typing import Callable, List, Tuple
+from typing import Callable, Tuple
 
 import torch
 from safetensors.torch import save_file
@@ -36,18 +36,10 @@ def corpus() -> Tuple[Tensor, Tensor]:
     return train, held
 
 
-def empty_states(model: Stack, rows: int) -> List[Tensor]:
-    """Return the states of the model before the first token."""
-    carried = [*model.token_encoding.embed_states(), *(state for attention in model.attentions() for state in attention.states())]
-    return [torch.zeros((rows, state.sizes[0], 0, state.sizes[1]) if state.grows else (rows, *state.sizes)) for state in carried]
-
-
 def loss_of(model: Stack, tokens: Tensor) -> Tensor:
     """Return the mean cross entropy in nats of tokens [B,S+1] int64, each row in one full pass."""
     x, target = tokens[:, :-1], tokens[:, 1:]
-    positions = torch.arange(x.size(1)).expand(x.size(0), -1)
-    logits, _ = model(x, positions, positions, positions, torch.zeros(x.size(0), dtype=torch.int64), empty_states(model, x.size(0)))
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten())
+    return torch.nn.functional.cross_entropy(model(x).flatten(0, 1), target.flatten())
 
 
 @torch.no_grad()

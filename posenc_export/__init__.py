@@ -10,6 +10,7 @@ from posenc_export.shared.version import VERSION
 
 if TYPE_CHECKING:
     from posenc_export.export import export as export_model
+    from posenc_export.export.comparison import compare
     from posenc_export.models.block import AttentionBlock
     from posenc_export.models.context_extension import extend_positions, to_hierarchical
     from posenc_export.models.presets import load_preset
@@ -26,6 +27,7 @@ _HOME = {
     "load": "posenc_export.runtime",
     "verify": "posenc_export.runtime",
     "export_model": "posenc_export.export:export",
+    "compare": "posenc_export.export.comparison",
     "from_pretrained": "posenc_export.models.pretrained",
     "extend_positions": "posenc_export.models.context_extension",
     "to_hierarchical": "posenc_export.models.context_extension",
@@ -49,6 +51,7 @@ __all__ = [
     "Session",
     "Stack",
     "block_config",
+    "compare",
     "decoder_config",
     "encoder_config",
     "export_model",

@@ -20,10 +20,10 @@ LENGTHS = ("long", "short", "by_position")
 FACTORS = "factors of LongRoPE in a decoder (default: long for all positions if the range is longer than the trained length, otherwise short)"
 PART = "encoder or decoder of a model that has both (T5, Whisper); embeddings: tokens, positions, segments and norm before the layers, of any model but Whisper"
 CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")  # package.module:function
-FILE = ".safetensors"
+FILES = (".safetensors", ".pt", ".pth", ".bin")
 CACHED = "models--"  # folders of models in the cache of the hub are models--organization--name/snapshots/revision
 LONGEST_NAME = 128
-OF_WEIGHTS = ("weights", "encoding", "heads", "kv_heads", "max_positions", "attention", "layout")
+OF_WEIGHTS = ("weights", "prefix", "encoding", "heads", "kv_heads", "max_positions", "attention", "layout")
 
 
 def add_arguments(exporting: argparse.ArgumentParser) -> None:
@@ -51,9 +51,10 @@ def add_arguments(exporting: argparse.ArgumentParser) -> None:
     grids = "whole: every cell of the parity grid; quick: one scenario for each kind of call (default: whole)"
     exporting.add_argument("--verify", choices=("whole", "quick"), default="whole", help=grids)
     exporting.add_argument("--no-verify", action="store_true", help="write without a certificate")
-    weights = "--weights FILE.safetensors has q, k, v, o or qkv, o (or q_proj.weight, ...), which determine the sizes"
+    weights = "--weights FILE.safetensors or FILE.pt (a state_dict) has q, k, v, o or qkv, o, or the names of common models, which determine the sizes"
     block = exporting.add_argument_group("options of a block", weights)
     add_block(block)
+    block.add_argument("--prefix", metavar="NAME", help="beginning of the names of one attention in --weights, such as model.layers.0.self_attn.")
     block.add_argument("--layout", choices=("half", "interleaved"), help="order of the rotary pairs in --weights (default: that of the encoding)")
     checkpoint = exporting.add_argument_group("options of a checkpoint")
     checkpoint.add_argument("--layer", type=int, help="export only the attention of this layer, as a block")
@@ -99,7 +100,7 @@ def _weights(given: List[str]) -> Tuple[Optional[str], Optional[Path]]:
     """
     from posenc_export.export.quantization.formats import FORMATS, KEEP
 
-    places = [value for value in given if value not in (*FORMATS, KEEP) and (value.endswith(FILE) or Path(value).exists())]
+    places = [value for value in given if value not in (*FORMATS, KEEP) and (value.endswith(FILES) or Path(value).exists())]
     formats = [value for value in given if value not in places]
     if len(places) > 1 or len(formats) > 1:
         raise ValueError(f"export: expected --weights once with a format and once with a file at most, got {', '.join(given)}; give each once")
@@ -111,7 +112,8 @@ def _model(options: argparse.Namespace) -> Any:
     from posenc_export.models.gguf.checkpoint import is_gguf
     from posenc_export.models.presets import PRESETS, load_preset
 
-    chosen = {name: getattr(options, name) for name in (*BLOCK, "weights", "layout", "layer", "part", "longer", "lengths") if getattr(options, name) is not None}
+    named = (*BLOCK, "weights", "prefix", "layout", "layer", "part", "longer", "lengths")
+    chosen = {name: getattr(options, name) for name in named if getattr(options, name) is not None}
     if options.model == "block":
         return _block_of_weights(chosen) if "weights" in chosen else _seeded_block(chosen)
     if options.model in PRESETS:
@@ -203,25 +205,25 @@ def _seeded_block(chosen: Dict[str, Any]) -> Any:
 
 def _block_of_weights(chosen: Dict[str, Any]) -> Any:
     from posenc_export.models.block import AttentionBlock
-    from posenc_export.models.from_weights import read_file
+    from posenc_export.models.from_weights import complete, read_file
 
     _only(OF_WEIGHTS, chosen, "options of a block with --weights, which determine the sizes")
     if "heads" not in chosen:
         raise ValueError("export: expected the number of heads with --weights, got none; give --heads H")
-    weights, trained = read_file(chosen["weights"])
-    if "o" not in weights:
-        raise ValueError(f"weights: expected an output projection, got {', '.join(weights) or 'none'}; name it o, o.weight or o_proj.weight")
+    found = read_file(chosen["weights"], chosen.get("prefix", ""))
     values = {**BLOCK, **chosen}
-    return AttentionBlock.from_weights(
+    block = AttentionBlock.from_weights(
         heads=values["heads"],
         max_positions=values["max_positions"],
         kv_heads=chosen.get("kv_heads"),
         encoding=values["encoding"],
         layout=chosen.get("layout"),
-        encoding_weights=trained,
+        encoding_weights=found.trained,
         causal=values["attention"] == "causal",
-        **weights,
+        **complete(found.weights),
     )
+    print("\n".join(f"posenc: weights: {line}" for line in found.lines), file=sys.stderr)
+    return block
 
 
 def _only(names: Any, chosen: Dict[str, Any], rule: str) -> None:

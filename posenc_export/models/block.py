@@ -14,6 +14,7 @@ from posenc_export.models.config import BlockConfig
 from posenc_export.models.from_weights import Array
 from posenc_export.models.parts import build
 from posenc_export.models.stack import Mask, check_places
+from posenc_export.models.whole_pass import whole_pass
 
 
 class AttentionBlock(torch.nn.Module):
@@ -84,6 +85,46 @@ class AttentionBlock(torch.nn.Module):
         block = cls(config)
         from_weights.fill(block, parameters, layout, encoding_weights or {})
         return block.eval()
+
+    @classmethod
+    def from_state_dict(
+        cls,
+        state_dict: Mapping[str, Array],
+        heads: int,
+        max_positions: int,
+        prefix: str = "",
+        kv_heads: Optional[int] = None,
+        encoding: Union[str, Mapping[str, Any]] = "rope",
+        layout: Optional[str] = None,
+        causal: bool = True,
+    ) -> "AttentionBlock":
+        """Build a block from the state_dict of an attention, such as torch.nn.MultiheadAttention, by the names of its tensors.
+
+        Args:
+            state_dict: tensors by name; those without the prefix are ignored.
+            prefix: beginning of the names of one attention, such as "model.layers.0.self_attn.".
+            heads, max_positions, kv_heads, encoding, layout, causal: as for from_weights.
+
+        Raises:
+            ValueError: as for from_weights; names that are ambiguous or have no place in the block (models.named_projections).
+        """
+        found = from_weights.projections({name: tuple(value.shape) for name, value in state_dict.items()}, state_dict.__getitem__, prefix)
+        return cls.from_weights(
+            heads,
+            max_positions,
+            kv_heads=kv_heads,
+            encoding=encoding,
+            layout=layout,
+            encoding_weights=found.trained,
+            causal=causal,
+            **from_weights.complete(found.weights),
+        )
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Call `forward`; with x alone compute the output of whole sequences at positions 0 .. S-1 (whole_pass), as for training."""
+        if len(arguments) == 1 and not named:
+            return whole_pass(self, *arguments)
+        return super().__call__(*arguments, **named)
 
     def forward(
         self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, write_index: Tensor, states: List[Tensor]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from posenc_export.models.blocks import Numbered
 from posenc_export.models.packed import PackedTensor, unpacked
-from posenc_export.models.tensor_files import OPENERS, SafetensorsFile, Shape, TensorFile, found
+from posenc_export.models.tensor_files import OPENERS, Shape, TensorFile, found
 from posenc_export.shared.suggestion import download
 
 # Names of weight files, in the order in which transformers looks for them.
@@ -148,17 +148,6 @@ def read_ids(files: Mapping[str, bytes], config: Mapping[str, Any], key: str, vo
         rule = f"expected {key} to be null, an integer of 0 or more, or a list of these"
         raise ValueError(f"checkpoint: {rule}, got {given!r}; correct generation_config.json")
     return tuple(one for one in ids if one < vocabulary)
-
-
-def read_tensors(path: Path) -> Dict[str, Tensor]:
-    """Return all tensors of one .safetensors file as float32.
-
-    Raises:
-        ValueError: the file cannot be read, or a stored dtype is not float32, float16 or bfloat16.
-    """
-    with ExitStack() as opened:
-        file = SafetensorsFile(path, opened)
-        return {name: file.tensor(name) for name in file.names()}
 
 
 def _files(folder: Path) -> Dict[Path, List[str]]:

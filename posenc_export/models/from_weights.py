@@ -1,28 +1,31 @@
 """Conversion of existing attention weights to those of a block: separate or packed projections, either layout of rotary pairs."""
 
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export import encodings
-from posenc_export.models.checkpoint import read_tensors
 from posenc_export.models.config import BlockConfig
 from posenc_export.models.layouts import to_half, to_interleaved
+from posenc_export.models.named_projections import ENCODING, find
 from posenc_export.models.short_forms import block_config
+from posenc_export.models.tensor_files import OPENERS, TorchFile
 
 Array = Union[np.ndarray, Tensor]
 DTYPES = ("float32", "float16", "bfloat16")
 LAYOUTS = ("half", "interleaved")
-PROJECTIONS = ("q", "k", "v", "qkv", "o")
-# Accepted tensor names in a file, by argument of AttentionBlock.from_weights. Trained parameters of the encoding are named encoding.NAME.
-NAMES = {
-    **{name: (name, f"{name}.weight", f"{name}_proj.weight") for name in PROJECTIONS},
-    **{f"{name}_bias": (f"{name}_bias", f"{name}.bias", f"{name}_proj.bias") for name in PROJECTIONS},
-}
-ENCODING = "encoding."
+
+
+class Projections(NamedTuple):
+    """The weights of one attention from a file or a state_dict."""
+
+    weights: Dict[str, Array]  # by argument name of AttentionBlock.from_weights
+    trained: Dict[str, Array]  # parameters of the encoding by name
+    lines: List[str]  # which tensor is which
 
 
 def pack(
@@ -99,29 +102,47 @@ def fill(block: Any, parameters: Dict[str, Tensor], layout: Optional[str], train
     encoding.prepare()
 
 
-def read_file(path: Path) -> Tuple[Dict[str, Tensor], Dict[str, Tensor]]:
-    """Read attention weights from a .safetensors file.
+def read_file(path: Path, prefix: str = "") -> Projections:
+    """Read attention weights from a .safetensors file or a dictionary of tensors that torch.save wrote.
 
-    Returns:
-        Tensors by argument name of AttentionBlock.from_weights, and trained parameters of the encoding by name.
+    Args:
+        prefix: beginning of the names of one attention (named_projections.find).
 
     Raises:
-        ValueError: the file cannot be read, has an unknown tensor name, or has two names for one weight.
+        ValueError: the file cannot be read, or `named_projections.find` refuses its names.
     """
-    meant = {name: key for key, names in NAMES.items() for name in names}
-    found: Dict[str, Tensor] = {}
-    trained: Dict[str, Tensor] = {}
-    for name, value in read_tensors(path).items():
-        if name.startswith(ENCODING):
-            trained[name.removeprefix(ENCODING)] = value
-            continue
-        if name not in meant:
-            rule = "weights: expected tensors named as q, q.weight or q_proj.weight, for q, k, v, qkv and o, their biases, or encoding.NAME"
-            raise ValueError(f"{rule}, got {name}; rename it")
-        if meant[name] in found:
-            raise ValueError(f"weights: expected each weight once, got {meant[name]} again as {name}; remove one")
-        found[meant[name]] = value
-    return found, trained
+    with ExitStack() as opened:
+        file = OPENERS.get(path.suffix, TorchFile)(path, opened)
+        return projections({name: file.shape(name) for name in file.names()}, file.tensor, prefix)
+
+
+def projections(shapes: Mapping[str, Tuple[int, ...]], tensor: Callable[[str], Array], prefix: str) -> Projections:
+    """Return the projections among named tensors.
+
+    Args:
+        shapes: shapes by name.
+        tensor: returns the tensor of a name.
+        prefix: as for read_file.
+
+    Raises:
+        ValueError: as named_projections.find.
+    """
+    found = find(shapes, prefix)
+    weights = {role: tensor(name) for role, name in found.names.items()}
+    if found.transposed:
+        weights = {role: value if role.endswith("_bias") else value.T for role, value in weights.items()}
+    return Projections(weights, {role: tensor(name) for role, name in found.trained.items()}, found.lines(shapes))
+
+
+def complete(weights: Mapping[str, Array]) -> Mapping[str, Array]:
+    """Return the weights if they have the output projection that a block needs.
+
+    Raises:
+        ValueError: it is missing.
+    """
+    if "o" not in weights:
+        raise ValueError(f"weights: expected an output projection, got {', '.join(weights) or 'none'}; name it o, o.weight or o_proj.weight")
+    return weights
 
 
 def _tensor(name: str, value: Array) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # Exceptions of torch.load for a damaged file: its own, and those of its pickle reader.
+NESTED = ("state_dict", "model_state_dict", "model")  # keys under which training loops save the weights beside other values
 DAMAGED = (RuntimeError, pickle.UnpicklingError, EOFError, AssertionError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
 Shape = Tuple[int, ...]
 
@@ -65,7 +66,7 @@ class SafetensorsFile:
 
 
 class TorchFile:
-    """A dictionary of tensors as torch.save writes it. Nothing but tensors is unpickled.
+    """A dictionary of tensors as torch.save writes it, or one below a key of NESTED. Nothing but tensors is unpickled.
 
     Raises:
         ValueError: the file is missing, cannot be read or holds other objects.
@@ -79,6 +80,8 @@ class TorchFile:
             why = str(error).partition("\n")[0][:200]
             rule = f"checkpoint: expected {path.name} to hold only tensors, in the zip format of torch 1.6 and later"
             raise ValueError(f"{rule}, got an error ({why}); save it as safetensors") from None
+        if isinstance(held, dict):
+            held = next((held[key] for key in NESTED if isinstance(held.get(key), dict)), held)
         if not isinstance(held, dict) or not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in held.items()):
             raise ValueError(f"checkpoint: expected {path.name} to be a dictionary of tensors by name, got other objects; save it as safetensors")
         for name, value in held.items():

@@ -13,6 +13,7 @@ from posenc_export.models.config import ModuleConfig, StackConfig
 from posenc_export.models.config_json import to_json, widest
 from posenc_export.models.stack import Stack, Text
 from posenc_export.models.user_module_check import LENGTH, Inner, only_inner, outputs_of
+from posenc_export.models.whole_pass import whole_pass
 from posenc_export.shared.numerics import tolerance, worst_error
 
 Rows = Callable[[np.ndarray], np.ndarray]
@@ -61,6 +62,12 @@ class OwnModule(torch.nn.Module):
         self.exact_dtype = "float64"
         self.exact_dtype = self._exact_dtype()
         self._check_tokens_separate()
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Call `forward`; with x alone compute the output of whole sequences at positions 0 .. S-1 (whole_pass), as for training."""
+        if len(arguments) == 1 and not named:
+            return whole_pass(self, *arguments)
+        return super().__call__(*arguments, **named)
 
     def forward(
         self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, write_index: Tensor, states: List[Tensor]

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.stack import Stack
+from posenc_export.models.whole_pass import empty_states
 
 Inner = Union[AttentionBlock, Stack]
 CALL = "forward(x, positions, coordinates, key_positions, write_index, states)"
@@ -21,7 +22,7 @@ def only_inner(module: torch.nn.Module, where: str) -> Inner:
     """
     found = [part for part in module.modules() if isinstance(part, (AttentionBlock, Stack))]
     if len(found) != 1:
-        remedy = "describe all layers as one Stack" if found else "put one into it"
+        remedy = "describe all layers as one Stack" if found else "build one from its weights and put it in, as docs/from-your-weights.md shows"
         raise ValueError(f"{where}: expected one AttentionBlock or Stack in it, got {len(found) or 'none'}; {remedy}")
     return found[0]
 
@@ -63,10 +64,7 @@ def _first_call(inner: Inner, vocabulary: int, width: int) -> Tuple[Any, ...]:
     x = torch.zeros(BATCH, LENGTH, dtype=torch.int64) if vocabulary else torch.ones(BATCH, LENGTH, width)
     positions = torch.arange(LENGTH).clamp(max=inner.config.max_positions - 1).repeat(BATCH, 1)
     coordinates = positions.expand(inner.axes, -1, -1) if inner.axes else positions
-    specs = [*inner.token_encoding.embed_states(), *(state for attention in inner.attentions() for state in attention.states())]
-    sizes = [(state.sizes[0], 0, state.sizes[1]) if state.grows else state.sizes for state in specs]
-    states = [torch.zeros(BATCH, *size, dtype=getattr(torch, state.dtype or "float32")) for size, state in zip(sizes, specs, strict=True)]
-    return x, positions, coordinates, positions, torch.zeros(BATCH, dtype=torch.int64), states
+    return x, positions, coordinates, positions, torch.zeros(BATCH, dtype=torch.int64), empty_states(inner, x)
 
 
 def _check_received(where: str, arguments: Tuple[Any, ...], received: Tuple[Any, ...]) -> None:

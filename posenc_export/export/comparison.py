@@ -1,0 +1,96 @@
+"""Compare a model with the module that it was built from, for every division of a sequence into calls."""
+
+from typing import Any, Callable, Dict, Union
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export.export.bounds import accuracy_of
+from posenc_export.export.describe import Model
+from posenc_export.export.expected import eager_session
+from posenc_export.models.user_module import as_model
+from posenc_export.runtime.session.model import Model as Loaded
+from posenc_export.runtime.verification import measuring
+from posenc_export.runtime.verification.proof import BATCHES, Accuracy, Expected, accuracy_on, rounded_up
+from posenc_export.runtime.verification.scenarios import Case
+from posenc_export.shared.numerics import worst_error
+
+FULL = "full pass"
+LEAST = 8  # tokens of a sequence that every division needs
+FIELDS = ("logits", "last_hidden_state", "output")  # of objects that models of other libraries return
+DIFFERS = "docs/from-your-weights.md lists what often differs"
+
+
+def compare(ours: Union[Model, torch.nn.Module, Loaded], original: Callable[..., Any], inputs: Any) -> Dict[str, Any]:
+    """Compare the outputs of a model with those of the module that it was built from: one full pass, and every division into calls of the parity grid.
+
+    Args:
+        ours: a block, a stack, a module around one, or an artefact that `load` returned.
+        original: called with a tensor [B,S] int64 or [B,S,E] float32, whole sequences from position 0. It returns a tensor [B,S,N], a tuple that begins with one, or
+            an object with logits or last_hidden_state. A module must be in eval mode.
+        inputs: token ids [B,S] or hidden states [B,S,E], an array or a tensor; at least 8 tokens, so that every division exists.
+
+    Returns:
+        {"passed": True, "tolerance": largest allowed error, "error": the worst one, "cells": {name: error}}; errors are relative to the largest output.
+
+    Raises:
+        ValueError: an error is above the tolerance, which rounding alone explains; outputs of another shape; a module in training mode.
+    """
+    given = np.asarray(inputs.detach().cpu() if isinstance(inputs, Tensor) else inputs)
+    if given.ndim < 2 or given.shape[1] < LEAST:
+        raise ValueError(f"compare: expected inputs [B,S] or [B,S,E] of at least {LEAST} tokens, got {list(given.shape)}; give longer ones")
+    if isinstance(original, torch.nn.Module) and original.training:
+        raise ValueError("compare: expected the original in eval mode, got training mode, in which dropout is random; call original.eval()")
+    if isinstance(ours, Loaded):
+        session = ours.session()
+        if session.manifest.reference is None:
+            raise ValueError("compare: expected an artefact with a tolerance, got one exported without verification; export it again, or give the model")
+        accuracy = accuracy_on(session.provider, session.manifest.reference)
+    else:
+        model = as_model(ours)
+        session = eager_session(model)
+        accuracy = accuracy_of(model, session.manifest)
+    case = _case(given, original)
+    whole = session.prefill(case.tokens, chunk=case.tokens.shape[1])
+    if whole.shape != case.full.shape:
+        raise ValueError(f"compare: expected outputs of the original with shape {list(whole.shape)}, got {list(case.full.shape)}; compare the same part of the model")
+    error = rounded_up(worst_error(whole, case.full))
+    if not error <= accuracy.tolerance:
+        raise ValueError(_disagreement(whole, case, error, accuracy))
+    columns = np.arange(case.full.shape[-1])
+    found = measuring.measure(session, Expected(columns, {0: case}, {}, None), accuracy, lambda _: None)
+    cells = {FULL: error, **found.cells}
+    worst = max(cells, key=lambda name: cells[name])
+    if found.exceeds(accuracy.tolerance):
+        rule = f"compare: expected errors within {accuracy.tolerance:.1e} for every division into calls"
+        raise ValueError(f"{rule}, got {cells[worst]:.1e} at '{worst}' and {error:.1e} in the full pass; report this if the original is causal, as ours")
+    return {"passed": True, "tolerance": accuracy.tolerance, "error": cells[worst], "cells": cells}
+
+
+def _case(given: np.ndarray, original: Callable[..., Any]) -> Case:
+    """Return the inputs as the larger batch of the grid, with the outputs of the original for them and for another ending. Missing rows are shifted copies."""
+    rows = np.concatenate([np.roll(given, shift, axis=1) for shift in range(-(-max(BATCHES) // len(given)))])[: max(BATCHES)]
+    tokens = rows.astype(np.int64) if np.issubdtype(rows.dtype, np.integer) else rows.astype(np.float32)
+    fork_at = tokens.shape[1] // 2
+    other = np.concatenate((tokens[:, :fork_at], tokens[:, :fork_at - 1 : -1]), axis=1)
+    return Case(tokens, _outputs(original, tokens), 0, fork_at, other, _outputs(original, other))
+
+
+def _outputs(original: Callable[..., Any], tokens: np.ndarray) -> np.ndarray:
+    """Return what the original computes, float32."""
+    with torch.no_grad():
+        returned = original(torch.from_numpy(tokens.copy()))
+    value = returned[0] if isinstance(returned, (tuple, list)) else next((getattr(returned, name) for name in FIELDS if hasattr(returned, name)), returned)
+    if not isinstance(value, Tensor):
+        raise ValueError(f"compare: expected the original to return a tensor, got {type(value).__name__}; give a function that returns the outputs alone")
+    return value.float().cpu().numpy()
+
+
+def _disagreement(whole: np.ndarray, case: Case, error: float, accuracy: Accuracy) -> str:
+    """Return a message that says which tokens differ. The output of a causal model for its first token depends on no position, scale or mask."""
+    first = worst_error(whole[:, :1], case.full[:, :1]) <= accuracy.tolerance
+    where = "from the first token on: check weights, biases, norms"
+    if first:
+        where = "only after the first token: check encoding, theta, layout, scale, and whether it is causal"
+    return f"compare: expected outputs within {accuracy.tolerance:.1e} of those of the original, got {error:.1e}, {where}; {DIFFERS}"
