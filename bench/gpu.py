@@ -1,9 +1,11 @@
-"""The CUDA provider on a machine with a GPU: verify every encoding, then compare decode and prefill times of a float16 decoder with transformers.
+"""The CUDA provider on a machine with a GPU: verify every encoding, then compare decode and prefill times of a float16 decoder with
+transformers and onnxruntime-genai (packages transformers, onnxruntime-genai-cuda).
 
     python -m bench.gpu --json build/gpu.json [--only parity|latency] [--names NAME ...] [--contestants NAME ...] [--rounds N] [--minutes N] [--layers N] [--rehearse]
 
 Results are written to the JSON file as they come, and to a page beside it with the suffix .md. A call ends after --minutes; the same command again continues with what is
-missing. Each encoding and each round of a contestant runs in a process of its own, so that a crash or a hang ends one row.
+missing. Each encoding and each round of a contestant runs in a process of its own, so that a crash or a hang ends one row. --rehearse tries the command on the dry run of
+the provider (tests/cuda_dry_run), with torch on the CPU; its times and its errors mean nothing.
 
 Latency is measured in turn: every contestant once in each round. Results are the median of the rounds' medians, with minimum and maximum. All contestants run the
 same decoder with one row: layers of width 768 (12 of them: 124 million parameters) in float16. A step includes copying the token to the device and the logits to
@@ -19,10 +21,11 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Sequence
+from typing import Any, Dict, Iterator, List, Sequence
 
 import numpy as np
 
+from bench.gpu_contestants import CONTESTANTS, CONTEXTS, one_round
 from posenc_export.encodings import REGISTRY
 from posenc_export.export import Sources, export
 from posenc_export.models.presets import seeded
@@ -33,9 +36,6 @@ from posenc_export.runtime.artefact.certificate import bound_of, format_worst_er
 from posenc_export.shared import json_rows
 
 TARGETS = ("ort-cuda", "onnx", "onnx-static")
-CONTEXTS = (128, 1024, 4096)
-STEPS = 64  # timed steps per round
-WARM = 16  # untimed steps before them
 PIECE = 240  # most seconds of one process
 WORKERS = 4  # processes that verify at the same time; nothing is timed meanwhile
 # The measured decoder: Llama's architecture.
@@ -43,7 +43,6 @@ LLAMA: Dict[str, Any] = {
     "vocab_size": 50257, "hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
     "tie_word_embeddings": True,
 }  # fmt: skip
-CONTESTANTS = ("ort-cuda", "onnx float16", "onnx-static float16", "transformers eager", "transformers static cache", "transformers static cache, compiled")
 
 
 def proof(name: str) -> Iterator[Dict[str, Any]]:
@@ -65,65 +64,6 @@ def proof(name: str) -> Iterator[Dict[str, Any]]:
         worst = worst_cell(certificate)
         row |= {"passed": certificate["passed"], "worst": certificate["cells"][worst], "tolerance": bound_of(certificate, worst), "at": worst}
         yield {**row, "cells": len(certificate["cells"]), "machine": certificate["machine"]}
-
-
-def one_round(contestant: str, folder: Path, check: bool) -> Dict[str, Any]:
-    """Measure one contestant in this process; return seconds as {"load", "prefill": {context: ...}, "step": {context: median}}. With `check`, wrong outputs fail."""
-    import torch
-
-    if contestant.startswith("transformers"):
-        return _transformers(contestant, folder, torch)
-    begin = time.perf_counter()
-    session = load(folder / contestant.split()[0], provider="cuda", check=check).session(capacity=8192)
-    report: Dict[str, Any] = {"load": time.perf_counter() - begin, "prefill": {}, "step": {}}
-    token = np.zeros(1, np.int64)
-    for context in CONTEXTS:
-        prompt = np.zeros((1, context), np.int64)
-        for _ in range(2):  # the first run selects kernels and is overwritten
-            session.reset()
-            begin = time.perf_counter()
-            session.prefill(prompt, chunk=context)
-            report["prefill"][context] = time.perf_counter() - begin
-        report["step"][context] = _median(lambda: session.step(token, copy=False))
-    return report
-
-
-def _transformers(contestant: str, folder: Path, torch: Any) -> Dict[str, Any]:
-    from transformers import LlamaForCausalLM, StaticCache
-
-    begin = time.perf_counter()
-    model = LlamaForCausalLM.from_pretrained(folder / "llama", dtype=torch.float16, attn_implementation="sdpa").cuda().eval()
-    report: Dict[str, Any] = {"load": time.perf_counter() - begin, "prefill": {}, "step": {}}
-    static = "static" in contestant
-    forward = torch.compile(model.forward, mode="reduce-overhead", fullgraph=True) if "compiled" in contestant else model.forward
-    token = torch.zeros((1, 1), dtype=torch.int64, device="cuda")
-    with torch.inference_mode():
-        for context in CONTEXTS:
-            prompt = torch.zeros((1, context), dtype=torch.int64, device="cuda")
-            for _ in range(2):
-                cache = StaticCache(config=model.config, max_cache_len=8192) if static else None
-                begin = time.perf_counter()
-                places = torch.arange(context, device="cuda")
-                out = model.forward(prompt, past_key_values=cache, use_cache=True, cache_position=places)
-                out.logits[:, -1].cpu()
-                report["prefill"][context] = time.perf_counter() - begin
-            cache, at = out.past_key_values, [context]
-
-            def step(cache: Any = cache, at: List[int] = at) -> None:
-                forward(token, past_key_values=cache, use_cache=True, cache_position=torch.tensor([at[0]], device="cuda")).logits.cpu()
-                at[0] += 1
-
-            report["step"][context] = _median(step)
-    return report
-
-
-def _median(step: Callable[[], Any]) -> float:
-    times = []
-    for _ in range(WARM + STEPS):
-        begin = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times[WARM:])
 
 
 def prepare(folder: Path, layers: int) -> Dict[str, float]:
@@ -173,15 +113,15 @@ class Results:
             print(json.dumps(row), file=sys.stderr, flush=True)
 
     def piece(self, task: str, *arguments: str) -> List[Dict[str, Any]]:
-        """Run a piece in a process of its own, and return the rows that it printed; a row {"error"} if it failed. No rows if the time is over."""
+        """Run a piece in a process of its own, and return the rows that it printed; a row {"error"} if it failed. No rows if the time is over before it ends."""
         left = self.end - time.monotonic()
         if left <= 0:
             return []
         command = [sys.executable, "-W", "ignore", "-m", "bench.gpu", f"--{task}", *arguments]
         try:
-            ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=min(PIECE, left + PIECE / 2))
-        except subprocess.TimeoutExpired:
-            return [{"error": f"no result within {PIECE} s"}]
+            ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=min(PIECE, left))
+        except subprocess.TimeoutExpired:  # the next call repeats a piece that the end of this call cut short
+            return [{"error": f"no result within {PIECE} s"}] if left > PIECE else []
         rows = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
         lines = ran.stderr.strip().splitlines()
         return rows if not ran.returncode else [*rows, {"error": lines[-1][:300] if lines else f"exit status {ran.returncode}"}]
@@ -217,6 +157,7 @@ def latency(results: Results, contestants: Sequence[str], rounds: int, layers: i
 def page(values: Dict[str, Any]) -> str:
     """Return the results as Markdown."""
     lines = ["# CUDA", "", "Written by `python -m bench.gpu`.", ""]
+    lines += ["A rehearsal without a GPU: no error and no time means anything.", ""] if values.get("rehearsal") else []
     passed = sum(row.get("passed", False) for row in values["parity"])
     if values["parity"]:
         lines += [f"{passed} of {len(values['parity'])} artefacts passed on CUDA.", ""]
@@ -226,10 +167,12 @@ def page(values: Dict[str, Any]) -> str:
             cells = f"{said} | | " if said else f"{format_worst_error(row['worst'])}{'' if row['passed'] else ' (failed)'} | {row['tolerance']:.1e} | {row['at']}"
             lines.append(f"| {row['encoding']} | {row['target']} | {cells} |")
     by_name: Dict[str, List[Dict[str, Any]]] = {}
+    devices = sorted({row["device"] for row in values["latency"] if "device" in row})
     for row in values["latency"]:
         by_name.setdefault(row["contestant"], []).append(row)
     if by_name:
-        lines += ["", f"A decoder of {values['layers']} layers of width 768, float16, one row. Medians of the rounds, with the least and the largest.", ""]
+        lines += ["", f"A decoder of {values['layers']} layers of width 768, float16, one row, on {', '.join(devices)}."]
+        lines += ["Medians of the rounds, with the least and the largest.", ""]
         heads = ["contestant", *(f"step, {context} cached" for context in CONTEXTS), *(f"prefill of {context}" for context in CONTEXTS), "rounds"]
         lines += [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for name, rows in by_name.items():
@@ -261,10 +204,11 @@ def main(arguments: Sequence[str]) -> int:
             print(json.dumps(row), flush=True)
         return 0
     if options.round:
-        print(json.dumps(one_round(options.round[0], Path(options.round[1]), check=not options.rehearse)))
+        print(json.dumps(one_round(options.round[0], Path(options.round[1]), options.rehearse)))
         return 0
     options.json.parent.mkdir(parents=True, exist_ok=True)
     results = Results(options.json, options.minutes)
+    results.values |= {"rehearsal": True} if options.rehearse else {}
     if options.only != "latency":
         parity(results, options.names)
     if options.only != "parity":

@@ -1,10 +1,10 @@
 """Dry run of all artefacts of target ort-cuda, and of the table of kernels that the static check reads.
 
-    python -m tests.cuda_dry_run WORKDIR [--kind KIND ...] [--only NAME ...] [--no-grid] [--write-table]
+    python -m tests.cuda_dry_run WORKDIR [--kind KIND ...] [--only NAME ...] [--no-grid] [--resume] [--write-table]
 
 Prepares WORKDIR (setup.sh), exports each model, runs it in a process with the stub libraries, and compares what the provider does with what the static check says
-(posenc_export/runtime/graphs/cuda_placement.py). Writes WORKDIR/results.json. The exit status is 1 if they differ, if a graph does not load, or if a cell of the grid
-has an error that the provider reports, a launch beyond a limit of the device, or a shifted mask.
+(posenc_export/runtime/graphs/cuda_placement.py). Writes WORKDIR/results.json after each model; the exit status is 1
+if they differ, if a graph does not load, or if a cell of the grid has an error that the provider reports, a launch beyond a limit of the device, or a shifted mask.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence
+from typing import Any, Collection, Dict, Iterator, List, Sequence
 
 from posenc_export.export import export
 from posenc_export.runtime.graphs import cuda_placement
@@ -47,22 +47,23 @@ def faults_of(found: Dict[str, Any], expected: cuda_placement.Placement) -> List
     return faults
 
 
-def results(workdir: Path, kinds: Sequence[str], only: Sequence[str], with_grid: bool) -> Iterator[Dict[str, Any]]:
-    """Yield one row for each artefact: {"name", "static", "faults", ...}, or {"name", "refused"} if export refuses the model."""
-    models = {name: make for kind in kinds for name, make in KINDS[kind]().items() if not only or name in only}
-    for name, make in models.items():
+def results(workdir: Path, kinds: Sequence[str], only: Sequence[str], with_grid: bool, known: Collection[str]) -> Iterator[Dict[str, Any]]:
+    """Yield one row for each artefact that is not known: {"name", "kind", "static", "faults", ...}, or {"name", "kind", "refused"} if export refuses the model."""
+    models = {name: (kind, make) for kind in kinds for name, make in KINDS[kind]().items() if name not in known and (not only or name in only)}
+    for name, (kind, make) in models.items():
         folder = workdir / "artefacts" / re.sub(r"[^a-zA-Z0-9_.-]+", "-", name)
         shutil.rmtree(folder, ignore_errors=True)
         try:
             export(make(), "ort-cuda", folder, verify=False)
         except ValueError as error:
-            yield {"name": name, "refused": str(error)}
+            yield {"name": name, "kind": kind, "refused": str(error)}
             continue
         expected = cuda_placement.placed(folder / "model.onnx")
         ran = in_stub(workdir, "tests.cuda_dry_run.check", folder, *([] if with_grid else ["--no-grid"]))
         found = json.loads(ran.stdout.splitlines()[-1]) if ran.returncode == 0 else {"error": ran.stderr[-400:]}
         found["faults"] = faults_of(found, expected)
-        yield {"name": name, "static": expected.said(), **found}
+        shutil.rmtree(folder)
+        yield {"name": name, "kind": kind, "static": expected.said(), **found}
 
 
 def line(row: Dict[str, Any]) -> str:
@@ -91,17 +92,19 @@ def main() -> int:
     parser.add_argument("--kind", choices=list(KINDS), nargs="*", default=["decoders", "presets"])
     parser.add_argument("--only", nargs="*", default=[], help="names of models")
     parser.add_argument("--no-grid", action="store_true", help="skip the parity grid")
+    parser.add_argument("--resume", action="store_true", help="continue an earlier run: keep the rows of WORKDIR/results.json, and run the models without one")
     parser.add_argument("--write-table", action="store_true", help="replace the table of kernels")
     options = parser.parse_args()
     workdir = options.workdir.resolve()
     subprocess.run([Path(__file__).with_name("setup.sh"), workdir], check=True, env={**os.environ, "PYTHON": sys.executable})
     differs = table_differs(workdir, options.write_table)
     print(f"kernels: the table is {'not ' if differs else ''}that of the provider", flush=True)
-    rows = []
-    for row in results(workdir, options.kind, options.only, not options.no_grid):
+    file = workdir / "results.json"
+    rows: List[Dict[str, Any]] = json.loads(file.read_text(encoding="utf-8")) if options.resume and file.exists() else []
+    for row in results(workdir, options.kind, options.only, not options.no_grid, {row["name"] for row in rows}):
         rows.append(row)
         print(line(row), flush=True)
-    json_rows.write(workdir / "results.json", rows)
+        json_rows.write(file, rows)
     faulty = [row["name"] for row in rows if row.get("faults")]
     print(f"{len(rows)} artefacts, {len(faulty)} with faults{': ' if faulty else ''}{', '.join(faulty)}")
     return int(differs or bool(faulty))

@@ -8,8 +8,10 @@ from posenc_export.encodings import REGISTRY
 from posenc_export.export import Sources
 from posenc_export.models.presets import load_preset, seeded
 from posenc_export.models.pretrained import from_pretrained
+from posenc_export.models.short_forms import block_config, decoder_config
 from tests.tiny import VARIANTS, block, decoder
 
+DEPTHS = (2, 12)
 Models = Dict[str, Callable[[], Sources]]  # functions that make the sources of an export
 
 
@@ -46,6 +48,15 @@ def presets() -> Models:
     return {name: lambda name=name: Sources(load_preset(name)) for name in ("tiny-rope", "tiny-alibi")}  # type: ignore[misc]
 
 
+def depths() -> Models:
+    """Decoders of width 768 with heads of 64: their difference is what a layer costs."""
+
+    def sources(name: str, layers: int) -> Sources:
+        return Sources(seeded(decoder_config(61, layers, 2048, block_config(768, 12, 1100, encoding={"name": name}))))
+
+    return {f"{name}, {layers} layers": lambda name=name, layers=layers: sources(name, layers) for name in ("rope", "alibi") for layers in DEPTHS}  # type: ignore[misc]
+
+
 KINDS: Dict[str, Callable[[], Models]] = {
-    "decoders": decoders, "presets": presets, "variants": variants, "blocks": blocks, "parts": parts, "families": families
+    "decoders": decoders, "presets": presets, "depths": depths, "variants": variants, "blocks": blocks, "parts": parts, "families": families
 }  # fmt: skip

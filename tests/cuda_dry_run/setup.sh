@@ -37,4 +37,5 @@ library libcublas.so.13 "$from/cublas.c" -Wl,--version-script="$from/cublas.map"
 library libcublasLt.so.13 "$from/cublasLt.c" -Wl,--version-script="$from/cublasLt.map" stub/libcudart.so.13
 library libcurand.so.10 "$from/curand.c"
 library libcuda.so.1 "$from/cuda.c"
+library libcufft.so.12 -x c /dev/null # onnxruntime-genai loads it and calls nothing of it
 g++ -O1 -shared -fPIC -Wall -o stub/tensorrt_shim.so "$from/tensorrt_shim.cc"

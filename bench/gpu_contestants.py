@@ -1,0 +1,111 @@
+"""The contestants of bench/gpu.py: a session of each, and the times of its calls."""
+
+import statistics
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, Tuple
+
+import numpy as np
+
+from posenc_export.runtime import load
+
+CONTEXTS = (128, 1024, 4096)
+STEPS = 64  # timed steps per round
+WARM = 16  # untimed steps before them
+CONTESTANTS = (
+    "ort-cuda", "ort-cuda uncaptured", "onnx float16", "onnx-static float16", "onnxruntime-genai",
+    "transformers eager", "transformers static cache", "transformers static cache, compiled",
+)  # fmt: skip
+CAPACITY = 8192  # tokens of the caches that are allocated at once
+Calls = Tuple[Callable[[int], Any], Callable[[], Any]]  # a prefill of some number of tokens, and a step after it
+Opened = Callable[[], Calls]  # returns the calls of an empty session
+
+
+def one_round(contestant: str, folder: Path, rehearse: bool) -> Dict[str, Any]:
+    """Measure one contestant in this process; return {"device", and seconds as "load", "prefill": {context: ...}, "step": {context: median}}. Wrong outputs fail.
+
+    Args:
+        rehearse: time wrong outputs too, and run torch on the CPU.
+    """
+    import torch
+
+    device = "cpu" if rehearse else "cuda"
+    begin = time.perf_counter()
+    if contestant.startswith("transformers"):
+        opened = _transformers(contestant, folder, torch, device)
+    else:
+        opened = _genai(folder) if contestant == "onnxruntime-genai" else _ours(contestant, folder, check=not rehearse)
+    report = {"device": device if rehearse else torch.cuda.get_device_name(), "load": time.perf_counter() - begin, "prefill": {}, "step": {}}
+    for context in CONTEXTS:
+        for _ in range(2):  # the first run selects kernels and is overwritten
+            prefill, step = opened()
+            begin = time.perf_counter()
+            prefill(context)
+            report["prefill"][context] = time.perf_counter() - begin
+        report["step"][context] = _median(step)
+    return report
+
+
+def _ours(contestant: str, folder: Path, check: bool) -> Opened:
+    session = load(folder / contestant.split()[0], provider="cuda", check=check, capture="uncaptured" not in contestant).session(capacity=CAPACITY)
+    token = np.zeros(1, np.int64)
+
+    def opened() -> Calls:
+        session.reset()
+        return lambda context: session.prefill(np.zeros((1, context), np.int64), chunk=context, logits_to_keep=1), lambda: session.step(token, copy=False)
+
+    return opened
+
+
+def _genai(folder: Path) -> Opened:
+    """Open what onnxruntime-genai's own builder makes of the checkpoint, with CUDA graphs."""
+    import onnxruntime_genai
+
+    from posenc_export.benchmark.peers import genai, genai_int4
+
+    if not (folder / "genai" / "genai_config.json").exists():
+        genai_int4.build(folder / "float32", folder / "genai", "fp16", "cuda", "enable_cuda_graph=true")
+    session = genai.GenaiSession(onnxruntime_genai.Model(str(folder / "genai")), CAPACITY)
+    token = np.zeros((1, 1), np.int64)
+
+    def opened() -> Calls:
+        session.reset()
+        return lambda context: session.call(np.zeros((1, context), np.int64)), lambda: session.call(token)
+
+    return opened
+
+
+def _transformers(contestant: str, folder: Path, torch: Any, device: str) -> Opened:
+    from transformers import LlamaForCausalLM, StaticCache
+
+    model = LlamaForCausalLM.from_pretrained(folder / "llama", dtype=torch.float16, attn_implementation="sdpa").to(device).eval()
+    compiled = torch.compile(model.forward, mode="reduce-overhead", fullgraph=True) if "compiled" in contestant else model.forward
+    token, at = torch.zeros((1, 1), dtype=torch.int64, device=device), [0]
+
+    def opened() -> Calls:
+        held = {"cache": StaticCache(config=model.config, max_cache_len=CAPACITY) if "static" in contestant else None}
+
+        def run(forward: Any, ids: Any) -> None:
+            with torch.inference_mode():
+                places = torch.arange(at[0], at[0] + ids.shape[1], device=device)
+                out = forward(ids, past_key_values=held["cache"], use_cache=True, position_ids=places[None], logits_to_keep=1)
+                held["cache"] = out.past_key_values
+                at[0] += ids.shape[1]
+                out.logits.cpu()
+
+        def prefill(context: int) -> None:
+            at[0] = 0
+            run(model.forward, torch.zeros((1, context), dtype=torch.int64, device=device))
+
+        return prefill, lambda: run(compiled, token)
+
+    return opened
+
+
+def _median(step: Callable[[], Any]) -> float:
+    times = []
+    for _ in range(WARM + STEPS):
+        begin = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[WARM:])
