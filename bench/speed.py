@@ -1,6 +1,6 @@
-"""Compare the speed of blocks and decoders with hand-written graphs and other runtimes; write bench/results/speed.json and docs/speed.md.
+"""Compare the speed of blocks and decoders with hand-written graphs and other runtimes; write bench/results/speed.json, docs/speed.md and docs/speed-targets.md.
 
-    python -m bench.speed [--only PART] [--without RUNTIME] [--json bench/results/speed.json] [--markdown docs/speed.md]
+    python -m bench.speed [--only PART] [--without RUNTIME] [--json bench/results/speed.json] [--docs docs]
 
 Each part is measured in one run, in which its contestants take turns, and replaces that part of the JSON file. Artefacts are exported once to --artefacts and
 used again by later runs; remove that folder after a change to the export. onnxruntime-genai, openvino and transformers take part if they are installed.
@@ -170,7 +170,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--only", action="append", choices=PARTS, help="measure only this part; may be given several times (default: all)")
     parser.add_argument("--without", action="append", default=[], choices=RUNTIMES, help="omit this runtime; may be given several times")
     parser.add_argument("--json", type=Path, default=Path("bench/results/speed.json"))
-    parser.add_argument("--markdown", type=Path, default=Path("docs/speed.md"))
+    parser.add_argument("--docs", type=Path, default=Path("docs"), help="folder of the pages")
     parser.add_argument("--artefacts", type=Path, default=Path("build/speed"))
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args(arguments)
@@ -181,7 +181,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{name}\n{report.table()}", flush=True)
         reports = {**committed(options.json), name: report}
         json_rows.write(options.json, {part: each.to_json() for part, each in reports.items()})
-        options.markdown.write_text(speed_page.page(reports, overhead(OVERHEAD)), encoding="utf-8")
+        speed_page.write(reports, overhead(OVERHEAD), options.docs)
     return 0
 
 

@@ -1,9 +1,14 @@
 """The documentation agrees with the source tree."""
 
+import json
 from pathlib import Path
+from typing import Any, Dict
+
+import pytest
 
 from posenc_export.clients.page import PROGRAMS, inputs_page, programs
 from posenc_export.encodings import REGISTRY
+from posenc_export.runtime.verification import proof
 
 TOP = Path(__file__).parents[1]
 
@@ -25,3 +30,14 @@ def test_the_table_of_inputs_is_up_to_date() -> None:
 
 def test_the_programs_in_docs_are_those_that_inspect_prints() -> None:
     assert [(TOP / "docs/runtimes" / name).read_text() for name in PROGRAMS] == list(programs())
+
+
+def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed").use("agg")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(proof, "LARGE", 0)  # the grid with fewer cells
+    names: Dict[str, Any] = {}
+    for cell in json.loads((TOP / "docs/tour.ipynb").read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    assert max(names["errors"]["exact"]) < max(names["errors"]["float32"]) and (tmp_path / "build/tour/alibi.svg").is_file()

@@ -1,5 +1,6 @@
-"""Hooks of MkDocs: pages that stand above docs/, and patterns in the navigation."""
+"""Hooks of MkDocs: pages that stand above docs/, notebooks, and patterns in the navigation."""
 
+import json
 from pathlib import Path, PurePosixPath
 from typing import Any, List, Set
 
@@ -20,14 +21,31 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     for page, source in ABOVE.items():
         text = Path(config.config_file_path).with_name(source).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=text.replace("](docs/", "](")))
+    for notebook in Path(config.docs_dir).glob("*.ipynb"):
+        files.append(File.generated(config, f"{notebook.stem}.md", content=_markdown(json.loads(notebook.read_text(encoding="utf-8")))))
     return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links from docs/ to the pages that stand above it."""
+    """Links to the pages that stand above docs/, and to the pages of notebooks."""
+    markdown = markdown.replace(".ipynb)", ".md)")
     for page, source in ABOVE.items():
         markdown = markdown.replace(f"](../{source}", f"]({page}")
     return markdown
+
+
+def _markdown(notebook: Any) -> str:
+    """Return the cells of a notebook with their stored outputs, texts and PNG pictures."""
+    out: List[str] = []
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        out.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            if "text" in output:
+                out.append(f"```text\n{''.join(output['text'])}```")
+            elif "image/png" in output.get("data", {}):
+                out.append(f'<img alt="output" src="data:image/png;base64,{output["data"]["image/png"].strip()}">')
+    return "\n\n".join(out)
 
 
 def _expanded(entries: List[Any], docs: Path, named: Set[str]) -> List[Any]:

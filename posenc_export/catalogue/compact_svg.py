@@ -1,14 +1,27 @@
 """Short SVG: what matplotlib writes, with coordinates in tenths of a point, each style once, and no metadata, comments or groups without effect."""
 
+import io
 import re
 import xml.etree.ElementTree as ElementTree
-from typing import Dict, List, Tuple
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
 from xml.etree.ElementTree import Element
 
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 HREF = f"{{{XLINK}}}href"
 POINTS = {"M": 1, "L": 1, "Q": 2, "C": 3, "Z": 0}  # of each command of a path
+FONTS = ["DejaVu Sans", "Verdana", "Arial"]  # in pictures; layouts are computed for the first
 LENGTHS = ("x", "y", "width", "height", "transform")
+
+
+def save(figure: Any, path: Path) -> None:
+    """Save a matplotlib figure as a short SVG file."""
+    import matplotlib
+
+    drawn = io.BytesIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "font.sans-serif": FONTS}):
+        figure.savefig(drawn, format="svg")
+    path.write_text(compact(drawn.getvalue()), encoding="utf-8")
 
 
 def compact(picture: bytes) -> str:

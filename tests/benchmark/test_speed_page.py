@@ -24,16 +24,20 @@ def test_there_is_no_ratio_for_a_missing_contestant_or_with_four_rounds():
 
 
 def test_the_page_says_which_targets_are_met():
-    page = speed_page.page({"block": rows.report(BLOCK)})
+    page = speed_page.targets_page({"block": rows.report(BLOCK)})
     assert "| block | decode 128 | `rope-ort` | `hand-written rope` | 0.90 | 0.90 .. 0.90 | 1.00 | met |" in page
     assert "| block | decode 1024 | `rope-ort` | `hand-written rope` | | | 1.00 |  |" in page
+
+
+def test_the_page_has_the_parts_that_are_measured():
+    page = speed_page.page({"block": rows.report(BLOCK)})
     assert "| decode 128 | rope-ort | 900 ms |" in page and "## A block of width 512" in page and "## A decoder" not in page
 
 
 def test_the_page_shows_what_a_session_adds_and_leaves_missing_ratios_blank():
     seconds = [{"median": 50e-6, "low": 49e-6, "high": 52e-6, "samples": 9}, {"median": 56e-6, "low": 55e-6, "high": 58e-6, "samples": 9}]
     measured = {"what": "session / raw, context 128", "seconds": seconds, "ratio": {"median": 1.12, "low": 1.1, "high": 1.14}, "difference": {"median": 6e-6}}
-    page = speed_page.page({}, [measured, {**measured, "ratio": None, "difference": None}])
+    page = speed_page.targets_page({}, [measured, {**measured, "ratio": None, "difference": None}])
     assert "| session / raw, context 128 | 50.0 us | 56.0 us | 1.12 | 1.10 .. 1.14 | +6.0 us |" in page
     assert "| session / raw, context 128 | 50.0 us | 56.0 us | | | |" in page
 
@@ -62,12 +66,8 @@ def test_the_large_model_has_134_million_parameters():
     assert round(count / 1e6) in (134, 135)
 
 
-def test_the_page_in_docs_is_generated_from_the_committed_figures():
-    path = Path("bench/results/speed.json")
-    if not path.is_file():
-        pytest.skip("nothing is committed")
-    assert Path("docs/speed.md").read_text(encoding="utf-8") == speed_page.page(speed.committed(path), speed.overhead(speed.OVERHEAD))
-
-
-def test_the_table_of_the_readme_has_the_committed_figures():
-    assert speed_page.summary(speed.committed(Path("bench/results/speed.json"))) in Path("README.md").read_text(encoding="utf-8")
+def test_the_pages_in_docs_are_generated_from_the_committed_figures(tmp_path):
+    speed_page.write(speed.committed(Path("bench/results/speed.json")), speed.overhead(speed.OVERHEAD), tmp_path)
+    names = ["speed-targets.md", "speed.md", "speed.svg"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert [name for name in names if (Path("docs") / name).read_text(encoding="utf-8") != (tmp_path / name).read_text(encoding="utf-8")] == []

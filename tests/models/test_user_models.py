@@ -1,4 +1,4 @@
-"""The user's own models, exported by the command and by the programs of docs/own-model.md and README.md."""
+"""The user's own models, exported by the command and by the programs of docs/own-model.md."""
 
 import json
 import re
@@ -125,14 +125,13 @@ def test_the_programs_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     assert names["tags"].shape == (1, 7)
 
 
-def test_the_programs_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved("llama", tmp_path / "checkpoint")
+def test_the_program_of_the_page_of_sessions_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export(seeded(block_config(512, 8, 2048, kv_heads=2)), "ort", tmp_path / "build/block", verify=False)
     monkeypatch.chdir(tmp_path)
     names: dict = {}
-    for program in re.findall(r"```python\n(.*?)```", (PAGE.parents[1] / "README.md").read_text(), re.DOTALL):
+    for program in re.findall(r"```python\n(.*?)```", (PAGE.parent / "sessions.md").read_text(), re.DOTALL):
         exec(program, names)
-    assert names["logits"].shape == (1, 61) and names["output"].shape == (1, 512) and names["session"].length.tolist() == [8]
+    assert names["output"].shape == (1, 512) and names["session"].length.tolist() == [8]
 
 
 def test_the_description_in_the_page_of_models_builds_a_model() -> None:

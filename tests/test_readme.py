@@ -1,0 +1,75 @@
+"""README.md is short, and its commands and programs run in order, from the top, in one folder."""
+
+import contextlib
+import io
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Tuple
+
+import pytest
+
+from posenc_export import encodings
+from posenc_export.benchmark import workers
+from posenc_export.commands.cli import main
+from posenc_export.runtime.verification import proof
+from tests.models.checkpoints import saved
+
+TOP = Path(__file__).parents[1]
+README = (TOP / "README.md").read_text(encoding="utf-8")
+WORDS = 800
+ELSEWHERE = ("pip", "make")  # installations, which `make wheels` and `make demo` run
+
+
+def _blocks() -> List[Tuple[str, str]]:
+    """Language and text of every block of code."""
+    return re.findall(r"^```(\w*)\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+
+def _command(words: List[str]) -> None:
+    """Run a line of a block as a shell would."""
+    if words[0] in ELSEWHERE:
+        return
+    assert words[0] == "posenc", words
+    arguments, target = (words[1:-2], Path(words[-1])) if ">" in words else (words[1:], None)
+    with io.StringIO() as printed, contextlib.redirect_stdout(printed):
+        assert main(arguments) == 0, words
+        if target is not None:
+            target.write_text(printed.getvalue(), encoding="utf-8")
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    """Forget the encodings that the test registers."""
+    before = set(encodings.KNOWN.registered)
+    yield
+    for name in set(encodings.KNOWN.registered) - before:
+        encodings.KNOWN.registered.pop(name)
+
+
+def test_the_readme_has_at_most_800_words() -> None:
+    assert len(README.split()) <= WORDS
+
+
+def test_every_block_runs_from_the_top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registered: None) -> None:
+    saved("llama", tmp_path / "checkpoint")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(proof, "LARGE", 0)  # the grid with fewer cells; tests/export compares all
+    monkeypatch.setattr(workers, "COMMAND", [sys.executable, str(TOP / "tests/benchmark/fake_worker.py")])  # no measurement in a test
+    names: Dict[str, Any] = {"__name__": "__main__"}
+    for language, text in _blocks():
+        if language == "python":
+            exec(text, names)
+        else:
+            for line in text.splitlines():
+                _command(shlex.split(line, comments=True))
+    assert names["logits"].shape == (1, 61)
+    written = ["alibi/ort/posenc.json", "bench.html", "decay/posenc.json", "decode.c", "decode.mjs", "mine/posenc.json", "run.py"]
+    assert [name for name in written if not (tmp_path / "build" / name).stat().st_size] == []
+
+
+def test_every_link_and_picture_of_the_readme_is_a_file() -> None:
+    links = [link for link in re.findall(r"\]\(([^)#]+)", README) if not link.startswith("http")]
+    assert links and [link for link in links if not (TOP / link).exists()] == []
