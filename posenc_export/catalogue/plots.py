@@ -26,6 +26,7 @@ WIDTH, HEADS, RANGE, VECTORS, SHOWN, LONGEST = 64, 8, 1024, 12, 4, 1 << 16
 SHARES = (0, 1 / 8, 1 / 4, 1 / 2)  # entries of a sinusoid with a line of their own, as shares of the width
 WINDOWS = (Swin, SwinV2)
 BY_ROTATION = (RoPEDynamic, RoPELongRoPE)  # encodings that override rescore, but compute plain scores of rotated vectors
+ACROSS = 2  # panels beside each other
 Panel = Tuple[str, Callable[[Any], None]]
 
 
@@ -70,14 +71,36 @@ def draw(spec: Mapping[str, Any], view: View = View()) -> Any:
 
     encoding, geometry, weights = build_for_picture(spec, view.geometry)
     panels = _panels(encoding, spec, geometry, view)
-    figure = Figure(figsize=(4.6 * max(len(panels), 1), 3.4), layout="constrained")
+    columns = min(len(panels), ACROSS)
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(4.4 * columns, 3.2 * rows), layout="constrained")
     title = ", ".join([str(spec["name"]), *(f"{key}={value}" for key, value in spec.items() if key != "name")])
     figure.suptitle(f"{title} ({weights})" if weights else title, fontsize=10)
     for index, (title, paint) in enumerate(panels):
-        axes = figure.add_subplot(1, len(panels), index + 1)
+        axes = figure.add_subplot(rows, columns, index + 1)
         axes.set_title(title, fontsize=9)
         axes.tick_params(labelsize=8)
         paint(axes)
+    return figure
+
+
+def draw_small(name: str) -> Any:
+    """Draw one panel of an encoding with its name and without scales, for a gallery: what tokens get, else scores or biases by distance."""
+    from matplotlib.figure import Figure
+
+    spec, view = {"name": name}, View(distance=127, positions=64)
+    encoding, geometry, _ = build_for_picture(spec, view.geometry)
+    panels = _panels(encoding, spec, geometry, view)
+    figure = Figure(figsize=(1.9, 1.5), layout="constrained")
+    axes = figure.add_subplot()
+    panels[0 if overrides(encoding, "embed", "embed_next") else -1][1](axes)
+    for other in figure.axes[1:]:
+        other.remove()  # the scale of colours
+    legend = axes.get_legend()
+    if legend is not None:
+        legend.remove()
+    axes.set(xlabel="", ylabel="", xticks=[], yticks=[])
+    axes.set_title(name, fontsize=9)
     return figure
 
 
@@ -142,7 +165,7 @@ def _bias(axes: Any, encoding: PositionEncoding, geometry: Geometry, distance: i
         values = [oracle.bias(head, distance, distance - int(d)) for d in distances]
         axes.plot(distances, values, color=COLOURS[head % len(COLOURS)], linewidth=1, label=str(head))
     axes.set_xlabel("distance", fontsize=8)
-    axes.legend(fontsize=6, frameon=False, title="head", title_fontsize=6, ncols=2)
+    axes.legend(fontsize=7, frameon=False, title="head", title_fontsize=7, ncols=2)
 
 
 def _window(axes: Any, encoding: PositionEncoding, rows: int, columns: int) -> None:

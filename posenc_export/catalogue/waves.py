@@ -24,7 +24,7 @@ def labels(axes: Any, across: str, up: str = "") -> None:
 
 
 def legend(axes: Any, title: str = "") -> None:
-    axes.legend(fontsize=6, frameon=False, title=title or None, title_fontsize=6)
+    axes.legend(fontsize=7, frameon=False, title=title or None, title_fontsize=7)
 
 
 def heatmap(axes: Any, values: np.ndarray, **options: Any) -> None:

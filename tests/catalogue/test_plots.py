@@ -8,7 +8,7 @@ from typing import Any, List
 import pytest
 
 from posenc_export.catalogue import length
-from posenc_export.catalogue.pages import page
+from posenc_export.catalogue.pages import FORMULA_WIDTH, gallery, page
 from posenc_export.commands import cli
 from posenc_export.encodings import REGISTRY
 from posenc_export.encodings.shared.base import Geometry
@@ -29,7 +29,26 @@ def test_an_encoding_has_a_picture_with_content_in_every_panel(name: str) -> Non
 @pytest.mark.parametrize("name", REGISTRY)
 def test_a_page_states_formula_hook_and_source(name: str) -> None:
     text = page(name, [{"encoding": name, "model": "decoder", "target": "ort", "tolerance": 1e-5, "full": 1e-6}])
-    assert text.startswith(f"# {name}\n") and "Hook:" in text and "```" in text and "| ort | 1.0e-06 | 1.0e-05 |" in text
+    assert text.startswith(f"# {name}\n\n```text\n") and "Hook:" in text and "| ort | 1.0e-06 | 1.0e-05 |" in text
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_lines_of_a_formula_fit_a_page(name: str) -> None:
+    formula = page(name, []).split("```")[1]
+    assert max(map(len, formula.splitlines())) <= FORMULA_WIDTH
+
+
+def test_the_gallery_has_a_linked_picture_of_every_encoding_under_one_heading() -> None:
+    text = gallery()
+    assert [name for name in REGISTRY if text.count(f"[![{name}](small/{name}.svg)]({name}.md)") != 1] == []
+
+
+@pytest.mark.parametrize("name", ["sinusoidal", "rope", "swin"])
+def test_a_small_picture_has_one_panel_with_its_name(name: str) -> None:
+    from posenc_export.catalogue.plots import draw_small
+
+    (axes,) = draw_small(name).axes
+    assert axes.get_title() == name and (axes.lines or axes.images)
 
 
 def test_plot_writes_the_file_it_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
