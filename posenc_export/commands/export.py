@@ -50,6 +50,7 @@ def add_arguments(exporting: argparse.ArgumentParser) -> None:
     exporting.add_argument("--size", type=float, metavar="MB", help=size)
     grids = "whole: every cell of the parity grid; quick: one scenario for each kind of call (default: whole)"
     exporting.add_argument("--verify", choices=("whole", "quick"), default="whole", help=grids)
+    exporting.add_argument("--all-or-none", action="store_true", help="with several targets, publish none if one fails (default: publish those that pass)")
     exporting.add_argument("--no-verify", action="store_true", help="write without a certificate")
     weights = "--weights FILE.safetensors or FILE.pt (a state_dict) has q, k, v, o or qkv, o, or the names of common models, which determine the sizes"
     block = exporting.add_argument_group("options of a block", weights)
@@ -65,7 +66,7 @@ def add_arguments(exporting: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command. Returns the exit status: 0, or 1 if an artefact does not agree with its module."""
+    """Run the command. Returns the exit status: 0, or 1 if an artefact does not agree with its module, or one of several targets fails."""
     from posenc_export.export import ExportOptions, VerificationError, check_export, export_all, folders
 
     targets = list(dict.fromkeys(options.target))
@@ -78,18 +79,24 @@ def run(options: argparse.Namespace) -> int:
     check_export(targets, options.output, settings)
     options.say(f"reading {options.model}")
     model = _model(options)
+    failed: Dict[str, Exception] = {}
     try:
-        manifests = export_all(model, targets, options.output, settings)
+        manifests = export_all(model, targets, options.output, settings, None if options.all_or_none or len(targets) == 1 else failed)
     except VerificationError as error:
         refuse(options.say, str(error))
         return FAILED_CHECK
     options.say.close()
     rows = [
         {"target": target, "folder": str(folder), **summary(manifest.certificate), **_quality(manifest)}
-        for target, folder, manifest in zip(targets, folders(targets, options.output), manifests, strict=True)
+        for target, folder in zip(targets, folders(targets, options.output), strict=True)
+        for manifest in manifests
+        if manifest.target == target
     ]
-    print(json.dumps(rows, indent=1)) if options.json else show(rows)
-    return 0
+    if rows or options.json:
+        print(json.dumps(rows, indent=1)) if options.json else show(rows)
+    for target, reason in failed.items():
+        refuse(options.say, f"target {target} failed: {reason}")
+    return FAILED_CHECK if failed else 0
 
 
 def _weights(given: List[str]) -> Tuple[Optional[str], Optional[Path]]:

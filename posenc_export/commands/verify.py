@@ -9,12 +9,15 @@ from posenc_export.commands.options import add_digest, add_folder, add_provider
 from posenc_export.commands.terminal import FAILED_CHECK, show
 from posenc_export.runtime.artefact.certificate import Proof
 
+SHOWN = 10  # cells that are printed
+
 
 def add_arguments(verifying: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc verify`."""
     add_folder(verifying)
     add_provider(verifying)
     verifying.add_argument("--quick", action="store_true", help="run one scenario for each kind of call instead of every cell of the grid")
+    verifying.add_argument("--all", action="store_true", help=f"print every cell (default: the {SHOWN} worst)")
     verifying.add_argument("--no-record", action="store_true", help="do not write the certificate to the manifest, for folders that cannot be written")
     add_digest(verifying)
     verifying.add_argument("--tolerance", type=float, metavar="E", help="largest error that passes, above 0 and below 1 (default: the tolerance of the export)")
@@ -35,7 +38,11 @@ def run(options: argparse.Namespace) -> int:
     else:
         bounds = {name: bound_of(certificate, name) for name in certificate["cells"]}
         beyond = {name: "" if error <= bounds[name] else "EXCEEDS" for name, error in certificate["cells"].items()}
-        show([{"cell": name, "error": format_cell(certificate, name), "tolerance": f"{bounds[name]:.1e}", "": beyond[name]} for name in bounds])
+        worst = sorted(bounds, key=lambda name: certificate["cells"][name] / (bounds[name] or 1.0), reverse=True)
+        shown = list(bounds) if options.all else worst[:SHOWN]
+        show([{"cell": name, "error": format_cell(certificate, name), "tolerance": f"{bounds[name]:.1e}", "": beyond[name]} for name in shown])
+        if len(shown) < len(bounds):
+            print(f"the worst {len(shown)} of {len(bounds)} cells; --all prints all")
         verdict = "passed" if certificate["passed"] else "FAILED"
         print(f"provider {certificate['provider']} on {certificate['machine']}, tolerance {certificate['tolerance']:.1e}: {verdict}")
     if not options.no_record:

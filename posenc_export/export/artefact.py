@@ -4,7 +4,7 @@ import dataclasses
 import shutil
 from importlib import metadata
 from pathlib import Path
-from typing import List, Optional, Sequence, Tuple, Union
+from typing import Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -19,7 +19,7 @@ from posenc_export.export.quantization.formats import activations_of, format_of
 from posenc_export.export.quantization.text import default_sample, with_text
 from posenc_export.export.targets import TARGETS
 from posenc_export.export.trace import Source, Sources, in_dtype
-from posenc_export.export.verify import check
+from posenc_export.export.verify import VerificationError, check
 from posenc_export.models.stack import Stack, Text
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
@@ -71,14 +71,23 @@ def export(
 
 
 def export_all(
-    model: Union[Model, Sources, torch.nn.Module], targets: Sequence[str], output: Union[str, Path], options: ExportOptions = ExportOptions()
+    model: Union[Model, Sources, torch.nn.Module],
+    targets: Sequence[str],
+    output: Union[str, Path],
+    options: ExportOptions = ExportOptions(),
+    failed: Optional[Dict[str, Exception]] = None,
 ) -> List[Manifest]:
-    """Export for several targets. All artefacts are published after the last one is verified; if one fails, none is published.
+    """Export for several targets. Artefacts are published after the last one is verified.
 
     Args:
         model: as for `export`, like the exceptions.
         targets: names in TARGETS.
         output: with one target, the artefact's folder; with several, the parent of one subfolder per target, named after it.
+        failed: gets the error of each target that cannot represent the module or whose artefact does not agree with it, while the others are published; None to
+            publish none if one fails.
+
+    Returns:
+        The manifests of the published artefacts, in the order of `targets`.
     """
     output = Path(output)
     check_export(targets, output, options)
@@ -91,10 +100,26 @@ def export_all(
         sweep(output.parent)
     staging = StagingFolder([output] if whole else places)
     with staging as path:
-        made = [path / "made" / target for target in targets]
-        manifests_made = [_make(sources, target, folder, options, read) for target, folder in zip(targets, made, strict=True)]
-        staging.publish([path / "made"] if whole else made)
-    return manifests_made
+        made: Dict[Path, Manifest] = {}
+        for target, place in zip(targets, places if whole else list(staging.places), strict=True):
+            folder = path / "made" / target
+            try:
+                made[folder] = _make(sources, target, folder, options, read)
+            except (VerificationError, ValueError) as error:
+                if failed is None:
+                    raise
+                failed[target] = error
+                _forget(staging, place, folder)
+        if made:
+            staging.publish([path / "made"] if whole else list(made))
+    return list(made.values())
+
+
+def _forget(staging: StagingFolder, place: Path, folder: Path) -> None:
+    """Remove what was written of an artefact that failed, and do not publish it as `place`."""
+    for left in (folder, _aside(folder)):
+        shutil.rmtree(left, ignore_errors=True)  # there is none if tracing failed
+    staging.places = [other for other in staging.places if other != place]
 
 
 def _read_data(sources: Sources, options: ExportOptions) -> quality.Inputs:
@@ -141,15 +166,20 @@ def _make(sources: Sources, target: str, folder: Path, options: ExportOptions, r
         return manifest
     if manifest.dtype == "bfloat16":  # which no provider of the CPU computes: the same rounded numbers are verified in float32
         options.say(f"{target}: float32 artefact for verification")
-        _checked_in_float32(source, target, folder.with_name(f"{folder.name}.float32"), options)
+        _checked_in_float32(source, target, _aside(folder), options)
         return manifest
     manifest = check(folder, manifest, source, expected, accuracy, options.say, options.quick)
     if not accuracy.rounds or "float32" not in kind.dtypes:
         return manifest
     options.say(f"{target}: float32 artefact for comparison")
-    plain = _checked_in_float32(source, target, folder.with_name(f"{folder.name}.float32"), options)
+    plain = _checked_in_float32(source, target, _aside(folder), options)
     options.say(f"{target}: measuring the loss against float32")
     return quality.write(folder, manifest, plain, read._replace(model=sources.of("float32").model), options.say)
+
+
+def _aside(folder: Path) -> Path:
+    """Return the folder of the float32 form of an artefact."""
+    return folder.with_name(f"{folder.name}.float32")
 
 
 def _checked_in_float32(source: Source, target: str, aside: Path, options: ExportOptions) -> Manifest:
