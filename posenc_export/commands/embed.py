@@ -7,7 +7,7 @@ from typing import Any, Iterator, List
 
 import numpy as np
 
-from posenc_export.commands.options import add_folder, add_provider
+from posenc_export.commands.options import add_folder, add_provider, threads
 from posenc_export.commands.terminal import note_unverified
 
 TOGETHER = 1024  # texts that are sorted by length and read before the next ones
@@ -22,7 +22,7 @@ def add_arguments(embedding: argparse.ArgumentParser) -> None:
     embedding.add_argument("-o", "--output", type=Path, metavar="FILE", help=output)
     embedding.add_argument("--prompt", metavar="NAME", help="name of a prompt of the checkpoint to put before each text (default: its default prompt, if it has one)")
     add_provider(embedding)
-    embedding.add_argument("--threads", type=int, help="threads of one operator (default: all cores)")
+    embedding.add_argument("--threads", type=threads, default="auto", help="threads of one operator (default: by the size of the model)")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -83,9 +83,11 @@ def _axes(axes: Tuple[object, ...]) -> str:
 
 
 def _proof(manifest: Manifest) -> List[Line]:
+    from posenc_export.runtime.graphs.threads import said
+
     sizes = ", ".join(f"{name} {file.bytes}" for name, file in manifest.files.items())
     against = (manifest.certificate or {}).get("against")
-    lines = [("files", f"{sizes} bytes"), ("digest", manifest.digest), ("certificate", _errors(manifest.certificate))]
+    lines = [("files", f"{sizes} bytes"), ("threads", said(manifest)), ("digest", manifest.digest), ("certificate", _errors(manifest.certificate))]
     if manifest.compiled is not None:
         made, proof = manifest.compiled, _errors(manifest.proofs[-1] if manifest.proofs else None)
         lines[-1:] = [("compiled", f"from the pt2 artefact {made.artefact}, for {made.processor} and torch {made.torch}"), ("proof", proof)]

@@ -2,9 +2,10 @@
 
 import argparse
 from pathlib import Path
-from typing import Any, Iterable
+from typing import Any, Iterable, Union
 
 from posenc_export.runtime.graphs.providers import HELP
+from posenc_export.runtime.graphs.threads import AUTO
 from posenc_export.shared.preset_folders import NAMES
 
 # Options of a block with their defaults, and their help texts.
@@ -48,13 +49,19 @@ def add_speculate(parser: argparse.ArgumentParser) -> None:
 def drafting(options: argparse.Namespace) -> Any:
     """Return Session.generate's argument `speculate`. Raise ValueError for a folder that is not an artefact."""
     from posenc_export.runtime import load
+    from posenc_export.runtime.artefact.files import locate
     from posenc_export.runtime.session.speculation import LOOKUP
 
     if options.speculate in (None, LOOKUP):
         return options.speculate
-    if not Path(options.speculate).is_dir():
+    if not locate(options.speculate).is_dir():
         raise ValueError(f"speculate: expected {LOOKUP} or the folder of a decoder's artefact, got {options.speculate}; ./{LOOKUP} is a folder of that name")
     return load(options.speculate, options.provider)
+
+
+def threads(text: str) -> Union[int, str]:
+    """Return the value of --threads, as `load` takes it."""
+    return text if text == AUTO else int(text)
 
 
 def add_digest(parser: argparse.ArgumentParser, artefact: str = "the artefact") -> None:

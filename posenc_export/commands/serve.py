@@ -7,7 +7,7 @@ import signal
 import socket
 from typing import Any
 
-from posenc_export.commands.options import add_folder, add_provider
+from posenc_export.commands.options import add_folder, add_provider, threads
 from posenc_export.commands.terminal import FAILED_CHECK, note_unverified
 
 KEY = "POSENC_API_KEY"
@@ -27,8 +27,10 @@ def add_arguments(serving: argparse.ArgumentParser) -> None:
     serving.add_argument("--chunk", type=int, default=256, help="most tokens of prompts that are read between two decode steps (default: 256)")
     shared = "memory in MB for the caches of prompts, which requests that begin alike share; 0 for none (default: 256)"
     serving.add_argument("--prefix-memory", type=int, default=256, metavar="MB", help=shared)
+    drafted = "read tokens that are looked up in the text so far in one pass where that is faster, with the same result (default: one token per pass)"
+    serving.add_argument("--speculate", choices=["lookup"], help=drafted)
     add_provider(serving)
-    serving.add_argument("--threads", type=int, help="threads of one operator (default: all cores)")
+    serving.add_argument("--threads", type=threads, default="auto", help="threads of one operator (default: by the size of the model)")
     serving.add_argument("--grace", type=int, default=30, help="seconds that running requests have to finish after SIGTERM (default: 30)")
     serving.add_argument("--timeout", type=int, default=600, help="seconds from the arrival of a request to the end of its response (default: 600)")
     serving.add_argument("--connections", type=int, help="connections at a time; further ones get status 503 (default: as the limit of open files allows, at most 512)")
@@ -88,7 +90,7 @@ def _limits(options: argparse.Namespace, most: int) -> Any:
 
     context = most if options.context is None else options.context
     prompt, tokens = (context - 1 if given is None else given for given in (options.max_prompt, options.max_tokens))
-    return Limits(options.rows, options.queue, context, prompt, tokens, options.chunk, options.timeout, options.prefix_memory * 1_000_000)
+    return Limits(options.rows, options.queue, context, prompt, tokens, options.chunk, options.timeout, options.prefix_memory * 1_000_000, bool(options.speculate))
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -12,6 +12,7 @@ from posenc_export.runtime.artefact.files import checked, locate
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import WEIGHTS, graph_file
 from posenc_export.runtime.graphs import providers
+from posenc_export.runtime.graphs.threads import AUTO, Threads, chosen
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.session import Session
@@ -22,7 +23,7 @@ __all__ = ["GraphError", "Manifest", "Model", "Proof", "Session", "load", "verif
 def load(
     folder: Union[str, Path],
     provider: str = "auto",
-    threads: Optional[int] = None,
+    threads: Threads = AUTO,
     digest: Optional[str] = None,
     check: bool = True,
     capture: bool = True,
@@ -33,7 +34,8 @@ def load(
         folder: artefact folder, or the name of a preset if no such folder exists.
         provider: "auto", "cpu", "cuda" or "webgpu" for ONNX Runtime; "openvino" for OpenVINO in float32, "openvino-bf16" for OpenVINO in bfloat16. "auto" never
             chooses WebGPU or OpenVINO. "aotinductor" runs the native code of an artefact that `posenc compile` wrote: give it only for artefacts whose origin you trust.
-        threads: threads per operator, at most providers.MOST_THREADS; None uses all cores. torch has one number for all its users, so a graph of torch sets it
+        threads: threads per operator, at most providers.MOST_THREADS; "auto" uses as many as the size of the model's products occupies, at least 2, and None all cores.
+            OpenVINO and torch take all for "auto". torch has one number for all its users, so a graph of torch sets it
             only while it runs.
         digest: expected digest of the artefact (`posenc inspect` prints it), obtained from a source other than the folder itself. None skips the comparison.
         check: on a provider other than the CPU, compare a few outputs with the reference of the artefact. If they differ, "auto" uses the CPU with a warning, and other
@@ -51,7 +53,8 @@ def load(
     providers.check_threads(threads)
     manifest = manifests.read_alone(folder, digest)
     providers.check_name(provider, manifest)
-    model = _load(folder, manifest, provider, threads, capture)
+    count = chosen(threads, manifest) if provider not in providers.OPENVINO or threads != AUTO else None
+    model = _load(folder, manifest, provider, count, capture)
     if check and model.provider != "cpu":
         from posenc_export.runtime.verification.at_load import check_outputs
 
@@ -61,7 +64,7 @@ def load(
             if provider != "auto" or manifest.dtype == "bfloat16":  # no CPU computes in bfloat16 here
                 raise
             warnings.warn(f"runtime: provider auto chose cpu: {str(error).removeprefix('runtime: ').rpartition(';')[0]}", RuntimeWarning, stacklevel=2)
-            return _load(folder, manifest, "cpu", threads, capture)
+            return _load(folder, manifest, "cpu", count, capture)
     return model
 
 

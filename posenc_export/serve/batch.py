@@ -3,15 +3,17 @@
 import logging
 import time
 from collections import deque
-from typing import Any, Deque, List, Sequence, Tuple
+from typing import Any, Deque, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from posenc_export.runtime.session.drafts import Drafts
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.generation import choose
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.prefixes import BLOCK, Prefixes, can_share
 from posenc_export.runtime.session.session import Session
+from posenc_export.runtime.session.speculation import LEAST_REWIND, LOOKUP, Reader, Speculator, drafts_of
 from posenc_export.serve.memory import bytes_per_slot
 from posenc_export.serve.pace import Pace
 from posenc_export.serve.requests import FAILED, LENGTH, STOP, Limits, Request, Token
@@ -29,6 +31,7 @@ class Row:
     Attributes:
         unread: tokens that were not fed yet: the rest of the prompt, later the last generated token.
         generated: the generated tokens.
+        drafts: drafts of its next tokens, from its first step with drafts on.
     """
 
     def __init__(self, request: Request, known: int = 0) -> None:
@@ -36,6 +39,7 @@ class Row:
         self.unread: Deque[int] = deque(request.prompt[known:])
         self.generated: List[int] = []
         self.random = np.random.default_rng(request.seed)
+        self.drafts: Optional[Drafts] = None
 
     def take(self, count: int) -> List[int]:
         """Remove and return the next `count` tokens to feed."""
@@ -54,6 +58,7 @@ class Batch:
         limits: number of rows, context, chunk and memory of prefixes.
 
     Attributes:
+        speculator: reads rows with drafted tokens; None if none are drafted.
         prefixes: the kept caches; None if there is no memory for them, or the model has states that each call replaces.
 
     Raises:
@@ -74,7 +79,8 @@ class Batch:
         try:
             if model.manifest.capacity_bucket:
                 opened(limits.rows, limits.context)  # a trial, since these caches begin smaller
-            self.session = Session(opened, model.manifest, limits.rows, limits.context, 1, model.provider)
+            self.session = Session(opened, model.manifest, limits.rows, limits.context, LEAST_REWIND if limits.speculate else 1, model.provider)
+            self.speculator = Speculator(self.session) if limits.speculate else None
             blocks = limits.prefix_memory // (bytes_per_slot(model.manifest) * BLOCK) if can_share(model.manifest) else 0
             self.prefixes = Prefixes(model.graph.open, blocks) if blocks else None
             self.probe(1)  # allocates the caches of all rows
@@ -111,13 +117,34 @@ class Batch:
         return tokens
 
     def step(self) -> List[Token]:
-        """Feed one token of every row. Return the generated tokens. After a GraphError, call `fail`."""
+        """Feed one token of every row, or drafted ones too. Return the generated tokens. After a GraphError, call `fail`."""
         since = time.perf_counter()
-        logits = self.session.step(np.array([row.unread.popleft() for row in self.rows], np.int64), copy=False)
-        likeliest = logits.argmax(-1).tolist()
-        tokens = [self._next(row, likeliest[index], logits[index : index + 1]) for index, row in enumerate(self.rows) if not row.unread]
+        if self.speculator is not None and all(row.generated for row in self.rows):
+            tokens = self._read_drafts(self.speculator)
+        else:
+            logits = self.session.step(np.array([row.unread.popleft() for row in self.rows], np.int64), copy=False)
+            likeliest = logits.argmax(-1).tolist()
+            tokens = [self._next(row, likeliest[index], logits[index : index + 1]) for index, row in enumerate(self.rows) if not row.unread]
         self.leave([token.request for token in tokens if token.ended])
         self.pace.stepped(time.perf_counter() - since)
+        return tokens
+
+    def _read_drafts(self, speculator: Speculator) -> List[Token]:
+        """Feed the last generated token of every row, with drafted ones after it where that is faster. Return the generated tokens."""
+        tokens: List[Token] = []
+
+        def reader(row: Row) -> Reader:
+            def chosen(index: int, logits: np.ndarray) -> int:
+                tokens.append(self._next(row, int(logits.argmax()), logits[None]))
+                return tokens[-1].id
+
+            request = row.request
+            if row.drafts is None:
+                row.drafts = drafts_of(LOOKUP, [*request.prompt, *row.generated])
+            return Reader(chosen, request.stop_ids, request.max_tokens, row.drafts, [row.generated[-1]], len(row.generated))
+
+        for row, more in zip(self.rows, speculator.read([reader(row) for row in self.rows]), strict=True):
+            row.unread = deque(more[-1:])
         return tokens
 
     def leave(self, requests: Sequence[Request]) -> None:

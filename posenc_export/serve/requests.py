@@ -25,10 +25,11 @@ class Limits:
     chunk: int = 256  # largest number of prompt tokens fed between two steps
     seconds: int = 600  # time from the arrival of a request to the end of its response
     prefix_memory: int = 0  # bytes for the caches of prompts, kept for requests that begin alike
+    speculate: bool = False  # read tokens that are looked up in the text of a row in one pass, where that is faster
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            least = 0 if name == "prefix_memory" else 1
+            least = 0 if name in ("prefix_memory", "speculate") else 1
             if value < least:
                 raise ValueError(f"serve: expected {name} of at least {least}, got {value}; give a larger number")
 

@@ -1,5 +1,6 @@
 """The engine without HTTP: each request gets the same tokens as alone, whatever other requests run."""
 
+import dataclasses
 import itertools
 import threading
 from collections import defaultdict
@@ -8,6 +9,7 @@ from typing import Any, Dict, List
 import numpy as np
 import pytest
 
+from posenc_export.runtime.session import speculation
 from posenc_export.runtime.session.buffer import Buffer
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Model
@@ -54,6 +56,20 @@ def test_every_request_gets_the_tokens_that_it_gets_alone(target: str, models: D
     gathered.engine.close()
     assert gathered.made == alone(models[target], requests)
     assert set(gathered.ended.values()) == {"length"}
+
+
+@pytest.mark.parametrize("target", ["ort", "onnx-static"])
+def test_requests_whose_tokens_are_drafted_get_the_tokens_that_they_get_alone(target: str, models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speculation, "best_count", lambda costs, acceptance, found, most, per_token: min(3, max(most)))
+    lengths = np.random.default_rng(1).integers(1, 40, 16).tolist()
+    texts = [prompt * 3 for prompt in prompts(16, 12)]
+    stops = [(int(token),) for token in np.random.default_rng(2).integers(0, 256, 16)]
+    requests = [Request(tuple(text), length, 0.9 * (seed % 2), seed=seed, stop_ids=stops[seed]) for seed, (text, length) in enumerate(zip(texts, lengths, strict=True))]
+    gathered = Gathered(models[target], dataclasses.replace(LIMITS, speculate=True, rows=3, prefix_memory=1 << 20))
+    gathered.engine.submit(requests)
+    gathered.engine.close()
+    assert gathered.made == alone(models[target], requests)
+    assert gathered.engine._batch.speculator is not None and gathered.engine._batch.speculator.drafted > 0
 
 
 def test_draws_follow_the_seed_of_each_request(models: Dict[str, Model]) -> None:

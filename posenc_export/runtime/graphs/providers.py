@@ -3,6 +3,7 @@
 from typing import Any, Optional
 
 from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.graphs.threads import AUTO
 from posenc_export.shared.numerics import BFLOAT16_NOISE
 from posenc_export.shared.suggestion import suggestion
 
@@ -22,9 +23,9 @@ CHOICE = "TopK"  # operator of routers; near ties between experts are decided di
 
 
 def check_threads(threads: Any) -> None:
-    """Raise ValueError unless threads is None or a whole number 1 .. MOST_THREADS."""
+    """Raise ValueError unless threads is None, AUTO or a whole number 1 .. MOST_THREADS."""
     whole = hasattr(threads, "__index__") and not isinstance(threads, bool)
-    if threads is not None and not (whole and 1 <= threads <= MOST_THREADS):
+    if threads not in (None, AUTO) and not (whole and 1 <= threads <= MOST_THREADS):
         raise ValueError(f"runtime: expected threads to be a whole number 1 .. {MOST_THREADS}, got {threads!r}; leave it out for the default")
 
 

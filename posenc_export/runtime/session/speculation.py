@@ -2,9 +2,9 @@
 
 Every token is chosen from the logits of the model with the random number of its place, as without drafts, and a drafted token is kept if it is the chosen one.
 Tokens are therefore those of plain decoding with the same seed, whatever is drafted, up to rounding: the logits of a pass of several tokens differ from those of
-steps by rounding errors, within the bound of the certificate, so that two tokens which are that close may be exchanged. For a draft that is not random, which a
-look-up is, this accepts as many tokens as rejection sampling: each with the probability that the model gives it. A draft model chooses with the same random
-numbers as the model (Daliri et al. 2024, Coupling without communication).
+steps by rounding errors, within the bound of the certificate, so that two tokens which are that close may be exchanged. In formats that round activations these
+errors are large. For a draft that is not random, which a look-up is, this accepts as many tokens as rejection sampling: each with the probability that the model
+gives it. A draft model chooses with the same random numbers as the model (Daliri et al. 2024, Coupling without communication).
 """
 
 import time

@@ -1,0 +1,139 @@
+"""Speculative decoding beside plain decoding: seconds for the same ids, on texts that repeat and on texts that do not.
+
+    python -m bench.speculation ARTEFACT ... [--draft ARTEFACT] [--tokens 96] [--rounds 3] [--json bench/results/speculation.json]
+
+The texts are parts of Python's standard library, with the tokenizer of the artefact. Each task reads its prompt once; then decoding with and without drafts takes
+turns, so that disturbances affect both. Times are those from the first id to the last. A ratio above 1 means that drafts are faster. `edit` repeats a file in
+which two names are changed, `repeat` completes a file that stands in the prompt, `quote` quotes parts of it, and `new` samples at temperature 1 after a text without
+repetition.
+
+`equal` is the number of ids before the first that differs. With --passes, the file also gets the cost of one pass of 2, 4, 8 and 16 tokens relative to a step.
+"""
+
+import argparse
+import inspect
+import json
+import statistics
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Sequence, Tuple
+
+import numpy as np
+
+from posenc_export.runtime import load
+from posenc_export.runtime.artefact.tokenizer import codec
+from posenc_export.runtime.session.draft_length import PassCosts
+from posenc_export.shared import json_rows
+
+WIDTHS = (2, 4, 8, 16)
+Task = Tuple[str, str, Dict[str, Any]]  # name, prompt, arguments of generate
+
+
+def tasks() -> List[Task]:
+    """Return the tasks: name, prompt and sampling."""
+    source, other = inspect.getsource(textwrap.TextWrapper._handle_long_word), inspect.getsource(json.JSONEncoder.default)
+    lines = source.splitlines(keepends=True)
+    edited = source.replace("chunk", "piece").replace("cur_line", "row").splitlines(keepends=True)
+    begun = len(lines) // 4
+    return [
+        ("edit", source + "\n\n# The same with other names\n" + "".join(edited[: 2 * begun]), {}),
+        ("repeat", source + "\n\n" + "".join(lines[:begun]), {}),
+        ("quote", f"{other}\nThe docstring above says:\n\n    Implement this method in a subclass", {}),
+        ("new", "The history of the lighthouse on the northern coast begins with a storm. In the winter of 1824,", {"temperature": 1.0, "seed": 1}),
+        ("new code", "def merge_intervals(intervals):\n", {"temperature": 1.0, "seed": 2}),
+    ]
+
+
+class Counted(PassCosts):
+    """Costs that count the passes."""
+
+    passes = 0
+
+    def record(self, widths: Sequence[int], seconds: float) -> None:
+        self.passes += 1
+        super().record(widths, seconds)
+
+
+def decoded(session: Any, prompt: List[int], tokens: int, given: Dict[str, Any]) -> Tuple[float, List[int]]:
+    """Return the seconds per id, and the ids, after a prompt whose tokens but the last one are in the cache."""
+    base = int(session.length[0])
+    ids, stamps = [], []
+    for (one,) in session.generate([prompt[-1:]], tokens, stop=(), before=[prompt[:-1]], **given):
+        ids.append(int(one))
+        stamps.append(time.perf_counter())
+    session.rewind(int(session.length[0]) - base)
+    return (stamps[-1] - stamps[0]) / (len(ids) - 1), ids
+
+
+def measured(model: Any, folder: Path, name: str, text: str, given: Dict[str, Any], speculate: Any, tokens: int, rounds: int) -> Dict[str, Any]:
+    """Return {"task", "prompt", "tokens", "equal", "tokens_per_pass", "ratio", "ratios", "milliseconds": of plain decoding per token}."""
+    prompt = codec(folder, model.manifest).encode(text)
+    session = model.session()
+    session.pass_costs = Counted(separate=False)
+    session.prefill(np.array([prompt[:-1]]), logits_to_keep=1)
+    ways: List[Dict[str, Any]] = [given, {**given, "speculate": speculate}]
+    for way in ways:
+        decoded(session, prompt, min(tokens, 24), way)
+    session.pass_costs.passes = 0
+    pairs = [[decoded(session, prompt, tokens, way) for way in ways] for _ in range(rounds)]
+    ratios = sorted(plain[0] / drafted[0] for plain, drafted in pairs)
+    one, other = pairs[0][0][1], pairs[0][1][1]
+    equal = next((index for index in range(tokens) if one[index] != other[index]), tokens)
+    plain = statistics.median(pair[0][0] for pair in pairs)
+    per_pass = round(rounds * (tokens - 1) / session.pass_costs.passes, 2)
+    found = {"ratio": round(statistics.median(ratios), 2), "ratios": [round(ratio, 2) for ratio in ratios], "milliseconds": round(plain * 1e3, 2)}
+    return {"task": name, "prompt": len(prompt), "tokens": tokens, "equal": equal, "tokens_per_pass": per_pass, **found}
+
+
+def passes(model: Any, cached: int, rounds: int) -> Dict[str, Any]:
+    """Return the time of a pass of several tokens after `cached` tokens, relative to that of a step: {"cached", "step": milliseconds, "ratios": {width: median}}."""
+    session, random = model.session(), np.random.default_rng(0)
+    ids = random.integers(0, model.manifest.vocabulary, (1, cached))
+    session.prefill(ids, logits_to_keep=1)
+    steps: List[float] = []
+    taken: Dict[int, List[float]] = {width: [] for width in WIDTHS}
+    for turn in range(rounds + 1):
+        begun = time.perf_counter()
+        session.step(ids[:, turn])
+        steps.append(time.perf_counter() - begun)
+        for width in WIDTHS:
+            begun = time.perf_counter()
+            session.prefill(ids[:, :width])
+            taken[width].append((time.perf_counter() - begun) / steps[-1])
+        session.rewind(1 + sum(WIDTHS))
+    ratios = {str(width): round(statistics.median(times[1:]), 2) for width, times in taken.items()}
+    return {"cached": cached, "step": round(statistics.median(steps[1:]) * 1e3, 2), "ratios": ratios}
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="ARTEFACT")
+    parser.add_argument("--draft", type=Path, help="draft with this decoder instead of a look-up")
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--passes", action="store_true", help="measure passes of several tokens too")
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    options = parser.parse_args(arguments)
+    rows = []
+    for folder in options.folders:
+        model = load(folder, provider="cpu", threads=options.threads)
+        speculate = load(options.draft, provider="cpu", threads=options.threads) if options.draft else "lookup"
+        weights = model.manifest.weights.format if model.manifest.weights else model.manifest.dtype
+        row = {"weights": weights, "draft": "a model" if options.draft else "lookup", "tasks": []}
+        for name, text, given in tasks():
+            row["tasks"].append(measured(model, folder, name, text, given, speculate, options.tokens, options.rounds))
+            print(weights, row["tasks"][-1], flush=True)
+        if options.passes:
+            row["passes"] = passes(model, 256, 5 * options.rounds)
+            print(weights, row["passes"], flush=True)
+        rows.append(row)
+    if options.json:
+        json_rows.write(options.json, {"threads": options.threads, "rounds": options.rounds, "rows": rows})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
