@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, Hashable, List, Mapping, NamedTuple, Tup
 import numpy as np
 import onnxruntime
 
+from posenc_export.runtime.graphs import cuda
 from posenc_export.runtime.session import device_memory
 from posenc_export.runtime.session.buffered_caches import BufferedCaches
 from posenc_export.runtime.session.errors import RUN_ERRORS
@@ -181,7 +182,8 @@ class DeviceSteps:
 
 def warn_uncaptured(error: BaseException) -> None:
     """Warn that steps are not captured as CUDA graphs, and why."""
-    said = " ".join(str(error).split())[:200]
+    found = cuda.FAILURE.search(str(error))
+    said = found[0] if found else " ".join(str(error).split())[:200]
     remedy = "steps run without it; give load capture=False to do so from the start"
     warnings.warn(f"runtime: expected steps that can be captured as a CUDA graph, got {said}; {remedy}", RuntimeWarning, stacklevel=5)
 

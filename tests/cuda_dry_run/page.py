@@ -1,0 +1,91 @@
+"""The page of the dry run: `python -m tests.cuda_dry_run.page WORKDIR ...` joins results, and writes bench/results/cuda_dry_run.json and docs/runtimes/cuda.md."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Sequence
+
+from posenc_export.shared import json_rows
+
+TOP = Path(__file__).parents[2]
+JSON, PAGE = TOP / "bench/results/cuda_dry_run.json", TOP / "docs/runtimes/cuda.md"
+NEEDS_CUDNN = re.compile(r"got no libcudnn\S*, which operator (\w+) needs")
+DEPTH = ", 12 layers", ", 2 layers"
+INTRODUCTION = """# CUDA without a GPU
+
+What the CUDA provider of onnxruntime-gpu 1.31.1 makes of `ort-cuda` artefacts in float16, on a machine without a GPU. The provider is the shipped library, over a CUDA
+runtime that reports one H200, runs no kernel and logs every call. **This proves no value.** Times are the CPU time of Python and ONNX Runtime for a step of one row,
+without kernels and launches: the least of 8 rounds of 20 steps, on a machine with other work. What is shown: whether a graph loads, which nodes run on the CPU, copies
+between host and device within a step, errors of the provider in the cells of the parity grid, and whether steps are captured as CUDA graphs and then replayed without a
+launch. Written by `make cuda-dry-run` and `python -m tests.cuda_dry_run.page`.
+
+"Launches" are kernels and matrix products of a step that is not captured; a step that is replayed is one launch. Attention of heads of 64 and 128 without a bias is an
+XQA kernel with two launches before it; of other sizes it is one launch of flash attention.
+"""
+
+
+def compact(row: Dict[str, Any]) -> Dict[str, Any]:
+    """Return what the page needs of a row of the dry run."""
+    step = row.get("step", {})
+    found = {
+        "name": row["name"], "kind": row["kind"], "refused": row.get("refused"), "error": row.get("error"), "nodes": row.get("nodes"),
+        "on_cpu": len(row["on_cpu"]) if "on_cpu" in row else None, "copies": len(row["memcpy"]) if "memcpy" in row else None, "cells": row.get("cells"),
+        "launches": step.get("launches"), "attention": " ".join(step.get("attention", [])) or None, "tf32": step.get("tf32"), "us": step.get("host_us"),
+        "capture": row.get("capture"), "replayed_us": row.get("replayed_us"), "faults": row.get("faults") or None,
+    }  # fmt: skip
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def page(rows: Sequence[Dict[str, Any]]) -> str:
+    """Return the page of compact rows as Markdown."""
+    kinds = list(dict.fromkeys(row["kind"] for row in rows))
+    lines = [INTRODUCTION, *_layers({row["name"]: row for row in rows})]
+    lines += ["| models | number | captured | no copy in a step | need cuDNN | refused by export | cells of the grid | faults |", "|---|---|---|---|---|---|---|---|"]
+    for kind in kinds:
+        those = [row for row in rows if row["kind"] == kind]
+        counts = [_captured(those), sum(row.get("copies") == 0 for row in those), sum("cudnn" in row.get("error", "") for row in those)]
+        counts += [sum("refused" in row for row in those), sum(row.get("cells", 0) for row in those), sum("faults" in row for row in those)]
+        lines.append(f"| {kind} | {len(those)} | {' | '.join(map(str, counts))} |")
+    lines += ["", "Decoders and blocks that need cuDNN, which the dry run lacks, do not run. The grid was run where cells are counted.", ""]
+    lines += ["| model | nodes on the CPU | copies | launches | attention of a step | us | us replayed | remarks |", "|---|---|---|---|---|---|---|---|"]
+    lines += map(_line, rows)
+    return "\n".join(lines) + "\n"
+
+
+def _captured(rows: Sequence[Dict[str, Any]]) -> int:
+    return sum(row.get("capture") == "captured" for row in rows)
+
+
+def _layers(rows: Dict[str, Dict[str, Any]]) -> List[str]:
+    """Return what a layer of width 768 with heads of 64 launches, and the times of 12 of them."""
+    lines = ["| 12 layers of width 768 | launches per layer | us | us replayed |", "|---|---|---|---|"]
+    for name in sorted({row.partition(",")[0] for row in rows if row.endswith(DEPTH)}):
+        deep, flat = (rows[name + layers] for layers in DEPTH)
+        lines.append(f"| {name} | {(deep['launches'] - flat['launches']) / 10:.1f} | {deep['us']} | {deep['replayed_us']} |")
+    return [*lines, ""]
+
+
+def _line(row: Dict[str, Any]) -> str:
+    if "refused" in row:
+        return f"| {row['name']} | | | | | | | export refuses it: {row['refused']} |"
+    needing = NEEDS_CUDNN.search(row.get("error", ""))
+    remarks = [f"needs cuDNN ({needing[1]})" if needing else row["error"]] if "error" in row else row.get("faults", [])
+    if row.get("capture", "captured") != "captured":
+        remarks.append(row["capture"])
+    cells = [row.get(key, "") for key in ("name", "on_cpu", "copies", "launches", "attention", "us", "replayed_us")]
+    return f"| {' | '.join(map(str, cells))} | {'; '.join(remarks).replace('|', '/')} |"
+
+
+def main(workdirs: Sequence[str]) -> None:
+    found: Dict[str, Dict[str, Any]] = {}
+    for workdir in workdirs:
+        for row in json.loads((Path(workdir) / "results.json").read_text(encoding="utf-8")):
+            found.setdefault(row["name"], compact(row))
+    rows = list(found.values())
+    json_rows.write(JSON, rows)
+    PAGE.write_text(page(rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
