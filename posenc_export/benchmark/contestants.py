@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import List, Sequence, Tuple, Union
+from typing import List, Optional, Sequence, Tuple, Union
 
 from posenc_export.benchmark.labels import folder_labels, model_label, numbered
 from posenc_export.benchmark.runtimes import ARTEFACT, RUNTIMES
@@ -41,8 +41,17 @@ class Contestant:
         """Whether a step reads weights and caches on the CPU in the formats of the manifest. Runtimes that build the model use float32 or a format of their own."""
         if self.provider not in (*ON_CPU, OPENVINO[0]):
             return False
-        built = self.runtime != ARTEFACT and RUNTIMES[self.runtime].builds
-        return not built or not (RUNTIMES[self.runtime].quantizes or self.manifest.weights or self.manifest.cache)
+        return not self._built or not (RUNTIMES[self.runtime].quantizes or self.manifest.weights or self.manifest.cache)
+
+    @property
+    def perplexity(self) -> Optional[float]:
+        """Perplexity over that of the float32 module, as the manifest has it; None if it was not measured, and for models that the runtime builds."""
+        quality = None if self._built else self.manifest.quality
+        return quality.ratio or None if quality else None
+
+    @property
+    def _built(self) -> bool:
+        return self.runtime != ARTEFACT and RUNTIMES[self.runtime].builds
 
 
 def gather(

@@ -137,4 +137,5 @@ def _loaded(contestant: Contestant, reply: Dict[str, Any], peak: int) -> Loaded:
         load_seconds=reply["load"],
         first_calls_seconds=reply["warm_up"],
         peak_memory_bytes=peak,
+        perplexity=contestant.perplexity,
     )

@@ -16,7 +16,7 @@ JSON, HTML = Form("bench", b'"machine": {\n  "processor": '), Form("bench", b"<t
 BUSY = 0.2  # cores used by other processes, above which the machine counts as busy
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 ROW_HEADS = ("phase", "tokens", "contestant", "model", "median", "p10", "p90", "tokens/s", "ratio", "of limit", "samples")
-LOAD_HEADS = ("contestant", "model", "target", "provider", "load", "first call", "peak memory")
+LOAD_HEADS = ("contestant", "model", "target", "provider", "perplexity", "load", "first call", "peak memory")
 Cells = List[Tuple[str, ...]]
 
 
@@ -71,7 +71,7 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
 
     def load_cells(self) -> Cells:
         return [
-            (e.contestant, e.model, e.target, e.provider, duration(e.load_seconds), duration(e.first_calls_seconds), size(e.peak_memory_bytes))
+            (e.contestant, e.model, e.target, e.provider, loss(e.perplexity), duration(e.load_seconds), duration(e.first_calls_seconds), size(e.peak_memory_bytes))
             for e in self.contestants
         ]
 
@@ -91,6 +91,11 @@ def duration(seconds: float) -> str:
     factor, unit = next((pair for pair in UNITS if seconds >= pair[0]), UNITS[-1])
     value = seconds / factor
     return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"
+
+
+def loss(perplexity: Optional[float]) -> str:
+    """Format a perplexity that is relative to float32."""
+    return "" if perplexity is None else f"x {perplexity:.3f}"
 
 
 def size(count: int) -> str:

@@ -52,6 +52,7 @@ class Loaded(Struct, frozen=True, forbid_unknown_fields=True):
         load_seconds: load time without imports.
         first_calls_seconds: time of a short prompt and a step after loading.
         peak_memory_bytes: largest resident memory.
+        perplexity: of an artefact of few bits, over that of its float32 module, from its manifest; None if that was not measured on text, and for models built anew.
     """
 
     contestant: str
@@ -66,6 +67,7 @@ class Loaded(Struct, frozen=True, forbid_unknown_fields=True):
     load_seconds: float
     first_calls_seconds: float
     peak_memory_bytes: int
+    perplexity: Optional[float] = None
 
 
 class Row(Struct, frozen=True, forbid_unknown_fields=True):

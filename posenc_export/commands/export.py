@@ -38,7 +38,7 @@ def add_arguments(exporting: argparse.ArgumentParser) -> None:
     few += ". For a block also a file, with or without a format, see below; ./int8 is a path"
     exporting.add_argument("--weights", action="append", default=[], metavar="FORMAT|FILE", help=few)
     exporting.add_argument("--cache", metavar="FORMAT", help="int8: format of cached keys and values, on target ort; needs --calibrate (default: --dtype)")
-    sample = "calibration data for 4-bit weights and --cache int8: a text; for a block .npy with hidden states, float32 [tokens,width]"
+    sample = "calibration data for weights of 4 bits or int8, and --cache int8: a text; for a block .npy with hidden states, float32 [tokens,width]"
     exporting.add_argument("--calibrate", type=Path, metavar="FILE", help=sample)
     bound = "largest error against the module with the same rounded weights, above 0 and below 1 (default: the bound of the format, at most 0.1)"
     exporting.add_argument("--tolerance", type=float, metavar="E", help=bound)

@@ -27,7 +27,8 @@ class ExportOptions:
         progress: called with one line of text at each stage.
         weights: name of formats.FORMATS to quantize the linear layers and the token table; "keep" for the blocks of a GGUF file, on target ort
             (quantization/kept.py); None keeps weights in dtype.
-        calibrate: file with calibration data for 4-bit weights and caches: text, or hidden states float32 [tokens,E] in .npy for a model that reads them.
+        calibrate: file with calibration data for weights of 4 bits or int8 and for caches: text, or hidden states float32 [tokens,E] in .npy for a model that reads
+            them.
         cache: "int8" to quantize cached keys and values, which needs calibration data; None keeps caches in dtype.
         tolerance: largest error of the artefact against its module with the same rounded weights, above 0 and below 1; None for the bound of the format
             (numerics.tolerance, numerics.rounding_tolerance), which is at most 0.1.
@@ -90,7 +91,8 @@ class ExportOptions:
         if self.calibrate is None and self.cache is not None:
             raise ValueError(f"export: expected calibration data for the scales of cache {self.cache}, got none; pass a sample of the model's inputs as calibrate")
         if self.calibrate is not None and self.cache is None and not (self.format and format_of(self.format).calibrated):
-            raise ValueError(f"export: expected calibration data only for 4-bit weights or cache int8, got it for {self.weights or 'neither'}; omit calibrate")
+            rule = "export: expected calibration data only for weights int8 or of 4 bits, or cache int8"
+            raise ValueError(f"{rule}, got it for {self.format or 'neither'}; omit calibrate")
         if self.verify not in (True, False, "quick"):
             raise ValueError(f"export: expected verify to be True, False or 'quick', got {self.verify!r}; omit it for the whole grid")
         check_tolerance(self.tolerance)

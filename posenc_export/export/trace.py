@@ -13,6 +13,7 @@ from posenc_export.export.quantization import calibration, mixed
 from posenc_export.export.quantization.calibration import Sample
 from posenc_export.export.quantization.formats import KEEP, OnGrid, Rounded, format_of, rounded
 from posenc_export.export.quantization.kept import kept
+from posenc_export.export.quantization.smoothing import smoothed
 from posenc_export.export.repeated_layers import RepeatedLayers
 from posenc_export.export.signatures import wrap
 from posenc_export.models.parts.experts import Experts
@@ -99,6 +100,8 @@ def in_few_bits(model: Model, weights: str, sample: Optional[Sample], formats: O
         return kept(model)
     if sample is None or not format_of(weights).calibrated:
         return rounded(model, weights, formats=formats)
+    if format_of(weights).smooth:
+        return rounded(smoothed(model, sample), weights)
     return rounded(model, weights, calibration.moments(model, sample), formats)
 
 

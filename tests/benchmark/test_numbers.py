@@ -5,6 +5,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from msgspec.structs import replace
@@ -16,6 +17,8 @@ from posenc_export.benchmark.worker import _watched
 from posenc_export.export.describe import eager
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
+from posenc_export.runtime.artefact.schema import Quality
+from tests.benchmark import rows
 
 BLOCK = block_config(32, 4, 64, kv_heads=2, qkv_bias=True, output_bias=True)
 MODELS = {
@@ -75,6 +78,16 @@ def test_a_step_that_computes_only_the_chosen_experts_reads_no_others():
 def test_the_bytes_of_a_step_are_known_if_the_runtime_keeps_the_formats_of_the_manifest(runtime, cache, known):
     manifest = eager(seeded(BLOCK))[1].replace(cache=cache)
     assert Contestant("a", "b", runtime, Path(), "c", manifest).reads_known_bytes is known
+
+
+def test_a_report_shows_the_perplexity_of_an_artefact_of_few_bits_beside_its_times() -> None:
+    quality = Quality("text", 0.01, 0.9, 2048, 0.0, 1e-3, perplexity=13.0, float32_perplexity=12.5)
+    manifest = eager(seeded(BLOCK))[1].replace(quality=quality)
+    few_bits, built = (Contestant("a", "b", runtime, Path(), "c", manifest).perplexity for runtime in ("artefact", "genai-int4"))
+    assert few_bits == 1.04 and built is None
+    report = rows.report([rows.row("few bits", [1e-4] * 5)])
+    shown = msgspec.structs.replace(report, contestants=[msgspec.structs.replace(report.contestants[0], perplexity=few_bits)]).table()
+    assert "x 1.040" in shown and "x 1" not in report.table()
 
 
 def test_a_sample_counts_the_cores_that_other_processes_use():

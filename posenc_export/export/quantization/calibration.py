@@ -5,7 +5,7 @@ import hashlib
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
 import torch
@@ -134,7 +134,7 @@ def moments(model: Model, sample: Sample) -> Dict[str, Tensor]:
         with ExitStack() as hooks:
             for name, part in layers.items():
                 hooks.callback(part.register_forward_hook(_add_to(sums[name])).remove)
-            _pass(model, sample, [0] * len(sample.windows))
+            run(model, sample)
         found |= {name: total / sample.described.tokens for name, total in sums.items()}
     return found
 
@@ -171,7 +171,7 @@ def cache_scales(model: Model, sample: Sample) -> Dict[str, np.ndarray]:
         for layer, attention in enumerate(model.attentions()):
             hook = _largest_of(attention, f"past_key_values.{layer}.", largest)
             hooks.callback(attention.register_forward_hook(hook).remove)
-        _pass(model, sample, starts)
+        run(model, sample, starts)
     return {name: _scales(numbers.numpy()) for name, numbers in largest.items()}
 
 
@@ -192,9 +192,9 @@ def _largest_of(attention: Any, prefix: str, largest: Dict[str, Tensor]) -> Hook
     return record
 
 
-def _pass(model: Model, sample: Sample, starts: Sequence[int]) -> None:
-    """Run the model on every window, each from its own start position."""
+def run(model: Model, sample: Sample, starts: Optional[Sequence[int]] = None) -> None:
+    """Run the model on every window, each from its own start position; None for 0."""
     session, length = Loaded(TorchGraph(*eager(model))).session(), sample.windows.shape[1]
-    for window, start in zip(sample.windows, starts, strict=True):
+    for window, start in zip(sample.windows, starts or [0] * len(sample.windows), strict=True):
         session.reset()
         session.prefill(window[None], start=start, chunk=length)

@@ -10,6 +10,7 @@ import torch
 from posenc_export.encodings.shared.base import PositionEncoding
 from posenc_export.export.quantization import gptq
 from posenc_export.models.parts.experts import Experts
+from posenc_export.models.parts.mlps import Gated, Plain
 from posenc_export.models.user_module import Model
 
 LONGEST_ROW = 4096  # number of inputs assumed for a linear layer without blocks; error bounds grow with its logarithm
@@ -179,15 +180,22 @@ class Format:
     Args:
         projections: grid of linear layers.
         tables: grid of token tables, and of a head tied to one.
+        downs: grid of linear layers that read the units of an MLP, which have larger outliers than outputs of norms; None for that of others.
     """
 
     projections: Grid
     tables: Grid
+    downs: Optional[Grid] = None
 
     @property
     def calibrated(self) -> bool:
-        """Whether calibration data is used to round weights. With 8 bits the rounding error is too small for it to matter."""
-        return self.projections.bits < 8
+        """Whether calibration data is used: to round weights to 4 bits, and to smooth the inputs of products with one scale per token (smoothing.py)."""
+        return self.smooth or self.projections.bits < 8
+
+    @property
+    def smooth(self) -> bool:
+        """Whether all inputs of a token share a scale in products, so that outliers cost precision."""
+        return self.projections.block is None
 
     @property
     def shared(self) -> int:
@@ -196,7 +204,7 @@ class Format:
 
 
 FORMATS: Dict[str, Format] = {
-    "int8": Format(Grid(8, None), Grid(8, 32)),
+    "int8": Format(Grid(8, None), Grid(8, 32), downs=Grid(8, 32)),
     "int8-32": Format(Grid(8, 32), Grid(8, 32)),
     "int4": Format(Grid(4, 32, zeros=True), Grid(4, 32, zeros=True)),
     "int4-128": Format(Grid(4, 128, zeros=True), Grid(4, 128, zeros=True)),
@@ -225,9 +233,7 @@ class Rounded(NamedTuple):
     weights: Dict[str, OnGrid]
 
 
-def rounded(
-    model: Model, weights: str, moments: Optional[Mapping[str, torch.Tensor]] = None, formats: Optional[Mapping[str, str]] = None
-) -> Rounded:
+def rounded(model: Model, weights: str, moments: Optional[Mapping[str, torch.Tensor]] = None, formats: Optional[Mapping[str, str]] = None) -> Rounded:
     """Return a copy of a float32 model with the weights of its linear layers, its experts and its token table rounded to the grids of a format.
 
     Encodings, norms, biases, convolutions, routers and tables of token types keep their weights. In models with experts, formats of 8 bits round only experts, because
@@ -262,7 +268,8 @@ def _matrices(model: Model, kind: Format) -> List[Tuple[torch.Tensor, Grid]]:
     """Return the weights [N,K] of linear layers and token tables that are rounded, each once, with their grids."""
     if activations_of(model) == "float32" and kind.projections.bits == 8:
         return []
-    grids = {id(layer.weight): (layer.weight, kind.projections) for layer in linear_layers(model).values()}
+    downs = {id(part.down): kind.downs or kind.projections for part in model.modules() if isinstance(part, (Gated, Plain))}
+    grids = {id(layer.weight): (layer.weight, downs.get(id(layer), kind.projections)) for layer in linear_layers(model).values()}
     grids |= {id(table.weight): (table.weight, kind.tables) for table in tables(model)}  # a tied head has the grid of its table
     return list(grids.values())
 

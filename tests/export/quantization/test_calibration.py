@@ -138,7 +138,7 @@ def test_hidden_states_of_another_width_or_dtype_or_with_nan_are_refused(wrong: 
         calibration.read(tmp_path / "x.npy", seeded(BLOCK))
 
 
-@pytest.mark.parametrize("weights", [None, "int8"])
-def test_calibration_data_is_refused_unless_weights_have_4_bits_or_the_cache_has_8(weights: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="expected calibration data only for 4-bit weights or cache int8, got it for"):
+@pytest.mark.parametrize("weights", [None, "int8-32"])
+def test_calibration_data_is_refused_for_formats_that_do_not_use_it(weights: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected calibration data only for weights int8 or of 4 bits, or cache int8, got it for"):
         export(seeded(BLOCK), "ort", tmp_path / "made", weights=weights, calibrate=_text(tmp_path))
