@@ -155,7 +155,7 @@ def _checkpoint(folder: str, chosen: Dict[str, Any]) -> Any:
     way, positions = chosen.get("longer"), chosen.get("max_positions")
     if way is None:
         model = from_pretrained(folder, chosen.get("layer"), positions, chosen.get("part"), chosen.get("lengths"))
-        if "part" not in chosen and Path(folder).is_dir():
+        if Path(folder).is_dir():
             _name_left_out(folder, model)
         return model
     if positions is None:
@@ -165,14 +165,20 @@ def _checkpoint(folder: str, chosen: Dict[str, Any]) -> Any:
 
 
 def _name_left_out(folder: str, model: Any) -> None:
-    """Print a line to stderr if the checkpoint has a task head that the model lacks."""
+    """Print a line to stderr if the checkpoint has a task head that the model lacks, and one for settings of generation that are not applied."""
+    from posenc_export.models import generation_settings
     from posenc_export.models.checkpoint import read_config
     from posenc_export.models.sentence_transformers import opened
+    from posenc_export.models.stack import Stack
     from posenc_export.models.task_heads import left_out
 
     task = left_out(model, read_config(opened(Path(folder), False)[0]))
-    if task is not None and sys.stderr is not None:
-        print(f"posenc: {folder} is a model for {task}, whose head is not exported: the artefact gives hidden states only", file=sys.stderr)
+    lines = [f"{folder} is a model for {task}, whose head is not exported: the artefact gives hidden states only"] if task is not None else []
+    unapplied = generation_settings.unapplied(model.text.files) if isinstance(model, Stack) and model.config.head is not None else []
+    if unapplied:
+        lines.append(f"generate does not apply {', '.join(unapplied)} of generation_config.json")
+    for line in lines if sys.stderr is not None else []:
+        print(f"posenc: {line}", file=sys.stderr)
 
 
 def _model_of_function(text: str) -> Any:

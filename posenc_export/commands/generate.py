@@ -1,4 +1,4 @@
-"""`posenc generate`: continue a text with a decoder, with the tokenizer in its folder, or byte by byte."""
+"""`posenc generate`: continue a text with a decoder, or transcribe what an encoder reads, with the tokenizer in its folder, or byte by byte."""
 
 import argparse
 import json
@@ -14,8 +14,12 @@ from posenc_export.commands.terminal import note_unverified
 def add_arguments(generating: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc generate`."""
     add_folder(generating, "a decoder's artefact")
-    generating.add_argument("--prompt", required=True, action="append", help="text to continue; with --encoder, text for the encoder")
+    generating.add_argument("--prompt", action="append", help="text to continue; with --encoder, text for the encoder")
     generating.add_argument("--encoder", type=Path, help="folder of the encoder's artefact, for a decoder that reads one")
+    features = "in place of --prompt, features for the encoder, such as the spectrogram of Whisper: .npy with float32 [channels,frames] or [1,channels,frames]"
+    generating.add_argument("--features", type=Path, metavar="FILE", help=features)
+    generating.add_argument("--language", help="language of the speech for Whisper, such as en (default: that of the checkpoint, or the one that the model detects)")
+    generating.add_argument("--task", help="transcribe or translate, for Whisper (default: that of the checkpoint)")
     generating.add_argument("--max-tokens", type=int, default=64, help="largest number of tokens to add; fewer if the text ends earlier (default: 64)")
     generating.add_argument("--chat", action="store_true", help="answer the prompt as a message, by the chat template of the model; several --prompt are several turns")
     generating.add_argument("--system", help="text of the system message, with --chat")
@@ -29,28 +33,35 @@ def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status 0."""
     from posenc_export.runtime import load
     from posenc_export.runtime.artefact.tokenizer import codec
+    from posenc_export.runtime.session import first_tokens
     from posenc_export.runtime.session.chat import keep
 
     if options.max_tokens < 1:
         raise ValueError(f"generate: expected max-tokens of at least 1, got {options.max_tokens}; give --max-tokens N")
+    _check_source(options)
     _check_chat(options)
     session, held = _opened(load(options.folder, options.provider), options.cache)
     note_unverified(options.say, options.folder, session.manifest)
     if options.chat:
         return _converse(options, session, held)
     text = codec(options.folder, session.manifest)
-    prompt = text.encode(options.prompt[0])
-    pieces, shown = text.pieces(prompt), options.prompt[0].encode("utf-8", "surrogateescape").decode(errors="replace")
-    if not prompt:
+    begin = "" if options.features else options.prompt[0]
+    prompt = text.encode(begin) if begin else []
+    pieces, shown = text.pieces(prompt), begin.encode("utf-8", "surrogateescape").decode(errors="replace")
+    if not prompt and not options.features:
         raise ValueError("generate: expected a prompt of at least one character, got an empty one; give --prompt TEXT")
     kept = keep(session, held, prompt) if held else 0
-    start, encoder_output = np.array(prompt[kept:]), None
+    start: Optional[List[np.ndarray]] = [np.array(prompt[kept:])]
+    encoder_output = None
     if options.encoder is not None:
-        start, shown, encoder_output = _start(session.manifest), "", _encoder_output(options, prompt)
+        first_tokens.check(session.manifest)
+        start, shown, encoder_output = None, "", _encoder_output(options, prompt)
     tokens: List[int] = []
     parts: List[str] = []
     sampling = (options.temperature, options.top_k, options.top_p, options.seed)
-    for token in session.generate([start], options.max_tokens, *sampling, None, encoder_output, drafting(options), [prompt[:kept]]):
+    for token in session.generate(
+        start, options.max_tokens, *sampling, None, encoder_output, drafting(options), [prompt[:kept]], options.language, options.task
+    ):
         parts.append(pieces.push(int(token[0])))
         if not options.json:  # the prompt is printed with the first token, so that a refusal prints nothing
             print(("" if tokens else shown) + parts[-1], end="", flush=True)
@@ -83,9 +94,17 @@ def _check_chat(options: argparse.Namespace) -> None:
         raise ValueError("generate: expected --cache or --encoder, got both; leave one out")
     if options.chat and options.encoder is not None:
         raise ValueError("generate: expected --chat or --encoder, got both; leave one out")
-    if not options.chat and (options.system is not None or len(options.prompt) > 1):
+    if not options.chat and (options.system is not None or len(options.prompt or []) > 1):
         got = "--system" if options.system is not None else f"{len(options.prompt)} prompts"
         raise ValueError(f"generate: expected one prompt and no system message without --chat, got {got}; give --chat")
+
+
+def _check_source(options: argparse.Namespace) -> None:
+    """Raise ValueError unless there is one source: a prompt, or features for an encoder; and for a language or task without an encoder."""
+    if bool(options.prompt) == bool(options.features):
+        raise ValueError(f"generate: expected --prompt or --features, got {'both' if options.prompt else 'neither'}; give one")
+    if options.encoder is None and (options.features or options.language or options.task):
+        raise ValueError("generate: expected --encoder with --features, --language or --task, got none; give the folder of the encoder's artefact")
 
 
 def _converse(options: argparse.Namespace, session: Any, held: List[int]) -> int:
@@ -107,29 +126,32 @@ def _converse(options: argparse.Namespace, session: Any, held: List[int]) -> int
     return 0
 
 
-def _start(manifest: Any) -> np.ndarray:
-    """The start tokens [n] of a decoder that reads an encoder.
-
-    Raises:
-        ValueError: a decoder that reads no encoder, or an artefact without start_ids.
-    """
-    if not manifest.encoder or not manifest.start_ids:
-        other = "one that reads none" if not manifest.encoder else "one without start_ids"
-        raise ValueError(f"generate: expected a decoder that reads an encoder and has start_ids, got {other}; leave --encoder out, or use posenc_export.load")
-    return np.array(manifest.start_ids)
-
-
 def _encoder_output(options: argparse.Namespace, prompt: List[int]) -> np.ndarray:
-    """Output of the encoder for the prompt, [1,Q,N].
+    """Output of the encoder for the prompt or the features, [1,Q,N].
 
     Raises:
-        ValueError: an encoder that reads no token ids.
+        ValueError: an encoder that reads features and not token ids, or the other way round; features that do not fit it.
     """
     from posenc_export.runtime import load
 
     encoder = load(options.encoder, options.provider).session()
     note_unverified(options.say, options.encoder, encoder.manifest)
-    if not encoder.manifest.vocabulary:
-        taken = encoder.manifest.inputs[0].name
-        raise ValueError(f"generate: expected an encoder that takes token ids, got one that takes {taken}; use posenc_export.load")
-    return encoder.prefill(np.array([prompt]))
+    taken = encoder.manifest.inputs[0]
+    if bool(encoder.manifest.vocabulary) == bool(options.features):
+        found = "--features" if options.features else "--prompt"
+        raise ValueError(f"generate: expected the source that the encoder takes, {taken.name}, got {found}; give {'--prompt' if options.features else '--features'}")
+    return encoder.prefill(_tokens_of(options.features, int(taken.axes[-1])) if options.features else np.array([prompt]))
+
+
+def _tokens_of(path: Path, size: int) -> np.ndarray:
+    """Read features and return two frames for each token, [1,frames / 2,2 * channels]. size: 2 * channels."""
+    try:
+        features = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"generate: expected {path.name} to be an array in .npy, got an error ({error}); write it with numpy.save") from None
+    if features.ndim == 3 and len(features) == 1:
+        features = features[0]
+    if features.dtype != np.float32 or features.ndim != 2 or features.shape[0] * 2 != size or features.shape[1] % 2:
+        rule = f"features float32 [{size // 2},frames] with an even number of frames"
+        raise ValueError(f"generate: expected {rule}, got {features.dtype} {list(features.shape)}; use the feature extractor of the checkpoint")
+    return np.ascontiguousarray(features.T).reshape(1, -1, size)

@@ -14,7 +14,7 @@ from posenc_export.models.config_json import encodings_of, kind_of, to_json
 from posenc_export.models.stack import Stack, Text
 from posenc_export.models.user_module import OwnModule, inner_of
 from posenc_export.runtime.artefact.manifest import Axis, Manifest, Package, State, Value
-from posenc_export.runtime.artefact.schema import INTERFACE, passed
+from posenc_export.runtime.artefact.schema import INTERFACE, Generation, passed
 
 B, S, P, T, M = "batch_size", "sequence_length", "past_sequence_length", "total_sequence_length", "capacity"
 Q, R = "encoder_sequence_length", "logits_count"
@@ -65,6 +65,7 @@ def describe(model: Model, target: str, signature: str, layout: str, update: str
         interface=INTERFACE,
         stop_ids=list(text_of(model).stop_ids),
         start_ids=list(text_of(model).start_ids),
+        generation=Generation(**text_of(model).generation) if text_of(model).generation else None,
         source=dict(getattr(model, "source", {})),
         packages=_packages(inner_of(model).config),
         **geometry,

@@ -19,9 +19,11 @@ from posenc_export.shared.suggestion import download
 WHOLE, SHARDED = ("model.safetensors", "pytorch_model.bin"), ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 # TensorFlow's name endings, in early checkpoints of BERT, RoFormer and others, to current ones.
 OLD_ENDINGS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-# Files that accompany tokenizer.json: chat template, special tokens, generation settings.
+# Files that accompany tokenizer.json: chat template, special tokens, generation settings, settings of processors.
 TOKENIZER = "tokenizer.json"  # the file name of the tokenizers library
-TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "generation_config.json")
+GENERATION = "generation_config.json"
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")  # of features, such as the spectrogram of speech
+TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", GENERATION, *PROCESSORS)
 
 
 class Checkpoint:
@@ -136,17 +138,17 @@ def read_ids(files: Mapping[str, bytes], config: Mapping[str, Any], key: str, vo
 
     Args:
         files: the files of the checkpoint by name.
-        key: eos_token_id, the ids that end a text, or decoder_start_token_id, the first id of a decoder that reads an encoder.
+        key: such as eos_token_id, the ids that end a text, or decoder_start_token_id, the first id of a decoder that reads an encoder.
 
     Raises:
         ValueError: generation_config.json is not a JSON object, or the value is not null, an integer of 0 or more, or a list of such integers.
     """
-    given = _object("generation_config.json", files.get("generation_config.json", b"{}")).get(key)
+    given = _object(GENERATION, files.get(GENERATION, b"{}")).get(key)
     given = config.get(key) if given is None else given
     ids = given if isinstance(given, list) else [] if given is None else [given]
     if not all(type(one) is int and one >= 0 for one in ids):
         rule = f"expected {key} to be null, an integer of 0 or more, or a list of these"
-        raise ValueError(f"checkpoint: {rule}, got {given!r}; correct generation_config.json")
+        raise ValueError(f"checkpoint: {rule}, got {given!r}; correct {GENERATION}")
     return tuple(one for one in ids if one < vocabulary)
 
 

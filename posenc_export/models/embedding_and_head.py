@@ -21,12 +21,14 @@ class Text:
         stop_ids: token ids that end a text.
         start_ids: first token ids of a decoder that reads an encoder.
         files: further tokenizer files by name (models.checkpoint.TOKENIZER_FILES).
+        generation: what generation_config.json says about generated tokens (models.generation_settings.read).
     """
 
     tokenizer: bytes = b""
     stop_ids: Tuple[int, ...] = ()
     start_ids: Tuple[int, ...] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
+    generation: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Tokens(torch.nn.Module):

@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 import torch
 
-from posenc_export.models import families, sentence_transformers, task_heads
+from posenc_export.models import families, generation_settings, sentence_transformers, task_heads
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.blocks import stored
 from posenc_export.models.checkpoint import TOKENIZER, Checkpoint, read_config, read_ids
@@ -87,10 +87,11 @@ def opened(path: Path) -> Union[Checkpoint, GGUFCheckpoint]:
 
 
 def _text(files: Mapping[str, bytes], given: Mapping[str, Any], config: StackConfig, part: Optional[str]) -> Text:
-    """Return the tokenizer of a checkpoint and, for models with a head, its stop ids and the start ids of a part."""
+    """Return the tokenizer of a checkpoint and, for models with a head, its stop ids, the start ids of a part, and its settings of generation."""
     ids = {key: read_ids(files, given, key, config.tokens.vocabulary) if config.head else () for key in ("eos_token_id", "decoder_start_token_id")}
     others = {name: content for name, content in files.items() if name != TOKENIZER}
-    return Text(files.get(TOKENIZER, b""), ids["eos_token_id"], ids["decoder_start_token_id"] if part else (), others)
+    generation = generation_settings.read(files, given, config.tokens.vocabulary) if config.head else {}
+    return Text(files.get(TOKENIZER, b""), ids["eos_token_id"], ids["decoder_start_token_id"] if part else (), others, generation)
 
 
 def _alone(config: StackConfig, layer: int) -> BlockConfig:

@@ -18,7 +18,9 @@ LARGEST = 2**31 - 1  # largest size of a tensor along one axis
 MOST_PROOFS = 64
 MOST = 4096  # largest number of values, states or files of one graph
 # Fields added to the schema later: omitted if empty, so that older digests stay valid
-OMITTED_IF_EMPTY = ("cache", "calibration", "compiled", "deviation", "encoder", "formats", "interface", "packages", "quality", "start_ids", "weights")
+OMITTED_IF_EMPTY = (
+    "cache", "calibration", "compiled", "deviation", "encoder", "formats", "generation", "interface", "packages", "quality", "start_ids", "weights",
+)  # fmt: skip
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*\Z", max_length=128)]
 FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=128)]  # without folders, and valid on every operating system
@@ -30,6 +32,7 @@ AtLeastOne = Annotated[int, Meta(ge=1, le=LARGEST)]
 Axis = Union[AtLeastOne, Annotated[str, Meta(pattern=r"^[a-z][a-z_]*\Z", max_length=64)]]
 Axes = Annotated[Tuple[Axis, ...], Meta(max_length=8)]
 Finite = Annotated[float, Meta(ge=0.0, le=1e300)]
+Ids = Annotated[Tuple[Size, ...], Meta(max_length=MOST)]
 Counts = Annotated[Dict[Text, Size], Meta(max_length=MOST)]
 
 
@@ -121,6 +124,20 @@ class Calibration(Struct, frozen=True, forbid_unknown_fields=True):
     tokens: AtLeastOne  # number of tokens read
 
 
+class Generation(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Which tokens generation_config.json of the checkpoint forbids or forces, and the first tokens of Whisper."""
+
+    suppressed: Ids = ()  # ids that are never chosen
+    suppressed_first: Ids = ()  # ids that are not chosen as the first token that is free
+    forced_first: Optional[Size] = None  # id that is chosen after a prompt of one token
+    forced: Annotated[Tuple[Optional[Size], ...], Meta(max_length=64)] = ()  # ids after the start token; None in place of the language of the speech
+    languages: Annotated[Dict[Text, Size], Meta(max_length=1024)] = {}  # id of each language, by its token
+    tasks: Annotated[Dict[Text, Size], Meta(max_length=64)] = {}  # id of each task
+    no_timestamps: Optional[Size] = None  # id after which no times are generated
+    language: Text = ""  # default language; empty to detect it
+    task: Text = ""  # default task
+
+
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """Description of an artefact.
 
@@ -144,6 +161,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         step_weights: number of weights that one new token reads, without tables of encodings and with one row of the token table.
         stop_ids: token ids that end a text.
         start_ids: first token ids of a decoder that reads an encoder.
+        generation: tokens that `generate` must not or must choose; None for no such tokens.
         encoder: graph inputs of a decoder that reads an encoder, given once per row: encoder_attention_mask, then a key and a value for each layer that reads it.
         opset: version by domain.
         operators: number of nodes by operator.
@@ -182,6 +200,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     step_weights: Annotated[int, Meta(ge=0, le=2**53)] = 0
     stop_ids: Annotated[List[Size], Meta(max_length=64)] = msgspec.field(default_factory=list)
     start_ids: Annotated[List[Size], Meta(max_length=64)] = msgspec.field(default_factory=list)
+    generation: Optional[Generation] = None
     encoder: Annotated[List[Value], Meta(max_length=MOST)] = msgspec.field(default_factory=list)
     opset: Counts = msgspec.field(default_factory=dict)
     operators: Counts = msgspec.field(default_factory=dict)

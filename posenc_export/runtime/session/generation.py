@@ -7,7 +7,9 @@ from typing import Any, Callable, Generator, Iterator, List, Optional, Sequence
 import numpy as np
 
 from posenc_export.runtime.session.arguments import Rows, array_of, at_least, short_repr
+from posenc_export.runtime.session.first_tokens import First, feed
 from posenc_export.runtime.session.speculation import MOST, Reader, Speculate, Speculator, check, drafts_of
+from posenc_export.runtime.session.token_rules import TokenRules
 
 ENDED = -1  # id that is given for a row that has ended
 
@@ -36,12 +38,11 @@ class Draws:
 
 def generate(
     session: Any,
-    prompt: Rows,
+    first: First,
     max_tokens: int,
     sampling: Sampling,
     seed: int,
     stop: Optional[Sequence[int]],
-    encoder: Optional[Rows],
     speculate: Speculate,
     before: Optional[Rows],
 ) -> Generator[np.ndarray, None, None]:
@@ -51,30 +52,31 @@ def generate(
         raise ValueError(f"session: expected a decoder for generate, got kind {manifest.kind}; call prefill")
     at_least("max_tokens", max_tokens, 1)
     check_sampling(sampling.temperature, sampling.top_k, sampling.top_p)
-    counts = [len(row) for row in prompt]
-    if not all(counts):
-        raise ValueError(f"session: expected a prompt with a token in every row, got rows of {counts} tokens; leave empty rows out")
     stops = array_of("stop", list(manifest.stop_ids if stop is None else stop))
     if stops.size and stops.dtype.kind not in "iu":
         raise ValueError(f"session: expected stop to be token ids, got {short_repr(stop)}; leave it out for those of the artefact")
     random = np.random.default_rng(at_least("seed", seed, 0))
     if speculate is not None:
         check(session, speculate)
-    logits = session.prefill(prompt, encoder=encoder, logits_to_keep=1)[:, -1]
+    logits = feed(session, first)
+    rules = TokenRules(session)
     if speculate is None:
-        yield from _stepped(session, logits, max_tokens, sampling, random, stops)
+        yield from _stepped(session, rules, logits, max_tokens, sampling, random, stops)
         return
-    texts = [[*held, *row] for held, row in zip([[]] * len(counts) if before is None else before, prompt, strict=True)]
+    nothing: List[List[int]] = [[]] * len(logits)
+    texts = [[*held, *row] for held, row in zip(nothing if before is None else before, nothing if first.prompt is None else first.prompt, strict=True)]
     draws = Draws(random)
-    readers = [_reader(row, texts[row], max_tokens, sampling, draws, len(counts), stops.tolist(), speculate) for row in range(len(counts))]
+    readers = [_reader(row, rules, texts, max_tokens, sampling, draws, stops.tolist(), speculate) for row in range(len(texts))]
     yield from _drafted(session, logits, readers)
 
 
-def _stepped(session: Any, logits: np.ndarray, max_tokens: int, sampling: Sampling, random: "np.random.Generator", stops: np.ndarray) -> Iterator[np.ndarray]:
+def _stepped(
+    session: Any, rules: TokenRules, logits: np.ndarray, max_tokens: int, sampling: Sampling, random: "np.random.Generator", stops: np.ndarray
+) -> Iterator[np.ndarray]:
     """Yield the ids of `generate` without drafts, from the logits [B,V] after the prompt."""
     running = np.ones(len(logits), bool)
     for index in range(max_tokens):
-        chosen = np.where(running, choose(logits, sampling.temperature, sampling.top_k, sampling.top_p, random), ENDED)
+        chosen = np.where(running, choose(rules.applied(logits, index), sampling.temperature, sampling.top_k, sampling.top_p, random), ENDED)
         yield chosen
         running = running & ~np.isin(chosen, stops)
         if index + 1 == max_tokens or not running.any():
@@ -108,13 +110,15 @@ def _drafted(session: Any, logits: np.ndarray, readers: List[Reader]) -> Iterato
         session.rewind(np.maximum(session.length - (held + np.maximum(yielded - 1, 0)), 0))
 
 
-def _reader(row: int, text: List[int], max_tokens: int, sampling: Sampling, draws: Draws, rows: int, stops: List[int], speculate: Speculate) -> Reader:
+def _reader(
+    row: int, rules: TokenRules, texts: List[List[int]], max_tokens: int, sampling: Sampling, draws: Draws, stops: List[int], speculate: Speculate
+) -> Reader:
     """Return a reader that chooses as `_stepped` does: with the random numbers of its row, where all rows draw one for each index."""
 
     def chosen(index: int, logits: np.ndarray) -> int:
-        return choose_one(logits, sampling, lambda: draws.random(index * rows + row))
+        return choose_one(rules.applied(logits[None], index, [row])[0], sampling, lambda: draws.random(index * len(texts) + row))
 
-    return Reader(chosen, stops, max_tokens, drafts_of(speculate, text))
+    return Reader(chosen, stops, max_tokens, drafts_of(speculate, texts[row]))
 
 
 def choose(logits: np.ndarray, temperature: float, top_k: int, top_p: float, random: "np.random.Generator") -> np.ndarray:
@@ -156,6 +160,7 @@ def _is_number(value: Any) -> bool:
 
 def _sample(scores: np.ndarray, temperature: float, top_k: int, top_p: float, number: float) -> int:
     order = np.argsort(-scores, kind="stable")[: top_k or None]
+    order = order[: max(1, np.isfinite(scores[order]).sum())]  # without tokens that are forbidden
     with np.errstate(over="ignore"):  # near temperature 0, all differences but that of the largest logit are infinite
         probabilities = np.exp((scores[order] - scores[order[0]]) / temperature)
     probabilities /= probabilities.sum()

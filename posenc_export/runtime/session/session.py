@@ -10,7 +10,7 @@ from typing import Callable, Generator, List, NoReturn, Optional, Sequence, Unio
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.session import arguments, encoder_outputs, generation, saved
+from posenc_export.runtime.session import arguments, encoder_outputs, first_tokens, generation, saved
 from posenc_export.runtime.session.arguments import Numbers, Rows
 from posenc_export.runtime.session.cache_manager import CacheManager
 from posenc_export.runtime.session.call_guard import BUSY, CallGuard, exclusive
@@ -308,7 +308,7 @@ class Session:
 
     def generate(
         self,
-        prompt: Rows,
+        prompt: Optional[Rows],
         max_tokens: int,
         temperature: float = 0.0,
         top_k: int = 0,
@@ -318,11 +318,13 @@ class Session:
         encoder: Optional[Rows] = None,
         speculate: Speculate = None,
         before: Optional[Rows] = None,
+        language: Optional[str] = None,
+        task: Optional[str] = None,
     ) -> Generator[np.ndarray, None, None]:
         """Generate tokens after a prompt. Yields the next ids [B] int64 until every row has ended; the last ids are not fed.
 
         Args:
-            prompt: ids of each row, [B,S] or a list of rows.
+            prompt: ids of each row, [B,S] or a list of rows. None for the first tokens of a decoder that reads an encoder.
             max_tokens: largest number of ids to generate per row.
             temperature, top_k, top_p, seed: as for generation.choose, with a random generator of this seed.
             stop: ids that end a row; ended rows yield -1. None uses the ids of the artefact (Manifest.stop_ids).
@@ -330,12 +332,14 @@ class Session:
             speculate: draft tokens and read several in one pass where that gains time; the ids are the same. "lookup" drafts what followed the latest tokens earlier
                 in the text of the row, a loaded decoder of the same vocabulary drafts what it would generate. None reads one token per pass.
             before: ids that each row has read before the prompt, among which drafts are looked up.
+            language, task: of Whisper without a prompt, such as "en" and "translate". None for those of the checkpoint, which detects the language of each row.
 
         Raises:
-            ValueError: as for `prefill` and `step`; the model has no vocabulary, a row has no tokens, max_tokens is below 1, or the
+            ValueError: as for `prefill` and `step`; the model has no vocabulary, a row has no tokens, max_tokens is below 1, there is no such language or task, or the
                 session or the draft model does not allow `speculate`. Raised with the first id.
         """
-        return generation.generate(self, prompt, max_tokens, generation.Sampling(temperature, top_k, top_p), seed, stop, encoder, speculate, before)
+        first = first_tokens.First(prompt, encoder, language, task)
+        return generation.generate(self, first, max_tokens, generation.Sampling(temperature, top_k, top_p), seed, stop, speculate, before)
 
     def _commit(self, state: SessionState) -> None:
         self._now = state

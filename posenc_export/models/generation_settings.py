@@ -1,0 +1,81 @@
+"""Reader of generation_config.json: tokens that are forbidden or forced, and the first tokens of Whisper."""
+
+import json
+from typing import Any, Dict, List, Mapping, Sequence
+
+from posenc_export.models.checkpoint import GENERATION, read_ids
+
+# Keys that change the greedy tokens of transformers and that `generate` does not apply, with the values that change nothing.
+UNAPPLIED: Dict[str, Sequence[Any]] = {
+    "num_beams": (1,),
+    "repetition_penalty": (1.0,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1.0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "bad_words_ids": ([],),
+    "sequence_bias": ({}, []),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "forced_eos_token_id": (),
+    "exponential_decay_length_penalty": (),
+    "return_timestamps": (False,),
+}
+
+
+def read(files: Mapping[str, bytes], config: Mapping[str, Any], vocabulary: int) -> Dict[str, Any]:
+    """Return the fields of runtime.artefact.schema.Generation that differ from their defaults.
+
+    Args:
+        files: the files of the checkpoint by name.
+        config: contents of config.json, which has these keys in checkpoints without generation_config.json.
+        vocabulary: number of token ids; ids beyond it are dropped.
+
+    Raises:
+        ValueError: generation_config.json is not a JSON object, or a value has another type than transformers writes.
+    """
+    ids = {ours: read_ids(files, config, key, vocabulary) for ours, key in (("suppressed", "suppress_tokens"), ("suppressed_first", "begin_suppress_tokens"))}
+    first = read_ids(files, config, "forced_bos_token_id", vocabulary)
+    found: Dict[str, Any] = {**ids, "forced_first": first[0] if first else None}
+    if config.get("model_type") == "whisper":
+        found |= _speech(_given(files), config)
+    return {key: value for key, value in found.items() if value not in (None, (), {}, "")}
+
+
+def unapplied(files: Mapping[str, bytes]) -> List[str]:
+    """Return the keys of UNAPPLIED with values that change tokens, each as KEY=VALUE."""
+    given = _given(files)
+    return [f"{key}={given[key]!r}" for key, usual in UNAPPLIED.items() if given.get(key) is not None and given[key] not in usual]
+
+
+def _given(files: Mapping[str, bytes]) -> Dict[str, Any]:
+    return json.loads(files.get(GENERATION, b"{}"))  # type: ignore[no-any-return]
+
+
+def _speech(given: Mapping[str, Any], config: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the fields of the first tokens of Whisper. forced_decoder_ids are [place, id] from place 1 on; an id of None is that of the language."""
+    forced = given.get("forced_decoder_ids") or config.get("forced_decoder_ids") or []
+    places = [pair[0] for pair in forced if isinstance(pair, list) and len(pair) == 2]
+    if not isinstance(forced, list) or places != list(range(1, len(forced) + 1)) or not all(pair[1] is None or _is_id(pair[1]) for pair in forced):
+        raise _refusal("forced_decoder_ids to be pairs of a place, from 1 on, and a token id", forced)
+    found: Dict[str, Any] = {"forced": tuple(pair[1] for pair in forced)}
+    for ours, key in (("languages", "lang_to_id"), ("tasks", "task_to_id")):
+        table = given.get(key) or {}
+        if not isinstance(table, dict) or not all(map(_is_id, table.values())):
+            raise _refusal(f"{key} to map names to token ids", table)
+        found[ours] = table
+    for key in ("language", "task"):
+        if not isinstance(given.get(key) or "", str):
+            raise _refusal(f"{key} to be a name", given[key])
+        found[key] = given.get(key) or ""
+    times = given.get("no_timestamps_token_id")
+    if times is not None and not _is_id(times):
+        raise _refusal("no_timestamps_token_id to be a token id", times)
+    return {**found, "no_timestamps": times}
+
+
+def _is_id(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _refusal(rule: str, got: Any) -> ValueError:
+    return ValueError(f"checkpoint: expected {rule}, got {got!r}; correct {GENERATION}")

@@ -1,0 +1,39 @@
+"""Tokens that generation_config.json of a checkpoint forbids or forces, applied to logits as transformers does."""
+
+import math
+from typing import Any, Sequence, Union
+
+import numpy as np
+
+
+class TokenRules:
+    """The rules of a session for the tokens that are generated after its prompt.
+
+    Args:
+        session: session that has read the prompt.
+    """
+
+    def __init__(self, session: Any) -> None:
+        self._known = session.manifest.generation
+        self._forced = session.length == 1  # rows whose first token is forced: those with a prompt of one token
+        if self._known is None or self._known.forced_first is None:
+            self._forced[:] = False
+
+    def applied(self, logits: np.ndarray, index: int, rows: Union[slice, Sequence[int]] = slice(None)) -> np.ndarray:
+        """Return logits [n,V] with -inf for forbidden tokens.
+
+        Args:
+            index: number of tokens generated before.
+            rows: rows of the session that the logits belong to.
+        """
+        known = self._known
+        if known is None:
+            return logits
+        logits, forced = logits.copy(), self._forced[rows]
+        if index == 0 and forced.any():
+            logits[forced] = -math.inf
+            logits[forced, known.forced_first] = 0.0
+        logits[:, list(known.suppressed)] = -math.inf
+        if index < 2:
+            logits[np.ix_(forced == index, known.suppressed_first)] = -math.inf  # rows whose first token that is not forced is this one
+        return logits
