@@ -14,7 +14,7 @@ from posenc_export.commands.options import BLOCK, add_block
 from posenc_export.commands.terminal import FAILED_CHECK, refuse, show, summary
 from posenc_export.shared.suggestion import download, suggestion
 
-OF_CHECKPOINT = ("layer", "max_positions", "part", "longer", "lengths")
+OF_CHECKPOINT = ("layer", "max_positions", "part", "longer", "lengths", "head")
 LONGER = ("copied", "interpolated", "hierarchical")
 LENGTHS = ("long", "short", "by_position")
 FACTORS = "factors of LongRoPE in a decoder (default: long for all positions if the range is longer than the trained length, otherwise short)"
@@ -63,6 +63,7 @@ def add_arguments(exporting: argparse.ArgumentParser) -> None:
     longer = "how to extend trained positions to --max-positions N: copy rows, interpolate rows, or use them as rows of the encoding hierarchical"
     checkpoint.add_argument("--longer", choices=LONGER, help=longer)
     checkpoint.add_argument("--lengths", choices=LENGTHS, help=FACTORS)
+    checkpoint.add_argument("--no-head", action="store_false", dest="head", default=None, help="export an encoder with a task head for its hidden states only")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -119,7 +120,7 @@ def _model(options: argparse.Namespace) -> Any:
     from posenc_export.models.gguf.checkpoint import is_gguf
     from posenc_export.models.presets import PRESETS, load_preset
 
-    named = (*BLOCK, "weights", "prefix", "layout", "layer", "part", "longer", "lengths")
+    named = (*BLOCK, "weights", "prefix", "layout", "layer", "part", "longer", "lengths", "head")
     chosen = {name: getattr(options, name) for name in named if getattr(options, name) is not None}
     if options.model == "block":
         return _block_of_weights(chosen) if "weights" in chosen else _seeded_block(chosen)
@@ -154,13 +155,13 @@ def _checkpoint(folder: str, chosen: Dict[str, Any]) -> Any:
 
     way, positions = chosen.get("longer"), chosen.get("max_positions")
     if way is None:
-        model = from_pretrained(folder, chosen.get("layer"), positions, chosen.get("part"), chosen.get("lengths"))
-        if Path(folder).is_dir():
+        model = from_pretrained(folder, chosen.get("layer"), positions, chosen.get("part"), chosen.get("lengths"), "head" not in chosen)
+        if Path(folder).is_dir() and "head" not in chosen:
             _name_left_out(folder, model)
         return model
     if positions is None:
         raise ValueError(f"export: expected --max-positions with --longer {way}, got none; give the new number of positions")
-    model = from_pretrained(folder, chosen.get("layer"), part=chosen.get("part"), lengths=chosen.get("lengths"))
+    model = from_pretrained(folder, chosen.get("layer"), part=chosen.get("part"), lengths=chosen.get("lengths"), head="head" not in chosen)
     return to_hierarchical(model, positions) if way == "hierarchical" else extend_positions(model, positions, way)
 
 

@@ -30,6 +30,7 @@ def from_pretrained(
     max_positions: Optional[int] = None,
     part: Optional[str] = None,
     lengths: Optional[str] = None,
+    head: bool = True,
 ) -> Union[Stack, AttentionBlock]:
     """Load a model with the weights of a checkpoint, float32, in eval mode.
 
@@ -45,6 +46,7 @@ def from_pretrained(
             norm) of any model but Whisper.
         lengths: factors of LongRoPE in a decoder: "long" or "short" for all positions, or "by_position" of each query. None gives "long" if the range of positions
             is longer than the trained length, otherwise "short".
+        head: whether a task head becomes the second output logits; False for hidden states only.
 
     Raises:
         ValueError: a family or a key of config.json that cannot be exported; weights that are missing, unknown or have another shape or dtype; no such layer.
@@ -76,7 +78,7 @@ def from_pretrained(
         encoding.prepare()
     if sentences is not None and isinstance(model, Stack):
         sentence_transformers.attach(model, sentences)
-    elif isinstance(model, Stack) and part is None:
+    elif isinstance(model, Stack) and part is None and head:
         task_heads.attach(model, folder, given)
     return model.eval()
 

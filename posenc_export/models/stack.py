@@ -103,7 +103,7 @@ class Stack(torch.nn.Module):
         self.layers = torch.nn.ModuleList(Layer(width, kind, encoding) for kind, encoding in zip(kinds, built, strict=True))
         self.norm = build("norm", config.norm or {"name": "none"}, width)
         self.head = self._build_head()
-        self.readout = readout(config)
+        self.readout = readout(config, getattr(self.tokens, "embedding", None))
         self.masks, self.mask_of = _masks(kinds, built)
         self.reads_encoder = [kind.attention.reads_encoder for kind in kinds]
         self.mask_of_encoder = [self.reads_encoder[self.mask_of.index(index)] for index in range(len(self.masks))]
@@ -187,11 +187,14 @@ class Stack(torch.nn.Module):
         return rows if isinstance(self.head, torch.nn.Identity) else np.asarray(self.head.exact(rows))  # type: ignore[operator]
 
 
-def readout(config: StackConfig) -> Optional[Readout]:
+def readout(config: StackConfig, tokens: Optional[torch.nn.Embedding]) -> Optional[Readout]:
     """Build the readout of a model, or return None if it has none.
 
+    Args:
+        tokens: the token table, the weight of a tied layer; None for a model that reads features.
+
     Raises:
-        ValueError: an unknown pooling or layer, or a parameter that it refuses.
+        ValueError: an unknown pooling or layer, a parameter that it refuses, or a tied layer of another shape than the token table.
     """
     if config.readout is None:
         return None
@@ -199,6 +202,12 @@ def readout(config: StackConfig) -> Optional[Readout]:
     for spec in config.readout.layers:
         layers.append(build("readout", spec, size))
         size = spec.get("size", size)
+        if spec.get("tied"):
+            linear = layers[-1].linear
+            if tokens is None or tokens.weight.shape != linear.weight.shape:
+                found = "no table" if tokens is None else f"a table {list(tokens.weight.shape)}"
+                raise ValueError(f"config: expected a token table {list(linear.weight.shape)} for a tied layer of readout, got {found}; set tied to false")
+            linear.weight = tokens.weight
     return Readout([pooling(name) for name in config.readout.pooling], layers)
 
 

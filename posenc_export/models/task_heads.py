@@ -1,5 +1,6 @@
-"""Task heads of encoders, as the readout `logits`: sequence classification, token classification and question answering, by `architectures` of config.json."""
+"""Task heads of encoders, as the readout `logits`, by `architectures` of config.json: classification of sequences and tokens, question answering, masked tokens."""
 
+import re
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
@@ -7,12 +8,14 @@ import msgspec
 import torch
 from torch import Tensor
 
+from posenc_export.models import masked_heads
 from posenc_export.models.checkpoint import Checkpoint
 from posenc_export.models.config import Named, ReadoutConfig
 from posenc_export.models.stack import Stack, readout
 
 Linears = List[Tuple[str, Optional[str]]]  # tensor name without .weight and .bias, and activation, of each linear layer
-OUTPUT = "logits"
+Layers = Tuple[Tuple[Named, ...], Dict[str, Tensor]]  # the layers of a readout, and their tensors by name
+OUTPUT, MASKED = "logits", "MaskedLM"
 LIKE_ROBERTA: Linears = [("classifier.dense", "tanh"), ("classifier.out_proj", None)]
 # By model_type, the linear layers after the first token of a sequence.
 SEQUENCE: Dict[str, Linears] = {
@@ -34,7 +37,8 @@ def task_of(config: Mapping[str, Any]) -> str:
     """Return the task in `architectures` of config.json, such as SequenceClassification; empty for a model without a head."""
     named = config.get("architectures")
     architecture = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
-    return architecture.partition("For")[2]
+    task = re.search(r"For([A-Z]\w*)$", architecture)  # RoFormer also contains For
+    return task[1] if task else ""
 
 
 def attach(model: Stack, folder: Path, config: Mapping[str, Any]) -> None:
@@ -43,23 +47,28 @@ def attach(model: Stack, folder: Path, config: Mapping[str, Any]) -> None:
     Raises:
         ValueError: tensors of the head are missing or do not fit each other.
     """
-    task = task_of(config)
-    linears = TASKS.get(task, {}).get(str(config.get("model_type")))
-    if linears is None or left_out(model, config) is None:
+    task, kind = task_of(config), str(config.get("model_type"))
+    if left_out(model, config) is None or kind not in (masked_heads.HEADS if task == MASKED else TASKS.get(task, {})):
         return
     with Checkpoint(folder, config) as checkpoint:
-        held = set(checkpoint.names())
-        wanted = [f"{name}.{kind}" for name, _ in linears for kind in ("weight", "bias")]
-        missing = [name for name in wanted if name not in held]
-        if missing:
-            rule = f"expected the tensors of the head that architectures names, {', '.join(wanted)}"
-            raise ValueError(f"checkpoint: {rule}, got no {missing[0]}; use the config.json that belongs to the weights")
-        tensors = {f"layers.{index}.linear.{kind}": checkpoint.tensor(f"{name}.{kind}").clone() for index, (name, _) in enumerate(linears) for kind in ("weight", "bias")}
+        layers, tensors = masked_heads.read(checkpoint, config, model.tokens.embedding.weight) if task == MASKED else _linears(checkpoint, TASKS[task][kind])
+    pooling = ("cls",) if task == "SequenceClassification" else ()
+    labels = () if task == MASKED else _labels(task, config, layers[-1]["size"])
+    put(model, ReadoutConfig(output=OUTPUT, pooling=pooling, layers=layers, labels=labels), tensors)
+
+
+def _linears(checkpoint: Checkpoint, linears: Linears) -> Layers:
+    held = set(checkpoint.names())
+    wanted = [f"{name}.{kind}" for name, _ in linears for kind in ("weight", "bias")]
+    missing = [name for name in wanted if name not in held]
+    if missing:
+        rule = f"expected the tensors of the head that architectures names, {', '.join(wanted)}"
+        raise ValueError(f"checkpoint: {rule}, got no {missing[0]}; use the config.json that belongs to the weights")
+    tensors = {f"layers.{index}.linear.{kind}": checkpoint.tensor(f"{name}.{kind}").clone() for index, (name, _) in enumerate(linears) for kind in ("weight", "bias")}
     layers: Tuple[Named, ...] = tuple(
         {"name": "dense", "size": tensors[f"layers.{index}.linear.weight"].size(0), "activation": activation} for index, (_, activation) in enumerate(linears)
     )
-    pooling = ("cls",) if task == "SequenceClassification" else ()
-    put(model, ReadoutConfig(output=OUTPUT, pooling=pooling, layers=layers, labels=_labels(task, config, layers[-1]["size"])), tensors)
+    return layers, tensors
 
 
 def put(model: Stack, description: ReadoutConfig, tensors: Mapping[str, Tensor]) -> None:
@@ -69,7 +78,7 @@ def put(model: Stack, description: ReadoutConfig, tensors: Mapping[str, Tensor])
         ValueError: tensors are missing, unknown or have another shape.
     """
     config = msgspec.structs.replace(model.config, readout=description)
-    made = readout(config)
+    made = readout(config, getattr(model.tokens, "embedding", None))
     assert made is not None
     wanted = {name: tuple(parameter.shape) for name, parameter in made.named_parameters()}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}

@@ -89,9 +89,10 @@ class Dense(torch.nn.Module):
         size: size of the result.
         bias: whether there is b.
         activation: name of an activation; None for none.
+        tied: whether W is the token table of the model, which `stack.readout` sets.
     """
 
-    def __init__(self, width: int, size: int, bias: bool = True, activation: Optional[str] = None) -> None:
+    def __init__(self, width: int, size: int, bias: bool = True, activation: Optional[str] = None, tied: bool = False) -> None:
         super().__init__()
         self.linear = torch.nn.Linear(width, size, bias=bias)
         self.activation: Any = Identity(size) if activation is None else activation_of(activation)
