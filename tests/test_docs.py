@@ -8,7 +8,7 @@ import pytest
 
 from posenc_export.clients.page import PROGRAMS, inputs_page, programs
 from posenc_export.encodings import REGISTRY
-from posenc_export.runtime.verification import proof
+from posenc_export.export import ExportOptions
 
 TOP = Path(__file__).parents[1]
 
@@ -35,7 +35,7 @@ def test_the_programs_in_docs_are_those_that_inspect_prints() -> None:
 def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed").use("agg")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(proof, "LARGE", 0)  # the grid with fewer cells
+    monkeypatch.setattr(ExportOptions, "quick", True)  # tests/export runs the whole grid
     names: Dict[str, Any] = {}
     for cell in json.loads((TOP / "docs/tour.ipynb").read_text(encoding="utf-8"))["cells"]:
         if cell["cell_type"] == "code":

@@ -11,9 +11,9 @@ from typing import Any, Dict, Iterator, List, Tuple
 import pytest
 
 from posenc_export import encodings
-from posenc_export.benchmark import workers
+from posenc_export.benchmark import machine, workers
 from posenc_export.commands.cli import main
-from posenc_export.runtime.verification import proof
+from posenc_export.export import ExportOptions
 from tests.models.checkpoints import saved
 
 TOP = Path(__file__).parents[1]
@@ -56,7 +56,9 @@ def test_the_readme_has_at_most_800_words() -> None:
 def test_every_block_runs_from_the_top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registered: None) -> None:
     saved("llama", tmp_path / "checkpoint")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(proof, "LARGE", 0)  # the grid with fewer cells; tests/export compares all
+    monkeypatch.setattr(ExportOptions, "quick", True)  # tests/export runs the whole grid
+    for name, value in (("WORKING_SETS", (1 << 16,)), ("SQUARE", 16), ("DURATION", 0.001), ("TIMES", 1)):
+        monkeypatch.setattr(machine, name, value)
     monkeypatch.setattr(workers, "COMMAND", [sys.executable, str(TOP / "tests/benchmark/fake_worker.py")])  # no measurement in a test
     names: Dict[str, Any] = {"__name__": "__main__"}
     for language, text in _blocks():
@@ -66,7 +68,7 @@ def test_every_block_runs_from_the_top(tmp_path: Path, monkeypatch: pytest.Monke
             for line in text.splitlines():
                 _command(shlex.split(line, comments=True))
     assert names["logits"].shape == (1, 61)
-    written = ["alibi/ort/posenc.json", "bench.html", "decay/posenc.json", "decode.c", "decode.mjs", "mine/posenc.json", "run.py"]
+    written = ["alibi/ort/posenc.json", "bench.html", "decay/posenc.json", "decode.c", "decode.mjs", "mine/posenc.json", "run.py", "same/posenc.json"]
     assert [name for name in written if not (tmp_path / "build" / name).stat().st_size] == []
 
 
