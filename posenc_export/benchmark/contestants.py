@@ -127,7 +127,8 @@ def _of_runtime(name: str, artefacts: Sequence[Contestant]) -> List[Contestant]:
     supported = [each for each in artefacts if each.provider in ON_CPU and runtime.supports(each.folder, each.manifest)]
     if not supported:
         got = ", ".join(dict.fromkeys(f"{each.artefact} ({each.model}, target {each.manifest.target}, signature {each.manifest.signature})" for each in artefacts))
-        raise ValueError(f"benchmark {name}: expected {runtime.rule}, got {got}; add such a folder or omit {name}")
+        other = f", or give --provider {name}, which runs folders of target onnx and ort" if name in OPENVINO else ""
+        raise ValueError(f"benchmark {name}: expected {runtime.rule}, got {got}; add such a folder or omit {name}{other}")
     if not runtime.builds:
         return [replace(each, label=f"{name} on {each.artefact}", runtime=name) for each in supported]
     first = {each.model: each for each in reversed(supported)}

@@ -1,7 +1,7 @@
 """Measure the contestants of a benchmark in turn, one sample of each per round."""
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from posenc_export.benchmark.report import Report
 from posenc_export.benchmark.results import Loaded, Row
 from posenc_export.benchmark.spread import FEWEST, ratio, spread
 from posenc_export.benchmark.workers import Worker
+from posenc_export.shared.progress import Steps
 
 PREFILL_LIMIT = 3.0  # seconds; a prompt that takes longer is timed once
 DECODE_SHARE = 0.6  # share of the time; the rest is for prefill
@@ -42,6 +43,8 @@ class Measurement:
     seconds: float
     progress: Progress
     other_cores: List[float] = field(default_factory=list)  # used by other processes during each sample
+    steps: Optional[Steps] = None  # rounds of all phases; some prompts have fewer
+    measured: int = 0  # rounds of phases and numbers of tokens that are done
 
     def report(self, contexts: Sequence[int], prompts: Sequence[int]) -> Report:
         """Load the contestants; measure decode with each number of cached tokens, then prefill with each number of tokens."""
@@ -49,10 +52,12 @@ class Measurement:
         self.progress("limits of the machine")
         limits = machine.limits(self.limits_worker, self.threads)
         rows: List[Row] = []
+        self.steps = Steps(self.progress, "measuring", self.rounds * (len(contexts) + len(prompts)), "rounds")
         for phase, numbers, measure in (("decode", contexts, self.decode), ("prefill", prompts, self.prefill)):
             for tokens in numbers:
                 self.progress(f"{phase} at {tokens} tokens: {len(self.contestants)} contestants, {self.rounds} rounds")
                 rows += measure(tokens)
+                self.measured += self.rounds
         memory = [worker.ask("memory")["peak"] for worker in self.workers]
         loaded = [_loaded(*each) for each in zip(self.contestants, replies, memory, strict=True)]
         return Report(machine.described(self.threads), limits, loaded, rows, self.batch, max(0.0, float(np.mean(self.other_cores))))
@@ -67,6 +72,7 @@ class Measurement:
                 samples.append(self._sample(worker, "decode", context=tokens, duration=duration, fresh=turn == 0))
             for size, samples in reads.items():
                 samples.append(self._sample(self.limits_worker, "bandwidth", bytes=size, duration=duration))
+            self._advance((turn + 1) / self.rounds)
         return self._rows("decode", tokens, samples_by_worker, {size: size / spread(samples).median for size, samples in reads.items()})
 
     def prefill(self, tokens: int) -> List[Row]:
@@ -77,7 +83,13 @@ class Measurement:
             for worker, samples, count in zip(self.workers, samples_by_worker, prompts_by_worker, strict=True):
                 if turn < count:
                     samples.append(self._sample(worker, "prefill", context=tokens))
+            self._advance((turn + 1) / max(prompts_by_worker))
         return self._rows("prefill", tokens, samples_by_worker, {})
+
+    def _advance(self, share: float) -> None:
+        """Report progress after a share of the rounds with the current number of tokens."""
+        if self.steps is not None:
+            self.steps.advance(self.measured + int(self.rounds * share))
 
     def _prompts(self, worker: Worker, tokens: int) -> int:
         """Return the number of prompts to time. A time above the limit is measured again, because torch.compile may have compiled for a new length."""

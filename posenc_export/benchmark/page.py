@@ -4,25 +4,33 @@ import base64
 import html
 import io
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
-from posenc_export.benchmark.report import HTML, LOAD_HEADS, ROW_HEADS, Report
+from posenc_export.benchmark.report import HTML, LOAD_HEADS, ROW_HEADS, Report, duration
 from posenc_export.benchmark.results import Row
 from posenc_export.runtime.artefact.places import write_file
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; background: #fff; max-width: 68rem; margin: 2rem auto; padding: 0 1rem }
-h1 { font-size: 1.5rem } h2 { font-size: 1.1rem; margin-top: 2rem }
-.scroll { overflow-x: auto } img { max-width: 100%; height: auto }
+body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; background: #fff; max-width: 66rem; margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.1rem; font-weight: 400; color: #57606a; margin-bottom: .5rem } h2 { font-size: 1.1rem; margin-top: 2rem }
+.result { font-size: 1.45rem; line-height: 1.35; font-weight: 600; margin: .3rem 0 }
+.mark { background: #fff1d6; color: #7a4d00; border-radius: 1rem; padding: .15rem .7rem; font-size: .9rem; white-space: nowrap }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 28rem), 1fr)); gap: 0 2rem } .plots h2 { margin-bottom: .3rem }
+.scroll { overflow-x: auto } img { width: 100%; height: auto } .note { color: #57606a }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums } th, td { padding: .2rem .7rem }
 th, td { text-align: right; border-bottom: 1px solid #d8dee4; white-space: nowrap }
-th { font-weight: 600; border-bottom-color: #57606a } .text { text-align: left }
+th { font-weight: 600; border-bottom-color: #57606a } .text { text-align: left } .best { font-weight: 700 }
+.dot { display: inline-block; width: .7rem; height: .7rem; border-radius: 50%; margin-right: .5rem }
+details { margin-top: 1rem } summary { cursor: pointer; font-weight: 600 }
 """
+READING = "Points are medians, bands hold the middle 80 % of the samples, and a range in brackets holds the ratio with 95 % confidence."
 TEXT_HEADS = ("phase", "contestant", "model", "target", "provider")
 # Distinguishable with colour vision deficiency (Okabe and Ito 2008).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444", "#8c510a", "#999933")
 LINES = ("-", "--", ":")  # line styles; the next one is used when all colours are taken
+APART = 0.075  # least distance of two labels, in heights of the axes
 Mark = Callable[[Any, List[Row], Dict[str, Any]], None]
+Styles = Mapping[str, Dict[str, Any]]  # colour and line style of each contestant, the same in every plot
 
 
 def write(report: Report, path: Path) -> None:
@@ -40,32 +48,55 @@ def render(report: Report) -> str:
     Raises:
         ValueError: matplotlib is not installed.
     """
+    names = [each.contestant for each in report.contestants]
+    styles = {name: {"color": COLOURS[at % len(COLOURS)], "linestyle": LINES[at // len(COLOURS) % len(LINES)]} for at, name in enumerate(names)}
     plots = [
-        _figure("Decode: time per step", [row for row in report.rows if row.phase == "decode"], "microseconds", _times(1e6)),
-        _figure("Decode: share of the read bandwidth", [row for row in report.rows if row.share_of_limit is not None], "percent of limit", _shares),
-        _figure("Prefill: time per prompt", [row for row in report.rows if row.phase == "prefill"], "milliseconds", _times(1e3)),
+        _figure("Decode: time per step", [row for row in report.rows if row.phase == "decode"], "microseconds", _times(1e6), styles),
+        _figure("Prefill: time per prompt", [row for row in report.rows if row.phase == "prefill"], "milliseconds", _times(1e3), styles),
+        _figure("Decode: share of the read bandwidth", [row for row in report.rows if row.share_of_limit is not None], "percent of limit", _shares, styles),
     ]
+    drawn = f'<div class="plots">{"".join(f"<section>{plot}</section>" for plot in plots if plot)}</div>'
+    busy = f'<p><span class="mark" title="{html.escape(report.busy)}">measured on a busy machine</span></p>' if report.busy else ""
     parts = [
         "<!DOCTYPE html>",
         '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
         f"<title>posenc benchmark</title><style>{STYLE}</style></head><body>",
-        "<h1>posenc benchmark</h1>",
-        f"<p>{html.escape(' '.join(report.remarks()))} Lines are medians, bands the 10th to 90th percentile.</p>",
-        _list(report.verdicts),
-        *plots,
-        "<h2>All rows</h2>",
-        _table(ROW_HEADS, report.row_cells()),
-        "<h2>Loading</h2>",
-        _table(LOAD_HEADS, report.load_cells()),
+        f"<h1>posenc benchmark of {html.escape(' and '.join(dict.fromkeys(each.model for each in report.contestants)))}</h1>",
+        *(f'<p class="result">{html.escape(line)}</p>' for line in report.headlines),
+        busy,
+        _medians(report, styles),
+        _folded("Plots", drawn) if len({row.tokens for row in report.rows}) == 1 else drawn,  # of single points
+        f'<p class="note">{READING}</p>',
+        _folded("Each number of tokens", _list(report.verdicts)),
+        _folded("All rows", _table(ROW_HEADS, report.row_cells())),
+        _folded("Loading", _table(LOAD_HEADS, report.load_cells())),
+        _folded("Machine", _list(report.conditions())),
         "</body></html>",
     ]
     return "\n".join(part for part in parts if part) + "\n"
 
 
+def _medians(report: Report, styles: Styles) -> str:
+    """Return a table of the median times, one line for each contestant, and how many times that of the fastest it is."""
+    columns = list(dict.fromkeys((row.phase, row.tokens) for row in report.rows))
+    found = {(row.phase, row.tokens, row.contestant): row for row in report.rows}
+    heads = "".join(f"<th>{phase}, {tokens} tokens</th>" for phase, tokens in columns)
+    lines = []
+    for name in styles:
+        cells = [f'<td class="text"><span class="dot" style="background:{styles[name]["color"]}"></span>{html.escape(name)}</td>']
+        for column in columns:
+            row, best = found.get((*column, name)), min(found[key].median_seconds for key in found if key[:2] == column)
+            slower = "" if row is None or not row.ratio_to_fastest or row.median_seconds == best else f' <span class="note">x {row.ratio_to_fastest:.2f}</span>'
+            cells.append("<td></td>" if row is None else f"<td{' class=best' if row.median_seconds == best else ''}>{duration(row.median_seconds)}{slower}</td>")
+        lines.append("".join(cells))
+    body = "\n".join(f"<tr>{line}</tr>" for line in lines)
+    return f'<div class="scroll"><table><tr><th class="text">median time</th>{heads}</tr>\n{body}</table></div>'
+
+
 def _times(factor: float) -> Mark:
     def mark(axes: Any, rows: List[Row], style: Dict[str, Any]) -> None:
         tokens = [row.tokens for row in rows]
-        axes.plot(tokens, [factor * row.median_seconds for row in rows], marker="o", label=rows[0].contestant, **style)
+        axes.plot(tokens, [factor * row.median_seconds for row in rows], marker="o", **style)
         axes.fill_between(tokens, [factor * row.p10_seconds for row in rows], [factor * row.p90_seconds for row in rows], alpha=0.2, linewidth=0, **style)
         axes.set_yscale("log")
         axes.yaxis.get_major_locator().set_params(subs=(1, 2, 5))
@@ -75,12 +106,12 @@ def _times(factor: float) -> Mark:
 
 
 def _shares(axes: Any, rows: List[Row], style: Dict[str, Any]) -> None:
-    axes.plot([row.tokens for row in rows], [100 * (row.share_of_limit or 0.0) for row in rows], marker="o", label=rows[0].contestant, **style)
+    axes.plot([row.tokens for row in rows], [100 * (row.share_of_limit or 0.0) for row in rows], marker="o", **style)
     axes.set_ylim(bottom=0, auto=True)  # the top adapts to further contestants
 
 
-def _figure(title: str, rows: List[Row], unit: str, mark: Mark) -> str:
-    """Return a heading and a plot over the number of tokens, with one line per contestant; an empty string if there are no rows."""
+def _figure(title: str, rows: List[Row], unit: str, mark: Mark, styles: Styles) -> str:
+    """Return a heading and a plot over the number of tokens, with one labelled line per contestant; an empty string if there are no rows."""
     if not rows:
         return ""
     try:
@@ -88,14 +119,15 @@ def _figure(title: str, rows: List[Row], unit: str, mark: Mark) -> str:
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError("benchmark: expected matplotlib to be installed for an HTML page, got none; pip install 'posenc-export[report]'") from None
-    names = list(dict.fromkeys(row.contestant for row in rows))
     tokens = sorted({row.tokens for row in rows})
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": title, "font.family": "sans-serif"}):
-        figure = Figure(figsize=(9, 4), layout="constrained")
-        axes = figure.subplots()
-        for index, name in enumerate(names):
-            style = {"color": COLOURS[index % len(COLOURS)], "linestyle": LINES[index // len(COLOURS) % len(LINES)]}
-            mark(axes, [row for row in rows if row.contestant == name], style)
+        figure = Figure(figsize=(5.6, 3.6), layout="constrained")
+        axes: Any = figure.subplots()
+        ends = []
+        for name in dict.fromkeys(row.contestant for row in rows):
+            of_one = [row for row in rows if row.contestant == name]
+            mark(axes, of_one, styles[name])
+            ends.append((name, float(axes.lines[-1].get_ydata()[-1])))
         axes.set_xscale("log", base=2)
         axes.set_xticks(tokens, [str(number) for number in tokens])
         axes.minorticks_off()
@@ -103,11 +135,24 @@ def _figure(title: str, rows: List[Row], unit: str, mark: Mark) -> str:
         axes.set_ylabel(unit)
         axes.grid(color="#d8dee4", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+        _label_ends(axes, ends, styles)
         stream = io.BytesIO()
         figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     image = base64.b64encode(stream.getvalue()).decode()
-    return f'<h2>{html.escape(title)}</h2>\n<div class="scroll"><img alt="{html.escape(title, quote=True)}" src="data:image/svg+xml;base64,{image}"></div>'
+    return f'<h2>{html.escape(title)}</h2>\n<img alt="{html.escape(title, quote=True)}" src="data:image/svg+xml;base64,{image}">'
+
+
+def _label_ends(axes: Any, ends: Sequence[Tuple[str, float]], styles: Styles) -> None:
+    """Write the name of each line beside its last point, in its colour. Names that would overlap are moved up."""
+    heights = [(float(axes.transAxes.inverted().transform(axes.transData.transform((axes.get_xlim()[1], value)))[1]), name) for name, value in ends]
+    last = -APART
+    for height, name in sorted(heights):
+        last = max(height, last + APART)
+        axes.text(1.02, last, name, color=styles[name]["color"], transform=axes.transAxes, va="center")
+
+
+def _folded(title: str, content: str) -> str:
+    return f"<details><summary>{html.escape(title)}</summary>{content}</details>" if content else ""
 
 
 def _list(lines: Sequence[str]) -> str:

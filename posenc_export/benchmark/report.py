@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from posenc_export.benchmark.results import Limits, Loaded, Machine, Row
-from posenc_export.benchmark.verdicts import verdicts
+from posenc_export.benchmark.verdicts import headlines, verdicts
 from posenc_export.runtime.artefact.places import Form
 from posenc_export.shared.tables import aligned
 
@@ -43,6 +43,11 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
         """The fastest contestant compared with the next one, for each phase and number of tokens."""
         return verdicts(self.rows)
 
+    @property
+    def headlines(self) -> List[str]:
+        """The result of each phase in one sentence."""
+        return headlines(self.rows)
+
     def to_json(self) -> Dict[str, Any]:
         """Return the report as dicts, lists, strings and numbers, which `Report.from_json` reads."""
         return {**msgspec.to_builtins(self), "verdicts": self.verdicts}
@@ -77,10 +82,19 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
 
     def remarks(self) -> List[str]:
         """Return sentences on the conditions of the measurement and on the limits of the machine."""
-        batch = "1 row" if self.batch_rows == 1 else f"{self.batch_rows} rows"
+        how, limits = self.conditions()
+        return [f"{how} {self.busy}" if self.busy else how, limits]
+
+    @property
+    def busy(self) -> str:
+        """A sentence on other processes that used the machine; empty if they used little of it."""
         cores = self.other_cores or 0.0
-        busy = f" Measured on a busy machine: other processes used {cores:.1f} cores." if cores > BUSY else ""
-        how = f"{self.machine.threads} threads on {self.machine.cores} cores ({self.machine.processor}), {batch}, one contestant at a time.{busy}"
+        return f"Measured on a busy machine: other processes used {cores:.1f} cores." if cores > BUSY else ""
+
+    def conditions(self) -> List[str]:
+        """Return a sentence on machine and contestants, and one on the limits of the machine."""
+        batch = "1 row" if self.batch_rows == 1 else f"{self.batch_rows} rows"
+        how = f"{self.machine.threads} threads on {self.machine.cores} cores ({self.machine.processor}), {batch}, one contestant at a time."
         read = ", ".join(f"{size(each.bytes)} at {each.read_bytes_per_second / 1e9:.1f} GB/s" for each in self.limits.read)
         empty = "" if self.limits.empty_run_seconds is None else f"; an empty run takes {duration(self.limits.empty_run_seconds)}"
         return [how, f"Reads {read}; multiplies at {self.limits.gemm_flops_per_second / 1e9:.0f} GFLOP/s{empty}."]

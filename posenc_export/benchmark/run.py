@@ -11,6 +11,7 @@ from posenc_export.benchmark.workers import started
 from posenc_export.runtime.graphs.providers import check_threads
 
 CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
+QUICK_TOKENS, QUICK_ROUNDS, QUICK_SECONDS = 512, 10, 25.0  # of a quick run, the last for all contestants together, without loading
 
 
 def run(
@@ -25,6 +26,7 @@ def run(
     different_models: bool = False,
     providers: Sequence[str] = (),
     progress: Optional[Progress] = None,
+    quick: bool = False,
 ) -> Report:
     """Measure prefill and decode times of artefacts and other runtimes.
 
@@ -33,6 +35,7 @@ def run(
         contexts: tokens in the cache of a decode step. Numbers beyond the range of a model are skipped; models without a cache have no decode.
         prompts: tokens of a prompt at prefill; None for the contexts. Numbers beyond the range of a model are skipped.
         batch, rounds, threads, seconds, progress: as for `Measurement`.
+        quick: measure QUICK_TOKENS tokens in QUICK_ROUNDS rounds, or as many as the models can read, in QUICK_SECONDS, in place of contexts, prompts, rounds and seconds.
 
     Raises:
         ValueError: no folder, folders of different models, no usable number of tokens, a runtime that is not installed or supports none of the folders, a
@@ -42,6 +45,9 @@ def run(
     if min(rounds, batch) < 1 or not 0 < seconds < math.inf:
         raise ValueError(f"benchmark: expected rounds, batch and seconds above 0, got {rounds}, {batch} and {seconds}; give other numbers")
     contestants = gather(folders, runtimes, different_models, providers)
+    if quick:
+        contexts = prompts = (min(QUICK_TOKENS, *(each.manifest.max_positions for each in contestants)),)
+        rounds, seconds = QUICK_ROUNDS, QUICK_SECONDS / (len(contestants) + 1)
     steps = all(contestant.manifest.states for contestant in contestants)
     cached, prefilled = usable(contexts if steps else (), contestants), usable(contexts if prompts is None else prompts, contestants)
     if not cached and not prefilled:

@@ -9,6 +9,7 @@ TOKENS: Dict[str, Any] = {"features": None, "scale": 1.0, "encodings": [], "segm
 HEAD = {"bias": False, "scale": 1.0, "softcap": None}
 MLP = {"name": "gated", "activation": "silu", "bias": False}
 ROTATED = ("rope", "nope")
+DEFAULTS: Dict[str, Dict[str, Any]] = {"rope": {"theta": 10000.0, "layout": "half", "rotary": None, "numerics": "exact"}}  # which a description may spell out
 
 
 def is_plain_block(config: Dict[str, Any], encodings: Sequence[str] = ROTATED) -> bool:
@@ -28,8 +29,15 @@ def is_llama(config: Dict[str, Any], encodings: Sequence[str] = ROTATED) -> bool
 
 
 def _plain(attention: Dict[str, Any], encodings: Sequence[str]) -> bool:
-    names = [spec if len(spec) > 1 else spec["name"] for spec in attention.get("encodings", [])] or ["nope"]
+    names = [_default(spec, attention.get("head_size")) for spec in attention.get("encodings", [])] or ["nope"]
     return _without(attention, *SIZES, "encodings") == ATTENTION and len(names) == 1 and names[0] in encodings
+
+
+def _default(spec: Dict[str, Any], head_size: Any) -> str:
+    """Return the name of an encoding whose parameters are the defaults, given or left out; empty for other parameters."""
+    defaults = DEFAULTS.get(spec["name"], {})
+    same = [name in defaults and value in (defaults[name], *([head_size] if name == "rotary" else [])) for name, value in spec.items() if name != "name"]
+    return str(spec["name"]) if all(same) else ""
 
 
 def _without(part: Dict[str, Any], *names: str) -> Dict[str, Any]:

@@ -2,28 +2,91 @@
 
 import math
 from itertools import groupby
-from typing import List, Sequence
+from typing import List, NamedTuple, Optional, Sequence
 
 from posenc_export.benchmark.results import Row
-from posenc_export.benchmark.spread import ratio
+from posenc_export.benchmark.spread import Spread, ratio
 
+UNDECIDED = 50  # percent; if larger differences are possible, a headline names no result
 WHAT = {"decode": "cached tokens", "prefill": "tokens of prompt"}
+
+
+class Comparison(NamedTuple):
+    """The fastest contestant and the next one at one number of tokens.
+
+    Args:
+        fastest, next: rows of both.
+        ratio: how many times as fast the first is; None if the interval of the ratio includes 1.
+        most: largest difference in percent, if there is no ratio.
+    """
+
+    fastest: Row
+    next: Row
+    ratio: Optional[Spread]
+    most: int
+
+    def __str__(self) -> str:
+        if self.ratio is None:
+            return f"no difference larger than {self.most} % between {self.fastest.contestant} and {self.next.contestant}"
+        times = f"{self.ratio.median:.3g} ({self.ratio.low:.3g} .. {self.ratio.high:.3g})"
+        return f"{self.fastest.contestant} is {times} times as fast as {self.next.contestant}"
+
+    @property
+    def place(self) -> str:
+        """Where it was measured."""
+        return f"{self.fastest.phase} at {self.fastest.tokens} {WHAT[self.fastest.phase]}"
 
 
 def verdicts(rows: Sequence[Row]) -> List[str]:
     """Return a sentence for each phase and number of tokens with at least two contestants and enough rounds for a ratio, in the order of the rows."""
+    return [f"{each.place}: {each}" for each in _comparisons(rows)]
+
+
+def headlines(rows: Sequence[Row]) -> List[str]:
+    """Return the result of each phase in one sentence, over all numbers of tokens."""
+    return [_headline(list(of_phase)) for _, of_phase in groupby(_comparisons(rows), key=lambda each: each.fastest.phase)]
+
+
+def _headline(found: List[Comparison]) -> str:
+    phase, first = found[0].fastest.phase.capitalize(), found[0]
+    if max(each.most for each in found) > UNDECIDED:
+        undecided = [each for each in found if each.most > UNDECIDED]
+        names = " or ".join(dict.fromkeys(name for each in undecided for name in (each.fastest.contestant, each.next.contestant)))
+        return f"{phase}: undecided at {', '.join(str(each.fastest.tokens) for each in undecided)} tokens, where the times of {names} vary too much."
+    if len(found) == 1:
+        return f"{phase}: {first}, at {first.fastest.tokens} tokens."
+    ratios = [each.ratio.median for each in found if each.ratio is not None]
+    winners = list(dict.fromkeys(each.fastest.contestant for each in found if each.ratio is not None))
+    where = f"from {first.fastest.tokens} to {found[-1].fastest.tokens} tokens"
+    if not winners:
+        names = " and ".join(dict.fromkeys(name for each in found for name in (each.fastest.contestant, each.next.contestant)))
+        return f"{phase}: no difference larger than {max(each.most for each in found)} % between {names}, {where}."
+    if len(winners) > 1:
+        each_one = "; ".join(f"{name} at {_numbers(found, name)}" for name in winners)
+        return f"{phase}: which one is fastest depends on the number of tokens: {each_one}."
+    followers = list(dict.fromkeys(each.next.contestant for each in found))
+    least, most = (f"{function(ratios):.3g}" for function in (min, max))
+    than = followers[0] if len(followers) == 1 else "the next"
+    everywhere = where if len(ratios) == len(found) else f"at {_numbers(found, winners[0])} tokens, elsewhere there is no clear difference"
+    return f"{phase}: {winners[0]} is {least if least == most else f'{least} to {most}'} times as fast as {than}, {everywhere}."
+
+
+def _numbers(found: Sequence[Comparison], name: str) -> str:
+    return ", ".join(str(each.fastest.tokens) for each in found if each.ratio is not None and each.fastest.contestant == name)
+
+
+def _comparisons(rows: Sequence[Row]) -> List[Comparison]:
     groups = [sorted(group, key=lambda row: row.median_seconds) for _, group in groupby(rows, key=lambda row: (row.phase, row.tokens))]
-    comparisons = [(group[0], _comparison(*group[:2])) for group in groups if len(group) > 1]
-    return [f"{row.phase} at {row.tokens} {WHAT[row.phase]}: {comparison}" for row, comparison in comparisons if comparison]
+    found = [_comparison(*group[:2]) for group in groups if len(group) > 1]
+    return [each for each in found if each is not None]
 
 
-def _comparison(first: Row, second: Row) -> str:
+def _comparison(first: Row, second: Row) -> Optional[Comparison]:
     slower = ratio(second.samples_seconds, first.samples_seconds)
     if slower is None:
-        return ""
+        return None
     if slower.low > 1.0:
-        return f"{first.contestant} is {slower.median:.3g} ({slower.low:.3g} .. {slower.high:.3g}) times as fast as {second.contestant}"
+        return Comparison(first, second, slower, 0)
     if slower.high < 1.0:  # slower round by round, in spite of the smaller median
         return _comparison(second, first)
-    most = math.ceil(100 * (max(slower.high, 1 / slower.low) - 1))
-    return f"no difference larger than {most} % between {first.contestant} and {second.contestant}"
+    return Comparison(first, second, None, math.ceil(100 * (max(slower.high, 1 / slower.low) - 1)))

@@ -25,6 +25,8 @@ def add_arguments(timing: argparse.ArgumentParser) -> None:
     timing.add_argument("--threads", type=int, default=2, help="threads of each contestant; one contestant runs at a time (default: %(default)s)")
     timing.add_argument("--rounds", type=int, default=10, help="samples of each contestant and number of tokens, in turns; a verdict needs 5 (default: %(default)s)")
     timing.add_argument("--seconds", type=float, default=1.5, help="measuring time in seconds for each contestant and number of tokens (default: %(default)s)")
+    quick = "decide within about a minute: 512 tokens, 10 rounds, 25 seconds for all contestants, in place of --contexts, --prefill, --rounds and --seconds"
+    timing.add_argument("--quick", action="store_true", help=quick)
     timing.add_argument("-o", "--output", type=Path, help="write the report to this file, as JSON")
     timing.add_argument("--html", type=Path, help="write an HTML page with plots to this file")
 
@@ -55,6 +57,7 @@ def run(options: argparse.Namespace) -> int:
         different_models=options.different_models,
         providers=tuple(options.provider),
         progress=options.say,
+        quick=options.quick,
     )
     options.say.close()
     text = json.dumps(report.to_json(), indent=1)

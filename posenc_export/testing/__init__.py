@@ -1,9 +1,10 @@
 """Checks of an encoding for its author's test suite: module against oracle, the parity grid on every target, planted faults."""
 
 import contextlib
+import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Type
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Type
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from posenc_export.models.presets import seeded
 from posenc_export.models.randomness import drawn_from
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.shared.numerics import tolerance, worst_error
+from posenc_export.shared.progress import Steps
 from posenc_export.testing.faults import FAULTS, applicable
 from posenc_export.testing.planting import CorrectModel
 
@@ -24,6 +26,7 @@ __all__ = ["FAULTS", "check_encoding"]
 
 NAME = "encoding_under_test"
 HEADS, KV_HEADS, HEAD_SIZE, WIDTH = 6, 3, 16, 48  # grouped heads, and numbers of heads and a width that are not powers of two
+ROUNDING = 1e-2  # errors below it may be those of angles in float32, 6e-8 of the position, or of tables in float16
 PLACES = (0, 1, 2, 255, 1000)  # positions that are compared, besides the last one
 
 
@@ -33,6 +36,7 @@ def check_encoding(
     targets: Sequence[str] = tuple(TARGETS),
     faults: Sequence[str] = tuple(FAULTS),
     max_positions: int = 1100,
+    progress: Optional[Callable[[str], None]] = None,
 ) -> Dict[str, Any]:
     """Check an encoding in the same way as the encodings of this package. Exports a decoder of two layers to each target, which takes some seconds per target.
 
@@ -43,6 +47,7 @@ def check_encoding(
         faults: names of FAULTS that the grid must detect. Faults that do not apply to the encoding are skipped. Leave out the faults of positions for an
             encoding that does not read positions.
         max_positions: range of positions of the models.
+        progress: called with one line of text at each stage; None to print to stderr if it is a terminal.
 
     Returns:
         {"oracle": {hook: worst error}, "targets": {target: certificate}, "faults": {fault: error of the cell that detects it}}.
@@ -55,14 +60,21 @@ def check_encoding(
     for name in faults:
         if name not in FAULTS:
             raise ValueError(f"check_encoding: expected faults to be among {', '.join(FAULTS)}, got {name!r}")
+    say = progress or _print
+    say(f"{cls.__name__}: comparing with its oracle")
     with _registered(cls):
         config = _config({"name": NAME, **(parameters or {})}, cls, max_positions)
         found: Dict[str, Any] = {"oracle": _check_oracle(cls, {"name": NAME, **(parameters or {})}, max_positions)}
         sources, certificates = Sources(seeded(config)), {}
         with tempfile.TemporaryDirectory() as folder:
             for target in targets:
-                certificates[target] = export(sources, target, Path(folder) / target).certificate
-        return {**found, "targets": certificates, "faults": _check_faults(cls, config, faults)}
+                certificates[target] = export(sources, target, Path(folder) / target, progress=say).certificate
+        return {**found, "targets": certificates, "faults": _check_faults(cls, config, faults, say)}
+
+
+def _print(line: str) -> None:
+    if sys.stderr is not None and sys.stderr.isatty():
+        print(line, file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -99,7 +111,8 @@ def _check_oracle(cls: Type[PositionEncoding], spec: Mapping[str, Any], max_posi
     for hook, error in errors.items():
         if not error <= bound:
             problem = f"expected {hook} within {bound:.1e} of its oracle at positions {', '.join(map(str, places))}, got {error:.1e}"
-            raise AssertionError(f"check_encoding {cls.__name__}: {problem}; correct the hook or the oracle")
+            remedy = "compute angles in float64 and store them in a Table or an Exact" if error < ROUNDING else "correct the hook or the oracle"
+            raise AssertionError(f"check_encoding {cls.__name__}: {problem}: your module disagrees with your oracle; {remedy}")
     return errors
 
 
@@ -128,10 +141,12 @@ def _scores(encoding: PositionEncoding, places: List[int], causal: bool) -> Iter
         yield "bias", np.where(seen, np.broadcast_to(_numbers(made[0]), expected.shape), 0.0), np.where(seen, expected, 0.0)
 
 
-def _check_faults(cls: Type[PositionEncoding], config: StackConfig, faults: Sequence[str]) -> Dict[str, float]:
+def _check_faults(cls: Type[PositionEncoding], config: StackConfig, faults: Sequence[str], say: Callable[[str], None]) -> Dict[str, float]:
     """Errors of the cells that detect each planted fault; they must exceed the bound on rounding errors."""
     correct, errors = CorrectModel(seeded(config), lambda: seeded(config)), {}
+    steps = Steps(say, f"{cls.__name__}: planting faults", len(faults), "faults")
     for name in faults:
+        steps.advance()
         if not applicable(FAULTS[name], correct.model):
             continue
         measured = correct.measured(FAULTS[name])

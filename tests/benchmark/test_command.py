@@ -29,7 +29,7 @@ def test_options_reach_the_measurement(asked, capsys):
     (call,) = asked
     del call["progress"]
     numbers = {"contexts": (16, 64), "prompts": (128,), "batch": 4, "threads": 3, "rounds": 5, "seconds": 2.0}
-    assert call == {"folders": ["a", "b"], "runtimes": ("eager", "genai"), "different_models": True, "providers": (), **numbers}
+    assert call == {"folders": ["a", "b"], "runtimes": ("eager", "genai"), "different_models": True, "providers": (), "quick": False, **numbers}
 
 
 @pytest.mark.parametrize(("given", "prompts"), [([], None), (["--prefill", "none"], ())])

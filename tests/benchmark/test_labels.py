@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from posenc_export import encodings
 from posenc_export.benchmark.labels import folder_labels, model_label, numbered, parameters
 from posenc_export.benchmark.runtimes import RUNTIMES
-from posenc_export.benchmark.shapes import is_llama, is_plain_block
+from posenc_export.benchmark.shapes import DEFAULTS, is_llama, is_plain_block
 from posenc_export.export.describe import eager
 from posenc_export.models.config_json import to_json
 from posenc_export.models.presets import PRESETS, load_preset, seeded
@@ -64,3 +65,13 @@ def test_a_plain_block_has_at_most_one_of_the_encodings():
 
 def test_every_runtime_names_a_peer_and_its_requirement():
     assert all(Path(f"{runtime.peer.replace('.', '/')}.py").is_file() and runtime.install for runtime in RUNTIMES.values())
+
+
+@pytest.mark.parametrize(("spec", "plain"), [({"theta": 10000.0, "layout": "half"}, True), ({"rotary": 16}, True), ({"theta": 5e5}, False)])
+def test_an_encoding_with_its_defaults_spelled_out_is_plain(spec, plain):
+    assert is_plain_block(to_json(block_config(32, 2, 64, encoding={"name": "rope", **spec}))) == plain
+
+
+def test_the_defaults_of_plain_encodings_are_those_of_their_classes():
+    for name, defaults in DEFAULTS.items():
+        assert defaults == {key: one.default for key, one in encodings.parameters(name).items()}

@@ -118,3 +118,26 @@ def test_the_plot_of_shares_starts_at_zero_and_contains_every_contestant():
         _shares(axes, [rows.row(name, [1e-4], share_of_limit=share)], {})
     low, high = axes.get_ylim()
     assert low == 0 and high >= 40
+
+
+def test_the_page_begins_with_the_model_and_the_result_and_marks_a_busy_machine_once(tmp_path):
+    times = {"ort": [1e-3, 1.1e-3, 1e-3, 1e-3, 1.2e-3], "onnx": [2e-3, 2.1e-3, 2e-3, 2e-3, 2.2e-3]}
+    made = rows.report([rows.row(name, samples, tokens=tokens) for tokens in (128, 1024) for name, samples in times.items()], other_cores=1.25)
+    page.write(made, tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    head = re.sub("<[^>]*>", " ", text[text.index("<h1>") : text.index("<table>")])
+    assert head.split("Decode: ")[0].split() == ["posenc", "benchmark", "of", "rope", "2x64", "0.06M"]
+    assert "Decode: ort is 2 times as fast as onnx, from 128 to 1024 tokens." in head
+    assert text.count("busy machine</span>") == 1 and text.count("other processes used") == 1
+
+
+def test_a_contestant_has_one_colour_in_the_table_and_in_all_plots(tmp_path):
+    made = rows.report([rows.row(name, [1e-3] * 5, phase) for phase, names in (("decode", ("a", "b")), ("prefill", ("b", "a"))) for name in names])
+    page.write(made, tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    of_table = {name: colour for colour, name in re.findall(r'background:(#\w+)"></span>([^<]*)<', text)}
+    assert of_table == {"a": page.COLOURS[0], "b": page.COLOURS[1]}
+    drawn = [base64.b64decode(source).decode() for source in re.findall(r'base64,([^"]*)', text)]
+    assert len(drawn) == 2
+    for plot in drawn:
+        assert {name: colour for colour, name in re.findall(r'<text style="[^"]*fill: (#\w+)[^"]*"[^>]*>([ab])<', plot)} == of_table

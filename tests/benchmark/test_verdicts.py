@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from posenc_export.benchmark.spread import ratio
-from posenc_export.benchmark.verdicts import verdicts
+from posenc_export.benchmark.verdicts import headlines, verdicts
 from tests.benchmark.rows import row
 
 
@@ -67,3 +67,26 @@ def test_each_phase_and_number_of_tokens_has_its_verdict():
     rows = [row(name, [time] * 5, phase, tokens) for phase in ("decode", "prefill") for tokens in (16, 64) for name, time in (("ort", 1.0), ("onnx", 2.0))]
     wanted = ["decode at 16 cached", "decode at 64 cached", "prefill at 16 tokens", "prefill at 64 tokens"]
     assert [found[: len(start)] for found, start in zip(verdicts(rows), wanted, strict=True)] == wanted
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ({"ort": [1e-3] * 5, "onnx": [2e-3] * 5}, "Decode: ort is 2 (2 .. 2) times as fast as onnx, at 1024 tokens."),
+        ({"ort": [1e-3] * 5, "onnx": [1e-3] * 5}, "Decode: no difference larger than 0 % between ort and onnx, at 1024 tokens."),
+        (
+            {"ort": [1e-3, 9e-3, 1e-3, 9e-3, 1e-3], "onnx": [9e-3, 1e-3, 9e-3, 1e-3, 1e-3]},
+            "Decode: undecided at 1024 tokens, where the times of ort or onnx vary too much.",
+        ),
+    ],
+)
+def test_a_headline_names_the_fastest_a_bound_or_that_nothing_is_decided(seconds, expected):
+    assert headlines([row(name, samples) for name, samples in seconds.items()]) == [expected]
+
+
+def test_a_headline_over_several_numbers_of_tokens_has_the_range_of_the_ratios_or_the_fastest_of_each():
+    def measured(first, second):
+        return [row(name, [seconds] * 5, tokens=tokens) for tokens, pair in ((128, first), (512, second)) for name, seconds in zip(("ort", "onnx"), pair, strict=True)]
+
+    assert headlines(measured((1e-3, 2e-3), (1e-3, 4e-3))) == ["Decode: ort is 2 to 4 times as fast as onnx, from 128 to 512 tokens."]
+    assert headlines(measured((1e-3, 2e-3), (2e-3, 1e-3))) == ["Decode: which one is fastest depends on the number of tokens: ort at 128; onnx at 512."]
