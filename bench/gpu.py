@@ -167,17 +167,18 @@ def page(values: Dict[str, Any]) -> str:
             cells = f"{said} | | " if said else f"{format_worst_error(row['worst'])}{'' if row['passed'] else ' (failed)'} | {row['tolerance']:.1e} | {row['at']}"
             lines.append(f"| {row['encoding']} | {row['target']} | {cells} |")
     by_name: Dict[str, List[Dict[str, Any]]] = {}
+    columns = [(what, str(context)) for what in ("step", "prefill") for context in CONTEXTS[: 1 if values.get("rehearsal") else None]]
     devices = sorted({row["device"] for row in values["latency"] if "device" in row})
     for row in values["latency"]:
         by_name.setdefault(row["contestant"], []).append(row)
     if by_name:
         lines += ["", f"A decoder of {values['layers']} layers of width 768, float16, one row, on {', '.join(devices)}."]
         lines += ["Medians of the rounds, with the least and the largest.", ""]
-        heads = ["contestant", *(f"step, {context} cached" for context in CONTEXTS), *(f"prefill of {context}" for context in CONTEXTS), "rounds"]
+        heads = ["contestant", *(f"{what}, {context} tokens" for what, context in columns), "rounds"]
         lines += [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for name, rows in by_name.items():
         good = [row for row in rows if "error" not in row]
-        cells = [_spread([row[what][str(context)] for row in good]) for what in ("step", "prefill") for context in CONTEXTS] if good else [rows[0]["error"][-120:]]
+        cells = [_spread([row[what][context] for row in good]) for what, context in columns] if good else [rows[0]["error"][-120:]]
         lines.append(f"| {' | '.join([name, *cells, str(len(good))])} |")
     return "\n".join(lines) + "\n"
 

@@ -62,6 +62,14 @@ class Buffer:
             with device_memory.TURN:
                 self.value.update_inplace(np.ascontiguousarray(content))
 
+    def copy_rows(self, row: int, source: "Buffer", first: int, rows: int) -> None:
+        """Copy `rows` rows of `source`, from row `first` on, to this buffer from row `row` on. Rows have equal sizes."""
+        if self.device == "cpu":
+            self.array[row : row + rows] = source.array[first : first + rows]
+        elif rows:
+            size = rows * self.row_bytes
+            device_memory.copy(self.address + row * self.row_bytes, size, source.address + first * self.row_bytes, size, size, 1)
+
     def copy_slots(self, row: int, source: "Buffer", first: int, rows: int, axis: int, slots: int, begin: int = 0, at: int = 0) -> None:
         """Copy `slots` slots along an axis of `rows` rows of `source`, from row `first` and slot `begin` on, to this buffer from row `row` and slot `at` on.
 

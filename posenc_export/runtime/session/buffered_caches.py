@@ -153,7 +153,7 @@ class BufferedCaches:
             if state.update == "in_place":
                 copy.copy_slots(0, source, 0, rows, state.axis, slots)
             else:
-                copy.write(source.read())
+                copy.copy_rows(0, source, 0, source.shape[0])
         return other
 
     def contents(self, rows: int, slots: int) -> List[np.ndarray]:
@@ -177,10 +177,8 @@ class BufferedCaches:
     def after(self, new: int, idle: Sequence[int]) -> "BufferedCaches":
         """Return the caches after a call of `new` columns. `idle` rows were not part of it and keep their states."""
         for _, past, present in self._each("replace"):
-            if idle:
-                content = present.read()
-                content[list(idle)] = past.read()[list(idle)]
-                present.write(content)
+            for row in idle:
+                present.copy_rows(row, past, row, 1)
         return self._swapped(("replace", "append"), self.columns + new)
 
     def _swapped(self, updates: Sequence[str], columns: int) -> "BufferedCaches":
@@ -218,10 +216,8 @@ class BufferedCaches:
         buffer = self._buffer(state)
         if state.update == "in_place":  # later slots are not read, and pages that are never written cost no memory
             buffer.copy_slots(0, old, 0, old.shape[0], state.axis, min(slots, old.shape[state.axis]))
-            return buffer
-        content, part = np.full(buffer.shape, buffer.fill, buffer.dtype), old.read()
-        content[tuple(slice(size) for size in part.shape)] = part
-        buffer.write(content)
+        else:
+            buffer.copy_rows(0, old, 0, old.shape[0])
         return buffer
 
     def _buffer(self, state: State) -> Buffer:

@@ -249,6 +249,20 @@ def test_rows_that_come_and_go_do_not_move_caches_over_the_host(tmp_path: Path, 
     assert FakeMemory.moved == 0
 
 
+@pytest.mark.xdist_group("recurrent")
+def test_states_that_each_call_replaces_are_copied_on_the_device(tmp_path: Path, bindings: List[str]) -> None:
+    export(sources(decoder("recurrent")), "ort-cuda", tmp_path / "artefact", verify=False)
+    session = on_fake_device(tmp_path / "artefact").session(batch=3)
+    session.prefill(np.zeros((2, 5), np.int64))
+    session.step(np.zeros(2, np.int64))
+    FakeMemory.moved, FakeMemory.written = 0, 0
+    session.step(np.zeros(2, np.int64))  # the third row keeps its state
+    assert FakeMemory.written == 1  # the inputs
+    FakeMemory.moved = 0
+    session.fork()
+    assert FakeMemory.moved == 0
+
+
 def test_keys_and_values_of_an_encoder_are_copied_to_the_device_once(tmp_path: Path, bindings: List[str]) -> None:
     export(sources(reading("rope")), "ort-cuda", tmp_path / "artefact", verify=False)
     found = []
