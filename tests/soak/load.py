@@ -1,8 +1,9 @@
 """Check the server under load: `python -m tests.soak.load [--requests 2000] [--slow 200] [--leaving 200] [--files 100] [--json FILE]`.
 
 `posenc serve` runs in a process that may open few files. Slow clients hold connections without sending or reading to the end, leaving clients close theirs at
-any moment, and other clients send requests, again if they are refused, and compare the tokens with those of a session. Exits with status 1 if an answer is
-wrong or missing, the server writes a traceback, its memory grows by more than LIMIT, or it needs more than a second to answer after the load.
+any moment, and other clients send requests, again if they are refused, and compare the tokens with those of a session. Most requests begin with one of
+fifteen common prefixes, and the memory of prefixes is so small that kept ones are replaced. Exits with status 1 if an answer is wrong or missing, the server writes a
+traceback, its memory grows by more than LIMIT, it needs more than a second to answer after the load, or no prefix was shared or replaced.
 """
 
 import argparse
@@ -15,11 +16,17 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
+import numpy as np
+
+from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.session.prefixes import BLOCK
+from posenc_export.serve.memory import bytes_per_slot
 from posenc_export.serve.requests import Request
 from tests.serve.models import alone, artefact, opened, prompts
 
@@ -27,6 +34,8 @@ LIMIT = 8 * 2**20  # most growth of the server in bytes
 RECOVERED = 1.0  # most seconds to the first answer after the load
 CLIENTS = 48  # clients that send requests at a time
 DIFFERENT, TOKENS = 64, 24  # number of different requests, most tokens of each
+BEGINNINGS = [[], *(np.random.default_rng(seed).integers(97, 123, 3 * BLOCK).tolist() for seed in range(15))]
+PREFIX_MEMORY = 1  # MB, less than all requests together need
 REFUSED = (429, 503)
 
 
@@ -123,7 +132,7 @@ async def leaving(port: int, case: Case, found: "Counter[str]") -> None:
 
 def cases(folder: Path) -> List[Case]:
     """Return requests, half of them streams, with the tokens that a session gives."""
-    requests = [Request(tuple(prompt), 1 + index % TOKENS) for index, prompt in enumerate(prompts(DIFFERENT, 60, seed=5))]
+    requests = [Request((*BEGINNINGS[index % len(BEGINNINGS)], *prompt), 1 + index % TOKENS) for index, prompt in enumerate(prompts(DIFFERENT, 60, seed=5))]
     expected = alone(opened(folder), requests)
     return [Case(_body(request, bool(index % 2)), expected[request]) for index, request in enumerate(requests)]
 
@@ -137,6 +146,7 @@ def _body(request: Request, stream: bool) -> bytes:
 def server(folder: Path, files: int) -> Iterator[Tuple[int, "subprocess.Popen[str]", Path]]:
     """Context manager that runs a server; gives its port, the process and the file of its errors."""
     command = [sys.executable, "-m", "posenc_export.commands.cli", "serve", str(folder), "--port", "0", "--context", "256", "--threads", "1", "--json"]
+    command += ["--prefix-memory", str(PREFIX_MEMORY)]
     with tempfile.TemporaryDirectory() as temporary, open(Path(temporary) / "errors", "w") as errors:
         limited = ["sh", "-c", f'ulimit -n {files} && exec "$@"', "sh", *command]
         process = subprocess.Popen(limited, stdout=subprocess.PIPE, stderr=errors, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -151,6 +161,13 @@ def server(folder: Path, files: int) -> Iterator[Tuple[int, "subprocess.Popen[st
 def resident(process: "subprocess.Popen[str]") -> int:
     """Return the resident memory of the process in bytes."""
     return int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def prefix_metrics(port: int) -> Dict[str, int]:
+    """Return the counts of shared prefixes."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        lines = [line.split() for line in answer.read().decode().splitlines() if line.startswith("posenc_prefix")]
+    return {name.removeprefix("posenc_"): int(float(value)) for name, value in lines}
 
 
 async def loaded(port: int, load: Load, given: List[Case]) -> Tuple["Counter[str]", float]:
@@ -182,13 +199,15 @@ def measured(folder: Path, load: Load) -> Dict[str, Any]:
         before, since = resident(process), time.perf_counter()
         found, recovered = asyncio.run(loaded(port, load, given))
         seconds, after, said = time.perf_counter() - since, resident(process), errors.read_text()
+        shared, room = prefix_metrics(port), PREFIX_MEMORY * 10**6 // (bytes_per_slot(manifests.read(folder)) * BLOCK) * BLOCK
         running = process.poll() is None
     wrong = [f"{found[kind]} {kind}" for kind in ("wrong", "missing") if found[kind]]
     wrong += [f"memory grew by {after - before} bytes"] if after - before > LIMIT else []
     wrong += [f"{recovered:.2f} s to recover"] if recovered > RECOVERED else []
     wrong += [f"errors: {said[-2000:]}"] if "Traceback" in said or "rror" in said else []
     wrong += [] if running else ["the server has ended"]
-    return {**load._asdict(), **found, "before": before, "after": after, "recovered": round(recovered, 3), "seconds": round(seconds, 1), "wrong": wrong}
+    wrong += [] if shared["prefix_hits_total"] > load.requests // 4 and shared["prefix_kept_tokens"] == room else [f"prefixes: {shared} of {room} tokens"]
+    return {**load._asdict(), **found, **shared, "before": before, "after": after, "recovered": round(recovered, 3), "seconds": round(seconds, 1), "wrong": wrong}
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
