@@ -85,7 +85,8 @@ class _Completion:
 
     def run(self) -> None:
         """Add the layers that were not traced, in order, and remove the marks."""
-        mark, readers = self.parts[0][-1], list(self.parts[-1][-1].outputs[0].uses())
+        mark, traced_last = self.parts[0][-1], self.parts[-1][-1].outputs[0]
+        readers = list(traced_last.uses())
         for layer, kind in enumerate(self.kinds):
             if layer in self.traced:
                 mark = self._behind(self.traced.index(layer), mark)
@@ -94,6 +95,9 @@ class _Completion:
                 mark = self._copied(second, layer, mark)
         for node, index in readers:
             node.replace_input_with(index, mark.outputs[0])
+        last = mark.inputs[0]
+        assert last is not None
+        self.outputs = {name: last if value is traced_last else value for name, value in self.outputs.items()}  # an encoder without a final norm
         for node in [node for node in self.graph if _is_mark(node)]:
             value = node.inputs[0]
             assert value is not None

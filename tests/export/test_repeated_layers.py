@@ -11,7 +11,7 @@ from posenc_export.export.describe import describe
 from posenc_export.export.targets import TARGETS
 from posenc_export.export.trace import Source
 from posenc_export.models.presets import seeded
-from posenc_export.models.short_forms import block_config, decoder_config
+from posenc_export.models.short_forms import block_config, decoder_config, encoder_config
 from posenc_export.models.stack import Stack
 
 LAYERS = 5
@@ -37,6 +37,14 @@ def digests(model: Stack, signature: str, target: str, folder: Path) -> dict:
         for index, value in enumerate(node.outputs):
             found[value] = hashlib.sha256(repr((content, index)).encode()).hexdigest()
     return {value.name: found[value] for value in graph.outputs}
+
+
+def test_hidden_states_of_the_last_layer_can_be_an_output(tmp_path, monkeypatch):
+    block = block_config(encoding={"name": "rope"}, width=16, heads=2, max_positions=64, causal=False)
+    model = seeded(encoder_config(vocabulary=32, layers=LAYERS, hidden=16, block=block), 0).eval()
+    few = digests(model, "positions", "onnx", tmp_path / "few")
+    monkeypatch.setattr(repeated_layers, "FEWEST", LAYERS)
+    assert few == digests(model, "positions", "onnx", tmp_path / "whole")
 
 
 @pytest.mark.parametrize(
