@@ -75,3 +75,7 @@ def test_every_block_runs_from_the_top(tmp_path: Path, monkeypatch: pytest.Monke
 def test_every_link_and_picture_of_the_readme_is_a_file() -> None:
     links = [link for link in re.findall(r"\]\(([^)#]+)", README) if not link.startswith("http")]
     assert links and [link for link in links if not (TOP / link).exists()] == []
+
+
+def test_the_readme_counts_the_encodings_of_the_gallery() -> None:
+    assert f"of {len(encodings.REGISTRY)} encodings" in README
