@@ -131,7 +131,7 @@ def with_libtorch(folder: Path) -> Sequence[object]:
     return ["g++", "-std=c++20", *include, f"-L{place / 'lib'}", f"-Wl,-rpath,{place / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10"]
 
 
-def with_onnxruntime(folder: Path) -> Sequence[object]:
+def with_onnxruntime(folder: Path, language: str = "c") -> Sequence[object]:
     """Return the compiler and its flags for the headers of POSENC_ORT_INCLUDE and the library of the onnxruntime wheel."""
     import onnxruntime
 
@@ -139,7 +139,8 @@ def with_onnxruntime(folder: Path) -> Sequence[object]:
     for name in ("libonnxruntime.so", "libonnxruntime.so.1"):  # file names of an ONNX Runtime release
         (folder / name).unlink(missing_ok=True)
         (folder / name).symlink_to(library)
-    return ["gcc", f"-I{os.environ['POSENC_ORT_INCLUDE']}", f"-L{folder}", f"-Wl,-rpath,{folder}", "-lonnxruntime"]
+    compiler = ["g++", "-std=c++17"] if language == "cpp" else ["gcc"]
+    return [*compiler, f"-I{os.environ['POSENC_ORT_INCLUDE']}", f"-L{folder}", f"-Wl,-rpath,{folder}", "-lonnxruntime"]
 
 
 def python_of(environment: Path) -> Path:

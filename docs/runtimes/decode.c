@@ -24,7 +24,8 @@
 #define INT64 ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64
 enum { FEEDS = 4, STATES = 10 };
 
-// Inputs: those of the call, then the states. Outputs: the logits, then the new states.
+// Inputs: those of the call, then the states. Outputs: logits, then the new states.
+// The graph counts the tokens of a row, and its outputs depend on distances only: it takes no start.
 static const char* const INPUTS[] = {
     "input_ids",
     "logits_index",
@@ -110,8 +111,8 @@ static OrtValue* copied(const int64_t* tokens, const int64_t* sizes, size_t rank
   return value;
 }
 
-static float number(const void* logits, size_t index) {
-  return ((const float*)logits)[index];
+static float number(const void* outputs, size_t index) {
+  return ((const float*)outputs)[index];
 }
 
 int main(int count_of_arguments, char** arguments) {

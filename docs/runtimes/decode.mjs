@@ -12,6 +12,8 @@
 import * as ort from "onnxruntime-node";
 import { pathToFileURL } from "node:url";
 
+const print = console.log;
+
 const CAPACITY = 1024; // slots of the caches: the limit of a row's tokens; can be set up to 4096
 const STOP_IDS = [];
 // For each state: name of the input, name of the output to feed back as that input, dtype, shape and initial value.
@@ -42,7 +44,8 @@ export function empty() {
 }
 
 // Feeds x, new tokens of a row that holds `held` tokens. Returns the logits of the last token, and the states for the next call.
-export async function call(session, states, x, held, start = 0) {
+// The graph counts the tokens of a row, and its outputs depend on distances only: it takes no start.
+export async function call(session, states, x, held) {
   const count = x.dims[1];
   const feeds = {
     input_ids: x,
@@ -74,7 +77,7 @@ export async function generate(session, prompt, count) {
 }
 
 async function main(folder, count, ...prompt) {
-  console.log((await generate(await load(folder), prompt.map(Number), Number(count))).join(" "));
+  print((await generate(await load(folder), prompt.map(Number), Number(count))).join(" "));
 }
 
 if (import.meta.url === pathToFileURL(process.argv[1]).href) await main(...process.argv.slice(2));

@@ -33,8 +33,9 @@ def empty():
     return {past: np.full(shape, fill, dtype) for past, _, dtype, shape, fill in STATES}
 
 
-def call(session, states, x, held, start=0):
+def call(session, states, x, held):
     """Feed x, new tokens of a row that holds `held` tokens. Return the logits of the last token, and the states for the next call."""
+    # The graph counts the tokens of a row, and its outputs depend on distances only: it takes no start.
     new = x.shape[1]
     feeds = {
         "input_ids": x,

@@ -9,13 +9,14 @@ from typing import Any, Dict, List, Sequence
 from posenc_export.clients.states import groups
 from posenc_export.clients.templates import Template
 from posenc_export.runtime.artefact.manifest import Manifest, State
-from posenc_export.runtime.artefact.rules import B, M, P, graph_file
+from posenc_export.runtime.artefact.rules import WEIGHTS, B, M, P, graph_file
 from posenc_export.runtime.artefact.summary import summary
 from posenc_export.shared.suggestion import suggestion
 
 CAPACITY = 1024  # slots of in-place caches, unless the range of positions is shorter
 # By language: the file of templates/.
-LANGUAGES = {**dict.fromkeys(("python", "openvino", "tract", "reference"), "python"), "node": "node", "c": "c", "libtorch": "libtorch"}
+LANGUAGES = {**dict.fromkeys(("python", "openvino", "tract", "reference"), "python"), "node": "node", "web": "node", "c": "c", "cpp": "cpp", "libtorch": "libtorch"}
+ONE_BY_ONE = ("c", "cpp", "libtorch")  # their programs list each state
 
 
 def program(manifest: Manifest, language: str) -> str:
@@ -33,7 +34,7 @@ def program(manifest: Manifest, language: str) -> str:
     known = template.table("inputs")
     _check(manifest, list(known), language)
     feeds = [template.fill("feed", name=value.name, value=known[value.name], index=index) for index, value in enumerate(manifest.inputs)]
-    states = _single_states(manifest, template, language) if language in ("c", "libtorch") else _grouped_states(manifest, template, language)
+    states = _single_states(manifest, template, language) if language in ONE_BY_ONE else _grouped_states(manifest, template, language)
     return template.fill("program", feeds=(", " if language == "libtorch" else "\n").join(feeds), states="\n".join(states)) + "\n"
 
 
@@ -41,7 +42,7 @@ def _check(manifest: Manifest, known: Sequence[str], language: str) -> None:
     """Check that a program can be written. known: names of the inputs that the program can fill.
 
     Raises:
-        ValueError: the artefact has another graph file or bfloat16, reads an encoder, is no decoder for a program in C, or has an input that is not in `known`.
+        ValueError: the artefact has another graph file or bfloat16, reads an encoder, or has an input that is not in `known`.
     """
     file = "model.pt" if language == "libtorch" else "model.onnx"
     if graph_file(manifest) != file:
@@ -54,8 +55,6 @@ def _check(manifest: Manifest, known: Sequence[str], language: str) -> None:
     unknown = [value.name for value in manifest.inputs if value.name not in known]
     if unknown:
         raise ValueError(f"inspect: expected inputs among {', '.join(known)} for --runtime, got {unknown[0]}; run it with posenc_export.load")
-    if language == "c" and manifest.kind != "decoder":
-        raise ValueError(f"inspect: expected a decoder for --runtime c, got a model of kind {manifest.kind}; print it for python or libtorch")
 
 
 def _conditions(manifest: Manifest, language: str) -> List[str]:
@@ -64,6 +63,7 @@ def _conditions(manifest: Manifest, language: str) -> List[str]:
         "cached": bool(manifest.states),
         "axes": manifest.axes > 0,
         "stop_ids": bool(manifest.stop_ids),
+        "external": WEIGHTS in manifest.files,
         "past_positions": bool(manifest.states) and manifest.states[0].past == "past_positions",
     }
     updates = {state.update for state in manifest.states}

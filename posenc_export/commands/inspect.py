@@ -16,7 +16,7 @@ Line = Tuple[str, str]
 def add_arguments(inspecting: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc inspect`."""
     add_folder(inspecting)
-    runtimes = "python, node or c (ONNX Runtime), libtorch (C++), openvino, tract, reference (of onnx)"
+    runtimes = "python, node, web, c or cpp (ONNX Runtime), libtorch (C++), openvino, tract, reference (of onnx)"
     inspecting.add_argument("--runtime", help=f"print a program that runs this artefact without posenc: {runtimes}")
 
 

@@ -92,8 +92,8 @@ def test_the_program_for_a_library_gives_the_outputs_of_a_session(language: str,
     assert worst_error(np.concatenate((first, second), axis=1), model.session().prefill(x)[:, [6, 8]]) <= model.manifest.reference.tolerance
 
 
-def _compiled(folder: Path, compiler: Sequence[object], source: str) -> Path:
-    (folder / source).write_text(program(manifests.read(folder / "a"), "libtorch" if source.endswith("cpp") else "c"))
+def _compiled(folder: Path, compiler: Sequence[object], source: str, language: str = "libtorch") -> Path:
+    (folder / source).write_text(program(manifests.read(folder / "a"), language))
     subprocess.run([*map(str, (compiler[0], source, "-o", "decode", *compiler[1:]))], cwd=folder, check=True)
     return folder / "decode"
 
@@ -120,23 +120,57 @@ def test_the_program_for_libtorch_runs_blocks_and_encoders(name: str, tmp_path: 
     assert "nan" not in subprocess.run([str(run), str(folder)], capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.exhaustive
-@pytest.mark.skipif("POSENC_ORT_INCLUDE" not in os.environ, reason="POSENC_ORT_INCLUDE names no headers of ONNX Runtime")
+def with_headers(test: Any) -> Any:
+    """Mark a test that compiles a program for the C or C++ API of ONNX Runtime."""
+    reason = "POSENC_ORT_INCLUDE names no headers of ONNX Runtime"
+    return pytest.mark.exhaustive(pytest.mark.skipif("POSENC_ORT_INCLUDE" not in os.environ, reason=reason)(test))
+
+
+SOURCES = {"c": "decode.c", "cpp": "decode.cpp"}
+
+
+@with_headers
+@pytest.mark.parametrize("language", SOURCES)
 @pytest.mark.parametrize(("target", "signature"), [("onnx", "positions"), ("onnx-static", "positions"), ("ort", "positions"), ("ort", "mask")])
-def test_the_program_for_the_c_api_decodes_the_same_text(target: str, signature: str, tmp_path: Path) -> None:
+def test_the_programs_in_c_and_cpp_decode_the_same_text(target: str, signature: str, language: str, tmp_path: Path) -> None:
     folder = _made("rope", target, signature, tmp_path / "a")
-    assert _same_text(_compiled(tmp_path, client_runs.with_onnxruntime(tmp_path), "decode.c"), folder)
+    assert _same_text(_compiled(tmp_path, client_runs.with_onnxruntime(tmp_path, language), SOURCES[language], language), folder)
 
 
-def test_a_program_in_c_is_written_for_decoders_only(tmp_path: Path) -> None:
-    manifest = manifests.read(_made("rope", "onnx", "positions", tmp_path / "a")).replace(kind="encoder")
-    with pytest.raises(ValueError, match="inspect: expected a decoder for --runtime c, got a model of kind encoder; print it for python or libtorch"):
-        program(manifest, "c")
+@with_headers
+@pytest.mark.parametrize("language", SOURCES)
+@pytest.mark.parametrize(("name", "target", "dtype"), [("cope", "ort", "float32"), ("mrope", "onnx", "float16"), ("encoder", "onnx", "float32")])
+def test_the_programs_in_c_and_cpp_run_blocks_and_encoders(name: str, target: str, dtype: str, language: str, tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    export(sources(MODELS[name]), target, folder, dtype=dtype, verify=False)
+    run = _compiled(tmp_path, client_runs.with_onnxruntime(tmp_path, language), SOURCES[language], language)
+    printed = subprocess.run([str(run), str(folder)], capture_output=True, text=True, check=True).stdout.splitlines()
+    client = _python(folder)
+    calls = (8, 1, 1, 1) if name != "encoder" else (8,)
+    graph, states, held, wanted = client["load"](folder), client["empty"](), 0, []
+    for count in calls:
+        x = np.full((1, count, 48), 0.5, dtype) if name != "encoder" else np.arange(8)[None]
+        output, states = client["call"](graph, states, x, held)
+        held += count
+        wanted.append([held, *output[0, -1, :4].astype(float)])
+    assert np.allclose([[float(number) for number in line.split()] for line in printed], wanted, atol=1e-3)
+
+
+STARTS = {"positions of tokens": ("rope", "onnx", "positions"), "rows counted by the graph": ("rope", "ort", "positions"), "a mask": ("rope", "onnx", "mask")}
+SAID = {"rows counted by the graph": "The graph counts the tokens of a row", "a mask": "The graph counts positions from attention_mask"}
+
+
+@pytest.mark.parametrize("case", STARTS)
+@pytest.mark.parametrize("language", ["python", "node", "web", "c", "cpp"])
+def test_a_program_takes_a_start_only_where_the_graph_does(language: str, case: str, tmp_path: Path) -> None:
+    text = program(manifests.read(_made(*STARTS[case], tmp_path / "a")), language)
+    takes = "#define START 0" if language == "c" else "start = 0" if language != "python" else "start=0"
+    assert (takes in text) == (case not in SAID) and all((said in text) == (name == case) for name, said in SAID.items())
 
 
 def test_a_program_in_another_language_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert main(["inspect", str(_made("rope", "onnx", "positions", tmp_path / "a")), "--runtime", "cobol"]) == 2
-    assert "expected runtime to be one of python, openvino, tract, reference, node, c, libtorch, got 'cobol'" in capsys.readouterr().err
+    assert "expected runtime to be one of python, openvino, tract, reference, node, web, c, cpp, libtorch, got 'cobol'" in capsys.readouterr().err
 
 
 NODE = os.environ.get("POSENC_NODE_MODULES", "")  # a node_modules folder with onnxruntime-node
