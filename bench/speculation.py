@@ -3,16 +3,14 @@
     python -m bench.speculation ARTEFACT ... [--draft ARTEFACT] [--tokens 96] [--rounds 3] [--json bench/results/speculation.json]
 
 The texts are parts of Python's standard library, with the tokenizer of the artefact. Each task reads its prompt once; then decoding with and without drafts takes
-turns, so that disturbances affect both. Times are those from the first id to the last. A ratio above 1 means that drafts are faster. `edit` repeats a file in
-which two names are changed, `repeat` completes a file that stands in the prompt, `quote` quotes parts of it, and `new` samples at temperature 1 after a text without
-repetition.
+turns, so that disturbances affect both. Times are those from the first id to the last. A ratio above 1 means that drafts are faster. `repeat` completes a
+function that stands in the prompt twice, `edit` repeats one with other names, `quote` quotes one, and `new` samples at temperature 1 after a text without repetition.
 
 `equal` is the number of ids before the first that differs. With --passes, the file also gets the cost of one pass of 2, 4, 8 and 16 tokens relative to a step.
 """
 
 import argparse
 import inspect
-import json
 import statistics
 import sys
 import textwrap
@@ -33,16 +31,15 @@ Task = Tuple[str, str, Dict[str, Any]]  # name, prompt, arguments of generate
 
 def tasks() -> List[Task]:
     """Return the tasks: name, prompt and sampling."""
-    source, other = inspect.getsource(textwrap.TextWrapper._handle_long_word), inspect.getsource(json.JSONEncoder.default)
-    lines = source.splitlines(keepends=True)
-    edited = source.replace("chunk", "piece").replace("cur_line", "row").splitlines(keepends=True)
-    begun = len(lines) // 4
+    source, other = (inspect.getsource(one).split('"""')[0] + inspect.getsource(one).split('"""')[2] for one in (textwrap.indent, textwrap.dedent))
+    edited = source.replace("prefix", "margin").replace("line", "row")
+    half = len(edited.splitlines()) // 2
+    begun = ["".join(text.splitlines(keepends=True)[:half]) for text in (source, edited)]
     return [
-        ("edit", source + "\n\n# The same with other names\n" + "".join(edited[: 2 * begun]), {}),
-        ("repeat", source + "\n\n" + "".join(lines[:begun]), {}),
-        ("quote", f"{other}\nThe docstring above says:\n\n    Implement this method in a subclass", {}),
+        ("repeat", f"{source}\n{source}\n{begun[0]}", {}),
+        ("edit", f"{source}\n# The same with other names\n{edited}\n{source}\n# The same with other names\n{begun[1]}", {}),
+        ("quote", f"{other}\nThe function above says:\n\n{other[: len(other) // 4]}", {}),
         ("new", "The history of the lighthouse on the northern coast begins with a storm. In the winter of 1824,", {"temperature": 1.0, "seed": 1}),
-        ("new code", "def merge_intervals(intervals):\n", {"temperature": 1.0, "seed": 2}),
     ]
 
 
