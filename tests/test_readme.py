@@ -4,6 +4,7 @@ import contextlib
 import io
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Tuple
@@ -31,6 +32,9 @@ def _blocks() -> List[Tuple[str, str]]:
 def _command(words: List[str]) -> None:
     """Run a line of a block as a shell would."""
     if words[0] in ELSEWHERE:
+        return
+    if words[0] == "python":
+        subprocess.run([sys.executable, *words[1:]], check=True, capture_output=True)
         return
     assert words[0] == "posenc", words
     arguments, target = (words[1:-2], Path(words[-1])) if ">" in words else (words[1:], None)
