@@ -8,7 +8,7 @@ from typing import Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 
-from posenc_export.export import loaders, quality
+from posenc_export.export import half_precision, loaders, quality
 from posenc_export.export.bounds import accuracy_of
 from posenc_export.export.compile_errors import explain_errors
 from posenc_export.export.describe import Model, describe, text_of
@@ -153,6 +153,7 @@ def _make(sources: Sources, target: str, folder: Path, options: ExportOptions, r
     """Write and verify one artefact in `folder`."""
     kind, weights, signature, sample = TARGETS[target], options.format, options.signature, read.sample
     source = sources.of(options.dtype or kind.dtypes[0], weights, sample, options.cache is not None, options.size)
+    half_precision.check_model(source.model, options.dtype or kind.dtypes[0])
     options.say(f"{target}: tracing and lowering")
     bits = {"weights": weights and Weights(weights, activations=activations_of(source.model)), "cache": options.cache or "", "calibration": sample and sample.described}
     formats = {} if options.size is None else mixed.formats_of(source.on_grid)

@@ -12,7 +12,7 @@ import torch
 from posenc_export import encodings
 from posenc_export.encodings import Geometry, PositionEncoding
 from posenc_export.encodings.shared.combined import overrides
-from posenc_export.export import TARGETS, Sources, export
+from posenc_export.export import TARGETS, Sources, export, half_precision
 from posenc_export.models.config import StackConfig
 from posenc_export.models.presets import seeded
 from posenc_export.models.randomness import drawn_from
@@ -53,7 +53,8 @@ def check_encoding(
         {"oracle": {hook: worst error}, "targets": {target: certificate}, "faults": {fault: error of the cell that detects it}}.
 
     Raises:
-        ValueError: a class or parameters that cannot be registered or built, a target that cannot represent the encoding.
+        ValueError: a class or parameters that cannot be registered or built, a hook that fails or rounds positions in float16, a target that cannot represent
+            the encoding.
         AssertionError: a hook that differs from the oracle, a fault that the grid does not detect.
         VerificationError: an artefact that differs from the module.
     """
@@ -65,6 +66,7 @@ def check_encoding(
     with _registered(cls):
         config = _config({"name": NAME, **(parameters or {})}, cls, max_positions)
         found: Dict[str, Any] = {"oracle": _check_oracle(cls, {"name": NAME, **(parameters or {})}, max_positions)}
+        _check_float16(cls, {"name": NAME, **(parameters or {})}, max_positions)
         sources, certificates = Sources(seeded(config)), {}
         with tempfile.TemporaryDirectory() as folder:
             for target in targets:
@@ -114,6 +116,12 @@ def _check_oracle(cls: Type[PositionEncoding], spec: Mapping[str, Any], max_posi
             remedy = "compute angles in float64 and store them in a Table or an Exact" if error < ROUNDING else "correct the hook or the oracle"
             raise AssertionError(f"check_encoding {cls.__name__}: {problem}: your module disagrees with your oracle; {remedy}")
     return errors
+
+
+def _check_float16(cls: Type[PositionEncoding], spec: Mapping[str, Any], max_positions: int) -> None:
+    with drawn_from(0):
+        geometry = _geometry(max_positions, "causal" in cls.works_in)
+        half_precision.check_encoding(encodings.build(spec, geometry).half(), geometry, "float16")
 
 
 def _rows(encoding: PositionEncoding, places: List[int]) -> Iterator[Any]:
