@@ -9,6 +9,7 @@ from posenc_export.models.user_module import Model, OwnModule
 
 TAKES = {"torchscript": "TorchScript compiles", "pt2": "torch.export traces with dynamic sizes"}
 LONGEST = 300  # characters
+VARIABLE = "can't take variable number of arguments"  # of TorchScript, about forward(self, x, *where)
 
 
 @contextlib.contextmanager
@@ -30,7 +31,9 @@ def explain_errors(target: str, model: Model, packages: Iterable[str]) -> Iterat
             raise
         what = f"{model.where}" if isinstance(model, OwnModule) else f"encodings {', '.join(packages)}"
         takes = TAKES.get(target, "torch.onnx.export traces")
-        raise ValueError(f"export: target {target}: {what}: expected code that {takes}, got {_cause(error)}; change the code or choose another target") from error
+        cause = _cause(error)
+        change = "write forward with the arguments of AttentionBlock.forward, as docs/own-model.md shows," if VARIABLE in cause else "change the code"
+        raise ValueError(f"export: target {target}: {what}: expected code that {takes}, got {cause}; {change} or choose another target") from error
 
 
 def _cause(error: BaseException) -> str:

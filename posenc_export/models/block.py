@@ -106,8 +106,10 @@ class AttentionBlock(torch.nn.Module):
             heads, max_positions, kv_heads, encoding, layout, causal: as for from_weights.
 
         Raises:
-            ValueError: as for from_weights; names that are ambiguous or have no place in the block (models.named_projections).
+            ValueError: as for from_weights; a module instead of its state_dict; names that are ambiguous or have no place in the block (models.named_projections).
         """
+        if isinstance(state_dict, torch.nn.Module):
+            raise ValueError(f"weights: expected tensors by name, got module {type(state_dict).__qualname__}; give its state_dict()")
         found = from_weights.projections({name: tuple(value.shape) for name, value in state_dict.items()}, state_dict.__getitem__, prefix)
         return cls.from_weights(
             heads,

@@ -1,6 +1,7 @@
 """Files of named tensors: safetensors, and dictionaries of tensors of torch.save. Only tensors are unpickled."""
 
 import pickle
+import re
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Dict, List, Protocol, Tuple, Type, Union
@@ -77,13 +78,13 @@ class TorchFile:
         try:
             held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except DAMAGED as error:
-            why = str(error).partition("\n")[0][:200]
             rule = f"checkpoint: expected {path.name} to hold only tensors, in the zip format of torch 1.6 and later"
-            raise ValueError(f"{rule}, got an error ({why}); save it as safetensors") from None
+            raise ValueError(f"{rule}, got {_reason(error)}; save the state_dict of the model, or save it as safetensors") from None
         if isinstance(held, dict):
             held = next((held[key] for key in NESTED if isinstance(held.get(key), dict)), held)
         if not isinstance(held, dict) or not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in held.items()):
-            raise ValueError(f"checkpoint: expected {path.name} to be a dictionary of tensors by name, got other objects; save it as safetensors")
+            rule = f"checkpoint: expected {path.name} to be a dictionary of tensors by name"
+            raise ValueError(f"{rule}, got other objects; save the state_dict of the model, or save it as safetensors")
         for name, value in held.items():
             if not _is_plain(value):
                 rule = f"checkpoint: expected {path.name} to hold dense tensors with all their numbers"
@@ -105,6 +106,12 @@ class TorchFile:
         if self._held[name].dtype not in DTYPES.values():
             raise ValueError(_dtype_line(name, str(self._held[name].dtype).removeprefix("torch.")))
         return self._held[name].detach().float()
+
+
+def _reason(error: Exception) -> str:
+    """What torch.load found, in one line: the class of an object that is no tensor, as after torch.save(model), or its error."""
+    other = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
+    return f"an object of {other[1][:200]}" if other else f"an error ({str(error).partition(chr(10))[0][:200]})"
 
 
 OPENERS: Dict[str, Type[Union[SafetensorsFile, TorchFile]]] = {".safetensors": SafetensorsFile, ".bin": TorchFile}

@@ -118,6 +118,12 @@ def test_a_damaged_pickle_in_pytorch_model_bin_is_refused_in_one_line(tmp_path: 
         Checkpoint(tmp_path)
 
 
+def test_a_file_of_a_whole_module_is_refused_by_the_name_of_its_class(tmp_path: Path) -> None:
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="got an object of torch.nn.modules.linear.Linear; save the state_dict of the model, or save it as safetensors$"):
+        Checkpoint(tmp_path)
+
+
 def test_a_tied_head_may_be_saved_only_as_a_copy_of_the_token_table(llama: Path) -> None:
     _weights(llama, lambda weights: weights.update({HEAD: weights[TABLE].clone()}))
     assert from_pretrained(llama).config.head.tied

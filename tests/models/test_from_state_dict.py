@@ -192,6 +192,11 @@ def test_a_sequence_beyond_the_range_is_refused() -> None:
         seeded(block_config(WIDTH, HEADS, 8))(X)
 
 
+def test_a_module_in_place_of_its_state_dict_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^weights: expected tensors by name, got module MultiheadAttention; give its state_dict\(\)$"):
+        AttentionBlock.from_state_dict(_mha(), HEADS, 64)  # type: ignore[arg-type]
+
+
 def test_a_module_without_a_block_names_the_page() -> None:
     with pytest.raises(ValueError, match="expected one AttentionBlock or Stack in it, got none; .* as docs/from-your-weights.md shows"):
         as_model(nn.Linear(3, 3))

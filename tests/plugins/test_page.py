@@ -20,7 +20,7 @@ def as_before() -> Iterator[None]:
     yield
     for name in ("decay", "slow_turn"):
         encodings.KNOWN.registered.pop(name, None)
-    for name in ("decay", "cosine"):
+    for name in ("decay", "cosine", "skew"):
         sys.modules.pop(name, None)
 
 
@@ -38,6 +38,9 @@ def test_the_programs_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     assert names["manifest"].packages["decay"].name == "decay" and names["found"]["targets"]["torchscript"]["passed"]
 
 
-def test_the_entry_points_of_the_page_are_in_the_group_that_the_package_reads() -> None:
+def test_the_package_of_the_page_installs_the_files_of_its_entry_points() -> None:
     (content,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    assert set(tomllib.loads(content)["project"]["entry-points"]) == {GROUP}
+    package = tomllib.loads(content)
+    offered = package["project"]["entry-points"]
+    assert set(offered) == {GROUP}
+    assert {place.partition(":")[0] for place in offered[GROUP].values()} == set(package["tool"]["setuptools"]["py-modules"])
