@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import secrets
 import time
+from http import HTTPStatus
 from typing import Any, AsyncIterator, Callable, Dict, List, Mapping, Optional, Tuple, Type
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
@@ -195,7 +196,11 @@ def application(
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
-        return service.refuse(error.status_code, error.detail, error.headers)
+        detail = error.detail
+        if detail in (HTTPStatus.NOT_FOUND.phrase, HTTPStatus.METHOD_NOT_ALLOWED.phrase):  # of the router, without any path
+            got = protocol.cut(f"{request.method} {request.url.path}")
+            detail = f"request: expected a method and path that /docs lists, got {got}; POST /v1/completions completes a text"
+        return service.refuse(error.status_code, detail, error.headers)
 
     return app
 

@@ -231,6 +231,13 @@ def test_another_model_is_not_found_and_the_served_one_is_listed(port: int, mode
     assert (card["id"], card["max_model_len"], card["digest"]) == ("tiny", 300, model.manifest.digest)
 
 
+@pytest.mark.parametrize(("path", "status", "got"), [("/v1/completion", 404, "POST /v1/completion"), ("/v1/models", 405, "POST /v1/models")])
+def test_another_path_or_method_is_refused_by_name(path: str, status: int, got: str, port: int) -> None:
+    said = Client(port).ask(path, {"prompt": "a"})
+    rule = "request: expected a method and path that /docs lists"
+    assert said[0] == status and said[1]["error"]["message"] == f"{rule}, got {got}; POST /v1/completions completes a text"
+
+
 @pytest.mark.usefixtures("slow")
 def test_more_requests_than_rows_and_queue_hold_are_told_to_come_later(port: int) -> None:
     streams = [Client(port).events(LONG) for _ in range(6)]
