@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def loading(graph: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "_load", lambda folder, manifest, provider, threads: Model(graph(folder / "model.onnx", manifest, "cpu", threads)))
+    monkeypatch.setattr(runtime, "_load", lambda folder, manifest, provider, threads, capture: Model(graph(folder / "model.onnx", manifest, "cpu", threads)))
 
 
 def test_wrong_prompts_of_a_provider_are_detected_when_it_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +49,7 @@ def test_wrong_prompts_of_a_provider_are_detected_when_it_is_loaded(folder: Path
 
 
 def test_provider_auto_uses_the_cpu_with_one_warning_where_outputs_are_wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def on(folder: Path, manifest: Any, provider: str, threads: Any) -> Model:
+    def on(folder: Path, manifest: Any, provider: str, threads: Any, capture: bool) -> Model:
         return Model((OrtGraph if provider == "cpu" else WrongPrompts)(folder / "model.onnx", manifest, "cpu", threads))
 
     monkeypatch.setattr(runtime, "_load", on)
