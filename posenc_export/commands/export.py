@@ -78,7 +78,6 @@ def run(options: argparse.Namespace) -> int:
         options.text, options.max_loss, options.size,
     )
     check_export(targets, options.output, settings)
-    options.say(f"reading {options.model}")
     model = _model(options)
     failed: Dict[str, Exception] = {}
     try:

@@ -93,7 +93,7 @@ def test_a_wrong_description_gives_other_logits(fault: str, tmp_path: Path, monk
         (folder / "model.safetensors").write_bytes(_without(folder / "model.safetensors", "ln_mlp"))
     changed["layers"] = {kind: layer for kind, layer in changed["layers"].items() if kind in changed["order"]}
     assert from_json(changed) != description
-    monkeypatch.setattr(families, "read", lambda config, max_positions, part: (from_json(changed), family))
+    monkeypatch.setattr(families, "read", lambda config, max_positions, part, lengths: (from_json(changed), family))
     assert np.abs(from_pretrained(folder).exact(tokens, range(LENGTH), range(LENGTH)) - wanted).max() > 2e-4  # type: ignore[operator]
 
 
