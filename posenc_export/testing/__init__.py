@@ -126,17 +126,29 @@ def _check_float16(cls: Type[PositionEncoding], spec: Mapping[str, Any], max_pos
 
 def _rows(encoding: PositionEncoding, places: List[int]) -> Iterator[Any]:
     """Results of embed and rotate and of their oracles, if the encoding overrides them."""
-    oracle, index = encoding.oracle(), torch.tensor([places])
-    coordinates = index.expand(encoding.axes, 1, -1) if encoding.axes else index
-    if overrides(encoding, "embed", "embed_next"):
-        x = torch.randn(1, len(places), encoding.token_width(WIDTH))
-        states = [torch.zeros(1, *carried.sizes) for carried in encoding.embed_states()]
-        yield "embed", _numbers(encoding.embed_next(x, coordinates, states)[0][0]), oracle.embed_rows(_numbers(x[0]), places)
-    if overrides(encoding, "rotate"):
-        heads = torch.randn(1, len(places), HEADS, HEAD_SIZE), torch.randn(1, len(places), KV_HEADS, HEAD_SIZE)
-        turned = zip(heads, (oracle.rotate_heads, oracle.rotate_key_heads), encoding.rotate(*heads, coordinates), strict=True)
-        for x, turn, actual in turned:
-            yield "rotate", _numbers(actual[0]), np.stack([turn(_numbers(row), place) for row, place in zip(x[0], places, strict=True)])
+    oracle = encoding.oracle()
+    for coordinates, of_tokens in _coordinates(encoding, places):
+        if overrides(encoding, "embed", "embed_next"):
+            x = torch.randn(1, len(places), encoding.token_width(WIDTH))
+            states = [torch.zeros(1, *carried.sizes) for carried in encoding.embed_states()]
+            yield "embed", _numbers(encoding.embed_next(x, coordinates, states)[0][0]), oracle.embed_rows(_numbers(x[0]), of_tokens)
+        if overrides(encoding, "rotate"):
+            heads = torch.randn(1, len(places), HEADS, HEAD_SIZE), torch.randn(1, len(places), KV_HEADS, HEAD_SIZE)
+            turned = zip(heads, (oracle.rotate_heads, oracle.rotate_key_heads), encoding.rotate(*heads, coordinates), strict=True)
+            for x, turn, actual in turned:
+                yield "rotate", _numbers(actual[0]), np.stack([turn(_numbers(row), place) for row, place in zip(x[0], of_tokens, strict=True)])
+
+
+def _coordinates(encoding: PositionEncoding, places: List[int]) -> Iterator[Any]:
+    """Positions [1,n] and those of each token for its oracle; on a grid [axes,1,n], as for text, and with other coordinates on each axis."""
+    index = torch.tensor([places])
+    if not encoding.axes:
+        yield index, places
+        return
+    yield index.expand(encoding.axes, 1, -1), places
+    if not encoding.embed_states():  # a state of embed covers the image in its order of tokens
+        differing = torch.stack([index.roll(axis, 1) for axis in range(encoding.axes)])
+        yield differing, list(zip(*differing[:, 0].tolist(), strict=True))
 
 
 def _scores(encoding: PositionEncoding, places: List[int], causal: bool) -> Iterator[Any]:

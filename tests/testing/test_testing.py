@@ -1,7 +1,7 @@
 """The checks for authors of encodings: correct encodings pass, and faults are detected."""
 
 import math
-from typing import Any, Optional
+from typing import Any, Optional, Sequence, Union
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posenc_export import encodings
 from posenc_export.encodings import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.rope_2d import RoPE2D, RoPE2DOracle
 from posenc_export.encodings.shared.base import Table
 from posenc_export.testing import FAULTS, check_encoding
 
@@ -56,6 +57,25 @@ class Nothing(Rooted):
 
     def oracle(self) -> Oracle:
         return RootedOracle(0 * self.slopes.exact)
+
+
+class OnGrid(RoPE2D):
+    """A rotation by row and column."""
+
+
+class ColumnsAsRows(OnGrid):
+    """The same rotation, with an oracle that exchanges the axes. At positions of text, which are equal on all axes, both agree."""
+
+
+class ColumnsAsRowsOracle(RoPE2DOracle, of=ColumnsAsRows):
+    def rotated(self, x: np.ndarray, place: Union[int, Sequence[int]], frequencies: np.ndarray) -> np.ndarray:
+        return super().rotated(x, place if isinstance(place, int) else place[::-1], frequencies)
+
+
+def test_an_oracle_on_a_grid_gets_coordinates() -> None:
+    assert set(check_encoding(OnGrid, targets=[], faults=[])["oracle"]) == {"rotate"}
+    with pytest.raises(AssertionError, match="ColumnsAsRows: expected rotate within .* of its oracle"):
+        check_encoding(ColumnsAsRows, targets=[], faults=[])
 
 
 def test_a_correct_encoding_passes_and_every_fault_is_detected() -> None:
