@@ -24,15 +24,15 @@ class Genai:
     def __init__(self, place: str, threads: int) -> None:
         import onnxruntime_genai
 
-        self.library = onnxruntime_genai
+        self.genai = onnxruntime_genai
         config = onnxruntime_genai.Config(place)
         config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
         self.model = onnxruntime_genai.Model(config)
 
     def _read(self, ids: List[int]) -> Any:
-        parameters = self.library.GeneratorParams(self.model)
+        parameters = self.genai.GeneratorParams(self.model)
         parameters.set_search_options(max_length=2048)
-        generator = self.library.Generator(self.model, parameters)
+        generator = self.genai.Generator(self.model, parameters)
         generator.append_tokens(np.array([ids], np.int32))
         return generator
 
