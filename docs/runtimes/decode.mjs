@@ -80,4 +80,10 @@ async function main(folder, count, ...prompt) {
   print((await generate(await load(folder), prompt.map(Number), Number(count))).join(" "));
 }
 
-if (import.meta.url === pathToFileURL(process.argv[1]).href) await main(...process.argv.slice(2));
+if (import.meta.url === pathToFileURL(process.argv[1]).href) {
+  if (process.argv.length < 5) {
+    console.error("usage: node decode.mjs FOLDER COUNT TOKEN...");
+    process.exit(2);
+  }
+  await main(...process.argv.slice(2));
+}

@@ -66,4 +66,6 @@ def main(folder, count, *prompt):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 4:
+        sys.exit("usage: python decode.py FOLDER COUNT TOKEN...")
     main(*sys.argv[1:])

@@ -6,6 +6,10 @@
 import { AutoModelForCausalLM, Tensor } from "@huggingface/transformers";
 
 const [folder, count, ...prompt] = process.argv.slice(2);
+if (!prompt.length) {
+  console.error("usage: node generate_transformers.mjs FOLDER COUNT TOKEN...");
+  process.exit(2);
+}
 const model = await AutoModelForCausalLM.from_pretrained(folder, { subfolder: "", dtype: "fp32", local_files_only: true });
 const integers = (values) => new Tensor("int64", BigInt64Array.from(values, BigInt), [1, values.length]);
 const made = await model.generate({

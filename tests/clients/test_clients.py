@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Dict, Sequence
 
@@ -197,6 +198,22 @@ def test_the_node_program_runs_blocks_and_encoders(name: str, dtype: str, tmp_pa
     (tmp_path / "run.mjs").write_text(program(manifests.read(folder), "node"))
     done = subprocess.run(["node", "run.mjs", str(folder)], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout and "NaN" not in done.stdout and "undefined" not in done.stdout
+
+
+CALLS = {"decode": ("rope", "FOLDER COUNT TOKEN..."), "run": ("cope", "FOLDER")}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("language", ["python", pytest.param("node", marks=pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed"))])
+def test_a_program_without_arguments_prints_one_line(name: str, language: str, tmp_path: Path) -> None:
+    model, arguments = CALLS[name]
+    command, suffix = (sys.executable, ".py") if language == "python" else ("node", ".mjs")
+    package = tmp_path / "node_modules" / "onnxruntime-node"  # empty: it is imported before the arguments are read
+    package.mkdir(parents=True)
+    (package / "index.js").touch()
+    (tmp_path / f"{name}{suffix}").write_text(program(manifests.read(_made(model, "ort", "positions", tmp_path / "a")), language))
+    done = subprocess.run([command, f"{name}{suffix}"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode and not done.stdout and done.stderr == f"usage: {language} {name}{suffix} {arguments}\n"
 
 
 WEIRD = [{}, {"order": 3}, {"order": [[], {}], "layers": [], "tokens": []}, {"kind": "block", "attention": 1, "encodings": [2]}, {"layers": {"a": None}, "order": ["a"]}]

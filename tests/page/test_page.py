@@ -19,6 +19,7 @@ import onnxruntime
 import pytest
 from onnx.reference import ReferenceEvaluator
 
+from posenc_export.clients import program
 from posenc_export.commands.cli import main
 from posenc_export.export import export
 from posenc_export.models.presets import load_preset
@@ -146,12 +147,13 @@ def test_a_missing_onnxruntime_web_is_one_line_with_the_way_to_get_it(folder: Pa
     assert "npm install onnxruntime-web" in capsys.readouterr().err and not (tmp_path / "page").exists()
 
 
-# Shows a page in a frame and posts the frame's document when its check is complete. Chromium's own --dump-dom does not wait for a GPU.
+# Shows a page in a frame and posts the frame's document when its check is complete, or its program. Chromium's own --dump-dom does not wait for a GPU.
 FRAME = """<!doctype html><iframe id="page"></iframe><script>
 const frame = document.getElementById("page");
 frame.src = "page/index.html" + location.search;
 const timer = setInterval(() => {
-  if (!frame.contentDocument?.body?.dataset.checked) return;
+  const found = frame.contentDocument?.body?.dataset;
+  if (!found?.checked && !found?.done) return;
   clearInterval(timer);
   fetch("done", { method: "POST", body: frame.contentDocument.documentElement.outerHTML });
 }, 100);
@@ -214,6 +216,19 @@ def test_a_browser_continues_a_text_as_a_session_does(preset: str, target: str, 
     tokens: List[int] = [int(token[0]) for token in load(tmp_path / "a", provider="cpu").session().generate([list(TEXT.encode())], 96)]
     assert found["added"] == bytes(tokens).decode() and found["checked"] == "true"
     assert document.count('class="head"') == {"tiny-rope": 20, "tiny-alibi": 30, "small-t5": 20}[preset]
+
+
+@with_chromium
+@pytest.mark.parametrize("target", ["onnx", "onnx-static", "ort"])
+def test_the_program_that_inspect_prints_for_a_page_decodes_as_a_session_does(target: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = artefact(tmp_path_factory.getbasetemp(), target)
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page" / "FOLDER").symlink_to(folder)
+    (tmp_path / "page" / "node_modules").symlink_to(os.environ["POSENC_NODE_MODULES"])
+    (tmp_path / "page" / "index.html").write_text(program(manifests.read(folder), "web"))
+    _, document = opened(tmp_path, "count=12&prompt=5,7,9", "--disable-gpu")
+    tokens = [int(token[0]) for token in load(folder, provider="cpu").session().generate([[5, 7, 9]], 12)]
+    assert f'<pre id="output">{" ".join(map(str, tokens))}\n</pre>' in document
 
 
 @with_chromium
