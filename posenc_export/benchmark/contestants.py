@@ -10,6 +10,7 @@ from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.files import locate
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.providers import AOTINDUCTOR, OPENVINO, check_name, not_for_openvino
+from posenc_export.shared.suggestion import suggestion
 
 ON_CPU = ("cpu", AOTINDUCTOR)  # every artefact has one of them, so that its name needs no provider
 
@@ -71,18 +72,19 @@ def gather(
     """
     if not folders:
         raise ValueError("benchmark: expected at least one artefact folder, got none; give folders that `posenc export` wrote")
-    unknown = sorted(set(runtimes) - set(RUNTIMES))
-    if unknown:
-        raise ValueError(f"benchmark: expected runtimes from {', '.join(RUNTIMES)}, got {', '.join(unknown)}; choose from these")
-    artefacts = _of_folders([locate(folder).resolve() for folder in folders], different_models, providers)
+    for name in runtimes:
+        if name not in RUNTIMES:
+            raise ValueError(f"benchmark: expected runtime to be one of {', '.join(RUNTIMES)}, got {name!r}; {suggestion(name, RUNTIMES)}")
+    artefacts = _of_folders([locate(folder) for folder in folders], different_models, providers)
     peers = [peer for name in dict.fromkeys(runtimes) for peer in _of_runtime(name, artefacts)]
     labels = numbered([contestant.label for contestant in peers + artefacts])
     return [replace(contestant, label=label) for contestant, label in zip(peers + artefacts, labels, strict=True)]
 
 
-def _of_folders(paths: Sequence[Path], different_models: bool, providers: Sequence[str]) -> List[Contestant]:
+def _of_folders(given: Sequence[Path], different_models: bool, providers: Sequence[str]) -> List[Contestant]:
     """Return the contestants that run artefacts: one per folder and provider."""
-    folder_manifests = [manifests.read(path) for path in paths]
+    folder_manifests = [manifests.read(path) for path in given]
+    paths = [path.resolve() for path in given]
     models: List[Manifest] = []  # the first folder of each model
     for manifest in folder_manifests:
         if all(manifest.config != other.config for other in models):
@@ -151,9 +153,10 @@ def _providers(manifest: Manifest) -> Tuple[str, ...]:
 def _added(providers: Sequence[str], manifest: Manifest) -> List[str]:
     """Return those of the given providers that can run an artefact."""
     known = (*OPENVINO, AOTINDUCTOR)
-    unknown = sorted(set(providers) - set(known))
-    if unknown:
-        raise ValueError(f"benchmark: expected providers from {', '.join(known)}, got {', '.join(unknown)}; choose from these, cpu and cuda are always measured")
+    for name in providers:
+        if name not in known:
+            remedy = suggestion(name, known)
+            raise ValueError(f"benchmark: expected provider to be one of {', '.join(known)}, got {name!r}; {remedy} cpu and cuda are always measured")
     able = {AOTINDUCTOR: manifest.target == AOTINDUCTOR, **dict.fromkeys(OPENVINO, not_for_openvino(manifest) is None)}
     return [name for name in dict.fromkeys(providers) if able[name]]
 

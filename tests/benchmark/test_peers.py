@@ -123,5 +123,5 @@ def test_a_provider_runs_the_folders_that_it_takes_beside_the_others(folders: Ca
     assert [(each.manifest.target, each.provider) for each in found if each.provider != "cuda"] == [("ort", "cpu"), ("ort", "openvino"), ("onnx-static", "cpu")]
     with pytest.raises(ValueError, match="expected a folder that provider openvino-bf16 runs, got block-rope-onnx-static-positions; add one of target onnx or ort"):
         contestants.gather([folders("block-rope", "onnx-static")], (), providers=("openvino-bf16",))
-    with pytest.raises(ValueError, match="expected providers from openvino, openvino-bf16, aotinductor, got tpu"):
+    with pytest.raises(ValueError, match="expected provider to be one of openvino, openvino-bf16, aotinductor, got 'tpu'"):
         contestants.gather([folders("block-rope")], (), providers=("tpu",))

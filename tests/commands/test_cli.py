@@ -199,6 +199,9 @@ def test_a_listing_of_one_encoding_wraps_whole_paragraphs(capsys: pytest.Capture
 MISSPELLED = {
     "an encoding to list": (["list", "rope_yarm"], "got 'rope_yarm'; did you mean rope_yarn?"),
     "an encoding to plot": (["plot", "ropee"], "got 'ropee'; did you mean rope?"),
+    "a runtime to time": (["bench", "tiny-rope", "--runtime", "transformer"], "got 'transformer'; did you mean transformers?"),
+    "a provider to time": (["bench", "tiny-rope", "--provider", "openvin"], "got 'openvin'; did you mean openvino? cpu and cuda are always measured"),
+    "a preset to time": (["bench", "tiny-rop"], "artefact tiny-rop: expected posenc.json in it, got none; did you mean tiny-rope?"),
     "a parameter": (["plot", "rope:thet=3"], "got 'thet'; did you mean theta?"),
     "a model of the hub": (["export", "org/name-1B", "--target", "ort", "-o", "x"], "got 'org/name-1B'; hf download org/name-1B --local-dir name-1B"),
     "a file of the hub": (["describe", "hf://org/name/q4.gguf"], "got none; hf download org/name q4.gguf --local-dir name"),
