@@ -3,7 +3,7 @@
 import math
 import re
 from pathlib import Path
-from typing import Any, Iterator, Literal, Optional
+from typing import Any, Iterator, List, Literal, Optional
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from torch import Tensor
 from posenc_export import block_config, encodings
 from posenc_export.encodings import Geometry, Oracle, PositionEncoding
 from posenc_export.encodings.alibi import ALiBi
+from posenc_export.encodings.shared import plugins
 from posenc_export.export import export
 from posenc_export.export.expected import eager_session
 from posenc_export.models.presets import seeded
@@ -131,6 +132,15 @@ def test_a_registered_encoding_is_parsed_and_built_like_a_built_in_one() -> None
     spec = encodings.parse("gentle:max_bias=2")
     assert spec == {"name": "gentle", "max_bias": 2.0} and isinstance(encodings.build(spec, GEOMETRY), Gentle)
     assert encodings.origin("gentle") == encodings.Package("tests", "") and encodings.origin("alibi") is None
+
+
+def test_the_distributions_of_a_registered_class_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    encodings.register("gentle", Gentle)
+    monkeypatch.syspath_prepend("/a path of no other test")  # for which nothing is cached yet
+    reads: List[int] = []
+    monkeypatch.setattr(plugins.metadata, "packages_distributions", lambda: reads.append(1) or {"tests": ["mine"]})
+    monkeypatch.setattr(plugins.metadata, "version", lambda name: "3")
+    assert [encodings.origin("gentle") for _ in range(2)] == [encodings.Package("mine", "3")] * 2 and len(reads) == 1
 
 
 def test_a_class_that_is_defined_again_replaces_the_earlier_one() -> None:

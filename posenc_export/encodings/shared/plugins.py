@@ -6,7 +6,7 @@ import re
 import sys
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, Dict, Iterator, Mapping, Optional, Tuple, Type
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Type
 
 from posenc_export.encodings.shared.base import PositionEncoding
 
@@ -104,7 +104,7 @@ class Known(Encodings):
             return _package(points[0])
         cls = self.registered[name]
         module = cls.__module__.partition(".")[0]
-        owners = metadata.packages_distributions().get(module, ())
+        owners = _owners(tuple(sys.path)).get(module, ())
         return Package(owners[0], metadata.version(owners[0])) if owners else Package(module, "")
 
 
@@ -140,6 +140,12 @@ def _offered_on(_: Tuple[str, ...]) -> Dict[str, Tuple[metadata.EntryPoint, ...]
     for point in metadata.entry_points(group=GROUP):
         points[point.name] = (*points.get(point.name, ()), point)
     return points
+
+
+@functools.lru_cache(maxsize=4)
+def _owners(_: Tuple[str, ...]) -> Mapping[str, List[str]]:
+    """Names of the distributions of each top-level module; reads the list of files of every distribution, once for a value of sys.path."""
+    return metadata.packages_distributions()
 
 
 @functools.lru_cache(maxsize=None)
