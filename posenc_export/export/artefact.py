@@ -153,7 +153,7 @@ def _make(sources: Sources, target: str, folder: Path, options: ExportOptions, r
     """Write and verify one artefact in `folder`."""
     kind, weights, signature, sample = TARGETS[target], options.format, options.signature, read.sample
     source = sources.of(options.dtype or kind.dtypes[0], weights, sample, options.cache is not None, options.size)
-    half_precision.check_model(source.model, options.dtype or kind.dtypes[0])
+    half_precision.check_model(sources.model, options.dtype or kind.dtypes[0])
     options.say(f"{target}: tracing and lowering")
     bits = {"weights": weights and Weights(weights, activations=activations_of(source.model)), "cache": options.cache or "", "calibration": sample and sample.described}
     formats = {} if options.size is None else mixed.formats_of(source.on_grid)

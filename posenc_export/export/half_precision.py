@@ -20,6 +20,7 @@ PACKAGE = "posenc_export"
 LIBRARIES = tuple(str(Path(package.__path__[0])) for package in (torch, sys.modules[PACKAGE]))
 PLACES = (0, 1, 2, 255, 1000)  # positions of the tokens, besides the last two
 EXACT = "keep trained numbers that multiply positions in an Exact, and compute with them in float32"
+FIXED = "keep them in a Table, whose rows stay float32"
 CONVERT = "convert tables and results to the dtype of the inputs, as in .to(q.dtype)"
 LONGEST = 200  # characters of an error of torch
 
@@ -64,7 +65,7 @@ def check_model(model: Model, dtype: str) -> None:
     """Check the encodings of a model that come from outside this package in the dtype of its activations.
 
     Args:
-        model: cast to `dtype`.
+        model: in float32.
         dtype: "float32", which is not checked, "float16" or "bfloat16".
 
     Raises:
@@ -89,25 +90,37 @@ def _encodings(model: Model) -> Iterator[Tuple[PositionEncoding, Geometry]]:
 
 
 def check_encoding(encoding: PositionEncoding, geometry: Geometry, dtype: str) -> None:
-    """Call embed, rotate and bias of an encoding that was cast to `dtype`, and compare them with the same weights in float32.
+    """Cast an encoding to `dtype`, call embed, rotate and bias, and compare them with the same weights in float32.
 
     Args:
-        encoding: cast to `dtype`; it is not modified.
+        encoding: in float32; it is not modified.
         geometry: sizes that it was built for.
         dtype: "float16" or "bfloat16".
 
     Raises:
-        ValueError: a hook that fails, that returns another dtype than the contract says, or that rounds positions. The message has file and line.
+        ValueError: a buffer that the cast rounds; a hook that fails, that returns another dtype than the contract says, or that rounds positions. The message has
+            the name of the buffer, or file and line.
     """
-    half, plain = getattr(torch, dtype), copy.deepcopy(encoding).float()
+    half = getattr(torch, dtype)
+    cast = copy.deepcopy(encoding).to(half)
+    plain = copy.deepcopy(cast).float()
     plain.prepare()
+    _check_buffers(encoding, cast, dtype)
     for hook in ("embed_next", "rotate", "bias"):
         if overrides(encoding, hook, *["embed"] * (hook == "embed_next")):
             rule = f"encoding {type(encoding).__name__}: expected {hook.removesuffix('_next')}"
             with torch.no_grad():
-                lines, results = _in_half(rule, encoding, hook, geometry, half)
+                lines, results = _in_half(rule, cast, hook, geometry, half)
                 expected = _results(hook, geometry, getattr(plain, hook)(*_arguments(plain, hook, geometry, torch.float32)))
             _compare(rule, dtype, lines, results, expected)
+
+
+def _check_buffers(encoding: PositionEncoding, cast: PositionEncoding, dtype: str) -> None:
+    """Check that fixed numbers keep their values: a formula knows trained numbers as they are after the cast, and fixed ones as they were before."""
+    for name, buffer in encoding.named_buffers():
+        if not torch.equal(cast.get_buffer(name).to(buffer.dtype), buffer):
+            found = f"buffer {name}, which the cast rounds"
+            raise ValueError(f"encoding {type(encoding).__name__}: expected fixed numbers that keep their values in a model of {dtype}, got {found}; {FIXED}")
 
 
 def _in_half(rule: str, encoding: PositionEncoding, hook: str, geometry: Geometry, half: torch.dtype) -> Tuple[Lines, List[Tensor]]:

@@ -121,7 +121,7 @@ def _check_oracle(cls: Type[PositionEncoding], spec: Mapping[str, Any], max_posi
 def _check_float16(cls: Type[PositionEncoding], spec: Mapping[str, Any], max_positions: int) -> None:
     with drawn_from(0):
         geometry = _geometry(max_positions, "causal" in cls.works_in)
-        half_precision.check_encoding(encodings.build(spec, geometry).half(), geometry, "float16")
+        half_precision.check_encoding(encodings.build(spec, geometry), geometry, "float16")
 
 
 def _rows(encoding: PositionEncoding, places: List[int]) -> Iterator[Any]:

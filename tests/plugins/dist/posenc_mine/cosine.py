@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.encodings import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings import Geometry, Oracle, PositionEncoding, Table
 
 PERIOD = 24
 
@@ -23,15 +24,16 @@ class Cosine(PositionEncoding):
         if period < 2:
             raise ValueError(f"cosine: expected a period of at least 2 tokens, got {period}; set period=N")
         self.period = period
-        self.register_buffer("heights", (torch.arange(geometry.heads) + 1)[:, None, None] / geometry.heads)
+        self.heads = geometry.heads
+        self.heights = Table((np.arange(geometry.heads) + 1)[:, None, None] / geometry.heads)
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
         turn = torch.remainder(q_positions[:, None, :, None] - k_positions[:, None, None, :], self.period)
-        return self.heights.to(torch.float32) * torch.cos(turn.to(torch.float32) * (2 * math.pi / self.period))
+        return self.heights.rows * torch.cos(turn.to(torch.float32) * (2 * math.pi / self.period))
 
     def oracle(self) -> Oracle:
-        return CosineOracle(self.period, self.heights.size(0))
+        return CosineOracle(self.period, self.heads)
 
 
 class CosineOracle(Oracle):
