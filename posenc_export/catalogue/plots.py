@@ -1,33 +1,25 @@
 """Pictures of an encoding, drawn from its float64 oracle: changes of tokens, scores by distance, and wavelengths of rotations."""
 
 import dataclasses
-import functools
-from typing import Any, Callable, List, Mapping, Sequence, Tuple
+from typing import Any, List, Mapping, Sequence
 
 import numpy as np
 
 from posenc_export import encodings
-from posenc_export.catalogue import waves
+from posenc_export.catalogue import grids, waves
+from posenc_export.catalogue.grids import Panel
 from posenc_export.catalogue.starts import build_for_picture
 from posenc_export.catalogue.waves import COLOURS
-from posenc_export.encodings.conditional_conv import ConditionalConv
-from posenc_export.encodings.rope_2d import RoPE2D
-from posenc_export.encodings.rope_dynamic import RoPEDynamic
-from posenc_export.encodings.rope_longrope import RoPELongRoPE
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
 from posenc_export.encodings.shared.combined import overrides
 from posenc_export.encodings.shared.rotary import Rotary
 from posenc_export.encodings.shared.rotary_grid import RotaryGrid
 from posenc_export.encodings.sinusoidal import Sinusoidal
-from posenc_export.encodings.swin import Swin
-from posenc_export.encodings.swin_v2 import SwinV2
 
 WIDTH, HEADS, RANGE, VECTORS, SHOWN, LONGEST = 64, 8, 1024, 12, 4, 1 << 16
 SHARES = (0, 1 / 8, 1 / 4, 1 / 2)  # entries of a sinusoid with a line of their own, as shares of the width
-WINDOWS = (Swin, SwinV2)
-BY_ROTATION = (RoPEDynamic, RoPELongRoPE)  # encodings that override rescore, but compute plain scores of rotated vectors
 ACROSS = 2  # panels beside each other
-Panel = Tuple[str, Callable[[Any], None]]
+SAME = 8  # times as many tokens are drawn as get something else than the token before
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +29,8 @@ class View:
     Args:
         distance: largest distance between a query and a key, in tokens, 1 .. 65536.
         head_size: entries of a head, 1 .. 65536.
-        positions: number of tokens in panels by position, 4 .. 65536. A convolution is drawn for at most eight times the length of its filter, because later
-            tokens all change in the same way.
+        positions: number of tokens in panels by position, 4 .. 65536. Where all later tokens get the same, as behind the filter of a convolution, eight times as
+            many are drawn as get something else than the token before, or all.
 
     Raises:
         ValueError: a number outside its range.
@@ -116,16 +108,10 @@ def _panels(encoding: PositionEncoding, spec: Mapping[str, Any], geometry: Geome
         panels.append(("mean cosine of fast and of slow pairs", lambda axes: waves.fast_and_slow(axes, encoding, distance)))
     if isinstance(encoding, RotaryGrid):
         panels.append(("places to a full turn, by pair and axis", lambda axes: waves.sections(axes, encoding)))
-        panels.append(("mean cosine, by distance along one axis", lambda axes: waves.along_axes(axes, encoding, distance)))
-    if isinstance(encoding, RoPE2D) and encoding.axes == 2:
-        for head in sorted({0, encoding.heads // 2}):
-            frequencies = encoding.along.value.detach().double().numpy()[:, head]
-            panels.append((f"mean cosine of head {head}, by place of the key", functools.partial(waves.by_offset, frequencies=frequencies)))
-    if isinstance(encoding, WINDOWS):
-        panels.append(("bias of the first head, by place of the key", lambda axes: _window(axes, encoding, encoding.rows, encoding.columns)))
-    elif overrides(encoding, "bias"):
+    panels += grids.panels(encoding, geometry, distance)
+    if overrides(encoding, "bias") and not all(encoding.window):
         panels.append(("bias, by distance and head", lambda axes: _bias(axes, encoding, geometry, distance)))
-    if overrides(encoding, "rescore") and not isinstance(encoding, BY_ROTATION):
+    if overrides(encoding, "rescore") and not overrides(encoding, "rotate"):  # an encoding with both computes plain scores of rotated vectors
         panels.append(("score of equal vectors less that of the own key", lambda axes: _change_of_scores(axes, encoding, geometry, distance)))
     elif overrides(encoding, "rotate", "rescore") or not panels:
         along = "distance on all axes" if encoding.axes else "distance"
@@ -134,8 +120,9 @@ def _panels(encoding: PositionEncoding, spec: Mapping[str, Any], geometry: Geome
 
 
 def _of_tokens(encoding: PositionEncoding, spec: Mapping[str, Any], geometry: Geometry, view: View) -> List[Panel]:
-    shown = min(view.positions, 8 * encoding.kernel) if isinstance(encoding, ConditionalConv) else view.positions
-    rows = _change(encoding, geometry, shown)
+    rows = _change(encoding, geometry, view.positions)
+    differing = np.flatnonzero((rows[1:] != rows[:-1]).any(1))
+    rows = rows[: SAME * (int(differing[-1]) + 2 if len(differing) else 1)]
     panels: List[Panel] = [("what a token gets, by position", lambda axes: _embedded(axes, rows))]
     if type(encoding.oracle()).embed_rows is Oracle.embed_rows:  # tokens do not depend on each other
         panels.append(("inner products of positions, normalised", lambda axes: waves.inner_products(axes, rows)))
@@ -166,15 +153,6 @@ def _bias(axes: Any, encoding: PositionEncoding, geometry: Geometry, distance: i
         axes.plot(distances, values, color=COLOURS[head % len(COLOURS)], linewidth=1, label=str(head))
     axes.set_xlabel("distance", fontsize=8)
     axes.legend(fontsize=7, frameon=False, title="head", title_fontsize=7, ncols=2)
-
-
-def _window(axes: Any, encoding: PositionEncoding, rows: int, columns: int) -> None:
-    """Draw the bias of all keys for a query in the middle of the window."""
-    oracle, query = encoding.oracle(), rows // 2 * columns + columns // 2
-    biases = np.array([[oracle.bias(0, query, row * columns + column) for column in range(columns)] for row in range(rows)])
-    waves.heatmap(axes, biases, origin="upper", cmap="viridis")
-    axes.plot(columns // 2, rows // 2, "x", color=COLOURS[1])
-    waves.labels(axes, "column", "row")
 
 
 def _scores(encoding: PositionEncoding, geometry: Geometry, query: int, heads_in_turn: Sequence[int]) -> np.ndarray:

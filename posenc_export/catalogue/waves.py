@@ -1,11 +1,11 @@
-"""Panels of rotations and sinusoids: wavelengths, the bound on RoPE's scores, fast and slow pairs, axes, components."""
+"""Panels of rotations and sinusoids: wavelengths, the bound on RoPE's scores, fast and slow pairs, components."""
 
 from typing import Any, Dict, List, Mapping, Sequence
 
 import numpy as np
 
 from posenc_export import encodings
-from posenc_export.encodings.shared.base import Geometry
+from posenc_export.encodings.shared.base import Geometry, PositionEncoding
 from posenc_export.encodings.shared.rotary import Rotary
 from posenc_export.encodings.shared.rotary_grid import RotaryGrid
 
@@ -15,7 +15,6 @@ THETAS = (10000.0, 500000.0)  # Su et al. 2021; Llama 3
 BASES = (100.0, 10000.0, 1000000.0)
 AXES: Dict[int, Sequence[str]] = {2: ("row", "column"), 3: ("time", "height", "width")}
 MARKERS = "os^Dv<>P"
-OFFSET = 16  # rows and columns on each side of a query
 
 
 def labels(axes: Any, across: str, up: str = "") -> None:
@@ -84,37 +83,19 @@ def _step(encoding: RotaryGrid, k: int) -> float:
     return encoding.frequency(k) * abs(encoding.point(axis, 1) - encoding.point(axis, 0))
 
 
-def _named(encoding: RotaryGrid) -> Dict[int, str]:
+def axis_names(encoding: PositionEncoding) -> Dict[int, str]:
+    """Return the name of each coordinate that an encoding reads, by number."""
     return dict(enumerate(AXES.get(encoding.axes, [f"axis {axis}" for axis in range(encoding.axes)])))
 
 
 def sections(axes: Any, encoding: RotaryGrid) -> None:
     """Draw the wavelength of each pair, coloured by its coordinate."""
-    for axis, name in _named(encoding).items():
+    for axis, name in axis_names(encoding).items():
         pairs = [k for k, of_pair in enumerate(encoding.axis_of_pair) if of_pair == axis]
         places, label = [2 * np.pi / _step(encoding, k) for k in pairs], f"{name}: {len(pairs)} pairs"
         axes.semilogy(pairs, places, MARKERS[axis % len(MARKERS)], color=COLOURS[axis % len(COLOURS)], markersize=3, label=label)
     labels(axes, "pair", "places")
     legend(axes)
-
-
-def by_offset(axes: Any, frequencies: np.ndarray) -> None:
-    """Draw the mean of cos over all pairs, by row and column of the key around the query; frequencies [2,r/2] of one head."""
-    offsets = np.arange(-OFFSET, OFFSET + 1)
-    turns = offsets[:, None, None] * frequencies[0] + offsets[None, :, None] * frequencies[1]
-    heatmap(axes, np.cos(turns).mean(2), extent=(-OFFSET, OFFSET, OFFSET, -OFFSET), cmap="viridis")
-    axes.plot(0, 0, "x", color=COLOURS[1])
-    labels(axes, "column", "row")
-
-
-def along_axes(axes: Any, encoding: RotaryGrid, distance: int) -> None:
-    """Draw the mean of cos over all pairs, for keys that differ from the query on one axis only."""
-    offsets = np.arange(distance + 1)
-    for axis, name in _named(encoding).items():
-        angles = np.array([_step(encoding, k) * (of_pair == axis) for k, of_pair in enumerate(encoding.axis_of_pair)])
-        axes.plot(np.cos(offsets[:, None] * angles).mean(1), color=COLOURS[axis % len(COLOURS)], linewidth=1, label=name)
-    labels(axes, "distance")
-    legend(axes, "along")
 
 
 def inner_products(axes: Any, rows: np.ndarray) -> None:

@@ -35,7 +35,7 @@ class Swin(PositionEncoding):
 
     def __init__(self, geometry: Geometry, rows: int = 0, columns: int = 0) -> None:
         super().__init__()
-        self.rows, self.columns = window_of("swin", geometry, rows, columns)
+        self.rows, self.columns = self.window = window_of("swin", geometry, rows, columns)
         self.table = torch.nn.Embedding((2 * self.rows - 1) * (2 * self.columns - 1), geometry.heads)  # initialised from N(0, 1), so that scores differ before training
 
 

@@ -46,7 +46,7 @@ class SwinV2(PositionEncoding):
         self, geometry: Geometry, rows: int = 0, columns: int = 0, hidden: int = 32, pretrained_rows: int = 0, pretrained_columns: int = 0
     ) -> None:
         super().__init__()
-        self.rows, self.columns = window_of("swin_v2", geometry, rows, columns)
+        self.rows, self.columns = self.window = window_of("swin_v2", geometry, rows, columns)
         for name, size in (("pretrained_rows", pretrained_rows), ("pretrained_columns", pretrained_columns)):
             if size < 0 or size == 1:
                 raise ValueError(f"swin_v2: expected {name} to be 0 or at least 2, got {size}; set {name}=0 for the size of the window")

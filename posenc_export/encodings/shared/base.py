@@ -128,6 +128,7 @@ class PositionEncoding(torch.nn.Module):
     `shared`: whether all layers use one instance; if False, each layer has its own instance with its own trained weights.
     `works_in`: kinds of attention that the encoding is defined for, "causal" and "bidirectional".
     `axes`: number of coordinates of a token besides its position in the sequence; if above 0, `embed` and `rotate` take positions [axes,B,S].
+    `window`: rows and columns of the window whose places, row by row, are the positions that `bias` reads, for pictures; (0, 0) for positions of a sequence.
     `least`, `above`, `most`: smallest values, values that are exceeded, and largest values of parameters, by name; others are refused before anything is built.
     `chunk`: number of tokens of a row that a session feeds at a time; it bounds the tensors of size [S,T] that an encoding creates.
     """
@@ -136,6 +137,7 @@ class PositionEncoding(torch.nn.Module):
     shared = True
     works_in: Tuple[str, ...] = ("causal", "bidirectional")
     axes = 0
+    window = (0, 0)  # without a type annotation, which TorchScript would read
     least: Mapping[str, float] = {}
     above: Mapping[str, float] = {}
     most: Mapping[str, float] = {}

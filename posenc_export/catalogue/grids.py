@@ -1,0 +1,103 @@
+"""Panels of encodings on a grid, from their oracles: scores, tokens and biases by the place of the key around a query in the middle."""
+
+import functools
+import itertools
+from typing import Any, Callable, List, Sequence, Tuple
+
+import numpy as np
+
+from posenc_export.catalogue import waves
+from posenc_export.catalogue.waves import COLOURS
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.combined import overrides
+
+Panel = Tuple[str, Callable[[Any], None]]
+OFFSET = 16  # rows and columns on each side of a query
+
+
+def panels(encoding: PositionEncoding, geometry: Geometry, distance: int) -> List[Panel]:
+    """Panels of an encoding that reads coordinates (`axes`), or whose positions are the places of a window (`window`); none for other encodings.
+
+    Args:
+        distance: largest distance between a query and a key along one axis.
+    """
+    found: List[Panel] = []
+    if encoding.axes and overrides(encoding, "rotate"):
+        found.append(("score of equal vectors, by distance along one axis", lambda axes: _along_axes(axes, encoding, geometry, distance)))
+    if encoding.axes == 2 and overrides(encoding, "rotate"):
+        heads = [0] if _heads_alike(encoding) else sorted({0, geometry.heads // 2})
+        for head in heads:
+            title = "score of equal vectors, by place of the key" + (f", head {head}" if len(heads) > 1 else "")
+            found.append((title, functools.partial(_scores_by_place, encoding=encoding, geometry=geometry, head=head)))
+    if encoding.axes == 2 and overrides(encoding, "embed", "embed_next") and type(encoding.oracle()).embed_rows is Oracle.embed_rows:
+        found.append(("cosine of what tokens get, by place", lambda axes: _tokens_by_place(axes, encoding, geometry)))
+    if overrides(encoding, "bias") and all(encoding.window):
+        found.append(("bias of the first head, by place of the key", lambda axes: _window(axes, encoding)))
+    return found
+
+
+def _heads_alike(encoding: PositionEncoding) -> bool:
+    return type(encoding.oracle()).rotate_heads is Oracle.rotate_heads
+
+
+def _products(encoding: PositionEncoding, geometry: Geometry, head: int, query: Sequence[int], places: Sequence[Sequence[int]]) -> np.ndarray:
+    """Scores [n] of a query and keys at places, all of ones before rotation, as shares of the score at the query's own place.
+
+    Ones give each pair the same weight, so that scores of a rotation are means of cosines.
+    """
+    oracle: Any = encoding.oracle()
+    heads = 1 if _heads_alike(encoding) else geometry.heads
+    keys = 1 if _heads_alike(encoding) else geometry.kv_heads or heads
+    ones = np.ones((heads, geometry.head_size))
+    own = oracle.rotate_heads(ones, tuple(query))[head]
+    products = [float(own @ oracle.rotate_key_heads(ones[:keys], tuple(place))[head * keys // heads]) for place in (query, *places)]
+    return np.array(products[1:]) / products[0]
+
+
+def _along_axes(axes: Any, encoding: PositionEncoding, geometry: Geometry, distance: int) -> None:
+    """Draw scores of the first head for keys that differ from the query on one axis only."""
+    for axis, name in waves.axis_names(encoding).items():
+        places = [[far if other == axis else 0 for other in range(encoding.axes)] for far in range(distance + 1)]
+        scores = _products(encoding, geometry, 0, [0] * encoding.axes, places)
+        axes.plot(scores, color=COLOURS[axis % len(COLOURS)], linewidth=1, label=name)
+    waves.labels(axes, "distance", "share of the own score")
+    waves.legend(axes, "along")
+
+
+def _around(geometry: Geometry) -> Tuple[int, List[Tuple[int, ...]]]:
+    """Coordinate of a query on both axes, and the places on all sides of it, row by row."""
+    reach = min(OFFSET, (geometry.max_positions - 1) // 2)
+    return reach, list(itertools.product(range(2 * reach + 1), repeat=2))
+
+
+def _map(axes: Any, values: np.ndarray, reach: int) -> None:
+    waves.heatmap(axes, values.reshape(2 * reach + 1, -1), extent=(-reach, reach, reach, -reach), cmap="viridis")
+    axes.plot(0, 0, "x", color=COLOURS[1])
+    waves.labels(axes, "column", "row")
+
+
+def _scores_by_place(axes: Any, encoding: PositionEncoding, geometry: Geometry, head: int) -> None:
+    reach, places = _around(geometry)
+    _map(axes, _products(encoding, geometry, head, (reach, reach), places), reach)
+
+
+def _tokens_by_place(axes: Any, encoding: PositionEncoding, geometry: Geometry) -> None:
+    """Draw cosines between what a token gets at each place and in the middle."""
+    reach, places = _around(geometry)
+    oracle: Any = encoding.oracle()
+    token = np.random.default_rng(0).standard_normal(encoding.token_width(geometry.width))
+    rows = np.stack([oracle.embed(token.copy(), place) for place in places])
+    rows = rows - token if rows.shape[1] == len(token) else rows
+    middle = rows[len(rows) // 2]
+    sizes = np.linalg.norm(rows, axis=1) * np.linalg.norm(middle)
+    _map(axes, np.divide(rows @ middle, sizes, out=np.zeros(len(rows)), where=sizes > 0), reach)
+
+
+def _window(axes: Any, encoding: PositionEncoding) -> None:
+    """Draw the bias of all keys for a query in the middle of the window."""
+    rows, columns = encoding.window
+    oracle, query = encoding.oracle(), rows // 2 * columns + columns // 2
+    biases = np.array([[oracle.bias(0, query, row * columns + column) for column in range(columns)] for row in range(rows)])
+    waves.heatmap(axes, biases, origin="upper", cmap="viridis")
+    axes.plot(columns // 2, rows // 2, "x", color=COLOURS[1])
+    waves.labels(axes, "column", "row")
