@@ -20,7 +20,7 @@ An encoding can need more of the attention operator. These are times of GroupQue
 - `deberta`, `transformer_xl`, `cope`, `fox` and `fox_pair` need a bias.
 - `shaw` needs a bias and the softmax as an output.
 - `pope` needs heads of twice the size.
-- `rope_dynamic` rotates all cached keys at each step beyond its trained length, 2048, and gives their scores as a bias.
+- `rope_dynamic` rotates all cached keys at each step beyond its trained length, 2048, and attends with standard operators.
 
 | GroupQueryAttention | time | over the operator alone |
 |---|---|---|

@@ -14,9 +14,7 @@ from posenc_export.ops import graph
 
 
 def append_positions(op: Builder, node: graph.AppendPositions) -> ir.Value:
-    """Key positions of compact rows: the input first_position [B,1], which is the position in slot 0, plus the slot."""
-    slots = op.Range(op.constant(0), ort_slots.total(op), 1)
-    return op.Add(ort_slots.first_position(op), slots)
+    return ort_slots.key_positions(op)
 
 
 def wave_products(op: Builder, node: graph.WaveProducts) -> ir.Value:

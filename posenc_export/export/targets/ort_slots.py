@@ -44,6 +44,11 @@ def first_position(op: Builder) -> ir.Value:
     return op.input("first_position", ir.DataType.INT64, ["batch_size", 1])
 
 
+def key_positions(op: Builder) -> ir.Value:
+    """Return the positions of the slots of compact rows [B,T]: the position in slot 0 plus the slot."""
+    return op.Add(first_position(op), op.Range(op.constant(0), total(op), 1))
+
+
 def of_call(op: Builder, key_positions: ir.Value) -> bool:
     """Return whether the keys are not in slots of compact rows: with attention_mask, or without a cache."""
     return by_columns(op) is not None or key_positions.is_graph_input()

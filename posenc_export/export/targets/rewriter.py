@@ -88,6 +88,19 @@ class Builder:
             value.type = ir.TensorType(self.onnx_dtype)
         return outputs
 
+    def for_each(self, sources: Sequence[ir.Value], axis: int, emits: Callable[..., ir.Value], axis_of_outputs: int) -> ir.Value:
+        """Append a Scan node over one axis of float32 sources, and return its outputs, stacked on a new axis.
+
+        Args:
+            emits: emits the nodes for one entry of each source, which follow the builder in its arguments, and returns their output. Nodes may read values of the graph.
+        """
+        inside = self.empty()
+        entries = [ir.Value(name=f"lowered.entry_{next(self._names)}", type=ir.TensorType(ir.DataType.FLOAT)) for _ in sources]
+        body = ir.Graph(entries, [emits(inside, *entries)], nodes=inside.nodes, name="each")
+        body.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+        axes: Dict[str, Any] = {"scan_input_axes": [axis] * len(entries), "scan_output_axes": [axis_of_outputs]}
+        return self.node("Scan", *sources, body=body, num_scan_inputs=len(entries), **axes)
+
     def _branch(self, name: str, emits: Branch) -> ir.Graph:
         inside = self.empty()
         outputs = emits(inside)

@@ -48,7 +48,12 @@ def distances(op: Builder, node: graph.Distances) -> ir.Value:
 
 def mask(op: Builder, node: graph.Mask) -> ir.Value:
     """Additive mask [B,1 or H,S,T] in the dtype of activations: the bias, or 0, for visible keys, -inf for the others."""
-    keys = op.Unsqueeze(node.key_positions, [1])
+    return mask_at(op, node, node.key_positions)
+
+
+def mask_at(op: Builder, node: graph.Mask, key_positions: ir.Value) -> ir.Value:
+    """`mask` with another value for the positions of keys [B,T]."""
+    keys = op.Unsqueeze(key_positions, [1])
     queries = op.Unsqueeze(node.positions, [2])
     rules = [("GreaterOrEqual", keys, op.constant(0))]
     if node.after >= 0:

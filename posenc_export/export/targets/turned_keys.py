@@ -24,10 +24,14 @@ def any_turns(op: Builder, node: AttendTurnedKeys) -> ir.Value:
 def _attend_turned(op: Builder, node: AttendTurnedKeys) -> ir.Value:
     """Attend with all keys turned for each query: [B,S,H*D]."""
     scores = products(op, node, node.q, node.keys, angles(op, node))
-    scaled = op.Mul(scores, op.constant(node.scale, "float32"))
-    masked = op.Add(scaled, standard.in_float(op, node.mask))
+    return weighted(op, node, scores, standard.in_float(op, node.mask), node.values)
+
+
+def weighted(op: Builder, node: AttendTurnedKeys, scores: ir.Value, mask: ir.Value, values: ir.Value) -> ir.Value:
+    """Sum values [B,K,T,D] with the softmax of scores [B,H,S,T], which are scaled and masked here: [B,S,H*D]."""
+    masked = op.Add(op.Mul(scores, op.constant(node.scale, "float32")), mask)
     weights = op.Softmax(op.Clip(masked, op.constant(standard.LEAST, "float32")), axis=-1)
-    return standard.weighted_sum(op, node, weights, node.values)
+    return standard.weighted_sum(op, node, weights, values)
 
 
 def angles(op: Builder, node: AttendTurnedKeys) -> ir.Value:
@@ -37,17 +41,17 @@ def angles(op: Builder, node: AttendTurnedKeys) -> ir.Value:
     queries = op.Unsqueeze(node.positions, [1, 3, 4])
     keys = op.Unsqueeze(node.key_positions, [1, 2, 4])
     distances = op.Cast(op.Sub(keys, queries), to=DOUBLE)
-    return _in_radians(op, op.Mul(distances, op.Unsqueeze(_drift(op, node, node.second), [1, 3])))
+    return in_radians(op, op.Mul(distances, op.Unsqueeze(drift(op, node, node.second, size(node.first, 1)), [1, 3])))
 
 
-def _drift(op: Builder, node: AttendTurnedKeys, second: ir.Value) -> ir.Value:
-    """Return by how many turns per position a key turns further for each query: [B,S,r/2] float64."""
+def drift(op: Builder, node: AttendTurnedKeys, second: ir.Value, pairs: int) -> ir.Value:
+    """Return by how many turns per position each pair of a key turns further for each query: [B,S,pairs] float64, 0 for pairs that are not rotated."""
     leading, rest = numbers_of(node.first), numbers_of(second)
     kept = min(node.first_turned, len(leading)) - 1  # the last row without a turn
 
     def turns() -> np.ndarray:
         frequencies = leading[kept:].astype(np.float64) + rest[kept:]
-        return np.asarray((frequencies - frequencies[0]) / (2 * np.pi))
+        return np.pad((frequencies - frequencies[0]) / (2 * np.pi), ((0, 0), (0, pairs - frequencies.shape[1])))
 
     table = op.weight(f"{node.first.name}.turns", turns)
     return op.Gather(table, op.Max(op.Sub(node.positions, kept), 0))
@@ -59,15 +63,15 @@ def _rounded_angles(op: Builder, node: AttendTurnedKeys) -> ir.Value:
     own = op.Unsqueeze(op.Gather(node.first, rows), [1, 3])
     kept = op.constant(numbers_of(node.first)[0], "float32")
 
-    def drift(positions: ir.Value, axes: Sequence[int]) -> ir.Value:
+    def further(positions: ir.Value, axes: Sequence[int]) -> ir.Value:
         places = op.Cast(op.Unsqueeze(positions, axes), to=FLOAT)
         return op.Sub(*(op.Cast(op.Mul(places, frequencies), to=DOUBLE) for frequencies in (own, kept)))
 
-    radians = op.Sub(drift(node.key_positions, [1, 2, 4]), drift(node.positions, [1, 3, 4]))
-    return _in_radians(op, op.Mul(radians, op.constant(0.5 / np.pi, "float64")))
+    radians = op.Sub(further(node.key_positions, [1, 2, 4]), further(node.positions, [1, 3, 4]))
+    return in_radians(op, op.Mul(radians, op.constant(0.5 / np.pi, "float64")))
 
 
-def _in_radians(op: Builder, turns: ir.Value) -> ir.Value:
+def in_radians(op: Builder, turns: ir.Value) -> ir.Value:
     """Convert turns of any size, float64, to angles within one turn, float32."""
     part = op.Cast(op.Sub(turns, op.Floor(turns)), to=FLOAT)
     return op.Mul(part, op.constant(2 * np.pi, "float32"))

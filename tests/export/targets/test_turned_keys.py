@@ -10,15 +10,18 @@ import pytest
 from posenc_export import block_config, load
 from posenc_export.export import export
 from posenc_export.export.bounds import accuracy_of
+from posenc_export.export.targets.ort_turned_keys import BLOCK
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import Session
 from tests.export.batches import check_rewind, worst_of_batch
 
-TRAINED, STEPS = 20, 4
+TRAINED, STEPS, MOST = 20, 4, BLOCK + 10
 CALLS = {
     "within": (5, 12),
     "rows that cross during decode": (TRAINED - 3, TRAINED - 1),
     "a row on each side": (TRAINED + 2, 3),
+    "a block more during decode": (BLOCK - 2, BLOCK - 1),
+    "up to the end of a cache that ends within a block": (MOST - STEPS, 3),
 }
 HEADS: Dict[str, Dict[str, Any]] = {
     "rotated by the operator": {"width": 64},
@@ -31,7 +34,7 @@ HEADS: Dict[str, Dict[str, Any]] = {
 
 
 def _block(width: int, sees: Any = None, projection: Any = None, **options: Any) -> Any:
-    config = block_config(width, 4, 256, encoding={"name": "rope_dynamic", "original_max_positions": TRAINED, "factor": 4.0, **options}, kv_heads=2)
+    config = block_config(width, 4, MOST, encoding={"name": "rope_dynamic", "original_max_positions": TRAINED, "factor": 4.0, **options}, kv_heads=2)
     given = {name: value for name, value in {"sees": sees, "projection": projection}.items() if value is not None}
     return seeded(msgspec.structs.replace(config, attention=msgspec.structs.replace(config.attention, **given)))
 
@@ -68,5 +71,5 @@ def test_a_call_within_the_trained_length_runs_group_query_attention_alone(expor
     choice = next(node for node in graph.node if node.op_type == "If")
     within = next(attribute.g for attribute in choice.attribute if attribute.name == "else_branch")
     assert [node.op_type for node in within.node] == ["GroupQueryAttention"]
-    # Outside of it: projections, the choice, and the key positions of compact rows, which only the other branch reads.
-    assert sorted(node.op_type for node in graph.node) == sorted(["MatMul", "Split", "ReduceMax", "GreaterOrEqual", "If", "MatMul", "Cast", "Range", "Add"])
+    # Outside of it: projections, the order of pairs in queries and keys, and the choice.
+    assert sorted(node.op_type for node in graph.node) == sorted(["MatMul", "Split", "Gather", "Gather", "ReduceMax", "GreaterOrEqual", "If", "MatMul"])
