@@ -1,8 +1,9 @@
-"""Two threads beside one: times of steps and of prompts of 16 to 512 tokens.
+"""Two threads beside one: times of steps and of prompts of 16 to 512 tokens, and what the choice of `load(threads="auto")` loses.
 
     python -m bench.threads ARTEFACT ... [--seconds 2]
 
-Both take turns. A ratio is that of the shortest times, which disturbances change less than medians.
+Both take turns. A ratio is that of the shortest times, which disturbances change less than medians. "auto" is the time with the chosen number relative to the
+shorter of the two, for 2 cores: 1.00 if the choice is the better one.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from typing import Any, List, Sequence
 import numpy as np
 
 from posenc_export.runtime import load
+from posenc_export.runtime.graphs import threads
 
 PROMPTS = (16, 64, 512)
 STEPS = 20
@@ -43,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
         tokens = random.integers(0, vocabulary, (1, 512)) if vocabulary else random.standard_normal((1, 512, *value.token_shape), dtype=np.float32)
         for session in sessions:
             session.prefill(tokens[:, :128])
-        found = []
+        picked, found = min(2, threads.chosen("auto", sessions[0].manifest) or 2), []
         for count in (1, *PROMPTS):
             taken: List[List[float]] = [[], []]
             end = time.perf_counter() + options.seconds
@@ -51,8 +53,8 @@ def main(arguments: Sequence[str]) -> int:
                 for times, session in zip(taken, sessions, strict=True):
                     times.append(timed(session, tokens[:, :count], count == 1))
             one, two = map(min, taken)
-            found.append(f"{'step' if count == 1 else count}: {two / one:.2f} of {one * 1e6:.0f} us")
-        print(f"{folder.name}: " + ", ".join(found), flush=True)
+            found.append(f"{'step' if count == 1 else count}: {two / one:.2f} of {one * 1e6:.0f} us, auto {(one, two)[picked - 1] / min(one, two):.2f}")
+        print(f"{folder.name}, auto takes {picked}: " + ", ".join(found), flush=True)
     return 0
 
 
