@@ -140,7 +140,7 @@ def with_onnxruntime(folder: Path, language: str = "c") -> Sequence[object]:
         (folder / name).unlink(missing_ok=True)
         (folder / name).symlink_to(library)
     compiler = ["g++", "-std=c++17"] if language == "cpp" else ["gcc"]
-    return [*compiler, f"-I{os.environ['POSENC_ORT_INCLUDE']}", f"-L{folder}", f"-Wl,-rpath,{folder}", "-lonnxruntime"]
+    return [*compiler, f"-I{os.environ['POSENC_ORT_INCLUDE']}", f"-L{folder}", f"-Wl,-rpath,{folder}", "-lonnxruntime", "-lm"]
 
 
 def python_of(environment: Path) -> Path:

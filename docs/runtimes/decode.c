@@ -57,6 +57,7 @@ static const char* const OUTPUTS[] = {
 };
 
 static const OrtApi* ort;
+static OrtEnv* environment;
 
 static void check(OrtStatus* status) {
   if (status == NULL) return;
@@ -105,70 +106,93 @@ static OrtValue* integers(ONNXTensorElementDataType type, int64_t first, int64_t
   return value;
 }
 
-static OrtValue* copied(const int64_t* tokens, const int64_t* sizes, size_t rank) {
-  OrtValue* value = zeros(INT64, sizes, rank);
-  memcpy(data_of(value), tokens, entries_of(value) * sizeof *tokens);
+static OrtValue* copied(ONNXTensorElementDataType type, const int64_t* entries, const int64_t* sizes, size_t rank) {
+  OrtValue* value = zeros(type, sizes, rank);
+  memcpy(data_of(value), entries, entries_of(value) * sizeof *entries);
   return value;
 }
 
-static float number(const void* outputs, size_t index) {
-  return ((const float*)outputs)[index];
+static float number(OrtValue* output, size_t index) {
+  return (float)((const float*)data_of(output))[index];
 }
 
+static OrtSession* load(const char* folder) {
+  OrtSessionOptions* options;
+  OrtSession* session;
+  char path[4096];
+  snprintf(path, sizeof path, "%s/model.onnx", folder);
+  ort = OrtGetApiBase()->GetApi(ORT_API_VERSION);
+  if (ort == NULL) {
+    fprintf(stderr, "expected a library of ONNX Runtime 1.%d or later, as its headers, got %s\n", ORT_API_VERSION, OrtGetApiBase()->GetVersionString());
+    exit(1);
+  }
+  check(ort->CreateEnv(ORT_LOGGING_LEVEL_ERROR, "decode", &environment));
+  check(ort->CreateSessionOptions(&options));
+  check(ort->AddSessionConfigEntry(options, "session.set_denormal_as_zero", "1"));  // subnormal numbers are slow
+  check(ort->CreateSession(environment, path, options, &session));
+  ort->ReleaseSessionOptions(options);
+  return session;
+}
+
+// Creates the states of a row without tokens.
+static void empty(OrtValue** states) {
+  states[0] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
+  states[1] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
+  states[2] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
+  states[3] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
+  states[4] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
+  states[5] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
+  states[6] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
+  states[7] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
+  states[8] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
+  states[9] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
+}
+
+// Feeds x [count], new tokens of a row that holds `held` tokens. Returns the logits of the last token, which the caller releases, and replaces `states`.
+static OrtValue* call(OrtSession* session, OrtValue** states, const int64_t* x, int64_t count, int64_t held) {
+  if (held + count > CAPACITY) {
+    fprintf(stderr, "expected at most %d tokens in a row (CAPACITY), got %lld\n", CAPACITY, (long long)(held + count));
+    exit(1);
+  }
+  OrtValue *inputs[FEEDS + STATES], *outputs[1 + STATES] = {NULL};
+  inputs[0] = copied(INT64, x, SIZES(1, count));
+  inputs[1] = integers(INT64, count - 1, 0, SIZES(1, 1));
+  inputs[2] = integers(INT32, held + count - 1, 0, SIZES(1));
+  inputs[3] = integers(INT32, held + count, 0, NULL, 0);
+  memcpy(inputs + FEEDS, states, sizeof(OrtValue*) * STATES);
+  check(ort->Run(session, NULL, INPUTS, (const OrtValue* const*)inputs, FEEDS + STATES, OUTPUTS, 1 + STATES, outputs));
+  for (int i = 0; i < FEEDS + STATES; ++i) ort->ReleaseValue(inputs[i]);
+  memcpy(states, outputs + 1, sizeof(OrtValue*) * STATES);
+  return outputs[0];
+}
+
+// Greedy decoding.
 int main(int count_of_arguments, char** arguments) {
   if (count_of_arguments < 4) {
     fprintf(stderr, "decode FOLDER COUNT TOKEN...\n");
     return 2;
   }
-  ort = OrtGetApiBase()->GetApi(ORT_API_VERSION);
-  OrtEnv* environment;
-  OrtSessionOptions* options;
-  OrtSession* session;
-  char path[4096];
-  snprintf(path, sizeof path, "%s/model.onnx", arguments[1]);
-  check(ort->CreateEnv(ORT_LOGGING_LEVEL_ERROR, "decode", &environment));
-  check(ort->CreateSessionOptions(&options));
-  check(ort->AddSessionConfigEntry(options, "session.set_denormal_as_zero", "1"));  // subnormal numbers are slow
-  check(ort->CreateSession(environment, path, options, &session));
-
+  OrtSession* session = load(arguments[1]);
+  OrtValue* states[STATES];
   int64_t count = count_of_arguments - 3, held = 0;
   int64_t* tokens = malloc(sizeof(int64_t) * (size_t)count);
   for (int64_t i = 0; i < count; ++i) tokens[i] = atoll(arguments[3 + i]);
-  OrtValue *inputs[FEEDS + STATES], *outputs[1 + STATES];
-  inputs[4] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
-  inputs[5] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
-  inputs[6] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
-  inputs[7] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
-  inputs[8] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
-  inputs[9] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
-  inputs[10] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
-  inputs[11] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
-  inputs[12] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
-  inputs[13] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
-
+  empty(states);
   for (int remaining = atoi(arguments[2]); remaining > 0; --remaining) {
-    inputs[0] = copied(tokens, SIZES(1, count));
-    inputs[1] = integers(INT64, count - 1, 0, SIZES(1, 1));
-    inputs[2] = integers(INT32, held + count - 1, 0, SIZES(1));
-    inputs[3] = integers(INT32, held + count, 0, NULL, 0);
-    memset(outputs, 0, sizeof outputs);
-    check(ort->Run(session, NULL, INPUTS, (const OrtValue* const*)inputs, FEEDS + STATES, OUTPUTS, 1 + STATES, outputs));
-    const size_t words = entries_of(outputs[0]) / (size_t)1, last = entries_of(outputs[0]) - words;
+    OrtValue* logits = call(session, states, tokens, count, held);
+    const size_t words = entries_of(logits) / (size_t)1, last = entries_of(logits) - words;
     int64_t best = 0;
     for (size_t word = 1; word < words; ++word)
-      if (number(data_of(outputs[0]), last + word) > number(data_of(outputs[0]), last + (size_t)best)) best = (int64_t)word;
+      if (number(logits, last + word) > number(logits, last + (size_t)best)) best = (int64_t)word;
     printf("%lld ", (long long)best);
-    for (int i = 0; i < FEEDS + STATES; ++i) ort->ReleaseValue(inputs[i]);
-    ort->ReleaseValue(outputs[0]);
-    memcpy(inputs + FEEDS, outputs + 1, sizeof(OrtValue*) * STATES);
+    ort->ReleaseValue(logits);
     held += count;
     count = 1;
     tokens[0] = best;
   }
   printf("\n");
-  for (int i = FEEDS; i < FEEDS + STATES; ++i) ort->ReleaseValue(inputs[i]);
   free(tokens);
+  for (int i = 0; i < STATES; ++i) ort->ReleaseValue(states[i]);
   ort->ReleaseSession(session);
-  ort->ReleaseSessionOptions(options);
   ort->ReleaseEnv(environment);
 }

@@ -10,6 +10,7 @@
 // node decode.mjs FOLDER 16 100 101 102   (16 tokens after a prompt of three)
 
 import * as ort from "onnxruntime-node";
+import { existsSync } from "node:fs";
 import { pathToFileURL } from "node:url";
 
 const print = console.log;
@@ -47,6 +48,7 @@ export function empty() {
 // The graph counts the tokens of a row, and its outputs depend on distances only: it takes no start.
 export async function call(session, states, x, held) {
   const count = x.dims[1];
+  if (held + count > CAPACITY) throw new RangeError(`expected at most ${CAPACITY} tokens in a row (CAPACITY), got ${held + count}`);
   const feeds = {
     input_ids: x,
     logits_index: tensor("int64", [1, 1], count - 1),
@@ -83,6 +85,10 @@ async function main(folder, count, ...prompt) {
 if (import.meta.url === pathToFileURL(process.argv[1]).href) {
   if (process.argv.length < 5) {
     console.error("usage: node decode.mjs FOLDER COUNT TOKEN...");
+    process.exit(2);
+  }
+  if (!existsSync(`${process.argv[2]}/model.onnx`)) {
+    console.error(`expected a folder with model.onnx, got ${process.argv[2]}`);
     process.exit(2);
   }
   await main(...process.argv.slice(2));

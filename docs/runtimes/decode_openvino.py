@@ -11,6 +11,7 @@ python decode.py FOLDER 16 100 101 102   # 16 tokens after a prompt of three
 """
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import openvino
@@ -37,6 +38,8 @@ def call(session, states, x, held):
     """Feed x, new tokens of a row that holds `held` tokens. Return the logits of the last token, and the states for the next call."""
     # The graph counts the tokens of a row, and its outputs depend on distances only: it takes no start.
     new = x.shape[1]
+    if held + new > CAPACITY:
+        raise ValueError(f"expected at most {CAPACITY} tokens in a row (CAPACITY), got {held + new}")
     feeds = {
         "input_ids": x,
         "logits_index": np.array([[new - 1]], np.int64),
@@ -68,4 +71,6 @@ def main(folder, count, *prompt):
 if __name__ == "__main__":
     if len(sys.argv) < 4:
         sys.exit("usage: python decode.py FOLDER COUNT TOKEN...")
+    if not Path(sys.argv[1], "model.onnx").exists():
+        sys.exit(f"expected a folder with model.onnx, got {sys.argv[1]}")
     main(*sys.argv[1:])

@@ -11,6 +11,7 @@ python decode.py FOLDER 16 100 101 102   # 16 tokens after a prompt of three
 """
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import tract
@@ -66,4 +67,6 @@ def main(folder, count, *prompt):
 if __name__ == "__main__":
     if len(sys.argv) < 4:
         sys.exit("usage: python decode.py FOLDER COUNT TOKEN...")
+    if not Path(sys.argv[1], "model.onnx").exists():
+        sys.exit(f"expected a folder with model.onnx, got {sys.argv[1]}")
     main(*sys.argv[1:])

@@ -106,7 +106,7 @@ def _single_states(manifest: Manifest, template: Template, language: str) -> Lis
     dtypes, past = template.table("dtypes"), "CAPACITY" if language == "libtorch" else "0"
     values = [{"past": state.past, "dtype": dtypes[state.dtype], "shape": ", ".join(_shape(state, past)), "fill": state.fill} for state in manifest.states]
     filled = ["filled" if state.fill else "" for state in manifest.states]
-    return [template.fill("state", condition, index=len(manifest.inputs) + index, **each) for index, (condition, each) in enumerate(zip(filled, values, strict=True))]
+    return [template.fill("state", condition, index=index, **each) for index, (condition, each) in enumerate(zip(filled, values, strict=True))]
 
 
 def _grouped_states(manifest: Manifest, template: Template, language: str) -> List[str]:

@@ -1,6 +1,7 @@
 """The programs that `posenc inspect --runtime` prints run artefacts without this package and give the outputs of a session."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -53,6 +54,29 @@ def _prompt(manifest: Any) -> np.ndarray:
     if manifest.kind == "block":
         return np.random.default_rng(0).standard_normal((1, 9, 48)).astype(manifest.dtype)
     return np.random.default_rng(0).integers(0, 61, (1, 9))
+
+
+def _agrees(printed: str, folder: Path) -> bool:
+    """Whether a program printed the outputs of a session for the input of the documentation: the number of tokens, and four outputs of the last one, in each line."""
+    session = load(folder, provider="cpu").session()
+    is_block = session.manifest.kind == "block"
+    x = np.sin(np.outer(np.arange(1, 12), np.arange(1, 49)))[None].astype(session.manifest.dtype) if is_block else np.arange(8)[None]
+    whole, counts = session.prefill(x), (8, 9, 10, 11) if is_block else (8,)
+    lines = [[float(number) for number in re.sub(r"[\[\]]", " ", line).split()] for line in printed.splitlines()]
+    return np.allclose(lines, [[count, *whole[0, count - 1, :4].astype(float)] for count in counts], atol=1e-3)
+
+
+@pytest.mark.parametrize(("name", "target"), [("cope", "ort"), ("encoder", "onnx")])
+def test_the_python_program_prints_the_outputs_for_the_documented_input(name: str, target: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    folder = _made(name, target, "positions", tmp_path / "a")
+    _python(folder)["main"](folder)
+    assert _agrees(capsys.readouterr().out, folder)
+
+
+def test_a_program_refuses_more_tokens_than_its_caches_hold(tmp_path: Path) -> None:
+    client = _python(_made("rope", "ort", "positions", tmp_path / "a"))
+    with pytest.raises(ValueError, match=r"expected at most 1024 tokens in a row \(CAPACITY\), got 1025"):
+        client["call"](client["load"](tmp_path / "a"), client["empty"](), np.zeros((1, 5), np.int64), 1020)
 
 
 @pytest.mark.parametrize(("name", "target", "signature"), CASES)
@@ -145,16 +169,7 @@ def test_the_programs_in_c_and_cpp_run_blocks_and_encoders(name: str, target: st
     folder = tmp_path / "a"
     export(sources(MODELS[name]), target, folder, dtype=dtype, verify=False)
     run = _compiled(tmp_path, client_runs.with_onnxruntime(tmp_path, language), SOURCES[language], language)
-    printed = subprocess.run([str(run), str(folder)], capture_output=True, text=True, check=True).stdout.splitlines()
-    client = _python(folder)
-    calls = (8, 1, 1, 1) if name != "encoder" else (8,)
-    graph, states, held, wanted = client["load"](folder), client["empty"](), 0, []
-    for count in calls:
-        x = np.full((1, count, 48), 0.5, dtype) if name != "encoder" else np.arange(8)[None]
-        output, states = client["call"](graph, states, x, held)
-        held += count
-        wanted.append([held, *output[0, -1, :4].astype(float)])
-    assert np.allclose([[float(number) for number in line.split()] for line in printed], wanted, atol=1e-3)
+    assert _agrees(subprocess.run([str(run), str(folder)], capture_output=True, text=True, check=True).stdout, folder)
 
 
 STARTS = {"positions of tokens": ("rope", "onnx", "positions"), "rows counted by the graph": ("rope", "ort", "positions"), "a mask": ("rope", "onnx", "mask")}
@@ -197,7 +212,7 @@ def test_the_node_program_runs_blocks_and_encoders(name: str, dtype: str, tmp_pa
     (tmp_path / "node_modules").symlink_to(NODE)
     (tmp_path / "run.mjs").write_text(program(manifests.read(folder), "node"))
     done = subprocess.run(["node", "run.mjs", str(folder)], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout and "NaN" not in done.stdout and "undefined" not in done.stdout
+    assert _agrees(done.stdout, folder)
 
 
 CALLS = {"decode": ("rope", "FOLDER COUNT TOKEN..."), "run": ("cope", "FOLDER")}
@@ -205,15 +220,17 @@ CALLS = {"decode": ("rope", "FOLDER COUNT TOKEN..."), "run": ("cope", "FOLDER")}
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("language", ["python", pytest.param("node", marks=pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed"))])
-def test_a_program_without_arguments_prints_one_line(name: str, language: str, tmp_path: Path) -> None:
+def test_a_program_without_arguments_or_its_folder_prints_one_line(name: str, language: str, tmp_path: Path) -> None:
     model, arguments = CALLS[name]
     command, suffix = (sys.executable, ".py") if language == "python" else ("node", ".mjs")
     package = tmp_path / "node_modules" / "onnxruntime-node"  # empty: it is imported before the arguments are read
     package.mkdir(parents=True)
     (package / "index.js").touch()
     (tmp_path / f"{name}{suffix}").write_text(program(manifests.read(_made(model, "ort", "positions", tmp_path / "a")), language))
-    done = subprocess.run([command, f"{name}{suffix}"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode and not done.stdout and done.stderr == f"usage: {language} {name}{suffix} {arguments}\n"
+    refusals = {(): f"usage: {language} {name}{suffix} {arguments}", ("nowhere", "4", "5"): "expected a folder with model.onnx, got nowhere"}
+    for given, refusal in refusals.items():
+        done = subprocess.run([command, f"{name}{suffix}", *given], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode and not done.stdout and done.stderr == f"{refusal}\n"
 
 
 WEIRD = [{}, {"order": 3}, {"order": [[], {}], "layers": [], "tokens": []}, {"kind": "block", "attention": 1, "encodings": [2]}, {"layers": {"a": None}, "order": ["a"]}]
