@@ -25,7 +25,7 @@ def panels(encoding: PositionEncoding, geometry: Geometry, distance: int) -> Lis
     if encoding.axes and overrides(encoding, "rotate"):
         found.append(("score of equal vectors, by distance along one axis", lambda axes: _along_axes(axes, encoding, geometry, distance)))
     if encoding.axes == 2 and overrides(encoding, "rotate"):
-        heads = [0] if _heads_alike(encoding) else sorted({0, geometry.heads // 2})
+        heads = [0] if heads_alike(encoding.oracle()) else sorted({0, geometry.heads // 2})
         for head in heads:
             title = "score of equal vectors, by place of the key" + (f", head {head}" if len(heads) > 1 else "")
             found.append((title, functools.partial(_scores_by_place, encoding=encoding, geometry=geometry, head=head)))
@@ -36,8 +36,9 @@ def panels(encoding: PositionEncoding, geometry: Geometry, distance: int) -> Lis
     return found
 
 
-def _heads_alike(encoding: PositionEncoding) -> bool:
-    return type(encoding.oracle()).rotate_heads is Oracle.rotate_heads
+def heads_alike(oracle: Oracle) -> bool:
+    """Whether an oracle rotates all heads in the same way."""
+    return type(oracle).rotate_heads is Oracle.rotate_heads and type(oracle).rotate_key_heads is Oracle.rotate_key_heads
 
 
 def _products(encoding: PositionEncoding, geometry: Geometry, head: int, query: Sequence[int], places: Sequence[Sequence[int]]) -> np.ndarray:
@@ -46,8 +47,7 @@ def _products(encoding: PositionEncoding, geometry: Geometry, head: int, query: 
     Ones give each pair the same weight, so that scores of a rotation are means of cosines.
     """
     oracle: Any = encoding.oracle()
-    heads = 1 if _heads_alike(encoding) else geometry.heads
-    keys = 1 if _heads_alike(encoding) else geometry.kv_heads or heads
+    heads, keys = (1, 1) if heads_alike(oracle) else (geometry.heads, geometry.kv_heads or geometry.heads)
     ones = np.ones((heads, geometry.head_size))
     own = oracle.rotate_heads(ones, tuple(query))[head]
     products = [float(own @ oracle.rotate_key_heads(ones[:keys], tuple(place))[head * keys // heads]) for place in (query, *places)]

@@ -17,6 +17,8 @@ from posenc_export.encodings.shared.rotary_grid import RotaryGrid
 from posenc_export.encodings.sinusoidal import Sinusoidal
 
 WIDTH, HEADS, RANGE, VECTORS, SHOWN, LONGEST = 64, 8, 1024, 12, 4, 1 << 16
+LETTERS = 40  # of a parameter in a title
+LABELLED = 8  # heads in a legend
 SHARES = (0, 1 / 8, 1 / 4, 1 / 2)  # entries of a sinusoid with a line of their own, as shares of the width
 ACROSS = 2  # panels beside each other
 SAME = 8  # times as many tokens are drawn as get something else than the token before
@@ -46,10 +48,37 @@ class View:
             if not least <= value <= LONGEST:
                 raise ValueError(f"plot: expected {name} {least} .. {LONGEST}, got {value}; choose one in that range")
 
+    def within(self, geometry: Geometry) -> "View":
+        """Return a view of no more than the range of positions."""
+        return dataclasses.replace(self, distance=max(1, min(self.distance, geometry.max_positions - 1)), positions=max(4, min(self.positions, geometry.max_positions)))
+
     @property
     def geometry(self) -> Geometry:
         """Geometry whose range includes all positions of the picture."""
         return Geometry(WIDTH, HEADS, self.head_size, max(RANGE, self.distance + 1, self.positions))
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """An encoding to draw.
+
+    Args:
+        spec: specification that it was built from.
+        encoding: the encoding with its weights.
+        geometry: sizes that it was built for.
+        said: description of the weights for the title; "" if nothing is trained.
+    """
+
+    spec: Mapping[str, Any]
+    encoding: PositionEncoding
+    geometry: Geometry
+    said: str
+
+    @property
+    def title(self) -> str:
+        """Specification and description of the weights."""
+        name = ", ".join([str(self.spec["name"]), *(f"{key}={str(value)[:LETTERS]}" for key, value in self.spec.items() if key != "name")])
+        return f"{name} ({self.said})" if self.said else name
 
 
 def draw(spec: Mapping[str, Any], view: View = View()) -> Any:
@@ -59,20 +88,25 @@ def draw(spec: Mapping[str, Any], view: View = View()) -> Any:
         ValueError: unknown name or parameter, a head size that the encoding refuses.
         ModuleNotFoundError: matplotlib is not installed.
     """
+    return draw_all([Subject(spec, *build_for_picture(spec, view.geometry))], view)
+
+
+def draw_all(subjects: Sequence[Subject], view: View = View()) -> Any:
+    """Draw encodings below each other in one matplotlib figure, each at most to the end of its range of positions."""
     from matplotlib.figure import Figure
 
-    encoding, geometry, weights = build_for_picture(spec, view.geometry)
-    panels = _panels(encoding, spec, geometry, view)
-    columns = min(len(panels), ACROSS)
-    rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(4.4 * columns, 3.2 * rows), layout="constrained")
-    title = ", ".join([str(spec["name"]), *(f"{key}={value}" for key, value in spec.items() if key != "name")])
-    figure.suptitle(f"{title} ({weights})" if weights else title, fontsize=10)
-    for index, (title, paint) in enumerate(panels):
-        axes = figure.add_subplot(rows, columns, index + 1)
-        axes.set_title(title, fontsize=9)
-        axes.tick_params(labelsize=8)
-        paint(axes)
+    drawn = [(subject, _panels(subject.encoding, subject.spec, subject.geometry, view.within(subject.geometry))) for subject in subjects]
+    rows = [-(-len(panels) // ACROSS) for _, panels in drawn]
+    columns = max(min(len(panels), ACROSS) for _, panels in drawn)
+    figure = Figure(figsize=(4.4 * columns, 3.2 * sum(rows)), layout="constrained")
+    parts: Any = [figure] if len(drawn) == 1 else figure.subfigures(len(drawn), 1, height_ratios=rows)
+    for part, count, (subject, panels) in zip(parts, rows, drawn, strict=True):
+        part.suptitle(subject.title, fontsize=10)
+        for index, (title, paint) in enumerate(panels):
+            axes = part.add_subplot(count, columns, index + 1)
+            axes.set_title(title, fontsize=9)
+            axes.tick_params(labelsize=8)
+            paint(axes)
     return figure
 
 
@@ -147,10 +181,10 @@ def _embedded(axes: Any, change: np.ndarray) -> None:
 
 
 def _bias(axes: Any, encoding: PositionEncoding, geometry: Geometry, distance: int) -> None:
-    oracle, distances = encoding.oracle(), np.arange(distance + 1)
+    oracle, distances, step = encoding.oracle(), np.arange(distance + 1), -(-geometry.heads // LABELLED)
     for head in range(geometry.heads):
         values = [oracle.bias(head, distance, distance - int(d)) for d in distances]
-        axes.plot(distances, values, color=COLOURS[head % len(COLOURS)], linewidth=1, label=str(head))
+        axes.plot(distances, values, color=COLOURS[head % len(COLOURS)], linewidth=1, label=None if head % step else str(head))
     axes.set_xlabel("distance", fontsize=8)
     axes.legend(fontsize=7, frameon=False, title="head", title_fontsize=7, ncols=2)
 
@@ -160,11 +194,12 @@ def _scores(encoding: PositionEncoding, geometry: Geometry, query: int, heads_in
     random, oracle = np.random.default_rng(0), encoding.oracle()
     oracle.begin(range(query + 1))
     oracle.observe(random.standard_normal((query + 1, geometry.width)))
-    rows = []
+    rows, alike = [], grids.heads_alike(oracle)
     for head in heads_in_turn:
-        heads = np.repeat(random.standard_normal((1, geometry.head_size)), geometry.heads, 0)
-        own = oracle.rotate_heads(heads, query)[head]
-        keys = np.stack([oracle.rotate_key_heads(heads, p)[head] for p in range(query + 1)])
+        heads = np.repeat(random.standard_normal((1, geometry.head_size)), 1 if alike else geometry.heads, 0)
+        index = 0 if alike else head
+        own = oracle.rotate_heads(heads, query)[index]
+        keys = np.stack([oracle.rotate_key_heads(heads, p)[index] for p in range(query + 1)])
         rows.append(oracle.scores(head, own, keys, query, range(query + 1))[::-1])
     return np.stack(rows)
 

@@ -1,9 +1,11 @@
-"""`posenc plot`: draw a picture of an encoding."""
+"""`posenc plot`: draw a picture of an encoding, or of the encodings of an artefact."""
 
 import argparse
 import io
 import json
+import os
 from pathlib import Path
+from typing import Any, Dict, Tuple
 
 SUFFIXES = (".png", ".svg")
 MADE_BY = "posenc plot"  # in the metadata of every picture, by which an earlier one is recognized
@@ -11,28 +13,63 @@ MADE_BY = "posenc plot"  # in the metadata of every picture, by which an earlier
 
 def add_arguments(plotting: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc plot`."""
-    plotting.add_argument("encoding", help="NAME or NAME:PARAMETER=VALUE,...")
+    plotting.add_argument("encoding", help="NAME or NAME:PARAMETER=VALUE,... of an encoding; or the folder of an artefact or a preset, whose trained encodings are drawn")
     plotting.add_argument("-o", "--output", type=Path, help="file ending in .png or .svg (default: NAME.png)")
     plotting.add_argument("--distance", type=int, default=255, help="largest distance between a query and a key, in tokens (default: 255)")
-    plotting.add_argument("--head-size", type=int, default=64, help="entries of a head (default: 64)")
+    plotting.add_argument("--head-size", type=int, help="entries of a head (default: 64; an artefact has its own)")
     plotting.add_argument("--positions", type=int, default=128, help="number of tokens in panels by position (default: 128)")
+    plotting.add_argument("--layer", type=int, help="draw only the encodings of this layer of an artefact (default: each different one)")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status 0."""
-    from posenc_export import encodings
-    from posenc_export.catalogue.plots import View, draw
     from posenc_export.runtime.artefact.places import Form, check_file, write_file
 
     form = Form("plot", MADE_BY.encode())
-    spec = encodings.parse(options.encoding)
-    path = options.output or Path(f"{spec['name']}.png")
+    path = options.output or Path(f"{_name(options.encoding)}.png")
     if path.suffix not in SUFFIXES:
         raise ValueError(f"plot: expected a file ending in {' or '.join(SUFFIXES)}, got {path.name!r}; give -o FILE.svg")
     check_file(path, form)
+    figure, described = _of_artefact(options) if _is_artefact(options.encoding) else _of_encoding(options)
     drawn = io.BytesIO()
     named = {"Creator" if path.suffix == ".svg" else "Software": MADE_BY}
-    draw(spec, View(options.distance, options.head_size, options.positions)).savefig(drawn, format=path.suffix[1:], dpi=150, metadata=named)
+    figure.savefig(drawn, format=path.suffix[1:], dpi=150, metadata=named)
     write_file(path, drawn.getvalue(), form)
-    print(json.dumps({"encoding": spec, "file": str(path)}) if options.json else path)
+    print(json.dumps({**described, "file": str(path)}) if options.json else path)
     return 0
+
+
+def _is_artefact(text: str) -> bool:
+    """Whether a text is a folder or a preset. The name of an encoding is never a folder: ./rope is one."""
+    from posenc_export.encodings import KNOWN
+    from posenc_export.shared.preset_folders import NAMES
+
+    return text.partition(":")[0] not in KNOWN and (text in NAMES or os.sep in text or Path(text).is_dir())
+
+
+def _name(text: str) -> str:
+    return Path(text).resolve().name if _is_artefact(text) else text.partition(":")[0]
+
+
+def _of_encoding(options: argparse.Namespace) -> Tuple[Any, Dict[str, Any]]:
+    """Return the picture of an encoding, and what it shows, for --json."""
+    from posenc_export import encodings
+    from posenc_export.catalogue.plots import View, draw
+
+    if options.layer is not None:
+        raise ValueError(f"plot: expected --layer with the folder of an artefact, got the encoding {options.encoding}; leave it out")
+    spec = encodings.parse(options.encoding)
+    size = View.head_size if options.head_size is None else options.head_size
+    return draw(spec, View(options.distance, size, options.positions)), {"encoding": spec}
+
+
+def _of_artefact(options: argparse.Namespace) -> Tuple[Any, Dict[str, Any]]:
+    """Return the picture of the encodings of an artefact, and what it shows, for --json."""
+    from posenc_export.catalogue.of_models import subjects
+    from posenc_export.catalogue.plots import View, draw_all
+    from posenc_export.export.trained_numbers import with_trained_encodings
+
+    if options.head_size is not None:
+        raise ValueError(f"plot: expected no --head-size with an artefact, which has its own, got {options.head_size}; leave it out")
+    view, found = View(options.distance, positions=options.positions), subjects(with_trained_encodings(options.encoding), _name(options.encoding), options.layer)
+    return draw_all(found, view), {"artefact": options.encoding, "encodings": [subject.spec for subject in found]}

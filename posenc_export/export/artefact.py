@@ -8,7 +8,7 @@ from typing import Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 
-from posenc_export.export import half_precision, loaders, quality
+from posenc_export.export import half_precision, loaders, quality, trained_numbers
 from posenc_export.export.bounds import accuracy_of
 from posenc_export.export.compile_errors import explain_errors
 from posenc_export.export.describe import Model, describe, text_of
@@ -208,11 +208,12 @@ def _written(source: Source, described: Manifest, folder: Path, accuracy: Accura
     filled = bool(options.verify)
     expected = source.once(("expected", filled, *grid_of(manifest)), lambda: expected_outputs(source.model, manifest, filled))
     stored = reference.write(manifest, expected, accuracy, folder)
+    trained = trained_numbers.store(source.model, manifest, folder)
     _write_text(text_of(source.model), folder)
     if isinstance(source.model, Stack):
         loaders.write(source.model, manifest, folder)
     listed = {path.name: manifest.files.get(path.name) or files.entry(path) for path in sorted(folder.iterdir())}  # weights were hashed as they were written
-    manifest = manifest.replace(reference=stored, files=listed, versions={name: metadata.version(name) for name in MAKERS})
+    manifest = manifest.replace(reference=stored, encodings=trained, files=listed, versions={name: metadata.version(name) for name in MAKERS})
     manifests.write(manifest, folder)
     return manifest, expected
 

@@ -2,17 +2,16 @@
 
 import copy
 import sys
-from itertools import chain
 from pathlib import Path
-from typing import Any, Iterator, List, Sequence, Set, Tuple
+from typing import Any, List, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding
-from posenc_export.encodings.shared.combined import Combined, overrides
-from posenc_export.models.config import BlockConfig
+from posenc_export.encodings.shared.combined import overrides
+from posenc_export.models.placed import placed
 from posenc_export.models.user_module import Model, inner_of
 from posenc_export.shared.numerics import BFLOAT16_NOISE, FLOAT16_NOISE, Errors, cell_error, rounding_tolerance
 
@@ -72,21 +71,11 @@ def check_model(model: Model, dtype: str) -> None:
         ValueError: see check_encoding.
     """
     seen: Set[int] = set()
-    for encoding, geometry in _encodings(model) if dtype != "float32" else ():
-        for part in encoding.parts if isinstance(encoding, Combined) else [encoding]:
+    for each in placed(inner_of(model)) if dtype != "float32" else ():
+        for _, part in each.parts:
             if type(part).__module__.partition(".")[0] != PACKAGE and id(part) not in seen:
                 seen.add(id(part))
-                check_encoding(part, geometry, dtype)  # type: ignore[arg-type]
-
-
-def _encodings(model: Model) -> Iterator[Tuple[PositionEncoding, Geometry]]:
-    """Yield the encodings of a model, each with the sizes that it was built for."""
-    inner = inner_of(model)
-    config = inner.config
-    attentions = [config.attention] if isinstance(config, BlockConfig) else [kind.attention for kind in config.kinds]
-    geometries = [attention.geometry(config.width, config.max_positions) for attention in attentions]
-    own = geometries[0] if isinstance(config, BlockConfig) else config.token_geometry
-    return chain([(inner.token_encoding, own)], zip((each.encoding for each in inner.attentions()), geometries, strict=True))
+                check_encoding(part, each.geometry, dtype)
 
 
 def check_encoding(encoding: PositionEncoding, geometry: Geometry, dtype: str) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 
+from posenc_export.export import trained_numbers
 from posenc_export.export.describe import M, trace_inputs
 from posenc_export.export.verify import VerificationError
 from posenc_export.runtime import verify
@@ -57,14 +58,14 @@ def compile_artefact(
     with staging as path:
         made = path / "made"
         made.mkdir()
-        kept = {name: listed for name, listed in manifest.files.items() if name != graph_file(manifest)}
+        kept = {name: listed for name, listed in manifest.files.items() if name not in (graph_file(manifest), trained_numbers.FILE_NAME)}
         for name in kept:
             shutil.copyfile(folder / name, made / name)
         say(f"{AOTINDUCTOR}: compiling")
         graph = made / GRAPHS[AOTINDUCTOR]
         _compile(read_program(folder / graph_file(manifest), manifest), manifest, graph)
         native = manifest.replace(target=AOTINDUCTOR, compiled=machine.on_this_machine(manifest.digest), files={**kept, graph.name: files.entry(graph)})
-        manifests.write(native.replace(certificate=None, proofs=[]), made)
+        manifests.write(native.replace(certificate=None, proofs=[], encodings={}), made)
         proof = verify(made, AOTINDUCTOR, progress=say)
         if not proof["passed"]:
             raise VerificationError({**proof})

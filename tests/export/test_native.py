@@ -10,6 +10,8 @@ import pytest
 
 from posenc_export.commands.cli import main
 from posenc_export.export import compile_artefact, export
+from posenc_export.export.trained_numbers import FILE_NAME as NUMBERS
+from posenc_export.export.trained_numbers import with_trained_encodings
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
@@ -62,6 +64,14 @@ def test_native_code_of_a_decoder_passes_the_grid(dtype: str, signature: str, tm
 def test_native_code_of_an_encoder_passes_the_grid(tmp_path: Path) -> None:
     export(sources(encoder("learned")), "pt2", tmp_path / "pt2")
     assert compile_artefact(tmp_path / "pt2", tmp_path / "native").proofs[0]["passed"]
+
+
+def test_native_code_has_no_trained_numbers_of_encodings_to_draw(tmp_path: Path) -> None:
+    export(sources(block("kerple")), "pt2", tmp_path / "pt2")
+    made = compile_artefact(tmp_path / "pt2", tmp_path / "native")
+    assert not made.encodings and NUMBERS not in made.files and not (tmp_path / "native" / NUMBERS).exists()
+    with pytest.raises(ValueError, match="expected the trained numbers .* got none; give the pt2 artefact that it was compiled from"):
+        with_trained_encodings(tmp_path / "native")
 
 
 def test_inputs_with_any_strides_are_read_right(native: Path) -> None:

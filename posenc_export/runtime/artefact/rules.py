@@ -242,6 +242,10 @@ def _check_files(manifest: Manifest) -> None:
     _expect("posenc.json" not in manifest.files, "files other than posenc.json itself in files", "posenc.json")
     graphs = sorted(name for name in manifest.files if name in set(GRAPHS.values()))
     _expect(graphs == [graph], f"files to hold one graph, {graph} for target {target}", ", ".join(graphs) or "none")
+    for name, numbers in manifest.encodings.items():
+        size = manifest.files[numbers.file].bytes if numbers.file in manifest.files else 0
+        end = numbers.offset + numbers.bytes
+        _expect(end <= size, f"encodings.{name} within the {size} bytes that files gives {numbers.file}", f"{end} bytes")
 
 
 def graph_file(manifest: Manifest) -> str:

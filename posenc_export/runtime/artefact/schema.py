@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from typing import Annotated, Any, Dict, List, Optional, Tuple, Union
 
 import msgspec
@@ -19,7 +20,7 @@ MOST_PROOFS = 64
 MOST = 4096  # largest number of values, states or files of one graph
 # Fields added to the schema later: omitted if empty, so that older digests stay valid
 OMITTED_IF_EMPTY = (
-    "cache", "calibration", "compiled", "deviation", "encoder", "formats", "generation", "interface", "packages", "quality", "start_ids", "weights",
+    "cache", "calibration", "compiled", "deviation", "encoder", "encodings", "formats", "generation", "interface", "packages", "quality", "start_ids", "weights",
 )  # fmt: skip
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*\Z", max_length=128)]
@@ -109,6 +110,22 @@ class Quality(Struct, frozen=True, forbid_unknown_fields=True):
         return self.perplexity / self.float32_perplexity if self.float32_perplexity else 0.0
 
 
+class Numbers(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Where the trained numbers of an encoding are in a file: little-endian, in row-major order."""
+
+    file: FileName
+    offset: Annotated[int, Meta(ge=0, le=2**53)]  # byte in the file
+    dtype: Annotated[str, Meta(pattern=r"^(bool|bfloat16|float(16|32|64)|u?int(8|16|32|64))\Z")]  # name of the torch dtype
+    shape: Annotated[Tuple[Size, ...], Meta(max_length=8)]
+    transposed: bool = False  # whether the file has the transpose, as graphs hold matrices of products
+
+    @property
+    def bytes(self) -> int:
+        """Number of bytes in the file."""
+        bits = int("".join(filter(str.isdigit, self.dtype)) or 8)  # of bool: 8
+        return math.prod(self.shape) * bits // 8
+
+
 class Weights(Struct, frozen=True, forbid_unknown_fields=True):
     """Weights of few bits."""
 
@@ -175,6 +192,8 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         quality: loss against the float32 module; None if the artefact was not verified or rounds nothing.
         deviation: figures of earlier versions in place of `quality`; not used.
         compiled: what the native code of target aotinductor was compiled from and for; None for other targets.
+        encodings: where the trained numbers of each encoding are, by name of the parameter in the block or stack (docs/commands.md). Needed for pictures, not to run
+            the artefact.
         packages: origin of each encoding that is not part of this package, by name. Needed to build the model again, not to run it.
         files: digest and size of each file, by name.
         reference: expected outputs stored in the artefact, or None.
@@ -214,6 +233,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     quality: Optional[Quality] = None
     deviation: Dict[str, float] = msgspec.field(default_factory=dict)
     compiled: Optional[Compiled] = None
+    encodings: Annotated[Dict[Name, Numbers], Meta(max_length=MOST)] = msgspec.field(default_factory=dict)
     packages: Annotated[Dict[Text, Package], Meta(max_length=64)] = msgspec.field(default_factory=dict)
     files: Annotated[Dict[FileName, File], Meta(max_length=MOST)] = msgspec.field(default_factory=dict)
     reference: Optional[Reference] = None

@@ -1,0 +1,59 @@
+"""The different encodings of a model, for pictures."""
+
+import json
+from typing import Dict, List, Optional, Tuple
+
+import torch
+
+from posenc_export.catalogue.plots import Subject
+from posenc_export.encodings import Geometry, PositionEncoding
+from posenc_export.models.placed import Placed, placed
+from posenc_export.models.user_module import Inner
+
+Group = List[Tuple[Placed, PositionEncoding]]
+
+
+def subjects(model: Inner, name: str, layer: Optional[int] = None) -> List[Subject]:
+    """Return each different encoding of a model once: those of tokens, then those of layers. Of layers with other trained numbers, the first one is drawn.
+
+    Args:
+        name: name of the model, for titles.
+        layer: index of the layer whose encodings are returned alone; None for those of the whole model.
+
+    Raises:
+        ValueError: a model without encodings, or without that layer.
+    """
+    layers = len(model.attentions())
+    if layer is not None and not 0 <= layer < layers:
+        raise ValueError(f"plot: expected layer 0 .. {layers - 1} of {name}, got {layer}; choose one in that range")
+    groups: Dict[Tuple[bool, str, Geometry], Group] = {}
+    for each in placed(model):
+        for spec, part in each.parts:
+            if spec["name"] != "nope":
+                groups.setdefault((each.layer is None, json.dumps(spec, sort_keys=True), each.geometry), []).append((each, part))
+    found = []
+    for (_, text, geometry), group in groups.items():
+        drawn = next((pair for pair in group if layer is None or pair[0].layer == layer), None)
+        if drawn is not None:
+            found.append(Subject(json.loads(text), drawn[1], geometry, f"{name}, {_where(drawn, group)}"))
+    if not found:
+        where = name if layer is None else f"layer {layer} of {name}"
+        raise ValueError(f"plot: expected a model with encodings of positions, got none in {where}; posenc inspect prints its layers")
+    return found
+
+
+def _where(drawn: Tuple[Placed, PositionEncoding], group: Group) -> str:
+    """Return the layers of a group, and the one that is drawn if their trained numbers differ."""
+    if drawn[0].layer is None:
+        return "tokens"
+    numbers = [each.layer for each, _ in group if each.layer is not None]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    starts = [n for n in numbers if n - 1 not in numbers]
+    spans = ", ".join(str(first) if first == last else f"{first} .. {last}" for first, last in zip(starts, ends, strict=True))
+    where = f"layer{'s' if len(numbers) > 1 else ''} {spans}"
+    return where if all(_equal(drawn[1], part) for _, part in group) else f"layer {drawn[0].layer} of {where}"
+
+
+def _equal(one: PositionEncoding, other: PositionEncoding) -> bool:
+    """Whether two encodings have the same trained numbers."""
+    return one is other or all(torch.equal(*pair) for pair in zip(one.state_dict().values(), other.state_dict().values(), strict=True))

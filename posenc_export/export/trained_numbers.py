@@ -1,0 +1,133 @@
+"""Trained numbers of encodings in an artefact, for pictures.
+
+A graph keeps many of them unchanged in its weights; the manifest records where. Others, such as logarithms whose exponentials became constants, and tensors below
+1 kB, which stand inside model.onnx, are written to encodings.bin.
+"""
+
+from pathlib import Path
+from typing import Dict, Iterator, List, Optional, Tuple, Union
+
+import onnx
+import torch
+from torch import Tensor
+
+from posenc_export.encodings import PositionEncoding, check_installed
+from posenc_export.export.describe import Model
+from posenc_export.models.config_json import from_json
+from posenc_export.models.presets import MODELS, load_preset
+from posenc_export.models.user_module import Inner, inner_of
+from posenc_export.runtime.artefact import archive, files
+from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.artefact.rules import WEIGHTS, graph_file
+from posenc_export.runtime.artefact.schema import Numbers
+from posenc_export.shared.preset_folders import is_preset
+
+FILE_NAME = "encodings.bin"
+BLOCK = 16 << 20  # bytes that are compared at once
+Regions = Dict[int, List[Tuple[str, int]]]  # file and offset of tensors, by number of bytes
+
+
+def store(model: Model, manifest: Manifest, folder: Path) -> Dict[str, Numbers]:
+    """Return where the trained numbers of each encoding are in a new artefact, by name in the block or stack; write those that the graph does not hold."""
+    trained = {f"{name}.{key}": value for name, encoding in _encodings(inner_of(model)) for key, value in encoding.state_dict().items()}
+    regions = _regions(folder, manifest) if trained else {}
+    found = {name: _in_graph(tensor, regions, folder) for name, tensor in trained.items()}
+    others = {name: tensor for name, tensor in trained.items() if found[name] is None}
+    if others:
+        with files.writing(folder / FILE_NAME) as stream:
+            for name, tensor in others.items():
+                found[name] = _numbers(tensor, FILE_NAME, stream.bytes)
+                stream.write(_content(tensor))
+    return {name: numbers for name, numbers in found.items() if numbers is not None}
+
+
+def _numbers(tensor: Tensor, file: str, offset: int, transposed: bool = False) -> Numbers:
+    return Numbers(file, offset, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), transposed)
+
+
+def _in_graph(tensor: Tensor, regions: Regions, folder: Path) -> Optional[Numbers]:
+    """Return where the files of a graph hold a tensor or its transpose; None if they do not."""
+    if tensor.nbytes not in regions:
+        return None
+    for transposed in (False, True) if tensor.dim() == 2 else (False,):
+        place = _held(_content(tensor.T if transposed else tensor), regions, folder)
+        if place is not None:
+            return _numbers(tensor, *place, transposed)
+    return None
+
+
+def _content(tensor: Tensor) -> memoryview:
+    """Return the bytes of a tensor in row-major order."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def _encodings(model: Inner) -> Iterator[Tuple[str, PositionEncoding]]:
+    """Yield the encodings of a model by name, each once; not the parts of one that combines several."""
+    last = ""
+    for name, module in model.named_modules():
+        if isinstance(module, PositionEncoding) and not (last and name.startswith(f"{last}.")):
+            last = name
+            yield name, module
+
+
+def _regions(folder: Path, manifest: Manifest) -> Regions:
+    """Return where the files of a graph hold tensors."""
+    found: Regions = {}
+    name = graph_file(manifest)
+    if name == "model.onnx":
+        for tensor in onnx.load(str(folder / name), load_external_data=False).graph.initializer:
+            place = {entry.key: entry.value for entry in tensor.external_data}
+            if place:
+                found.setdefault(int(place["length"]), []).append((WEIGHTS, int(place["offset"])))
+        return found
+    with (folder / name).open("rb") as stream:
+        for entry in archive.read_most(stream, lambda _: True).values():
+            if isinstance(entry, archive.Stored):
+                found.setdefault(entry.size, []).append((name, entry.offset))
+    return found
+
+
+def _held(content: memoryview, regions: Regions, folder: Path) -> Optional[Tuple[str, int]]:
+    """Return file and offset of a tensor with this content; None if there is none."""
+    for name, offset in regions[len(content)]:
+        with (folder / name).open("rb") as stream:
+            stream.seek(offset)
+            if all(stream.read(min(BLOCK, len(content) - at)) == bytes(content[at : at + BLOCK]) for at in range(0, len(content), BLOCK)):
+                return name, offset
+    return None
+
+
+def with_trained_encodings(folder: Union[str, Path]) -> Inner:
+    """Return the block or stack of an artefact with the trained numbers of its encodings, and without its other weights, which are on the device "meta".
+
+    Raises:
+        ValueError: not an artefact; an encoding that is not installed; trained numbers that the artefact does not have, because an earlier version wrote it or
+            because it was compiled.
+    """
+    folder = files.locate(folder)
+    manifest = manifests.read(folder)
+    if not manifest.encodings and is_preset(folder):
+        return load_preset(folder.name)
+    check_installed(manifest.packages)
+    config = from_json(manifest.config["inside"] if manifest.kind == "module" else manifest.config)
+    with torch.device("meta"):
+        model: Inner = MODELS[type(config)](config)
+    for name, encoding in _encodings(model):
+        encoding.load_state_dict({key: _read(folder, manifest, f"{name}.{key}", value) for key, value in encoding.state_dict().items()})
+    return model
+
+
+def _read(folder: Path, manifest: Manifest, name: str, like: Tensor) -> Tensor:
+    """Return the numbers of a name, of the shape of `like`."""
+    numbers = manifest.encodings.get(name)
+    if numbers is None or numbers.shape != tuple(like.shape):
+        rule = f"artefact {folder}: expected the trained numbers {name} of an encoding with shape {list(like.shape)}"
+        remedy = "give the pt2 artefact that it was compiled from" if manifest.compiled is not None else "export it again with this version"
+        raise ValueError(f"{rule}, got {'none' if numbers is None else list(numbers.shape)}; {remedy}")
+    with (folder / numbers.file).open("rb") as stream:
+        stream.seek(numbers.offset)
+        content = bytearray(stream.read(numbers.bytes))
+    dtype, shape = getattr(torch, numbers.dtype), numbers.shape[::-1] if numbers.transposed else numbers.shape
+    found = torch.frombuffer(content, dtype=dtype).reshape(shape) if content else torch.empty(shape, dtype=dtype)
+    return found.T if numbers.transposed else found

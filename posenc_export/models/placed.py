@@ -1,0 +1,44 @@
+"""The encodings of a model with their places, specifications and sizes."""
+
+from dataclasses import dataclass
+from typing import Any, List, Mapping, Optional, Sequence, Tuple
+
+from posenc_export.encodings.shared.base import Geometry, PositionEncoding
+from posenc_export.encodings.shared.combined import Combined
+from posenc_export.models.config import BlockConfig
+from posenc_export.models.user_module import Inner
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An encoding at its place in a model.
+
+    Args:
+        layer: index of the layer; None for the encoding of tokens.
+        specs: specifications that it was built from (encodings.build_all).
+        geometry: sizes that it was built for.
+        encoding: the encoding, which several layers may share.
+    """
+
+    layer: Optional[int]
+    specs: Sequence[Mapping[str, Any]]
+    geometry: Geometry
+    encoding: PositionEncoding
+
+    @property
+    def parts(self) -> List[Tuple[Mapping[str, Any], PositionEncoding]]:
+        """Each specification with the encoding that was built from it; none for a place without encodings."""
+        parts: Any = self.encoding.parts if isinstance(self.encoding, Combined) else [self.encoding]
+        return list(zip(self.specs, parts, strict=True)) if self.specs else []
+
+
+def placed(model: Inner) -> List[Placed]:
+    """Return the encoding of tokens, then that of each layer."""
+    config = model.config
+    attentions = [config.attention] if isinstance(config, BlockConfig) else [kind.attention for kind in config.kinds]
+    geometries = [attention.geometry(config.width, config.max_positions) for attention in attentions]
+    on_tokens = (config.encodings, geometries[0]) if isinstance(config, BlockConfig) else (config.tokens.encodings, config.token_geometry)
+    found = [Placed(None, *on_tokens, model.token_encoding)]
+    for layer, (attention, geometry, built) in enumerate(zip(attentions, geometries, model.attentions(), strict=True)):
+        found.append(Placed(layer, attention.encodings, geometry, built.encoding))
+    return found
