@@ -72,7 +72,8 @@ def test_every_block_runs_from_the_top(tmp_path: Path, monkeypatch: pytest.Monke
             for line in text.splitlines():
                 _command(shlex.split(line, comments=True))
     assert names["logits"].shape == (1, 61)
-    written = ["alibi/ort/posenc.json", "bench.html", "decay/posenc.json", "decode.c", "decode.mjs", "mine/posenc.json", "run.py", "same/posenc.json"]
+    programs = ["decode.c", "decode.mjs", "mine.c", "mine.mjs", "run.py"]
+    written = ["alibi/ort/posenc.json", "bench.html", "decay/posenc.json", "mine/posenc.json", "same/posenc.json", *programs]
     assert [name for name in written if not (tmp_path / "build" / name).stat().st_size] == []
 
 

@@ -11,7 +11,7 @@ from posenc_export.clients.templates import Template
 from posenc_export.runtime.artefact.manifest import Manifest, State
 from posenc_export.runtime.artefact.rules import WEIGHTS, B, M, P, graph_file
 from posenc_export.runtime.artefact.summary import summary
-from posenc_export.shared.suggestion import suggestion
+from posenc_export.shared.suggestion import check_name
 
 CAPACITY = 1024  # slots of in-place caches, unless the range of positions is shorter
 # By language: the file of templates/.
@@ -28,8 +28,7 @@ def program(manifest: Manifest, language: str) -> str:
     Raises:
         ValueError: the language is unknown, it does not run the artefact's graph, or the program cannot fill one of its inputs.
     """
-    if language not in LANGUAGES:
-        raise ValueError(f"inspect: expected runtime to be one of {', '.join(LANGUAGES)}, got {language!r}; {suggestion(language, LANGUAGES)}")
+    check_name("inspect: expected runtime", language, LANGUAGES)
     template = Template(LANGUAGES[language], _conditions(manifest, language), _values(manifest, language))
     known = template.table("inputs")
     _check(manifest, list(known), language)

@@ -12,7 +12,9 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from posenc_export.commands.options import BLOCK, add_block
 from posenc_export.commands.terminal import FAILED_CHECK, refuse, show, summary
-from posenc_export.shared.suggestion import download, suggestion
+from posenc_export.runtime.artefact.rules import GRAPHS
+from posenc_export.shared.preset_folders import NAMES
+from posenc_export.shared.suggestion import check_name, download, suggestion
 
 OF_CHECKPOINT = ("layer", "max_positions", "part", "longer", "lengths", "head")
 LONGER = ("copied", "interpolated", "hierarchical")
@@ -23,6 +25,8 @@ CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")  # package.module:funct
 FILES = (".safetensors", ".pt", ".pth", ".bin")
 CACHED = "models--"  # folders of models in the cache of the hub are models--organization--name/snapshots/revision
 LONGEST_NAME = 128
+NO_HEADS = "export: expected the number of heads with --weights, got none; give --heads H"
+TARGETS = tuple(name for name in GRAPHS if name != "aotinductor")  # which `posenc compile` writes
 OF_WEIGHTS = ("weights", "prefix", "encoding", "heads", "kv_heads", "max_positions", "attention", "layout")
 
 
@@ -68,6 +72,7 @@ def add_arguments(exporting: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status: 0, or 1 if an artefact does not agree with its module, or one of several targets fails."""
+    _check_words(options)
     from posenc_export.export import ExportOptions, VerificationError, check_export, export_all, folders
 
     targets = list(dict.fromkeys(options.target))
@@ -99,6 +104,26 @@ def run(options: argparse.Namespace) -> int:
     return FAILED_CHECK if failed else 0
 
 
+def _check_words(options: argparse.Namespace) -> None:
+    """Check what can be checked without torch, whose import takes seconds.
+
+    Raises:
+        ValueError: unknown target or model; a block with a file of weights and without its number of heads.
+        OSError: a file of weights that cannot be read.
+    """
+    for target in options.target:
+        check_name("export: expected target", target, TARGETS)
+    files, path = [value for value in options.weights if value.endswith(FILES)], Path(options.model)
+    for file in files:
+        open(file, "rb").close()
+    if files and options.model == "block" and options.heads is None:
+        raise ValueError(NO_HEADS)
+    if not (options.model in (*NAMES, "block") or CALLABLE.match(options.model) or path.is_dir() or path.suffix == ".gguf"):
+        remedy = download(options.model) or ("give a folder that exists" if os.sep in options.model else suggestion(options.model, [*NAMES, "block"]))
+        known = f"block, a folder with a checkpoint, a GGUF file, package.module:function, or one of {', '.join(NAMES)}"
+        raise ValueError(f"export: expected model to be {known}, got {options.model!r}; {remedy}")
+
+
 def _weights(given: List[str]) -> Tuple[Optional[str], Optional[Path]]:
     """Split the values of --weights into the format and the file.
 
@@ -116,23 +141,18 @@ def _weights(given: List[str]) -> Tuple[Optional[str], Optional[Path]]:
 
 def _model(options: argparse.Namespace) -> Any:
     """Build the model that the arguments describe."""
-    from posenc_export.models.gguf.checkpoint import is_gguf
-    from posenc_export.models.presets import PRESETS, load_preset
+    from posenc_export.models.presets import load_preset
 
     named = (*BLOCK, "weights", "prefix", "layout", "layer", "part", "longer", "lengths", "head")
     chosen = {name: getattr(options, name) for name in named if getattr(options, name) is not None}
     if options.model == "block":
         return _block_of_weights(chosen) if "weights" in chosen else _seeded_block(chosen)
-    if options.model in PRESETS:
+    if options.model in NAMES:
         _only((), chosen, f"no options of a block or checkpoint for the preset {options.model}")
         return load_preset(options.model)
     if CALLABLE.match(options.model) and not Path(options.model).exists():
         _only((), chosen, f"no options of a block or checkpoint for the function {options.model}")
         return _model_of_function(options.model)
-    if not Path(options.model).is_dir() and not is_gguf(Path(options.model)):
-        remedy = download(options.model) or ("give a folder that exists" if os.sep in options.model else suggestion(options.model, [*PRESETS, "block"]))
-        known = f"block, a folder with a checkpoint, a GGUF file, package.module:function, or one of {', '.join(PRESETS)}"
-        raise ValueError(f"export: expected model to be {known}, got {options.model!r}; {remedy}")
     _only(OF_CHECKPOINT, chosen, "options of a checkpoint")
     model = _checkpoint(options.model, chosen)
     model.source = {"checkpoint": checkpoint_name(Path(options.model))}
@@ -222,7 +242,7 @@ def _block_of_weights(chosen: Dict[str, Any]) -> Any:
 
     _only(OF_WEIGHTS, chosen, "options of a block with --weights, which determine the sizes")
     if "heads" not in chosen:
-        raise ValueError("export: expected the number of heads with --weights, got none; give --heads H")
+        raise ValueError(NO_HEADS)
     found = read_file(chosen["weights"], chosen.get("prefix", ""))
     values = {**BLOCK, **chosen}
     block = AttentionBlock.from_weights(
@@ -235,7 +255,12 @@ def _block_of_weights(chosen: Dict[str, Any]) -> Any:
         causal=values["attention"] == "causal",
         **complete(found.weights),
     )
-    print("\n".join(f"posenc: weights: {line}" for line in found.lines), file=sys.stderr)
+    lines = [f"weights: {line}" for line in found.lines]
+    attention, default = block.attention, "" if "encoding" in chosen else " (the default)"
+    sizes = f"heads {attention.heads}, kv heads {attention.kv_heads}, head size {attention.head_size}"
+    lines.append(f"block: encoding {values['encoding']}{default}, {sizes}, {values['attention']}")
+    lines.append("block: certificates compare with this block; posenc_export.compare compares it with the module that the weights come from")
+    print("\n".join(f"posenc: {line}" for line in lines), file=sys.stderr)
     return block
 
 

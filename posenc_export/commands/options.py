@@ -13,7 +13,7 @@ BLOCK = {"encoding": "rope", "width": 512, "heads": 8, "kv_heads": 0, "head_size
 MEANING = {
     "encoding": "position encoding, NAME or NAME:PARAMETER=VALUE,...; see posenc list (default: rope)",
     "width": "size of the hidden states (default: 512)",
-    "heads": "number of query heads (default: 8)",
+    "heads": "number of query heads (default: 8; required with --weights FILE)",
     "kv_heads": "number of key and value heads, a divisor of heads (default: as many as heads)",
     "head_size": "size of one head (default: width divided by heads)",
     "max_positions": "N: positions are 0 .. N-1, and a cache holds at most N tokens (default: 4096; for a checkpoint, the value in its config.json)",

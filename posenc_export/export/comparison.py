@@ -57,7 +57,8 @@ def compare(ours: Union[Model, torch.nn.Module, Loaded], original: Callable[...,
         raise ValueError(f"compare: expected outputs of the original with shape {list(whole.shape)}, got {list(case.full.shape)}; compare the same part of the model")
     error = rounded_up(worst_error(whole, case.full))
     if not error <= accuracy.tolerance:
-        raise ValueError(_disagreement(whole, case, error, accuracy))
+        sees_later = bool(session.manifest.states) and _sees_later(original, case, accuracy)
+        raise ValueError(_disagreement(whole, case, error, accuracy, sees_later))
     columns = np.arange(case.full.shape[-1])
     found = measuring.measure(session, Expected(columns, {0: case}, {}, None), accuracy, lambda _: None)
     cells = {FULL: error, **found.cells}
@@ -87,10 +88,24 @@ def _outputs(original: Callable[..., Any], tokens: np.ndarray) -> np.ndarray:
     return value.float().cpu().numpy()
 
 
-def _disagreement(whole: np.ndarray, case: Case, error: float, accuracy: Accuracy) -> str:
-    """Return a message that says which tokens differ. The output of a causal model for its first token depends on no position, scale or mask."""
-    first = worst_error(whole[:, :1], case.full[:, :1]) <= accuracy.tolerance
+def _sees_later(original: Callable[..., Any], case: Case, accuracy: Accuracy) -> bool:
+    """Whether outputs of the original change if only the last token does, which becomes a copy of the first."""
+    tokens = np.concatenate((case.tokens[:, :-1], case.tokens[:, :1]), axis=1)
+    return not worst_error(_outputs(original, tokens)[:, :-1], case.full[:, :-1]) <= accuracy.tolerance
+
+
+def _disagreement(whole: np.ndarray, case: Case, error: float, accuracy: Accuracy, sees_later: bool) -> str:
+    """Return a message that says which tokens differ. The output of a causal model for its first token depends on no number of heads, position or scale.
+
+    Args:
+        whole: outputs of ours.
+        sees_later: whether the original is not causal, but ours is.
+    """
+    rule = f"compare: expected outputs within {accuracy.tolerance:.1e} of those of the original, got {error:.1e}"
+    if sees_later:
+        found = "the original is not causal, as ours is: its outputs for earlier tokens change if only the last token changes"
+        return f"{rule}, and {found}; give it a causal mask, or build ours with causal=False"
     where = "from the first token on: check weights, biases, norms"
-    if first:
-        where = "only after the first token: check encoding, theta, layout, scale, and whether it is causal"
-    return f"compare: expected outputs within {accuracy.tolerance:.1e} of those of the original, got {error:.1e}, {where}; {DIFFERS}"
+    if worst_error(whole[:, :1], case.full[:, :1]) <= accuracy.tolerance:
+        where = "only after the first token: check heads, encoding, theta, layout, scale"
+    return f"{rule}, {where}; {DIFFERS}"

@@ -9,7 +9,7 @@ from posenc_export.export.quantization.formats import FORMATS, KEEP, MIXED, form
 from posenc_export.export.signatures import NAMES
 from posenc_export.export.targets import TARGETS
 from posenc_export.runtime.verification.proof import check_tolerance
-from posenc_export.shared.suggestion import suggestion
+from posenc_export.shared.suggestion import check_name
 
 Progress = Callable[[str], None]
 CACHES = ("int8",)
@@ -105,8 +105,8 @@ class ExportOptions:
     def _check_names(self, target: str) -> None:
         known = {"target": list(TARGETS), "signature": list(NAMES), "dtype": ["float32", "float16", "bfloat16"], "weights": [*FORMATS, KEEP], "cache": list(CACHES)}
         for (what, names), name in zip(known.items(), (target, self.signature, self.dtype, self.weights, self.cache), strict=True):
-            if name is not None and name not in names:
-                raise ValueError(f"export: expected {what} to be one of {', '.join(names)}, got {name!r}; {suggestion(name, names)}")
+            if name is not None:
+                check_name(f"export: expected {what}", name, names)
 
     def _check_format(self, what: str, format_: Optional[str], target: str, able: Sequence[str]) -> None:
         if format_ is not None and not (target in able and self.dtype in (None, "float32")):

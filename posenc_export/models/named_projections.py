@@ -66,7 +66,7 @@ def find(shapes: Mapping[str, Tuple[int, ...]], prefix: str = "") -> Found:
     inside = {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)}
     if not inside:
         known = _places(shapes)
-        remedy = f"give one of {_some(known)}" if known else "correct it"
+        remedy = "leave --prefix out: the names have none" if known == [""] else f"give one of {_some(known)}" if known else "correct it"
         raise ValueError(f"weights: expected tensors whose names begin with {prefix!r}, got none; {remedy}")
     several = _places(inside)
     if len(several) > 1:

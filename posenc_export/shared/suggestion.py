@@ -3,7 +3,7 @@
 import difflib
 import re
 from pathlib import Path
-from typing import Iterable
+from typing import Collection, Iterable
 
 # org/name, as people copy it from the Hugging Face hub, and a file of it in the format GGUF.
 HUB = re.compile(r"(?:hf:/+|https:/+huggingface\.co/)?([A-Za-z0-9][\w.-]*)/([A-Za-z0-9][\w.-]*)(?:/([\w./-]+\.gguf))?")
@@ -11,8 +11,19 @@ HUB = re.compile(r"(?:hf:/+|https:/+huggingface\.co/)?([A-Za-z0-9][\w.-]*)/([A-Z
 
 def suggestion(name: object, names: Iterable[str]) -> str:
     """Return the remedy for an unknown name: the closest of `names` if one is close, otherwise the advice to choose one of them."""
-    near = difflib.get_close_matches(str(name), list(names), 1)
-    return f"did you mean {near[0]}?" if near else "choose one of these"
+    known = {each.lower(): each for each in names}
+    near = difflib.get_close_matches(str(name).lower(), known, 1)
+    return f"did you mean {known[near[0]]}?" if near else "choose one of these"
+
+
+def check_name(what: str, name: str, names: Collection[str]) -> None:
+    """Check that a name is known.
+
+    Raises:
+        ValueError: it is not one of `names`; the message begins with `what`, such as "export: expected target".
+    """
+    if name not in names:
+        raise ValueError(f"{what} to be one of {', '.join(names)}, got {name!r}; {suggestion(name, names)}")
 
 
 def download(name: object) -> str:

@@ -187,6 +187,7 @@ def test_a_program_takes_a_start_only_where_the_graph_does(language: str, case: 
 def test_a_program_in_another_language_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert main(["inspect", str(_made("rope", "onnx", "positions", tmp_path / "a")), "--runtime", "cobol"]) == 2
     assert "expected runtime to be one of python, openvino, tract, reference, node, web, c, cpp, libtorch, got 'cobol'" in capsys.readouterr().err
+    assert main(["inspect", str(tmp_path / "a"), "--runtime", "C"]) == 2 and capsys.readouterr().err.endswith("got 'C'; did you mean c?\n")
 
 
 NODE = os.environ.get("POSENC_NODE_MODULES", "")  # a node_modules folder with onnxruntime-node

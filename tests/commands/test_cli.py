@@ -13,8 +13,10 @@ import pytest
 import posenc_export
 from posenc_export import __version__
 from posenc_export.commands.cli import main
+from posenc_export.commands.export import TARGETS as NAMES_OF_TARGETS
 from posenc_export.commands.export import _weights as weights_of
 from posenc_export.commands.terminal import summary
+from posenc_export.export import TARGETS
 
 BLOCK = ["export", "block", "--width", "64", "--heads", "4", "--max-positions", "64"]
 BAD = {
@@ -135,6 +137,27 @@ def test_a_command_imports_only_its_own_part() -> None:
     check = "others = {'torch', 'onnxruntime', 'matplotlib', 'posenc_export.benchmark', 'posenc_export.commands.bench'}; sys.exit(str(others & {*sys.modules} or ''))"
     ended = subprocess.run([sys.executable, "-c", f"try:\n {program}\nexcept SystemExit:\n {check}"], capture_output=True, text=True, check=False)
     assert "--max-tokens" in ended.stdout and not ended.stderr.strip()
+
+
+EARLY = {
+    "an unknown target": (["block", "--target", "onx"], "did you mean onnx"),
+    "an unknown model": (["tiny-rop", "--target", "ort"], "did you mean tiny-rope"),
+    "a missing file": (["block", "--weights", "gone.pt", "--heads", "4", "--target", "ort"], "No such file or directory for gone.pt"),
+    "a file without heads": (["block", "--weights", "here.pt", "--target", "ort"], "the number of heads with --weights, got none"),
+}
+
+
+def test_an_export_is_refused_before_torch_is_imported_where_it_can_be(tmp_path: Path) -> None:
+    (tmp_path / "here.pt").touch()
+    calls = [["export", *arguments, "-o", "a"] for arguments, _ in EARLY.values()]
+    program = f"import sys; from posenc_export.commands.cli import main; sys.exit(str([main(call) for call in {calls}] + ['torch' in sys.modules]))"
+    ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    *lines, statuses = ended.stderr.splitlines()
+    assert statuses == "[2, 2, 2, 2, False]" and all(rule in line for (_, rule), line in zip(EARLY.values(), lines, strict=True))
+
+
+def test_the_targets_of_the_command_are_those_of_the_package() -> None:
+    assert set(TARGETS) == set(NAMES_OF_TARGETS)
 
 
 @pytest.fixture(scope="module")

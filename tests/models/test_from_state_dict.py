@@ -105,6 +105,11 @@ def test_a_prefix_without_tensors_is_refused_with_those_that_have_some() -> None
         find({f"layers.{n}.attn.{name}.weight": (WIDTH, WIDTH) for n in range(2) for name in ("wq", "wk", "wv", "wo")}, "layer.0.")
 
 
+def test_a_prefix_for_names_without_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="begin with 'model.', got none; leave --prefix out: the names have none"):
+        find({"in_proj_weight": (3 * WIDTH, WIDTH), "out_proj.weight": (WIDTH, WIDTH)}, "model.")
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_the_command_reads_a_file_of_torch_and_prints_which_tensor_is_which(nested: bool, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     weights = {f"layers.0.attn.{name}": value for name, value in _mha().state_dict().items()}
@@ -113,12 +118,13 @@ def test_the_command_reads_a_file_of_torch_and_prints_which_tensor_is_which(nest
     assert main(["export", "block", *chosen, "--target", "torchscript", "-o", str(tmp_path / "a"), "--json"]) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out) and "posenc: weights: qkv is layers.0.attn.in_proj_weight [72, 24]" in printed.err
+    assert f"posenc: block: encoding nope, heads {HEADS}, kv heads {HEADS}, head size {WIDTH // HEADS}, causal\n" in printed.err
 
 
 def test_a_wrong_theta_is_reported_as_a_difference_after_the_first_token() -> None:
     weights = {name: torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(n)) / 4 for n, name in enumerate(("wq", "wk", "wv", "wo"))}
     ours, other = (AttentionBlock.from_state_dict(weights, HEADS, 100, encoding=spec) for spec in ("rope", "rope:theta=500"))
-    with pytest.raises(ValueError, match="only after the first token: check encoding, theta, layout.*; docs/from-your-weights.md lists what often differs"):
+    with pytest.raises(ValueError, match="only after the first token: check heads, encoding, theta, layout.*; docs/from-your-weights.md lists what often differs"):
         compare(ours, other, X)
 
 
@@ -130,8 +136,14 @@ def test_wrong_weights_are_reported_as_a_difference_from_the_first_token_on() ->
 
 def test_an_original_that_attends_to_later_tokens_is_found() -> None:
     ours = AttentionBlock.from_state_dict(_mha().state_dict(), HEADS, 100, encoding="nope")
-    with pytest.raises(ValueError, match="compare: expected outputs within"):
+    with pytest.raises(ValueError, match="and the original is not causal, as ours is: .*; give it a causal mask"):
         compare(ours, lambda x: _mha()(x, x, x), X)
+
+
+def test_a_wrong_number_of_heads_is_reported() -> None:
+    ours = AttentionBlock.from_state_dict(_mha().state_dict(), HEADS // 2, 100, encoding="nope")
+    with pytest.raises(ValueError, match="only after the first token: check heads, encoding"):
+        compare(ours, _causal(_mha()), X)
 
 
 @pytest.mark.exhaustive
