@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Sequence
 
 from posenc_export.clients import program
-from posenc_export.runtime.artefact.meanings import INPUTS, OF_ENCODER, OUTPUTS, POSITIONS, UPDATES
+from posenc_export.runtime.artefact.meanings import INPUTS, OF_ENCODER, OF_MODULE, OUTPUTS, POSITIONS, UPDATES
 
 SHAPES = (
     "B rows, S new tokens of a call, R of them whose logits are requested, P tokens in the cache before the call, T = P + S, M capacity, Q tokens of an encoder, "
@@ -35,7 +35,8 @@ def inputs_page() -> str:
     lines += [SHAPES, ""]
     lines += ["## Inputs", "", "| input | dtype and shape | meaning | which artefacts have it | first call of a row |", "|---|---|---|---|---|"]
     lines += [f"| `{name}` | {each.shape} | {each.says} | {each.when} | {each.first} |" for name, each in {**INPUTS, **OF_ENCODER}.items()]
-    lines += ["", "## Outputs", "", "| output | meaning |", "|---|---|", *(f"| `{name}` | {said} |" for name, said in OUTPUTS.items())]
+    outputs = {**OUTPUTS, "output": f"{OUTPUTS['output']} Of an own module: {OF_MODULE[0].lower()}{OF_MODULE[1:]}"}
+    lines += ["", "## Outputs", "", "| output | meaning |", "|---|---|", *(f"| `{name}` | {said} |" for name, said in outputs.items())]
     names = (
         "A state is a pair of an input and an output, such as `past_key_values.N.key` and `present.N.key`. "
         "Key `states` of `posenc.json` lists all states with dtype, axes and `fill`."

@@ -80,6 +80,7 @@ def _values(manifest: Manifest, language: str) -> Dict[str, Any]:
         "output": manifest.outputs[0].name,
         "dtype": manifest.dtype,
         "width": manifest.inputs[0].axes[-1],
+        "vocabulary": manifest.vocabulary,
         "planes": 1 + manifest.axes,
         "capacity": min(CAPACITY, manifest.max_positions) if any(state.update == "in_place" for state in manifest.states) else 0,
         "max_positions": manifest.max_positions,

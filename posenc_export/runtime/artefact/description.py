@@ -28,8 +28,9 @@ def lines(config: Mapping[str, Any]) -> List[Line]:
     kind, width, positions = (values.pop(key, None) for key in ("kind", "width", "max_positions"))
     sizes = f"width {width}, {positions} positions"
     if kind == "module":
-        inside, name = _mapping(values.pop("inside", None)), values.pop("name", None)
-        found = [("module", f"{name}, {sizes}{_rest(values)}"), *lines(inside)]
+        inside, name, tokens = _mapping(values.pop("inside", None)), values.pop("name", None), _mapping(values.pop("tokens", None))
+        reads = f"reads {tokens.pop('vocabulary', None)} token ids" if tokens else f"reads hidden states of width {width}"
+        found = [("module", f"{name}, {reads}, {positions} positions{_rest({**values, **tokens}, segments=0)}"), *lines(inside)]
     elif kind == "block":
         attention = _mapping(values.pop("attention", None))
         found = [("block", f"{sizes}"), *_encodings(values.pop("encodings", ())), *_attention(attention), *_other(values)]

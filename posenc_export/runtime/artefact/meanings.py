@@ -22,14 +22,14 @@ class Meaning:
 
 
 INPUTS: Dict[str, Meaning] = {
-    "input_ids": Meaning("int64 [B,S]", "Ids of the new tokens.", "decoders and encoders", "the prompt"),
+    "input_ids": Meaning("int64 [B,S]", "Ids of the new tokens.", "decoders, encoders, and own modules with a vocabulary", "the prompt"),
     "input_features": Meaning(
         "float [B,S,F]",
         "Features of each token. For a spectrogram, a token is two consecutive frames, concatenated.",
         "encoders of features",
         "the features of the whole input",
     ),
-    "hidden_states": Meaning("float [B,S,E]", "Hidden states of the new tokens.", "blocks", "the hidden states of the prompt"),
+    "hidden_states": Meaning("float [B,S,E]", "Hidden states of the new tokens.", "blocks, and own modules with a width", "the hidden states of the prompt"),
     "token_type_ids": Meaning("int64 [B,S]", "Segment of each token.", "encoders with segments", "0 everywhere if there is one segment"),
     "position_ids": Meaning(
         "int64 [B,S], or [1+A,B,S] with coordinates",
@@ -88,6 +88,7 @@ OUTPUTS: Dict[str, str] = {
     "output": "Hidden states after the block.",
     "sentence_embedding": "The embedding of each row, pooled from its hidden states without padding.",
 }
+OF_MODULE = "The output of the own module's forward."  # in place of OUTPUTS["output"]
 # By update rule of a state: meaning, and value in the first call.
 UPDATES: Dict[str, Tuple[str, str]] = {
     "append": ("Grows: past has P slots along axis {axis}, present has P + S. Feed present back as past.", "P = 0: an empty array"),
@@ -109,6 +110,8 @@ def of_graph(manifest: Manifest) -> Dict[str, str]:
     """Describe every input and output of a graph, by name. Names that are not in the tables of this module are left out."""
     meanings = {value.name: INPUTS[value.name].says for value in manifest.inputs if value.name in INPUTS}
     meanings |= {value.name: OUTPUTS[value.name] for value in manifest.outputs if value.name in OUTPUTS}
+    if manifest.kind == "module":
+        meanings[manifest.outputs[0].name] = OF_MODULE
     for value in manifest.encoder:
         meanings[value.name] = OF_ENCODER[LAYER.sub(".N.", value.name)].says
     for state in manifest.states:

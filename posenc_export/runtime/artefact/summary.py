@@ -57,7 +57,10 @@ def _loss(quality: Quality) -> str:
 
 
 def _encodings(config: Dict[str, Any]) -> List[str]:
-    """Return the encodings as `posenc export --encoding` takes them, and where each is applied."""
+    """Return the encodings as `posenc export --encoding` takes them, and where each is applied; of an own module those of its block or stack."""
+    if config.get("kind") == "module":
+        inside = _dict(config.get("inside"))
+        return _encodings(inside) if inside.get("kind") != "module" else []
     if config.get("kind") == "block":
         return [_spec(spec) for spec in (*_list(config.get("encodings")), *_list(_dict(config.get("attention")).get("encodings")))]
     on_tokens = [f"{_spec(spec)} on tokens" for spec in _list(_dict(config.get("tokens")).get("encodings"))]
@@ -75,13 +78,14 @@ def _spec(spec: Any) -> str:
 
 
 def _sizes(manifest: Manifest) -> Dict[str, Any]:
-    """Return the sizes of a model by name; heads and head size are those of its first layer."""
-    config = manifest.config
+    """Return the sizes of a model by name; heads and head size are those of its first layer, width and layers of an own module those of its block or stack."""
+    own = manifest.kind == "module"
+    config = _dict(manifest.config.get("inside")) if own else manifest.config
     layers = _list(config.get("order"))
     attention = _dict(config.get("attention")) or _dict(_dict(_dict(config.get("layers")).get(str(layers[0]) if layers else "")).get("attention"))
     sizes = {"layers": len(layers) or None, "width": config.get("width"), **{key.replace("_", " "): attention.get(key) for key in ("heads", "kv_heads", "head_size")}}
-    vocabulary = _dict(config.get("tokens")).get("vocabulary") if manifest.kind != "block" else None
-    sizes |= {"vocabulary": vocabulary, "weights a step reads": manifest.step_weights or None}
+    vocabulary = _dict(manifest.config.get("tokens")).get("vocabulary") if manifest.kind != "block" else None
+    sizes |= {"vocabulary": vocabulary, "outputs": manifest.config.get("outputs") if own else None, "weights a step reads": manifest.step_weights or None}
     return {name: size for name, size in sizes.items() if type(size) is int and size}
 
 
