@@ -18,6 +18,7 @@ from posenc_export.encodings.sinusoidal import Sinusoidal
 
 WIDTH, HEADS, RANGE, VECTORS, SHOWN, LONGEST = 64, 8, 1024, 12, 4, 1 << 16
 LETTERS = 40  # of a parameter in a title
+CLIPPED = 2  # colours end at this multiple of the 99th percentile
 LABELLED = 8  # heads in a legend
 SHARES = (0, 1 / 8, 1 / 4, 1 / 2)  # entries of a sinusoid with a line of their own, as shares of the width
 ACROSS = 2  # panels beside each other
@@ -175,8 +176,10 @@ def _change(encoding: PositionEncoding, geometry: Geometry, positions: int) -> n
 
 
 def _embedded(axes: Any, change: np.ndarray) -> None:
-    limit = float(np.abs(change).max()) or 1.0
-    waves.heatmap(axes, change.T, aspect="auto", origin="lower", cmap="RdBu_r", vmin=-limit, vmax=limit)
+    sizes = np.abs(change)
+    most, usual = float(sizes.max()), CLIPPED * float(np.quantile(sizes, 0.99))
+    limit = usual if 0 < usual < most else most or 1.0  # trained tables have a few numbers beside which no other would be seen
+    waves.heatmap(axes, change.T, limit < most, aspect="auto", origin="lower", cmap="RdBu_r", vmin=-limit, vmax=limit)
     waves.labels(axes, "position", "entry")
 
 

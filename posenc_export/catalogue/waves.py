@@ -26,10 +26,10 @@ def legend(axes: Any, title: str = "") -> None:
     axes.legend(fontsize=7, frameon=False, title=title or None, title_fontsize=7)
 
 
-def heatmap(axes: Any, values: np.ndarray, **options: Any) -> None:
-    """Draw values [rows,columns] as colours, with their scale."""
+def heatmap(axes: Any, values: np.ndarray, beyond: bool = False, **options: Any) -> None:
+    """Draw values [rows,columns] as colours, with their scale. beyond: whether values exceed the scale."""
     image = axes.imshow(values, interpolation="nearest", **options)
-    axes.figure.colorbar(image, ax=axes).ax.tick_params(labelsize=7)
+    axes.figure.colorbar(image, ax=axes, extend="both" if beyond else "neither").ax.tick_params(labelsize=7)
 
 
 def wavelengths(axes: Any, encoding: Rotary, spec: Mapping[str, Any], geometry: Geometry) -> None:

@@ -55,9 +55,16 @@ def _of_encoding(options: argparse.Namespace) -> Tuple[Any, Dict[str, Any]]:
     """Return the picture of an encoding, and what it shows, for --json."""
     from posenc_export import encodings
     from posenc_export.catalogue.plots import View, draw
+    from posenc_export.shared.preset_folders import NAMES
+    from posenc_export.shared.suggestion import suggestion
 
     if options.layer is not None:
         raise ValueError(f"plot: expected --layer with the folder of an artefact, got the encoding {options.encoding}; leave it out")
+    name = options.encoding.partition(":")[0]
+    if name not in encodings.KNOWN:
+        near = suggestion(name, [*encodings.KNOWN, *NAMES])
+        remedy = near if near.startswith("did") else "posenc list shows the names"
+        raise ValueError(f"plot: expected the name of an encoding or a preset, or the folder of an artefact, got {options.encoding!r}; {remedy}")
     spec = encodings.parse(options.encoding)
     size = View.head_size if options.head_size is None else options.head_size
     return draw(spec, View(options.distance, size, options.positions)), {"encoding": spec}

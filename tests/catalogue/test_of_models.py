@@ -90,6 +90,14 @@ def test_one_layer_is_drawn_with_its_own_numbers(folder: Path) -> None:
     assert last.title == "shaw (mixed, layer 3 of layers 1, 3)" and not _equal(draw_all([first], VIEW), draw_all([last], VIEW))
 
 
+def test_one_large_number_of_a_table_does_not_hide_the_others() -> None:
+    model = seeded(decoder("learned"))
+    with torch.no_grad():
+        placed(model)[0].encoding.table.weight[3, 5] = 1000.0
+    image = draw_all(subjects(model, "outlier"), VIEW).axes[0].images[0]
+    assert image.get_array().max() == 1000 and image.get_clim()[1] < 1
+
+
 def test_a_picture_ends_with_the_range_of_the_artefact() -> None:
     model = seeded(decoder("t5", max_positions=30))
     (axes,) = draw_all(subjects(model, "short"), VIEW).axes
@@ -112,6 +120,8 @@ REFUSED = {
     "a layer that it lacks": (["FOLDER", "--layer", "4"], "plot: expected layer 0 .. 3 of mixed, got 4; choose one in that range"),
     "a head size": (["FOLDER", "--head-size", "8"], "plot: expected no --head-size with an artefact, which has its own, got 8; leave it out"),
     "a layer of an encoding": (["rope", "--layer", "0"], "plot: expected --layer with the folder of an artefact, got the encoding rope; leave it out"),
+    "a name of nothing": (["nothing"], "expected the name of an encoding or a preset, or the folder of an artefact, got 'nothing'; posenc list shows the names"),
+    "a preset": (["small-t6"], "got 'small-t6'; did you mean small-t5?"),
     "a folder without an artefact": (["FOLDER/.."], "expected posenc.json in it, got none; give one of its subfolders mixed"),
 }
 
