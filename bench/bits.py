@@ -24,6 +24,7 @@ from typing import Any, Dict, List, Optional, Protocol, Sequence
 
 import numpy as np
 
+from bench import marked
 from posenc_export.export import Sources, export
 from posenc_export.export.quality import Loss
 from posenc_export.export.quantization import calibration
@@ -32,7 +33,6 @@ from posenc_export.runtime import load
 from posenc_export.shared import json_rows
 
 RESULTS, PAGE = Path(__file__).parent / "results" / "bits.json", Path(__file__).parents[1] / "docs" / "fewer-bits.md"
-BEGIN, END = "<!-- bits -->\n", "<!-- end of bits -->"
 PEERS = Path(__file__).with_name("bits_peers.py")
 OWN: Dict[str, Dict[str, Any]] = {
     "float32": {},
@@ -84,13 +84,13 @@ class Own:
 
 
 class Peer:
-    """Another runtime in a process of its own (bits_peers.py)."""
+    """Another runtime in a process of its own (bits_peers.py), for calls of at most `rows` rows."""
 
-    def __init__(self, python: Path, name: str, place: Path, threads: int) -> None:
+    def __init__(self, python: Path, name: str, place: Path, threads: int, rows: int = 1) -> None:
         files = [place] if place.is_file() else [path for path in place.iterdir() if ".onnx" in path.name]
         self.bytes = sum(path.stat().st_size for path in files)
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        command = [str(python), str(PEERS), name, str(place), str(threads)]
+        command = [str(python), str(PEERS), name, str(place), str(threads), *([str(rows)] if rows > 1 else [])]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
 
     def _ask(self, request: Dict[str, Any]) -> Any:
@@ -113,6 +113,10 @@ class Peer:
     def times(self, ids: Sequence[int], steps: int) -> Dict[str, float]:
         found: Dict[str, float] = self._ask({"ids": list(ids), "steps": steps})
         return found
+
+    def step_of_rows(self, ids: Sequence[int], rows: int, steps: int, clock: str) -> float:
+        """Return the seconds of a step of several rows that have read ids. clock: a function of `time`."""
+        return float(self._ask({"ids": list(ids), "rows": rows, "steps": steps, "clock": clock}))
 
 
 def place(folder: Path, name: str) -> Path:
@@ -140,15 +144,8 @@ def windows(model: Path, tokens: int) -> np.ndarray:
 
 
 def peer(label: str, model: Path, folder: Path, threads: int) -> Peer:
-    """Open another runtime in its own environment, which also sees the packages of this one."""
-    name, packages = OTHERS[label]
-    environment = folder / f"env-{name}"
-    python = environment / "bin" / "python"
-    if not python.exists():
-        venv.create(environment, with_pip=True)
-        site = next(environment.glob("lib/python*/site-packages"))
-        (site / "base.pth").write_text(sysconfig.get_paths()["purelib"] + "\n", encoding="utf-8")
-        subprocess.run([str(python), "-m", "pip", "install", "-q", *packages], check=True)
+    """Open another runtime in its own environment."""
+    name, python = OTHERS[label][0], environment(label, folder)
     if name == "llama.cpp":
         return Peer(python, name, model, threads)
     built = folder / "genai-int4"
@@ -157,12 +154,31 @@ def peer(label: str, model: Path, folder: Path, threads: int) -> Peer:
     return Peer(python, name, built, threads)
 
 
+def environment(label: str, folder: Path) -> Path:
+    """Return the Python of another runtime's own environment, which also sees the packages of this one."""
+    name, packages = OTHERS[label]
+    python = folder / f"env-{name}" / "bin" / "python"
+    if not python.exists():
+        venv.create(python.parents[1], with_pip=True)
+        site = next(python.parents[1].glob("lib/python*/site-packages"))
+        (site / "base.pth").write_text(sysconfig.get_paths()["purelib"] + "\n", encoding="utf-8")
+        subprocess.run([str(python), "-m", "pip", "install", "-q", *packages], check=True)
+    return python
+
+
+def checkpoint(python: Path, model: Path, folder: Path) -> Path:
+    """Return the folder of the file as a checkpoint of transformers in float32; convert it if it is missing."""
+    place = folder / "checkpoint"
+    if not place.is_dir():
+        subprocess.run([str(python), str(PEERS), "checkpoint", str(model), str(place)], check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    return place
+
+
 def build(python: Path, model: Path, folder: Path, built: Path) -> None:
-    """Convert the file to a checkpoint of transformers, and build the model of onnxruntime-genai in 4 bits with the builder's defaults."""
-    environment, checkpoint = {**os.environ, "HF_HUB_OFFLINE": "1"}, folder / "checkpoint"
-    subprocess.run([str(python), str(PEERS), "checkpoint", str(model), str(checkpoint)], check=True, env=environment)
-    command = [str(python), "-m", "onnxruntime_genai.models.builder", "-i", str(checkpoint), "-o", str(built), "-p", "int4", "-e", "cpu"]
-    subprocess.run([*command, "-c", str(folder / "cache")], check=True, env=environment)
+    """Build the model of onnxruntime-genai in 4 bits with the builder's defaults."""
+    place = checkpoint(python, model, folder)
+    command = [str(python), "-m", "onnxruntime_genai.models.builder", "-i", str(place), "-o", str(built), "-p", "int4", "-e", "cpu"]
+    subprocess.run([*command, "-c", str(folder / "cache")], check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
 
 
 def losses(contestants: Dict[str, Contestant], plain: Contestant, text: np.ndarray) -> Dict[str, Loss]:
@@ -247,8 +263,7 @@ def main(given: Optional[List[str]] = None) -> None:
 
 def write(found: Dict[str, Any]) -> None:
     """Write the results and the table of the page."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    PAGE.write_text(before + BEGIN + table(found) + END + rest.partition(END)[2], encoding="utf-8")
+    marked.replace(PAGE, "bits", table(found))
     json_rows.write(RESULTS, found)
 
 

@@ -1,8 +1,10 @@
-"""Tokens per second of steps of several rows, relative to one row.
+"""Tokens per second of steps of several rows, of artefacts and of other runtimes with the same weights.
 
-    python -m bench.rows ARTEFACT ... [--cached 512] [--rounds 5] [--threads 2] [--processor-time] [--json bench/results/rows.json]
+    python -m bench.rows ARTEFACT ... [--peers MODEL.gguf] [--folder build/bits] [--cached 512] [--rounds 5] [--threads 2] [--processor-time] [--write]
 
-The numbers of rows take turns within one run; a ratio is the median of quotients of neighbouring times.
+All contestants and numbers of rows take turns within one run; a ratio is the median of quotients of neighbouring times. --peers adds transformers, with the weights
+in float32, and llama.cpp, which runs the file. Their environment and checkpoint are those of bench.bits, in its --folder. --write writes bench/results/rows.json and
+the table of docs/beyond.md.
 """
 
 import argparse
@@ -10,66 +12,127 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
 
-from posenc_export.runtime import load
+from bench import bits, marked
+from posenc_export.runtime import Session, load
 from posenc_export.runtime.session.prefixes import BLOCK, Prefixes
 from posenc_export.shared import json_rows
 
 ROWS = (1, 4, 16)
-STEPS = 3  # steps of a turn
+STEPS = 12  # of a turn
+RESULTS, PAGE = Path(__file__).parent / "results" / "rows.json", Path(__file__).parents[1] / "docs" / "beyond.md"
+Step = Callable[[int], float]  # takes a number of rows, and returns the seconds of a step
 
 
-def measured(folder: Path, cached: int, rounds: int, threads: int, clock: Callable[[], float]) -> Dict[str, Any]:
-    """Return {"weights", "cached", "milliseconds": of a step of one row, "tokens": {rows: [median, least, largest] of tokens per second relative to one row}}."""
-    model = load(folder, provider="cpu", threads=threads)
-    manifest, random = model.manifest, np.random.default_rng(0)
-    ids = random.integers(0, manifest.vocabulary, cached // BLOCK * BLOCK).tolist()
-    read, prefixes = model.session(capacity=cached), Prefixes(model.graph.open, len(ids) // BLOCK)
-    read.prefill(np.array([ids]), logits_to_keep=1)
-    read.share(0, ids, prefixes)
-    prefix, sessions = prefixes.find([*ids, 0]), {}
-    for rows in ROWS:  # the content of the caches does not change the time, so that all rows begin with the same tokens, read once
-        sessions[rows] = session = model.session(capacity=cached + (rounds + 2) * STEPS)
-        for _ in range(rows):
-            session.admit([[0]], prefix=prefix)
-        session.step(np.zeros(rows, np.int64))
-    times: Dict[int, Any] = {rows: [] for rows in ROWS}
-    for _ in range(rounds):
-        for rows, session in sessions.items():
-            tokens = random.integers(0, manifest.vocabulary, rows)
-            begun = clock()
-            for _ in range(STEPS):
-                session.step(tokens, copy=False)
-            times[rows].append((clock() - begun) / STEPS)
-    relative = {}
-    for rows in ROWS[1:]:
-        ratios = sorted(rows * one / many for one, many in zip(times[1], times[rows], strict=True))
-        relative[str(rows)] = [round(value, 2) for value in (statistics.median(ratios), ratios[0], ratios[-1])]
-    weights = manifest.weights.format if manifest.weights else manifest.dtype
-    return {"weights": weights, "cached": cached, "milliseconds": round(statistics.median(times[1]) * 1e3, 2), "tokens": relative}
+class Own:
+    """An artefact."""
+
+    def __init__(self, folder: Path, cached: int, threads: int, clock: str) -> None:
+        model = load(folder, provider="cpu", threads=threads)
+        manifest = model.manifest
+        self.clock: Callable[[], float] = getattr(time, clock)
+        self.label = f"`{manifest.weights.format if manifest.weights else manifest.dtype}`"
+        ids = some_ids(manifest.vocabulary, cached)
+        read, prefixes = model.session(capacity=cached), Prefixes(model.graph.open, len(ids) // BLOCK)
+        read.prefill(np.array([ids]), logits_to_keep=1)
+        read.share(0, ids, prefixes)
+        prefix = prefixes.find([*ids, 0])
+        self.sessions: Dict[int, Session] = {}
+        for rows in ROWS:  # the content of the caches does not change the time, so that all rows begin with the same tokens, read once
+            self.sessions[rows] = session = model.session(capacity=cached + STEPS + 2)
+            for _ in range(rows):
+                session.admit([[0]], prefix=prefix)
+
+    def step(self, rows: int) -> float:
+        session, tokens = self.sessions[rows], np.zeros(rows, np.int64)
+        begun = self.clock()
+        for _ in range(STEPS):
+            session.step(tokens, copy=False)
+        taken = (self.clock() - begun) / STEPS
+        session.rewind(STEPS)
+        return taken
 
 
-def main(arguments: Sequence[str]) -> int:
+def some_ids(vocabulary: int, cached: int) -> List[int]:
+    """Return random ids for about `cached` tokens, whole blocks of a shared prefix."""
+    found: List[int] = np.random.default_rng(0).integers(0, vocabulary, cached // BLOCK * BLOCK).tolist()
+    return found
+
+
+def peers(model: Path, folder: Path, cached: int, threads: int, clock: str) -> Dict[str, Step]:
+    """Open transformers and llama.cpp."""
+    python = Path(sys.executable)
+    opened = {
+        "transformers, float32": bits.Peer(python, "transformers", bits.checkpoint(python, model, folder), threads),
+        f"llama.cpp, {model.suffixes[-2].lstrip('.')}": bits.Peer(bits.environment("llama.cpp", folder), "llama.cpp", model, threads, max(ROWS)),
+    }
+    ids = some_ids(1000, cached)  # ids that every vocabulary has
+    return {label: lambda rows, peer=peer: peer.step_of_rows(ids, rows, STEPS, clock) for label, peer in opened.items()}  # type: ignore[misc]
+
+
+def measured(contestants: Dict[str, Step], rounds: int) -> List[Dict[str, Any]]:
+    """Return {"contestant", "milliseconds": of a step of one row, "tokens": {rows: [median, least, largest] of tokens per second relative to one row}} of each."""
+    times: Dict[str, Dict[int, List[float]]] = {label: {rows: [] for rows in ROWS} for label in contestants}
+    for number in range(rounds + 1):  # the first round warms up
+        for label, step in contestants.items():
+            for rows in ROWS:
+                seconds = step(rows)
+                times[label][rows] += [seconds] if number else []
+        print(f"round {number} of {rounds}", flush=True)
+    found = []
+    for label, taken in times.items():
+        relative = {}
+        for rows in ROWS[1:]:
+            ratios = sorted(rows * one / many for one, many in zip(taken[1], taken[rows], strict=True))
+            relative[str(rows)] = [round(value, 2) for value in (statistics.median(ratios), ratios[0], ratios[-1])]
+        speed = {str(rows): round(statistics.median(rows / seconds for seconds in taken[rows]), 1) for rows in ROWS}
+        found.append({"contestant": label, "milliseconds": round(statistics.median(taken[1]) * 1e3, 2), "per_second": speed, "tokens": relative})
+    return found
+
+
+def table(found: Dict[str, Any]) -> str:
+    """Return the results as a Markdown table."""
+    clock = "in processor time, because other programs used the cores" if found["clock"] == "process_time" else "in wall time"
+    threads = f"{found['threads']} thread{'s' if found['threads'] > 1 else ''}"
+    note = f"After {found['cached']} cached tokens; medians of {found['rounds']} rounds of {STEPS} steps in which all took turns, with {threads}, {clock}."
+    heads = [f"tokens per second of {rows} rows" if rows > 1 else "tokens per second of one row" for rows in ROWS]
+    heads += [f"{rows} rows over one" for rows in ROWS[1:]]
+    lines = [f"| runtime or weights | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    for row in found["rows"]:
+        speeds = [f"{row['per_second'][str(rows)]:.0f}" for rows in ROWS]
+        ratios = ["{:.2f} ({:.2f} .. {:.2f})".format(*row["tokens"][str(rows)]) for rows in ROWS[1:]]
+        lines.append(f"| {' | '.join([row['contestant'], *speeds, *ratios])} |")
+    return "\n".join([note, "", *lines]) + "\n"
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> None:
+    """Measure the contestants and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", type=Path, metavar="ARTEFACT")
+    parser.add_argument("artefacts", nargs="+", type=Path, metavar="ARTEFACT")
+    parser.add_argument("--peers", type=Path, metavar="MODEL.gguf", help="also measure transformers and llama.cpp with this file")
+    parser.add_argument("--folder", type=Path, default=Path("build/bits"), help="of environment and checkpoint of the peers (default: build/bits)")
     parser.add_argument("--cached", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--processor-time", action="store_true", help="of the process, where other programs use the cores too; give one thread")
+    parser.add_argument("--write", action="store_true", help="write results and page")
     options = parser.parse_args(arguments)
-    clock = time.process_time if options.processor_time else time.perf_counter
-    found = []
-    for folder in options.folders:
-        found.append(measured(folder, options.cached, options.rounds, options.threads, clock))
-        print(found[-1], flush=True)
-    if options.json:
-        json_rows.write(options.json, {"threads": options.threads, "rounds": options.rounds, "clock": clock.__name__, "rows": found})
-    return 0
+    clock = "process_time" if options.processor_time else "perf_counter"
+    shared = options.cached, options.threads, clock
+    own = [Own(folder, *shared) for folder in options.artefacts]
+    contestants: Dict[str, Step] = {one.label: one.step for one in own}
+    if options.peers:
+        options.folder.mkdir(parents=True, exist_ok=True)
+        contestants |= peers(options.peers, options.folder.resolve(), *shared)
+    found = {"cached": options.cached, "threads": options.threads, "rounds": options.rounds, "clock": clock, "rows": measured(contestants, options.rounds)}
+    print(table(found))
+    if options.write:
+        json_rows.write(RESULTS, found)
+        marked.replace(PAGE, "rows", table(found))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()
