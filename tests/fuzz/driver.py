@@ -13,6 +13,7 @@ import numpy as np
 
 from posenc_export.runtime import Session
 from posenc_export.runtime.session.draft_length import PassCosts
+from posenc_export.runtime.session.prefixes import Prefixes, can_share
 from posenc_export.runtime.session.speculation import LEAST_REWIND
 from posenc_export.shared.numerics import Errors, cell_error
 from tests.fuzz.rows_read import Reading
@@ -21,6 +22,7 @@ from tests.fuzz.wrong import wrong_calls
 
 Call = Dict[str, Any]
 SESSIONS = 3  # most sessions at a time
+BLOCKS, BLOCK = 4, 4  # blocks of kept prefixes, and tokens of a block: few, so that some are replaced
 WATCHED = 6  # number of the latest outputs that are checked for later writes
 
 
@@ -51,6 +53,7 @@ class Driver:
         self.subject, self.manifest, self.options = subject, subject.manifest, options
         self.limit, self.capacity = options["rewind"], min(options["capacity"] or subject.spec.size, subject.spec.size)
         self.twins = [Twin(subject.model.session(**options), [])]
+        self.prefixes = Prefixes(subject.model.graph.open, BLOCKS, BLOCK) if subject.cached and can_share(self.manifest) else None
         self.owned: List[Tuple[np.ndarray, np.ndarray]] = []
         self.calls = self.steps = self.refused = 0
         self.worst: Dict[str, float] = {}
@@ -255,6 +258,30 @@ class Driver:
             return
         self._take(rows, more, call, twin.session.admit(**arguments), columns)
         twin.rows += rows
+
+    def _begin(self, twin: Twin, call: Call) -> None:
+        """Keys: row, whose caches are kept; cut, the number of its tokens with which a new row begins; rows, what follows, one entry; padding, chunk, keep."""
+        if self.prefixes is None or call["row"] >= len(twin.rows):
+            return
+        known = twin.rows[call["row"]]
+        key, ids = str(known.source), [token.text * 1000 + token.beside for token in known.tokens]
+        if known.start:
+            self._must_refuse(twin, lambda: twin.session.share(call["row"], ids, self.prefixes, key))
+            return
+        twin.session.share(call["row"], ids, self.prefixes, key)
+        ((text, beside, count),) = call["rows"]
+        whole = [*known.tokens[: call["cut"]], *[Token(text % TEXTS, self._beside(beside))] * count]
+        prefix = self.prefixes.find([token.text * 1000 + token.beside for token in whole], key)
+        row = Reading(0, self.limit, whole[: prefix.length], source=known.source)
+        more = [whole[prefix.length :]]
+        arguments, columns = self._given({**call, "start": None}, more, [row])
+        arguments.pop("token_types", None)
+        arguments |= {"encoder": [self.subject.encoded[row.source]]} if self.subject.encoded else {}
+        if self._beyond([row], more) or not all(more):
+            self._must_refuse(twin, lambda: twin.session.admit(**arguments, prefix=prefix))
+            return
+        self._take([row], more, call, twin.session.admit(**arguments, prefix=prefix), columns)
+        twin.rows.append(row)
 
     def _retire(self, twin: Twin, call: Call) -> None:
         """Keys: row."""

@@ -155,6 +155,17 @@ class Machine(RuleBasedStateMachine):
         self.make({"do": "admit", "on": on, "rows": rows, "start": start, **self.common(data.draw)})
 
     @rule(data=st.data())
+    def begin(self, data: Any) -> None:
+        on, twin = self.choose(data.draw)
+        if self.driver.prefixes is None or not twin.rows:
+            self._drawn_prefill(data.draw)
+            return
+        row = data.draw(st.integers(0, len(twin.rows) - 1))
+        cut = data.draw(st.one_of(st.just(twin.rows[row].length), st.integers(0, twin.rows[row].length)))
+        rows = self.drawn_rows(data.draw, 1, max(min(self.subject.spec.size, self.driver.capacity) - cut, 0), 1)
+        self.make({"do": "begin", "on": on, "row": row, "cut": cut, "rows": rows, **self.common(data.draw)})
+
+    @rule(data=st.data())
     def retire(self, data: Any) -> None:
         if self.instead(data, self.subject.cached and not self.subject.columns):
             return

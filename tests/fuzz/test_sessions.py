@@ -12,6 +12,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from posenc_export.runtime.graphs import providers
 from posenc_export.runtime.session.buffered_caches import BufferedCaches
 from posenc_export.runtime.session.cache_manager import CacheManager
+from posenc_export.runtime.session.prefixes import Prefix
 from posenc_export.runtime.session.session import Session
 from tests.fuzz.driver import replay
 from tests.fuzz.machine import machine_of
@@ -114,8 +115,8 @@ def _forgets_starts(self: CacheManager, state: Any, starts: np.ndarray, right: A
     return right(self, state, np.where(starts > 5, starts - 1, starts))
 
 
-def _moves_too_little(self: BufferedCaches, row: int, source: Any, first: int, slots: int, right: Any = BufferedCaches.copy) -> None:
-    right(self, row, source, first, max(slots - 1, 0))
+def _moves_too_little(self: BufferedCaches, row: int, source: Any, first: int, slots: int, right: Any = BufferedCaches.copy, **places: int) -> None:
+    right(self, row, source, first, max(slots - 1, 0), **places)
 
 
 def _swallows(self: Session, n: Any, right: Any = Session.rewind) -> None:
@@ -129,8 +130,9 @@ def _swallows(self: Session, n: Any, right: Any = Session.rewind) -> None:
         (BufferedCaches, "copy", _moves_too_little),
         (Session, "rewind", _swallows),
         (CacheManager, "without", lambda self, state, row: state),
+        (Prefix, "write", lambda self, caches, row: None),
     ],
-    ids=["a start off by one", "a moved row short of a token", "a rewind cut short", "a row that stays"],
+    ids=["a start off by one", "a moved row short of a token", "a rewind cut short", "a row that stays", "a prefix that is not copied"],
 )
 @pytest.mark.xdist_group("rope decoder")
 def test_a_planted_fault_of_a_session_is_found_by_random_calls(owner: type, name: str, fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.state import Caches
 
-BLOCK = 32  # tokens that are kept and found together
+BLOCK = 32  # default number of tokens that are kept and found together
 Place = Tuple[Union[int, str], bytes]  # block of the tokens before these, or the key of the owner for the first ones; ids of the tokens
 
 
@@ -16,35 +16,37 @@ class Prefix(NamedTuple):
     """Cached tokens with which a row can begin. It is valid until more tokens are saved."""
 
     caches: Caches
-    blocks: List[int]  # rows of `caches` with BLOCK tokens each
+    blocks: List[int]  # rows of `caches`
+    size: int = BLOCK  # tokens of a block
 
     @property
     def length(self) -> int:
         """Number of tokens."""
-        return BLOCK * len(self.blocks)
+        return self.size * len(self.blocks)
 
     def write(self, caches: Caches, row: int) -> None:
         """Copy the tokens to the first slots of a row of other caches."""
         for index, block in enumerate(self.blocks):
-            caches.copy(row, self.caches, block, BLOCK, at=BLOCK * index)
+            caches.copy(row, self.caches, block, self.size, at=self.size * index)
 
 
 class Prefixes:
-    """A tree of prefixes in blocks of BLOCK tokens, within a fixed memory. The blocks used least recently are replaced by new ones.
+    """A tree of prefixes in blocks of a few tokens, within a fixed memory. The blocks used least recently are replaced by new ones.
 
     Of a path in the tree, blocks nearer to the root count as used later, so that a replaced block never has one after it. Tokens are compared one by one.
 
     Args:
         open_caches: function of a number of rows and a number of slots; returns empty caches.
         count: number of blocks in memory, at least 1.
+        size: tokens of a block, which are kept and found together.
 
     Attributes:
         hits: number of prefixes found.
         tokens: number of tokens in them.
     """
 
-    def __init__(self, open_caches: Callable[[int, int], Caches], count: int) -> None:
-        self._caches = open_caches(count, BLOCK)
+    def __init__(self, open_caches: Callable[[int, int], Caches], count: int, size: int = BLOCK) -> None:
+        self._caches, self._size = open_caches(count, size), size
         self._blocks: "OrderedDict[Place, int]" = OrderedDict()  # least recently used first
         self._unused = list(reversed(range(count)))
         self.hits = self.tokens = 0
@@ -61,21 +63,21 @@ class Prefixes:
             tokens: ids of the row, from position 0 on.
             key: only prefixes saved with the same key are found.
         """
-        path = self._path(_parts(tokens[:-1]), key)
+        path = self._path(_parts(tokens[:-1], self._size), key)
         self._use(path)
-        self.hits, self.tokens = self.hits + bool(path), self.tokens + BLOCK * len(path)
-        return Prefix(self._caches, [self._blocks[place] for place in path])
+        self.hits, self.tokens = self.hits + bool(path), self.tokens + self._size * len(path)
+        return Prefix(self._caches, [self._blocks[place] for place in path], self._size)
 
     def save(self, caches: Caches, row: int, tokens: Sequence[int], key: str = "") -> None:
         """Copy those blocks of a row of `caches` that are not known yet. `tokens` are the ids in its first slots, from position 0 on."""
-        parts = _parts(tokens)
+        parts = _parts(tokens, self._size)
         path = self._path(parts, key)
         try:
             for part in parts[len(path) :]:
                 if not self._unused and not self._freed(path):
                     return
                 block, place = self._unused[-1], (self._blocks[path[-1]] if path else key, part)
-                self._caches.copy(block, caches, row, BLOCK, begin=BLOCK * len(path))
+                self._caches.copy(block, caches, row, self._size, begin=self._size * len(path))
                 self._blocks[place] = self._unused.pop()
                 path.append(place)
         finally:
@@ -109,6 +111,6 @@ def can_share(manifest: Manifest) -> bool:
     return manifest.layout == "rows" and all(state.update == "in_place" for state in manifest.states)
 
 
-def _parts(tokens: Sequence[int]) -> List[bytes]:
+def _parts(tokens: Sequence[int], size: int) -> List[bytes]:
     ids = np.asarray(tokens, np.int64)
-    return [ids[end - BLOCK : end].tobytes() for end in range(BLOCK, len(ids) + 1, BLOCK)]
+    return [ids[end - size : end].tobytes() for end in range(size, len(ids) + 1, size)]
