@@ -41,12 +41,12 @@ def describe(model: Model, target: str, signature: str, layout: str, update: str
     wanted = [Value("logits_index", "int64", (B, R))] if takes_logits_index(model, signature) else []
     sources, output = _inputs_and_output(model, R if wanted else S)
     ids: Tuple[Axis, ...] = (1 + model.axes, B, S) if model.axes else (B, S)
-    where = Value("position_ids", "int64", ids) if signature == "positions" else Value("attention_mask", "int64", (B, T if has_cache(model) else S))
     slots: Axis = P if update == "append" else M
     states = [State("past_positions", "present_positions", "int64", (B, slots), update, 1, -1)] if signature == "positions" and has_cache(model) else []
     states += [_state("past_embedding.", "present_embedding.", carried, slots, update, dtype) for carried in model.token_encoding.embed_states()]
     for layer, attention in enumerate(model.attentions()):
         states += [_state(f"past_key_values.{layer}.", f"present.{layer}.", carried, slots, update, dtype) for carried in attention.states()]
+    where = Value("position_ids", "int64", ids) if signature == "positions" else Value("attention_mask", "int64", (B, T if states else S))
     return Manifest(
         kind=kind_of(model.config),
         target=target,

@@ -54,6 +54,15 @@ FOUND: Dict[str, Dict[str, Any]] = {
             {"do": "rewind", "on": 0, "n": 1},
         ],
     },
+    # The mask had as many columns as tokens of the call, since these models cache no keys.
+    "a step of a model without cached keys, with a mask": {
+        "spec": ["rope", "linear", "onnx", "mask", 40],
+        "options": {"batch": 1, "capacity": None, "rewind": 256},
+        "calls": [
+            {"do": "prefill", "on": 0, "rows": [[0, -1, 3]], "start": None, "padding": None, "chunk": None},
+            {"do": "step", "on": 0, "times": 1, "texts": [0], "copy": True},
+        ],
+    },
     # Messages were numpy's own, or an array printed over several lines.
     **{
         f"{name}: one line": {
