@@ -4,6 +4,7 @@ Shapes: B batch, S new tokens, T columns in use, R tokens whose logits are reque
 """
 
 import dataclasses
+import itertools
 from typing import Callable, Dict, List, Tuple
 
 import numpy as np
@@ -136,21 +137,22 @@ class GraphRunner:
     def _calls(
         self, state: SessionState, first: int, tokens: List[np.ndarray], attributes: TokenAttributes, counts: np.ndarray, requested: np.ndarray
     ) -> List[Call]:
-        """Return one call for all rows, or one call per row if the graph continues a single row at a time."""
+        """Return one call for all rows. If the graph continues a single row at a time, return one for each row, and one for neighbours that read a token each."""
         x, planes = _padded(tokens, attributes)
-        requested = np.maximum(requested, self._fewest)
-        rows = slice(first, first + len(tokens))
+        requested, columns = np.maximum(requested, self._fewest), self.cache_manager.columns
         # With S > 1, a row without new tokens cannot share the call: its padding would be written over its last token.
-        together = len(tokens) == 1 or not state.settled_length[rows].any() or (x.shape[1] == 1 and counts.all())
+        settled = state.settled_length[first : first + len(tokens)]
+        together = len(tokens) == 1 or not settled.any() or (x.shape[1] == 1 and counts.all())
         if self.manifest.continuation_rows != 1 or together:
-            return [Call(first, len(x), x.shape[1], self._feeds(state, rows, x, planes, counts, requested))]
+            return [Call(first, len(x), x.shape[1], self._feeds(state, slice(first, first + len(tokens)), x, planes, counts, requested))]
         calls = []
-        for row, count in enumerate(counts.tolist()):
-            width = x.shape[1] if self.cache_manager.columns else count
+        for _, group in itertools.groupby(range(len(counts)), key=lambda row: -1 if counts[row] == 1 and not columns else row):
+            some = list(group)
+            width = x.shape[1] if columns else int(counts[some[0]])
             if width:
-                one, in_state = slice(row, row + 1), slice(first + row, first + row + 1)
-                part, of_row = np.ascontiguousarray(x[one, :width]), {name: plane[:, one, :width] for name, plane in planes.items()}
-                calls.append(Call(first + row, 1, width, self._feeds(state, in_state, part, of_row, counts[one], requested[one])))
+                rows, in_state = slice(some[0], some[-1] + 1), slice(first + some[0], first + some[-1] + 1)
+                part, of_rows = np.ascontiguousarray(x[rows, :width]), {name: plane[:, rows, :width] for name, plane in planes.items()}
+                calls.append(Call(in_state.start, len(some), width, self._feeds(state, in_state, part, of_rows, counts[rows], requested[rows])))
         return calls
 
     def _feeds(self, state: SessionState, rows: slice, x: np.ndarray, planes: Dict[str, np.ndarray], counts: np.ndarray, requested: np.ndarray) -> Feeds:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from posenc_export.runtime import Session
+from posenc_export.runtime.session.buffered_caches import BufferedCaches
 from posenc_export.runtime.session.history import RowHistory
 from tests.runtime.sequences import KINDS, LENGTH, excess, full, model, texts, worst_ahead
 
@@ -47,6 +48,21 @@ def test_rows_come_and_go_in_any_order(kind: str, target: str) -> None:
         if order:
             session.rewind(np.minimum(random.integers(3, size=len(order)), session.length - 1))
             read(session, kind, order)
+
+
+@pytest.mark.parametrize("kind", ["rope", "linear"])
+def test_neighbours_that_read_a_token_each_are_read_in_one_call(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, order, calls = model(kind, "ort").session(batch=6), [0, 1, 2, 3, 0, 1], []
+    session.prefill([texts()[row, : 2 + index] for index, row in enumerate(order)])
+    run = BufferedCaches.run
+    monkeypatch.setattr(BufferedCaches, "run", lambda caches, given: (calls.append([(call.first, call.rows, call.new) for call in given]), run(caches, given))[1])
+    counts = [1, 1, 0, 1, 3, 1]
+    outputs = session.prefill([texts()[row, 2 + index : 2 + index + count] for index, (row, count) in enumerate(zip(order, counts, strict=True))])
+    for index, (row, count) in enumerate(zip(order, counts, strict=True)):
+        assert not count or excess(outputs[index, :count], full(kind)[row, 2 + index : 2 + index + count]) <= 1
+    read(session, kind, order)
+    if kind == "rope":
+        assert calls[0] == [(0, 2, 1), (3, 1, 1), (4, 1, 3), (5, 1, 1)]
 
 
 @pytest.mark.parametrize("target", TARGETS)
