@@ -95,7 +95,8 @@ class TokenizerCodec:
     def encode(self, text: str, special: bool = True) -> List[int]:
         valid = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # a prompt from argv may contain bytes that are not UTF-8
         with _explained("a text that the tokenizer can encode", "change the text, or export a tokenizer with an unknown token"):
-            ids: List[int] = self.tokenizer.encode(valid, add_special_tokens=special).ids
+            # Unlike encode, which keeps other threads waiting, a batch releases Python's lock.
+            ids: List[int] = self.tokenizer.encode_batch([valid], add_special_tokens=special)[0].ids
         return ids
 
     def pieces(self, prompt: Sequence[int]) -> Pieces:

@@ -1,5 +1,7 @@
 """Text of a row, piece by piece: never a part of a character, and nothing is lost."""
 
+import threading
+import time
 from pathlib import Path
 from typing import Any, List
 
@@ -55,6 +57,20 @@ def test_pieces_are_whole_characters_and_together_the_text(cut: int, codec: Code
     found = _pieces(codec, tokens[:cut], tokens[cut:])
     assert "".join(_pieces(codec, [], tokens)) == TEXT
     assert not any(REPLACEMENT in piece for piece in found) and TEXT.endswith("".join(found)) and len("".join(found)) >= len(TEXT) - cut
+
+
+def test_a_long_text_is_encoded_without_keeping_other_threads_waiting(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(_byte_level().to_str())
+    codec, ended, turns = TokenizerCodec(tmp_path), threading.Event(), []
+    codec.encode(TEXT)
+    other = threading.Thread(target=lambda: [turns.append(time.perf_counter()) for _ in iter(lambda: ended.wait(0.001), True)])
+    other.start()
+    begun = time.perf_counter()
+    codec.encode(TEXT * 20_000)
+    until = time.perf_counter()
+    ended.set()
+    other.join()
+    assert sum(begun < turn < until for turn in turns) > 20
 
 
 def test_a_text_that_ends_within_a_character_shows_it_at_the_end(codec: Codec) -> None:
