@@ -2,8 +2,9 @@
 
     python -m bench.prefixes ARTEFACT [--rounds 5] [--threads 2] [--json FILE]
 
-Time to the first token of prompts of 1,000 + 50 tokens, whose first 1,000 are known, over that of an engine without memory for prefixes; both take turns. Longest time
-between two tokens of 4 running rows while a prompt of 4,000 tokens arrives, over the median time between their tokens before. Medians over rounds, least, most.
+Time to the first token of prompts of 1,000 + 50 tokens, whose first 1,000 are known, over that of an engine without memory for prefixes; both take turns. Longest and
+median time between two tokens of 4 running rows while a prompt of 4,000 tokens arrives, over the median time between their tokens before it, and after it, when they
+have grown. In wall time, which other programs lengthen, and in processor time of the engine's thread, all of the work with one thread. Medians over rounds, least, most.
 """
 
 import argparse
@@ -12,7 +13,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Dict, List, Sequence
+from typing import Dict, List, Sequence, Tuple
 
 import numpy as np
 
@@ -23,20 +24,20 @@ from posenc_export.serve.requests import Limits, Request, Token
 from posenc_export.shared import json_rows
 
 KNOWN, NEW, LONG, RUNNING = 1000, 50, 4000, 4
-BEFORE = 40  # tokens of each running row before the long prompt arrives
+AROUND = 40  # tokens of each running row before the long prompt arrives, and after it has left
 
 
 class Timed:
-    """An engine, and the times at which the tokens of each request arrived."""
+    """An engine, and the times at which the tokens of each request arrived: on the clock, and of the processor."""
 
     def __init__(self, model: Model, memory: int) -> None:
-        self.times: Dict[Request, List[float]] = {}
+        self.times: Dict[Request, List[Tuple[float, float]]] = {}
         self.ended: Dict[Request, threading.Event] = {}
         self.arrived = threading.Condition()
         self.engine = Engine(model, Limits(RUNNING + 1, 64, LONG + 96, LONG + 8, LONG, 256, prefix_memory=memory), self.take)
 
     def take(self, tokens: List[Token]) -> None:
-        now = time.perf_counter()
+        now = time.perf_counter(), time.thread_time()
         with self.arrived:
             for token in tokens:
                 self.times[token.request].append(now)
@@ -49,15 +50,21 @@ class Timed:
         self.engine.submit([request])
         return request
 
+    def wait(self, counts: Dict[Request, int]) -> None:
+        """Wait until each request has so many tokens."""
+        with self.arrived:
+            while any(len(self.times[request]) < count for request, count in counts.items()):
+                self.arrived.wait()
+
     def first(self, prompt: List[int]) -> float:
         """Return the seconds to the first token of a prompt that runs alone."""
         since = time.perf_counter()
         request = self.send(Request(tuple(prompt), 1))
         self.ended[request].wait()
-        return self.times[request][0] - since
+        return self.times[request][0][0] - since
 
 
-def known(model: Model, rounds: int) -> List[float]:
+def known(model: Model, rounds: int) -> Dict[str, List[float]]:
     """Return the ratio of the times to the first token with a known prefix and without sharing, for each round."""
     random, ratios = np.random.default_rng(0), []
     sharing, alone = Timed(model, 10**9), Timed(model, 0)
@@ -68,28 +75,34 @@ def known(model: Model, rounds: int) -> List[float]:
         ratios.append(sharing.first(prompt) / alone.first(prompt))
     for timed in (sharing, alone):
         timed.engine.close()
-    return ratios[1:]  # the first round warms up
+    return {"first_token_known_prefix": ratios[1:]}  # the first round warms up
 
 
-def stall(model: Model, rounds: int) -> List[float]:
-    """Return the ratio of the longest time between two tokens of running rows while a long prompt is read and of the median before, for each round."""
-    random, ratios = np.random.default_rng(1), []
+def stall(model: Model, rounds: int) -> Dict[str, List[float]]:
+    """Return the ratios of times between tokens of running rows while a long prompt is read and of the median before and after, for each round."""
+    random = np.random.default_rng(1)
+    found: Dict[str, List[float]] = {}
     timed = Timed(model, 0)
-    for _ in range(rounds + 1):
+    for turn in range(rounds + 1):
         rows = [timed.send(Request((index,), LONG)) for index in range(RUNNING)]
-        with timed.arrived:
-            while any(len(timed.times[row]) <= BEFORE for row in rows):
-                timed.arrived.wait()
-        arrived = time.perf_counter()
+        timed.wait(dict.fromkeys(rows, AROUND + 1))
+        begun = time.perf_counter()
         timed.first(random.integers(0, model.manifest.vocabulary, LONG).tolist())
+        ended = time.perf_counter()
+        timed.wait({row: len(timed.times[row]) + AROUND for row in rows})
         timed.engine.cancel(rows)
-        gaps = [(after, after - before) for row in rows for before, after in zip(timed.times[row], timed.times[row][1:], strict=False)]
+        times = [np.array(timed.times[row]) for row in rows]
         while timed.engine.running:
             time.sleep(0.01)
-        step = statistics.median(gap for after, gap in gaps[len(rows) :] if after < arrived)
-        ratios.append(max(gap for after, gap in gaps if after >= arrived) / step)
+        for clock, name in enumerate(("", "_processor")) if turn else ():  # the first round warms up
+            gaps = np.concatenate([np.stack((each[1:, 0], np.diff(each[:, clock])), axis=1) for each in times])
+            at, gap = gaps[:, 0], gaps[:, 1]
+            reading = gap[(at >= begun) & (at <= ended)]
+            for side, step in (("before", np.median(gap[at < begun])), ("after", np.median(gap[at > ended]))):
+                found.setdefault(f"longest_gap{name}_over_steps_{side}", []).append(float(reading.max() / step))
+                found.setdefault(f"median_gap{name}_over_steps_{side}", []).append(float(np.median(reading) / step))
     timed.engine.close()
-    return ratios[1:]
+    return found
 
 
 def _spread(ratios: List[float]) -> Dict[str, float]:
@@ -105,9 +118,10 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     model = load(options.artefact, "cpu", options.threads)
     found: Dict[str, Dict[str, float]] = {}
-    for name, measure in (("first_token_known_prefix", known), ("longest_gap_in_steps", stall)):
-        found[name] = _spread(measure(model, options.rounds))
-        print(name, found[name], flush=True)
+    for measure in (known, stall):
+        for name, ratios in measure(model, options.rounds).items():
+            found[name] = _spread(ratios)
+            print(name, found[name], flush=True)
     if options.json:
         how = {"known": KNOWN, "new": NEW, "long": LONG, "running": RUNNING, "rounds": options.rounds, "threads": options.threads}
         json_rows.write(options.json, {**how, "results": [{"measure": name, **values} for name, values in found.items()]})

@@ -7,6 +7,7 @@ from typing import Any, Deque, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.drafts import Drafts
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.generation import choose
@@ -14,6 +15,7 @@ from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.prefixes import BLOCK, Prefixes, can_share
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.session.speculation import LEAST_REWIND, LOOKUP, Reader, Speculator, drafts_of
+from posenc_export.runtime.session.token_rules import TokenRules
 from posenc_export.serve.memory import bytes_per_slot
 from posenc_export.serve.pace import Pace
 from posenc_export.serve.requests import FAILED, LENGTH, STOP, Limits, Request, Token
@@ -26,16 +28,20 @@ class Row:
 
     Args:
         request: the request.
+        manifest: manifest of the artefact.
         known: number of tokens of its prompt that are not read.
 
     Attributes:
         unread: tokens that were not fed yet: the rest of the prompt, later the last generated token.
         generated: the generated tokens.
+        rules: what the artefact forbids or forces among them.
+        kept: number of blocks of its tokens that were given to the prefixes.
         drafts: drafts of its next tokens, from its first step with drafts on.
     """
 
-    def __init__(self, request: Request, known: int = 0) -> None:
-        self.request = request
+    def __init__(self, request: Request, manifest: Manifest, known: int = 0) -> None:
+        self.request, self.kept = request, known // BLOCK
+        self.rules = TokenRules(manifest.generation, np.array([len(request.prompt)]))
         self.unread: Deque[int] = deque(request.prompt[known:])
         self.generated: List[int] = []
         self.random = np.random.default_rng(request.seed)
@@ -49,9 +55,8 @@ class Row:
 class Batch:
     """The rows of one session, driven by alternating calls of `read` and `step`. Must be used by one thread at a time.
 
-    A prompt longer than a chunk is fed over several turns, so that running rows wait for at most one chunk, whose length follows the time of their steps. In the
-    steps in between, its row feeds the next token of the prompt, so that every step is one call of the graph. The caches of prompts, and of rows that end, are
-    kept for requests that begin alike.
+    A prompt longer than a chunk is fed over several turns, so that running rows wait for at most one chunk, whose length follows the time of their steps. Its row
+    takes no part in the steps in between. The caches of all rows are kept block by block, as they are filled, for requests that begin alike.
 
     Args:
         model: a model that passes requests.check_model.
@@ -69,7 +74,8 @@ class Batch:
     def __init__(self, model: Model, limits: Limits) -> None:
         self.limits = limits
         self.rows: List[Row] = []
-        self.pace = Pace(limits.chunk)
+        # Times of the processor are not those of other programs. A graph of another provider runs elsewhere.
+        self.pace = Pace(limits.chunk, time.thread_time if model.provider == "cpu" else time.perf_counter)
 
         def opened(rows: int, slots: int) -> Any:
             caches = model.graph.open(rows, slots)
@@ -82,7 +88,7 @@ class Batch:
             self.session = Session(opened, model.manifest, limits.rows, limits.context, LEAST_REWIND if limits.speculate else 1, model.provider)
             self.speculator = Speculator(self.session) if limits.speculate else None
             blocks = limits.prefix_memory // (bytes_per_slot(model.manifest) * BLOCK) if can_share(model.manifest) else 0
-            self.prefixes = Prefixes(model.graph.open, blocks) if blocks else None
+            self.prefixes = Prefixes(opened, blocks) if blocks else None
             self.probe(1)  # allocates the caches of all rows
             self.probe(limits.rows)  # and the memory that a step of all rows needs
         except (MemoryError, ValueError) as error:  # numpy raises ValueError for sizes beyond 64 bits
@@ -104,36 +110,48 @@ class Batch:
         Raises:
             GraphError: the graph failed on the rest of a prompt; call `fail`.
         """
-        room, seconds = self.pace.room(any(row.generated for row in self.rows))
+        self.pace.begin(any(row.generated for row in self.rows))
         tokens: List[Token] = []
-        since, took = time.perf_counter(), 0.0
         for index, row in enumerate(self.rows):
-            room -= self._continue_prompt(index, row, room)
-        while room > 0 and waiting and len(self.rows) < self.limits.rows and (not took or time.perf_counter() - since + took <= seconds):
-            began = time.perf_counter()
-            entered, new = self._enter(waiting[0], room)
+            if not row.generated:
+                tokens += self._continue_prompt(index, row)
+        self._leave_ended(tokens)
+        while waiting and len(self.rows) < self.limits.rows and self.pace.count(0):
+            tokens += self._enter(waiting[0])
             waiting.popleft()  # last, so that the request is in the queue or has a row whatever is raised
-            room, tokens, took = room - entered, tokens + new, time.perf_counter() - began
         return tokens
 
     def step(self) -> List[Token]:
-        """Feed one token of every row, or drafted ones too. Return the generated tokens. After a GraphError, call `fail`."""
-        since = time.perf_counter()
-        if self.speculator is not None and all(row.generated for row in self.rows):
+        """Feed one token of every row whose prompt was read, or drafted ones too. Return the generated tokens. After a GraphError, call `fail`."""
+        running, since = [index for index, row in enumerate(self.rows) if row.generated], self.pace.clock()
+        if not running:
+            return []
+        if self.speculator is not None:
             tokens = self._read_drafts(self.speculator)
         else:
-            logits = self.session.step(np.array([row.unread.popleft() for row in self.rows], np.int64), copy=False)
+            logits = self._stepped(len(running) == len(self.rows))
             likeliest = logits.argmax(-1).tolist()
-            tokens = [self._next(row, likeliest[index], logits[index : index + 1]) for index, row in enumerate(self.rows) if not row.unread]
-        self.leave([token.request for token in tokens if token.ended])
-        self.pace.stepped(time.perf_counter() - since)
+            tokens = [self._next(self.rows[index], likeliest[index], logits[index : index + 1]) for index in running]
+        for index in running:
+            self._share(index)
+        self._leave_ended(tokens)
+        self.pace.stepped(self.pace.clock() - since)
         return tokens
 
+    def _stepped(self, all_run: bool) -> np.ndarray:
+        """Feed the last generated token of each row that has one. Return the logits [B,V]."""
+        if all_run:
+            return self.session.step(np.array([row.unread.popleft() for row in self.rows], np.int64), copy=False)
+        return self.session.prefill([row.take(1) if row.generated else [] for row in self.rows], logits_to_keep=1)[:, 0]
+
     def _read_drafts(self, speculator: Speculator) -> List[Token]:
-        """Feed the last generated token of every row, with drafted ones after it where that is faster. Return the generated tokens."""
+        """Feed the last generated token of each row that has one, with drafted ones after it where that is faster. Return the generated tokens."""
         tokens: List[Token] = []
 
-        def reader(row: Row) -> Reader:
+        def reader(row: Row) -> Optional[Reader]:
+            if not row.generated:
+                return None
+
             def chosen(index: int, logits: np.ndarray) -> int:
                 tokens.append(self._next(row, int(logits.argmax()), logits[None]))
                 return tokens[-1].id
@@ -144,7 +162,7 @@ class Batch:
             return Reader(chosen, request.stop_ids, request.max_tokens, row.drafts, [row.generated[-1]], len(row.generated))
 
         for row, more in zip(self.rows, speculator.read([reader(row) for row in self.rows]), strict=True):
-            row.unread = deque(more[-1:])
+            row.unread = deque(more[-1:]) if more else row.unread
         return tokens
 
     def leave(self, requests: Sequence[Request]) -> None:
@@ -155,6 +173,11 @@ class Batch:
             self.rows[index] = self.rows[-1]
             self.rows.pop()
 
+    def _leave_ended(self, tokens: Sequence[Token]) -> None:
+        ended = [token.request for token in tokens if token.ended]
+        if ended:
+            self.leave(ended)
+
     def fail(self) -> List[Token]:
         """Remove all rows. Return a failed token for each."""
         failed = [Token(row.request, -1, FAILED) for row in self.rows]
@@ -162,48 +185,54 @@ class Batch:
         self.session.reset()
         return failed
 
-    def _enter(self, request: Request, room: int) -> Tuple[int, List[Token]]:
-        """Admit a row with the known tokens of its prompt and up to `room` more.
-
-        Returns:
-            Number of tokens fed, and the first generated token if the whole prompt was.
-        """
+    def _enter(self, request: Request) -> List[Token]:
+        """Admit a row with the known tokens of its prompt and as many more as the turn allows. Return its first generated token if the whole prompt was read."""
+        since = self.pace.clock()
         prefix = self.prefixes.find(request.prompt, request.sharing) if self.prefixes is not None else None
-        row = Row(request, prefix.length if prefix else 0)
-        part, since = row.take(room), time.perf_counter()
+        known = prefix.length if prefix else 0
+        row = Row(request, self.session.manifest, known)
+        part = row.take(self.pace.count(known))
         try:
             logits = self.session.admit([part], logits_to_keep=1, prefix=prefix)[:, -1]
         except GraphError as error:  # the row was not admitted; the other rows are not affected
             LOG.error("%s; a prompt of %d tokens was not read", error, len(request.prompt))
-            return len(part), [Token(request, -1, FAILED)]
+            return [Token(request, -1, FAILED)]
         self.rows.append(row)
-        self._share(len(self.rows) - 1)
-        self.pace.read(len(part), time.perf_counter() - since)
-        tokens = [] if row.unread else [self._next(row, int(logits[0].argmax()), logits)]
-        self.leave([token.request for token in tokens if token.ended])
-        return len(part), tokens
+        tokens = self._read_part(len(self.rows) - 1, row, known, len(part), logits, since)
+        self._leave_ended(tokens)
+        return tokens
 
-    def _continue_prompt(self, index: int, row: Row, room: int) -> int:
-        """Feed up to `room` more tokens of a row's prompt, except the last unread token, which the next step feeds. Return the number of tokens fed."""
-        part, since = row.take(max(0, min(room, len(row.unread) - 1))), time.perf_counter()
-        if part:
-            empty: List[int] = []
-            self.session.prefill([part if other == index else empty for other in range(len(self.rows))], logits_to_keep=1)
-            self._share(index)
-            self.pace.read(len(part), time.perf_counter() - since)
-        return len(part)
+    def _continue_prompt(self, index: int, row: Row) -> List[Token]:
+        """Feed as many more tokens of a row's prompt as the turn allows. Return its first generated token if the prompt was read."""
+        offset, since = len(row.request.prompt) - len(row.unread), self.pace.clock()
+        part = row.take(self.pace.count(offset))
+        if not part:
+            return []
+        empty: List[int] = []
+        logits = self.session.prefill([part if other == index else empty for other in range(len(self.rows))], logits_to_keep=1)[index]
+        return self._read_part(index, row, offset, len(part), logits, since)
+
+    def _read_part(self, index: int, row: Row, offset: int, count: int, logits: np.ndarray, since: float) -> List[Token]:
+        """Account for `count` tokens of a prompt, read after `offset` others. Return the first generated token, chosen from logits [1,V], if they were the last."""
+        self._share(index)
+        self.pace.read(count, offset, self.pace.clock() - since)
+        return [] if row.unread else [self._next(row, int(logits[0].argmax()), logits)]
 
     def _share(self, index: int) -> None:
-        """Keep the caches of what a row has read, for requests that begin alike."""
-        if self.prefixes is not None:
-            row = self.rows[index]
-            tokens = [*row.request.prompt, *row.generated][: int(self.session.length[index])]
-            self.session.share(index, tokens, self.prefixes, row.request.sharing)
+        """Keep the caches of what a row has read, for requests that begin alike, if a block was filled."""
+        row = self.rows[index]
+        read = len(row.request.prompt) + len(row.generated) - len(row.unread)
+        if self.prefixes is not None and read // BLOCK > row.kept:
+            row.kept = read // BLOCK
+            self.session.share(index, [*row.request.prompt, *row.generated][:read], self.prefixes, row.request.sharing)
 
     def _next(self, row: Row, likeliest: int, logits: np.ndarray) -> Token:
         """Choose the next token of a row from its logits [1,V]. The next step feeds it."""
-        request = row.request
-        token = likeliest if request.temperature == 0 else int(choose(logits, request.temperature, request.top_k, request.top_p, row.random)[0])
+        request, allowed = row.request, row.rules.applied(logits, len(row.generated))
+        if request.temperature == 0:
+            token = likeliest if allowed is logits else int(allowed[0].argmax())
+        else:
+            token = int(choose(allowed, request.temperature, request.top_k, request.top_p, row.random)[0])
         row.generated.append(token)
         row.unread.append(token)
         ended = STOP if token in request.stop_ids else LENGTH if len(row.generated) == request.max_tokens else ""

@@ -8,6 +8,7 @@ from typing import Callable, Deque, List, Optional, Sequence, Set
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.prefixes import Prefixes
+from posenc_export.runtime.session.speculation import Speculator
 from posenc_export.serve.batch import Batch
 from posenc_export.serve.requests import FAILED, Full, Limits, Refused, Request, Stopping, Token, check_model, check_request
 
@@ -46,6 +47,11 @@ class Engine:
     def prefixes(self) -> Optional[Prefixes]:
         """The kept caches of prompts, None if there are none."""
         return self._batch.prefixes
+
+    @property
+    def speculator(self) -> Optional[Speculator]:
+        """Reads drafted tokens and counts them; None if none are drafted."""
+        return self._batch.speculator
 
     @property
     def running(self) -> int:

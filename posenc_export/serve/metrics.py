@@ -7,6 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.prefixes import BLOCK, Prefixes
+from posenc_export.runtime.session.speculation import Speculator
 from posenc_export.serve.engine import Engine
 
 FIRST = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)  # seconds
@@ -38,6 +39,8 @@ class Metrics:
         model.labels(name, manifest.target, manifest.digest).set(1)
         if engine.prefixes is not None:
             self.registry.register(PrefixCollector(engine.prefixes))
+        if engine.speculator is not None:
+            self.registry.register(DraftCollector(engine.speculator))
 
     def text(self) -> bytes:
         """Return the content of /metrics."""
@@ -55,3 +58,18 @@ class PrefixCollector:
         yield CounterMetricFamily("posenc_prefix_hits", "Prompts that began with a known prefix.", self.prefixes.hits)
         yield CounterMetricFamily("posenc_prefix_tokens", "Prompt tokens that were known and not computed again.", self.prefixes.tokens)
         yield GaugeMetricFamily("posenc_prefix_kept_tokens", "Tokens whose caches are kept.", BLOCK * self.prefixes.used)
+
+
+class DraftCollector:
+    """Reads the counts of drafted tokens, with the names that vLLM gives them."""
+
+    def __init__(self, speculator: Speculator) -> None:
+        self.speculator = speculator
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics, as prometheus_client asks for them."""
+        counted = self.speculator
+        yield CounterMetricFamily("posenc_decode_passes", "Passes of the graph that read generated or drafted tokens.", counted.passes)
+        yield CounterMetricFamily("posenc_spec_decode_num_drafts", "Rows that a pass read with drafted tokens.", counted.drafts)
+        yield CounterMetricFamily("posenc_spec_decode_num_draft_tokens", "Drafted tokens.", counted.drafted)
+        yield CounterMetricFamily("posenc_spec_decode_num_accepted_tokens", "Drafted tokens that the model chose itself.", counted.kept)

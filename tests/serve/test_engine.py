@@ -9,6 +9,7 @@ from typing import Any, Dict, List
 import numpy as np
 import pytest
 
+from posenc_export.runtime.artefact.schema import Generation
 from posenc_export.runtime.session import speculation
 from posenc_export.runtime.session.buffer import Buffer
 from posenc_export.runtime.session.errors import GraphError
@@ -16,6 +17,7 @@ from posenc_export.runtime.session.model import Model
 from posenc_export.serve.batch import Batch
 from posenc_export.serve.completion import Stops
 from posenc_export.serve.engine import Engine
+from posenc_export.serve.metrics import Metrics
 from posenc_export.serve.requests import Full, Limits, Refused, Request, Stopping, Token, check_model
 from tests.serve.models import alone, artefact, opened, prompts, slow  # noqa: F401
 from tests.soak.steps import resident
@@ -70,6 +72,40 @@ def test_requests_whose_tokens_are_drafted_get_the_tokens_that_they_get_alone(ta
     gathered.engine.close()
     assert gathered.made == alone(models[target], requests)
     assert gathered.engine._batch.speculator is not None and gathered.engine._batch.speculator.drafted > 0
+
+
+def test_drafted_and_accepted_tokens_are_counted_under_the_names_that_are_usual(models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speculation, "best_count", lambda costs, acceptance, found, most, per_token: min(3, max(most)))
+    found: List[Dict[str, float]] = []
+    for speculate in (True, False):
+        gathered = Gathered(models["ort"], dataclasses.replace(LIMITS, speculate=speculate))
+        gathered.engine.submit([Request((97, 98, 99) * 4, 80)])
+        gathered.engine.close()
+        lines = Metrics("tiny", models["ort"].manifest, gathered.engine).text().decode().splitlines()
+        found.append({name: float(value) for name, value in (line.split() for line in lines if not line.startswith("#") and ("spec_decode" in line or "passes" in line))})
+    drafts, drafted, accepted = (found[0][f"posenc_spec_decode_num_{name}_total"] for name in ("drafts", "draft_tokens", "accepted_tokens"))
+    assert 0 < drafts < drafted <= 3 * drafts and 0 < accepted < drafted
+    assert 1 + found[0]["posenc_decode_passes_total"] + accepted == 80  # the first token follows the prompt
+    assert not found[1]
+
+
+@pytest.mark.parametrize("speculate", [False, True])
+def test_what_the_checkpoint_forbids_or_forces_is_not_generated_as_in_a_session(
+    speculate: bool, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = opened(artefact(tmp_path_factory.getbasetemp(), "ort"))
+    requests = [Request(prompt, 20, 0.9 * (seed % 2), seed=seed) for seed, prompt in enumerate([(97,), (98,), *map(tuple, prompts(6, 12))])]
+    free = alone(model, requests)
+    suppressed, first = {token for tokens in free.values() for token in tokens[:3]} - {5}, tuple(range(100))
+    known = Generation(suppressed=tuple(sorted(suppressed)), suppressed_first=first, forced_first=5)
+    monkeypatch.setattr(model.graph, "manifest", model.manifest.replace(generation=known))
+    gathered = Gathered(model, dataclasses.replace(LIMITS, speculate=speculate))
+    gathered.engine.submit(requests)
+    gathered.engine.close()
+    expected = alone(model, requests)
+    assert gathered.made == expected and expected != free
+    assert all(tokens[0] == 5 for request, tokens in expected.items() if len(request.prompt) == 1)
+    assert not suppressed & {token for tokens in expected.values() for token in tokens}
 
 
 def test_draws_follow_the_seed_of_each_request(models: Dict[str, Model]) -> None:

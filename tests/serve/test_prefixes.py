@@ -1,5 +1,6 @@
 """Shared prefixes in the server: the same tokens as alone, whatever is kept, replaced or cancelled; and how much of a prompt is read between steps."""
 
+import time
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -8,10 +9,11 @@ import pytest
 
 from posenc_export.export import export
 from posenc_export.models.short_forms import decoder_config
+from posenc_export.runtime.session.buffered_caches import BufferedCaches
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.prefixes import BLOCK
 from posenc_export.serve.memory import bytes_per_slot
-from posenc_export.serve.pace import FIRST, LEAST, STALL, Pace
+from posenc_export.serve.pace import DEPTH, FIRST, LEAST, STALL, Pace
 from posenc_export.serve.requests import Limits, Request
 from tests.serve.models import alone, artefact, opened, prompts, slow  # noqa: F401
 from tests.serve.test_engine import Gathered
@@ -96,36 +98,76 @@ def test_a_model_whose_states_are_replaced_is_served_without_sharing(tmp_path: P
     assert gathered.engine.prefixes is None and gathered.made == alone(model, requests)
 
 
+def _turn(pace: Pace, seconds: float, offset: int = 0, waits: bool = True) -> int:
+    """Take a turn that reads what it may at `seconds` per token. Return the number of tokens."""
+    pace.begin(waits)
+    count = pace.count(offset)
+    pace.read(count, offset, seconds * count)
+    return count
+
+
 def test_chunks_follow_the_time_of_a_step() -> None:
-    pace = Pace(256)
-    assert pace.room(waits=False)[0] == 256 and pace.room(waits=True)[0] == FIRST
+    pace = Pace(256, time.perf_counter)
+    assert _turn(pace, 1e-3, waits=False) == 256 and _turn(pace, 1e-3) == FIRST
     pace.stepped(0.02)
     for _ in range(10):
-        pace.read(pace.size, pace.size * 1e-3)
-    assert pace.size == round(STALL * 20) and pace.room(waits=True) == (pace.size, STALL * 0.02)
-    pace.read(4, 0.01)  # a prompt of 4 tokens says nothing about longer ones
-    assert pace.size == round(STALL * 20)
-    for _ in range(10):
-        pace.read(pace.size, 1.0)
-    assert pace.size == LEAST
-    for _ in range(10):
-        pace.read(pace.size, 1e-6)
-    assert pace.size == 256
+        _turn(pace, 1e-3)
+    size = pace.size
+    assert abs(size - STALL * 20) <= 1
+    pace.begin(True)
+    pace.read(4, 0, 0.01)  # a prompt of 4 tokens says nothing about longer ones
+    assert pace.size == size
+    assert _turn(pace, 1e-3, DEPTH) == size // 2
+    assert [_turn(pace, 1.0) for _ in range(10)][-1] == LEAST
+    assert [_turn(pace, 1e-6) for _ in range(10)][-1] == 256
+
+
+def test_a_turn_ends_when_another_chunk_would_take_longer_than_its_time() -> None:
+    pace = Pace(256, time.perf_counter)
+    pace.stepped(0.02)
+    pace.begin(True)
+    pace.read(2, 0, 0.01)
+    assert pace.count(0)
+    pace.read(2, 0, 0.015)
+    assert not pace.count(0)
+    pace.begin(False)
+    pace.read(2, 0, 10.0)
+    assert pace.count(0) == 254
 
 
 @pytest.mark.usefixtures("slow")
 def test_running_rows_wait_for_one_chunk_at_most(models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
     model, fed = models["ort"], []
     gathered = Gathered(model, Limits(rows=3, context=300, prompt=200, tokens=200, chunk=200))
-    batch = gathered.engine._batch
-    monkeypatch.setattr(batch.pace, "stepped", lambda seconds: setattr(batch.pace, "step", 1e-9))  # reading takes longer than that
-    monkeypatch.setattr(batch.pace, "read", lambda tokens, seconds, read=batch.pace.read: (fed.append(tokens), read(tokens, seconds)))
+    pace = gathered.engine._batch.pace
+    monkeypatch.setattr(pace, "stepped", lambda seconds: setattr(pace, "step", 1e-9))  # reading takes longer than that
+    monkeypatch.setattr(pace, "read", lambda tokens, offset, seconds, read=pace.read: (fed.append(tokens), read(tokens, offset, 1.0)))
     running: Any = Request((97,), 60)
     gathered.engine.submit([running])
     while not gathered.made[running]:
-        gathered.some.wait(30)
+        assert gathered.some.wait(30)
     long = Request(COMMON, 3)
     gathered.engine.submit([long])
     gathered.engine.close()
     assert len(gathered.made[running]) == 60 and gathered.made == alone(model, [running, long])
-    assert fed[-1] <= LEAST and sum(fed) < len(COMMON) + 1  # steps in between have fed the other tokens
+    assert fed[-1] <= LEAST and sum(fed) == len(COMMON) + 1
+
+
+@pytest.mark.usefixtures("slow")
+def test_what_running_rows_write_is_kept_as_soon_as_a_block_is_full(models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, copied = models["ort"], []
+    gathered = Gathered(model, _limits(model, 50))
+    session = gathered.engine._batch.session
+    monkeypatch.setattr(session, "share", lambda row, tokens, *given, share=session.share: (copied.append(len(tokens)), share(row, tokens, *given)))
+    request = Request(COMMON[:40], 60)
+    gathered.engine.submit([request])
+    gathered.engine.close()
+    assert copied == [40, 2 * BLOCK, 3 * BLOCK] and gathered.made == alone(model, [request])
+
+
+def test_the_memory_of_prefixes_is_written_before_the_first_request(models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+    touched: List[int] = []
+    monkeypatch.setattr(BufferedCaches, "touch", lambda caches: touched.append(caches.extent))
+    gathered = Gathered(models["ort"], _limits(models["ort"], 50))
+    gathered.engine.close()
+    assert BLOCK in touched

@@ -59,7 +59,7 @@ def generate(
     if speculate is not None:
         check(session, speculate)
     logits = feed(session, first)
-    rules = TokenRules(session)
+    rules = TokenRules(manifest.generation, session.length)
     if speculate is None:
         yield from _stepped(session, rules, logits, max_tokens, sampling, random, stops)
         return

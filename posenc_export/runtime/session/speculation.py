@@ -75,13 +75,13 @@ class Speculator:
         session: a session that passes `check_session`.
 
     Attributes:
-        passes, drafted, kept: number of passes, and of tokens that were drafted and kept in them.
+        passes, drafts, drafted, kept: number of passes, of rows that read drafted tokens in them, of these tokens, and of those that were kept.
     """
 
     def __init__(self, session: Any) -> None:
         self._session, self._acceptance = session, Acceptance()
         self._drafting = 0.0  # seconds of drafting a token for all rows
-        self.passes = self.drafted = self.kept = 0
+        self.passes = self.drafts = self.drafted = self.kept = 0
 
     def read(self, readers: Sequence[Optional[Reader]]) -> List[List[int]]:
         """Read the unread tokens of each row in one pass, and return the tokens that are chosen after them: at least one for each row that reads.
@@ -101,7 +101,7 @@ class Speculator:
         back = [len(draft) + 1 - len(tokens) if draft else 0 for draft, tokens in zip(drafts, chosen, strict=True)]
         if any(back):
             self._session.rewind(back)
-        self._session.pass_costs.record([len(row) for row in rows], time.perf_counter() - begun)
+        self._session.pass_costs.record([len(row) for row in rows if row], time.perf_counter() - begun)
         for reader, proposal, draft, tokens in zip(readers, proposals, drafts, chosen, strict=True):
             if reader and reader.drafts:
                 self._learn(proposal, draft, tokens)
@@ -116,7 +116,9 @@ class Speculator:
             return none
         room, costs = self._session.room.tolist(), self._session.pass_costs
         limits = [min(MOST, reader.most - reader.count - 1, left - len(reader.unread)) if reader else 0 for reader, left in zip(readers, room, strict=True)]
-        count = best_count(costs, self._acceptance, [proposal.found for proposal in proposals], limits, self._drafting / costs.step(len(readers)))
+        reading = [row for row, reader in enumerate(readers) if reader]
+        found, room_of = [proposals[row].found for row in reading], [limits[row] for row in reading]
+        count = best_count(costs, self._acceptance, found, room_of, self._drafting / costs.step(len(reading)))
         if not count:
             return none
         begun, drafts = time.perf_counter(), none
@@ -145,6 +147,7 @@ class Speculator:
         pairs = zip(compared, chosen, strict=False)
         right = next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(compared), len(chosen)))
         self._acceptance.record(proposal.found, right, min(right + 1, len(compared), len(chosen)))
+        self.drafts += bool(draft)
         self.drafted += len(draft)
         self.kept += len(chosen) - 1
 

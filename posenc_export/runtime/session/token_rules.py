@@ -1,21 +1,24 @@
 """Tokens that generation_config.json of a checkpoint forbids or forces, applied to logits as transformers does."""
 
 import math
-from typing import Any, Sequence, Union
+from typing import Optional, Sequence, Union
 
 import numpy as np
 
+from posenc_export.runtime.artefact.schema import Generation
+
 
 class TokenRules:
-    """The rules of a session for the tokens that are generated after its prompt.
+    """The rules for the tokens that are generated after the prompts of some rows.
 
     Args:
-        session: session that has read the prompt.
+        known: the rules of the artefact.
+        lengths: number of tokens of each prompt [B].
     """
 
-    def __init__(self, session: Any) -> None:
-        self._known = session.manifest.generation
-        self._forced = session.length == 1  # rows whose first token is forced: those with a prompt of one token
+    def __init__(self, known: Optional[Generation], lengths: np.ndarray) -> None:
+        self._known = known
+        self._forced = lengths == 1  # rows whose first token is forced: those with a prompt of one token
         if self._known is None or self._known.forced_first is None:
             self._forced[:] = False
 
@@ -24,7 +27,7 @@ class TokenRules:
 
         Args:
             index: number of tokens generated before.
-            rows: rows of the session that the logits belong to.
+            rows: rows that the logits belong to.
         """
         known = self._known
         if known is None:
