@@ -175,8 +175,8 @@ QUANTIZATION = (
         "np.where(found > error, new, old)",
         f"{FORMATS}::test_a_block_of_4_bits_has_the_scale_of_the_smallest_squared_error",
     ),
-    ("export/quantization/gptq.py", "remaining[:, end:] -= lost", "remaining[:, end:] += lost", GPTQ),
-    ("export/quantization/gptq.py", "found[:, columns.argsort()]", "found[:, columns]", GPTQ),
+    ("export/quantization/gptq.py", "remaining[end:] -= (lost", "remaining[end:] += (lost", GPTQ),
+    ("export/quantization/gptq.py", "found[columns.argsort()]", "found[columns]", GPTQ),
     (
         "export/targets/quantized_weights.py",
         "unsigned[..., 0::2] | unsigned[..., 1::2] << 4",

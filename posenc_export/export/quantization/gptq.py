@@ -44,17 +44,17 @@ def codes(weight: Tensor, scales: Tensor, zeros: Tensor, order: Order, least: in
         least, most: smallest and largest code.
     """
     columns, factor, _ = order
-    remaining, steps, zeros = weight[:, columns], scales[:, columns], zeros[:, columns]
+    remaining, steps, zeros = (one.T[columns] for one in (weight, scales, zeros))  # transposed, so that a column is contiguous in memory
     steps = torch.where(steps == 0, torch.ones_like(steps), steps)
     found = torch.empty_like(remaining)
-    for first in range(0, remaining.size(1), COLUMNS):
-        end = min(first + COLUMNS, remaining.size(1))
-        lost = torch.empty_like(remaining[:, first:end])
+    for first in range(0, len(remaining), COLUMNS):
+        end = min(first + COLUMNS, len(remaining))
+        lost = torch.empty_like(remaining[first:end])
         for column in range(first, end):
-            found[:, column] = ((remaining[:, column] / steps[:, column]).round() + zeros[:, column]).clamp(least, most)
-            rounded = (found[:, column] - zeros[:, column]) * steps[:, column]
-            error = (remaining[:, column] - rounded) / factor[column, column]
-            remaining[:, column:end] -= error[:, None] * factor[column, column:end]
-            lost[:, column - first] = error
-        remaining[:, end:] -= lost @ factor[first:end, end:]
-    return found[:, columns.argsort()]
+            found[column] = ((remaining[column] / steps[column]).round() + zeros[column]).clamp(least, most)
+            rounded = (found[column] - zeros[column]) * steps[column]
+            error = (remaining[column] - rounded) / factor[column, column]
+            remaining[column:end] -= error * factor[column, column:end, None]
+            lost[column - first] = error
+        remaining[end:] -= (lost.T.contiguous() @ factor[first:end, end:]).T
+    return found[columns.argsort()].T
