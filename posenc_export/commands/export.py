@@ -73,7 +73,7 @@ def add_arguments(exporting: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status: 0, or 1 if an artefact does not agree with its module, or one of several targets fails."""
     _check_words(options)
-    from posenc_export.export import ExportOptions, VerificationError, check_export, export_all, folders
+    from posenc_export.export import ExportOptions, Sources, VerificationError, check_export, export_all, folders
 
     targets = list(dict.fromkeys(options.target))
     weights_format, options.weights = _weights(options.weights)
@@ -83,10 +83,11 @@ def run(options: argparse.Namespace) -> int:
         options.text, options.max_loss, options.size,
     )
     check_export(targets, options.output, settings)
-    model = _model(options)
+    options.say(f"reading {options.model}")
+    sources = Sources(_model(options), owned=True)
     failed: Dict[str, Exception] = {}
     try:
-        manifests = export_all(model, targets, options.output, settings, None if options.all_or_none or len(targets) == 1 else failed)
+        manifests = export_all(sources, targets, options.output, settings, None if options.all_or_none or len(targets) == 1 else failed)
     except VerificationError as error:
         refuse(options.say, str(error))
         return FAILED_CHECK

@@ -13,13 +13,14 @@ from posenc_export.export.bounds import accuracy_of
 from posenc_export.export.compile_errors import explain_errors
 from posenc_export.export.describe import Model, describe, text_of
 from posenc_export.export.expected import expected_outputs
-from posenc_export.export.options import MAX_LOSS, ExportOptions, Progress
+from posenc_export.export.options import MAX_LOSS, ExportOptions
 from posenc_export.export.quantization import calibration, mixed
 from posenc_export.export.quantization.formats import activations_of, format_of
 from posenc_export.export.quantization.text import default_sample, with_text
 from posenc_export.export.targets import TARGETS
 from posenc_export.export.trace import Source, Sources, in_dtype
 from posenc_export.export.verify import VerificationError, check
+from posenc_export.export.weight_file import WeightFile
 from posenc_export.models.stack import Stack, Text
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
@@ -30,6 +31,7 @@ from posenc_export.runtime.artefact.schema import Weights
 from posenc_export.runtime.artefact.tokenizer import check_tokenizer
 from posenc_export.runtime.verification import reference
 from posenc_export.runtime.verification.proof import Accuracy, Expected, grid_of, is_large
+from posenc_export.shared.progress import Progress
 
 MAKERS = ("torch", "onnx", "onnxscript")
 TOKENIZER = "tokenizer.json"  # the file name of the tokenizers library
@@ -93,13 +95,14 @@ def export_all(
     check_export(targets, output, options)
     sources = model if isinstance(model, Sources) else Sources(model)
     check_tokenizer(text_of(sources.model).tokenizer)
-    read = _read_data(sources, options)
     places = folders(targets, output)
     whole = len(targets) > 1 and not output.exists()  # a new parent folder is published in one step
     if len(targets) > 1:
         sweep(output.parent)
     staging = StagingFolder([output] if whole else places)
     with staging as path:
+        sources.keep_in(WeightFile(staging.parent))
+        read = _read_data(sources, options)
         made: Dict[Path, Manifest] = {}
         for target, place in zip(targets, places if whole else list(staging.places), strict=True):
             folder = path / "made" / target
@@ -152,7 +155,7 @@ def check_export(targets: Sequence[str], output: Path, options: ExportOptions) -
 def _make(sources: Sources, target: str, folder: Path, options: ExportOptions, read: quality.Inputs) -> Manifest:
     """Write and verify one artefact in `folder`."""
     kind, weights, signature, sample = TARGETS[target], options.format, options.signature, read.sample
-    source = sources.of(options.dtype or kind.dtypes[0], weights, sample, options.cache is not None, options.size)
+    source = sources.of(options.dtype or kind.dtypes[0], weights, sample, options.cache is not None, options.size, options.say)
     half_precision.check_model(sources.model, options.dtype or kind.dtypes[0])
     options.say(f"{target}: tracing and lowering")
     bits = {"weights": weights and Weights(weights, activations=activations_of(source.model)), "cache": options.cache or "", "calibration": sample and sample.described}
@@ -174,6 +177,7 @@ def _make(sources: Sources, target: str, folder: Path, options: ExportOptions, r
         return manifest
     options.say(f"{target}: float32 artefact for comparison")
     plain = _checked_in_float32(source, target, _aside(folder), options)
+    source.release()
     options.say(f"{target}: measuring the loss against float32")
     return quality.write(folder, manifest, plain, read._replace(model=sources.of("float32").model), options.say)
 
@@ -190,7 +194,7 @@ def _checked_in_float32(source: Source, target: str, aside: Path, options: Expor
     so that the form of a large model runs the quick one.
     """
     kind, signature, model = TARGETS[target], options.signature, in_dtype(source.model, "float32")
-    source = source if model is source.model else Source(model)
+    source = source if model is source.model else Source(model, say=options.say)
     described = describe(model, target, signature, kind.layout[signature], kind.update, **kind.geometry)
     accuracy = accuracy_of(model, described)
     manifest, expected = _written(source, described, aside, accuracy, options)
@@ -202,11 +206,13 @@ def _checked_in_float32(source: Source, target: str, aside: Path, options: Expor
 def _written(source: Source, described: Manifest, folder: Path, accuracy: Accuracy, options: ExportOptions) -> Tuple[Manifest, Expected]:
     """Write an unverified artefact to a new folder; return its manifest and the module's expected outputs."""
     folder.mkdir(parents=True)
+    source.release()
     with explain_errors(described.target, source.model, described.packages):
         manifest = TARGETS[described.target].write(source, described, folder)
+    source.release()
     options.say(f"{described.target}: computing the outputs of the module")
     filled = bool(options.verify)
-    expected = source.once(("expected", filled, *grid_of(manifest)), lambda: expected_outputs(source.model, manifest, filled))
+    expected = source.once(("expected", filled, *grid_of(manifest)), lambda: expected_outputs(source.model, manifest, filled, options.say))
     stored = reference.write(manifest, expected, accuracy, folder)
     trained = trained_numbers.store(source.model, manifest, folder)
     _write_text(text_of(source.model), folder)

@@ -11,27 +11,48 @@ from posenc_export.runtime.graphs.torch_graph import TorchGraph
 from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification.cells import filled_by
-from posenc_export.runtime.verification.proof import AttributeCase, Expected, attribute_inputs, case_inputs, encoder_rows, starts
+from posenc_export.runtime.verification.proof import (
+    BATCHES,
+    AttributeCase,
+    Expected,
+    attribute_inputs,
+    case_inputs,
+    encoder_rows,
+    fill_length,
+    length_of,
+    starts,
+)
 from posenc_export.runtime.verification.scenarios import Case
+from posenc_export.shared.progress import Progress, Steps, silent
 
 
-def expected_outputs(model: Model, manifest: Manifest, filled: bool = True) -> Expected:
+def expected_outputs(model: Model, manifest: Manifest, filled: bool = True, say: Progress = silent) -> Expected:
     """Return the expected outputs of a model in the artefact's dtype.
 
     Args:
         filled: also compute outputs at the end of a filled cache, which takes a pass over proof.fill_length tokens.
+        say: reports how many tokens are read.
     """
-    session = eager_session(model)
-    cases = {start: _case(session, manifest, start) for start in starts(manifest)}
-    last = filled_by(session, manifest) if filled and manifest.states else None
+    session, fills = eager_session(model, length_of(manifest)), filled and bool(manifest.states)
+    of_case = 2 * max(BATCHES) * length_of(manifest)
+    steps = Steps(say, f"{manifest.target}: computing the outputs of the module", len(starts(manifest)) * of_case + fills * fill_length(manifest), "tokens")
+    cases = {}
+    for start in starts(manifest):
+        cases[start] = _case(session, manifest, start)
+        steps.advance(len(cases) * of_case)
+    last = filled_by(eager_session(model, fill_length(manifest)), manifest, lambda read: steps.advance(len(cases) * of_case + read)) if fills else None
     columns, *of_readout = (np.arange(int(value.axes[-1])) for value in manifest.outputs)
     return Expected(columns, cases, _attribute_cases(session, manifest), last, *of_readout)
 
 
-def eager_session(model: Model) -> Session:
-    """Return a session that runs the eager model in float32."""
+def eager_session(model: Model, capacity: Optional[int] = None) -> Session:
+    """Return a session that runs the eager model in float32.
+
+    Args:
+        capacity: as for Model.session. Caches are allocated in pages of 2 MiB, so that room for more tokens than are read costs memory.
+    """
     module, described = eager(in_dtype(model, "float32"))
-    return Loaded(TorchGraph(module, described)).session()
+    return Loaded(TorchGraph(module, described)).session(capacity=capacity)
 
 
 def _case(session: Session, manifest: Manifest, start: int) -> Case:

@@ -3,15 +3,15 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Optional, Sequence, Union
+from typing import Optional, Sequence, Union
 
 from posenc_export.export.quantization.formats import FORMATS, KEEP, MIXED, format_of
 from posenc_export.export.signatures import NAMES
 from posenc_export.export.targets import TARGETS
 from posenc_export.runtime.verification.proof import check_tolerance
+from posenc_export.shared.progress import Progress
 from posenc_export.shared.suggestion import check_name
 
-Progress = Callable[[str], None]
 CACHES = ("int8",)
 MAX_LOSS = 1.10
 

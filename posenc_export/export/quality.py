@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -19,10 +19,12 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.schema import Quality
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification.proof import rounded_up
-from posenc_export.shared.progress import Steps
+from posenc_export.shared.progress import Progress, Steps, silent
 
 BY_SIZE = ("int4-128", "int4", "int8", "int8-32")  # formats of weights, the smallest first
 LARGEST = BY_SIZE[-1:]
+READ = 64  # tokens of text that are read at a time; their logits take 13 MB with 50,000 token ids
+TOKENS = 16  # whose logits are compared at a time, in float64
 
 
 class Inputs(NamedTuple):
@@ -41,7 +43,7 @@ class Inputs(NamedTuple):
     most: float
 
 
-def write(folder: Path, manifest: Manifest, exact: Manifest, inputs: Inputs, say: Callable[[str], None]) -> Manifest:
+def write(folder: Path, manifest: Manifest, exact: Manifest, inputs: Inputs, say: Progress) -> Manifest:
     """Measure the loss of a certified artefact and write it into the manifest.
 
     Args:
@@ -53,11 +55,13 @@ def write(folder: Path, manifest: Manifest, exact: Manifest, inputs: Inputs, say
     """
     proof = exact.certificate
     assert proof is not None and manifest.certificate is not None
-    session = load(folder, provider="cpu", threads=1).session()
+    loaded = load(folder, provider="cpu", threads=1)
     if inputs.text is None:
-        found, name, digest = _of_reference(session, inputs.model, manifest), "random tokens" if manifest.vocabulary else "random numbers", ""
+        found, name, digest = _of_reference(loaded.session(), inputs.model, manifest), "random tokens" if manifest.vocabulary else "random numbers", ""
     else:
-        found, name, digest = _of_text(session, eager_session(inputs.model), inputs.text.sample, say), inputs.text.name, inputs.text.sample.sha256
+        length = inputs.text.sample.windows.shape[1]
+        found = _of_text(loaded.session(capacity=length), eager_session(inputs.model, length), inputs.text.sample, say)
+        name, digest = inputs.text.name, inputs.text.sample.sha256
         _check_loss(found, manifest, inputs, inputs.text)
     figures = {**found.figures(manifest), "exact": max(proof["cells"].values()), "exact_tolerance": proof["tolerance"]}
     manifest = manifest.replace(quality=Quality(inputs=name, sha256=digest, **figures))
@@ -85,6 +89,11 @@ class Loss:
 
     def add(self, actual: np.ndarray, expected: np.ndarray, following: Optional[np.ndarray] = None) -> None:
         """Add outputs [B,L,V], and the token ids that follow each of them [B,L] if they are text."""
+        for first in range(0, expected.shape[1], TOKENS):
+            few = slice(first, first + TOKENS)
+            self._add_few(actual[:, few], expected[:, few], None if following is None else following[:, few])
+
+    def _add_few(self, actual: np.ndarray, expected: np.ndarray, following: Optional[np.ndarray]) -> None:
         self.tokens += int(np.prod(expected.shape[:-1]))
         self.same += int((actual.argmax(-1) == expected.argmax(-1)).sum())
         self._squares += float(np.square(actual - expected, dtype=np.float64).sum())
@@ -103,20 +112,20 @@ class Loss:
         return {**made, **dict(zip(names, [_short(_exponential(one)) for one in nats] + [_short(one / math.log(2) / self.bytes_of_token) for one in nats], strict=True))}
 
 
-def _of_text(session: Session, plain: Session, sample: Sample, say: Callable[[str], None] = lambda _: None) -> Loss:
+def _of_text(session: Session, plain: Session, sample: Sample, say: Progress = silent) -> Loss:
     """Compare two decoders on windows of text. The tokens that begin a text are not predicted."""
     found, first = Loss(sample.bytes_of_token), max(sample.first, 1)
     steps = Steps(say, "measuring the loss against float32", len(sample.windows), "windows of text")
     for window in sample.windows:
-        actual, expected = (_logits(one, window[None]) for one in (session, plain))
-        found.add(actual[:, first - 1 : -1], expected[:, first - 1 : -1], window[None, first:])
+        session.reset()
+        plain.reset()
+        for begin in range(0, len(window) - 1, READ):
+            read = window[None, begin : min(begin + READ, len(window) - 1)]
+            actual, expected = (one.prefill(read, chunk=READ) for one in (session, plain))
+            skipped = max(first - 1 - begin, 0)
+            found.add(actual[:, skipped:], expected[:, skipped:], window[None, begin + 1 + skipped : begin + 1 + read.shape[1]])
         steps.advance()
     return found
-
-
-def _logits(session: Session, tokens: np.ndarray) -> np.ndarray:
-    session.reset()
-    return session.prefill(tokens, chunk=tokens.shape[1])
 
 
 def _of_reference(session: Session, model: Model, manifest: Manifest) -> Loss:
@@ -132,7 +141,8 @@ def _cross_entropy(logits: np.ndarray, following: np.ndarray) -> float:
     """Return the sum of -log of the probability of each following token, in nats."""
     wide = logits.astype(np.float64)
     wide -= wide.max(-1, keepdims=True)
-    return float((np.log(np.exp(wide).sum(-1)) - np.take_along_axis(wide, following[..., None], -1)[..., 0]).sum())
+    at = np.take_along_axis(wide, following[..., None], -1)[..., 0]
+    return float((np.log(np.exp(wide, out=wide).sum(-1)) - at).sum())
 
 
 def _exponential(nats: float) -> float:
@@ -167,6 +177,7 @@ def _better(manifest: Manifest, inputs: Inputs, text: MeasuredText) -> List[str]
 
 def _ratios(chosen: str, inputs: Inputs, text: MeasuredText) -> Iterator[Tuple[str, float]]:
     """Yield larger formats with the rise of the perplexity by rounded weights alone."""
-    plain = eager_session(inputs.model)
+    length = text.sample.windows.shape[1]
+    plain = eager_session(inputs.model, length)
     for name in LARGEST if chosen == MIXED else BY_SIZE[BY_SIZE.index(chosen) + 1 :]:
-        yield name, _of_text(eager_session(in_few_bits(inputs.model, name, inputs.sample).model), plain, text.sample).ratio
+        yield name, _of_text(eager_session(in_few_bits(inputs.model, name, inputs.sample).model, length), plain, text.sample).ratio

@@ -9,6 +9,7 @@ import onnx_ir as ir
 import torch
 
 from posenc_export.export.describe import Model, dtype_of, trace_inputs
+from posenc_export.export.paging import page_out
 from posenc_export.export.quantization import calibration, mixed
 from posenc_export.export.quantization.calibration import Sample
 from posenc_export.export.quantization.formats import KEEP, OnGrid, Rounded, format_of, rounded
@@ -16,12 +17,14 @@ from posenc_export.export.quantization.kept import kept
 from posenc_export.export.quantization.smoothing import smoothed
 from posenc_export.export.repeated_layers import RepeatedLayers
 from posenc_export.export.signatures import wrap
+from posenc_export.export.weight_file import Keep, WeightFile, in_memory
 from posenc_export.models.parts.experts import Experts
 from posenc_export.models.user_module import as_model
 from posenc_export.ops import graph as semantic
 from posenc_export.ops.graph import semantic_graph
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.quiet import quiet
+from posenc_export.shared.progress import Progress, Step, silent
 
 T = TypeVar("T")
 OPSET = 23  # of the trace; its operators have the same meaning in later opsets
@@ -34,10 +37,13 @@ class Source:
         model: in eval mode; its weights must not be modified afterwards.
         cache_scales: scales of quantized keys and values by state (calibration.cache_scales); None if caches keep dtype.
         on_grid: grids and codes of rounded weights by name of the parameter (formats.rounded); None if none is rounded.
+        say: reports progress of tracing and writing.
     """
 
-    def __init__(self, model: Model, cache_scales: Optional[Mapping[str, np.ndarray]] = None, on_grid: Optional[Mapping[str, OnGrid]] = None) -> None:
-        self.model, self.cache_scales, self.on_grid = model, cache_scales or {}, on_grid or {}
+    def __init__(
+        self, model: Model, cache_scales: Optional[Mapping[str, np.ndarray]] = None, on_grid: Optional[Mapping[str, OnGrid]] = None, say: Progress = silent
+    ) -> None:
+        self.model, self.cache_scales, self.on_grid, self.say = model, cache_scales or {}, on_grid or {}, say
         self._graphs: Dict[str, ir.Model] = {}
         self._computed: Dict[Tuple[Any, ...], Any] = {}
 
@@ -47,6 +53,11 @@ class Source:
             self._computed[key] = compute()
         return self._computed[key]  # type: ignore[no-any-return]
 
+    def release(self) -> None:
+        """Release the memory of weights and codes that are mapped from a file, until they are used again (paging.page_out)."""
+        codes = [numbers for _, one in self.on_grid.values() for numbers in (one.codes, one.scales, one.offsets) if numbers is not None]
+        page_out([*self.model.parameters(), *codes])
+
     def semantic(self, manifest: Manifest) -> ir.Model:
         """Return a copy of the graph with semantic nodes for the manifest's calling convention. Rounded weights are read through nodes OnGrid.
 
@@ -54,6 +65,7 @@ class Source:
             ValueError: the module mutates buffers or inputs.
         """
         if manifest.signature not in self._graphs:
+            self.say(Step(f"{manifest.target}: tracing"))
             self._graphs[manifest.signature] = _traced(self.model, manifest, self.on_grid)
         return self._graphs[manifest.signature].clone()
 
@@ -63,16 +75,26 @@ class Sources:
 
     Args:
         model: a float32 model of this package, or a module that contains one. It is not modified, and must not be modified while this object is in use.
+        owned: the caller uses the model no more: while it is exported, its weights may move to a temporary file, so that their memory can be released between uses.
 
     Raises:
         ValueError: models.user_module.as_model refuses the module.
     """
 
-    def __init__(self, model: Union[Model, torch.nn.Module]) -> None:
-        self.model = as_model(model)
+    def __init__(self, model: Union[Model, torch.nn.Module], owned: bool = False) -> None:
+        self.model, self._owned, self._keep = as_model(model), owned, in_memory
         self._made: Dict[Tuple[Any, ...], Source] = {}
 
-    def of(self, dtype: str, weights: Optional[str] = None, sample: Optional[Sample] = None, cache: bool = False, size: Optional[float] = None) -> Source:
+    def keep_in(self, file: WeightFile) -> None:
+        """Keep rounded weights in a file from now on, and those of an owned model."""
+        self._keep = file.keep
+        if self._owned and dtype_of(self.model) == "float32":
+            file.keep_weights(self.model)
+            page_out(self.model.parameters())
+
+    def of(
+        self, dtype: str, weights: Optional[str] = None, sample: Optional[Sample] = None, cache: bool = False, size: Optional[float] = None, say: Progress = silent
+    ) -> Source:
         """Return the source in a dtype and in eval mode.
 
         Args:
@@ -80,29 +102,33 @@ class Sources:
             sample: calibration data; None for none.
             cache: compute scales of quantized keys and values, which needs a sample.
             size: most megabytes of graph and weights.
+            say: reports progress of calibration, rounding, tracing and writing.
         """
         key = dtype, weights, sample and sample.described, cache, size
         if key not in self._made:
             model = in_dtype(self.model, dtype)
-            scales = calibration.cache_scales(model, sample) if cache and sample is not None else None
-            formats = None if size is None or sample is None else mixed.formats_within(model, sample, size)
-            rounded_model, on_grid = Rounded(model, {}) if weights is None else in_few_bits(model, weights, sample, formats)
-            self._made[key] = Source(rounded_model, scales, on_grid)
+            scales = calibration.cache_scales(model, sample, say) if cache and sample is not None else None
+            formats = None if size is None or sample is None else mixed.formats_within(model, sample, size, say)
+            rounded_model, on_grid = Rounded(model, {}) if weights is None else in_few_bits(model, weights, sample, formats, self._keep, say)
+            page_out(self.model.parameters())
+            self._made[key] = Source(rounded_model, scales, on_grid, say)
         return self._made[key]
 
 
-def in_few_bits(model: Model, weights: str, sample: Optional[Sample], formats: Optional[Mapping[str, str]] = None) -> Rounded:
+def in_few_bits(
+    model: Model, weights: str, sample: Optional[Sample], formats: Optional[Mapping[str, str]] = None, keep: Keep = in_memory, say: Progress = silent
+) -> Rounded:
     """Return a copy of a float32 model in eval mode with weights rounded to a format (formats.format_of), for formats.MIXED to those of `formats` by name.
 
-    A sample is used if the format is calibrated.
+    A sample is used if the format is calibrated. Rounded weights and codes are kept in the arrays that `keep` returns.
     """
     if weights == KEEP:
-        return kept(model)
+        return kept(model, keep)
     if sample is None or not format_of(weights).calibrated:
-        return rounded(model, weights, formats=formats)
+        return rounded(model, weights, (), formats, keep, say)
     if format_of(weights).smooth:
-        return rounded(smoothed(model, sample), weights)
-    return rounded(model, weights, calibration.moments(model, sample), formats)
+        return rounded(smoothed(model, sample, say), weights, (), None, keep, say)
+    return rounded(model, weights, calibration.moments(model, sample, say), formats, keep, say)
 
 
 def in_dtype(model: Model, dtype: str) -> Model:

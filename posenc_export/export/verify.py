@@ -1,7 +1,7 @@
 """Verify an artefact: compare it with the eager module on the grid of scenarios, and the eager module with the float64 oracle."""
 
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -9,7 +9,6 @@ import torch
 from posenc_export.export.bounds import accuracy_of, extent
 from posenc_export.export.describe import Model
 from posenc_export.export.expected import expected_outputs
-from posenc_export.export.paging import page_out
 from posenc_export.export.quantization import calibration
 from posenc_export.export.quantization.calibration import Sample
 from posenc_export.export.quantization.formats import format_of
@@ -32,8 +31,7 @@ from posenc_export.runtime.verification.proof import certificate as certificate_
 from posenc_export.runtime.verification.scenarios import Case
 from posenc_export.shared.numerics import tolerance as float32_tolerance
 from posenc_export.shared.numerics import worst_error
-
-Progress = Callable[[str], None]
+from posenc_export.shared.progress import Progress, Steps, silent
 
 
 class VerificationError(Exception):
@@ -93,12 +91,12 @@ def verify(
     if manifest.weights is not None:
         described = manifest.calibration if format_of(manifest.weights.format).calibrated else None
         sample = None if described is None else _sample(described, made, calibrate)
-        made = in_few_bits(made, manifest.weights.format, sample, manifest.formats or None).model
+        made = in_few_bits(made, manifest.weights.format, sample, manifest.formats or None, say=progress or silent).model
     session, *others = sessions(loaded, 1)
     if manifest.reference is None:
         raise ValueError(f"verify: expected an artefact with a reference, got none in {folder}; export it again")
     accuracy = accuracy_on(session.provider, manifest.reference, tolerance)
-    certificate = certify(session, made, expected_outputs(made, manifest), progress or (lambda _: None), others, accuracy)
+    certificate = certify(session, made, expected_outputs(made, manifest, say=progress or silent), progress or silent, others, accuracy)
     manifests.write(manifest.replace(certificate=certificate), folder)
     return certificate
 
@@ -131,8 +129,9 @@ def check(folder: Path, manifest: Manifest, source: Source, expected: Expected, 
     model = source.model
     progress(f"{manifest.target}: comparing the module with its formula")
     # Before the graph is loaded, so that its weights and the float64 head are not in memory together.
-    exact = source.once(("oracle", *grid_of(manifest)), lambda: oracle_cells(model, manifest, expected))
-    page_out(model.parameters())
+    source.release()
+    exact = source.once(("oracle", *grid_of(manifest)), lambda: oracle_cells(model, manifest, expected, progress))
+    source.release()
     session, *others = sessions(single_threaded(folder, "cpu"), 1)
     measured = measure(session, expected, accuracy, progress, others, only=QUICK if quick else ())
     certificate = _certificate(session, model, accuracy, measured, exact, quick)
@@ -178,16 +177,19 @@ def _oracle_of(model: Model, case: Case, start: int) -> np.ndarray:
     return oracle.full_pass(model, case.tokens[0], start, encoder=None if case.encoder is None else case.encoder[0])[None]
 
 
-def oracle_cells(model: Model, manifest: Manifest, expected: Expected) -> Dict[str, float]:
+def oracle_cells(model: Model, manifest: Manifest, expected: Expected, say: Progress = silent) -> Dict[str, float]:
     """Return the errors of the expected outputs of one row per case against the float64 oracle."""
     cells, model = {}, in_dtype(model, "float32")
+    steps = Steps(say, f"{manifest.target}: comparing the module with its formula", len(expected.cases) + len(expected.attribute_cases), "rows")
     for start, case in expected.cases.items():
         exact = _oracle_of(model, case, start)
         cells[f"oracle, start {start}"] = worst_error(case.full[:1], exact)
         if case.readout is not None and isinstance(model, Stack) and model.readout is not None:
             cells[f"oracle, start {start}: {manifest.outputs[1].name}"] = worst_error(case.readout[0], model.readout.exact(exact[0]))
+        steps.advance()
     for name, (fed, full) in expected.attribute_cases.items():
         row = int(fed.mask.all(1).argmax())  # the first without padding
         numbers = {key: given[..., row, :] for key, given in fed.attributes.items()}
         cells[f"{name}: oracle"] = worst_error(full[row], oracle.full_pass(model, fed.tokens[row], 0, **numbers))
+        steps.advance()
     return {name: rounded_up(error) for name, error in cells.items()}

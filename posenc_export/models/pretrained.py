@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
 import torch
 
@@ -14,6 +14,7 @@ from posenc_export.models.config import AttentionConfig, BlockConfig, StackConfi
 from posenc_export.models.families.shared.limits import check_sizes
 from posenc_export.models.families.shared.rules import Rule, Table
 from posenc_export.models.gguf.checkpoint import GGUFCheckpoint, is_gguf
+from posenc_export.models.parameters import fill, slots
 from posenc_export.models.stack import Stack, Text
 from posenc_export.models.tensor_files import Shape
 from posenc_export.shared.allocation import enough_memory
@@ -154,14 +155,9 @@ def _fill(model: Any, checkpoint: Union[Checkpoint, GGUFCheckpoint], sources: Di
         sources: from `_sources`.
         within: prefix that names in `sources` have before names of the model.
     """
-    homes: Dict[int, List[Tuple[torch.nn.Module, str]]] = {}
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            homes.setdefault(id(parameter), []).append((module, name))
+    places = slots(model)
     for name, parameter in list(model.named_parameters()):
         rule, attention, shapes = sources[within + name]
         formed = rule.form([checkpoint.tensor(given) for given in shapes], attention).contiguous()
         whole = formed.untyped_storage().nbytes() == formed.nbytes  # a view would keep all of its base tensor in memory
-        made = torch.nn.Parameter(formed if whole else formed.clone())
-        for module, short in homes[id(parameter)]:
-            setattr(module, short, made)
+        fill(places[id(parameter)], torch.nn.Parameter(formed if whole else formed.clone()))

@@ -6,6 +6,13 @@ from typing import Callable, Optional
 EVERY = 0.5  # seconds between two lines at least
 
 
+Progress = Callable[[str], None]  # takes one line of text
+
+
+def silent(line: str) -> None:
+    """Report no progress."""
+
+
 class Step(str):
     """A line about a step within a phase, which a terminal replaces by the next; elsewhere it is not printed."""
 
@@ -20,7 +27,7 @@ class Steps:
         what: what a step is, in the plural.
     """
 
-    def __init__(self, say: Callable[[str], None], phase: str, total: int, what: str) -> None:
+    def __init__(self, say: Progress, phase: str, total: int, what: str) -> None:
         self._say, self._phase, self._total, self._what = say, phase, total, what
         self._start = self._said = time.monotonic()
         self._done = 0

@@ -13,17 +13,20 @@ from torch import Tensor
 
 from posenc_export.export.describe import Model, eager, text_of
 from posenc_export.export.quantization.formats import linear_layers
+from posenc_export.models.parts.mlps import Gated
+from posenc_export.models.stack import Stack
 from posenc_export.runtime.artefact.manifest import Calibration
 from posenc_export.runtime.artefact.tokenizer import BYTES, read_tokenizer
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
 from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.shared.numerics import HEADROOM
+from posenc_export.shared.progress import Progress, Steps, silent
 
 LENGTH = 256  # tokens per window
 WINDOWS = 512  # largest number of windows
 LARGEST_CODE = 127
 LEAST = 2.0**-8  # smallest scale of a channel, relative to the largest scale of the cache: other text may have larger values in a channel than the sample
-MEMORY = 1 << 30  # bytes of moments that are accumulated in one pass over the sample
+MEMORY = 1 << 29  # bytes of moments that are accumulated in one pass over the sample
 
 Hook = Callable[[torch.nn.Module, Any, Any], None]  # of a module that has run; takes its inputs and outputs
 
@@ -126,17 +129,18 @@ def _numbers(path: Path, width: int) -> np.ndarray:
     return rows
 
 
-def moments(model: Model, sample: Sample) -> Dict[str, Tensor]:
-    """Return the mean of x x' [K,K] float64 over the inputs x of each linear layer, by name. Several passes are made if all moments exceed MEMORY."""
-    found: Dict[str, Tensor] = {}
-    for layers in _groups(linear_layers(model)):
-        sums = {name: torch.zeros((part.in_features, part.in_features), dtype=torch.float64) for name, part in layers.items()}
+def moments(model: Model, sample: Sample, say: Progress = silent) -> Iterator[Dict[str, Tensor]]:
+    """Yield the mean of x x' [K,K] float64 over the inputs x of each linear layer, by name, in groups that take at most MEMORY. Each group takes a pass."""
+    layers, same = linear_layers(model), {f"{name}.up": f"{name}.gate" for name, part in model.named_modules() if isinstance(part, Gated)}
+    for group in _groups({name: part for name, part in layers.items() if name not in same}):
+        sums = {name: torch.zeros((part.in_features, part.in_features), dtype=torch.float64) for name, part in group.items()}
         with ExitStack() as hooks:
-            for name, part in layers.items():
+            for name, part in group.items():
                 hooks.callback(part.register_forward_hook(_add_to(sums[name])).remove)
-            run(model, sample)
-        found |= {name: total / sample.described.tokens for name, total in sums.items()}
-    return found
+            run(model, sample, say, "measuring inputs of weights", head=not isinstance(model, Stack) or any(name.startswith("head.") for name in group))
+        for total in sums.values():
+            total /= sample.described.tokens
+        yield sums | {name: sums[first] for name, first in same.items() if first in sums}
 
 
 def _groups(layers: Mapping[str, torch.nn.Linear]) -> Iterator[Dict[str, torch.nn.Linear]]:
@@ -160,7 +164,7 @@ def _add_to(total: Tensor) -> Hook:
     return add
 
 
-def cache_scales(model: Model, sample: Sample) -> Dict[str, np.ndarray]:
+def cache_scales(model: Model, sample: Sample, say: Progress = silent) -> Dict[str, np.ndarray]:
     """Return scales [K,D] float32 of the channels of cached keys and values, by name of the state. The largest code is HEADROOM times the largest value in the sample.
 
     The windows are placed at positions over the whole range, because rotations move large values between channels.
@@ -171,7 +175,7 @@ def cache_scales(model: Model, sample: Sample) -> Dict[str, np.ndarray]:
         for layer, attention in enumerate(model.attentions()):
             hook = _largest_of(attention, f"past_key_values.{layer}.", largest)
             hooks.callback(attention.register_forward_hook(hook).remove)
-        run(model, sample, starts)
+        run(model, sample, say, "measuring keys and values", starts)
     return {name: _scales(numbers.numpy()) for name, numbers in largest.items()}
 
 
@@ -192,9 +196,19 @@ def _largest_of(attention: Any, prefix: str, largest: Dict[str, Tensor]) -> Hook
     return record
 
 
-def run(model: Model, sample: Sample, starts: Optional[Sequence[int]] = None) -> None:
-    """Run the model on every window, each from its own start position; None for 0."""
-    session, length = Loaded(TorchGraph(*eager(model))).session(), sample.windows.shape[1]
+def run(model: Model, sample: Sample, say: Progress, what: str, starts: Optional[Sequence[int]] = None, head: bool = False) -> None:
+    """Run the model on every window.
+
+    Args:
+        say: reports how many windows are done.
+        what: what they are run for, for `say`.
+        starts: start position of each window; None for 0.
+        head: whether the head of a decoder reads all tokens, or only the last one, which takes less time.
+    """
+    length = sample.windows.shape[1]
+    session = Loaded(TorchGraph(*eager(model))).session(capacity=length)
+    steps = Steps(say, what, len(sample.windows), "windows of calibration data")
     for window, start in zip(sample.windows, starts or [0] * len(sample.windows), strict=True):
         session.reset()
-        session.prefill(window[None], start=start, chunk=length)
+        session.prefill(window[None], start=start, chunk=length, logits_to_keep=None if head else 1)
+        steps.advance()

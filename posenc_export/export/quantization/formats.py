@@ -1,20 +1,27 @@
 """Quantized weights: the grids of each format, and rounding of a model's weights to codes and scales on a grid."""
 
-import copy
+import itertools
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import torch
 
 from posenc_export.encodings.shared.base import PositionEncoding
+from posenc_export.export.paging import page_out
 from posenc_export.export.quantization import gptq
+from posenc_export.export.weight_file import Keep, in_memory
+from posenc_export.models.parameters import fill, sharing_weights, slots
 from posenc_export.models.parts.experts import Experts
 from posenc_export.models.parts.mlps import Gated, Plain
 from posenc_export.models.user_module import Model
+from posenc_export.shared.progress import Progress, Steps, silent
 
 LONGEST_ROW = 4096  # number of inputs assumed for a linear layer without blocks; error bounds grow with its logarithm
+RELEASED = 16  # weights whose memory is released at a time, after they were rounded
 ROWS = 4096  # rows of a weight that are rounded at a time
+CACHED = 1 << 16  # weights that scales are chosen for at a time, by one thread: arrays of them stay in its cache
 # Candidate scales, relative to the scale with which the weights of a block just fit. Smaller scales clip the largest weights and round the others finer.
 SEARCHED = tuple(float(factor) for factor in np.linspace(0.7, 1.05, 11))
 REFITTED = 2  # times that the best scale of a block is replaced by the one with the least error for its codes
@@ -53,6 +60,10 @@ class Codes:
         half = 1 << (bits - 1)
         whole = np.array_equal(-zeros * self.scales, self.offsets) and -half <= zeros.min() and zeros.max() < half
         return zeros.astype(np.int8) if whole else None
+
+    def kept(self, keep: Keep) -> "Codes":
+        """Return the same codes in arrays that `keep` returns."""
+        return Codes(keep(self.codes), keep(self.scales), self.inputs, None if self.offsets is None else keep(self.offsets))
 
     @staticmethod
     def joined(parts: Sequence["Codes"], how: Callable[[Sequence[np.ndarray]], np.ndarray] = np.concatenate) -> "Codes":
@@ -94,14 +105,21 @@ class Grid:
 
     def _part(self, weight: np.ndarray, order: Optional[gptq.Order]) -> Codes:
         blocks, inputs = self._blocks(weight), weight.shape[1]
-        sizes = np.ones(inputs, np.float32) if order is None else order.sizes.numpy().astype(np.float32)
-        scales, zeros = self._best(blocks, self._blocks(sizes[None]))
-        if order is None:
-            codes = self._nearest(blocks, scales, zeros)
-        else:
+        sizes = self._blocks(np.ones((1, inputs), np.float32) if order is None else order.sizes.numpy().astype(np.float32)[None])
+        rows = max(1, CACHED // inputs)
+        with ThreadPoolExecutor() as pool:
+            found = list(pool.map(lambda first: self._in_cache(blocks[first : first + rows], sizes, order is None), range(0, len(blocks), rows)))
+        codes, scales, zeros = (np.concatenate(part) for part in zip(*found, strict=True))
+        if order is not None:
             steps, offsets = (torch.from_numpy(np.repeat(part, blocks.shape[2], axis=1)[:, :inputs]) for part in (scales, zeros))
-            codes = self._blocks(gptq.codes(torch.from_numpy(weight), steps, offsets, order, -self.half, self.half - 1).numpy())
-        return Codes(codes.astype(np.int8), scales, inputs, -zeros * scales if self.zeros else None)
+            codes = self._blocks(gptq.codes(torch.from_numpy(weight), steps, offsets, order, -self.half, self.half - 1).numpy()).astype(np.int8)
+        return Codes(codes, scales, inputs, -zeros * scales if self.zeros else None)
+
+    def _in_cache(self, blocks: np.ndarray, sizes: np.ndarray, nearest: bool) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return codes of few blocks, none if the nearest are not wanted, and the best scales and zero points."""
+        scales, zeros = self._best(blocks, sizes)
+        codes = self._nearest(blocks, scales, zeros) if nearest else blocks[:0]
+        return codes.astype(np.int8), scales, zeros
 
     @property
     def half(self) -> int:
@@ -233,38 +251,60 @@ class Rounded(NamedTuple):
     weights: Dict[str, OnGrid]
 
 
-def rounded(model: Model, weights: str, moments: Optional[Mapping[str, torch.Tensor]] = None, formats: Optional[Mapping[str, str]] = None) -> Rounded:
+def rounded(
+    model: Model, weights: str, moments: Iterable[Mapping[str, torch.Tensor]] = (), formats: Optional[Mapping[str, str]] = None,
+    keep: Keep = in_memory, say: Progress = silent,
+) -> Rounded:
     """Return a copy of a float32 model with the weights of its linear layers, its experts and its token table rounded to the grids of a format.
 
-    Encodings, norms, biases, convolutions, routers and tables of token types keep their weights. In models with experts, formats of 8 bits round only experts, because
-    kernels of other products with 8-bit weights round activations.
+    Encodings, norms, biases, convolutions, routers and tables of token types keep their weights, which are shared with `model`. In models with experts, formats of
+    8 bits round only experts, because kernels of other products with 8-bit weights round activations.
 
     Args:
         weights: name of the format, a key of FORMATS, or MIXED.
-        moments: second moments of the inputs of linear layers, by name (calibration.moments). Weights of these layers are rounded to 4 bits with Grid.compensated.
+        moments: groups of second moments of the inputs of linear layers, by name (calibration.moments). Weights of these layers are rounded to 4 bits with
+            Grid.compensated, group by group.
         formats: format of each weight by name of the parameter, for MIXED; the model has no experts then.
+        keep: returns the array in which rounded weights and their codes are kept (weight_file.WeightFile).
+        say: reports how many weights are rounded.
     """
-    made, kind = copy.deepcopy(model), format_of(weights)
-    layers = linear_layers(made)
-    known = {id(layers[name].weight): moment for name, moment in (moments or {}).items()}  # a tied table has the moments of its head
-    names = {id(parameter): name for name, parameter in made.named_parameters()}
-    found: Dict[str, OnGrid] = {}
-    with torch.no_grad():
-        for weight, grid in _matrices(made, kind):
-            numbers = weight.numpy()
-            grid = grid if formats is None else FORMATS[formats[names[id(weight)]]].projections
-            codes = grid.compensated(numbers, known[id(weight)]) if id(weight) in known and grid.bits < 8 else grid.rounded(numbers)
-            weight.copy_(torch.from_numpy(codes.weight))
-            found[names[id(weight)]] = grid, codes
-        for weight in _of_experts(made):
-            grid = replace(kind.projections, zeros=False)  # operators of experts have none
-            codes = Codes.joined([grid.rounded(one.T.contiguous().numpy()) for one in weight], np.stack)
-            weight.copy_(torch.from_numpy(codes.weight).transpose(1, 2))
-            found[names[id(weight)]] = grid, codes
-    return Rounded(made, found)
+    made, kind = sharing_weights(model), format_of(weights)
+    del model  # a caller that passes its only reference releases each weight as soon as it is rounded
+    places, names = slots(made), {id(parameter): name for name, parameter in made.named_parameters()}
+    read_by = {layer: names[id(part.weight)] for layer, part in linear_layers(made).items()}
+    left = {names[id(weight)]: (weight, grid) for weight, grid in (*_matrices(made, kind), *((weight, None) for weight in _of_experts(made)))}
+    found: Dict[str, Optional[OnGrid]] = dict.fromkeys(left)
+    done: List[torch.Tensor] = []
+    steps = Steps(say, f"rounding to {weights}", len(left), "weights")
+    for group in itertools.chain(moments, [{}]):
+        known = {read_by[layer]: moment for layer, moment in group.items()}  # a tied table has the moments of its head
+        for name in [name for name in left if name in known or not known]:
+            weight, grid = left.pop(name)
+            if grid is not None and formats is not None:
+                grid = FORMATS[formats[name]].projections
+            grid, codes = _rounded_experts(weight, kind) if grid is None else (grid, _rounded_matrix(weight, grid, known.get(name)))
+            found[name] = grid, codes.kept(keep)
+            numbers = codes.weight if weight.dim() == 2 else np.ascontiguousarray(codes.weight.swapaxes(1, 2))
+            fill(places[id(weight)], torch.nn.Parameter(torch.from_numpy(keep(numbers)), weight.requires_grad))
+            done.append(weight)
+            if len(done) == RELEASED:
+                page_out(done)
+                done.clear()
+            steps.advance()
+    return Rounded(made, {name: one for name, one in found.items() if one is not None})
 
 
-def _matrices(model: Model, kind: Format) -> List[Tuple[torch.Tensor, Grid]]:
+def _rounded_matrix(weight: torch.Tensor, grid: Grid, moments: Optional[torch.Tensor]) -> Codes:
+    numbers = weight.detach().numpy()
+    return grid.rounded(numbers) if moments is None or grid.bits == 8 else grid.compensated(numbers, moments)
+
+
+def _rounded_experts(weights: torch.Tensor, kind: Format) -> OnGrid:
+    grid = replace(kind.projections, zeros=False)  # operators of experts have none
+    return grid, Codes.joined([grid.rounded(one.T.contiguous().numpy()) for one in weights.detach()], np.stack)
+
+
+def _matrices(model: Model, kind: Format) -> List[Tuple[torch.Tensor, Optional[Grid]]]:
     """Return the weights [N,K] of linear layers and token tables that are rounded, each once, with their grids."""
     if activations_of(model) == "float32" and kind.projections.bits == 8:
         return []

@@ -1,6 +1,5 @@
 """Weights that stay in the codes that a quantized checkpoint has."""
 
-import copy
 from typing import List, Optional, Tuple
 
 import numpy as np
@@ -8,15 +7,20 @@ import torch
 
 from posenc_export.export.quantization.formats import KEPT, Codes, Grid, OnGrid, Rounded, linear_layers, tables
 from posenc_export.export.signatures import Model
+from posenc_export.export.weight_file import Keep, in_memory
 from posenc_export.models.blocks import Blocks, Matrix, Stored
+from posenc_export.models.parameters import fill, sharing_weights, slots
 from posenc_export.models.parts.experts import Experts
 
 
-def kept(model: Model) -> Rounded:
+def kept(model: Model, keep: Keep = in_memory) -> Rounded:
     """Return a model that was read from a quantized checkpoint with the codes of its quantized linear layers and tables.
 
     Codes with a scale and an offset for each block are kept, and their weights are shared with `model`. Quantized weights of other kinds are rounded to 8 bits
     in blocks of 32. Weights that are not quantized in the file stay in float32.
+
+    Args:
+        keep: returns the array in which codes and rounded weights are kept (weight_file.WeightFile).
 
     Raises:
         ValueError: a model without quantized weights of a file, or with experts.
@@ -27,25 +31,26 @@ def kept(model: Model) -> Rounded:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     matrices = [part.weight for part in (*linear_layers(model).values(), *tables(model))]
     wanted = dict.fromkeys(names[id(weight)] for weight in matrices if names[id(weight)] in stored)  # a tied weight once
-    found = {name: _on_grid(stored[name]) for name in wanted if all(part.quantized for part in stored[name].parts)}
+    found = {name: _on_grid(stored[name], keep) for name in wanted if all(part.quantized for part in stored[name].parts)}
     if not found:
         raise ValueError("export: expected a model from a checkpoint with quantized weights for weights keep, got another; choose another format or omit weights")
     changed = {name: codes for name, ((_, codes), exact) in found.items() if not exact}
-    made = copy.deepcopy(model, {id(parameter): parameter for name, parameter in model.named_parameters() if name not in changed})
-    with torch.no_grad():
-        for name, codes in changed.items():
-            made.get_parameter(name).copy_(torch.from_numpy(codes.weight))
+    made = sharing_weights(model)
+    places = slots(made)
+    for name, codes in changed.items():
+        weight = made.get_parameter(name)
+        fill(places[id(weight)], torch.nn.Parameter(torch.from_numpy(keep(codes.weight)), weight.requires_grad))
     return Rounded(made, {name: on_grid for name, (on_grid, _) in found.items()})
 
 
-def _on_grid(stored: Stored) -> Tuple[OnGrid, bool]:
+def _on_grid(stored: Stored, keep: Keep) -> Tuple[OnGrid, bool]:
     """Return the grid and the codes of a weight, and whether they are those of the file."""
     blocks = [part.blocks() for part in stored.parts]
     parts = [one or _rounded(part) for one, part in zip(blocks, stored.parts, strict=True)]
     block = min(part.codes.shape[2] for part in parts)
     parts = [part.cut(block) for part in parts]
     codes, scales = (np.concatenate([getattr(part, name) for part in parts])[stored.rows] for name in ("codes", "scales"))
-    on_grid = Grid(max(part.bits for part in parts), block), Codes(codes, scales, codes.shape[1] * block, _offsets(parts, stored.rows))
+    on_grid = Grid(max(part.bits for part in parts), block), Codes(codes, scales, codes.shape[1] * block, _offsets(parts, stored.rows)).kept(keep)
     return on_grid, None not in blocks
 
 

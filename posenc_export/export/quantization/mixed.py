@@ -16,6 +16,7 @@ from posenc_export.export.quantization.formats import FORMATS, Grid, OnGrid, act
 from posenc_export.export.quantization.text import reads_text
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import WEIGHTS
+from posenc_export.shared.progress import Progress, Steps, silent
 
 CANDIDATES = ("int4-128", "int4", "int8-32")  # the smallest first; linear layers and tables have the same grid in each
 WINDOWS = 8  # of calibration data that losses are estimated on
@@ -92,7 +93,7 @@ def check_written(manifest: Manifest, size: float) -> None:
         raise ValueError(f"export: expected graph and weights of at most {size:g} MB, got {found:.1f}; {remedy}")
 
 
-def formats_within(model: Model, sample: Sample, size: float) -> Dict[str, str]:
+def formats_within(model: Model, sample: Sample, size: float, say: Progress = silent) -> Dict[str, str]:
     """Return the format of each weight, a key of FORMATS, by name of the parameter.
 
     Args:
@@ -102,7 +103,7 @@ def formats_within(model: Model, sample: Sample, size: float) -> Dict[str, str]:
         ValueError: no choice of formats is that small; the message has the smallest size.
     """
     readers = _readers(model)
-    choices = {name: _choices(parts) for name, parts in _measured(model, sample, readers).items()}
+    choices = {name: _choices(parts) for name, parts in _measured(model, sample, readers, say).items()}
     rounded_weights = {id(parts[0].weight) for parts in readers.values()}
     others = [part for part in (*model.parameters(), *model.buffers()) if id(part) not in rounded_weights]
     rest = sum(_aligned(part.numel() * part.element_size()) for part in others) + GRAPH * (len(choices) + 1)
@@ -130,7 +131,7 @@ def _readers(model: Model) -> Dict[str, List[Reader]]:
     return found
 
 
-def _measured(model: Model, sample: Sample, readers: Mapping[str, List[Reader]]) -> Dict[str, List[Tuple[Reader, Sensitivity]]]:
+def _measured(model: Model, sample: Sample, readers: Mapping[str, List[Reader]], say: Progress = silent) -> Dict[str, List[Tuple[Reader, Sensitivity]]]:
     """Return the sensitivity of each reader on the first windows of a sample."""
     found = {name: [(part, Sensitivity(part)) for part in parts] for name, parts in readers.items()}
     with ExitStack() as undo, torch.enable_grad():
@@ -141,8 +142,11 @@ def _measured(model: Model, sample: Sample, readers: Mapping[str, List[Reader]])
             undo.callback(table.register_forward_hook(lambda _, __, rows: rows.requires_grad_()).remove)
         for part, sensitivity in (pair for pairs in found.values() for pair in pairs):
             undo.callback(part.register_forward_hook(sensitivity.add).remove)
-        for window in sample.windows[:WINDOWS]:
+        windows = sample.windows[:WINDOWS]
+        steps = Steps(say, "estimating the loss of each weight", len(windows), "windows of calibration data")
+        for window in windows:
             _cross_entropy(model, torch.from_numpy(window[None])).backward()  # type: ignore[no-untyped-call]
+            steps.advance()
     return found
 
 

@@ -4,7 +4,6 @@ A channel of the output of a norm that is divided by s in the norm, and multipli
 s = sqrt(largest input / largest weight), outliers of inputs and of weights are shared out. All s are powers of 2, so that no number is rounded.
 """
 
-import copy
 from contextlib import ExitStack
 from typing import Dict, Iterator, List, Mapping, Tuple, Union
 
@@ -12,13 +11,16 @@ import torch
 from torch import Tensor
 
 from posenc_export.export.describe import Model
+from posenc_export.export.paging import page_out
 from posenc_export.export.quantization.calibration import Sample, run
 from posenc_export.models.attention import Attention
+from posenc_export.models.parameters import sharing_weights
 from posenc_export.models.parts.mlps import Gated, Plain
 from posenc_export.models.parts.norms import LayerNorm, RMSNorm
 from posenc_export.models.parts.projections import Grouped
 from posenc_export.models.parts.residuals import Residual
 from posenc_export.models.stack import Layer
+from posenc_export.shared.progress import Progress, silent
 
 WINDOWS = 8  # of calibration data
 LEAST = 1e-5  # smallest input and weight that are distinguished from 0
@@ -26,16 +28,18 @@ LEAST = 1e-5  # smallest input and weight that are distinguished from 0
 Norm = Union[RMSNorm, LayerNorm]
 
 
-def smoothed(model: Model, sample: Sample) -> Model:
+def smoothed(model: Model, sample: Sample, say: Progress = silent) -> Model:
     """Return a model with the same outputs whose norms, and the weights that read them, are scaled. Other parameters are shared with `model`."""
     groups = [part.weight for _, norm, linears in _groups(model) for part in (norm, *linears)]
     changed = {id(parameter) for parameter in (*groups, *(getattr(norm, "bias", None) for _, norm, _ in _groups(model)))}
-    made = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters() if id(parameter) not in changed})
-    _scale(made, _largest(model, sample))
+    largest = _largest(model, sample, say)
+    page_out(model.parameters())  # weights that are copied are not read again
+    made = sharing_weights(model, changed)
+    _scale(made, largest)
     return made
 
 
-def _largest(model: Model, sample: Sample) -> Dict[str, Tensor]:
+def _largest(model: Model, sample: Sample, say: Progress) -> Dict[str, Tensor]:
     """Return the largest magnitudes [K] of the channels of the output of each norm, by name of the norm."""
     found: Dict[str, Tensor] = {}
     with ExitStack() as hooks:
@@ -46,7 +50,7 @@ def _largest(model: Model, sample: Sample) -> Dict[str, Tensor]:
                 found[name] = torch.maximum(found[name], y.abs().flatten(0, -2).amax(0))
 
             hooks.callback(norm.register_forward_hook(record).remove)
-        run(model, sample.kept(WINDOWS * sample.windows.shape[1]))
+        run(model, sample.kept(WINDOWS * sample.windows.shape[1]), say, "measuring inputs of weights")
     return found
 
 

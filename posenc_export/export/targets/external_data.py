@@ -1,7 +1,7 @@
 """External data: each large tensor is written to model.onnx.data, hashed, and referenced in the graph by offset and length."""
 
 from pathlib import Path
-from typing import Iterator, Optional
+from typing import Callable, Iterator, Optional
 
 import numpy as np
 import onnx_ir as ir
@@ -9,14 +9,18 @@ import onnx_ir as ir
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact.rules import WEIGHTS
 from posenc_export.runtime.artefact.schema import File
+from posenc_export.shared.progress import Steps
 
 SMALL = 1024  # bytes, as in onnx.save_model; smaller tensors stay in the graph, where shape inference reads shapes, indices and scalars
 PAGE = 4096  # bytes; tensors are page-aligned, so that each can be mapped into memory separately
 BLOCK = 16 << 20  # bytes per copy of a tensor that is not contiguous in memory
 
 
-def move_out(graph: ir.Graph, folder: Path) -> Optional[File]:
+def move_out(graph: ir.Graph, folder: Path, counted: Callable[[int, str], Steps]) -> Optional[File]:
     """Move initialisers of at least SMALL bytes to folder/model.onnx.data, in graph order and page-aligned, and reference them from the graph.
+
+    Args:
+        counted: returns the report of a number of steps, from the number and what they are.
 
     Returns:
         The manifest's entry of the file, or None if no initialiser is large enough and no file was written.
@@ -24,6 +28,7 @@ def move_out(graph: ir.Graph, folder: Path) -> Optional[File]:
     large = [value for value in graph.initializers.values() if value.const_value is not None and value.const_value.nbytes >= SMALL]
     if not large:
         return None
+    steps = counted(len(large), "tensors")
     with files.writing(folder / WEIGHTS) as stream:
         for value in large:
             tensor = value.const_value
@@ -34,6 +39,7 @@ def move_out(graph: ir.Graph, folder: Path) -> Optional[File]:
                 stream.write(block)
             length, shape = stream.bytes - offset, ir.Shape(tensor.shape.numpy())
             value.const_value = ir.ExternalTensor(WEIGHTS, offset, length, tensor.dtype, shape=shape, name=value.name, base_dir=folder)
+            steps.advance()
     return stream.entry()
 
 

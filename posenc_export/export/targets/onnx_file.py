@@ -1,6 +1,7 @@
 """Write model.onnx and model.onnx.data from a semantic graph: lower it for the target, strip it, add doc strings, save it."""
 
 import collections
+import functools
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Callable, Dict, Mapping, Sequence
@@ -17,6 +18,7 @@ from posenc_export.runtime.artefact import files, meanings
 from posenc_export.runtime.artefact.manifest import Manifest, State, Value
 from posenc_export.runtime.artefact.rules import present_axes
 from posenc_export.runtime.artefact.summary import summary
+from posenc_export.shared.progress import Step, Steps
 from posenc_export.shared.version import VERSION
 
 FILE_NAME = "model.onnx"
@@ -44,6 +46,7 @@ def write_onnx(
         ValueError: the target cannot represent the module.
     """
     graph_model = source.semantic(manifest)
+    source.say(Step(f"{manifest.target}: lowering"))
     graph = graph_model.graph
     _name(graph, manifest)
     if manifest.passed_dtype != manifest.dtype:
@@ -61,7 +64,7 @@ def write_onnx(
     manifest = _drop_unread(graph_model, manifest)
     _strip(graph_model)
     _explain(graph_model, manifest)
-    weights = external_data.move_out(graph, folder)
+    weights = external_data.move_out(graph, folder, functools.partial(Steps, source.say, f"{manifest.target}: writing weights"))
     written = {FILE_NAME: files.write(folder / FILE_NAME, ir.to_proto(graph_model).SerializeToString(deterministic=True))}
     if weights is not None:
         written[external_data.WEIGHTS] = weights

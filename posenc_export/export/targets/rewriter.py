@@ -224,6 +224,7 @@ def finish(op: Builder) -> None:
     Raises:
         ValueError: semantic nodes remain that the target's tables do not lower.
     """
+    common.RemoveUnusedNodesPass()(op.model)  # nodes OnGrid of weights that quantized nodes read
     for node in list(op.graph.all_nodes()):
         if node.domain == graph.DOMAIN and node.op_type == "SplitHeads":
             split, new = SplitHeads(node), op.empty()
@@ -244,7 +245,7 @@ def _read_constant(op: Builder, read: OnGrid) -> None:
     weight = read.weight
     for reader, _ in list(read.output.uses()):
         if reader.op_type == "Transpose":
-            transposed = op.weight(f"{weight.name}.transposed", lambda: np.ascontiguousarray(numbers_of(weight).T))
+            transposed = op.weight(f"{weight.name}.transposed", lambda: numbers_of(weight).T)
             reader.outputs[0].replace_all_uses_with(transposed)
     read.output.replace_all_uses_with(weight)
 

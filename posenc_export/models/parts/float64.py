@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+ROWS = 8192  # outputs of a linear layer that are computed at a time; the head of a large vocabulary has more
+
 
 def numbers(tensor: Optional[Tensor]) -> np.ndarray:
     """Return a tensor as float64; None gives 0."""
@@ -21,4 +23,5 @@ def attend(scores: np.ndarray, values: np.ndarray, sink: float = -np.inf) -> np.
 
 def linear(layer: torch.nn.Linear, x: np.ndarray) -> np.ndarray:
     """Apply a linear layer to x [...,n], to [...,m], in float64."""
-    return x @ numbers(layer.weight).T + numbers(layer.bias)
+    parts = [x @ numbers(layer.weight[first : first + ROWS]).T for first in range(0, len(layer.weight), ROWS)]
+    return np.concatenate(parts, axis=-1) + numbers(layer.bias)

@@ -45,7 +45,7 @@ class PrefillArguments:
         count = self.logits_to_keep or self.shape[1]
         result = np.zeros((self.shape[0], count, chunks[0][0].shape[-1]), chunks[0][0].dtype)
         for row, columns in enumerate(self.columns):
-            outputs = np.concatenate(chunks[row])
+            outputs = chunks[row][0] if len(chunks[row]) == 1 else np.concatenate(chunks[row])
             result[row, np.arange(count - len(outputs), count) if self.logits_to_keep else columns] = outputs
         return result
 

@@ -204,12 +204,13 @@ def _segments(session: Session, case: AttributeCase, full: np.ndarray) -> Pairs:
 ATTRIBUTE_CELLS = {"coordinates": _coordinates, "segments": _segments}
 
 
-def filled_by(session: Session, manifest: Manifest) -> Tuple[np.ndarray, np.ndarray]:
+def filled_by(session: Session, manifest: Manifest, advance: Callable[[int], None] = lambda read: None) -> Tuple[np.ndarray, np.ndarray]:
     """Return the tokens that fill a cache, and the last outputs that a session gives for them, as Expected holds them.
 
     Args:
         session: may compute in another dtype than the artefact; it gets the artefact's inputs in its own.
         manifest: of the artefact.
+        advance: called with the number of tokens that are read.
     """
     tokens, parts = proof.fill_inputs(manifest), []
     length, chunk, dtype = tokens.shape[1], proof.fill_chunk(manifest), session.manifest.passed_dtype
@@ -223,6 +224,7 @@ def filled_by(session: Session, manifest: Manifest) -> Tuple[np.ndarray, np.ndar
         count = max(0, end - max(compared, first))
         outputs = session.prefill(read[:, first:end], encoder=encoder if first == 0 else None, logits_to_keep=max(count, 1))
         parts.append(outputs[:, outputs.shape[1] - count :])
+        advance(end)
     return tokens, np.concatenate(parts, axis=1)
 
 

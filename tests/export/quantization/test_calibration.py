@@ -1,5 +1,6 @@
 """4-bit weights that are rounded with calibration data, and calibration data that is refused."""
 
+import collections
 from pathlib import Path
 from typing import Any, Tuple
 
@@ -79,7 +80,7 @@ def test_moments_of_the_first_layer_are_those_of_the_sample(tmp_path: Path) -> N
     model, x = seeded(BLOCK), np.random.default_rng(0).standard_normal((200, 24)).astype(np.float32)
     np.save(tmp_path / "x.npy", x)
     sample = calibration.read(tmp_path / "x.npy", model)
-    found = calibration.moments(model, sample)
+    (found,) = calibration.moments(model, sample)
     assert sample.windows.shape == (3, 64, 24) and set(found) == {"attention.projection.qkv", "attention.projection.output"}
     wide = x[:192].astype(np.float64)  # an incomplete window at the end is not used
     assert worst_error(found["attention.projection.qkv"].numpy(), wide.T @ wide / 192) <= tolerance("float32", 1, 192)
@@ -88,16 +89,16 @@ def test_moments_of_the_first_layer_are_those_of_the_sample(tmp_path: Path) -> N
 def test_moments_do_not_depend_on_the_number_of_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = seeded(BYTES)
     sample = calibration.read(_text(tmp_path), model)
-    at_once = calibration.moments(model, sample)
+    (at_once,) = calibration.moments(model, sample)
     monkeypatch.setattr(calibration, "MEMORY", 1)
-    apart = calibration.moments(model, sample)
+    apart = dict(collections.ChainMap(*calibration.moments(model, sample)))
     assert all(torch.equal(at_once[name], apart[name]) for name in at_once)
 
 
 def test_a_tied_table_is_rounded_with_the_moments_of_the_inputs_of_its_head(tmp_path: Path) -> None:
     model = seeded(BYTES)
-    moments = calibration.moments(model, calibration.read(_text(tmp_path), model))
-    made = rounded(model, "int4", moments).model
+    (moments,) = calibration.moments(model, calibration.read(_text(tmp_path), model))
+    made = rounded(model, "int4", [moments]).model
     wanted = FORMATS["int4"].tables.compensated(model.tokens.embedding.weight.detach().numpy(), moments["head.linear"]).weight  # type: ignore[union-attr,operator]
     np.testing.assert_array_equal(made.tokens.embedding.weight.detach().numpy(), wanted)  # type: ignore[union-attr]
 

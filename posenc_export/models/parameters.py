@@ -1,0 +1,29 @@
+"""Parameters in the modules that hold them: copies of a model that share parameters, and the replacement of one parameter by another."""
+
+import copy
+from typing import Collection, Dict, List, Sequence, Tuple, TypeVar
+
+import torch
+
+Module = TypeVar("Module", bound=torch.nn.Module)
+Slot = Tuple[torch.nn.Module, str]  # a module, and the name of a parameter in it
+
+
+def slots(model: torch.nn.Module) -> Dict[int, List[Slot]]:
+    """Return the slots of each parameter, by its id. A shared parameter has several."""
+    found: Dict[int, List[Slot]] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            found.setdefault(id(parameter), []).append((module, name))
+    return found
+
+
+def fill(places: Sequence[Slot], parameter: torch.nn.Parameter) -> None:
+    """Set a parameter in all slots of another one."""
+    for module, name in places:
+        setattr(module, name, parameter)
+
+
+def sharing_weights(model: Module, apart: Collection[int] = ()) -> Module:
+    """Return a copy of a model that shares its parameters, except those whose ids are in `apart`, which are copied. Buffers are copied."""
+    return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters() if id(parameter) not in apart})
