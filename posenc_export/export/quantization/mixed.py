@@ -204,7 +204,7 @@ def _stored(grid: Grid, shape: Sequence[int], table: bool) -> int:
     rows, blocks = shape[0], -(-shape[1] // grid.block)
     scales = _aligned(rows * blocks * 2)
     zeros = _aligned(rows * -(-blocks // 2)) if grid.zeros else 0
-    of_table = scales + (_aligned(rows * blocks) if grid.zeros else 0) if table else 0
+    of_table = _aligned(rows * blocks) if table and grid.zeros else 0
     return _aligned(rows * blocks * grid.block * grid.bits // 8) + scales + zeros + of_table
 
 

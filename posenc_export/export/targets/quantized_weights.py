@@ -57,7 +57,7 @@ class Weights:
 class Fused:
     """Lower to com.microsoft operators.
 
-    Grids with blocks use MatMulNBits and GatherBlockQuantized, which share one tensor if the head is tied. Grids with one scale per output use integer products.
+    Grids with blocks use MatMulNBits and GatherBlockQuantized, which share codes and scales if the head is tied. Grids with one scale per output use integer products.
 
     Args:
         activations: "int8" to round activations to 8 bits in products, or "float32".
@@ -98,7 +98,7 @@ class Fused:
         return None
 
     def _rows(self, op: Builder, node: ir.Node, name: str, grid: Grid, codes: Codes) -> ir.Value:
-        scales = offsets.scales(op, f"{name}.scales_of_blocks", codes.scales[..., None])
+        scales = op.Unsqueeze(offsets.scales(op, f"{name}.scales", codes.scales), [2])  # those of a tied head; computed once, when the graph is loaded
         attributes = {"bits": grid.bits, "block_size": grid.block, "gather_axis": 0, "quantize_axis": 2}
         stored, zeros = self._packed(op, name, grid, codes), codes.zeros(grid.bits)
         # Each block has a byte for its zero point, also with 4 bits.
