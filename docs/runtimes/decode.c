@@ -148,7 +148,7 @@ static void empty(OrtValue** states) {
   states[9] = zeros(FLOAT, SIZES(1, 2, CAPACITY, 32));
 }
 
-// Feeds x [count], new tokens of a row that holds `held` tokens. Returns the logits of the last token, which the caller releases, and replaces `states`.
+// Feeds x [count], new tokens of a row that holds `held` tokens. Replaces `states`, and returns the logits of the last token: the caller releases it.
 static OrtValue* call(OrtSession* session, OrtValue** states, const int64_t* x, int64_t count, int64_t held) {
   if (held + count > CAPACITY) {
     fprintf(stderr, "expected at most %d tokens in a row (CAPACITY), got %lld\n", CAPACITY, (long long)(held + count));
