@@ -32,6 +32,7 @@ class Measurement:
         rounds: samples per contestant, number of tokens and phase; long prompts get fewer.
         seconds: time per contestant and number of tokens, without the prefill that fills the cache for decode.
         progress: called with one line of text at each stage.
+        sleeping: as for Worker.
     """
 
     contestants: List[Contestant]
@@ -42,6 +43,7 @@ class Measurement:
     rounds: int
     seconds: float
     progress: Progress
+    sleeping: bool = False
     other_cores: List[float] = field(default_factory=list)  # used by other processes during each sample
     steps: Optional[Steps] = None  # rounds of all phases; some prompts have fewer
     measured: int = 0  # rounds of phases and numbers of tokens that are done
@@ -60,7 +62,7 @@ class Measurement:
                 self.measured += self.rounds
         memory = [worker.ask("memory")["peak"] for worker in self.workers]
         loaded = [_loaded(*each) for each in zip(self.contestants, replies, memory, strict=True)]
-        return Report(machine.described(self.threads), limits, loaded, rows, self.batch, max(0.0, float(np.mean(self.other_cores))))
+        return Report(machine.described(self.threads), limits, loaded, rows, self.batch, max(0.0, float(np.mean(self.other_cores))), self.sleeping)
 
     def decode(self, tokens: int) -> List[Row]:
         """Time steps of all contestants, and in the same rounds reads of as many bytes as a step must read."""

@@ -3,27 +3,30 @@
 import base64
 import html
 import io
+import math
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
-from posenc_export.benchmark.report import HTML, LOAD_HEADS, ROW_HEADS, Report, duration
+from posenc_export.benchmark.report import HTML, LOAD_HEADS, ROW_HEADS, Report, filled, median
 from posenc_export.benchmark.results import Row
+from posenc_export.benchmark.verdicts import ratios
 from posenc_export.runtime.artefact.places import write_file
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; background: #fff; max-width: 66rem; margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.1rem; font-weight: 400; color: #57606a; margin-bottom: .5rem } h2 { font-size: 1.1rem; margin-top: 2rem }
-.result { font-size: 1.45rem; line-height: 1.35; font-weight: 600; margin: .3rem 0 }
-.mark { background: #fff1d6; color: #7a4d00; border-radius: 1rem; padding: .15rem .7rem; font-size: .9rem; white-space: nowrap }
+.result { font-size: clamp(1.1rem, 4vw, 1.45rem); line-height: 1.35; font-weight: 600; margin: .3rem 0 }
+.mark { background: #fff1d6; color: #7a4d00; border-radius: 1rem; padding: .15rem .7rem; font-size: .9rem; display: inline-block }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 28rem), 1fr)); gap: 0 2rem } .plots h2 { margin-bottom: .3rem }
 .scroll { overflow-x: auto } img { width: 100%; height: auto } .note { color: #57606a }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums } th, td { padding: .2rem .7rem }
-th, td { text-align: right; border-bottom: 1px solid #d8dee4; white-space: nowrap }
+th, td { text-align: right; vertical-align: top; border-bottom: 1px solid #d8dee4; white-space: nowrap }
 th { font-weight: 600; border-bottom-color: #57606a } .text { text-align: left } .best { font-weight: 700 }
 .dot { display: inline-block; width: .7rem; height: .7rem; border-radius: 50%; margin-right: .5rem }
 details { margin-top: 1rem } summary { cursor: pointer; font-weight: 600 }
 """
-READING = "Points are medians, bands hold the middle 80 % of the samples, and a range in brackets holds the ratio with 95 % confidence."
+READING = "A range in brackets holds the ratio to the fastest with 95 % confidence."
+DRAWN = "Points are medians, bands hold the middle 80 % of the samples."
 TEXT_HEADS = ("phase", "contestant", "model", "target", "provider")
 # Distinguishable with colour vision deficiency (Okabe and Ito 2008).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444", "#8c510a", "#999933")
@@ -53,10 +56,11 @@ def render(report: Report) -> str:
     plots = [
         _figure("Decode: time per step", [row for row in report.rows if row.phase == "decode"], "microseconds", _times(1e6), styles),
         _figure("Prefill: time per prompt", [row for row in report.rows if row.phase == "prefill"], "milliseconds", _times(1e3), styles),
-        _figure("Decode: share of the read bandwidth", [row for row in report.rows if row.share_of_limit is not None], "percent of limit", _shares, styles),
+        _figure("Decode: share of the read bandwidth", [row for row in report.rows if row.share_of_limit is not None], "percent", _shares, styles),
     ]
-    drawn = f'<div class="plots">{"".join(f"<section>{plot}</section>" for plot in plots if plot)}</div>'
-    busy = f'<p><span class="mark" title="{html.escape(report.busy)}">measured on a busy machine</span></p>' if report.busy else ""
+    drawn = "".join(f"<section>{plot}</section>" for plot in plots if plot)
+    busy = f'<p><span class="mark">{html.escape(report.busy)}</span></p>' if report.busy else ""
+    notes = " ".join([READING, *([DRAWN] if drawn else []), *report.unsteady])
     parts = [
         "<!DOCTYPE html>",
         '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
@@ -65,11 +69,11 @@ def render(report: Report) -> str:
         *(f'<p class="result">{html.escape(line)}</p>' for line in report.headlines),
         busy,
         _medians(report, styles),
-        _folded("Plots", drawn) if len({row.tokens for row in report.rows}) == 1 else drawn,  # of single points
-        f'<p class="note">{READING}</p>',
+        drawn and f'<div class="plots">{drawn}</div>',
+        f'<p class="note">{html.escape(notes)}</p>',
         _folded("Each number of tokens", _list(report.verdicts)),
-        _folded("All rows", _table(ROW_HEADS, report.row_cells())),
-        _folded("Loading", _table(LOAD_HEADS, report.load_cells())),
+        _folded("All rows", _table(*filled(ROW_HEADS, report.row_cells())) + "".join(f'<p class="note">{line}</p>' for line in report.limit)),
+        _folded("Loading", _table(*filled(LOAD_HEADS, report.load_cells()))),
         _folded("Machine", _list(report.conditions())),
         "</body></html>",
     ]
@@ -77,17 +81,22 @@ def render(report: Report) -> str:
 
 
 def _medians(report: Report, styles: Styles) -> str:
-    """Return a table of the median times, one line for each contestant, and how many times that of the fastest it is."""
+    """Return a table of the median times, one line for each contestant, the fastest of the first column first, and how many times that of the fastest it is."""
     columns = list(dict.fromkeys((row.phase, row.tokens) for row in report.rows))
-    found = {(row.phase, row.tokens, row.contestant): row for row in report.rows}
+    found = {(row.phase, row.tokens, row.contestant): (row, slower) for row, slower in zip(report.rows, ratios(report.rows), strict=True)}
+    order = sorted(styles, key=lambda name: found[(*columns[0], name)][0].median_seconds if (*columns[0], name) in found else math.inf)
     heads = "".join(f"<th>{phase}, {tokens} tokens</th>" for phase, tokens in columns)
     lines = []
-    for name in styles:
+    for name in order:
         cells = [f'<td class="text"><span class="dot" style="background:{styles[name]["color"]}"></span>{html.escape(name)}</td>']
         for column in columns:
-            row, best = found.get((*column, name)), min(found[key].median_seconds for key in found if key[:2] == column)
-            slower = "" if row is None or not row.ratio_to_fastest or row.median_seconds == best else f' <span class="note">x {row.ratio_to_fastest:.2f}</span>'
-            cells.append("<td></td>" if row is None else f"<td{' class=best' if row.median_seconds == best else ''}>{duration(row.median_seconds)}{slower}</td>")
+            if (*column, name) not in found:
+                cells.append("<td></td>")
+                continue
+            row, slower = found[(*column, name)]
+            best = row.median_seconds == min(found[key][0].median_seconds for key in found if key[:2] == column)
+            said = "" if slower is None else f'<div class="note">x {slower}</div>'
+            cells.append(f"<td{' class=best' if best else ''}>{median(row)}{said}</td>")
         lines.append("".join(cells))
     body = "\n".join(f"<tr>{line}</tr>" for line in lines)
     return f'<div class="scroll"><table><tr><th class="text">median time</th>{heads}</tr>\n{body}</table></div>'
@@ -111,8 +120,8 @@ def _shares(axes: Any, rows: List[Row], style: Dict[str, Any]) -> None:
 
 
 def _figure(title: str, rows: List[Row], unit: str, mark: Mark, styles: Styles) -> str:
-    """Return a heading and a plot over the number of tokens, with one labelled line per contestant; an empty string if there are no rows."""
-    if not rows:
+    """Return a heading and a plot over the number of tokens, with one labelled line per contestant; an empty string with fewer than two numbers of tokens."""
+    if len({row.tokens for row in rows}) < 2:
         return ""
     try:
         import matplotlib

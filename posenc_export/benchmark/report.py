@@ -1,21 +1,25 @@
 """The report of a benchmark: as JSON with units in field names, as a table for the terminal, as an HTML page."""
 
-from typing import Any, Dict, List, Optional, Tuple
+from itertools import compress
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import msgspec
 from msgspec import Struct
 
+from posenc_export.benchmark.other_processes import BUSY
 from posenc_export.benchmark.results import Limits, Loaded, Machine, Row
-from posenc_export.benchmark.verdicts import headlines, verdicts
+from posenc_export.benchmark.spread import FEWEST, Spread
+from posenc_export.benchmark.verdicts import headlines, ratios, verdicts
 from posenc_export.runtime.artefact.places import Form
 from posenc_export.shared.tables import aligned
 
 SCHEMA = 4
 # Of files that a report may replace: the first keys of its JSON, and the title of its page.
 JSON, HTML = Form("bench", b'"machine": {\n  "processor": '), Form("bench", b"<title>posenc benchmark</title>")
-BUSY = 0.2  # cores used by other processes, above which the machine counts as busy
+UNSTEADY = 3.0  # p90 / p10, above which a time is marked
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 ROW_HEADS = ("phase", "tokens", "contestant", "model", "median", "p10", "p90", "tokens/s", "ratio", "of limit", "samples")
+OF_LIMIT = "Column of limit: the bytes that a step must read (weights and valid cache), as a share of those that the machine reads in the same time."
 LOAD_HEADS = ("contestant", "model", "target", "provider", "perplexity", "load", "first call", "peak memory")
 Cells = List[Tuple[str, ...]]
 
@@ -26,6 +30,7 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
     Args:
         batch_rows: rows of the batch.
         other_cores: cores that other processes used while samples were taken, on average; 0 on systems without /proc/stat, None in results of earlier versions.
+        sleeping_threads: whether threads of OpenMP slept while they waited for each other, because the machine was busy at the start.
         token_values: content of prompts; all tokens are equal, since the cost of a call does not depend on values.
     """
 
@@ -35,12 +40,13 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
     rows: List[Row]
     batch_rows: int
     other_cores: Optional[float]
+    sleeping_threads: bool = False
     token_values: str = "token id 1, or 0.5 in every hidden state"
     schema: int = SCHEMA
 
     @property
     def verdicts(self) -> List[str]:
-        """The fastest contestant compared with the next one, for each phase and number of tokens."""
+        """The fastest contestant compared with the others, for each phase and number of tokens."""
         return verdicts(self.rows)
 
     @property
@@ -68,11 +74,11 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
 
     def table(self) -> str:
         """Return the report as aligned plain text, with a verdict for each phase and number of tokens."""
-        lines = [*aligned(LOAD_HEADS, self.load_cells()), "", *aligned(ROW_HEADS, self.row_cells()), ""]
+        lines = [*aligned(*filled(LOAD_HEADS, self.load_cells())), "", *aligned(*filled(ROW_HEADS, self.row_cells())), ""]
         return "\n".join([*lines, *self.verdicts, *self.remarks()]) + "\n"
 
     def row_cells(self) -> Cells:
-        return [_cells(row) for row in self.rows]
+        return [_cells(row, times) for row, times in zip(self.rows, ratios(self.rows), strict=True)]
 
     def load_cells(self) -> Cells:
         return [
@@ -81,9 +87,21 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
         ]
 
     def remarks(self) -> List[str]:
-        """Return sentences on the conditions of the measurement and on the limits of the machine."""
-        how, limits = self.conditions()
-        return [f"{how} {self.busy}" if self.busy else how, limits]
+        """Return sentences on the conditions of the measurement, on the limits of the machine, and on the marks of the table."""
+        how, *others = self.conditions()
+        return [f"{how} {self.busy}" if self.busy else how, *others, *self.limit, *self.unsteady]
+
+    @property
+    def limit(self) -> List[str]:
+        """A sentence on the column `of limit`, if it is filled."""
+        return [OF_LIMIT] if any(row.share_of_limit is not None for row in self.rows) else []
+
+    @property
+    def unsteady(self) -> List[str]:
+        """A sentence on marked times, if there are any."""
+        remedy = "; --threads 1 needs only one free core" if self.machine.threads > 1 else ""
+        said = f"~ marks times whose 90th percentile is more than {UNSTEADY:.0f} times the 10th; read their ratio by its interval{remedy}."
+        return [said] if any(unsteady(row) for row in self.rows) else []
 
     @property
     def busy(self) -> str:
@@ -97,6 +115,8 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
         how = f"{self.machine.threads} threads on {self.machine.cores} cores ({self.machine.processor}), {batch}, one contestant at a time."
         read = ", ".join(f"{size(each.bytes)} at {each.read_bytes_per_second / 1e9:.1f} GB/s" for each in self.limits.read)
         empty = "" if self.limits.empty_run_seconds is None else f"; an empty run takes {duration(self.limits.empty_run_seconds)}"
+        if self.sleeping_threads:
+            how += " Threads of OpenMP (torch) sleep while they wait for each other, because the machine was busy at the start."
         return [how, f"Reads {read}; multiplies at {self.limits.gemm_flops_per_second / 1e9:.0f} GFLOP/s{empty}."]
 
 
@@ -120,8 +140,24 @@ def rate(tokens_per_second: float) -> str:
     return f"{tokens_per_second:.{1 if tokens_per_second < 100 else 0}f}"
 
 
-def _cells(row: Row) -> Tuple[str, ...]:
-    times = (duration(row.median_seconds), duration(row.p10_seconds), duration(row.p90_seconds))
-    ratio = "" if row.ratio_to_fastest is None else f"{row.ratio_to_fastest:.2f}"
+def unsteady(row: Row) -> bool:
+    """Return whether the times of a row vary so much that they are marked."""
+    return len(row.samples_seconds) >= FEWEST and row.p90_seconds > UNSTEADY * row.p10_seconds
+
+
+def median(row: Row) -> str:
+    """Format the median time of a row, with its mark."""
+    return f"~ {duration(row.median_seconds)}" if unsteady(row) else duration(row.median_seconds)
+
+
+def filled(heads: Sequence[str], cells: Cells) -> Tuple[Sequence[str], Cells]:
+    """Return heads and cells without columns that are empty in all rows."""
+    kept = [any(line[at] not in ("", "-") for line in cells) for at in range(len(heads))]
+    return tuple(compress(heads, kept)), [tuple(compress(line, kept)) for line in cells]
+
+
+def _cells(row: Row, slower: Optional[Spread]) -> Tuple[str, ...]:
+    times = (median(row), duration(row.p10_seconds), duration(row.p90_seconds))
+    ratio = "" if slower is None else str(slower)
     share = "-" if row.share_of_limit is None else f"{row.share_of_limit:.0%}"
     return (row.phase, str(row.tokens), row.contestant, row.model, *times, rate(row.tokens_per_second), ratio, share, str(len(row.samples_seconds)))

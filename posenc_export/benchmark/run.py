@@ -6,6 +6,7 @@ from typing import Optional, Sequence, Union
 
 from posenc_export.benchmark.contestants import gather, usable
 from posenc_export.benchmark.measurement import Measurement, Progress
+from posenc_export.benchmark.other_processes import busy_machine
 from posenc_export.benchmark.report import Report
 from posenc_export.benchmark.workers import started
 from posenc_export.runtime.graphs.providers import check_threads
@@ -52,5 +53,7 @@ def run(
     cached, prefilled = usable(contexts if steps else (), contestants), usable(contexts if prompts is None else prompts, contestants)
     if not cached and not prefilled:
         raise ValueError("benchmark: expected a context or a prompt to measure, got none; give one")
-    with started([each.label for each in contestants] + ["limits"], threads) as (*workers, limits_worker):
-        return Measurement(contestants, workers, limits_worker, threads, batch, rounds, seconds, progress or (lambda line: None)).report(cached, prefilled)
+    sleeping = threads > 1 and busy_machine()
+    with started([each.label for each in contestants] + ["limits"], threads, sleeping) as (*workers, limits_worker):
+        measurement = Measurement(contestants, workers, limits_worker, threads, batch, rounds, seconds, progress or (lambda line: None), sleeping)
+        return measurement.report(cached, prefilled)

@@ -1,10 +1,12 @@
 """Median and spread of timings, and the ratio of two contestants' timings with a confidence interval."""
 
+import math
 from dataclasses import dataclass
 from typing import Optional, Sequence
 
 import numpy as np
 
+WIDE = 1.25  # high / low, above which numbers have two significant digits in place of three
 FEWEST = 5  # pairs of timings that a ratio needs
 DRAWS, CONFIDENCE = 4000, 0.95  # of the bootstrap
 
@@ -16,6 +18,16 @@ class Spread:
     median: float
     low: float
     high: float
+
+    def __str__(self) -> str:
+        digits = 2 if self.high > WIDE * self.low else 3
+        return f"{rounded(self.median, digits)} ({rounded(self.low, digits)} .. {rounded(self.high, digits)})"
+
+
+def rounded(value: float, digits: int) -> str:
+    """Format a number above 0 with as many significant digits: 1.1 with three as 1.10, 411.7 with two as 410."""
+    decimals = digits - 1 - math.floor(math.log10(value))
+    return f"{round(value, decimals):.{max(decimals, 0)}f}"
 
 
 def spread(values: Sequence[float]) -> Spread:

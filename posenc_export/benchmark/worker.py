@@ -17,6 +17,7 @@ from typing import Any, Callable, Dict, List, TextIO, Tuple
 import numpy as np
 
 from posenc_export.benchmark.opened import Opened
+from posenc_export.benchmark.other_processes import watched
 from posenc_export.benchmark.runtimes import ARTEFACT, RUNTIMES
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
@@ -84,7 +85,7 @@ class Bench:
 
     def prefill(self, request: Request) -> Dict[str, Any]:
         """Time one prompt of `context` tokens per row from an empty cache."""
-        return _watched(lambda: self._prefill(request["context"]))
+        return watched(lambda: self._prefill(request["context"]))
 
     def decode(self, request: Request) -> Dict[str, Any]:
         """Time steps around `context` cached tokens for about `duration` seconds. With `fresh` the cache is filled first, otherwise kept from the last request."""
@@ -93,7 +94,7 @@ class Bench:
         if request["fresh"]:
             self._prefill(max(1, start))
         self._steps(min(WARM, self.burst))
-        return _watched(lambda: _median(lambda: self._steps(self.burst), request["duration"]))
+        return watched(lambda: _median(lambda: self._steps(self.burst), request["duration"]))
 
     def memory(self, request: Request) -> Dict[str, Any]:
         return {"peak": peak_bytes()}
@@ -105,7 +106,7 @@ class Bench:
             self.buffer, self.vector = np.ones((rows, READ_WIDTH), np.float32), np.ones(READ_WIDTH, np.float32)
         matrix, vector, flat = self.buffer, self.vector, self.buffer.reshape(-1)
         reads: List[Callable[[], Any]] = [flat.sum, lambda: flat.dot(flat), lambda: matrix.dot(vector)]
-        return _watched(lambda: min(_median_of(read, request["duration"] / len(reads)) for read in reads))
+        return watched(lambda: min(_median_of(read, request["duration"] / len(reads)) for read in reads))
 
     def gemm(self, request: Request) -> Dict[str, Any]:
         """Time numpy's float32 product of square matrices with `width` rows."""
@@ -195,24 +196,6 @@ def _median(turn: Callable[[], List[float]], duration: float) -> float:
     while time.perf_counter() < end:
         times += turn()
     return float(np.median(times))
-
-
-def _watched(measure: Callable[[], float]) -> Dict[str, float]:
-    """Return the seconds that `measure` returns, and the number of cores that other processes used meanwhile, below 0 by chance or without /proc/stat."""
-    before = np.array((_busy_seconds(), time.process_time(), time.perf_counter()))
-    seconds = measure()
-    busy, own, wall = np.array((_busy_seconds(), time.process_time(), time.perf_counter())) - before
-    return {"seconds": seconds, "other_cores": (busy - own) / wall}
-
-
-def _busy_seconds() -> float:
-    """Return the seconds that all cores together were busy since boot; 0 on systems without /proc/stat."""
-    try:
-        fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]
-    except FileNotFoundError:
-        return 0.0
-    user, nice, system, _idle, _waiting, interrupts, soft, stolen = map(int, fields)
-    return (user + nice + system + interrupts + soft + stolen) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from posenc_export.benchmark.contestants import Contestant
 from posenc_export.benchmark.limits import step_bytes
+from posenc_export.benchmark.other_processes import watched
 from posenc_export.benchmark.spread import spread
-from posenc_export.benchmark.worker import _watched
 from posenc_export.export.describe import eager
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
@@ -93,6 +93,6 @@ def test_a_report_shows_the_perplexity_of_an_artefact_of_few_bits_beside_its_tim
 def test_a_sample_counts_the_cores_that_other_processes_use():
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
         time.sleep(0.2)  # the start of the process
-        reply = _watched(lambda: time.sleep(0.3) or 7.0)
+        reply = watched(lambda: time.sleep(0.3) or 7.0)
         other.kill()
     assert reply["seconds"] == 7.0 and reply["other_cores"] > 0.3

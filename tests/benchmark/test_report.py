@@ -48,7 +48,7 @@ def test_json_names_machine_versions_digests_and_seeds(report):
 
 
 def test_json_holds_the_verdicts(report):
-    assert report.to_json()["verdicts"][0].startswith("decode at 128 cached tokens: fast is 2 (2 .. 2) times as fast as slow <&>")
+    assert report.to_json()["verdicts"][0].startswith("decode at 128 cached tokens: fast is 2.00 (2.00 .. 2.00) times as fast as slow <&>")
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,12 @@ def test_a_report_with_another_schema_is_refused(change, rule, report):
 def test_the_table_is_plain_text(report):
     text = report.table()
     assert text.isascii() and "busy" not in text
-    assert re.search(r"^decode +1024 +slow <&> +rope 2x64 0.06M +200 us +188 us +224 us +5000 +2.00 +40% +5$", text, re.MULTILINE)
+    assert re.search(r"^decode +1024 +slow <&> +rope 2x64 0.06M +200 us +188 us +224 us +5000 +2.00 \(2.00 .. 2.00\) +40% +5$", text, re.MULTILINE)
 
 
 def test_the_ratio_is_blank_with_few_rounds():
     text = rows.report([rows.row("ort", [1e-3] * 4)]).table()
-    assert re.search(r"^decode +1024 +ort +rope 2x64 0.06M +1.00 ms +1.00 ms +1.00 ms +1000 +- +4$", text, re.MULTILINE)
+    assert re.search(r"^decode +1024 +ort +rope 2x64 0.06M +1.00 ms +1.00 ms +1.00 ms +1000 +4$", text, re.MULTILINE)
 
 
 def test_a_busy_machine_is_named_once():
@@ -127,12 +127,13 @@ def test_the_page_begins_with_the_model_and_the_result_and_marks_a_busy_machine_
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     head = re.sub("<[^>]*>", " ", text[text.index("<h1>") : text.index("<table>")])
     assert head.split("Decode: ")[0].split() == ["posenc", "benchmark", "of", "rope", "2x64", "0.06M"]
-    assert "Decode: ort is 2 times as fast as onnx, from 128 to 1024 tokens." in head
-    assert text.count("busy machine</span>") == 1 and text.count("other processes used") == 1
+    assert "Decode: ort is 2.00 times as fast as onnx, from 128 to 1024 tokens." in head
+    assert text.count('class="mark"') == 1 and text.count("other processes used") == 1
 
 
 def test_a_contestant_has_one_colour_in_the_table_and_in_all_plots(tmp_path):
-    made = rows.report([rows.row(name, [1e-3] * 5, phase) for phase, names in (("decode", ("a", "b")), ("prefill", ("b", "a"))) for name in names])
+    places = [(phase, tokens, name) for tokens in (128, 1024) for phase, names in (("decode", "ab"), ("prefill", "ba")) for name in names]
+    made = rows.report([rows.row(name, [1e-3] * 5, phase, tokens) for phase, tokens, name in places])
     page.write(made, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     of_table = {name: colour for colour, name in re.findall(r'background:(#\w+)"></span>([^<]*)<', text)}
@@ -141,3 +142,22 @@ def test_a_contestant_has_one_colour_in_the_table_and_in_all_plots(tmp_path):
     assert len(drawn) == 2
     for plot in drawn:
         assert {name: colour for colour, name in re.findall(r'<text style="[^"]*fill: (#\w+)[^"]*"[^>]*>([ab])<', plot)} == of_table
+
+
+def test_the_table_of_the_page_is_in_the_order_of_speed_with_intervals_and_without_empty_columns(report):
+    made = rows.report([rows.row(name, samples) for name, samples in {"a": [4e-3, 4e-3, 4e-3, 6e-3, 4e-3], "b": [1e-3] * 5}.items()], other_cores=1.25)
+    text = page.render(made)
+    body = text[text.index("<table>") :]
+    assert re.findall(r'"></span>([^<]*)<', body) == ["b", "a"] and '4.00 ms<div class="note">x 4.0 (4.0 .. 6.0)</div>' in body
+    assert "perplexity" not in text and "<img" not in text and "bands" not in text and "bands hold" in page.render(report)
+    assert '<span class="mark">Measured on a busy machine: other processes used 1.2 cores.</span>' in text
+    assert "Column of limit: the bytes" not in text and "Column of limit: the bytes" in page.render(report)
+
+
+def test_times_that_vary_by_more_than_3_are_marked_and_one_thread_is_named():
+    made = rows.report([rows.row("ort", [1e-3] * 5), rows.row("eager", [1e-3, 1e-3, 9e-2, 9e-2, 9e-2])])
+    text = made.table()
+    assert re.search(r"eager .* ~ 90.0 ms .* 90 \(1.0 .. 90\) +5$", text, re.MULTILINE) and "~ 1.00 ms" not in text
+    assert "~ marks times whose 90th percentile is more than 3 times the 10th; read their ratio by its interval; --threads 1 needs only one free core." in text
+    assert "~ 90.0 ms" in page.render(made) and "--threads 1" in page.render(made)
+    assert "marks times" not in rows.report([rows.row("ort", [1e-3] * 5)]).table()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc_export.benchmark import machine, run, workers
+from posenc_export.benchmark import machine, other_processes, run, workers
 from posenc_export.benchmark.workers import Worker, started
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
@@ -67,6 +67,20 @@ def test_the_slower_contestant_is_found(folder):
     medians = [(row.contestant, row.median_seconds) for row in report.rows if row.phase == "decode"]
     assert [name for name, _ in medians] == ["a", "slow"]  # fastest first
     assert medians[1][1] > 2.0 * medians[0][1]
+
+
+@pytest.mark.parametrize(("least", "threads", "sleeping"), [(-1000.0, 2, True), (1000.0, 2, False), (-1000.0, 1, False)])
+def test_threads_sleep_while_they_wait_on_a_busy_machine_only(least, threads, sleeping, folder, monkeypatch):
+    monkeypatch.setattr(other_processes, "BUSY", least)
+    report = run([folder("a")], contexts=(16,), prompts=(), rounds=1, seconds=0.05, threads=threads)
+    assert report.sleeping_threads == sleeping and ("sleep while they wait" in report.table()) == sleeping
+
+
+def test_threads_of_a_worker_wait_as_its_caller_chooses(monkeypatch):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert workers._environment(2, sleeping=True)["OMP_WAIT_POLICY"] == "PASSIVE" and "OMP_WAIT_POLICY" not in workers._environment(2, sleeping=False)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert workers._environment(2, sleeping=True)["OMP_WAIT_POLICY"] == "ACTIVE"
 
 
 def test_prompts_and_contexts_are_measured(folder):
@@ -152,7 +166,7 @@ def test_a_worker_that_does_not_answer_is_an_error(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "rule"),
     [
-        ({"runtimes": ("jax",)}, "runtimes from eager, torch.compile, .*, got jax"),
+        ({"runtimes": ("jax",)}, "runtime to be one of eager, torch.compile, .*, got 'jax'"),
         ({"contexts": (4096,)}, "at most max_positions, 128 tokens, got 4096"),
         ({"contexts": (1,)}, "at least 2 tokens, got 1"),
         ({"rounds": 0}, "rounds, batch and seconds above 0"),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from posenc_export.benchmark.spread import ratio
+from posenc_export.benchmark.spread import ratio, rounded
 from posenc_export.benchmark.verdicts import headlines, verdicts
 from tests.benchmark.rows import row
 
@@ -15,7 +15,7 @@ def noisy(median, seed, rounds=10):
 
 def test_a_verdict_names_the_faster_contestant_with_ratio_and_interval():
     (verdict,) = verdicts([row("onnx", [2.0, 2.0, 2.2, 2.0, 1.8]), row("ort", [1.0] * 5)])
-    assert verdict == "decode at 1024 cached tokens: ort is 2 (1.8 .. 2.2) times as fast as onnx"
+    assert verdict == "decode at 1024 cached tokens: ort is 2.00 (1.80 .. 2.20) times as fast as onnx"
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -46,13 +46,25 @@ def test_the_interval_of_symmetric_ratios_is_symmetric():
 
 def test_drift_of_both_contestants_does_not_hide_a_difference():
     (verdict,) = verdicts([row("ort", [1.0, 2.0, 3.0, 4.0, 5.0]), row("onnx", [1.1, 2.2, 3.3, 4.4, 5.5])])
-    assert "ort is 1.1 (1.1 .. 1.1) times as fast as onnx" in verdict
+    assert "ort is 1.10 (1.10 .. 1.10) times as fast as onnx" in verdict
 
 
 def test_the_faster_contestant_is_the_one_that_is_faster_round_by_round():
     pair = [row("ort", [*[1.0] * 5, 3.0, *[9.0] * 5]), row("onnx", [*[1.1] * 5, 2.9, *[9.9] * 5])]
     assert pair[0].median_seconds > pair[1].median_seconds
-    assert verdicts(pair)[0].endswith("ort is 1.1 (1.1 .. 1.1) times as fast as onnx")
+    assert verdicts(pair)[0].endswith("ort is 1.10 (1.10 .. 1.10) times as fast as onnx")
+
+
+def test_a_verdict_compares_the_fastest_with_every_other_contestant():
+    others = [row("eager", [30.0, 20.0, 28.0, 9.0, 28.0]), row("onnx", [1.1, 1.1, 1.1, 1.1, 1.2]), row("few", [40.0] * 4)]
+    assert verdicts([row("ort", [1.0] * 5), *others])[0].endswith(": ort is 1.10 (1.10 .. 1.20) times as fast as onnx and 28 (9.0 .. 30) times as fast as eager")
+    (equal,) = verdicts([row("ort", [1.0] * 5), row("genai", [1.0, 1.0, 1.0, 1.049, 1.0]), others[1]])
+    assert equal.endswith("no difference larger than 5 % between ort and genai; ort is 1.10 (1.10 .. 1.20) times as fast as onnx")
+
+
+@pytest.mark.parametrize(("value", "digits", "text"), [(411.68, 2, "410"), (1.1, 3, "1.10"), (0.984, 2, "0.98"), (12.34, 3, "12.3"), (3000.0, 2, "3000")])
+def test_a_number_keeps_its_significant_digits(value, digits, text):
+    assert rounded(value, digits) == text
 
 
 def test_four_rounds_are_too_few_for_a_verdict():
@@ -72,7 +84,7 @@ def test_each_phase_and_number_of_tokens_has_its_verdict():
 @pytest.mark.parametrize(
     ("seconds", "expected"),
     [
-        ({"ort": [1e-3] * 5, "onnx": [2e-3] * 5}, "Decode: ort is 2 (2 .. 2) times as fast as onnx, at 1024 tokens."),
+        ({"ort": [1e-3] * 5, "onnx": [2e-3] * 5}, "Decode: ort is 2.00 (2.00 .. 2.00) times as fast as onnx, at 1024 tokens."),
         ({"ort": [1e-3] * 5, "onnx": [1e-3] * 5}, "Decode: no difference larger than 0 % between ort and onnx, at 1024 tokens."),
         (
             {"ort": [1e-3, 9e-3, 1e-3, 9e-3, 1e-3], "onnx": [9e-3, 1e-3, 9e-3, 1e-3, 1e-3]},
@@ -88,5 +100,5 @@ def test_a_headline_over_several_numbers_of_tokens_has_the_range_of_the_ratios_o
     def measured(first, second):
         return [row(name, [seconds] * 5, tokens=tokens) for tokens, pair in ((128, first), (512, second)) for name, seconds in zip(("ort", "onnx"), pair, strict=True)]
 
-    assert headlines(measured((1e-3, 2e-3), (1e-3, 4e-3))) == ["Decode: ort is 2 to 4 times as fast as onnx, from 128 to 512 tokens."]
+    assert headlines(measured((1e-3, 2e-3), (1e-3, 4e-3))) == ["Decode: ort is 2.00 to 4.00 times as fast as onnx, from 128 to 512 tokens."]
     assert headlines(measured((1e-3, 2e-3), (2e-3, 1e-3))) == ["Decode: which one is fastest depends on the number of tokens: ort at 128; onnx at 512."]
