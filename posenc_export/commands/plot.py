@@ -15,7 +15,7 @@ def add_arguments(plotting: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc plot`."""
     plotting.add_argument("encoding", help="NAME or NAME:PARAMETER=VALUE,... of an encoding; or the folder of an artefact or a preset, whose trained encodings are drawn")
     plotting.add_argument("-o", "--output", type=Path, help="file ending in .png or .svg (default: NAME.png)")
-    plotting.add_argument("--distance", type=int, default=255, help="largest distance between a query and a key, in tokens (default: 255)")
+    plotting.add_argument("--distance", type=int, default=255, help="largest distance of query and key, in tokens (default: 255, at most the range of an artefact)")
     plotting.add_argument("--head-size", type=int, help="entries of a head (default: 64; an artefact has its own)")
     plotting.add_argument("--positions", type=int, default=128, help="number of tokens in panels by position (default: 128)")
     plotting.add_argument("--layer", type=int, help="draw only the encodings of this layer of an artefact (default: each different one)")
