@@ -26,7 +26,7 @@ LENGTH = 256  # tokens per window
 WINDOWS = 512  # largest number of windows
 LARGEST_CODE = 127
 LEAST = 2.0**-8  # smallest scale of a channel, relative to the largest scale of the cache: other text may have larger values in a channel than the sample
-MEMORY = 1 << 29  # bytes of moments that are accumulated in one pass over the sample
+MEMORY = 1 << 30  # bytes of moments that are accumulated in one pass over the sample
 
 Hook = Callable[[torch.nn.Module, Any, Any], None]  # of a module that has run; takes its inputs and outputs
 
@@ -141,6 +141,7 @@ def moments(model: Model, sample: Sample, say: Progress = silent) -> Iterator[Di
         for total in sums.values():
             total /= sample.described.tokens
         yield sums | {name: sums[first] for name, first in same.items() if first in sums}
+        del sums  # before those of the next group are allocated
 
 
 def _groups(layers: Mapping[str, torch.nn.Linear]) -> Iterator[Dict[str, torch.nn.Linear]]:

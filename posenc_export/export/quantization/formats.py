@@ -291,6 +291,7 @@ def rounded(
                 page_out(done)
                 done.clear()
             steps.advance()
+        del group, known  # before the next group is allocated
     return Rounded(made, {name: one for name, one in found.items() if one is not None})
 
 

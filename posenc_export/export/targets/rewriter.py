@@ -224,7 +224,6 @@ def finish(op: Builder) -> None:
     Raises:
         ValueError: semantic nodes remain that the target's tables do not lower.
     """
-    common.RemoveUnusedNodesPass()(op.model)  # nodes OnGrid of weights that quantized nodes read
     for node in list(op.graph.all_nodes()):
         if node.domain == graph.DOMAIN and node.op_type == "SplitHeads":
             split, new = SplitHeads(node), op.empty()
