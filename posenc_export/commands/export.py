@@ -32,7 +32,8 @@ OF_WEIGHTS = ("weights", "prefix", "encoding", "heads", "kv_heads", "max_positio
 
 def add_arguments(exporting: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc export`."""
-    exporting.add_argument("model", help="a preset, a folder with a checkpoint, a GGUF file, the word block, or package.module:function, which returns a model")
+    named = "package.module:name of a model or of a function that returns one"
+    exporting.add_argument("model", help=f"a preset, a folder with a checkpoint, a GGUF file, the word block, or {named}")
     exporting.add_argument("--target", action="append", required=True, help="see posenc list targets; may be given several times, for one subfolder per target")
     exporting.add_argument("-o", "--output", type=Path, required=True, help="folder of the artefact")
     signature = "positions: the graph takes position_ids; mask: it takes attention_mask and computes positions from it (default: positions)"
@@ -203,11 +204,13 @@ def _name_left_out(folder: str, model: Any) -> None:
 
 
 def _model_of_function(text: str) -> Any:
-    """Call package.module:function, from Python's path or the current folder, and return the model.
+    """Return the model package.module:name, from Python's path or the current folder, or that which the function of this name returns.
 
     Raises:
-        ValueError: no such module or function.
+        ValueError: no such module or name, or a function with arguments.
     """
+    import torch
+
     place, _, name = text.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
@@ -215,8 +218,13 @@ def _model_of_function(text: str) -> Any:
         module = importlib.import_module(place)
     except ImportError as error:
         raise ValueError(f"export: expected a module {place} that can be imported, got {error}; run the command where it can be imported") from error
-    function = getattr(module, name, None)
-    rule, remedy = f"export: expected a function {name} without arguments in {place}", "write one that returns the model"
+    if not hasattr(module, name):
+        names = [known for known, value in vars(module).items() if isinstance(value, torch.nn.Module) or callable(value) and not isinstance(value, type)]
+        raise ValueError(f"export: expected a model or a function without arguments in {place}, got no name {name}; {suggestion(name, names)}")
+    function = getattr(module, name)
+    if isinstance(function, torch.nn.Module):
+        return function
+    rule, remedy = f"export: expected {name} in {place} to be a model or a function without arguments", "write a function that returns the model"
     if not callable(function):
         raise ValueError(f"{rule}, got {function!r}; {remedy}")
     try:

@@ -117,12 +117,15 @@ class BlockConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         _at_least_one(self, "width", "max_positions")
 
 
+HIDDEN_STATES = "hidden_states"  # the only features that a model with a cache may read
+
+
 class TokensConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The embedding part: token ids or features to hidden states, by table or features, factor, encodings, segments and norm, in this order.
 
     Args:
         vocabulary: number of token ids V; 0 with features.
-        features: part that computes hidden states from features, in place of a token table.
+        features: part that computes hidden states from features, in place of a token table; hidden_states takes them as they are.
         scale: factor on embedded tokens or features.
         encodings: encodings of embedded tokens.
         segments: number of token types; 0 for none.
@@ -276,8 +279,8 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise ValueError("config: expected all layers to be causal or none, got both; describe them as two models")
         if own != {True} and any(attention.reads_encoder for attention in attentions):
             raise ValueError("config: expected causal layers in a decoder that reads an encoder, got none; add them")
-        if self.tokens.features is not None and (self.head is not None or own == {True}):
-            raise ValueError("config: expected features only in an encoder without a head, got a decoder; give a vocabulary")
+        if self.tokens.features is not None and (self.head is not None or own == {True} and self.tokens.features.get("name") != HIDDEN_STATES):
+            raise ValueError("config: expected features only in an encoder without a head, got a decoder; give a vocabulary, or hidden_states as features and no head")
         if self.key_values is not None and (self.head is not None or own == {True}):
             raise ValueError("config: expected key_values only in an encoder without a head, got a decoder; leave them out")
         if self.readout is not None and (self.head is not None or self.key_values is not None or own != {False}):

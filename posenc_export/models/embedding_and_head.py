@@ -105,7 +105,7 @@ class Features(torch.nn.Module):
 
     def weight(self) -> Tensor:
         """Return a weight whose dtype is that of activations."""
-        return next(self.stem.parameters())  # type: ignore[no-any-return]
+        return next(self.stem.parameters(), torch.empty(0))  # type: ignore[no-any-return]
 
     def exact(self, x: np.ndarray, segments: Optional[np.ndarray], places: Sequence[Any]) -> np.ndarray:
         """Compute one row of features [n,F] at positions to [n,E], float64."""

@@ -1,15 +1,16 @@
 """Short forms of common descriptions: a block, a decoder or an encoder around one encoding."""
 
 import itertools
-from typing import Any, Dict, Mapping, Sequence, Tuple
+from typing import Any, Dict, Mapping, Sequence, Tuple, Union
 
 import msgspec
 
-from posenc_export.encodings import KNOWN, PositionEncoding
-from posenc_export.models.config import AttentionConfig, BlockConfig, HeadConfig, LayerConfig, StackConfig, TokensConfig
+from posenc_export.encodings import KNOWN, PositionEncoding, parse
+from posenc_export.models.config import HIDDEN_STATES, AttentionConfig, BlockConfig, HeadConfig, LayerConfig, StackConfig, TokensConfig
 from posenc_export.shared import registry
 
 ROPE: Mapping[str, Any] = {"name": "rope"}
+Spec = Union[str, Mapping[str, Any]]
 NORMS = ("rms", "layer")
 MLPS = {"swiglu": {"name": "gated", "activation": "silu"}, "gelu": {"name": "plain", "activation": "gelu"}}
 
@@ -20,7 +21,7 @@ def block_config(
     max_positions: int,
     kv_heads: int = 0,
     head_size: int = 0,
-    encoding: Mapping[str, Any] = ROPE,
+    encoding: Spec = ROPE,
     qkv_bias: bool = False,
     output_bias: bool = False,
     causal: bool = True,
@@ -32,7 +33,7 @@ def block_config(
         width, heads, max_positions, mechanism: as in models.config.
         kv_heads: number of key and value heads; 0 for as many as heads.
         head_size: head size D; 0 for width / heads.
-        encoding: {"name": registry key, parameter: value}.
+        encoding: {"name": registry key, parameter: value}, or text as on the command line.
         qkv_bias, output_bias: whether the projections have biases.
         causal: hide keys after the query. If False, attention is bidirectional, every call is a whole sequence, and there is no cache.
 
@@ -64,19 +65,19 @@ def decoder_config(
     mlp: str = "swiglu",
     mlp_bias: bool = False,
     tied: bool = True,
-    layer_encodings: Sequence[Mapping[str, Any]] = (),
+    layer_encodings: Sequence[Spec] = (),
 ) -> StackConfig:
     """Describe a decoder with pre-norm layers, which differ at most in their encodings.
 
     Args:
-        vocabulary: number of token ids V.
+        vocabulary: number of token ids V; 0 for layers that read and return hidden states, without token table and head.
         layers: number of layers.
         hidden: hidden width of the MLP.
         block: the attention of each layer, and encodings on tokens.
         norm, epsilon: "rms" or "layer", and the epsilon of the norms.
         mlp: "swiglu" or "gelu".
         mlp_bias: whether the MLP has biases.
-        tied: whether the head uses the token table.
+        tied: whether the head uses the token table; without a head it has no effect.
         layer_encodings: encodings to use in place of the block's; layer i gets entry i modulo their number.
 
     Raises:
@@ -92,8 +93,8 @@ def decoder_config(
     units = {**MLPS[mlp], "hidden": hidden, "bias": mlp_bias}
     kinds = {name: LayerConfig(residual={"name": "pre"}, norms=(norms, norms), attention=attention, mlp=units) for name, attention in attentions.items()}
     order = list(itertools.islice(itertools.cycle(kinds), layers))
-    tokens = TokensConfig(vocabulary=vocabulary, encodings=block.encodings)
-    head = HeadConfig(tied=tied)
+    read: Dict[str, Any] = {"features": {"name": HIDDEN_STATES}} if vocabulary == 0 else {"vocabulary": vocabulary}
+    tokens, head = TokensConfig(encodings=block.encodings, **read), HeadConfig(tied=tied) if vocabulary else None
     return StackConfig(width=block.width, max_positions=block.max_positions, tokens=tokens, layers=kinds, order=tuple(order), norm=norms, head=head)
 
 
@@ -120,15 +121,17 @@ def encoder_config(vocabulary: int, layers: int, hidden: int, block: BlockConfig
     return StackConfig(width=block.width, max_positions=block.max_positions, tokens=tokens, layers={"layer": layer}, order=("layer",) * layers)
 
 
-def _placed(encoding: Mapping[str, Any]) -> Tuple[Tuple[Dict[str, Any], ...], Tuple[Dict[str, Any], ...]]:
+def _placed(encoding: Spec) -> Tuple[Tuple[Dict[str, Any], ...], Tuple[Dict[str, Any], ...]]:
     """Return the encodings on tokens and those in layers: the given encoding in one of the two, by its hook."""
+    if isinstance(encoding, str):
+        encoding = parse(encoding)
     registry.parameters("encoding", KNOWN, encoding.get("name", ""))
     cls, spec = KNOWN[encoding["name"]], (dict(encoding),)
     on_tokens = any(getattr(cls, hook) is not getattr(PositionEncoding, hook) for hook in ("embed", "embed_next"))
     return (spec, ()) if on_tokens else ((), spec)
 
 
-def _attentions(attention: AttentionConfig, encodings: Sequence[Mapping[str, Any]]) -> Dict[str, AttentionConfig]:
+def _attentions(attention: AttentionConfig, encodings: Sequence[Spec]) -> Dict[str, AttentionConfig]:
     """Return the attention with each of the encodings, or with its own if there are none, by name of the kind of layer."""
     if not encodings:
         return {"layer": attention}

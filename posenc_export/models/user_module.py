@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posenc_export.encodings import PositionEncoding
 from posenc_export.models.block import AttentionBlock
-from posenc_export.models.config import ModuleConfig, StackConfig
+from posenc_export.models.config import HIDDEN_STATES, ModuleConfig, StackConfig
 from posenc_export.models.config_json import to_json, widest
 from posenc_export.models.stack import Stack, Text
 from posenc_export.models.user_module_check import LENGTH, Inner, only_inner, outputs_of
@@ -48,7 +48,8 @@ class OwnModule(torch.nn.Module):
         self.source: dict = {}
         self.text = inner.text if isinstance(inner, Stack) else Text()
         if vocabulary is None and width is None:
-            vocabulary, width = (inner.config.tokens.vocabulary, None) if isinstance(inner, Stack) else (None, inner.config.width)
+            ids = inner.config.tokens.vocabulary if isinstance(inner, Stack) else 0
+            vocabulary, width = (ids, None) if ids else (None, inner.config.width)
         self.vocabulary, self.width = vocabulary or 0, width or 0
         outputs = outputs_of(self.where, copy.deepcopy(module).eval() if module.training else module, self.vocabulary, self.width)
         self.config = ModuleConfig(
@@ -153,7 +154,7 @@ class OwnModule(torch.nn.Module):
     def _check(self, inner: Inner, vocabulary: Optional[int], width: Optional[int]) -> None:
         if isinstance(inner, Stack) and inner.segments:
             raise ValueError(f"{self.where}: expected a Stack without segments, got {inner.segments} token types; export the Stack itself")
-        if isinstance(inner, Stack) and (inner.config.tokens.features is not None or inner.config.key_values is not None or any(inner.reads_encoder)):
+        if isinstance(inner, Stack) and (_converts_features(inner) or inner.config.key_values is not None or any(inner.reads_encoder)):
             raise ValueError(f"{self.where}: expected a Stack of a single model, got the encoder or decoder of a pair; export the Stack itself")
         if vocabulary is not None and width is not None:
             raise ValueError(f"{self.where}: expected vocabulary or width, got both; give vocabulary for token ids or width for hidden states")
@@ -164,6 +165,11 @@ class OwnModule(torch.nn.Module):
         if other is not None:
             found = str(self.module.get_parameter(other).dtype).removeprefix("torch.")
             raise ValueError(f"{self.where}: expected float32 weights, got {found} in {other}; call .float() and pass the artefact's dtype to export")
+
+
+def _converts_features(inner: Stack) -> bool:
+    features = inner.config.tokens.features
+    return features is not None and features.get("name") != HIDDEN_STATES
 
 
 class Formula(torch.nn.Module):

@@ -22,7 +22,8 @@ def only_inner(module: torch.nn.Module, where: str) -> Inner:
     """
     found = [part for part in module.modules() if isinstance(part, (AttentionBlock, Stack))]
     if len(found) != 1:
-        remedy = "describe all layers as one Stack" if found else "build one from its weights and put it in, as docs/from-your-weights.md shows"
+        several = "describe all layers as one Stack, which reads hidden states with decoder_config(0, layers, ...)"
+        remedy = several if found else "build one from its weights and put it in, as docs/from-your-weights.md shows"
         raise ValueError(f"{where}: expected one AttentionBlock or Stack in it, got {len(found) or 'none'}; {remedy}")
     return found[0]
 
@@ -81,6 +82,8 @@ def _check_received(where: str, arguments: Tuple[Any, ...], received: Tuple[Any,
 def _check_returned(where: str, returned: Any, states: List[Tensor]) -> int:
     """Check what forward returned, and return the number of outputs for each token."""
     rule = f"{where}: expected forward to return an output [B,S,N] and the states from the block"
+    if isinstance(returned, tuple) and (len(returned) > 2 or len(returned) == 2 and isinstance(returned[0], (tuple, list, dict))):
+        raise ValueError(f"{rule}, got several outputs; concatenate them along the last axis")
     if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[0], Tensor) or not isinstance(returned[1], (list, tuple)):
         raise ValueError(f"{rule}, got {type(returned).__name__}; return output, states")
     output, passed_on = returned

@@ -17,6 +17,7 @@ from posenc_export.export.describe import eager
 from posenc_export.export.expected import eager_session, expected_outputs
 from posenc_export.export.verify import certify
 from posenc_export.models.presets import seeded
+from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.runtime import Model
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
@@ -78,6 +79,11 @@ def _tagger(variant: str = "rope", **sizes: Any) -> Tagger:
     return Tagger(seeded(block(variant, **sizes))).eval()
 
 
+def _layers(variant: str) -> Tagger:
+    torch.manual_seed(1)
+    return Tagger(seeded(decoder_config(0, 2, 64, block(variant)))).eval()
+
+
 def _reader() -> OwnModule:
     torch.manual_seed(1)
     return OwnModule(Reader(seeded(block("alibi", max_positions=200))).eval(), vocabulary=50)
@@ -90,6 +96,8 @@ MODELS = {
     "a block without a cache": lambda: _tagger(causal=False),
     "ids of its own": _reader,
     "a decoder": lambda: Cooled(seeded(decoder("learned"))).eval(),
+    "several layers": lambda: _layers("rope"),
+    "several layers with a state": lambda: _layers("fox"),
 }
 
 
@@ -99,9 +107,9 @@ def _sources(name: str) -> Sources:
     return Sources(MODELS[name]())
 
 
-QUICK = [("a block with rotation", "ort"), ("a block with a state", "torchscript"), ("ids of its own", "onnx"), ("a decoder", "ort")]
+QUICK = [("a block with rotation", "ort"), ("a block with a state", "torchscript"), ("ids of its own", "onnx"), ("a decoder", "ort"), ("several layers", "ort")]
 MORE = [(name, target) for name in MODELS for target in ("onnx", "onnx-static", "ort", "ort-cuda", "pt2")]
-MORE += [(name, "torchscript") for name in MODELS if "block" in name]
+MORE += [(name, "torchscript") for name in MODELS if "block" in name or "layers" in name]
 CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in MORE if case not in QUICK)]
 
 
@@ -138,6 +146,23 @@ def test_a_module_from_ids_to_logits_generates(tmp_path: Path) -> None:
     export(_sources("ids of its own"), "ort", tmp_path / "artefact", verify=False)
     tokens = [int(token[0]) for token in load(tmp_path / "artefact", provider="cpu").session().generate([[3, 4]], max_tokens=3)]
     assert len(tokens) == 3 and all(0 <= token < 50 for token in tokens)
+
+
+def test_generate_names_the_outputs_of_a_module_that_has_none_for_each_token_id(tmp_path: Path) -> None:
+    export(_sources("a block with rotation"), "ort", tmp_path / "artefact", verify=False)
+    with pytest.raises(ValueError, match="got an own module with 5 outputs for no token ids; call prefill"):
+        next(load(tmp_path / "artefact", provider="cpu").session().generate([[3, 4]], max_tokens=3))
+
+
+def test_layers_over_hidden_states_are_a_model_of_their_own(tmp_path: Path) -> None:
+    manifest = export(Sources(seeded(decoder_config(0, 2, 64, block("alibi")))), "ort", tmp_path / "artefact")
+    assert manifest.kind == "encoder" and manifest.states and manifest.certificate["passed"]  # type: ignore[index]
+
+
+def test_an_encoding_is_given_as_text_too() -> None:
+    as_text, as_spec = (block_config(64, 4, 256, encoding=spec) for spec in ("rope:theta=500", {"name": "rope", "theta": 500.0}))
+    assert as_text == as_spec
+    assert decoder_config(9, 2, 96, as_text, layer_encodings=["alibi"]) == decoder_config(9, 2, 96, as_text, layer_encodings=[{"name": "alibi"}])
 
 
 def test_an_artefact_of_a_module_can_only_be_verified_with_the_module(tmp_path: Path) -> None:
@@ -190,7 +215,7 @@ def _branching(self: Any, x: Tensor, *where: Any) -> Any:
 
 WRONG = {
     "no block": (lambda: torch.nn.Linear(3, 3), "own module Linear: expected one AttentionBlock or Stack in it, got none"),
-    "two blocks": (lambda: torch.nn.Sequential(seeded(block("rope")), seeded(block("rope"))), "got 2; describe all layers as one Stack"),
+    "two blocks": (lambda: torch.nn.Sequential(seeded(block("rope")), seeded(block("rope"))), "got 2; .* which reads hidden states with decoder_config.0, layers"),
     "segments": (lambda: Cooled(seeded(encoder("learned"))), "expected a Stack without segments, got 3 token types"),
     "float64 weights": (lambda: _tagger().double(), "expected float32 weights, got float64 in norm.weight"),
     "x alone": (lambda: _around(lambda self, x: x), "expected forward.x, positions, coordinates, key_positions, write_index, states.*got TypeError"),
@@ -199,6 +224,8 @@ WRONG = {
     "two calls": (lambda: _around(lambda self, x, *w: self.block(self.block(x, *w)[0], *w)), "expected forward to call the block once, got 2"),
     "moved positions": (lambda: _around(lambda self, x, p, *w: self.block(x, p + 1, *w)), "expected positions to be passed to the block unchanged"),
     "no states": (lambda: _around(lambda self, x, *w: self.block(x, *w)[0]), "the states from the block, got Tensor; return output, states"),
+    "two outputs": (lambda: _around(lambda self, x, *w: _twice(*self.block(x, *w))), "got several outputs; concatenate them along the last axis"),
+    "a tuple": (lambda: _around(lambda self, x, *w: _paired(*self.block(x, *w))), "got several outputs; concatenate them along the last axis"),
     "other states": (lambda: _around(lambda self, x, *w: (self.block(x, *w)[0], list(w[-1]))), "got other states"),
     "a mean over tokens": (lambda: _around(lambda self, x, *w: _pooled(*self.block(x, *w))), r"got an output \[2, 48\] of float32 for B=2, S=3"),
     "a sum over tokens": (lambda: _around(lambda self, x, *w: self.block(x.cumsum(1), *w)), "expected layers outside the block to act on each token separately"),
@@ -206,6 +233,14 @@ WRONG = {
     "no width": (lambda: OwnModule(_tagger(), width=0), "expected width of at least 1, got 0"),
     "no module": (lambda: 3, "expected a Stack, an AttentionBlock or a torch.nn.Module around one, got int"),
 }
+
+
+def _twice(output: Tensor, states: List[Tensor]) -> Any:
+    return output, output, states
+
+
+def _paired(output: Tensor, states: List[Tensor]) -> Any:
+    return (output, output), states
 
 
 def _pooled(output: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:

@@ -145,12 +145,12 @@ def test_a_module_of_the_distribution_is_exported_and_verified_in_another_proces
     ("model", "message"),
     [
         ("posenc_mine.taggers:trained", "expected a module posenc_mine.taggers that can be imported, got No module named"),
-        ("posenc_mine.tagger:untrained", "expected a function untrained without arguments in posenc_mine.tagger, got None"),
-        ("posenc_mine.cosine:CosineOracle", "in posenc_mine.cosine, got missing a required argument: 'period'; write one"),
-        ("posenc_mine.tagger:torch", "expected a function torch without arguments"),
+        ("posenc_mine.tagger:untrained", "expected a model or a function without arguments in posenc_mine.tagger, got no name untrained; did you mean trained?"),
+        ("posenc_mine.cosine:CosineOracle", "to be a model or a function without arguments, got missing a required argument: 'period'; write a function"),
+        ("posenc_mine.tagger:torch", "expected torch in posenc_mine.tagger to be a model or a function without arguments"),
     ],
 )
 def test_a_function_that_returns_no_model_is_one_line_and_status_2(model: str, message: str, installed: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert main(["export", model, "--target", "ort", "-o", str(tmp_path / "artefact")]) == 2
-    errors = capsys.readouterr().err.splitlines()
+    errors = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("[")]  # without stages
     assert len(errors) == 1 and message in errors[0] and not list(tmp_path.iterdir())

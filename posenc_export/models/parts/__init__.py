@@ -6,7 +6,7 @@ Every part has a method `exact` with an independent implementation in float64 nu
 from typing import Any, Dict, Type
 
 from posenc_export.models.parts.experts import Experts
-from posenc_export.models.parts.features import Convolutions
+from posenc_export.models.parts.features import Convolutions, HiddenStates
 from posenc_export.models.parts.head_norms import ProjectionNorm, SeparateHeadNorms, SharedHeadNorm
 from posenc_export.models.parts.mlps import Gated, Plain
 from posenc_export.models.parts.norms import NORMS, Identity
@@ -18,7 +18,7 @@ from posenc_export.shared import registry
 from posenc_export.shared.registry import Spec
 
 PARTS: Dict[str, Dict[str, Type[Any]]] = {
-    "features": {"convolutions": Convolutions},
+    "features": {"convolutions": Convolutions, "hidden_states": HiddenStates},
     "norm": NORMS,
     "head_norm": {"none": Identity, "head": SharedHeadNorm, "each": SeparateHeadNorms, "projection": ProjectionNorm},
     "projection": {"grouped": Grouped, "latent": Latent, "queries": Queries},

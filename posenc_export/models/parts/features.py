@@ -1,4 +1,4 @@
-"""Conversion of features, such as the spectrogram of speech, to hidden states."""
+"""What a model reads in place of token ids: hidden states, or features, such as the spectrogram of speech, that are converted to them."""
 
 import numpy as np
 import torch
@@ -6,6 +6,26 @@ from torch import Tensor
 
 from posenc_export.models.parts import float64
 from posenc_export.models.parts.activations import activation as activation_of
+
+
+class HiddenStates(torch.nn.Module):
+    """Hidden states as they are, for a model behind other layers.
+
+    Args:
+        width: model width E.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.size = width
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Return x [B,S,E]."""
+        return x
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        """Return one row x [n,E] in float64."""
+        return x.astype(np.float64)
 
 
 class Convolutions(torch.nn.Module):

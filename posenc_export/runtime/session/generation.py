@@ -49,7 +49,9 @@ def generate(
     """Implement Session.generate, which documents the arguments."""
     manifest = session.manifest
     if manifest.kind != "decoder" and not (manifest.kind == "module" and manifest.outputs[0].axes[-1] == manifest.vocabulary):
-        raise ValueError(f"session: expected a decoder for generate, got kind {manifest.kind}; call prefill")
+        own = f"an own module with {manifest.outputs[0].axes[-1]} outputs for {manifest.vocabulary or 'no'} token ids"
+        found = own if manifest.kind == "module" else f"kind {manifest.kind}"
+        raise ValueError(f"session: expected a decoder, or an own module with an output for each token id, for generate, got {found}; call prefill")
     at_least("max_tokens", max_tokens, 1)
     check_sampling(sampling.temperature, sampling.top_k, sampling.top_p)
     stops = array_of("stop", list(manifest.stop_ids if stop is None else stop))
