@@ -4,6 +4,8 @@ from typing import Any, Callable, Dict, List, Protocol, Sequence, Tuple
 
 import numpy as np
 
+from posenc_export.runtime.session.stepper import WIDEST
+
 SIZES = (8, 4, 2)  # tokens of an n-gram that a look-up searches, the most reliable first
 DRAFTED = 0  # stands for a draft of another model, where others are the size of an n-gram
 LIKELY = {8: 0.85, 4: 0.6, 2: 0.25, DRAFTED: 0.7}  # probability that a drafted token is right, assumed before any is seen
@@ -92,7 +94,10 @@ class DraftModel:
         unread = text[same:]
         drafted: List[int] = []
         while True:
-            logits = session.step(np.array(unread), copy=False)[0] if len(unread) == 1 and same else session.prefill(np.array([unread]))[0, -1]
+            if len(unread) == 1 and same:
+                logits = session.step(np.array(unread), copy=False)[0]
+            else:  # a pass of few tokens has a binding that gives all logits
+                logits = session.prefill(np.array([unread]), logits_to_keep=1 if len(unread) > WIDEST else None)[0, -1]
             self._read += unread
             same = len(self._read)
             drafted.append(guess(len(drafted), logits))

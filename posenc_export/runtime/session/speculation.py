@@ -7,15 +7,17 @@ errors are large. For a draft that is not random, which a look-up is, this accep
 gives it. A draft model chooses with the same random numbers as the model (Daliri et al. 2024, Coupling without communication).
 """
 
+import statistics
 import time
+from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Callable, Collection, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Collection, Deque, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.arguments import short_repr
-from posenc_export.runtime.session.draft_length import COUNTS, Acceptance, best_count
+from posenc_export.runtime.session.draft_length import COUNTS, SAMPLES, Acceptance, best_count
 from posenc_export.runtime.session.drafts import DRAFTED, DraftModel, Drafts, Lookup
 
 LOOKUP = "lookup"
@@ -80,7 +82,7 @@ class Speculator:
 
     def __init__(self, session: Any) -> None:
         self._session, self._acceptance = session, Acceptance()
-        self._drafting = 0.0  # seconds of drafting a token for all rows
+        self._drafting: Deque[float] = deque(maxlen=SAMPLES)  # latest seconds of drafting a token for all rows
         self.passes = self.drafts = self.drafted = self.kept = 0
 
     def read(self, readers: Sequence[Optional[Reader]]) -> List[List[int]]:
@@ -118,7 +120,8 @@ class Speculator:
         limits = [min(MOST, reader.most - reader.count - 1, left - len(reader.unread)) if reader else 0 for reader, left in zip(readers, room, strict=True)]
         reading = [row for row, reader in enumerate(readers) if reader]
         found, room_of = [proposals[row].found for row in reading], [limits[row] for row in reading]
-        count = best_count(costs, self._acceptance, found, room_of, self._drafting / costs.step(len(reading)))
+        per_token = statistics.median(self._drafting) if self._drafting else 0.0
+        count = best_count(costs, self._acceptance, found, room_of, per_token / costs.step(len(reading)))
         if not count:
             return none
         begun, drafts = time.perf_counter(), none
@@ -126,7 +129,8 @@ class Speculator:
             if reader and reader.drafts and proposal.found is not None and limits[row] > 0:
                 most = min(count, limits[row])
                 drafts[row] = proposal.tokens[:most] if reader.drafts.free else reader.drafts.propose(most, reader.guess)[0]
-        self._drafting = (time.perf_counter() - begun) / count
+        if self.drafts:  # a draft model reads the whole text before its first draft
+            self._drafting.append((time.perf_counter() - begun) / count)
         return drafts
 
     def _pass(self, rows: List[List[int]]) -> np.ndarray:

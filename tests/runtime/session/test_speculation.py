@@ -1,6 +1,7 @@
 """Speculative decoding: the ids and the caches of plain decoding, whatever is drafted, and drafts only where they gain time."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -14,8 +15,9 @@ from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import decoder_config
 from posenc_export.runtime.session import speculation
 from posenc_export.runtime.session.draft_length import COUNTS, DECAY, Acceptance, PassCosts, best_count
-from posenc_export.runtime.session.drafts import DRAFTED, SIZES, Lookup
+from posenc_export.runtime.session.drafts import DRAFTED, SIZES, DraftModel, Lookup
 from posenc_export.runtime.session.session import Session
+from posenc_export.runtime.session.stepper import WIDEST
 from tests.tiny import block, decoder
 from tests.traces import sources
 
@@ -70,6 +72,39 @@ def test_speculation_gives_the_ids_and_the_caches_of_plain_decoding(which: Any, 
 
 
 @pytest.mark.usefixtures("drafting")
+def test_a_draft_model_reads_a_long_text_for_the_logits_of_its_last_token(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, kept, prefill = models("alibi", "ort").session(), [], Session.prefill
+
+    def prefilled(self: Session, inputs: Any, **named: Any) -> np.ndarray:
+        kept.append((np.shape(inputs), prefill(self, inputs, **named)))
+        return kept[-1][1]
+
+    monkeypatch.setattr(Session, "prefill", prefilled)
+    text = np.random.default_rng(0).integers(0, 61, WIDEST + 2).tolist()
+    assert len(DraftModel(session, text).propose(3, lambda ahead, logits: int(logits.argmax()))[0]) == 3
+    assert [(given, outputs.shape[1]) for given, outputs in kept] == [((1, WIDEST + 2), 1)]
+
+
+def test_the_text_that_a_draft_model_reads_first_does_not_count_as_drafting(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes, propose = [], DraftModel.propose
+
+    def slow_at_first(self: DraftModel, count: int, guess: Any) -> Any:
+        passes.append(time.sleep(0 if passes else 1.5))
+        return propose(self, count, guess)
+
+    costs: List[float] = []
+
+    def count(known: PassCosts, acceptance: Acceptance, found: Any, most: List[int], per_token: float) -> int:
+        costs.append(per_token * known.step(1) if len(costs) > 1 else 0.0)
+        return min(3, max(most)) if len(costs) > 2 else 0  # after steps whose time is known
+
+    monkeypatch.setattr(DraftModel, "propose", slow_at_first)
+    monkeypatch.setattr(speculation, "best_count", count)
+    model = models("alibi", "ort")
+    _ids(model.session(), REPEATING[:1], 24, speculate=model)
+    assert len(costs) > 5 and 0 < max(costs) < 0.4
+
+
 def test_a_stop_id_in_a_draft_ends_the_row_there(models: Any) -> None:
     model = models("alibi", "ort")
     whole = _ids(model.session(), REPEATING, 24)
