@@ -122,7 +122,7 @@ def test_the_programs_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     assert names["logits"].shape == (1, 5, 61) and names["translated"].shape[0] == 2 and names["output"].shape == (1, 40, 64)
     assert (tmp_path / "build/block/posenc.json").is_file()
     assert [names[name].config.max_positions for name in ("longer", "stretched", "built")] == [512, 512, 4096]
-    assert names["tags"].shape == (1, 7)
+    assert names["tags"].shape == (1, 7) and names["tag"].shape == (1, 5, 7) and names["score"].shape == (1, 5, 1)
 
 
 def test_the_program_of_the_page_of_sessions_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +132,7 @@ def test_the_program_of_the_page_of_sessions_runs(tmp_path: Path, monkeypatch: p
     for program in re.findall(r"```python\n(.*?)```", (PAGE.parent / "sessions.md").read_text(), re.DOTALL):
         exec(program, names)
     assert names["output"].shape == (1, 512) and names["session"].length.tolist() == [8]
+    assert names["outputs"].shape == (2, 30, 512) and names["rows"].length.tolist() == [30, 12]
 
 
 def test_the_description_in_the_page_of_models_builds_a_model() -> None:
