@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Container, Optional, Sequence
 
-from posenc_export.commands.terminal import REFUSED, OneLineParser, Progress, refusal, refuse
+from posenc_export.commands.terminal import REFUSED, OneLineParser, Progress, in_encoding, refusal, refuse
 from posenc_export.shared.version import VERSION
 
 INTERRUPTED = 130
@@ -51,8 +51,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     except KeyboardInterrupt:
         options.say.close()
         return INTERRUPTED
-    except REFUSED as error:
-        line = refusal(error)
+    except Exception as error:  # the code of an encoding from outside this package may raise anything
+        line = refusal(error) if isinstance(error, REFUSED) else None
+        line = in_encoding(error) or line
         if line is None:  # a bug, not an error of the input
             raise
         try:

@@ -5,6 +5,7 @@ import difflib
 import re
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any, Dict, List, NoReturn, Optional
 
@@ -89,6 +90,17 @@ def refusal(error: BaseException) -> Optional[str]:
     if isinstance(error, RecursionError):
         return "file: expected JSON with few nested levels, got too many; give another path" if "JSON" in str(error) else None
     return str(error)
+
+
+def in_encoding(error: BaseException) -> Optional[str]:
+    """The message for an error that the code of an encoding from outside this package raised, with its file and line; None for other errors."""
+    plugins = sys.modules.get("posenc_export.encodings.shared.plugins")
+    names = set() if plugins is None else plugins.modules()
+    frames = [(frame.f_globals.get("__name__"), f"{frame.f_code.co_filename}:{line}") for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = [place for module, place in frames if module in names]
+    if not own or str(error).startswith("encoding"):  # it says already which encoding it is
+        return None
+    return f"encoding: expected {own[-1]} to run, got {type(error).__name__}: {error}; correct the code there, and run posenc_export.testing.check_encoding"
 
 
 def refuse(progress: Progress, line: str) -> int:

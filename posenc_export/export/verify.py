@@ -1,7 +1,7 @@
 """Verify an artefact: compare it with the eager module on the grid of scenarios, and the eager module with the float64 oracle."""
 
 from pathlib import Path
-from typing import Any, Dict, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -16,9 +16,10 @@ from posenc_export.export.quantization.text import default_sample, is_default
 from posenc_export.export.trace import Source, in_dtype, in_few_bits
 from posenc_export.models import oracle
 from posenc_export.models.config_json import from_json, to_json
+from posenc_export.models.placed import from_outside
 from posenc_export.models.presets import rebuild
 from posenc_export.models.stack import Stack
-from posenc_export.models.user_module import OwnModule, as_model
+from posenc_export.models.user_module import OwnModule, as_model, inner_of
 from posenc_export.runtime import Session, load
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.certificate import bound_of, format_cell, worst_cell
@@ -39,19 +40,24 @@ class VerificationError(Exception):
 
     Args:
         certificate: the measured errors, in the form of the manifest.
+        own: class names of encodings from outside the package, by name; if the worst cell compares with an oracle, they are named.
     """
 
-    def __init__(self, certificate: Dict[str, Any]) -> None:
+    def __init__(self, certificate: Dict[str, Any], own: Optional[Mapping[str, str]] = None) -> None:
         failed = [name for name, error in certificate["cells"].items() if not error <= bound_of(certificate, name)]
         worst = worst_cell(certificate)
         more = f", the worst of {len(failed)} cells" if len(failed) > 1 else ""
         found = f"{format_cell(certificate, worst)} at '{worst}'{more}"
-        super().__init__(f"verify: expected errors within {bound_of(certificate, worst):.1e}, got {found}; do not deploy")
-        self.certificate = certificate
+        remedy = "do not deploy"
+        if own and "oracle" in worst:
+            classes = " and ".join(own.values())
+            remedy = f"do not deploy: encoding {' or '.join(own)} disagrees with its oracle; run posenc_export.testing.check_encoding on {classes}"
+        super().__init__(f"verify: expected errors within {bound_of(certificate, worst):.1e}, got {found}; {remedy}")
+        self.certificate, self.own = certificate, own
 
     def __reduce__(self) -> Tuple[Any, ...]:
         """Pickle the certificate, so that the error can be passed between processes."""
-        return VerificationError, (self.certificate,)
+        return VerificationError, (self.certificate, self.own)
 
 
 def verify(
@@ -136,7 +142,7 @@ def check(folder: Path, manifest: Manifest, source: Source, expected: Expected, 
     measured = measure(session, expected, accuracy, progress, others, only=QUICK if quick else ())
     certificate = _certificate(session, model, accuracy, measured, exact, quick)
     if not certificate["passed"]:
-        raise VerificationError(certificate)
+        raise VerificationError(certificate, from_outside(inner_of(model)))
     manifest = manifest.replace(certificate=certificate)
     manifests.write(manifest, folder)
     return manifest

@@ -1,12 +1,14 @@
 """The encodings of a model with their places, specifications and sizes."""
 
 from dataclasses import dataclass
-from typing import Any, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding
 from posenc_export.encodings.shared.combined import Combined
 from posenc_export.models.config import BlockConfig
 from posenc_export.models.user_module import Inner
+
+PACKAGE = __name__.partition(".")[0]
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,12 @@ class Placed:
         """Each specification with the encoding that was built from it; none for a place without encodings."""
         parts: Any = self.encoding.parts if isinstance(self.encoding, Combined) else [self.encoding]
         return list(zip(self.specs, parts, strict=True)) if self.specs else []
+
+
+def from_outside(model: Inner) -> Dict[str, str]:
+    """Return the class names of the encodings of a model that come from outside this package, by the names that they are registered under."""
+    parts = [part for each in placed(model) for part in each.parts]
+    return {spec["name"]: type(part).__name__ for spec, part in parts if type(part).__module__.partition(".")[0] != PACKAGE}
 
 
 def placed(model: Inner) -> List[Placed]:

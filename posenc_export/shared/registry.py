@@ -61,7 +61,12 @@ def build(kind: str, classes: Mapping[str, Type[Any]], spec: Spec, *context: Any
     if missing:
         raise ValueError(f"{kind} {name}: expected {', '.join(missing)} to be given, got {', '.join(values) or 'none'}")
     with enough_memory(f"{kind} {name}"):
-        return classes[name](*context, **values)
+        try:
+            return classes[name](*context, **values)
+        except ValueError as error:
+            if classes[name].__module__.startswith("posenc_export.") or name in str(error).partition(":")[0] or str(error).startswith(kind):
+                raise
+            raise ValueError(f"{kind} {name}: {error}") from error
 
 
 def check_known(kind: str, name: str, key: str, known: Mapping[str, Any]) -> None:

@@ -49,6 +49,64 @@ class NoOracle(Rooted):
         return Oracle()
 
 
+class NotAhead(PositionEncoding):
+    """A bias that is no number for keys after the query."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__()
+
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+        """q_positions [B,S], k_positions [B,T] int64 to [B,1,S,T] float32."""
+        return -torch.sqrt((q_positions[:, None, :, None] - k_positions[:, None, None, :]).to(torch.float32))
+
+
+class NotAheadOracle(Oracle, of=NotAhead):
+    def bias(self, head: int, query: int, key: int) -> float:
+        return -math.sqrt(abs(query - key))
+
+
+class Past(NotAhead):
+    """The same bias, for causal attention only."""
+
+    works_in = ("causal",)
+
+
+class PastOracle(Oracle, of=Past):
+    def bias(self, head: int, query: int, key: int) -> float:
+        return -math.sqrt(query - key)
+
+
+class Rounded(PositionEncoding):
+    """A bias whose fixed numbers are stored in float16."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__()
+        self.register_buffer("slope", (torch.arange(geometry.heads) / 3).half())
+
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+        """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
+        return self.slope[:, None, None].float() * (q_positions[:, None, :, None] - k_positions[:, None, None, :])
+
+
+class RoundedOracle(Oracle, of=Rounded):
+    def bias(self, head: int, query: int, key: int) -> float:
+        return head / 3 * (query - key)
+
+
+class ReadsBuffer(Rounded):
+    """An encoding whose oracle takes a buffer for a trained number."""
+
+
+class ReadsBufferOracle(Oracle, of=ReadsBuffer):
+    def bias(self, head: int, query: int, key: int) -> float:
+        return float(self.weights["slope"][head]) * (query - key)
+
+
+@encodings.bias
+def of_function(head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    return -torch.sqrt((query - key) * 0.5)
+
+
 class Nothing(Rooted):
     """A bias that does not read positions."""
 
@@ -74,7 +132,7 @@ class ColumnsAsRowsOracle(RoPE2DOracle, of=ColumnsAsRows):
 
 def test_an_oracle_on_a_grid_gets_coordinates() -> None:
     assert set(check_encoding(OnGrid, targets=[], faults=[])["oracle"]) == {"rotate"}
-    with pytest.raises(AssertionError, match="ColumnsAsRows: expected rotate within .* of its oracle"):
+    with pytest.raises(AssertionError, match=r"ColumnsAsRows: expected rotate within .* worst at coordinates \(\d+, \d+\), entry \d+ of \w+ head \d: exp"):
         check_encoding(ColumnsAsRows, targets=[], faults=[])
 
 
@@ -94,6 +152,15 @@ def test_built_in_encodings_pass_the_checks_for_authors(name: str) -> None:
     assert len(check_encoding(encodings.REGISTRY[name], targets=[])["faults"]) == 2
 
 
+def test_the_oracle_of_a_causal_encoding_is_not_asked_for_keys_after_the_query() -> None:
+    assert set(check_encoding(Past, targets=[], faults=[])["oracle"]) == {"bias"}
+
+
+def test_an_oracle_that_reads_a_buffer_as_a_weight_is_told_what_to_do() -> None:
+    with pytest.raises(ValueError, match=r"expected its oracle to read the name of a trained number \(it has none\), got slope, a buffer; keep fixed"):
+        check_encoding(ReadsBuffer, targets=[], faults=[])
+
+
 def test_a_lost_state_is_detected() -> None:
     assert set(check_encoding(encodings.REGISTRY["fox"], targets=[], faults=["states forgotten"])["faults"]) == {"states forgotten"}
 
@@ -101,7 +168,10 @@ def test_a_lost_state_is_detected() -> None:
 @pytest.mark.parametrize(
     ("cls", "message"),
     [
-        (AnotherOracle, r"check_encoding AnotherOracle: expected bias within .* of its oracle at positions 0, 1, 2, 255, 1000, 1099, got 1\.0e-03"),
+        (AnotherOracle, r"AnotherOracle: expected bias within .* of its oracle, got 1\.0e-03, worst at query 1099, key 0, head 5: expected -33\.18\d*, got -33\.15"),
+        (NotAhead, 'expected finite numbers at query 0, key 1, head 0, got nan from bias and .*, or set works_in = ..causal",. in the class'),
+        (Rounded, "worst at query .*; slope is float16: keep fixed numbers in a Table and trained ones in an Exact, which are float32"),
+        (of_function, "expected finite numbers at query 0, key 1, head 0, got nan from your function; compute with the absolute distance, or select with"),
         (NoOracle, "check_encoding NoOracle: expected bias within"),
         (Nothing, "expected the grid to detect the planted fault 'offset ignored', got no difference"),
     ],

@@ -49,6 +49,28 @@ class StateSpec:
     dtype: str = ""
 
 
+class Weights(Dict[str, np.ndarray]):
+    """Trained numbers of an encoding by name, float64.
+
+    Args:
+        encoding: encoding that has them, or None for none.
+
+    Raises:
+        ValueError: a name that is not that of a trained number is read.
+    """
+
+    def __init__(self, encoding: Any) -> None:
+        super().__init__({} if encoding is None else {name: in_float64(value) for name, value in encoding.named_parameters()})
+        self.cls, self.fixed = type(encoding).__name__, () if encoding is None else tuple(name for name, _ in encoding.named_buffers())
+
+    def __missing__(self, name: str) -> np.ndarray:
+        found, remedy = repr(name), "read one of these, or an attribute of self.encoding"
+        if name in self.fixed:
+            found, remedy = f"{name}, a buffer", "keep fixed numbers in a Table and trained ones in an Exact"
+        rule = f"the name of a trained number ({', '.join(self) or 'it has none'})"
+        raise ValueError(f"encoding {self.cls}: expected its oracle to read {rule}, got {found}; {remedy}")
+
+
 class Oracle:
     """An independent float64 implementation of the formula, one entry at a time. Each method is the identity unless overridden.
 
@@ -65,7 +87,7 @@ class Oracle:
 
     def __init__(self, encoding: Any = None) -> None:
         self.encoding = encoding
-        self.weights: Dict[str, np.ndarray] = {} if encoding is None else {name: in_float64(value) for name, value in encoding.named_parameters()}
+        self.weights: Dict[str, np.ndarray] = Weights(encoding)
 
     def begin(self, positions: Sequence[int]) -> None:
         """Keep the largest position of a row, before its tokens are rotated; for encodings that depend on the length of a call."""

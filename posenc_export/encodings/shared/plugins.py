@@ -6,7 +6,7 @@ import re
 import sys
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Type
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple, Type
 
 from posenc_export.encodings.shared.base import PositionEncoding
 
@@ -127,6 +127,14 @@ def check_class(where: str, cls: Any) -> None:
     for parameter in parameters[1:]:
         if parameter.kind not in named or parameter.annotation is inspect.Parameter.empty:
             raise ValueError(f"{where}: expected parameters with names and types, got {str(parameter)!r}; write {parameter.name}: float, or another type")
+
+
+def modules() -> Set[str]:
+    """Return the names of imported modules outside this package that define encodings."""
+    classes: List[Type[PositionEncoding]] = [PositionEncoding]
+    for cls in classes:  # the list grows until it has every subclass
+        classes += cls.__subclasses__()
+    return {cls.__module__ for cls in classes if cls.__module__.partition(".")[0] != GROUP.partition(".")[0]}
 
 
 def _offered() -> Dict[str, Tuple[metadata.EntryPoint, ...]]:
