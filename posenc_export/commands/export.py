@@ -14,6 +14,7 @@ from posenc_export.commands.options import BLOCK, add_block
 from posenc_export.commands.terminal import FAILED_CHECK, refuse, show, summary
 from posenc_export.runtime.artefact.rules import GRAPHS
 from posenc_export.shared.preset_folders import NAMES
+from posenc_export.shared.progress import Step
 from posenc_export.shared.suggestion import check_name, download, suggestion
 
 OF_CHECKPOINT = ("layer", "max_positions", "part", "longer", "lengths", "head")
@@ -84,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
         options.text, options.max_loss, options.size,
     )
     check_export(targets, options.output, settings)
-    options.say(f"reading {options.model}")
+    options.say(Step(f"reading {options.model}"))
     sources = Sources(_model(options), owned=True)
     failed: Dict[str, Exception] = {}
     try:
@@ -110,15 +111,15 @@ def _check_words(options: argparse.Namespace) -> None:
     """Check what can be checked without torch, whose import takes seconds.
 
     Raises:
-        ValueError: unknown target or model; a block with a file of weights and without its number of heads.
-        OSError: a file of weights that cannot be read.
+        ValueError: unknown target or model; a block with a file of weights that does not exist, or without its number of heads.
     """
     for target in options.target:
         check_name("export: expected target", target, TARGETS)
-    files, path = [value for value in options.weights if value.endswith(FILES)], Path(options.model)
+    files, path = [Path(value) for value in options.weights if value.endswith(FILES)] if options.model == "block" else [], Path(options.model)
     for file in files:
-        open(file, "rb").close()
-    if files and options.model == "block" and options.heads is None:
+        if not file.is_file():
+            raise ValueError(f"export: expected a file {file.name} in {str(file.parent)!r}, got none; check the path")
+    if files and options.heads is None:
         raise ValueError(NO_HEADS)
     if not (options.model in (*NAMES, "block") or CALLABLE.match(options.model) or path.is_dir() or path.suffix == ".gguf"):
         remedy = download(options.model) or ("give a folder that exists" if os.sep in options.model else suggestion(options.model, [*NAMES, "block"]))
