@@ -47,6 +47,7 @@ def _rows() -> Dict[str, List[Dict[str, str]]]:
     from posenc_export.export import TARGETS
 
     targets = [{"name": name, "graph": target.graph, "cache": target.cache} for name, target in TARGETS.items()]
+    targets.append({"name": "aotinductor", "graph": "native code, by posenc compile from pt2", "cache": TARGETS["pt2"].cache})
     return {"encodings": encodings(), "targets": targets, "families": families(), "presets": presets()}
 
 

@@ -16,7 +16,8 @@ MEANING = {
     "heads": "number of query heads (default: 8; required with --weights FILE)",
     "kv_heads": "number of key and value heads, a divisor of heads (default: as many as heads)",
     "head_size": "size of one head (default: width divided by heads)",
-    "max_positions": "N: positions are 0 .. N-1, and a cache holds at most N tokens (default: 4096; for a checkpoint, the value in its config.json)",
+    "max_positions": "N: positions are 0 .. N-1, and a cache holds at most N tokens; on a grid, N bounds the tokens of an image and each coordinate "
+    "(196 for 14 x 14; default: 4096; for a checkpoint, the value in its config.json)",
     "attention": "causal: a token sees itself and earlier tokens, with a cache; bidirectional: every call is a whole sequence, without a cache (default: causal)",
     "seed": "seed of the random weights (default: 0)",
 }

@@ -30,7 +30,8 @@ def run(options: argparse.Namespace) -> int:
     from posenc_export.runtime.artefact.certificate import bound_of, format_cell
 
     folder = files.locate(options.folder)
-    digest = manifest.read_alone(folder, options.digest).digest
+    described = manifest.read_alone(folder, options.digest)
+    digest = described.digest
     certificate = verify(folder, options.provider, digest=digest, progress=options.say, record=False, tolerance=options.tolerance, quick=options.quick)
     options.say.close()
     if options.json:
@@ -44,6 +45,8 @@ def run(options: argparse.Namespace) -> int:
         if len(shown) < len(bounds):
             print(f"the worst {len(shown)} of {len(bounds)} cells; --all prints all")
         verdict = "passed" if certificate["passed"] else "FAILED"
+        if described.target == "ort-cuda" and certificate["provider"] == "cpu":
+            verdict += " (values on the CPU only; nothing ran on CUDA)"
         print(f"provider {certificate['provider']} on {certificate['machine']}, tolerance {certificate['tolerance']:.1e}: {verdict}")
     if not options.no_record:
         _record(folder, digest, certificate)

@@ -9,6 +9,7 @@ from posenc_export.shared.allocation import enough_memory
 from posenc_export.shared.suggestion import suggestion
 
 LARGEST, WHOLE = 2.0**128, 1 << 62  # limits for floats and integers: float32 is infinite from 2^128 on, and sums of larger int64 may overflow
+MANY = 20  # names that a message does not list if it suggests one
 Spec = Mapping[str, Any]
 # Limits that a class declares by parameter: its attribute, the rule in messages, the comparison of a value with the limit, and the remedy.
 LIMITS = (
@@ -31,7 +32,10 @@ def parameters(kind: str, classes: Mapping[str, Type[Any]], name: str, context: 
         ValueError: unknown name.
     """
     if name not in classes:
-        raise ValueError(f"{kind}: expected name to be one of {', '.join(classes)}, got {name!r}; {suggestion(name, classes)}")
+        near = suggestion(name, classes)
+        if len(classes) > MANY and near.startswith("did"):
+            raise ValueError(f"{kind}: expected a known name, got {name!r}; {near} posenc list shows all names")
+        raise ValueError(f"{kind}: expected name to be one of {', '.join(classes)}, got {name!r}; {near}")
     return dict(list(inspect.signature(classes[name].__init__, eval_str=True).parameters.items())[1 + context :])
 
 

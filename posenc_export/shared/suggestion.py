@@ -8,11 +8,13 @@ from typing import Collection, Iterable
 # org/name, as people copy it from the Hugging Face hub, and a file of it in the format GGUF.
 HUB = re.compile(r"(?:hf:/+|https:/+huggingface\.co/)?([A-Za-z0-9][\w.-]*)/([A-Za-z0-9][\w.-]*)(?:/([\w./-]+\.gguf))?")
 
+CLOSE = 0.7  # ratio of difflib; 0.6, its default, takes cosin for swin
+
 
 def suggestion(name: object, names: Iterable[str]) -> str:
     """Return the remedy for an unknown name: the closest of `names` if one is close, otherwise the advice to choose one of them."""
     known = {each.lower(): each for each in names}
-    near = difflib.get_close_matches(str(name).lower(), known, 1)
+    near = difflib.get_close_matches(str(name).lower(), known, 1, CLOSE)
     return f"did you mean {known[near[0]]}?" if near else "choose one of these"
 
 

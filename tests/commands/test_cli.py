@@ -20,7 +20,7 @@ from posenc_export.export import TARGETS
 
 BLOCK = ["export", "block", "--width", "64", "--heads", "4", "--max-positions", "64"]
 BAD = {
-    "unknown encoding": ([*BLOCK, "--encoding", "ropes", "--target", "ort"], "expected name to be one of nope,"),
+    "unknown encoding": ([*BLOCK, "--encoding", "ropes", "--target", "ort"], "expected a known name, got 'ropes'; did you mean rope?"),
     "unknown parameter": ([*BLOCK, "--encoding", "rope:thata=1", "--target", "ort"], "did you mean theta"),
     "odd rotary size": ([*BLOCK, "--encoding", "rope:rotary=7", "--target", "ort"], "an even rotary size"),
     "heads not divisible": ([*BLOCK, "--kv-heads", "3", "--target", "ort"], "divisible by kv_heads"),
@@ -222,6 +222,8 @@ def test_a_listing_of_one_encoding_wraps_whole_paragraphs(capsys: pytest.Capture
 MISSPELLED = {
     "an encoding to list": (["list", "rope_yarm"], "got 'rope_yarm'; did you mean rope_yarn?"),
     "an encoding to plot": (["plot", "ropee"], "got 'ropee'; did you mean rope?"),
+    "an encoding that no name is close to": (["plot", "cosin"], "got 'cosin'; posenc list shows the names"),
+    "an encoding to export": (["export", "block", "--encoding", "ropee", "--target", "ort", "-o", "x"], "got 'ropee'; did you mean rope? posenc list shows all names"),
     "a runtime to time": (["bench", "tiny-rope", "--runtime", "transformer"], "got 'transformer'; did you mean transformers?"),
     "a provider to time": (["bench", "tiny-rope", "--provider", "openvin"], "got 'openvin'; did you mean openvino? cpu and cuda are always measured"),
     "a preset to time": (["bench", "tiny-rop"], "artefact tiny-rop: expected posenc.json in it, got none; did you mean tiny-rope?"),
@@ -303,3 +305,14 @@ def test_the_top_level_package_is_typed(tmp_path: Path) -> None:
 def test_the_top_level_package_exports_the_documented_names() -> None:
     assert set(posenc_export.__all__) == set(posenc_export._HOME)
     assert all(getattr(posenc_export, name) is not None for name in posenc_export.__all__)
+
+
+def test_a_verification_of_ort_cuda_on_the_cpu_says_that_nothing_ran_on_cuda(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    small = ["--width", "16", "--heads", "2", "--max-positions", "32", "--verify", "quick"]
+    assert main(["export", "block", "--encoding", "rope", *small, "--target", "ort-cuda", "-o", str(tmp_path / "artefact")]) == 0
+    assert main(["verify", str(tmp_path / "artefact"), "--provider", "cpu", "--quick"]) == 0
+    assert capsys.readouterr().out.endswith("passed (values on the CPU only; nothing ran on CUDA)\n")
+
+
+def test_the_listed_targets_include_native_code(capsys: pytest.CaptureFixture) -> None:
+    assert "aotinductor" in [row["name"] for row in _answer(["list", "targets"], capsys)["targets"]]  # type: ignore[index]

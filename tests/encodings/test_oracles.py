@@ -118,7 +118,7 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("ropes", "expected name to be one of"),
+        ("ropes", "expected a known name, got .ropes.; did you mean rope"),
         ("rope:thata=1", "expected parameter to be one of"),
         ("rope:theta=big", "type float"),
         ("rope:rotary=7", "expected an even rotary size within"),

@@ -122,7 +122,7 @@ WRONG: Dict[str, Any] = {
     "float64": ({"q": WEIGHTS["q"].astype(np.float64)}, "expected q in float32, float16, bfloat16, got float64"),
     "an unknown layout": ({"layout": "pairs"}, "layout to be one of half, interleaved, got 'pairs'"),
     "a layout where nothing turns": ({"layout": "half", "encoding": "alibi"}, "left out, since ALiBi rotates no pairs"),
-    "an unknown encoding": ({"encoding": "ropes"}, "encoding: expected name to be one of"),
+    "an unknown encoding": ({"encoding": "ropes"}, "encoding: expected a known name, got .ropes."),
     "two forms of biases": ({"q": None, "k": None, "v": None, **_packed(), "qkv_bias": np.ones(64, np.float32), "q_bias": np.ones(32, np.float32)}, "got both"),
 }
 

@@ -112,7 +112,7 @@ def test_a_wrong_count_is_refused_without_reading_for_long(llama: Path) -> None:
 
 
 CHANGED: Dict[str, Any] = {
-    "an unknown architecture": (b"llama", b"lammu", "expected general.architecture to be one of llama, .* got 'lammu'; did you mean llama"),
+    "an unknown architecture": (b"llama", b"lamma", "expected general.architecture to be one of llama, .* got 'lamma'; did you mean llama"),
     "an unknown key": (b"llama.feed_forward_length", b"llama.feed_forward_lengtj", "feed_forward_length to be an integer above 0, got None"),
     "a key that is not read": (b"llama.attention.value_length", b"llama.attention.valve_length", "got also attention.valve_length"),
     "an unknown tensor": (b"blk.1.ffn_up.weight", b"blk.1.ffn_ub.weight", "got no blk.1.ffn_up.weight"),

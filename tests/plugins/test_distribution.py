@@ -112,7 +112,7 @@ REFUSED = {
     "failing": "to be importable, got RuntimeError: no licence for this machine; repair or uninstall posenc-mine",
     "period": "expected a subclass of posenc_export.encodings.PositionEncoding, got an object of int",
     "alibi": "encoding alibi: expected one encoding of that name, got one from each of this package and posenc-mine 1.2.3; rename one",
-    "cosin": "expected name to be one of",
+    "cosin": "expected a known name, got 'cosin'; did you mean cosine?",
     "cosine:perod=3": "expected parameter to be one of period, got 'perod'",
     "cosine:period=1.5": "expected period of type int, got '1.5'",
     "cosine:period=1": "cosine: expected a period of at least 2 tokens, got 1",

@@ -20,7 +20,7 @@ def as_before() -> Iterator[None]:
     yield
     for name in ("decay", "slow_turn"):
         encodings.KNOWN.registered.pop(name, None)
-    for name in ("decay", "cosine", "skew"):
+    for name in ("decay", "cosine", "skew", "slopes"):
         sys.modules.pop(name, None)
 
 

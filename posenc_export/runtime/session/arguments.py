@@ -159,7 +159,9 @@ def check_room(manifest: Manifest, capacity: int, start: np.ndarray, length: np.
     ends = [sum(map(int, row)) for row in zip(start, length, counts, strict=True)]  # Python integers do not overflow
     for position in (max(ends) - 1, int(start.max()), int(start.min())):
         if not 0 <= position < manifest.max_positions:
-            raise ValueError(f"session: expected positions 0 .. {manifest.max_positions - 1}, got {position}; rewind, or export with larger max_positions")
+            remedy = "rewind, or export" if manifest.states else "give shorter rows or an earlier start, or export"
+            grid = ", which bounds the tokens of a row and their coordinates" if manifest.axes else ""
+            raise ValueError(f"session: expected positions 0 .. {manifest.max_positions - 1}, got {position}; {remedy} with larger max_positions{grid}")
     longest = int((length + counts).max())
     if any(state.update == "in_place" for state in manifest.states) and longest > capacity:
         raise ValueError(f"session: expected at most {capacity} tokens of a row in the cache, got {longest}; open the session with a larger capacity")

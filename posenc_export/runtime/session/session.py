@@ -113,7 +113,8 @@ class Session:
                 new session. If a row has tokens, `start` cannot move the rows and must be `position` in every row that reads tokens.
             attention_mask: [B,S], 1 at tokens and 0 at padding; padding may be anywhere in a row.
             chunk: number of tokens of a row to feed at a time; None uses the default of the manifest. Bidirectional models read all tokens at once.
-            grid: [axes,B,S] int64, coordinates for encodings that have them. None uses the position on every axis, as for text.
+            grid: [axes,B,S] int64, coordinates for encodings that have them. None uses the position on every axis, as for text: tokens of an image then get other
+                coordinates than those of their rows and columns, and nothing refuses it.
             token_types: [B,S] int64, segments for an encoder; None means 0 everywhere.
             encoder: encoder outputs of each row, [B,Q,N] or a list of rows [q,N], for a decoder that reads an encoder. Given with the first tokens of a row. None
                 keeps the encoder outputs of rows that a rewind has emptied.

@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 
 from posenc_export.export import export
+from posenc_export.export.expected import eager_session
+from posenc_export.models.presets import seeded
+from posenc_export.models.short_forms import block_config
 from posenc_export.runtime import Model, Session, load
 from posenc_export.runtime.session.generation import choose
 from tests.tiny import block, decoder
@@ -200,3 +203,9 @@ def test_draws_follow_the_shares() -> None:
     random = np.random.default_rng(0)
     drawn = np.bincount([int(choose(np.log([[0.7, 0.2, 0.1]]), 1.0, 0, 1.0, random)[0]) for _ in range(4000)], minlength=3) / 4000
     assert np.abs(drawn - [0.7, 0.2, 0.1]).max() < 4 * np.sqrt(0.25 / 4000)
+
+
+def test_rows_beyond_the_range_of_a_model_without_a_cache_are_not_told_to_rewind() -> None:
+    session = eager_session(seeded(block_config(16, 2, 14, encoding={"name": "rope_2d"}, causal=False)))
+    with pytest.raises(ValueError, match="got 195; give shorter rows or an earlier start, or export with larger max_positions, which bounds the tokens of a row and"):
+        session.prefill(np.zeros((1, 196, 16), np.float32))
