@@ -2,7 +2,7 @@
 
 model: decoder for target ort, float32, signature positions
 encoding: rope in 5 of 5 layers
-sizes: layers 5, width 128, heads 4, kv heads 2, head size 32, vocabulary 256, weights a step reads 955904
+sizes: layers 5, width 128, heads 4, kv heads 2, head size 32, vocabulary 256, a step reads 955904 weights
 positions: 0 .. 4095
 interface: 1
 

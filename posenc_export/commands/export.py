@@ -285,5 +285,5 @@ def _quality(manifest: Any) -> Dict[str, Any]:
     quality = manifest.quality
     if not quality:
         return {}
-    loss = {"perplexity": f"x {quality.ratio:.3f}"} if quality.ratio else {"from float32": f"{quality.error:.1e}"}
-    return {**loss, "greedy": f"{quality.agreement:.0%}" if quality.agreement else "-", "measured on": quality.inputs}
+    loss = {"perplexity relative to float32": f"{quality.ratio:.3f}"} if quality.ratio else {"from float32": f"{quality.error:.1e}"}
+    return {**loss, "same most probable token": f"{quality.agreement:.0%}" if quality.agreement else "-", "measured on": quality.inputs}

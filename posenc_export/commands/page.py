@@ -26,5 +26,5 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"page": str(options.output / "index.html"), "bytes": size}))
     else:
-        print(f"{options.output / 'index.html'}, {size / 1e6:.1f} MB. Browsers need a server for it: python -m http.server --directory {options.output} 8080")
+        print(f"{options.output} ({size / 1e6:.1f} MB in all). Browsers need a server for it: python -m http.server --directory {options.output} 8080")
     return 0

@@ -107,5 +107,5 @@ def listen(host: str, port: int) -> socket.socket:
 
 def _announce(options: argparse.Namespace, name: str, port: int, routes: str) -> None:
     url = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{port}"
-    line = f"{name} at {url}/v1/{routes}; stop it with SIGTERM"
+    line = f"{name} at {url}/v1/{routes}; stop it with Ctrl-C"
     print(json.dumps({"model": name, "url": url}) if options.json else line, flush=True)

@@ -98,7 +98,9 @@ def _text_part(page: Path, folder: Path, manifest: Manifest, web: Path) -> Dict[
 def _check(manifest: Manifest) -> None:
     if manifest.target not in TARGETS or manifest.kind != "decoder" or manifest.dtype != "float32" or manifest.encoder:
         found = f"{manifest.kind} for target {manifest.target}, {manifest.dtype}"
-        raise ValueError(f"page: expected a decoder for target {' or '.join(TARGETS)}, float32, got {found}; export one with --target ort")
+        embeds = "encoders have no page: posenc embed and posenc serve run those with sentence embeddings"
+        remedy = embeds if manifest.kind == "encoder" else "export one with --target ort"
+        raise ValueError(f"page: expected a decoder for target {' or '.join(TARGETS)}, float32, got {found}; {remedy}")
     if manifest.vocabulary != BYTES and TOKENIZER not in manifest.files:
         rule = f"page: expected a decoder with a tokenizer, or a byte-level one (vocabulary {BYTES})"
         raise ValueError(f"{rule}, got {manifest.vocabulary} token ids and no {TOKENIZER}; put it into the checkpoint and export it again")

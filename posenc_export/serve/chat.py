@@ -2,7 +2,8 @@
 
 from typing import Annotated, Any, Dict, List, Literal, Optional, Type, Union
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, ValidationInfo
+from pydantic_core import PydanticCustomError
 
 from posenc_export.runtime.artefact.chat_template import ChatCodec
 from posenc_export.runtime.artefact.tokenizer import REPLACEMENT, Codec
@@ -10,7 +11,14 @@ from posenc_export.serve.completion import Part
 from posenc_export.serve.protocol import LEAST, MOST_LOGPROBS, Fields, Prompt, SamplingRequest, Whole
 from posenc_export.serve.requests import Limits, Token
 
-Nothing = Annotated[List[Any], Field(max_length=0)]
+
+def _nothing(value: List[Any], info: ValidationInfo) -> List[Any]:
+    if value:
+        raise PydanticCustomError("nothing", "expected no {field}, which this server does not support", {"field": info.field_name})
+    return value
+
+
+Nothing = Annotated[List[Any], AfterValidator(_nothing), Field(json_schema_extra={"maxItems": 0})]
 
 
 class TextPart(Fields):

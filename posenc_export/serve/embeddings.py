@@ -23,6 +23,7 @@ from posenc_export.serve.requests import Limits
 from posenc_export.shared.version import VERSION
 
 MOST_INPUTS = 2048  # as in OpenAI's API
+UNKNOWN = "Not Found"  # what Starlette says of a path without a route
 
 
 class EmbeddingRequest(BaseModel):
@@ -86,6 +87,8 @@ class Embedder:
         """Return the token ids of each input, and the embeddings."""
         given: Any = asked.input
         inputs = [given] if isinstance(given, str) or not given or isinstance(given[0], int) else given
+        if given == []:
+            raise ValueError("input: expected at least one text, got none; send one")
         size = self.model.manifest.outputs[-1].axes[-1]
         if asked.dimensions not in (None, size):
             raise ValueError(f"dimensions: expected {size}, the size of the model, got {asked.dimensions}; leave it out")
@@ -100,7 +103,7 @@ class Embedder:
     def card(self) -> Dict[str, Any]:
         """Return the entry of /v1/models."""
         manifest = self.model.manifest
-        posenc = {"max_model_len": manifest.max_positions, "target": manifest.target, "digest": manifest.digest}
+        posenc = {"max_model_len": sentences.longest(self.model), "target": manifest.target, "digest": manifest.digest}
         return {"id": self.name, "object": "model", "created": self.created, "owned_by": "posenc", **posenc}
 
 
@@ -151,7 +154,8 @@ def application(name: str, model: Model, limits: Limits, access: Access = Access
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
-        return JSONResponse(protocol.failure(error.detail, KIND.get(error.status_code, "invalid_request_error")), error.status_code, error.headers)
+        said = f"path: expected /v1/embeddings, since {name} is an encoder, got {protocol.cut(request.url.path)}" if error.detail == UNKNOWN else error.detail
+        return JSONResponse(protocol.failure(said, KIND.get(error.status_code, "invalid_request_error")), error.status_code, error.headers)
 
     return app
 

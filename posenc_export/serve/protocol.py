@@ -3,7 +3,8 @@
 import secrets
 from typing import Annotated, Any, Dict, List, Literal, NamedTuple, Optional, Protocol, Sequence, Tuple, Type, Union
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from posenc_export.runtime.artefact.tokenizer import Codec
 from posenc_export.serve.completion import Part
@@ -16,7 +17,15 @@ LEAST = -9999.0  # OpenAI's number for the logarithm of a probability of 0
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 FAST = Field(fail_fast=True)  # otherwise each of 100,000 wrong items takes time
 Ids = Annotated[List[Whole], FAST]
-Zero = Annotated[float, Field(ge=0, le=0)]
+
+
+def _zero(value: float) -> float:
+    if value != 0:
+        raise PydanticCustomError("zero", "expected 0, which is the only supported value")
+    return value
+
+
+Zero = Annotated[float, AfterValidator(_zero), Field(json_schema_extra={"enum": [0]})]
 
 
 class Prompt(NamedTuple):

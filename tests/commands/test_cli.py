@@ -255,6 +255,13 @@ def test_an_abbreviated_option_is_refused(capsys: pytest.CaptureFixture) -> None
     assert "did you mean --contexts?" in capsys.readouterr().err
 
 
+def test_a_gguf_file_is_refused_with_the_command_that_exports_it(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF")
+    assert main(["verify", str(path)]) == 2
+    assert f"export the file first: posenc export {path} --target ort -o ARTEFACT" in capsys.readouterr().err
+
+
 def test_a_folder_of_several_artefacts_is_refused_with_their_names(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     for target in ("onnx", "ort"):
         (tmp_path / target).mkdir()
@@ -276,7 +283,7 @@ def test_inspect_shows_encoding_sizes_and_positions_within_100_columns(tmp_path:
     assert main(["inspect", folder]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "encoding     rope:theta=500000.0" in lines and "positions    0 .. 63" in lines
-    assert "sizes        width 64, heads 4, kv heads 4, head size 16, weights a step reads 16384" in lines
+    assert "sizes        width 64, heads 4, kv heads 4, head size 16, a step reads 16384 weights" in lines
     assert max(map(len, lines)) <= 100
 
 

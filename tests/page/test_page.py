@@ -32,7 +32,7 @@ from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.places import check_folder
 from posenc_export.shared.numerics import worst_error
 from tests.serve.models import artefact
-from tests.tiny import decoder
+from tests.tiny import decoder, encoder
 from tests.traces import sources
 
 pytestmark = pytest.mark.xdist_group("serve")  # the worker that exports the same models
@@ -132,6 +132,9 @@ def test_an_encoding_with_trained_numbers_has_no_pattern_of_its_own(folder: Path
 def test_what_a_page_cannot_run_is_refused_by_name(web: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.raises(ValueError, match="page: expected a decoder for target ort or onnx, float32, got decoder for target onnx-static, float32"):
         write(artefact(tmp_path_factory.getbasetemp(), "onnx-static"), tmp_path / "page", web)
+    export(sources(encoder("rope")), "onnx", tmp_path / "encoder", verify=False)
+    with pytest.raises(ValueError, match="got encoder for target onnx, float32; encoders have no page"):
+        write(tmp_path / "encoder", tmp_path / "page", web)
     assert not (tmp_path / "page").exists()
 
 

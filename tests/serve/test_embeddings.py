@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 from posenc_export.export import export
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.runtime import load
+from posenc_export.runtime.session import sentences
 from posenc_export.runtime.session.model import Model
 from posenc_export.serve.access import Access
 from posenc_export.serve.embeddings import application
@@ -60,7 +61,7 @@ def test_base64_holds_the_bytes_of_float32_numbers(client: TestClient) -> None:
     ("body", "status", "message"),
     [
         ({"input": "w5", "model": "other"}, 404, "model: expected tiny, got other"),
-        ({"input": []}, 400, "expected at least one token in every row"),
+        ({"input": []}, 400, "input: expected at least one text, got none"),
         ({"input": [99]}, 400, "expected token ids 0 .. 60, got 99"),
         ({"input": "w5", "dimensions": 5}, 400, "dimensions: expected 48"),
         ({"input": "w5", "extra": 1}, 400, "extra: extra inputs are not permitted"),
@@ -72,6 +73,17 @@ def test_base64_holds_the_bytes_of_float32_numbers(client: TestClient) -> None:
 def test_what_cannot_be_embedded_is_refused(body: Any, status: int, message: str, client: TestClient) -> None:
     response = client.post("/v1/embeddings", json=body)
     assert response.status_code == status and message in response.json()["error"]["message"]
+
+
+def test_the_listed_length_is_that_at_which_texts_are_cut(client: TestClient, model: Model) -> None:
+    (row,) = sentences.rows_of(model, ["w5 " * 200])
+    assert client.get("/v1/models").json()["data"][0]["max_model_len"] == len(row) < model.manifest.max_positions
+
+
+def test_a_path_of_another_server_is_answered_with_the_path_of_this_one(client: TestClient) -> None:
+    response = client.post("/v1/chat/completions", json={})
+    assert response.status_code == 404
+    assert response.json()["error"]["message"] == "path: expected /v1/embeddings, since tiny is an encoder, got /v1/chat/completions"
 
 
 def test_the_key_guards_embeddings_and_models_but_not_health(client: TestClient) -> None:

@@ -3,7 +3,7 @@
 import { empty, page, read } from "./model.js";
 
 export const BOUND = page.certificate?.tolerance ?? 1e-4; // largest difference between logits of the same text
-export const short = (number) => number.toExponential(1).replace("-", "\u2011"); // a non-breaking hyphen
+export const short = (number) => number === 0 ? "0" : number.toExponential(1).replace("-", "\u2011"); // a non-breaking hyphen
 
 export function line(list, title, text, state = "") {
   const [name, value] = [document.createElement("dt"), document.createElement("dd")];

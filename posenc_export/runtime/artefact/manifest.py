@@ -118,6 +118,8 @@ def _export_first(folder: Path) -> str:
         return f"for the preset of this name, {preset_folders.INSTALL}"
     if near.startswith("did") and not folder.exists():
         return near
+    if folder.suffix == ".gguf" and folder.is_file():
+        return f"export the file first: posenc export {place} --target ort -o ARTEFACT"
     if (folder / "config.json").is_file():
         return f"export the checkpoint first: posenc export {place} --target ort -o ARTEFACT"
     if fetch:

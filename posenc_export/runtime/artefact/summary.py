@@ -7,6 +7,7 @@ from typing import Any, Dict, List
 from posenc_export.runtime.artefact.schema import Manifest, Quality
 
 OTHER = re.compile(r"[^A-Za-z0-9_.,:;=+() -]")  # not allowed, since summaries are printed on terminals and inserted into programs: line breaks, quotes, escapes
+SAID = {"keep": "codes of the checkpoint"}  # formats whose names do not describe them
 LONGEST = 300  # most characters of one specification
 
 
@@ -16,9 +17,9 @@ def summary(manifest: Manifest) -> Dict[str, str]:
     Parts of the configuration that do not have the expected form are left out; they raise no error.
     """
     return {
-        "model": f"{manifest.kind} for target {manifest.target}, {manifest.dtype}, signature {manifest.signature}",
+        "model": f"{manifest.kind} for target {manifest.target}, {manifest.dtype}{' except weights' if manifest.weights else ''}, signature {manifest.signature}",
         "encoding": ", ".join(_encodings(manifest.config)) or "none",
-        "sizes": ", ".join(f"{name} {size}" for name, size in _sizes(manifest).items()),
+        "sizes": ", ".join([f"{name} {size}" for name, size in _sizes(manifest).items()] + _read(manifest)),
         **_quantization(manifest),
         "positions": f"0 .. {manifest.max_positions - 1}" + (f", with {manifest.axes} coordinates" if manifest.axes else ""),
     }
@@ -28,7 +29,8 @@ def _quantization(manifest: Manifest) -> Dict[str, str]:
     """Describe the formats of weights and caches, the sample, and the loss against the float32 module; empty if everything has the dtype of the manifest."""
     lines, weights, sample = {}, manifest.weights, manifest.calibration
     if weights is not None:
-        lines["weights"] = f"{_formats(manifest) or weights.format} in {weights.matrices} matrices, activations of products in {weights.activations}"
+        form = _formats(manifest) or SAID.get(weights.format, weights.format)
+        lines["weights"] = f"{form} in {weights.matrices} matrices, activations of products in {weights.activations} on the CPU"
     if manifest.cache:
         lines["cache"] = manifest.cache
     if sample is not None:
@@ -85,8 +87,12 @@ def _sizes(manifest: Manifest) -> Dict[str, Any]:
     attention = _dict(config.get("attention")) or _dict(_dict(_dict(config.get("layers")).get(str(layers[0]) if layers else "")).get("attention"))
     sizes = {"layers": len(layers) or None, "width": config.get("width"), **{key.replace("_", " "): attention.get(key) for key in ("heads", "kv_heads", "head_size")}}
     vocabulary = _dict(manifest.config.get("tokens")).get("vocabulary") if manifest.kind != "block" else None
-    sizes |= {"vocabulary": vocabulary, "outputs": manifest.config.get("outputs") if own else None, "weights a step reads": manifest.step_weights or None}
+    sizes |= {"vocabulary": vocabulary, "outputs": manifest.config.get("outputs") if own else None}
     return {name: size for name, size in sizes.items() if type(size) is int and size}
+
+
+def _read(manifest: Manifest) -> List[str]:
+    return [f"a step reads {manifest.step_weights} weights"] if manifest.step_weights else []
 
 
 def _dict(value: Any) -> Dict[str, Any]:

@@ -46,6 +46,13 @@ def check_model(model: Any) -> None:
         raise ValueError(f"embed: expected an artefact with output {OUTPUT}, got {found}; export a sentence-transformers folder, or call session().prefill")
 
 
+def longest(model: Any) -> int:
+    """Return the largest number of tokens of a text, special tokens included, at which its tokenizer cuts it; the range of positions if it does not."""
+    path, most = model.folder / "tokenizer.json", int(model.manifest.max_positions)
+    cut = json.loads(path.read_text(encoding="utf-8")).get("truncation") if path.is_file() else None
+    return min(most, int(cut["max_length"])) if cut else most
+
+
 def groups(lengths: Sequence[int], batch: int) -> List[List[int]]:
     """Return the indices of rows to read together, longest first: as many rows of similar length as `batch` tokens with their padding, at least one."""
     found: List[List[int]] = []

@@ -17,6 +17,7 @@ from posenc_export.export import artefact, verify  # noqa: E402
 from posenc_export.export.quantization.kept import kept  # noqa: E402
 from posenc_export.models.config_json import to_json  # noqa: E402
 from posenc_export.models.pretrained import from_pretrained  # noqa: E402
+from posenc_export.runtime.artefact.summary import summary  # noqa: E402
 from tests.models import gguf_files  # noqa: E402
 
 DOWN, QKV, TABLE = "layers.0.mlp.down.weight", "layers.0.attention.projection.qkv.weight", "tokens.embedding.weight"
@@ -58,6 +59,8 @@ CASES = [("llama", "Q4_1"), ("llama", "Q4_0"), ("llama", "Q8_0"), ("gpt2", "Q4_1
 def test_an_artefact_with_kept_blocks_is_certified_and_near_its_module(name: str, kind: str, tmp_path: Path) -> None:
     manifest = export_model(_read(tmp_path / "model.gguf", kind, name), "ort", tmp_path / "artefact", weights="keep")
     assert manifest.certificate is not None and manifest.certificate["passed"] and manifest.weights is not None and manifest.weights.format == "keep"
+    said = summary(manifest)
+    assert "float32 except weights" in said["model"] and said["weights"].startswith(f"codes of the checkpoint in {manifest.weights.matrices} matrices")
     assert manifest.operators["MatMulNBits"] == manifest.weights.matrices and manifest.operators["GatherBlockQuantized"] == 1
     assert manifest.quality is not None and manifest.quality.error < 0.05 and manifest.quality.exact <= manifest.quality.exact_tolerance
 
