@@ -254,6 +254,16 @@ def test_webgpu_is_not_used_when_its_logits_differ_from_those_of_webassembly(fol
 
 
 @with_chromium
+def test_a_page_of_target_ort_does_not_show_the_choice_of_webgpu(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    write(artefact(tmp_path_factory.getbasetemp(), "ort"), tmp_path / "page", Path(os.environ["POSENC_NODE_MODULES"]) / "onnxruntime-web")
+    shown = 'setInterval(() => document.body.dataset.choice = getComputedStyle(document.getElementById("provider").labels[0]).display, 10)'
+    with (tmp_path / "page" / "index.html").open("a") as page:
+        page.write(f"<script>{shown}</script>")
+    found, _ = opened(tmp_path, "temperature=0", *SOFTWARE_ADAPTER)
+    assert found["choice"] == "none"
+
+
+@with_chromium
 def test_a_browser_without_an_adapter_stays_with_webassembly(folder: Path, tmp_path: Path) -> None:
     write(folder, tmp_path / "page", Path(os.environ["POSENC_NODE_MODULES"]) / "onnxruntime-web")
     found, document = opened(tmp_path, "provider=webgpu", "--disable-gpu")
