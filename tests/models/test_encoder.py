@@ -42,7 +42,7 @@ def test_methods_that_need_a_cache_or_a_vocabulary_are_refused() -> None:
     for call, message in (
         (lambda: session.step(ids[:, 0]), "expected a model with a cache for step"),
         (lambda: session.rewind(1), "expected a model with a cache for rewind"),
-        (lambda: list(session.generate(ids, 2)), "expected a decoder for generate, got kind encoder"),
+        (lambda: list(session.generate(ids, 2)), "expected a decoder, .* for generate, got kind encoder"),
     ):
         with pytest.raises(ValueError, match=message):
             call()
