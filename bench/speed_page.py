@@ -1,5 +1,6 @@
 """Generate docs/speed.md, its chart, and docs/speed-targets.md from the results of bench/speed.py."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
@@ -21,7 +22,8 @@ TITLES = {
 HEAD = """# Speed
 
 Time of one decode step of a decoder with 134 million parameters, relative to target `ort` in float32, on {machine}. Lower is faster. Numbers in parentheses, and
-lines on bars, are 95 % intervals.
+lines on bars, are 95 % intervals. Perplexities are those of [SmolLM2-135M-Instruct](fewer-bits.md#a-checkpoint-in-each-format), which has this architecture,
+relative to float32.
 
 ![time of a step relative to target ort](speed.svg)
 
@@ -89,16 +91,22 @@ TARGETS = (
 
 CONTEXTS, SUMMARIZED = (128, 1024), {"model", "bits"}
 OURS = "rope-ort"
-# Rows of the summary: part, contestant, description.
+QUALITY = Path(__file__).parent / "results" / "bits.json"  # of bench.bits
+# Rows of the summary: part, contestant, description, name of the weights in QUALITY.
 SUMMARY = (
-    ("model", "hand-written rope", "hand-written graph of the same operators"),
-    ("model", "genai on rope-ort-mask", "onnxruntime-genai"),
-    ("model", "openvino on rope-onnx-mask", "OpenVINO"),
-    ("model", "transformers rope", "transformers, eager PyTorch"),
-    ("bits", "rope-ort-int8", "target `ort`, 8-bit weights"),
-    ("bits", "rope-ort-int4-128", "target `ort`, 4-bit weights"),
-    ("bits", "genai-int4", "onnxruntime-genai, 4-bit weights"),
+    ("model", "hand-written rope", "hand-written graph of the same operators", "float32"),
+    ("model", "genai on rope-ort-mask", "onnxruntime-genai", "float32"),
+    ("model", "openvino on rope-onnx-mask", "OpenVINO", "float32"),
+    ("model", "transformers rope", "transformers, eager PyTorch", "float32"),
+    ("bits", "rope-ort-int8", "target `ort`, `int8`", "int8"),
+    ("bits", "rope-ort-int4", "target `ort`, `int4`", "int4"),
+    ("bits", "genai-int4", "onnxruntime-genai, its int4", "onnxruntime-genai int4"),
 )
+
+
+def perplexities() -> Dict[str, str]:
+    """Return the perplexity of each format relative to float32, by the name of the weights in QUALITY."""
+    return {row["weights"]: f"{row['perplexity']:.2f}" for row in json.loads(QUALITY.read_text(encoding="utf-8"))["rows"] if "perplexity" in row}
 
 
 def _compared(reports: Dict[str, Report], part: str, contestant: str, tokens: int) -> Optional[Spread]:
@@ -112,9 +120,10 @@ def _said(found: Optional[Spread]) -> str:
 
 def summary(reports: Dict[str, Report]) -> List[str]:
     """Return a table of ratios of the decoder with 134 million parameters."""
-    lines = [f"| time of a step, relative to target `ort` in float32 | {' | '.join(f'{tokens} cached tokens' for tokens in CONTEXTS)} |", "|---|---|---|"]
-    for part, contestant, description in SUMMARY:
-        cells = (_said(_compared(reports, part, contestant, tokens)) for tokens in CONTEXTS)
+    heads = [f"{tokens} cached tokens" for tokens in CONTEXTS] + ["relative perplexity"]
+    lines, quality = [f"| time of a step, relative to target `ort` in float32 | {' | '.join(heads)} |", "|---|---|---|---|"], perplexities()
+    for part, contestant, description, weights in SUMMARY:
+        cells = [_said(_compared(reports, part, contestant, tokens)) for tokens in CONTEXTS] + [quality[weights]]
         lines.append(f"| {description} | {' | '.join(cells)} |")
     return lines
 
@@ -126,7 +135,7 @@ def figure(reports: Dict[str, Report]) -> Any:
     drawing = Figure(figsize=(7.6, 2.8), layout="constrained")
     drawn = drawing.subplots(1, len(CONTEXTS), sharey=True)
     for axes, tokens in zip(drawn, CONTEXTS, strict=True):
-        for place, (part, contestant, _) in enumerate(SUMMARY):
+        for place, (part, contestant, *_) in enumerate(SUMMARY):
             found = _compared(reports, part, contestant, tokens)
             if found is not None:
                 axes.barh(place, found.median, height=0.72, color=COLOURS[0] if contestant.startswith(OURS) else "#b8bec6")
@@ -138,7 +147,9 @@ def figure(reports: Dict[str, Report]) -> Any:
         axes.tick_params(labelsize=7)
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(x=0.12)
-    drawn[0].set_yticks(range(len(SUMMARY)), [description.replace("`", "") for _, _, description in SUMMARY], fontsize=8)
+    quality = perplexities()
+    said = {weights: "" if weights == "float32" else f", perplexity x {quality[weights]}" for *_, weights in SUMMARY}
+    drawn[0].set_yticks(range(len(SUMMARY)), [description.replace("`", "") + said[weights] for *_, description, weights in SUMMARY], fontsize=8)
     drawn[0].invert_yaxis()
     return drawing
 
