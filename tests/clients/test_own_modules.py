@@ -78,7 +78,7 @@ def test_inspect_describes_an_own_module(reads: str, read: str, tmp_path: Path, 
     _made(reads, "onnx", tmp_path / "a")
     assert main(["inspect", str(tmp_path / "a")]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "encoding alibi sizes width 48, heads 6, kv heads 3" in said and "outputs 3, weights" in said and "The output of the own module's forward." in said
+    assert "encoding alibi sizes width 48, heads 6, kv heads 3" in said and "outputs 3, a step reads " in said and "The output of the own module's forward." in said
     assert f"module tests.clients.test_own_modules.Own, reads {read}, 1100 positions, outputs 3 block width 48" in said
 
 
