@@ -30,6 +30,7 @@ from posenc_export.export.quality import Loss
 from posenc_export.export.quantization import calibration
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.runtime import load
+from posenc_export.runtime.artefact.machine import processor
 from posenc_export.shared import json_rows
 
 RESULTS, PAGE = Path(__file__).parent / "results" / "bits.json", Path(__file__).parents[1] / "docs" / "fewer-bits.md"
@@ -232,7 +233,7 @@ def table(found: Dict[str, Any]) -> str:
         lines.append(f"| {' | '.join([name, format(row['bytes'] / 1e6, '.0f'), *quality, *speed])} |")
     plain = found["rows"][0]
     seconds = f"{1000 * plain['prefill']['seconds']:.0f} ms for the prompt and {1000 * plain['step']['seconds']:.1f} ms for a step"
-    note = f"{found['tokens']} tokens of text; {found['threads']} threads, {ROUNDS} rounds in which all took turns."
+    note = f"{found['model']} on `ort`, {found['tokens']} tokens of text; {found['processor']}, {found['threads']} threads, {ROUNDS} rounds in which all took turns."
     note += f" Times are relative to those of `float32` in the same round, {seconds}."
     return "\n".join([*textwrap.wrap(note, 170, break_long_words=False), "", *lines]) + "\n"
 
@@ -255,7 +256,7 @@ def main(given: Optional[List[str]] = None) -> None:
     text = windows(options.model, options.tokens)
     times = timed(contestants, text[: -(-PROMPT // text.shape[1])].ravel().tolist())
     loss = losses(contestants, contestants["float32"], text)
-    found = {"model": options.model.name, "tokens": int(text.size), "threads": options.threads, "rows": rows(contestants, loss, times)}
+    found = {"model": options.model.name, "tokens": int(text.size), "processor": processor(), "threads": options.threads, "rows": rows(contestants, loss, times)}
     print(table(found))
     if not options.no_write:
         write(found)
