@@ -41,6 +41,8 @@ READING = """## How to read the tables
   `transformers` is LlamaForCausalLM in eager mode.
 - `genai` (onnxruntime-genai) and `openvino` load an artefact of signature `mask`, which computes the logits of every token of a prompt; the others compute only those
   of the last one. `genai-int4` is the model that the model builder of onnxruntime-genai writes in 4 bits, with its default blocks of 32.
+- `genai` and `genai-int4` ran with the number of threads that onnxruntime-genai chooses itself, with which a step takes as long as with one thread. With two, its steps
+  take about as long as those of target `ort` ([in 4 bits](fewer-bits.md#a-checkpoint-in-each-format)).
 
 [Targets of these figures and the cost of a session](speed-targets.md) are on a page for developers. `posenc bench` compares your own artefacts in the same way.
 """
@@ -78,14 +80,12 @@ TARGETS = (
     *(Target("block", "decode", tokens, "rope-ort", "hand-written rope", 1.0) for tokens in (128, 1024, 8192)),
     *(Target("block", "decode", tokens, "rope-torchscript", "hand-written-torchscript rope", 1.1) for tokens in (128, 1024, 8192)),
     *(Target("block", "decode", tokens, "rope-aotinductor", "hand-written-torchscript rope") for tokens in (128, 1024, 8192)),
-    *(Target("layers", "decode", tokens, "rope-ort", "genai on rope-ort-mask", 0.92) for tokens in (128, 1024)),
     *(Target("layers", "decode", tokens, "rope-ort", "hand-written rope") for tokens in (128, 1024)),
-    *(Target("model", "decode", tokens, "rope-ort", theirs) for tokens in (128, 1024) for theirs in ("genai on rope-ort-mask", "hand-written rope")),
+    *(Target("model", "decode", tokens, "rope-ort", "hand-written rope") for tokens in (128, 1024)),
     Target("model", "prefill", 1024, "rope-ort", "hand-written rope", 1.02),
     Target("model", "prefill", 1024, "alibi-ort", "rope-ort", 1.05),
     *(Target("bits", "prefill", 1024, "rope-ort-int8", theirs, 0.5) for theirs in ("rope-ort", "hand-written")),
     *(Target("bits", "decode", tokens, "rope-ort-int8", theirs, 0.45) for tokens in (128, 1024) for theirs in ("rope-ort", "hand-written")),
-    *(Target("bits", "decode", tokens, ours, "genai-int4", 0.85) for tokens in (128, 1024) for ours in ("rope-ort-int4", "rope-ort-int4-128")),
     *(Target("cache", "decode", tokens, "rope-ort-cache-int8", theirs, most) for tokens, most in ((1024, None), (8192, 0.55)) for theirs in ("rope-ort", "hand-written")),
 )
 
@@ -95,12 +95,10 @@ QUALITY = Path(__file__).parent / "results" / "bits.json"  # of bench.bits
 # Rows of the summary: part, contestant, description, name of the weights in QUALITY.
 SUMMARY = (
     ("model", "hand-written rope", "hand-written graph of the same operators", "float32"),
-    ("model", "genai on rope-ort-mask", "onnxruntime-genai", "float32"),
     ("model", "openvino on rope-onnx-mask", "OpenVINO", "float32"),
     ("model", "transformers rope", "transformers, eager PyTorch", "float32"),
     ("bits", "rope-ort-int8", "target `ort`, `int8`", "int8"),
     ("bits", "rope-ort-int4", "target `ort`, `int4`", "int4"),
-    ("bits", "genai-int4", "onnxruntime-genai, its int4", "onnxruntime-genai int4"),
 )
 
 
