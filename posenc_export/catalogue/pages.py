@@ -61,12 +61,12 @@ def gallery() -> str:
 
 
 def _wrapped(formula: str) -> str:
-    """Break long lines of a formula, where possible between its statements."""
+    """Break long lines of a formula, where possible between its statements, and not at products "." and ranges ".."."""
     out: List[str] = []
-    for line in formula.splitlines():
+    for line in re.sub(r" (\.{1,2}) ", "\0\\1\0", formula).splitlines():
         parts = re.split(r"(?<=[;.]) +", line) if len(line) > FORMULA_WIDTH else [line]
         out += [short for part in parts for short in textwrap.wrap(part, FORMULA_WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)]
-    return "\n".join(out)
+    return "\n".join(out).replace("\0", " ")
 
 
 def _command(name: str) -> str:

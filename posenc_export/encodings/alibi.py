@@ -12,7 +12,7 @@ from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncodi
 
 
 class ALiBi(PositionEncoding):
-    """scores - scale m_h |i - j|, m_h = 2^(-max_bias h / n) for the first n = heads heads h = 1 .. n, m_h = 0 for the others.
+    """scores - scale m_h |i - j|; m_h = 2^(-max_bias h / n) for heads h = 1 .. n, m_h = 0 for the others.
 
     If n is not a power of two, the slopes are those of the next lower power, followed by every other slope of twice that power (the authors' code). MPT
     computes the same list in another way. Causal and bidirectional attention differ in the mask of the block only.
