@@ -44,7 +44,8 @@ def sparse(op: Builder, node: Experts) -> ir.Value:
 
 
 def quantized(op: Builder, node: ir.Node, first: OnGrid, second: OnGrid, accuracy: int) -> ir.Value:
-    """Replace MoE by QMoE. Widths that are not multiples of the block are padded with zeros.
+    """Replace MoE by QMoE. Widths that are not multiples of the block are padded with zeros. With 8 bits in blocks QMoE ignores accuracy_level and rounds activations
+    (ONNX Runtime 1.31): where it must not, MoE reads weights that are dequantized when the graph is loaded.
 
     Args:
         first, second: codes of the weights [N,2*H,E] and [N,E,H] of the node.
@@ -52,12 +53,15 @@ def quantized(op: Builder, node: ir.Node, first: OnGrid, second: OnGrid, accurac
     """
     x, logits, weights, bias, others, other_bias, *_ = (*node.inputs, None)
     grid, width, hidden = first[0], first[1].inputs, second[1].inputs
+    attributes: Dict[str, Any] = {name: attribute.value for name, attribute in node.attributes.items()}
+    if grid.bits == 8 and grid.block and not accuracy:
+        plain = (_dequantized(op, weights, first), bias, _dequantized(op, others, second), other_bias)
+        return op.MoE(x, logits, *plain, domain=MICROSOFT, **attributes)
     wide, deep = (inputs if grid.block is None else -(-inputs // grid.block) * grid.block for inputs in (width, hidden))
     matrices = [_codes(op, weights, first, (2 * deep, wide)), _codes(op, others, second, (wide, deep))]
     biases = [_padded(op, bias, 2 * deep), _padded(op, other_bias, wide)]
     if wide > width:
         x = op.Pad(x, [0, wide - width], None, [2])
-    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
     attributes |= {"expert_weight_bits": grid.bits} | ({"block_size": grid.block, "accuracy_level": accuracy} if grid.block else {})
     y = op.QMoE(x, logits, *matrices[0], biases[0], *matrices[1], biases[1], domain=MICROSOFT, **attributes)
     return y if wide == width else op.Slice(y, [0], [width], [2])
@@ -94,6 +98,16 @@ def _codes(op: Builder, source: Optional[ir.Value], found: OnGrid, shape: Tuple[
 
     name = constant_of(source).name
     return [op.weight(f"{name}.codes", packed), op.weight(f"{name}.scales", scales)]
+
+
+def _dequantized(op: Builder, source: Optional[ir.Value], found: OnGrid) -> ir.Value:
+    """Return a constant [experts,N,K] as DequantizeLinear of its codes in blocks."""
+    assert source is not None
+    grid, codes = found
+    of_expert, name = codes.scales.shape[:2], constant_of(source).name
+    stored = op.weight(f"{name}.codes", lambda: np.ascontiguousarray(codes.codes.reshape(*of_expert, -1)[..., : codes.inputs]))
+    scales = op.weight(f"{name}.scales", lambda: codes.scales.reshape(*of_expert, -1))
+    return op.DequantizeLinear(stored, scales, axis=2, block_size=grid.block)
 
 
 def _padded(op: Builder, bias: Optional[ir.Value], outputs: int) -> Optional[ir.Value]:

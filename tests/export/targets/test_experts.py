@@ -45,13 +45,13 @@ def _cases(*quick: tuple) -> list:
     return [case if case in quick else pytest.param(*case, marks=pytest.mark.exhaustive) for case in cases]
 
 
-@pytest.mark.parametrize(("mixture", "target", "weights"), _cases(("plain", "ort", None), ("clamped with biases", "ort", "int4")))
+@pytest.mark.parametrize(("mixture", "target", "weights"), _cases(("plain", "ort", None), ("clamped with biases", "ort", "int4"), ("groups", "ort", "int8-32")))
 def test_experts_are_verified_with_the_tolerance_of_float32(mixture: str, target: str, weights: Any, tmp_path: Path) -> None:
     config = _decoder(mixture)
     manifest = export(sources(config), target, tmp_path / "made", weights=weights)
     assert manifest.certificate is not None and manifest.certificate["passed"]
     assert manifest.certificate["tolerance"] == tolerance("float32", 1, widest(config))
-    node = "MoE" if weights is None else "QMoE"
+    node = "MoE" if weights in (None, "int8-32") else "QMoE"
     assert manifest.operators.get(node, 0) == (target == "ort" and mixture in SPARSE)
 
 
@@ -74,6 +74,13 @@ def test_a_choice_of_experts_in_float16_is_refused(target: str, dtype: Any, tmp_
 def test_experts_that_are_all_chosen_are_verified_in_float16(target: str, tmp_path: Path) -> None:
     manifest = export(sources(_decoder("all")), target, tmp_path / "made", dtype="float16")
     assert manifest.certificate is not None and manifest.certificate["passed"] and "MoE" not in manifest.operators
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_experts_are_refused_for_cuda(dtype: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected a model without experts for target ort-cuda, got one with experts"):
+        export(sources(_decoder("all")), "ort-cuda", tmp_path / "made", dtype=dtype, verify=False)
+    assert not (tmp_path / "made").exists()
 
 
 def test_a_choice_of_experts_in_bfloat16_is_refused(tmp_path: Path) -> None:
