@@ -21,7 +21,9 @@ def step_bytes(manifest: Manifest, context: int, batch: int = 1) -> int:
     """
     if manifest.dtype not in ITEM_BYTES:
         raise ValueError(f"benchmark: expected dtype to be one of {', '.join(ITEM_BYTES)}, got {manifest.dtype!r}; export again")
-    of_weight = ITEM_BYTES[manifest.dtype] if manifest.weights is None else FORMAT_BYTES[manifest.weights.format]
+    of_weight: float = ITEM_BYTES[manifest.dtype]
+    if manifest.weights is not None:  # each weight may have a format of its own
+        of_weight = min(FORMAT_BYTES[name] for name in (manifest.formats.values() or (manifest.weights.format,)))
     return round(of_weight * (manifest.step_weights - _idle_weights(manifest))) + batch * cache_bytes(manifest, context)
 
 

@@ -17,7 +17,7 @@ from posenc_export.benchmark.spread import spread
 from posenc_export.export.describe import eager
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
-from posenc_export.runtime.artefact.schema import Quality
+from posenc_export.runtime.artefact.schema import Quality, Weights
 from tests.benchmark import rows
 
 BLOCK = block_config(32, 4, 64, kv_heads=2, qkv_bias=True, output_bias=True)
@@ -62,6 +62,12 @@ def test_cache_bytes_are_proportional_to_context_and_item_size():
 def test_weights_are_read_once_for_all_rows_of_a_batch():
     manifest = eager(seeded(MODELS["swiglu"]))[1]
     assert step_bytes(manifest, 10, batch=3) - step_bytes(manifest, 10) == 2 * 10 * 4 * 2 * 3 * 2 * 8
+
+
+def test_weights_of_several_formats_take_at_least_the_bytes_of_the_smallest():
+    plain = eager(seeded(MODELS["swiglu"]))[1]
+    of_one, of_several = plain.replace(weights=Weights("int4")), plain.replace(weights=Weights("mixed", 2), formats={"a": "int8-32", "b": "int4"})
+    assert step_bytes(of_several, 0) == step_bytes(of_one, 0) == round(0.625 * plain.step_weights)
 
 
 def test_a_step_that_computes_only_the_chosen_experts_reads_no_others():
