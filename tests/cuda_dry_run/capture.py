@@ -54,8 +54,8 @@ def _call(session: Any, manifest: Manifest, kind: str, batch: int) -> None:
 def _wrong(record: Record, kind: str) -> str:
     """Return what a call did that it should not do; empty if all is right."""
     illegal = [name for name in record.counts if name.startswith("CAPTURE_ILLEGAL")]
-    if illegal or record.counts["STALE_COPY"]:
-        return ", ".join(illegal) or f"{record.counts['STALE_COPY']} copies of memory that has changed"
+    if illegal or record.counts["CAPTURED_COPY"]:
+        return ", ".join(illegal) or f"{record.counts['CAPTURED_COPY']} copies from the host, which a replay repeats with what is there then"
     replays, launches = record.counts["GRAPH_LAUNCH"], record.launches
     right = {"prompt": not replays, "first step": record.counts["CAPTURE_END"] > 0, "step": replays == 1 and not launches}[kind]
     return "" if right else f"{replays} replays, {launches} launches, {record.counts['CAPTURE_END']} captures"

@@ -20,7 +20,7 @@ class Record:
         products: number of products of cuBLAS.
         tf32: number of those in TF32.
         copies, bytes: number and bytes of copies by direction: "H2D", "D2H", "D2D", "H2H" (host, device).
-        counts: other calls by name: MEMSET, MALLOC, SYNC stream, CAPTURE_BEGIN, CAPTURE_ILLEGAL, GRAPH_LAUNCH, STALE_COPY, ...
+        counts: other calls by name: MEMSET, MALLOC, SYNC stream, CAPTURE_BEGIN, CAPTURE_ILLEGAL, CAPTURED_COPY, GRAPH_LAUNCH, ...
         faults: launches beyond a limit of the device, and rows for which unfused attention shifts the causal mask.
     """
 

@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import onnx_ir as ir
 
 from posenc_export.export.targets import ort_slots, standard
-from posenc_export.export.targets.rewriter import MICROSOFT, Builder, size
+from posenc_export.export.targets.rewriter import FLOAT, MICROSOFT, Builder, size
 from posenc_export.ops.graph import Append, Attend, Mask, Rotate
 
 AFTER_SOFTMAX = 2  # value of the attribute qk_output
@@ -99,7 +99,10 @@ def padded(op: Builder, value: ir.Value, wide: int) -> ir.Value:
     missing = wide - size(value, 3)
     if value.shape is None or not missing:
         return value
-    wider = op.Pad(value, op.constant([0, missing]), op.constant(0, op.dtype), [3])
+    if op.dtype == "bfloat16":  # CUDA pads no bfloat16
+        wider = standard.in_dtype(op, op.Pad(op.Cast(value, to=FLOAT), op.constant([0, missing]), op.constant(0, "float32"), [3]))
+    else:
+        wider = op.Pad(value, op.constant([0, missing]), op.constant(0, op.dtype), [3])
     wider.shape = ir.Shape([*value.shape[:3], wide])
     return wider
 

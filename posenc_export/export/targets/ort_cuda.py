@@ -16,6 +16,7 @@ from posenc_export.export.trace import Source
 from posenc_export.ops import graph
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs import cuda_placement
+from posenc_export.runtime.graphs.providers import CHOICE
 
 CHUNK = 1024  # tokens of a prompt in one run of a model without scores in memory: few launches of large kernels. A bias takes [H,chunk,T].
 
@@ -43,10 +44,8 @@ def append(op: Builder, node: graph.Append) -> ir.Value:
 
 
 def attend(op: Builder, node: graph.Attend) -> ir.Value:
-    """As `ort_attention.attend`; sinks beside a bias, which GroupQueryAttention refuses on CUDA, take standard operators."""
-    mask = graph.Mask.of(node.mask)
-    has_bias = mask is None or mask.bias is not None or mask.chunk > 0
-    return standard.attend(op, node) if has_bias and node.sinks is not None else ort_attention.attend(op, node)
+    """As `ort_attention.attend`; sinks take standard operators. GroupQueryAttention refuses them beside a bias, and of its other results on CUDA none was seen right."""
+    return ort_attention.attend(op, node) if node.sinks is None else standard.attend(op, node)
 
 
 def sum_and_norm(op: Builder, node: ir.Node) -> Replaced:
@@ -77,11 +76,14 @@ def write(source: Source, manifest: Manifest, folder: Path) -> Manifest:
     """Write the graph (onnx_file.write_onnx).
 
     Raises:
-        ValueError: as for write_onnx; the CUDA provider has no kernel for a node, or one that refuses it.
+        ValueError: as for write_onnx; a model with experts; the CUDA provider has no kernel for a node, or one that refuses it.
     """
     manifest = write_onnx(source, manifest, LOWERING, folder, Fused, FUSIONS)
     if manifest.chunk == PositionEncoding.chunk and manifest.states and manifest.input("slots") is None:
         manifest = replace(manifest, chunk=CHUNK)
+    if CHOICE in manifest.operators:
+        why = "whose outputs on a GPU were wrong for rows beside others that come and go (gpt_oss, H100, onnxruntime-gpu 1.31.1)"
+        raise ValueError(f"export: expected a model without experts for target {manifest.target}, got one with experts, {why}; choose target onnx-static or ort")
     found = cuda_placement.placed(folder / FILE_NAME)
     if not found.runs and manifest.dtype != "float32":  # in which a graph of half precision is verified on the CPU
         rule, remedy = "a graph that ONNX Runtime's CUDA provider runs", "change the model, or choose target onnx-static or ort"

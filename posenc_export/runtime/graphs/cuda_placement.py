@@ -7,6 +7,7 @@ outputs nor times follow from it.
 
 import functools
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
@@ -17,6 +18,9 @@ TABLE = Path(__file__).with_name("cuda_kernels.json")
 SMALL = 100  # most elements of a constant that a shape computation reads on the CPU
 NOT_FOR_CPU = ("float16", "bfloat16")  # element types that shape computations do not have
 CONTROL_FLOW = ("If", "Loop", "Scan")
+# Products of several matrices on both sides. If the numbers of matrices differ, the provider copies the addresses of all pairs from memory of the host, which it reuses
+# after the run: a captured step would repeat the copy, and multiply other matrices.
+PRODUCTS = ("MatMul", "FusedMatMul")
 DEVICE, HOST, CALLER, CONSTANT = "device", "host", "caller", "constant"  # where a value is: CALLER for graph inputs, which are copied to where they are read
 
 
@@ -46,6 +50,7 @@ class Placement:
         without_kernel: nodes without a kernel for their element types, as text; they run on the CPU too.
         refused: nodes that have a kernel which refuses them when it runs, as text.
         control_flow: operators with subgraphs.
+        addressed: products whose matrices the provider may address from the host (PRODUCTS).
         copies: values that are copied between host and device in each run, by direction.
     """
 
@@ -54,6 +59,7 @@ class Placement:
     without_kernel: List[str] = field(default_factory=list)
     refused: List[str] = field(default_factory=list)
     control_flow: List[str] = field(default_factory=list)
+    addressed: List[str] = field(default_factory=list)
     copies: Dict[str, List[str]] = field(default_factory=lambda: {"to the host": [], "to the device": []})
 
     @property
@@ -69,7 +75,7 @@ class Placement:
     @property
     def captured(self) -> bool:
         """Whether a run can be captured as a CUDA graph, if its shapes and buffers stay the same."""
-        return self.runs and not self.copied and not self.control_flow
+        return self.runs and not self.copied and not self.control_flow and not self.addressed
 
     def said(self, grows: bool = False) -> str:
         """Describe the placement in one line. grows: whether caches grow in each step, whose shapes then change."""
@@ -108,6 +114,7 @@ class _Planner:
     Attributes:
         types: element type of each value, "" if unknown.
         at: where each value is.
+        matrices: constants of several matrices.
         shapes: values on the host that come from shapes alone, and so may be computed with there.
         readers: where each value is read.
     """
@@ -117,13 +124,15 @@ class _Planner:
         self.types: Dict[str, str] = {}
         self.at: Dict[str, str] = {}
         self.small: Set[str] = set()
+        self.matrices: Set[str] = set()
         self.shapes: Set[str] = set()
         self.readers: Dict[str, Set[str]] = {}
 
     def add(self, graph: Nodes, outermost: bool = False) -> None:
-        for name, (element, count) in graph.constants.items():
+        for name, (element, shape) in graph.constants.items():
             self.types[name], self.at[name] = element, CONSTANT
-            self.small |= {name} if count <= SMALL else set()
+            self.small |= {name} if math.prod(shape) <= SMALL else set()
+            self.matrices |= {name} if len(shape) > 2 else set()
         for name, element in graph.inputs.items():
             self.types[name], self.at[name] = element, CALLER if outermost else DEVICE
         for node in graph.nodes:
@@ -162,6 +171,8 @@ class _Planner:
 
     def _on_device(self, node: Node, kernels: Kernels, types: Sequence[str]) -> None:
         self.found.refused += refusals(node)
+        if node.operator in PRODUCTS and not self.matrices.isdisjoint(node.inputs[:2]):
+            self.found.addressed.append(node.operator)
         for index, name in enumerate(node.inputs):
             self._read([name] if name else [], HOST if index in kernels.host_inputs else DEVICE)
         self._give(node, DEVICE, types)

@@ -39,14 +39,14 @@ class Nodes:
 
     Args:
         inputs: element types of inputs by name.
-        constants: element type and number of elements of constants by name.
+        constants: element type and shape of constants by name.
         outputs: names of outputs.
         opsets: version by domain; only of the outermost graph.
     """
 
     nodes: List[Node] = field(default_factory=list)
     inputs: Dict[str, str] = field(default_factory=dict)
-    constants: Dict[str, Tuple[str, int]] = field(default_factory=dict)
+    constants: Dict[str, Tuple[str, Tuple[int, ...]]] = field(default_factory=dict)
     outputs: List[str] = field(default_factory=list)
     opsets: Dict[str, int] = field(default_factory=dict)
 
@@ -91,8 +91,8 @@ def _graph(content: bytes) -> Nodes:
         if number == 1:
             graph.nodes.append(_node(part))
         elif number == 5:
-            name, element, count = _tensor(part)
-            graph.constants[name] = element, count
+            name, element, shape = _tensor(part)
+            graph.constants[name] = element, shape
         elif number in (11, 12):
             name, element = _value(part)
             if number == 11:
@@ -126,17 +126,17 @@ def _attribute(content: bytes, node: Node) -> None:
         node.bodies.append(_graph(parts[6]))
 
 
-def _tensor(content: bytes) -> Tuple[str, str, int]:
-    """Return name, element type and number of elements."""
-    name, element, count = "", "", 1
+def _tensor(content: bytes) -> Tuple[str, str, Tuple[int, ...]]:
+    """Return name, element type and shape."""
+    name, element, shape = "", "", []
     for number, part in _of(content):
         if number == 1:
-            count *= _number(part)
+            shape.append(_number(part))
         elif number == 2:
             element = TYPES.get(_number(part), "other")
         elif number == 8:
             name = _text(part)
-    return name, element, count
+    return name, element, tuple(shape)
 
 
 def _value(content: bytes) -> Tuple[str, str]:

@@ -45,7 +45,7 @@ def choose_provider(name: str, manifest: Manifest) -> str:
         ValueError: the machine lacks what the provider needs, or the artefact has operators or a dtype without kernels for it.
     """
     present = onnxruntime.get_available_providers()
-    host_only = manifest.dtype == "float32" and not HOST_ONLY.isdisjoint(manifest.operators)
+    host_only = _host_only(manifest)
     if name == "cpu" or (name == "auto" and (host_only or cuda.NAME not in present)):
         if manifest.dtype == "bfloat16":
             raise ValueError("runtime: expected provider cuda for an artefact in bfloat16, got cpu; load it on a machine that runs cuda, or export dtype float16")
@@ -55,8 +55,7 @@ def choose_provider(name: str, manifest: Manifest) -> str:
             raise ValueError(f"runtime: expected an ONNX Runtime with provider {name}, got one with {', '.join(present)}; {INSTALL_WEBGPU}")
         return name
     if host_only:
-        remedy = "export target onnx-static, or ort-cuda for half precision"
-        raise ValueError(f"runtime: expected provider cpu for target {manifest.target} in float32, got {name}; {remedy}")
+        raise ValueError(f"runtime: expected provider cpu for {host_only}, got {name}; export target onnx-static, or ort-cuda for half precision")
     missing = cuda.obstacle() or cuda.cudnn_obstacle(manifest)
     if missing is None:
         return "cuda"
@@ -64,6 +63,14 @@ def choose_provider(name: str, manifest: Manifest) -> str:
         raise ValueError(f"runtime: expected a machine that can run provider cuda, got {missing.found}; {missing.remedy}")
     _warn_once(f"runtime: provider auto chose cpu, because provider cuda cannot run here: got {missing.found}; {missing.remedy}")
     return "cpu"
+
+
+def _host_only(manifest: Manifest) -> str:
+    """Return what of an artefact runs on the CPU only; empty for nothing. CUDA's kernels for weights of few bits refuse token tables, and are wrong for encoders."""
+    if manifest.weights is not None:
+        return f"weights in {manifest.weights.format}"
+    needs = manifest.dtype == "float32" and not HOST_ONLY.isdisjoint(manifest.operators)
+    return f"target {manifest.target} in float32" if needs else ""
 
 
 @functools.cache

@@ -19,7 +19,7 @@ HELP = (
 TORCH_TARGETS = ("torchscript", "pt2", AOTINDUCTOR, "eager")
 # TensorScatter does not exist in OpenVINO 2026.4. Its GRU gives wrong states for rows of different lengths.
 NOT_IN_OPENVINO = ("TensorScatter", "GRU")
-CHOICE = "TopK"  # operator of routers; near ties between experts are decided differently in bfloat16, which changes outputs abruptly
+CHOICE = "TopK"  # operator of routers of experts; near ties between experts are decided differently in bfloat16, which changes outputs abruptly
 
 
 def check_threads(threads: Any) -> None:

@@ -28,14 +28,11 @@ def operators(folder: Path) -> Dict[str, int]:
     return {name: nodes.count(name) for name in set(nodes)}
 
 
-def test_sinks_beside_a_bias_take_standard_operators_and_are_certified(tmp_path: Path) -> None:
-    manifest = export(sources(with_sinks("alibi")), "ort-cuda", tmp_path / "artefact")
+@pytest.mark.parametrize("variant", ["alibi", "rope"])
+def test_sinks_take_standard_operators_and_are_certified(variant: str, tmp_path: Path) -> None:
+    manifest = export(sources(with_sinks(variant)), "ort-cuda", tmp_path / "artefact")
     assert manifest.certificate is not None and manifest.certificate["passed"]
     assert "GroupQueryAttention" not in manifest.operators and manifest.operators["Attention"] == 1
-
-
-def test_sinks_without_a_bias_stay_in_group_query_attention(tmp_path: Path) -> None:
-    assert export(sources(with_sinks("rope")), "ort-cuda", tmp_path / "artefact", verify=False).operators["GroupQueryAttention"] == 1
 
 
 def test_a_layer_launches_no_kernel_for_its_residuals_and_prompts_without_scores_are_fed_in_larger_chunks(tmp_path: Path) -> None:

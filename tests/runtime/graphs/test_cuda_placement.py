@@ -32,6 +32,8 @@ PINNED: Dict[str, Tuple[int, int, str, str]] = {
     "cope": (1, 0, "captured", ""),
     "inkling": (1, 0, "captured", ""),
     "fox_pair": (1, 0, "captured", ""),
+    "deberta": (0, 0, "not captured", ""),  # a matrix for each head, which MatMul addresses from the host
+    "transformer_xl": (0, 0, "not captured", ""),
 }
 
 
