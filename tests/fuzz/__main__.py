@@ -17,20 +17,20 @@ import sys
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Set
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set
 
 MUTATED = ("onnx", "onnx-static", "ort", "torchscript", "pt2")
 SHARE = 0.8  # fraction of the time for sessions, if artefacts are mutated as well
 MUTATIONS = 200  # number of mutations in one run of tests.fuzz.mutations
 
 
-def sessions(number: int, jobs: int, end: float) -> Dict[str, Any]:
-    """Fuzz sessions until `end` (time.time). Print a line per unit and return the totals."""
+def sessions(number: int, jobs: int, end: float, providers: Sequence[str]) -> Dict[str, Any]:
+    """Fuzz sessions until `end` (time.time), on some providers only if given. Print a line per unit and return the totals."""
     from tests.fuzz import long
 
     stopped: List[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))  # finished units are still reported
-    groups: Iterator[Any] = long.groups(random.Random(number))
+    groups: Iterator[Any] = long.groups(random.Random(number), providers)
     units: List[Any] = []
     running: Set["Future[Any]"] = set()
     turn = 0
@@ -74,6 +74,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write the totals to FILE")
     parser.add_argument("--only", choices=["sessions", "mutations"])
+    parser.add_argument("--providers", nargs="+", default=[], metavar="PROVIDER", help="of sessions, such as cuda (default: all that run here)")
     parser.add_argument("--configs", type=int, default=0, help="compare so many random configurations with transformers first")
     options = parser.parse_args(arguments)
     number = random.SystemRandom().randrange(2**31) if options.seed is None else options.seed
@@ -88,7 +89,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     mutating = options.only != "sessions" and importlib.util.find_spec("tests.fuzz.mutations") is not None
     share = 1.0 if not mutating else 0.0 if options.only == "mutations" else SHARE
     if share:
-        found["sessions"] = sessions(number, options.jobs, begun + share * (end - begun))
+        found["sessions"] = sessions(number, options.jobs, begun + share * (end - begun), options.providers)
         print({name: value for name, value in found["sessions"].items() if name not in ("findings", "cannot_be_exported")})
     if mutating:
         found["mutations"] = mutations(number, end)

@@ -24,6 +24,9 @@ Call = Dict[str, Any]
 SESSIONS = 3  # most sessions at a time
 BLOCKS, BLOCK = 4, 4  # blocks of kept prefixes, and tokens of a block: few, so that some are replaced
 WATCHED = 6  # number of the latest outputs that are checked for later writes
+# A certificate bounds the root mean square error over the tokens of a cell, at least MANY. Where activations are rounded, that of a few tokens may be larger by UNEVEN:
+# measured up to 1.2 times that of their row (encoder with normalized positions in float16, whose row is at 0.9 of the bound).
+MANY, UNEVEN = 16, 1.25
 
 
 class Free(PassCosts):
@@ -334,10 +337,11 @@ class Driver:
         for name, (full, against) in self.subject.expected(row.start, row.tokens, row.source).items():
             errors = Errors()
             errors.add(output, full[first : row.length])
-            error = cell_error(errors, against.rounds) * _share(full[first : row.length], full) / against.bound
+            bound = against.bound * (UNEVEN if against.rounds and len(output) < MANY else 1)
+            error = cell_error(errors, against.rounds) * _share(full[first : row.length], full) / bound
             self.worst[name] = max(self.worst.get(name, 0.0), error)
             where = f"{call['do']}: a row from position {row.start}, its tokens {first} .. {row.length - 1}"
-            assert error <= 1, f"{where}: error {error:.3g} of {against.bound:.2g} against {name}"
+            assert error <= 1, f"{where}: error {error:.3g} of {bound:.2g} against {name}"
 
     def _own(self, output: np.ndarray) -> None:
         self.owned = [*self.owned, (output, output.copy())][-WATCHED:]

@@ -57,10 +57,13 @@ class Unit:
     finding: Dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def groups(chosen: random.Random) -> Iterator[List[Spec]]:
+def groups(chosen: random.Random, only: Sequence[str] = ()) -> Iterator[List[Spec]]:
     """Yield groups of specs endlessly. A group shares one module, which is traced once; each round over the registry has a random order.
 
     A module is fuzzed in float32 on every target and signature, and in some of the other formats and on some of the other providers.
+
+    Args:
+        only: providers; if given, the specs of others are left out.
     """
     present = available()
     while True:
@@ -76,6 +79,7 @@ def groups(chosen: random.Random) -> Iterator[List[Spec]]:
             forms = sorted({spec.form for spec in others} - {"float32"})
             forms = ["float32", *chosen.sample(forms, min(FORMATS, len(forms)))]
             others = [spec for spec in others if spec.form in forms]
+            plain, others = ([spec for spec in specs if not only or spec.provider in only] for specs in (plain, others))
             yield [*plain, *sorted(chosen.sample(others, min(DRAWN, len(others))), key=lambda spec: (spec.form, spec.signature))]
 
 
@@ -93,7 +97,8 @@ def _specs(variant: str, kind: str, size: int, present: Sequence[str]) -> Tuple[
         for target, able in TARGETS.items()
         for provider in ("cpu", *(() if target in providers.TORCH_TARGETS else present))
         if provider not in providers.OPENVINO or (target, form) in OPENVINO_READS
-        if target != "ort-cuda" and signature in able.layout
+        if (target != "ort-cuda" or provider == "cuda") and signature in able.layout
+        if provider != "cuda" or not ("weights" in how or "cache" in how)  # which run on the CPU only
         if how.get("dtype", "float32") in able.dtypes and ("weights" not in how or able.few_bits) and ("cache" not in how or (able.int8_cache and kind in CALIBRATED))
     ]
     plain = [spec for spec in every if (spec.form, spec.provider) == ("float32", "cpu")]
