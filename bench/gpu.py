@@ -1,11 +1,12 @@
-"""The CUDA provider on a machine with a GPU: verify every encoding, then compare decode and prefill times of a float16 decoder with
+"""The CUDA provider on a machine with a GPU: verify the models of the dry run, then compare decode and prefill times of a float16 decoder with
 transformers and onnxruntime-genai (packages transformers, onnxruntime-genai-cuda).
 
-    python -m bench.gpu --json build/gpu.json [--only parity|latency] [--names NAME ...] [--contestants NAME ...] [--rounds N] [--minutes N] [--layers N] [--rehearse]
+    python -m bench.gpu --json build/gpu.json [--only parity|latency] [--kinds KIND ...] [--names NAME ...] [--workers N] [--contestants NAME ...] [--rounds N]
+        [--minutes N] [--layers N] [--rehearse]
 
 Results are written to the JSON file as they come, and to a page beside it with the suffix .md. A call ends after --minutes; the same command again continues with what is
-missing. Each encoding and each round of a contestant runs in a process of its own, so that a crash or a hang ends one row. --rehearse tries the command on the dry run of
-the provider (tests/cuda_dry_run), with torch on the CPU; its times and its errors mean nothing.
+missing. A few models, and each round of a contestant, run in a process of their own, so that a crash or a hang ends one row. --rehearse tries the command on the dry run
+of the provider (tests/cuda_dry_run), with torch on the CPU; its times and its errors mean nothing.
 
 Latency is measured in turn: every contestant once in each round. Results are the median of the rounds' medians, with minimum and maximum. All contestants run the
 same decoder with one row: layers of width 768 (12 of them: 124 million parameters) in float16. A step includes copying the token to the device and the logits to
@@ -13,30 +14,34 @@ the host.
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
 from bench.gpu_contestants import CONTESTANTS, CONTEXTS, one_round
-from posenc_export.encodings import REGISTRY
 from posenc_export.export import Sources, export
-from posenc_export.models.presets import seeded
 from posenc_export.models.pretrained import from_pretrained
-from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.runtime import load, verify
 from posenc_export.runtime.artefact.certificate import bound_of, format_worst_error, worst_cell
 from posenc_export.shared import json_rows
+from tests.cuda_dry_run.models import KINDS
 
 TARGETS = ("ort-cuda", "onnx", "onnx-static")
+# The artefacts of a model: target and dtype. The others are those of an encoding alone, which its decoder has on every target.
+EVERY = [("ort-cuda", "float16"), ("ort-cuda", "bfloat16"), ("onnx", "float32"), ("onnx", "float16"), ("onnx-static", "float32")]
+ARTEFACTS = {"decoders": EVERY, "presets": EVERY, "depths": EVERY, "families": EVERY[:3], "parts": EVERY, "blocks": EVERY[:1], "variants": EVERY[:1]}
 PIECE = 240  # most seconds of one process
+TOGETHER = 4  # models of one process
 WORKERS = 4  # processes that verify at the same time; nothing is timed meanwhile
 # The measured decoder: Llama's architecture.
 LLAMA: Dict[str, Any] = {
@@ -46,24 +51,32 @@ LLAMA: Dict[str, Any] = {
 
 
 def proof(name: str) -> Iterator[Dict[str, Any]]:
-    """Verify an encoding on every target on CUDA; yield one row for each."""
+    """Verify the artefacts of a model on CUDA; yield one row for each."""
     import torch  # noqa: F401  loads the CUDA libraries that the provider needs
 
-    causal = "causal" in REGISTRY[name].works_in
-    block = block_config(48, 6, 1100, kv_heads=3, head_size=16, encoding={"name": name}, causal=causal)
-    sources = Sources(seeded(decoder_config(61, 2, 40, block, tied=name != "complex_order")))
-    for target in TARGETS:
-        row: Dict[str, Any] = {"encoding": name, "target": target}
-        with tempfile.TemporaryDirectory() as temporary:
+    kind, make = models()[name]
+    sources = make()
+    for target, dtype in ARTEFACTS[kind]:
+        row: Dict[str, Any] = {"model": name, "kind": kind, "target": target, "dtype": dtype}
+        with tempfile.TemporaryDirectory() as temporary, warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always", RuntimeWarning)
             try:
-                export(sources, target, Path(temporary) / "a", verify=False)
-                certificate = verify(Path(temporary) / "a", provider="cuda")
+                export(sources, target, Path(temporary) / "a", dtype=dtype, verify=False)
+                certificate = verify(Path(temporary) / "a", provider="cuda", record=False)
             except (ValueError, RuntimeError) as error:
-                yield {**row, "refused": str(error)[:300]}
+                yield {**row, "refused": " ".join(str(error).split())[:500]}
                 continue
-        worst = worst_cell(certificate)
-        row |= {"passed": certificate["passed"], "worst": certificate["cells"][worst], "tolerance": bound_of(certificate, worst), "at": worst}
-        yield {**row, "cells": len(certificate["cells"]), "machine": certificate["machine"]}
+        worst, errors = worst_cell(certificate), certificate["cells"]
+        failed = {cell: error for cell, error in errors.items() if not error <= bound_of(certificate, cell)}
+        row |= {"passed": certificate["passed"], "worst": errors[worst], "tolerance": bound_of(certificate, worst), "at": worst, "cells": len(errors)}
+        row |= {"failed": len(failed), "such as": dict(list(failed.items())[:6]), "failures": dict(list(certificate["failures"].items())[:2])} if failed else {}
+        warned = sorted({str(warning.message)[:300] for warning in said if issubclass(warning.category, RuntimeWarning)})
+        yield {**row, **({"warnings": warned} if warned else {}), "machine": certificate["machine"]}
+
+
+def models() -> Dict[str, Tuple[str, Callable[[], Sources]]]:
+    """Return the models of the dry run by kind and name: their kinds, and functions that make them."""
+    return {f"{kind}: {name}": (kind, make) for kind in ARTEFACTS for name, make in KINDS[kind]().items()}
 
 
 def prepare(folder: Path, layers: int) -> Dict[str, float]:
@@ -127,14 +140,26 @@ class Results:
         return rows if not ran.returncode else [*rows, {"error": lines[-1][:300] if lines else f"exit status {ran.returncode}"}]
 
 
-def parity(results: Results, names: Sequence[str]) -> None:
-    """Verify the encodings that the results lack."""
-    known = {row["encoding"] for row in results.values["parity"]}
+def parity(results: Results, names: Sequence[str], workers: int) -> None:
+    """Verify the models that the results lack."""
+    known = {row["model"] for row in results.values["parity"]}
     missing = [name for name in names if name not in known]
-    with ThreadPoolExecutor(WORKERS) as pool:
-        pieces = {pool.submit(results.piece, "proof", name): name for name in missing}
-        for done in as_completed(pieces):
-            results.add("parity", [{"encoding": pieces[done], "target": "-", **row} for row in done.result()])
+    with ThreadPoolExecutor(workers) as pool:
+        for done in as_completed([pool.submit(_proofs, results, missing[at : at + TOGETHER]) for at in range(0, len(missing), TOGETHER)]):
+            results.add("parity", done.result())
+
+
+def _proofs(results: Results, names: Sequence[str]) -> List[Dict[str, Any]]:
+    """Return the rows of some models. A process that ends early gives an error to the model that it was at; the next one continues after it."""
+    rows: List[Dict[str, Any]] = []
+    while names:
+        found = results.piece("proof", *names)
+        if not found:
+            break
+        whole = [name for name in names if sum(row.get("model") == name for row in found) == len(ARTEFACTS[name.partition(":")[0]])]
+        rows += [{"model": names[len(whole)], **row} if "error" in row and len(whole) < len(names) else row for row in found]
+        names = names[len(whole) + 1 :]
+    return rows
 
 
 def latency(results: Results, contestants: Sequence[str], rounds: int, layers: int, rehearse: bool) -> None:
@@ -161,11 +186,11 @@ def page(values: Dict[str, Any]) -> str:
     passed = sum(row.get("passed", False) for row in values["parity"])
     if values["parity"]:
         lines += [f"{passed} of {len(values['parity'])} artefacts passed on CUDA.", ""]
-        lines += ["| encoding | target | largest error | tolerance | cell |", "|---|---|---|---|---|"]
-        for row in values["parity"]:
+        lines += ["| model | target | dtype | largest error | tolerance | cell |", "|---|---|---|---|---|---|"]
+        for row in sorted(values["parity"], key=lambda row: row["model"]):
             said = row.get("refused") or row.get("error")
             cells = f"{said} | | " if said else f"{format_worst_error(row['worst'])}{'' if row['passed'] else ' (failed)'} | {row['tolerance']:.1e} | {row['at']}"
-            lines.append(f"| {row['encoding']} | {row['target']} | {cells} |")
+            lines.append(f"| {row['model']} | {row.get('target', '')} | {row.get('dtype', '')} | {cells} |")
     by_name: Dict[str, List[Dict[str, Any]]] = {}
     columns = [(what, str(context)) for what in ("step", "prefill") for context in CONTEXTS[: 1 if values.get("rehearsal") else None]]
     devices = sorted({row["device"] for row in values["latency"] if "device" in row})
@@ -191,17 +216,19 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, default=Path("build/gpu.json"))
     parser.add_argument("--only", choices=("parity", "latency"))
-    parser.add_argument("--names", nargs="+", default=list(REGISTRY), choices=list(REGISTRY), metavar="NAME", help="encodings to verify (default: all)")
+    parser.add_argument("--kinds", nargs="+", default=list(ARTEFACTS), choices=list(ARTEFACTS), metavar="KIND", help=f"of models to verify: {', '.join(ARTEFACTS)}")
+    parser.add_argument("--names", nargs="+", metavar="NAME", help="models to verify, such as 'decoders: rope' (default: all of --kinds)")
     parser.add_argument("--contestants", nargs="+", default=CONTESTANTS, choices=CONTESTANTS, metavar="NAME", help=f"one or more of {', '.join(CONTESTANTS)}")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=8.0, help="start nothing after this time (default: 8)")
     parser.add_argument("--layers", type=int, default=12, help="layers of the measured decoder (default: 12)")
     parser.add_argument("--rehearse", action="store_true", help="time wrong outputs too, for the dry run of the provider (tests/cuda_dry_run)")
-    parser.add_argument("--proof", help=argparse.SUPPRESS)
+    parser.add_argument("--workers", type=int, default=WORKERS, help=f"processes that verify at the same time (default: {WORKERS})")
+    parser.add_argument("--proof", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--round", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.proof:
-        for row in proof(options.proof):
+        for row in itertools.chain.from_iterable(map(proof, options.proof)):
             print(json.dumps(row), flush=True)
         return 0
     if options.round:
@@ -211,7 +238,8 @@ def main(arguments: Sequence[str]) -> int:
     results = Results(options.json, options.minutes)
     results.values |= {"rehearsal": True} if options.rehearse else {}
     if options.only != "latency":
-        parity(results, options.names)
+        of_kinds = [name for name, (kind, _) in models().items() if kind in options.kinds]
+        parity(results, options.names or of_kinds, options.workers)
     if options.only != "parity":
         latency(results, options.contestants, options.rounds, options.layers, options.rehearse)
     if time.monotonic() > results.end:
