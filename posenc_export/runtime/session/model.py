@@ -59,7 +59,8 @@ class Model:
             OSError: the file cannot be read.
         """
         session = self.session(batch, capacity, rewind)
-        saved.fill(session, saved.read(Path(file), self.manifest.digest))
+        with saved.opened(Path(file), self.manifest.digest) as arrays:
+            saved.fill(session, arrays)
         return session
 
     def encode(self, texts: Sequence[str], prompt: Optional[str] = None, batch: int = sentences.BATCH) -> np.ndarray:

@@ -8,8 +8,10 @@ import hashlib
 import json
 import math
 import mmap
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Union
+from typing import Any, Dict, Iterator, List, Optional, Union
 
 import numpy as np
 
@@ -51,8 +53,9 @@ def write(session: Any, file: Union[str, Path], tokens: Optional[Rows]) -> None:
             stream.write(array.reshape(-1).view(np.uint8).data)
 
 
-def read(file: Path, artefact: str) -> Arrays:
-    """Return the arrays of a file by name; they are views of the file.
+@contextmanager
+def opened(file: Path, artefact: str) -> Iterator[Arrays]:
+    """Give the arrays of a file by name, as views of the file. Its digest is computed within the context and compared when the context ends, also after an error.
 
     Raises:
         ValueError: the file is no saved session, was truncated or changed, or belongs to another artefact than the one with this digest.
@@ -67,13 +70,17 @@ def read(file: Path, artefact: str) -> Arrays:
     sizes = [math.prod(shape) * np.dtype(dtype).itemsize for _, dtype, shape in header["arrays"]]
     if sum(sizes) != len(content):
         raise ValueError(f"restore {file}: expected {sum(sizes)} bytes after the header, got {len(content)}, so the file is not whole; {REMEDY}")
-    if _sha256({name: value for name, value in header.items() if name != "sha256"}, [content]) != header["sha256"]:
-        raise ValueError(f"restore {file}: expected the content that was saved, got a file that was changed; {REMEDY}")
     ends = np.cumsum(sizes).tolist()
-    return {
-        name: np.frombuffer(content[end - size : end], dtype).reshape(shape)
-        for (name, dtype, shape), size, end in zip(header["arrays"], sizes, ends, strict=True)
-    }
+    with ThreadPoolExecutor(1) as pool:
+        digest = pool.submit(_sha256, {name: value for name, value in header.items() if name != "sha256"}, [content])
+        try:
+            yield {
+                name: np.frombuffer(content[end - size : end], dtype).reshape(shape)
+                for (name, dtype, shape), size, end in zip(header["arrays"], sizes, ends, strict=True)
+            }
+        finally:
+            if digest.result() != header["sha256"]:
+                raise ValueError(f"restore {file}: expected the content that was saved, got a file that was changed; {REMEDY}")
 
 
 def fill(session: Any, arrays: Arrays) -> None:
@@ -96,9 +103,9 @@ def fill(session: Any, arrays: Arrays) -> None:
 
 
 def tokens(file: Union[str, Path], artefact: str) -> Optional[List[np.ndarray]]:
-    """Return the ids that Session.save was given, of each row; None if it was given none. artefact: Manifest.digest. Raise ValueError and OSError as `read`."""
-    arrays = read(Path(file), artefact)
-    return np.split(arrays["tokens"], np.cumsum(arrays["length"])[:-1]) if "tokens" in arrays else None
+    """Return the ids that Session.save was given, of each row; None if it was given none. artefact: Manifest.digest. Raise ValueError and OSError as `opened`."""
+    with opened(Path(file), artefact) as arrays:
+        return np.split(arrays["tokens"], np.cumsum(arrays["length"])[:-1]) if "tokens" in arrays else None
 
 
 def _header(file: Path, line: bytes) -> Dict[str, Any]:

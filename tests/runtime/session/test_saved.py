@@ -90,6 +90,7 @@ def test_a_file_that_was_changed_or_cut_or_is_of_another_artefact_is_refused_in_
     header = json.loads(whole[:at])
     header["arrays"][0][0] = "lengths"
     contents[json.dumps(header).encode() + whole[at:]] = "changed"
+    contents |= {whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :]: "changed" for place in range(at + 1, at + 41)}  # lengths, positions and slots
     for content, said in contents.items():
         path.write_bytes(content)
         with pytest.raises(ValueError, match=rf"^restore .*other: expected .*{said}[^\n]*; delete the file and read the tokens again$"):
