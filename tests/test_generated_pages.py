@@ -24,7 +24,7 @@ FROM_JSON: Dict[str, Callable[[], str]] = {
     "parity.md": lambda: parity.table(_read(DOCS / "parity.json")),
     "families.md": lambda: families.table(_read(DOCS / "families.json")),
     "runtimes/table.md": lambda: clients.table(_read(RESULTS / "clients.json")),
-    "runtimes/cuda.md": lambda: dry_run.page(_read(RESULTS / "cuda_dry_run.json")),
+    "runtimes/cuda-dry-run.md": lambda: dry_run.page(_read(RESULTS / "cuda_dry_run.json")),
     "decode.md": lambda: decode.page(_read(RESULTS / "decode_cost.json")),
     "length.md": lambda: length.page(_read(RESULTS / "length_study.json")),
 }

@@ -24,7 +24,8 @@ def variants() -> Models:
 
 
 def blocks() -> Models:
-    return {f"block-{name}": lambda name=name: Sources(seeded(block(name))) for name in REGISTRY}  # type: ignore[misc]
+    names = [name for name in REGISTRY if name != "complex_order"]  # reads token ids, which a block does not have
+    return {f"block-{name}": lambda name=name: Sources(seeded(block(name))) for name in names}  # type: ignore[misc]
 
 
 def parts() -> Models:

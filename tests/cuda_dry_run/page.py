@@ -1,4 +1,4 @@
-"""The page of the dry run: `python -m tests.cuda_dry_run.page WORKDIR ...` joins results, and writes bench/results/cuda_dry_run.json and docs/runtimes/cuda.md."""
+"""The page of the dry run: `python -m tests.cuda_dry_run.page WORKDIR ...` joins results, and writes bench/results/cuda_dry_run.json and docs/runtimes/cuda-dry-run.md."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Sequence
 from posenc_export.shared import json_rows
 
 TOP = Path(__file__).parents[2]
-JSON, PAGE = TOP / "bench/results/cuda_dry_run.json", TOP / "docs/runtimes/cuda.md"
+JSON, PAGE = TOP / "bench/results/cuda_dry_run.json", TOP / "docs/runtimes/cuda-dry-run.md"
 NEEDS_CUDNN = re.compile(r"got no libcudnn\S*, which operator (\w+) needs")
 DEPTH = ", 12 layers", ", 2 layers"
 INTRODUCTION = """# CUDA without a GPU
