@@ -27,8 +27,12 @@ def legend(axes: Any, title: str = "") -> None:
 
 
 def heatmap(axes: Any, values: np.ndarray, beyond: bool = False, **options: Any) -> None:
-    """Draw values [rows,columns] as colours, with their scale. beyond: whether values exceed the scale."""
-    image = axes.imshow(values, interpolation="nearest", **options)
+    """Draw values [rows,columns] as colours, with their scale. They are rounded, so that equal values get one colour on every processor.
+
+    Args:
+        beyond: whether values exceed the scale.
+    """
+    image = axes.imshow(np.round(values, 9), interpolation="nearest", **options)
     axes.figure.colorbar(image, ax=axes, extend="both" if beyond else "neither").ax.tick_params(labelsize=7)
 
 

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import secrets
 import time
-from http import HTTPStatus
 from typing import Any, AsyncIterator, Callable, Dict, List, Mapping, Optional, Tuple, Type
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
@@ -21,18 +20,15 @@ from posenc_export.serve.access import Access
 from posenc_export.serve.chat import Chat
 from posenc_export.serve.completion import Completion, Part
 from posenc_export.serve.engine import Engine
+from posenc_export.serve.http import GONE, KIND, card, check_model, message_of, read_body
 from posenc_export.serve.metrics import Metrics
 from posenc_export.serve.requests import FAILED, Full, Limits, Refused, Stopping, Token, check_request
 from posenc_export.serve.stream import STOPPED, Stream, event
 from posenc_export.shared.version import VERSION
 
-MOST_BYTES = 1 << 20  # limit for the body of a request
-SENDING = 10.0  # seconds in which a body must arrive
-GONE = 499  # the client has closed the connection; this status appears only in the server's log
 FAILURE = "engine: expected every token to be computed and decoded, got an error; the server's log has its message"
 
 STATUS: Dict[Type[Exception], int] = {Refused: 400, Full: 429, Stopping: 503}
-KIND = {429: "rate_limit_error", 500: "server_error", 503: "server_error", 504: "server_error"}
 
 
 class Service:
@@ -85,8 +81,7 @@ class Service:
     def _built(self, body: bytearray, format: protocol.Format) -> Tuple[protocol.SamplingRequest, Completion]:
         """Read a request and its prompts, on a thread of its own, since tokenizing can take long. Nothing is queued before everything has succeeded."""
         asked = protocol.parse(body, format.request)
-        if asked.model not in (None, self.name):
-            raise HTTPException(404, f"model: expected {self.name}, got {protocol.cut(str(asked.model))}; /v1/models lists what is served")
+        check_model(asked.model, self.name)
         rows = protocol.rows(asked, format, self.codec, self.limits)
         for row in rows:
             check_request(row, self.manifest, self.limits)
@@ -108,11 +103,6 @@ class Service:
         self.metrics.refused.labels(str(status)).inc()
         again = {"Retry-After": "1"} if status in (429, 503) else {}
         return JSONResponse(protocol.failure(message, KIND.get(status, "invalid_request_error")), status, {**again, **(headers or {})})
-
-    def card(self) -> Dict[str, Any]:
-        """Return the entry of /v1/models."""
-        posenc = {"max_model_len": self.limits.context, "target": self.manifest.target, "digest": self.manifest.digest}
-        return {"id": self.name, "object": "model", "created": self.created, "owned_by": "posenc", **posenc}
 
     async def _whole(self, asked: protocol.SamplingRequest, completion: Completion, request: Request, format: protocol.Format) -> Response:
         """Return the whole completion as one JSON response, or GONE if the client disconnects first."""
@@ -196,11 +186,7 @@ def application(
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
-        detail = error.detail
-        if detail in (HTTPStatus.NOT_FOUND.phrase, HTTPStatus.METHOD_NOT_ALLOWED.phrase):  # of the router, without any path
-            got = protocol.cut(f"{request.method} {request.url.path}")
-            detail = f"request: expected a method and path that /docs lists, got {got}; POST /v1/completions completes a text"
-        return service.refuse(error.status_code, detail, error.headers)
+        return service.refuse(error.status_code, message_of(request, error, "POST /v1/completions completes a text"), error.headers)
 
     return app
 
@@ -219,7 +205,7 @@ def _routes(service: Service) -> APIRouter:
 
     @routes.get("/v1/models", summary="List the served model")
     async def models() -> Dict[str, Any]:
-        return {"object": "list", "data": [service.card()]}
+        return card(service.name, service.created, service.limits.context, service.manifest)
 
     @routes.get("/metrics", summary="Counters in Prometheus's text format")
     async def metrics() -> Response:
@@ -231,23 +217,6 @@ def _routes(service: Service) -> APIRouter:
 def _described(format: protocol.Format) -> Dict[str, Any]:
     """Return the description of the body of a route's requests."""
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": format.request.model_json_schema()}}}}
-
-
-async def read_body(request: Request) -> bytearray:
-    """Read the body of a request. Raise HTTPException if it is not declared as JSON, too large or too slow, ClientDisconnect if the client leaves before its end."""
-    kind = request.headers.get("content-type", "")
-    if kind.partition(";")[0].strip().lower() != "application/json":  # browsers send other types to other servers without asking them first
-        raise HTTPException(415, f"body: expected Content-Type application/json, got {protocol.cut(kind) or 'none'}; send the header")
-    body = bytearray()
-    try:
-        async with asyncio.timeout(SENDING):
-            async for part in request.stream():
-                body += part
-                if len(body) > MOST_BYTES:
-                    raise HTTPException(413, f"body: expected at most {MOST_BYTES} bytes, got more; send fewer prompts at a time")
-    except TimeoutError:
-        raise HTTPException(408, f"body: expected it within {SENDING:.0f} seconds, got only a part; send it faster") from None
-    return body
 
 
 async def _collected(completion: Completion) -> List[Part]:

@@ -17,13 +17,12 @@ from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Model
 from posenc_export.serve import protocol
 from posenc_export.serve.access import Access
-from posenc_export.serve.app import GONE, KIND, read_body
+from posenc_export.serve.http import GONE, KIND, card, check_model, message_of, read_body
 from posenc_export.serve.protocol import FAST, Ids
 from posenc_export.serve.requests import Limits
 from posenc_export.shared.version import VERSION
 
 MOST_INPUTS = 2048  # as in OpenAI's API
-UNKNOWN = "Not Found"  # what Starlette says of a path without a route
 
 
 class EmbeddingRequest(BaseModel):
@@ -61,8 +60,7 @@ class Embedder:
         try:
             async with asyncio.timeout(self.limits.seconds):
                 asked = parse(await read_body(request))
-                if asked.model not in (None, self.name):
-                    raise HTTPException(404, f"model: expected {self.name}, got {protocol.cut(str(asked.model))}; /v1/models lists what is served")
+                check_model(asked.model, self.name)
                 if self.waiting >= self.limits.queue:
                     raise HTTPException(429, f"queue: expected at most {self.limits.queue} requests that wait, got one more; try again later", {"Retry-After": "1"})
                 self.waiting += 1
@@ -99,12 +97,6 @@ class Embedder:
         else:
             rows = [np.array(ids, np.int64) for ids in inputs]
         return rows, sentences.embed(self.model, rows)
-
-    def card(self) -> Dict[str, Any]:
-        """Return the entry of /v1/models."""
-        manifest = self.model.manifest
-        posenc = {"max_model_len": sentences.longest(self.model), "target": manifest.target, "digest": manifest.digest}
-        return {"id": self.name, "object": "model", "created": self.created, "owned_by": "posenc", **posenc}
 
 
 def parse(body: Union[bytes, bytearray]) -> EmbeddingRequest:
@@ -143,7 +135,7 @@ def application(name: str, model: Model, limits: Limits, access: Access = Access
 
     @routes.get("/v1/models", summary="List the served model")
     async def models() -> Dict[str, Any]:
-        return {"object": "list", "data": [embedder.card()]}
+        return card(name, embedder.created, sentences.longest(model), model.manifest)
 
     app.include_router(routes, dependencies=[Depends(access.check_key)] if access.key else [])
     access.protect(app)
@@ -154,7 +146,7 @@ def application(name: str, model: Model, limits: Limits, access: Access = Access
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
-        said = f"path: expected /v1/embeddings, since {name} is an encoder, got {protocol.cut(request.url.path)}" if error.detail == UNKNOWN else error.detail
+        said = message_of(request, error, f"POST /v1/embeddings embeds texts, since {name} is an encoder")
         return JSONResponse(protocol.failure(said, KIND.get(error.status_code, "invalid_request_error")), error.status_code, error.headers)
 
     return app

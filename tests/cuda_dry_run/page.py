@@ -1,4 +1,4 @@
-"""The page of the dry run: `python -m tests.cuda_dry_run.page WORKDIR ...` joins results, and writes bench/results/cuda_dry_run.json and docs/runtimes/cuda-dry-run.md."""
+"""The page of the dry run: `python -m tests.cuda_dry_run.page WORKDIR ...` joins results, and writes JSON and PAGE."""
 
 import json
 import re

@@ -80,10 +80,12 @@ def test_the_listed_length_is_that_at_which_texts_are_cut(client: TestClient, mo
     assert client.get("/v1/models").json()["data"][0]["max_model_len"] == len(row) < model.manifest.max_positions
 
 
-def test_a_path_of_another_server_is_answered_with_the_path_of_this_one(client: TestClient) -> None:
-    response = client.post("/v1/chat/completions", json={})
-    assert response.status_code == 404
-    assert response.json()["error"]["message"] == "path: expected /v1/embeddings, since tiny is an encoder, got /v1/chat/completions"
+@pytest.mark.parametrize(("method", "path", "status"), [("POST", "/v1/chat/completions", 404), ("GET", "/v1/embeddings", 405)])
+def test_another_path_or_method_is_answered_with_those_of_this_server(method: str, path: str, status: int, client: TestClient) -> None:
+    response = client.request(method, path)
+    assert response.status_code == status
+    said = f"request: expected a method and path that /docs lists, got {method} {path}; POST /v1/embeddings embeds texts, since tiny is an encoder"
+    assert response.json()["error"]["message"] == said
 
 
 def test_the_key_guards_embeddings_and_models_but_not_health(client: TestClient) -> None:

@@ -135,7 +135,7 @@ def test_a_server_whose_engine_ends_says_so_and_exits_with_a_code(folder: Path) 
 
 
 def test_a_body_of_many_parts_is_read_in_linear_time() -> None:
-    from posenc_export.serve.app import read_body
+    from posenc_export.serve.http import read_body
 
     class Parts:
         headers = {"content-type": "application/json; charset=utf-8"}
@@ -150,7 +150,7 @@ def test_a_body_of_many_parts_is_read_in_linear_time() -> None:
 
 
 def test_a_body_that_does_not_arrive_is_refused(port: int, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    monkeypatch.setattr("posenc_export.serve.app.SENDING", 0.1)
+    monkeypatch.setattr("posenc_export.serve.http.SENDING", 0.1)
     client = Client(port)
     client.connection.putrequest("POST", "/v1/completions")
     for name, value in {**JSON, "Content-Length": "100"}.items():
