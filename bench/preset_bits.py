@@ -1,8 +1,8 @@
 """Trained decoders with quantized weights and caches on target ort: size, held-out bits per byte, greedy agreement.
 
-Writes bench/results/fewer_bits.json and the table of docs/fewer-bits.md.
+Writes bench/results/preset_bits.json and the table of docs/fewer-bits.md.
 
-    python -m bench.fewer_bits [--preset tiny-rope] [--format int8] [--windows 400]
+    python -m bench.preset_bits [--preset tiny-rope] [--format int8] [--windows 400]
 
 Figures of other presets and formats are kept.
 """
@@ -23,7 +23,7 @@ from posenc_export.runtime import load
 from posenc_export.shared import json_rows
 from posenc_export.shared.numerics import worst_error
 
-RESULTS = Path(__file__).parent / "results" / "fewer_bits.json"
+RESULTS = Path(__file__).parent / "results" / "preset_bits.json"
 ROWS = 50  # windows per batch
 PAGE = Path(__file__).parents[1] / "docs" / "fewer-bits.md"
 BEGIN, END = "<!-- results -->\n", "<!-- end of results -->"
