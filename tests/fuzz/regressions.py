@@ -3,6 +3,12 @@
 from typing import Any, Dict
 
 FOUND: Dict[str, Dict[str, Any]] = {
+    # The free slots of the shorter row had positions past the range, with which the encoding read its table.
+    "a row at the end of the range beside a longer one": {
+        "spec": ["alibi-rounded", "decoder", "ort", "positions", 40],
+        "options": {"batch": 1, "capacity": None, "rewind": 256},
+        "calls": [{"do": "admit", "on": 0, "rows": [[0, -1, 2], [0, -1, 1]], "start": [0, 39], "padding": None, "chunk": None, "keep": None}],
+    },
     # The slot of a step that might have broken off was filled although a full cache does not have it: IndexError.
     "a fork of a cache that steps have filled to its end": {
         "spec": ["rope", "decoder", "ort", "mask", 40],

@@ -51,7 +51,7 @@ def write_onnx(
     _name(graph, manifest)
     if manifest.passed_dtype != manifest.dtype:
         _cast_ends(graph, manifest)
-    op = Builder(graph_model, manifest.dtype, manifest.cache, source.on_grid)
+    op = Builder(graph_model, manifest.dtype, manifest.max_positions, manifest.cache, source.on_grid)
     for table in lowering:
         lower(op, table)
     if manifest.weights is not None:

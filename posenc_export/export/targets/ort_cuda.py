@@ -27,8 +27,7 @@ def slots(op: Builder) -> ir.Value:
 
 
 def append_positions(op: Builder, node: graph.AppendPositions) -> ir.Value:
-    """Key positions of compact rows: the position in slot 0 of each row, plus the slot."""
-    return op.Add(ort_slots.first_position(op), slots(op))
+    return ort_slots.positions_of(op, slots(op))
 
 
 def distances(op: Builder, node: graph.Distances) -> ir.Value:

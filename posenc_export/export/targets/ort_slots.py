@@ -45,8 +45,14 @@ def first_position(op: Builder) -> ir.Value:
 
 
 def key_positions(op: Builder) -> ir.Value:
-    """Return the positions of the slots of compact rows [B,T]: the position in slot 0 plus the slot."""
-    return op.Add(first_position(op), op.Range(op.constant(0), total(op), 1))
+    """Return the positions of the slots of compact rows [B,T]."""
+    return positions_of(op, op.Range(op.constant(0), total(op), 1))
+
+
+def positions_of(op: Builder, slots: ir.Value) -> ir.Value:
+    """Return the positions of slots [T]: that of slot 0 plus the slot, or -1 past the range of positions, which only free slots of shorter rows are."""
+    positions = op.Add(first_position(op), slots)
+    return op.Where(op.Less(positions, op.constant(op.max_positions)), positions, op.constant(-1))
 
 
 def of_call(op: Builder, key_positions: ir.Value) -> bool:

@@ -32,6 +32,7 @@ class Builder:
     Args:
         model: contains the graph, which gets new constants and inputs.
         dtype: numpy dtype name of activations.
+        max_positions: the range of positions is 0 .. max_positions - 1.
         cache: format of quantized caches; empty for caches in `dtype`.
         on_grid: grids and codes of rounded weights by the name that their nodes OnGrid have.
 
@@ -40,8 +41,8 @@ class Builder:
         added: caches from `add_cache`: the cache beside which each one stands, its input and its output.
     """
 
-    def __init__(self, model: ir.Model, dtype: str, cache: str = "", on_grid: Mapping[str, Rounding] = MappingProxyType({})) -> None:
-        self.model, self.graph, self.dtype, self.cache = model, model.graph, dtype, cache
+    def __init__(self, model: ir.Model, dtype: str, max_positions: int, cache: str = "", on_grid: Mapping[str, Rounding] = MappingProxyType({})) -> None:
+        self.model, self.graph, self.dtype, self.max_positions, self.cache = model, model.graph, dtype, max_positions, cache
         self.onnx_dtype = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}.get(dtype, ir.DataType.FLOAT)
         self.nodes: List[ir.Node] = []
         self.added: List[Tuple[ir.Value, ir.Value, ir.Value]] = []

@@ -221,7 +221,7 @@ def _product(form: Any, weights: str, inputs: int) -> Tuple[onnx.ModelProto, np.
     node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = "y", ir.TensorType(ir.DataType.FLOAT), ir.Shape([1, "tokens", 24])
     graph = ir.Graph([x], node.outputs, nodes=[read, turned, node], initializers=[held], opset_imports={"": 23, "com.microsoft": 1})
     model = ir.Model(graph, ir_version=10)
-    op = Builder(model, "float32", on_grid={"w": (grid, codes)})
+    op = Builder(model, "float32", 64, on_grid={"w": (grid, codes)})
     replace_nodes(op, form("int8").table())
     finish(op)
     graph.outputs[0].type, graph.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([1, "tokens", 24])

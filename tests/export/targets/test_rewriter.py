@@ -19,7 +19,7 @@ PLAIN = '<ir_version: 10, opset_import: ["": 23]> g (float[n] x, bool wanted) =>
 def _with_branches() -> ir.Model:
     """y = 2 (x + x) if wanted, else 3 (x + x): the sum is outside the branches."""
     model = ir.from_proto(parser.parse_model(PLAIN))
-    builder = Builder(model, "float32")
+    builder = Builder(model, "float32", 64)
     x, wanted = model.graph.inputs
 
     def lowered(op: Builder, node: ir.Node) -> ir.Value:
