@@ -27,7 +27,7 @@ def captured(folder: Path, manifest: Manifest, least_us: Callable[[Callable[[], 
     with warnings.catch_warnings(record=True) as warned:
         model = load(folder, provider="cuda", check=False)
         if not model.graph.steps.ids.most:
-            return {"capture": _refusal(folder, str(warned[0].message) if warned else "not tried")}
+            return {"capture": _refusal(folder, str(warned[0].message) if warned else "load does not")}
         sessions = {batch: model.session(batch=batch, capacity=min(CAPACITY, manifest.max_positions)) for batch in BATCHES}
         calls = [("prompt", 1), ("first step", 1), ("step", 1), ("prompt", 3), ("first step", 3), ("step", 1), ("step", 3), ("prompt", 1), ("step", 1), ("step", 3)]
         for number, (kind, batch) in enumerate(calls):
@@ -70,4 +70,4 @@ def _refusal(folder: Path, said: str) -> str:
         onnxruntime.InferenceSession(str(folder / "model.onnx"), options, providers=list(providers), enable_fallback=0)
     except load_errors() as error:
         return " ".join(str(error).split())[-300:]
-    return f"captured, but {said}"
+    return f"ONNX Runtime would capture it, but {said}"

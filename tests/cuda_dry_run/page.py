@@ -15,10 +15,10 @@ DEPTH = ", 12 layers", ", 2 layers"
 INTRODUCTION = """# CUDA without a GPU
 
 What the CUDA provider of onnxruntime-gpu 1.31.1 makes of `ort-cuda` artefacts in float16, on a machine without a GPU. The provider is the shipped library, over a CUDA
-runtime that reports one H200, runs no kernel and logs every call. **This proves no value.** Times are the CPU time of Python and ONNX Runtime for a step of one row,
-without kernels and launches: the least of 8 rounds of 20 steps, on a machine with other work. What is shown: whether a graph loads, which nodes run on the CPU, copies
-between host and device within a step, errors of the provider in the cells of the parity grid, and whether steps are captured as CUDA graphs and then replayed without a
-launch. Written by `make cuda-dry-run` and `python -m tests.cuda_dry_run.page`.
+runtime that reports one H200, runs no kernel and logs every call. **This proves no value**; [CUDA](cuda.md) has values and times of a GPU. Times are the CPU time of
+Python and ONNX Runtime for a step of one row, without kernels and launches: the least of 8 rounds of 20 steps, on a machine with other work. What is shown: whether a
+graph loads, which nodes run on the CPU, copies between host and device within a step, errors of the provider in the cells of the parity grid, and whether steps are
+captured as CUDA graphs and then replayed without a launch. Written by `make cuda-dry-run` and `python -m tests.cuda_dry_run.page`.
 
 "Launches" are kernels and matrix products of a step that is not captured; a step that is replayed is one launch. Attention of heads of 64 and 128 without a bias is an
 XQA kernel with two launches before it; of other sizes it is one launch of flash attention.
