@@ -1,5 +1,6 @@
 """Small random checkpoints of every family, as transformers saves them."""
 
+import copy
 from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
@@ -109,9 +110,9 @@ WITHOUT: Dict[str, Tuple[str, ...]] = {"llama4_text with temperatures": BY_POSIT
 
 
 def described(name: str) -> Any:
-    """Return transformers' configuration of a model."""
+    """Return transformers' configuration of a model. It has its own copy of nested entries, in which transformers writes."""
     sizes = {**earlier.SIZES, **latent.SIZES}.get(name.split()[0], SIZES)
-    return getattr(transformers, CONFIGS[name.split()[0]])(**{**sizes, **MODELS[name]})
+    return getattr(transformers, CONFIGS[name.split()[0]])(**copy.deepcopy({**sizes, **MODELS[name]}))
 
 
 def made(name: str) -> Any:
