@@ -17,16 +17,13 @@ from posenc_export.runtime.session.prefixes import Prefixes, can_share
 from posenc_export.runtime.session.speculation import LEAST_REWIND
 from posenc_export.shared.numerics import Errors, cell_error
 from tests.fuzz.rows_read import Reading
-from tests.fuzz.subjects import TEXTS, Subject, Token
+from tests.fuzz.subjects import MANY, TEXTS, Subject, Token
 from tests.fuzz.wrong import wrong_calls
 
 Call = Dict[str, Any]
 SESSIONS = 3  # most sessions at a time
 BLOCKS, BLOCK = 4, 4  # blocks of kept prefixes, and tokens of a block: few, so that some are replaced
 WATCHED = 6  # number of the latest outputs that are checked for later writes
-# A certificate bounds the root mean square error over the tokens of a cell, at least MANY. Where activations are rounded, that of a few tokens may be larger by UNEVEN:
-# measured up to 1.2 times that of their row (encoder with normalized positions in float16, whose row is at 0.9 of the bound).
-MANY, UNEVEN = 16, 1.25
 
 
 class Free(PassCosts):
@@ -337,7 +334,7 @@ class Driver:
         for name, (full, against) in self.subject.expected(row.start, row.tokens, row.source).items():
             errors = Errors()
             errors.add(output, full[first : row.length])
-            bound = against.bound * (UNEVEN if against.rounds and len(output) < MANY else 1)
+            bound = against.bound * (against.of_few if len(output) < MANY else 1)
             error = cell_error(errors, against.rounds) * _share(full[first : row.length], full) / bound
             self.worst[name] = max(self.worst.get(name, 0.0), error)
             where = f"{call['do']}: a row from position {row.start}, its tokens {first} .. {row.length - 1}"

@@ -48,7 +48,11 @@ def test_a_configuration_is_read_as_transformers_reads_it_or_refused(name: str) 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("base", [base for each in BASES.values() for base in each], ids=lambda base: f"{base.model_type} {base.name}")
 def test_every_base_of_the_search_equals_transformers(base: Any) -> None:
-    assert compared(base, {}).outcome == "equal"
+    found = compared(base, {})
+    if base.name == "phi3":  # transformers turns keys with other factors from 9 tokens on, but not those in the cache; its full pass equals ours
+        assert found.outcome == "transformers differs from its own decode" and max(found.shares.values()) <= 1, found
+    else:
+        assert found.outcome == "equal"
 
 
 def test_every_model_type_has_a_base() -> None:
