@@ -46,7 +46,7 @@ def card(name: str, created: int, longest: int, manifest: Manifest) -> Dict[str,
 
 
 def message_of(request: Request, error: HTTPException, remedy: str) -> str:
-    """Return the message of an error. The router's own errors name no path: theirs ends with `remedy`."""
+    """Return the message of an error. Those of the router name no path: they are replaced by one that names method and path, and ends with `remedy`."""
     if error.detail not in (HTTPStatus.NOT_FOUND.phrase, HTTPStatus.METHOD_NOT_ALLOWED.phrase):
         return error.detail
     return f"request: expected a method and path that /docs lists, got {protocol.cut(f'{request.method} {request.url.path}')}; {remedy}"

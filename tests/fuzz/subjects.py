@@ -175,7 +175,7 @@ class Subject:
 
 class Reference(NamedTuple):
     """A session that computes expected outputs, the bound of the error of the artefact (numerics.cell_error), whether the artefact rounds activations, and the factor
-    on the bound for less than MANY tokens."""
+    on the bound for fewer than MANY tokens."""
 
     session: Session
     bound: float

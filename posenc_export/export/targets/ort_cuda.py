@@ -43,7 +43,7 @@ def append(op: Builder, node: graph.Append) -> ir.Value:
 
 
 def attend(op: Builder, node: graph.Attend) -> ir.Value:
-    """As `ort_attention.attend`; sinks take standard operators. GroupQueryAttention refuses them beside a bias, and of its other results on CUDA none was seen right."""
+    """As `ort_attention.attend`; sinks take standard operators. On CUDA, GroupQueryAttention refuses sinks beside a bias, and a model with sinks had wrong outputs."""
     return ort_attention.attend(op, node) if node.sinks is None else standard.attend(op, node)
 
 

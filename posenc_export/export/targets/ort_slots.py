@@ -50,7 +50,7 @@ def key_positions(op: Builder) -> ir.Value:
 
 
 def positions_of(op: Builder, slots: ir.Value) -> ir.Value:
-    """Return the positions of slots [T]: that of slot 0 plus the slot, or -1 past the range of positions, which only free slots of shorter rows are."""
+    """Return the positions [B,T] of slots [T]: the position in slot 0 plus the slot. Free slots of a row can lie past the range of positions; they get -1, as padding."""
     positions = op.Add(first_position(op), slots)
     return op.Where(op.Less(positions, op.constant(op.max_positions)), positions, op.constant(-1))
 
