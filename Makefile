@@ -19,6 +19,7 @@ test-all: lint docs
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 
 bench: $(VENV)/ready

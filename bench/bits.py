@@ -33,7 +33,10 @@ from posenc_export.runtime import load
 from posenc_export.runtime.artefact.machine import processor
 from posenc_export.shared import json_rows
 
-RESULTS, PAGE = Path(__file__).parent / "results" / "bits.json", Path(__file__).parents[1] / "docs" / "fewer-bits.md"
+RESULTS, PAGE = (
+    Path(__file__).parent / "results" / "bits.json",
+    Path(__file__).parents[1] / "docs" / "fewer-bits.md",
+)
 PEERS = Path(__file__).with_name("bits_peers.py")
 OWN: Dict[str, Dict[str, Any]] = {
     "float32": {},
@@ -44,8 +47,20 @@ OWN: Dict[str, Dict[str, Any]] = {
     "keep": {"weights": "keep"},
     "--size 100": {"size": 100.0},
 }
-OTHERS = {"onnxruntime-genai int4": ("genai", ("onnxruntime-genai==0.18.0", "accelerate")), "llama.cpp": ("llama.cpp", ("xllamacpp==2026.10.11549",))}
-COLUMNS = ("weights", "MB", "relative perplexity", "same most probable token", "prompt of 1024 tokens", "spread", "step, 128 cached tokens", "spread")
+OTHERS = {
+    "onnxruntime-genai int4": ("genai", ("onnxruntime-genai==0.18.0", "accelerate")),
+    "llama.cpp": ("llama.cpp", ("xllamacpp==2026.10.11549",)),
+}
+COLUMNS = (
+    "weights",
+    "MB",
+    "relative perplexity",
+    "same most probable token",
+    "prompt of 1024 tokens",
+    "spread",
+    "step, 128 cached tokens",
+    "spread",
+)
 PROMPT, CACHED, STEPS, ROUNDS = 1024, 128, 24, 7
 
 
@@ -66,7 +81,9 @@ class Own:
 
     def __init__(self, folder: Path, threads: int) -> None:
         self.session = load(folder, provider="cpu", threads=threads).session()
-        self.bytes = sum((folder / name).stat().st_size for name in ("model.onnx", "model.onnx.data"))
+        self.bytes = sum(
+            (folder / name).stat().st_size for name in ("model.onnx", "model.onnx.data")
+        )
 
     def logits(self, ids: np.ndarray) -> Optional[np.ndarray]:
         self.session.reset()
@@ -88,11 +105,28 @@ class Peer:
     """Another runtime in a process of its own (bits_peers.py), for calls of at most `rows` rows."""
 
     def __init__(self, python: Path, name: str, place: Path, threads: int, rows: int = 1) -> None:
-        files = [place] if place.is_file() else [path for path in place.iterdir() if ".onnx" in path.name]
+        files = (
+            [place]
+            if place.is_file()
+            else [path for path in place.iterdir() if ".onnx" in path.name]
+        )
         self.bytes = sum(path.stat().st_size for path in files)
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        command = [str(python), str(PEERS), name, str(place), str(threads), *([str(rows)] if rows > 1 else [])]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
+        command = [
+            str(python),
+            str(PEERS),
+            name,
+            str(place),
+            str(threads),
+            *([str(rows)] if rows > 1 else []),
+        ]
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+        )
 
     def _ask(self, request: Dict[str, Any]) -> Any:
         assert self.process.stdin and self.process.stdout
@@ -101,7 +135,9 @@ class Peer:
         while line := self.process.stdout.readline():  # libraries print lines of their own
             if line.startswith(b"answer "):
                 return json.loads(line.removeprefix(b"answer "))
-        raise RuntimeError(f"bench.bits: expected an answer of {self.process.args}, got none; run it alone to see why")
+        raise RuntimeError(
+            f"bench.bits: expected an answer of {self.process.args}, got none; run it alone to see why"
+        )
 
     def logits(self, ids: np.ndarray) -> Optional[np.ndarray]:
         found = self._ask({"logits": ids.tolist()})
@@ -141,7 +177,9 @@ def windows(model: Path, tokens: int) -> np.ndarray:
     topics = pydoc_data.topics.topics
     content = "\n\n".join(topics[name] for name in sorted(topics)).encode()
     every = calibration.of_text(content, from_pretrained(str(model))).windows
-    return every[np.linspace(0, len(every) - 1, min(len(every), -(-tokens // every.shape[1]))).astype(int)]
+    return every[
+        np.linspace(0, len(every) - 1, min(len(every), -(-tokens // every.shape[1]))).astype(int)
+    ]
 
 
 def peer(label: str, model: Path, folder: Path, threads: int) -> Peer:
@@ -171,18 +209,40 @@ def checkpoint(python: Path, model: Path, folder: Path) -> Path:
     """Return the folder of the file as a checkpoint of transformers in float32; convert it if it is missing."""
     place = folder / "checkpoint"
     if not place.is_dir():
-        subprocess.run([str(python), str(PEERS), "checkpoint", str(model), str(place)], check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+        subprocess.run(
+            [str(python), str(PEERS), "checkpoint", str(model), str(place)],
+            check=True,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )
     return place
 
 
 def build(python: Path, model: Path, folder: Path, built: Path) -> None:
     """Build the model of onnxruntime-genai in 4 bits with the builder's defaults."""
     place = checkpoint(python, model, folder)
-    command = [str(python), "-m", "onnxruntime_genai.models.builder", "-i", str(place), "-o", str(built), "-p", "int4", "-e", "cpu"]
-    subprocess.run([*command, "-c", str(folder / "cache")], check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    command = [
+        str(python),
+        "-m",
+        "onnxruntime_genai.models.builder",
+        "-i",
+        str(place),
+        "-o",
+        str(built),
+        "-p",
+        "int4",
+        "-e",
+        "cpu",
+    ]
+    subprocess.run(
+        [*command, "-c", str(folder / "cache")],
+        check=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
 
 
-def losses(contestants: Dict[str, Contestant], plain: Contestant, text: np.ndarray) -> Dict[str, Loss]:
+def losses(
+    contestants: Dict[str, Contestant], plain: Contestant, text: np.ndarray
+) -> Dict[str, Loss]:
     """Return the loss of each contestant that gives logits."""
     found: Dict[str, Loss] = {}
     for index, window in enumerate(text):
@@ -191,34 +251,56 @@ def losses(contestants: Dict[str, Contestant], plain: Contestant, text: np.ndarr
         for name, contestant in contestants.items():
             actual = expected if contestant is plain else contestant.logits(window)
             if actual is not None:
-                found.setdefault(name, Loss(1.0)).add(actual[None, :-1], expected[None, :-1], window[None, 1:])
+                found.setdefault(name, Loss(1.0)).add(
+                    actual[None, :-1], expected[None, :-1], window[None, 1:]
+                )
         print(f"window {index + 1} of {len(text)}", flush=True)
     return found
 
 
-def timed(contestants: Dict[str, Contestant], ids: Sequence[int]) -> Dict[str, Dict[str, List[float]]]:
+def timed(
+    contestants: Dict[str, Contestant], ids: Sequence[int]
+) -> Dict[str, Dict[str, List[float]]]:
     """Measure prompts and steps in turn; return the seconds of each round."""
-    found: Dict[str, Dict[str, List[float]]] = {name: {"prefill": [], "step": []} for name in contestants}
+    found: Dict[str, Dict[str, List[float]]] = {
+        name: {"prefill": [], "step": []} for name in contestants
+    }
     for number in range(ROUNDS + 1):  # the first round warms up
         for name, contestant in contestants.items():
-            seconds = {"prefill": contestant.times(ids[:PROMPT], 1)["prefill"], "step": contestant.times(ids[:CACHED], STEPS)["step"]}
+            seconds = {
+                "prefill": contestant.times(ids[:PROMPT], 1)["prefill"],
+                "step": contestant.times(ids[:CACHED], STEPS)["step"],
+            }
             if number:
                 for key, one in seconds.items():
                     found[name][key].append(one)
     return found
 
 
-def rows(contestants: Dict[str, Contestant], loss: Dict[str, Loss], times: Dict[str, Dict[str, List[float]]]) -> List[Dict[str, Any]]:
+def rows(
+    contestants: Dict[str, Contestant],
+    loss: Dict[str, Loss],
+    times: Dict[str, Dict[str, List[float]]],
+) -> List[Dict[str, Any]]:
     """Return the figures of each contestant. Times are relative to float32 in the same round."""
     made = []
     for name, contestant in contestants.items():
         row: Dict[str, Any] = {"weights": name, "bytes": contestant.bytes}
         if name in loss:
-            row |= {"perplexity": round(loss[name].ratio, 4), "agreement": round(loss[name].same / loss[name].tokens, 4), "tokens": loss[name].tokens}
+            row |= {
+                "perplexity": round(loss[name].ratio, 4),
+                "agreement": round(loss[name].same / loss[name].tokens, 4),
+                "tokens": loss[name].tokens,
+            }
         for key, seconds in times[name].items():
             ratios = np.array(seconds) / np.array(times["float32"][key])
             low, median, high = np.quantile(ratios, (0.1, 0.5, 0.9)).round(3).tolist()
-            row[key] = {"seconds": float(f"{np.median(seconds):.4g}"), "low": low, "median": median, "high": high}
+            row[key] = {
+                "seconds": float(f"{np.median(seconds):.4g}"),
+                "low": low,
+                "median": median,
+                "high": high,
+            }
         made.append(row)
     return made
 
@@ -227,10 +309,23 @@ def table(found: Dict[str, Any]) -> str:
     """Return the results as a Markdown table."""
     lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     for row in found["rows"]:
-        quality = [f"{row['perplexity']:.3f}", f"{row['agreement']:.1%}"] if "perplexity" in row else ["not measured", ""]
-        speed = [text for key in ("prefill", "step") for text in (f"{row[key]['median']:.2f}", f"{row[key]['low']:.2f} .. {row[key]['high']:.2f}")]
+        quality = (
+            [f"{row['perplexity']:.3f}", f"{row['agreement']:.1%}"]
+            if "perplexity" in row
+            else ["not measured", ""]
+        )
+        speed = [
+            text
+            for key in ("prefill", "step")
+            for text in (
+                f"{row[key]['median']:.2f}",
+                f"{row[key]['low']:.2f} .. {row[key]['high']:.2f}",
+            )
+        ]
         name = f"`{row['weights']}`" if row["weights"] in OWN else row["weights"]
-        lines.append(f"| {' | '.join([name, format(row['bytes'] / 1e6, '.0f'), *quality, *speed])} |")
+        lines.append(
+            f"| {' | '.join([name, format(row['bytes'] / 1e6, '.0f'), *quality, *speed])} |"
+        )
     plain = found["rows"][0]
     seconds = f"{1000 * plain['prefill']['seconds']:.0f} ms for the prompt and {1000 * plain['step']['seconds']:.1f} ms for a step"
     note = f"{found['model']} on `ort`, {found['tokens']} tokens of text; {found['processor']}, {found['threads']} threads, {ROUNDS} rounds in which all took turns."
@@ -240,23 +335,58 @@ def table(found: Dict[str, Any]) -> str:
 
 def main(given: Optional[List[str]] = None) -> None:
     """Measure the contestants and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path, help="a GGUF file")
-    parser.add_argument("--folder", type=Path, default=Path("build/bits"), help="of artefacts and environments (default: build/bits)")
-    parser.add_argument("--tokens", type=int, default=16000, help="of text to measure the loss on (default: 16000)")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("build/bits"),
+        help="of artefacts and environments (default: build/bits)",
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=16000, help="of text to measure the loss on (default: 16000)"
+    )
     parser.add_argument("--threads", type=int, default=2, help="of each contestant (default: 2)")
-    parser.add_argument("--only", action="append", choices=[*OWN, *OTHERS], help="measure only this contestant and float32; may be given several times (default: all)")
-    parser.add_argument("--no-write", action="store_true", help="print the table, and keep results and page")
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=[*OWN, *OTHERS],
+        help="measure only this contestant and float32; may be given several times (default: all)",
+    )
+    parser.add_argument(
+        "--no-write", action="store_true", help="print the table, and keep results and page"
+    )
     options = parser.parse_args(given)
-    chosen = ["float32", *(name for name in (*OWN, *OTHERS) if name != "float32" and name in (options.only or (*OWN, *OTHERS)))]
+    chosen = [
+        "float32",
+        *(
+            name
+            for name in (*OWN, *OTHERS)
+            if name != "float32" and name in (options.only or (*OWN, *OTHERS))
+        ),
+    ]
     options.folder.mkdir(parents=True, exist_ok=True)
     exported(options.model, options.folder, [name for name in chosen if name in OWN])
-    contestants: Dict[str, Contestant] = {name: Own(place(options.folder, name), options.threads) for name in chosen if name in OWN}
-    contestants |= {name: peer(name, options.model, options.folder.resolve(), options.threads) for name in chosen if name in OTHERS}
+    contestants: Dict[str, Contestant] = {
+        name: Own(place(options.folder, name), options.threads) for name in chosen if name in OWN
+    }
+    contestants |= {
+        name: peer(name, options.model, options.folder.resolve(), options.threads)
+        for name in chosen
+        if name in OTHERS
+    }
     text = windows(options.model, options.tokens)
     times = timed(contestants, text[: -(-PROMPT // text.shape[1])].ravel().tolist())
     loss = losses(contestants, contestants["float32"], text)
-    found = {"model": options.model.name, "tokens": int(text.size), "processor": processor(), "threads": options.threads, "rows": rows(contestants, loss, times)}
+    found = {
+        "model": options.model.name,
+        "tokens": int(text.size),
+        "processor": processor(),
+        "threads": options.threads,
+        "rows": rows(contestants, loss, times),
+    }
     print(table(found))
     if not options.no_write:
         write(found)

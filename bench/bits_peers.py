@@ -29,7 +29,11 @@ class Genai:
 
         self.genai = onnxruntime_genai
         config = onnxruntime_genai.Config(place)
-        config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
+        config.overlay(
+            json.dumps(
+                {"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}
+            )
+        )
         self.model = onnxruntime_genai.Model(config)
 
     def _read(self, ids: List[int]) -> Any:
@@ -64,7 +68,12 @@ class LlamaCpp:
         import xllamacpp
 
         parameters = xllamacpp.CommonParams()
-        parameters.model.path, parameters.n_ctx, parameters.n_parallel, parameters.warmup = place, max(2048, 1024 * rows), rows, True
+        parameters.model.path, parameters.n_ctx, parameters.n_parallel, parameters.warmup = (
+            place,
+            max(2048, 1024 * rows),
+            rows,
+            True,
+        )
         parameters.n_batch = parameters.n_ubatch = 1024
         parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = threads
         self.server = xllamacpp.Server(parameters)
@@ -75,18 +84,39 @@ class LlamaCpp:
 
     def times(self, ids: List[int], steps: int) -> Dict[str, float]:
         """Return seconds of the prompt, and the mean of steps."""
-        request = {"prompt": ids, "n_predict": steps, "cache_prompt": False, "ignore_eos": True, "temperature": 0.0}
+        request = {
+            "prompt": ids,
+            "n_predict": steps,
+            "cache_prompt": False,
+            "ignore_eos": True,
+            "temperature": 0.0,
+        }
         answer = self.server.handle_completions(request)
         found = (json.loads(answer) if isinstance(answer, (str, bytes)) else answer)["timings"]
-        return {"prefill": found["prompt_ms"] / 1000, "step": found["predicted_per_token_ms"] / 1000}
+        return {
+            "prefill": found["prompt_ms"] / 1000,
+            "step": found["predicted_per_token_ms"] / 1000,
+        }
 
-    def step_of_rows(self, ids: List[int], rows: int, steps: int, clock: Callable[[], float]) -> float:
+    def step_of_rows(
+        self, ids: List[int], rows: int, steps: int, clock: Callable[[], float]
+    ) -> float:
         """Return seconds of a step of requests at once, of which each reads the last of ids again and then decodes."""
         asked = {"prompt": ids, "cache_prompt": True, "ignore_eos": True, "temperature": 0.0}
         with ThreadPoolExecutor(rows) as threads:
-            for predicted in (1, steps):  # the first requests fill the slots, where they are not filled yet
+            for predicted in (
+                1,
+                steps,
+            ):  # the first requests fill the slots, where they are not filled yet
                 start = clock()
-                list(threads.map(lambda slot, count=predicted: self.server.handle_completions({**asked, "id_slot": slot, "n_predict": count}), range(rows)))
+                list(
+                    threads.map(
+                        lambda slot, count=predicted: self.server.handle_completions(
+                            {**asked, "id_slot": slot, "n_predict": count}
+                        ),
+                        range(rows),
+                    )
+                )
         return (clock() - start) / steps
 
 
@@ -103,7 +133,9 @@ class Transformers:
         self.model = transformers.AutoModelForCausalLM.from_pretrained(place, dtype="float32")
         self.caches: Dict[int, Any] = {}
 
-    def step_of_rows(self, ids: List[int], rows: int, steps: int, clock: Callable[[], float]) -> float:
+    def step_of_rows(
+        self, ids: List[int], rows: int, steps: int, clock: Callable[[], float]
+    ) -> float:
         """Return seconds of a step of a batch. The cache of one row is read once and copied."""
         torch = self.torch
         if 0 not in self.caches:
@@ -112,7 +144,9 @@ class Transformers:
         if rows not in self.caches:
             self.caches[rows] = cache = self._cache(len(ids) + steps)
             for layer, filled in zip(cache.layers, self.caches[0].layers, strict=True):
-                layer.lazy_initialization(*(part.expand(rows, -1, -1, -1) for part in (filled.keys, filled.values)))
+                layer.lazy_initialization(
+                    *(part.expand(rows, -1, -1, -1) for part in (filled.keys, filled.values))
+                )
                 layer.keys.copy_(filled.keys)
                 layer.values.copy_(filled.values)
         for layer in self.caches[rows].layers:
@@ -130,7 +164,9 @@ def write_checkpoint(file: Path, folder: str) -> None:
     """Dequantize a GGUF file to a checkpoint of transformers in float32."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    read = AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name, dtype="float32")
+    read = AutoModelForCausalLM.from_pretrained(
+        str(file.parent), gguf_file=file.name, dtype="float32"
+    )
     del read.config.quantization_config  # its weights are float32, but transformers does not save a model that was read from such a file
     made = AutoModelForCausalLM.from_config(read.config)
     made.load_state_dict(read.state_dict())
@@ -150,9 +186,16 @@ def main() -> None:
         asked = json.loads(line)
         if "logits" in asked:
             found = peer.logits(asked["logits"])
-            answer(None if found is None else {"shape": found.shape}, b"" if found is None else found.astype("<f4").tobytes())
+            answer(
+                None if found is None else {"shape": found.shape},
+                b"" if found is None else found.astype("<f4").tobytes(),
+            )
         elif "rows" in asked:
-            answer(peer.step_of_rows(asked["ids"], asked["rows"], asked["steps"], getattr(time, asked["clock"])))
+            answer(
+                peer.step_of_rows(
+                    asked["ids"], asked["rows"], asked["steps"], getattr(time, asked["clock"])
+                )
+            )
         else:
             answer(peer.times(asked["ids"], asked["steps"]))
 

@@ -56,13 +56,17 @@ def finished(command: Sequence[object], trial: Trial) -> str:
         RuntimeError: the command failed with another message.
     """
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run([*map(str, command)], cwd=trial.folder, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [*map(str, command)], cwd=trial.folder, env=environment, capture_output=True, text=True
+    )
     if done.returncode == 0:
         return done.stdout
     message = done.stderr.partition("Stack backtrace")[0]
     operator = next((name for name in trial.manifest.operators if name in message), None)
     if operator is None:
-        raise RuntimeError(f"clients: expected {command[0]} to run {trial.manifest.target}, got {done.stderr[-2000:]}")
+        raise RuntimeError(
+            f"clients: expected {command[0]} to run {trial.manifest.target}, got {done.stderr[-2000:]}"
+        )
     raise Refused(f"refuses {operator}")
 
 
@@ -81,10 +85,23 @@ def probed(language: str) -> Callable[[Trial, Path], float]:
     """Return a run of a Python program that compares the logits of the last prompt token and of each later token."""
 
     def run(trial: Trial, environment: Path) -> float:
-        source, tokens, logits = (trial.folder / name for name in ("program.py", "tokens.npy", "logits.npy"))
+        source, tokens, logits = (
+            trial.folder / name for name in ("program.py", "tokens.npy", "logits.npy")
+        )
         source.write_text(program(trial.manifest, language), encoding="utf-8")
         np.save(tokens, trial.tokens[:, :-1])
-        finished([python_of(environment), TOP / "bench" / "clients_probe.py", source, trial.artefact, len(PROMPT), tokens, logits], trial)
+        finished(
+            [
+                python_of(environment),
+                TOP / "bench" / "clients_probe.py",
+                source,
+                trial.artefact,
+                len(PROMPT),
+                tokens,
+                logits,
+            ],
+            trial,
+        )
         return worst_error(np.load(logits), trial.logits[:, len(PROMPT) - 1 :])
 
     return run
@@ -94,7 +111,12 @@ def generated(script: str) -> Callable[[Trial, Path], None]:
     """Return a run of a Python script of docs/runtimes that compares tokens."""
 
     def run(trial: Trial, environment: Path) -> None:
-        same_tokens(finished([python_of(environment), PROGRAMS / script, trial.artefact, COUNT, *PROMPT], trial), trial)
+        same_tokens(
+            finished(
+                [python_of(environment), PROGRAMS / script, trial.artefact, COUNT, *PROMPT], trial
+            ),
+            trial,
+        )
 
     return run
 
@@ -110,14 +132,28 @@ def in_node(write: Callable[[Trial], str]) -> Callable[[Trial, Path], None]:
     return run
 
 
-def compiled(language: str, command: Callable[[Path], Sequence[object]], suffix: str) -> Callable[[Trial, Path], None]:
+def compiled(
+    language: str, command: Callable[[Path], Sequence[object]], suffix: str
+) -> Callable[[Trial, Path], None]:
     """Return a run of a C or C++ program that compares tokens."""
 
     def run(trial: Trial, environment: Path) -> None:
         source = trial.folder / f"decode.{suffix}"
         source.write_text(program(trial.manifest, language), encoding="utf-8")
-        finished([*command(trial.folder)[:1], source, "-O2", "-o", trial.folder / "decode", *command(trial.folder)[1:]], trial)
-        same_tokens(finished([trial.folder / "decode", trial.artefact, COUNT, *PROMPT], trial), trial)
+        finished(
+            [
+                *command(trial.folder)[:1],
+                source,
+                "-O2",
+                "-o",
+                trial.folder / "decode",
+                *command(trial.folder)[1:],
+            ],
+            trial,
+        )
+        same_tokens(
+            finished([trial.folder / "decode", trial.artefact, COUNT, *PROMPT], trial), trial
+        )
 
     return run
 
@@ -128,7 +164,16 @@ def with_libtorch(folder: Path) -> Sequence[object]:
 
     place = Path(torch.__file__).parent
     include = [f"-I{place / 'include'}", f"-I{place / 'include/torch/csrc/api/include'}"]
-    return ["g++", "-std=c++20", *include, f"-L{place / 'lib'}", f"-Wl,-rpath,{place / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10"]
+    return [
+        "g++",
+        "-std=c++20",
+        *include,
+        f"-L{place / 'lib'}",
+        f"-Wl,-rpath,{place / 'lib'}",
+        "-ltorch",
+        "-ltorch_cpu",
+        "-lc10",
+    ]
 
 
 def with_onnxruntime(folder: Path, language: str = "c") -> Sequence[object]:
@@ -136,11 +181,21 @@ def with_onnxruntime(folder: Path, language: str = "c") -> Sequence[object]:
     import onnxruntime
 
     library = next((Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so.*"))
-    for name in ("libonnxruntime.so", "libonnxruntime.so.1"):  # file names of an ONNX Runtime release
+    for name in (
+        "libonnxruntime.so",
+        "libonnxruntime.so.1",
+    ):  # file names of an ONNX Runtime release
         (folder / name).unlink(missing_ok=True)
         (folder / name).symlink_to(library)
     compiler = ["g++", "-std=c++17"] if language == "cpp" else ["gcc"]
-    return [*compiler, f"-I{os.environ['POSENC_ORT_INCLUDE']}", f"-L{folder}", f"-Wl,-rpath,{folder}", "-lonnxruntime", "-lm"]
+    return [
+        *compiler,
+        f"-I{os.environ['POSENC_ORT_INCLUDE']}",
+        f"-L{folder}",
+        f"-Wl,-rpath,{folder}",
+        "-lonnxruntime",
+        "-lm",
+    ]
 
 
 def python_of(environment: Path) -> Path:
@@ -154,10 +209,25 @@ def installed(*packages: str) -> Callable[[Path], str]:
         if not environment.exists():
             venv.create(environment, with_pip=True)
             newest = {key: value for key, value in os.environ.items() if key != "PIP_CONSTRAINT"}
-            subprocess.run([python_of(environment), "-m", "pip", "install", "-q", "--disable-pip-version-check", *packages, "numpy"], check=True, env=newest)
+            subprocess.run(
+                [
+                    python_of(environment),
+                    "-m",
+                    "pip",
+                    "install",
+                    "-q",
+                    "--disable-pip-version-check",
+                    *packages,
+                    "numpy",
+                ],
+                check=True,
+                env=newest,
+            )
         name = packages[0].partition("[")[0]
         code = f"import importlib.metadata; print(importlib.metadata.version({name!r}))"
-        return subprocess.run([python_of(environment), "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            [python_of(environment), "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
 
     return version
 
@@ -171,8 +241,27 @@ def of_node(package: str) -> Callable[[Path], Optional[str]]:
         if not environment.exists():
             environment.mkdir(parents=True)
             # Without install scripts, because those of onnxruntime-node download GPU libraries.
-            subprocess.run(["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", environment, package], check=True, stdout=subprocess.DEVNULL)
-        return str(json.loads((environment / "node_modules" / package / "package.json").read_text(encoding="utf-8"))["version"])
+            subprocess.run(
+                [
+                    "npm",
+                    "install",
+                    "--ignore-scripts",
+                    "--no-audit",
+                    "--no-fund",
+                    "--prefix",
+                    environment,
+                    package,
+                ],
+                check=True,
+                stdout=subprocess.DEVNULL,
+            )
+        return str(
+            json.loads(
+                (environment / "node_modules" / package / "package.json").read_text(
+                    encoding="utf-8"
+                )
+            )["version"]
+        )
 
     return version
 
@@ -186,4 +275,8 @@ def of_libtorch(environment: Path) -> Optional[str]:
 def of_c_api(environment: Path) -> Optional[str]:
     import onnxruntime
 
-    return str(onnxruntime.__version__) if "POSENC_ORT_INCLUDE" in os.environ and shutil.which("gcc") else None
+    return (
+        str(onnxruntime.__version__)
+        if "POSENC_ORT_INCLUDE" in os.environ and shutil.which("gcc")
+        else None
+    )

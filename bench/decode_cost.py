@@ -30,11 +30,17 @@ from posenc_export.runtime import Model, Session, load
 from posenc_export.shared import json_rows
 
 CONTEXTS = (1024, 4096)
-ROUNDS, BURST, WARM = 9, 20, 6  # the first WARM steps of a burst are not timed: other blocks used the processor's caches meanwhile
+ROUNDS, BURST, WARM = (
+    9,
+    20,
+    6,
+)  # the first WARM steps of a burst are not timed: other blocks used the processor's caches meanwhile
 STEPS = ROUNDS * BURST
 WIDTH, HEADS = 256, 8
 PLAIN = "nope"
-BLOCKS = [name for name, cls in REGISTRY.items() if "causal" in cls.works_in and name != "complex_order"]  # reads token ids, which a block does not have
+BLOCKS = [
+    name for name, cls in REGISTRY.items() if "causal" in cls.works_in and name != "complex_order"
+]  # reads token ids, which a block does not have
 
 
 def loaded(name: str, folder: Path) -> Model:
@@ -57,12 +63,20 @@ def burst(plain: Session, own: Session, x: np.ndarray, start: int) -> List[float
 
 def measured(names: Sequence[str]) -> Dict[str, Any]:
     """Return {"plain_microseconds": {context: time of a step without an encoding}, "rows": [{"encoding", "over_plain": {context: [median, low, high]}}]}."""
-    x = np.random.default_rng(0).standard_normal((1, max(CONTEXTS) + STEPS, WIDTH), dtype=np.float32)
+    x = np.random.default_rng(0).standard_normal(
+        (1, max(CONTEXTS) + STEPS, WIDTH), dtype=np.float32
+    )
     found: Dict[str, Dict[str, List[float]]] = {name: {} for name in names}
     microseconds = {}
     with tempfile.TemporaryDirectory() as temporary:
-        plain, *models = (loaded(name, Path(temporary) / str(number)) for number, name in enumerate((PLAIN, *names)))
-        pairs_of = {name: (plain.session(), model.session()) for name, model in zip(names, models, strict=True)}
+        plain, *models = (
+            loaded(name, Path(temporary) / str(number))
+            for number, name in enumerate((PLAIN, *names))
+        )
+        pairs_of = {
+            name: (plain.session(), model.session())
+            for name, model in zip(names, models, strict=True)
+        }
         for context in CONTEXTS:
             for one in (one for pair in pairs_of.values() for one in pair):
                 one.reset()
@@ -74,14 +88,27 @@ def measured(names: Sequence[str]) -> Dict[str, Any]:
             for name, pairs in times.items():
                 ratio = ratio_of([own for _, own in pairs], [alone for alone, _ in pairs])
                 assert ratio is not None  # ROUNDS is above its limit
-                found[name][str(context)] = [round(ratio.median, 3), round(ratio.low, 3), round(ratio.high, 3)]
-            microseconds[str(context)] = round(1e6 * statistics.median(pair[0] for pairs in times.values() for pair in pairs), 1)
-    return {"plain_microseconds": microseconds, "rows": [{"encoding": name, "over_plain": ratios} for name, ratios in found.items()]}
+                found[name][str(context)] = [
+                    round(ratio.median, 3),
+                    round(ratio.low, 3),
+                    round(ratio.high, 3),
+                ]
+            microseconds[str(context)] = round(
+                1e6 * statistics.median(pair[0] for pairs in times.values() for pair in pairs), 1
+            )
+    return {
+        "plain_microseconds": microseconds,
+        "rows": [{"encoding": name, "over_plain": ratios} for name, ratios in found.items()],
+    }
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="registry keys of encodings (default: all)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="registry keys of encodings (default: all)"
+    )
     parser.add_argument("--json", type=Path, help="write the results of all encodings to this file")
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.names) - set(BLOCKS))
@@ -91,11 +118,21 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("--json needs a run of all encodings, got names; omit one of them")
     found = measured(options.names or BLOCKS)
     for row in found["rows"]:
-        steps = "  ".join(f"{context}: {median:.2f} ({low:.2f} .. {high:.2f})" for context, (median, low, high) in row["over_plain"].items())
+        steps = "  ".join(
+            f"{context}: {median:.2f} ({low:.2f} .. {high:.2f})"
+            for context, (median, low, high) in row["over_plain"].items()
+        )
         print(f"{row['encoding']:20} {steps}", flush=True)
     if options.json:
         how = {"width": WIDTH, "heads": HEADS, "target": "ort", "threads": 1, "rounds": ROUNDS}
-        json_rows.write(options.json, {**how, "kernels": attention_kernels.measured(HEADS, WIDTH // HEADS, max(CONTEXTS)), **found})
+        json_rows.write(
+            options.json,
+            {
+                **how,
+                "kernels": attention_kernels.measured(HEADS, WIDTH // HEADS, max(CONTEXTS)),
+                **found,
+            },
+        )
     return 0
 
 

@@ -47,10 +47,18 @@ def labelled(model: Any, folder: Path, spent: Callable[[], float]) -> Tuple[np.n
 
 def fit(model: Stack, x: Tensor, y: Tensor, spent: Callable[[], float]) -> int:
     """Train until `spent` is 1. Return the number of steps."""
-    optimiser, step, begun = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.05), 0, spent()
+    optimiser, step, begun = (
+        torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.05),
+        0,
+        spent(),
+    )
     while (share := (spent() - begun) / (1 - begun)) < 1:
         for group in optimiser.param_groups:
-            group["lr"] = RATE * min(1.0, (step + 1) / WARM_UP) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * share)))
+            group["lr"] = (
+                RATE
+                * min(1.0, (step + 1) / WARM_UP)
+                * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * share)))
+            )
         some = torch.randint(len(x), (BATCH,))
         loss = torch.nn.functional.cross_entropy(model(x[some]).flatten(0, 1), y[some].flatten())
         optimiser.zero_grad(set_to_none=True)
@@ -69,12 +77,16 @@ def widened(model: Stack, used: np.ndarray, vocabulary: int) -> Stack:
     whole = Stack(replace(config, tokens=replace(config.tokens, vocabulary=vocabulary)))
     table = torch.zeros(vocabulary, config.width)
     table[torch.from_numpy(used)] = weights["tokens.embedding.weight"]
-    whole.load_state_dict({name: table if len(value) == len(used) else value for name, value in weights.items()})
+    whole.load_state_dict(
+        {name: table if len(value) == len(used) else value for name, value in weights.items()}
+    )
     return whole.eval()
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("artefact", type=Path)
     parser.add_argument("output", type=Path)
     parser.add_argument("--minutes", type=float, default=15.0)
@@ -94,14 +106,24 @@ def main(arguments: Sequence[str]) -> int:
     x, y = (torch.from_numpy(np.searchsorted(used, ids)) for ids in (windows, choices))
     held = max(len(x) // 20, 1)
     print(f"{x.numel()} tokens of {len(used)} ids, {held * WINDOW} held out", flush=True)
-    block = block_config(options.width, options.width // 64, teacher.manifest.max_positions, encoding={"name": "rope"})
-    model = Stack(decoder_config(len(used), options.layers, 8 * options.width // 3 // 64 * 64, block))
+    block = block_config(
+        options.width,
+        options.width // 64,
+        teacher.manifest.max_positions,
+        encoding={"name": "rope"},
+    )
+    model = Stack(
+        decoder_config(len(used), options.layers, 8 * options.width // 3 // 64 * 64, block)
+    )
     initialise(model)
     steps = fit(model, x[held:], y[held:], spent)
     with torch.no_grad():
         agreed = float((model(x[:held]).argmax(-1) == y[:held]).float().mean())
     whole = widened(model, used, teacher.manifest.vocabulary)
-    print(f"{steps} steps, {sum(each.numel() for each in whole.parameters()) / 1e6:.1f} M weights, {agreed:.3f} of the held-out choices", flush=True)
+    print(
+        f"{steps} steps, {sum(each.numel() for each in whole.parameters()) / 1e6:.1f} M weights, {agreed:.3f} of the held-out choices",
+        flush=True,
+    )
     export(whole, "ort", options.output, verify=False, weights="int4")
     return 0
 

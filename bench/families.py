@@ -39,16 +39,24 @@ def measured(name: str) -> List[Dict[str, Any]]:
             except VerificationError:  # the row shows it in "certified"
                 manifest = export_model(sources, target, Path(temporary) / target, verify=False)
             model = load(Path(temporary) / target, provider="cpu", threads=1)
-            found = {pattern: way(peer, opened(model)) for pattern, way in ways.items() if pattern not in skipped}
+            found = {
+                pattern: way(peer, opened(model))
+                for pattern, way in ways.items()
+                if pattern not in skipped
+            }
             rows.append(
                 {
                     "model": name,
                     "kind": manifest.kind,
                     "target": target,
-                    "layers": sum(kind["sees"]["name"] != "encoder" for kind in _attentions(manifest.config)),
+                    "layers": sum(
+                        kind["sees"]["name"] != "encoder" for kind in _attentions(manifest.config)
+                    ),
                     "fused": patterns.fused_layers(manifest),
                     "certified": bool(manifest.certificate and manifest.certificate["passed"]),
-                    "differences": {pattern: patterns.worst(pairs) for pattern, pairs in found.items()},
+                    "differences": {
+                        pattern: patterns.worst(pairs) for pattern, pairs in found.items()
+                    },
                     "share": max(patterns.share(pairs) for pairs in found.values()),
                 }
             )
@@ -95,9 +103,18 @@ def table(rows: Sequence[Dict[str, Any]]) -> str:
         "|---|---|---|" + "---|" * (len(PATTERNS) + 1),
     ]
     for row in rows:
-        cells = " | ".join(f"{row['differences'][pattern]:.1e}" if pattern in row["differences"] else "-" for pattern in PATTERNS)
-        fused = f"{row['fused']}/{row['layers']}" if row["target"] == "ort" and row["kind"] == "decoder" else "-"
-        lines.append(f"| {row['model']} | {row['target']} | {fused} | {cells} | {'passed' if passes(row) else 'FAILED'} |")
+        cells = " | ".join(
+            f"{row['differences'][pattern]:.1e}" if pattern in row["differences"] else "-"
+            for pattern in PATTERNS
+        )
+        fused = (
+            f"{row['fused']}/{row['layers']}"
+            if row["target"] == "ort" and row["kind"] == "decoder"
+            else "-"
+        )
+        lines.append(
+            f"| {row['model']} | {row['target']} | {fused} | {cells} | {'passed' if passes(row) else 'FAILED'} |"
+        )
     return "\n".join([*lines, ""])
 
 
@@ -106,17 +123,30 @@ def main(arguments: Sequence[str]) -> int:
     from tests.models import checkpoints, encoders, pairs
 
     names = [*checkpoints.MODELS, *encoders.MODELS, *pairs.MODELS]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=names, help="measure only this model, and print the rows instead of writing files; may be given several times")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=names,
+        help="measure only this model, and print the rows instead of writing files; may be given several times",
+    )
     parser.add_argument("--json", type=Path, default=Path("docs/families.json"))
     parser.add_argument("--markdown", type=Path, default=Path("docs/families.md"))
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args(arguments)
     rows: List[Dict[str, Any]] = []
-    with concurrent.futures.ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with concurrent.futures.ProcessPoolExecutor(
+        options.jobs, mp_context=multiprocessing.get_context("spawn")
+    ) as pool:
         for found in pool.map(measured, options.only or names):
             rows += found
-            print(f"{found[0]['model']}: {max(row['share'] for row in found):.2f} of the allowed difference", file=sys.stderr, flush=True)
+            print(
+                f"{found[0]['model']}: {max(row['share'] for row in found):.2f} of the allowed difference",
+                file=sys.stderr,
+                flush=True,
+            )
     if options.only:
         print(table(rows))
     else:

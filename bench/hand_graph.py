@@ -37,9 +37,17 @@ Call = Callable[[], Any]
 def hand_graph(rows: int) -> bytes:
     """Return a serialised block with random weights: hidden_states [B,S,512], caches [B,8,M,64], seqlens_k [B], total_sequence_length [] to output and caches."""
     rng = np.random.default_rng(0)
-    sizes = {"attention.projection.qkv.weight": (3 * WIDTH, WIDTH), "attention.projection.output.weight": (WIDTH, WIDTH)}
+    sizes = {
+        "attention.projection.qkv.weight": (3 * WIDTH, WIDTH),
+        "attention.projection.output.weight": (WIDTH, WIDTH),
+    }
     weights = {name: rng.standard_normal(shape) * 0.04 for name, shape in sizes.items()}
-    attention = {"heads": HEADS, "kv_heads": HEADS, "head_size": HEAD_SIZE, "encodings": [{"name": "rope"}]}
+    attention = {
+        "heads": HEADS,
+        "kv_heads": HEADS,
+        "head_size": HEAD_SIZE,
+        "encodings": [{"name": "rope"}],
+    }
     return block({"width": WIDTH, "max_positions": rows, "attention": attention}, weights)
 
 
@@ -54,11 +62,15 @@ class Bound:
         loaded: existing InferenceSession of the same model, to share its thread pool; None to load the model.
     """
 
-    def __init__(self, model: Any, context: int, capacity: int, threads: int, loaded: Any = None) -> None:
+    def __init__(
+        self, model: Any, context: int, capacity: int, threads: int, loaded: Any = None
+    ) -> None:
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.add_session_config_entry("session.set_denormal_as_zero", "1")  # as the runtime does
-        self.session = loaded or ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        self.session = loaded or ort.InferenceSession(
+            model, options, providers=["CPUExecutionProvider"]
+        )
         self.binding = self.session.io_binding()
         self.kept: List[Any] = []  # arrays and OrtValues, which do not own the arrays
         caches = []
@@ -68,7 +80,11 @@ class Bound:
             if len(value.shape) == 4:
                 caches.append(bound)
         for value in self.session.get_outputs():
-            held = caches.pop(0) if len(value.shape) == 4 else self._bind(np.zeros((1, 1, WIDTH), np.float32))
+            held = (
+                caches.pop(0)
+                if len(value.shape) == 4
+                else self._bind(np.zeros((1, 1, WIDTH), np.float32))
+            )
             self.binding.bind_ortvalue_output(value.name, held)
 
     def __call__(self) -> None:
@@ -91,10 +107,18 @@ def _content(name: str, kind: str, axes: Sequence[Any], context: int, capacity: 
         return rng.standard_normal((1, HEADS, capacity, HEAD_SIZE)).astype(np.float32)
     if name == "hidden_states":
         return rng.standard_normal((1, 1, WIDTH)).astype(np.float32)
-    known = {"seqlens_k": [context - 1], "total_sequence_length": context, "position_ids": [[context - 1]], "first_position": [[0]], "cache_position": [[context - 1]]}
+    known = {
+        "seqlens_k": [context - 1],
+        "total_sequence_length": context,
+        "position_ids": [[context - 1]],
+        "first_position": [[0]],
+        "cache_position": [[context - 1]],
+    }
     if name not in known:
         rule = f"hand_graph: expected inputs hidden_states, caches, {', '.join(known)}"
-        raise ValueError(f"{rule}, got {name!r}; give a block of target ort with signature positions")
+        raise ValueError(
+            f"{rule}, got {name!r}; give a block of target ort with signature positions"
+        )
     return np.array(known[name], np.int32 if kind == "tensor(int32)" else np.int64)
 
 
@@ -114,7 +138,9 @@ def _burst(call: Call, count: int) -> float:
 def stepper(session: Session, context: int) -> Call:
     """Return a function that times session.step around `context`; every STRIDE steps it rewinds by STRIDE, which is not timed."""
     rng = np.random.default_rng(1)
-    session.prefill(rng.standard_normal((1, context - 1 - STRIDE // 2, WIDTH)).astype(np.float32), chunk=1024)
+    session.prefill(
+        rng.standard_normal((1, context - 1 - STRIDE // 2, WIDTH)).astype(np.float32), chunk=1024
+    )
     token, first = rng.standard_normal((1, WIDTH)).astype(np.float32), int(session.length[0])
     session.step(token)
 
@@ -129,9 +155,16 @@ def stepper(session: Session, context: int) -> Call:
     return step
 
 
-def compare(title: str, first: Tuple[str, Call], second: Tuple[str, Call], options: argparse.Namespace) -> Dict[str, Any]:
+def compare(
+    title: str, first: Tuple[str, Call], second: Tuple[str, Call], options: argparse.Namespace
+) -> Dict[str, Any]:
     """Measure two calls in turn. Return the spread of ratio and difference, second to first, round by round, so that drift cancels out."""
-    rounds = np.array([[_burst(call, options.burst) for _, call in (first, second)] for _ in range(options.rounds)])
+    rounds = np.array(
+        [
+            [_burst(call, options.burst) for _, call in (first, second)]
+            for _ in range(options.rounds)
+        ]
+    )
     return {
         "what": title,
         "names": [first[0], second[0]],
@@ -149,17 +182,39 @@ def cases(options: argparse.Namespace) -> List[Dict[str, Any]]:
     for context in [c for c in CONTEXTS if c <= limit]:
         capacity = min(limit, context + 64)
         raw = ("artefact", Bound(model, context, capacity, threads))
-        found.append(compare(f"artefact / hand, context {context}", ("hand", Bound(hand_graph(capacity), context, capacity, threads)), raw, options))
+        found.append(
+            compare(
+                f"artefact / hand, context {context}",
+                ("hand", Bound(hand_graph(capacity), context, capacity, threads)),
+                raw,
+                options,
+            )
+        )
         model_of_ours = load(folder, provider="cpu", threads=threads)
         session = model_of_ours.session(capacity=capacity)
         same = ("raw", Bound(model, context, capacity, threads, model_of_ours.graph.session))
-        found.append(compare(f"session / raw, context {context}", same, ("session", stepper(session, context)), options))
+        found.append(
+            compare(
+                f"session / raw, context {context}",
+                same,
+                ("session", stepper(session, context)),
+                options,
+            )
+        )
         if options.alibi:
             other = ("alibi", Bound(str(options.alibi / "model.onnx"), context, capacity, threads))
-            found.append(compare(f"alibi / rope, context {context}", ("rope", raw[1]), other, options))
+            found.append(
+                compare(f"alibi / rope, context {context}", ("rope", raw[1]), other, options)
+            )
     small, large = CAPACITIES
     if limit >= large:
-        ends = [(f"capacity {c}", stepper(load(folder, provider="cpu", threads=threads).session(capacity=c), 128)) for c in CAPACITIES]
+        ends = [
+            (
+                f"capacity {c}",
+                stepper(load(folder, provider="cpu", threads=threads).session(capacity=c), 128),
+            )
+            for c in CAPACITIES
+        ]
         found.append(compare(f"session at context 128, capacity {large} / {small}", *ends, options))
         ends = [(f"capacity {c}", Bound(model, 128, c, threads)) for c in CAPACITIES]
         found.append(compare(f"raw at context 128, capacity {large} / {small}", *ends, options))
@@ -184,7 +239,10 @@ def check(folder: Path) -> None:
     """
     manifest = manifests.read(folder)
     attention = manifest.config.get("attention", {})
-    sizes = (manifest.config.get("width"), *(attention.get(name) for name in ("heads", "kv_heads", "head_size")))
+    sizes = (
+        manifest.config.get("width"),
+        *(attention.get(name) for name in ("heads", "kv_heads", "head_size")),
+    )
     got = (manifest.kind, manifest.target, manifest.dtype, *sizes)
     wanted = ("block", "ort", "float32", WIDTH, HEADS, HEADS, HEAD_SIZE)
     if got != wanted:
@@ -193,9 +251,13 @@ def check(folder: Path) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("rope", type=Path, help="artefact folder of a rope block")
-    parser.add_argument("alibi", type=Path, nargs="?", help="artefact folder of an alibi block of the same sizes")
+    parser.add_argument(
+        "alibi", type=Path, nargs="?", help="artefact folder of an alibi block of the same sizes"
+    )
     parser.add_argument("--rounds", type=int, default=40, help="pairs of bursts per comparison")
     parser.add_argument("--burst", type=int, default=40, help="calls per burst")
     parser.add_argument("--threads", type=int, default=2)

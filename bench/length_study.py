@@ -44,7 +44,10 @@ TRAINED: Dict[str, Dict[str, Any]] = {
     "nope": {"name": "nope"},
     "learned": {"name": "learned"},
     "sinusoidal": {"name": "sinusoidal", "scale": math.sqrt(PRESETS["small-rope"].width)},
-    **{name: dict(PRESETS[f"small-{name}"].kinds[0].attention.encodings[0]) for name in ("rope", "alibi", "t5", "fire")},
+    **{
+        name: dict(PRESETS[f"small-{name}"].kinds[0].attention.encodings[0])
+        for name in ("rope", "alibi", "t5", "fire")
+    },
 }
 # Encodings with which the weights trained with rope are evaluated beyond the trained length.
 FACTOR = POSITIONS / TRAINED_LENGTH
@@ -55,7 +58,10 @@ SCALED: Dict[str, Dict[str, Any]] = {
     "dynamic": {"name": "rope_dynamic", "factor": FACTOR, "original_max_positions": TRAINED_LENGTH},
 }
 # Encodings of the fine-tuned decoders; unscaled rope is the baseline for the three scalings.
-TUNED: Dict[str, Dict[str, Any]] = {"unscaled": {"name": "rope"}, **{name: SCALED[name] for name in ("linear", "ntk", "yarn")}}
+TUNED: Dict[str, Dict[str, Any]] = {
+    "unscaled": {"name": "rope"},
+    **{name: SCALED[name] for name in ("linear", "ntk", "yarn")},
+}
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,12 @@ class Row:
 
     def line(self, bits: Mapping[str, float]) -> Dict[str, Any]:
         """Return the row in the form of the JSON file."""
-        return {"encoding": self.label, "scaling": self.scaling, "tuned": self.tuned, "bits": dict(bits)}
+        return {
+            "encoding": self.label,
+            "scaling": self.scaling,
+            "tuned": self.tuned,
+            "bits": dict(bits),
+        }
 
 
 def rows() -> Iterator[Row]:
@@ -100,7 +111,14 @@ def train(name: str, folder: Path, steps: int) -> None:
     torch.manual_seed(SEED)
     model = Stack(small(TRAINED[name]))
     initialise(model)
-    fit(model, corpus()[0], lambda step: step / steps, BATCH, RATE, lambda line: print(f"{name}: {line}", flush=True))
+    fit(
+        model,
+        corpus()[0],
+        lambda step: step / steps,
+        BATCH,
+        RATE,
+        lambda line: print(f"{name}: {line}", flush=True),
+    )
     folder.mkdir(parents=True, exist_ok=True)
     save(model, folder / f"{name}.safetensors")
 
@@ -109,13 +127,24 @@ def tune(name: str, folder: Path, steps: int) -> None:
     """Fine-tune the decoder of rope with a scaled rotation, at the length that the scaling extends to."""
     torch.manual_seed(SEED)
     model, trained = Stack(small(TUNED[name])), weights_of("rope", folder)
-    assert trained is not None, "length_study: expected the weights of rope, got none; train rope first, or install posenc-export-presets"
+    assert trained is not None, (
+        "length_study: expected the weights of rope, got none; train rope first, or install posenc-export-presets"
+    )
     copy_weights(model, trained, "rope")
 
     def say(line: str) -> None:
         print(f"{name}: {line}", flush=True)
 
-    fit(model, corpus()[0], lambda step: step / steps, TUNING_BATCH, TUNING_RATE, say, POSITIONS - 1, TUNING_WARM_UP)
+    fit(
+        model,
+        corpus()[0],
+        lambda step: step / steps,
+        TUNING_BATCH,
+        TUNING_RATE,
+        say,
+        POSITIONS - 1,
+        TUNING_WARM_UP,
+    )
     folder.mkdir(parents=True, exist_ok=True)
     save(model, folder / f"{name}-tuned.safetensors")
 
@@ -129,12 +158,16 @@ def bits(model: Stack, held: np.ndarray) -> Dict[int, float]:
 
 
 def _bits_at(session: Any, held: np.ndarray, context: int) -> float:
-    starts = np.linspace(0, len(held) - POSITIONS - 1, WINDOWS).astype(int) + POSITIONS - context  # contexts of all lengths end at the same bytes of the text
+    starts = (
+        np.linspace(0, len(held) - POSITIONS - 1, WINDOWS).astype(int) + POSITIONS - context
+    )  # contexts of all lengths end at the same bytes of the text
     nats: List[float] = []
     for start in starts:
         window = held[start : start + context + 1].astype(np.int64)
         session.reset()
-        logits = session.prefill(window[None, :-1], chunk=min(CHUNK, session.manifest.chunk))[0, -TAIL:].astype(np.float64)
+        logits = session.prefill(window[None, :-1], chunk=min(CHUNK, session.manifest.chunk))[
+            0, -TAIL:
+        ].astype(np.float64)
         shifted = logits - logits.max(-1, keepdims=True)
         chosen = shifted[np.arange(TAIL), window[-TAIL:]] - np.log(np.exp(shifted).sum(-1))
         nats.append(-float(chosen.mean()))
@@ -150,8 +183,14 @@ def evaluate(folder: Path, earlier: Mapping[str, Dict[str, Any]]) -> List[Dict[s
             model = Stack(small(row.encoding))
             copy_weights(model, weights, row.weights)
             measured = bits(model.eval(), held)
-            found.append(row.line({str(context): round(value, 3) for context, value in measured.items()}))
-            print(f"{row.label:22} " + "  ".join(f"{context}: {value:.3f}" for context, value in measured.items()), flush=True)
+            found.append(
+                row.line({str(context): round(value, 3) for context, value in measured.items()})
+            )
+            print(
+                f"{row.label:22} "
+                + "  ".join(f"{context}: {value:.3f}" for context, value in measured.items()),
+                flush=True,
+            )
         elif row.label in earlier:
             found.append(row.line(earlier[row.label]["bits"]))
     return found
@@ -159,16 +198,45 @@ def evaluate(folder: Path, earlier: Mapping[str, Dict[str, Any]]) -> List[Dict[s
 
 def conditions() -> Dict[str, Any]:
     """Return library versions and settings of training and evaluation."""
-    versions = {"python": platform.python_version(), **{name: metadata.version(name) for name in ("torch", "onnxruntime", "numpy")}}
-    training = {"length": TRAINED_LENGTH, "steps": STEPS, "batch": BATCH, "rate": RATE, "seed": SEED}
-    tuning = {"length": POSITIONS - 1, "steps": TUNING_STEPS, "batch": TUNING_BATCH, "rate": TUNING_RATE, "warm_up": TUNING_WARM_UP, "seed": SEED}
-    return {"versions": versions, "training": training, "tuning": tuning, "factor": FACTOR, "tail": TAIL, "windows": WINDOWS, "chunk": CHUNK}
+    versions = {
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in ("torch", "onnxruntime", "numpy")},
+    }
+    training = {
+        "length": TRAINED_LENGTH,
+        "steps": STEPS,
+        "batch": BATCH,
+        "rate": RATE,
+        "seed": SEED,
+    }
+    tuning = {
+        "length": POSITIONS - 1,
+        "steps": TUNING_STEPS,
+        "batch": TUNING_BATCH,
+        "rate": TUNING_RATE,
+        "warm_up": TUNING_WARM_UP,
+        "seed": SEED,
+    }
+    return {
+        "versions": versions,
+        "training": training,
+        "tuning": tuning,
+        "factor": FACTOR,
+        "tail": TAIL,
+        "windows": WINDOWS,
+        "chunk": CHUNK,
+    }
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
-    actions: Tuple[Tuple[str, Any, Mapping[str, Any], int], ...] = (("train", train, TRAINED, STEPS), ("tune", tune, TUNED, TUNING_STEPS))
+    actions: Tuple[Tuple[str, Any, Mapping[str, Any], int], ...] = (
+        ("train", train, TRAINED, STEPS),
+        ("tune", tune, TUNED, TUNING_STEPS),
+    )
     for command, action, names, steps in actions:
         training = commands.add_parser(command)
         training.add_argument("name", choices=names)
@@ -182,7 +250,11 @@ def main(arguments: Sequence[str]) -> int:
     if options.command != "evaluate":
         options.action(options.name, options.folder, options.steps)
         return 0
-    earlier = json.loads(options.json.read_text(encoding="utf-8"))["rows"] if options.json and options.json.exists() else []
+    earlier = (
+        json.loads(options.json.read_text(encoding="utf-8"))["rows"]
+        if options.json and options.json.exists()
+        else []
+    )
     found = evaluate(options.folder, {row["encoding"]: row for row in earlier})
     if options.json:
         json_rows.write(options.json, {**conditions(), "rows": found})

@@ -9,5 +9,7 @@ def replace(page: Path, name: str, content: str) -> None:
     before, begun, rest = page.read_text(encoding="utf-8").partition(begin)
     _, ended, after = rest.partition(end)
     if not (begun and ended):
-        raise ValueError(f"{page.name}: expected the comments {begin.strip()} and {end}, got a page without them")
+        raise ValueError(
+            f"{page.name}: expected the comments {begin.strip()} and {end}, got a page without them"
+        )
     page.write_text(before + begin + content + end + after, encoding="utf-8")

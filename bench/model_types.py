@@ -108,10 +108,14 @@ def table(found: Sequence[Row], version: str) -> str:
         "| model type | outcome | reason | keys that concern positions |",
         "|---|---|---|---|",
     ]
-    lines += [f"| `{each.name}` | {each.outcome} | {each.why} | {', '.join(each.keys)} |" for each in read]
+    lines += [
+        f"| `{each.name}` | {each.outcome} | {each.why} | {', '.join(each.keys)} |" for each in read
+    ]
     lines += ["", "## Refused"]
     for why, names in sorted(refused.items(), key=lambda reason: len(reason[1])):
-        listed = textwrap.wrap(", ".join(names), 160, break_on_hyphens=False, break_long_words=False)
+        listed = textwrap.wrap(
+            ", ".join(names), 160, break_on_hyphens=False, break_long_words=False
+        )
         lines += ["", f"{why[0].upper()}{why[1:]} ({len(names)}):", "", *listed]
     return "\n".join([*lines, ""])
 
@@ -120,7 +124,9 @@ def main(arguments: Sequence[str]) -> int:
     """Write the page; return exit status 0."""
     import transformers
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--markdown", type=Path, default=Path("docs/model-types.md"))
     options = parser.parse_args(arguments)
     options.markdown.write_text(table(rows(), transformers.__version__), encoding="utf-8")

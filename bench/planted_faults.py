@@ -33,14 +33,18 @@ BEGIN, END = "<!-- planted faults -->", "<!-- end of planted faults -->"
 
 def described(variant: str, layers: int) -> StackConfig:
     """A byte-level decoder of width 64 with grouped heads."""
-    return decoder_config(256, layers, 128, block_config(64, 4, 96, kv_heads=2, encoding={"name": variant}))
+    return decoder_config(
+        256, layers, 128, block_config(64, 4, 96, kv_heads=2, encoding={"name": variant})
+    )
 
 
 def arguments_of(format_: str, folder: Path) -> Dict[str, Any]:
     """Return the arguments of `export` for a format; bfloat16 is that of a provider."""
     if format_ == "cache int8":
         sample = folder / "sample.txt"
-        sample.write_bytes(np.random.default_rng(0).integers(0, 256, 4096).astype(np.uint8).tobytes())
+        sample.write_bytes(
+            np.random.default_rng(0).integers(0, 256, 4096).astype(np.uint8).tobytes()
+        )
         return {"cache": "int8", "calibrate": sample}
     if format_.startswith("int"):
         return {"weights": format_}
@@ -60,7 +64,9 @@ def correct_artefact(sources: Sources, format_: str) -> CorrectArtefact:
     """Return an artefact of target ort in a format."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "artefact"
-        manifest = export(sources, "ort", folder, verify=False, **arguments_of(format_, Path(temporary)))
+        manifest = export(
+            sources, "ort", folder, verify=False, **arguments_of(format_, Path(temporary))
+        )
         return CorrectArtefact(folder, manifest, opener(format_))
 
 
@@ -73,35 +79,67 @@ def rows_of(layers: int, formats: Sequence[str]) -> Iterator[Dict[str, Any]]:
             for name, fault in {"none": None, **FAULTS}.items():
                 if fault is None or fault.model == variant:
                     measured, tolerance = correct.measured(fault), correct.accuracy.tolerance
-                    worst = _worst({"cells": measured.cells, "bounds": measured.bounds, "tolerance": tolerance})
-                    yield {"layers": layers, "format": format_, "encoding": variant, "fault": name, "found": measured.exceeds(tolerance), **worst}
+                    worst = _worst(
+                        {"cells": measured.cells, "bounds": measured.bounds, "tolerance": tolerance}
+                    )
+                    yield {
+                        "layers": layers,
+                        "format": format_,
+                        "encoding": variant,
+                        "fault": name,
+                        "found": measured.exceeds(tolerance),
+                        **worst,
+                    }
 
 
 def _worst(certificate: Mapping[str, Any]) -> Dict[str, Any]:
     cell = worst_cell(certificate)
-    return {"cell": cell, "error": certificate["cells"][cell], "tolerance": bound_of(certificate, cell)}
+    return {
+        "cell": cell,
+        "error": certificate["cells"][cell],
+        "tolerance": bound_of(certificate, cell),
+    }
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> List[str]:
     """Return the table of docs/reliability.md: per fault and format, the depths at which the artefact with the fault fails its own verification."""
-    formats, depths = [name for name in FORMATS if any(row["format"] == name for row in rows)], sorted({row["layers"] for row in rows})
+    formats, depths = (
+        [name for name in FORMATS if any(row["format"] == name for row in rows)],
+        sorted({row["layers"] for row in rows}),
+    )
     lines = ["| fault | " + " | ".join(formats) + " |", "|---|" + "---|" * len(formats)]
     for fault in ("none", *FAULTS):
         cells = []
         for name in formats:
             tried = [row for row in rows if row["fault"] == fault and row["format"] == name]
             found = sorted({row["layers"] for row in tried if row["found"]})
-            cells.append("found" if found == depths else "passes" if not found and fault == "none" else ", ".join(map(str, found)) or "-")
-        lines.append(f"| {'none: the correct artefact' if fault == 'none' else fault} | " + " | ".join(cells) + " |")
+            cells.append(
+                "found"
+                if found == depths
+                else "passes"
+                if not found and fault == "none"
+                else ", ".join(map(str, found)) or "-"
+            )
+        lines.append(
+            f"| {'none: the correct artefact' if fault == 'none' else fault} | "
+            + " | ".join(cells)
+            + " |"
+        )
     return lines
 
 
 def undetected(rows: Sequence[Mapping[str, Any]]) -> List[str]:
     """Return the faults that neither the artefact nor the float32 graph of the same numbers shows, and the correct artefacts that fail."""
-    shown = {(row["layers"], row["fault"]) for row in rows if row["format"] == "float32" and row["found"]}
+    shown = {
+        (row["layers"], row["fault"]) for row in rows if row["format"] == "float32" and row["found"]
+    }
     wrong = []
     for row in rows:
-        in_float32 = row["fault"] != "none" and FAULTS[row["fault"]].breaks not in IN_NUMBERS and (row["layers"], row["fault"]) in shown
+        in_float32 = (
+            row["fault"] != "none"
+            and FAULTS[row["fault"]].breaks not in IN_NUMBERS
+            and (row["layers"], row["fault"]) in shown
+        )
         if row["found"] != (row["fault"] != "none") and not in_float32:
             wrong.append(f"{row['fault']} in {row['format']} at {row['layers']} layers")
     return wrong
@@ -110,12 +148,17 @@ def undetected(rows: Sequence[Mapping[str, Any]]) -> List[str]:
 def write(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Replace the table in the page."""
     before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    path.write_text("\n".join([before + BEGIN, "", *table(rows), "", END]) + rest.partition(END)[2], encoding="utf-8")
+    path.write_text(
+        "\n".join([before + BEGIN, "", *table(rows), "", END]) + rest.partition(END)[2],
+        encoding="utf-8",
+    )
 
 
 def main() -> int:
     """Measure and write. Returns the exit status: 1 if a fault is not found or a correct artefact fails."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, default=Path("bench/results/planted_faults.json"))
     parser.add_argument("--page", type=Path, default=Path("docs/reliability.md"))
     parser.add_argument("--depth", type=int, action="append")
@@ -125,7 +168,11 @@ def main() -> int:
     for layers in options.depth or DEPTHS:
         for row in rows_of(layers, options.format or FORMATS):
             rows.append(row)
-            print(" ".join(f"{key}={value}" for key, value in row.items()), file=sys.stderr, flush=True)
+            print(
+                " ".join(f"{key}={value}" for key, value in row.items()),
+                file=sys.stderr,
+                flush=True,
+            )
             json_rows.write(options.json, rows)
     if options.depth is None and options.format is None:
         write(rows, options.page)

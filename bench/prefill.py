@@ -36,17 +36,27 @@ def by_chunk(tokens: int, layers: int) -> List[Dict[str, Any]]:
 
     Rows are {"encoding", "chunk", "seconds", "over_rope": ratio to rope with the same chunk size, "over_best": ratio to the encoding's best chunk size}.
     """
-    times: Dict[Tuple[str, int], List[float]] = {(name, chunk): [] for name in ENCODINGS for chunk in CHUNKS if chunk <= tokens}
+    times: Dict[Tuple[str, int], List[float]] = {
+        (name, chunk): [] for name in ENCODINGS for chunk in CHUNKS if chunk <= tokens
+    }
     with tempfile.TemporaryDirectory() as folder:
-        sessions = {name: _chunked_session(name, tokens, layers, Path(folder) / name) for name in ENCODINGS}
+        sessions = {
+            name: _chunked_session(name, tokens, layers, Path(folder) / name) for name in ENCODINGS
+        }
         for _ in range(ROUNDS):
             for (name, chunk), found in times.items():
                 found.append(_seconds(sessions[name], VOCABULARY, tokens, chunk, 1))
     middle = {key: statistics.median(found[1:]) for key, found in times.items()}
-    best = {name: min(seconds for (other, _), seconds in middle.items() if other == name) for name in ENCODINGS}
+    best = {
+        name: min(seconds for (other, _), seconds in middle.items() if other == name)
+        for name in ENCODINGS
+    }
     rows = []
     for (name, chunk), seconds in middle.items():
-        ratios = {"over_rope": round(seconds / middle["rope", chunk], 3), "over_best": round(seconds / best[name], 3)}
+        ratios = {
+            "over_rope": round(seconds / middle["rope", chunk], 3),
+            "over_best": round(seconds / best[name], 3),
+        }
         rows.append({"encoding": name, "chunk": chunk, "seconds": round(seconds, 3), **ratios})
     return rows
 
@@ -59,7 +69,12 @@ def _chunked_session(name: str, tokens: int, layers: int, folder: Path) -> Sessi
 def by_logits() -> List[Dict[str, Any]]:
     """Return a row for all logits and one for those of the last token: {"logits_to_keep", "seconds", "bytes": increase of the largest resident memory}."""
     with tempfile.TemporaryDirectory() as folder:
-        _opened(decoder_config(LARGE_VOCABULARY, 2, 176, block_config(64, 4, 2048, encoding={"name": "rope"})), Path(folder) / "made")
+        _opened(
+            decoder_config(
+                LARGE_VOCABULARY, 2, 176, block_config(64, 4, 2048, encoding={"name": "rope"})
+            ),
+            Path(folder) / "made",
+        )
         rows = []
         for keep in (None, 1):
             with multiprocessing.get_context("spawn").Pool(1) as pool:
@@ -80,7 +95,9 @@ def _opened(config: Any, folder: Path) -> Session:
     return load(folder, provider="cpu", threads=1).session()
 
 
-def _seconds(session: Session, vocabulary: int, tokens: int, chunk: Optional[int], keep: Optional[int]) -> float:
+def _seconds(
+    session: Session, vocabulary: int, tokens: int, chunk: Optional[int], keep: Optional[int]
+) -> float:
     """Return the CPU seconds of a prompt from an empty cache."""
     prompt = np.random.default_rng(0).integers(0, vocabulary, (1, tokens))
     session.reset()
@@ -91,12 +108,26 @@ def _seconds(session: Session, vocabulary: int, tokens: int, chunk: Optional[int
 
 def main(arguments: Sequence[str]) -> int:
     """Print the rows, and write them to the file of --json; return exit status 0."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=1024, help="tokens of the prompt for chunk sizes (default: 1024)")
-    parser.add_argument("--layers", type=int, default=12, help="layers of its decoder (default: 12)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        default=1024,
+        help="tokens of the prompt for chunk sizes (default: 1024)",
+    )
+    parser.add_argument(
+        "--layers", type=int, default=12, help="layers of its decoder (default: 12)"
+    )
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     options = parser.parse_args(arguments)
-    found = {"tokens": options.tokens, "layers": options.layers, "logits": by_logits(), "chunks": by_chunk(options.tokens, options.layers)}
+    found = {
+        "tokens": options.tokens,
+        "layers": options.layers,
+        "logits": by_logits(),
+        "chunks": by_chunk(options.tokens, options.layers),
+    }
     for row in (*found["logits"], *found["chunks"]):
         print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
     if options.json:

@@ -34,7 +34,11 @@ class Timed:
         self.times: Dict[Request, List[Tuple[float, float]]] = {}
         self.ended: Dict[Request, threading.Event] = {}
         self.arrived = threading.Condition()
-        self.engine = Engine(model, Limits(RUNNING + 1, 64, LONG + 96, LONG + 8, LONG, 256, prefix_memory=memory), self.take)
+        self.engine = Engine(
+            model,
+            Limits(RUNNING + 1, 64, LONG + 96, LONG + 8, LONG, 256, prefix_memory=memory),
+            self.take,
+        )
 
     def take(self, tokens: List[Token]) -> None:
         now = time.perf_counter(), time.thread_time()
@@ -94,24 +98,45 @@ def stall(model: Model, rounds: int) -> Dict[str, List[float]]:
         times = [np.array(timed.times[row]) for row in rows]
         while timed.engine.running:
             time.sleep(0.01)
-        for clock, name in enumerate(("", "_processor")) if turn else ():  # the first round warms up
-            gaps = np.concatenate([np.stack((each[1:, 0], np.diff(each[:, clock])), axis=1) for each in times])
+        for clock, name in (
+            enumerate(("", "_processor")) if turn else ()
+        ):  # the first round warms up
+            gaps = np.concatenate(
+                [np.stack((each[1:, 0], np.diff(each[:, clock])), axis=1) for each in times]
+            )
             at, gap = gaps[:, 0], gaps[:, 1]
             reading = gap[(at >= begun) & (at <= ended)]
-            for side, step in (("before", np.median(gap[at < begun])), ("after", np.median(gap[at > ended]))):
-                found.setdefault(f"longest_gap{name}_over_steps_{side}", []).append(float(reading.max() / step))
-                found.setdefault(f"median_gap{name}_over_steps_{side}", []).append(float(np.median(reading) / step))
+            for side, step in (
+                ("before", np.median(gap[at < begun])),
+                ("after", np.median(gap[at > ended])),
+            ):
+                found.setdefault(f"longest_gap{name}_over_steps_{side}", []).append(
+                    float(reading.max() / step)
+                )
+                found.setdefault(f"median_gap{name}_over_steps_{side}", []).append(
+                    float(np.median(reading) / step)
+                )
     timed.engine.close()
     return found
 
 
 def _spread(ratios: List[float]) -> Dict[str, float]:
-    return {"median": round(statistics.median(ratios), 3), "least": round(min(ratios), 3), "most": round(max(ratios), 3)}
+    return {
+        "median": round(statistics.median(ratios), 3),
+        "least": round(min(ratios), 3),
+        "most": round(max(ratios), 3),
+    }
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("artefact", type=Path, help="a decoder for target ort with a range of at least 4,096 positions")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "artefact",
+        type=Path,
+        help="a decoder for target ort with a range of at least 4,096 positions",
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write the ratios to this file")
@@ -123,8 +148,18 @@ def main(arguments: Sequence[str]) -> int:
             found[name] = _spread(ratios)
             print(name, found[name], flush=True)
     if options.json:
-        how = {"known": KNOWN, "new": NEW, "long": LONG, "running": RUNNING, "rounds": options.rounds, "threads": options.threads}
-        json_rows.write(options.json, {**how, "results": [{"measure": name, **values} for name, values in found.items()]})
+        how = {
+            "known": KNOWN,
+            "new": NEW,
+            "long": LONG,
+            "running": RUNNING,
+            "rounds": options.rounds,
+            "threads": options.threads,
+        }
+        json_rows.write(
+            options.json,
+            {**how, "results": [{"measure": name, **values} for name, values in found.items()]},
+        )
     return 0
 
 

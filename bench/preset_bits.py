@@ -27,7 +27,15 @@ RESULTS = Path(__file__).parent / "results" / "preset_bits.json"
 ROWS = 50  # windows per batch
 PAGE = Path(__file__).parents[1] / "docs" / "fewer-bits.md"
 BEGIN, END = "<!-- results -->\n", "<!-- end of results -->"
-COLUMNS = ("decoder", "weights", "KB on disk", "bits per byte", "above float32", "agreement", "worst error")
+COLUMNS = (
+    "decoder",
+    "weights",
+    "KB on disk",
+    "bits per byte",
+    "above float32",
+    "agreement",
+    "worst error",
+)
 SAMPLE = 128 * TRAINED_LENGTH  # bytes of the text that was trained on
 # Formats of weights and caches, and whether calibration data is used
 MEASURED: Dict[str, Dict[str, Any]] = {
@@ -42,7 +50,9 @@ MEASURED: Dict[str, Dict[str, Any]] = {
 def windows(count: int) -> np.ndarray:
     """Return held-out text as windows [count,257], the trained length plus the next byte; the same windows as bench.train.bits_per_byte."""
     held = corpus()[1].numpy()
-    whole = held[: len(held) // (TRAINED_LENGTH + 1) * (TRAINED_LENGTH + 1)].reshape(-1, TRAINED_LENGTH + 1)
+    whole = held[: len(held) // (TRAINED_LENGTH + 1) * (TRAINED_LENGTH + 1)].reshape(
+        -1, TRAINED_LENGTH + 1
+    )
     return whole[:count].astype(np.int64)
 
 
@@ -68,7 +78,13 @@ def bits(logits: List[np.ndarray], rows: np.ndarray) -> float:
     for index, part in enumerate(logits):
         wanted, wide = rows[index * ROWS : (index + 1) * ROWS, 1:, None], part.astype(np.float64)
         largest = wide.max(-1, keepdims=True)
-        total += float((largest + np.log(np.exp(wide - largest).sum(-1, keepdims=True)) - np.take_along_axis(wide, wanted, -1)).sum())
+        total += float(
+            (
+                largest
+                + np.log(np.exp(wide - largest).sum(-1, keepdims=True))
+                - np.take_along_axis(wide, wanted, -1)
+            ).sum()
+        )
     return total / (len(rows) * TRAINED_LENGTH) / math.log(2)
 
 
@@ -88,8 +104,14 @@ def measure(name: str, formats: Sequence[str], rows: np.ndarray) -> Dict[str, An
             manifest = export(sources, "ort", Path(place) / "made", verify=False, **how)
             logits = logits_of(Path(place) / "made", rows)
         plain = plain or logits
-        figures = {"bytes": sum(manifest.files[file].bytes for file in ("model.onnx", "model.onnx.data")), "bits_per_byte": round(bits(logits, rows), 4)}
-        figures |= {"agreement": round(agreement(logits, plain), 4), "worst_error": round(worst_error(np.concatenate(logits), np.concatenate(plain)), 4)}
+        figures = {
+            "bytes": sum(manifest.files[file].bytes for file in ("model.onnx", "model.onnx.data")),
+            "bits_per_byte": round(bits(logits, rows), 4),
+        }
+        figures |= {
+            "agreement": round(agreement(logits, plain), 4),
+            "worst_error": round(worst_error(np.concatenate(logits), np.concatenate(plain)), 4),
+        }
         found[label] = figures
         print(name, label, figures, flush=True)
     return found
@@ -102,7 +124,10 @@ def table(presets: Dict[str, Any]) -> str:
         for weights, found in formats.items():
             cells = [name, weights, f"{found['bytes'] / 1000:.0f}", f"{found['bits_per_byte']:.4f}"]
             if formats["float32"] is not found:
-                cells += [f"{found['bits_per_byte'] - formats['float32']['bits_per_byte']:+.4f}", f"{found['agreement']:.1%}"]
+                cells += [
+                    f"{found['bits_per_byte'] - formats['float32']['bits_per_byte']:+.4f}",
+                    f"{found['agreement']:.1%}",
+                ]
                 cells.append(f"{found['worst_error']:.3f}")
             lines.append(f"| {' | '.join([*cells, *[''] * (len(COLUMNS) - len(cells))])} |")
     return "\n".join(lines) + "\n"
@@ -111,9 +136,21 @@ def table(presets: Dict[str, Any]) -> str:
 def main(given: Optional[List[str]] = None) -> None:
     """Measure the presets and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--preset", action="append", choices=sorted(PRESETS), help="may be given several times (default: all)")
-    parser.add_argument("--windows", type=int, default=400, help="number of windows of held-out text (default: 400)")
-    parser.add_argument("--format", action="append", choices=MEASURED, help="may be given several times (default: all)")
+    parser.add_argument(
+        "--preset",
+        action="append",
+        choices=sorted(PRESETS),
+        help="may be given several times (default: all)",
+    )
+    parser.add_argument(
+        "--windows", type=int, default=400, help="number of windows of held-out text (default: 400)"
+    )
+    parser.add_argument(
+        "--format",
+        action="append",
+        choices=MEASURED,
+        help="may be given several times (default: all)",
+    )
     options = parser.parse_args(given)
     rows, found = windows(options.windows), committed()
     for name in options.preset or PRESETS:
@@ -130,9 +167,15 @@ def committed() -> Dict[str, Any]:
 
 def write(presets: Dict[str, Any], count: int) -> None:
     """Write the results of `count` windows and the table of the page, in the order of PRESETS and MEASURED."""
-    ordered = {name: {label: presets[name][label] for label in MEASURED if label in presets[name]} for name in PRESETS if name in presets}
+    ordered = {
+        name: {label: presets[name][label] for label in MEASURED if label in presets[name]}
+        for name in PRESETS
+        if name in presets
+    }
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    PAGE.write_text(before + BEGIN + table(ordered) + END + rest.partition(END)[2], encoding="utf-8")
+    PAGE.write_text(
+        before + BEGIN + table(ordered) + END + rest.partition(END)[2], encoding="utf-8"
+    )
     json_rows.write(RESULTS, {"windows": count, "length": TRAINED_LENGTH, "presets": presets})
 
 

@@ -26,8 +26,16 @@ def write(name: str, model: Stack, place: Path) -> None:
     export(model, TARGET, place / name)
     held, others = graph_weights(place / name / "model.onnx"), {}
     if (place / FOLDED).exists():
-        others = {key: value for key, value in load_file(place / FOLDED).items() if not key.startswith(f"{name}/")}
-    folded = {f"{name}/{names[0]}": parameter.detach().clone() for names, parameter in named(model) if not held.keys() & set(names)}
+        others = {
+            key: value
+            for key, value in load_file(place / FOLDED).items()
+            if not key.startswith(f"{name}/")
+        }
+    folded = {
+        f"{name}/{names[0]}": parameter.detach().clone()
+        for names, parameter in named(model)
+        if not held.keys() & set(names)
+    }
     save_file({**others, **folded}, place / FOLDED)
 
 

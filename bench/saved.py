@@ -20,7 +20,9 @@ from posenc_export.runtime import load
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, metavar="ARTEFACT")
     parser.add_argument("--tokens", type=int, default=1000)
     parser.add_argument("--capacity", type=int, default=2048)
@@ -43,8 +45,12 @@ def main(arguments: Sequence[str]) -> int:
             restored.append(time.perf_counter() - begun)
         size = file.stat().st_size
     ratios = [one / other for one, other in zip(restored, read, strict=True)]
-    milliseconds = f"{statistics.median(restored) * 1e3:.0f} ms against {statistics.median(read) * 1e3:.0f} ms"
-    print(f"{options.tokens} tokens, {size / 1e6:.1f} MB: {milliseconds}, ratio {statistics.median(ratios):.4f} ({min(ratios):.4f} to {max(ratios):.4f})")
+    milliseconds = (
+        f"{statistics.median(restored) * 1e3:.0f} ms against {statistics.median(read) * 1e3:.0f} ms"
+    )
+    print(
+        f"{options.tokens} tokens, {size / 1e6:.1f} MB: {milliseconds}, ratio {statistics.median(ratios):.4f} ({min(ratios):.4f} to {max(ratios):.4f})"
+    )
     return 0
 
 

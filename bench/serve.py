@@ -33,7 +33,9 @@ CLIENTS, ROWS, ROUNDS = (1, 4, 16), (16, 1), 3
 TOKENS, LONGEST = 48, 96  # tokens of a continuation, most tokens of a prompt
 MODELS = {
     "tiny-rope, 1.0 M weights": PRESETS["tiny-rope"],
-    "rope, 4 layers, width 512, 11 M weights": decoder_config(256, 4, 1408, block_config(512, 8, 2048, kv_heads=2, encoding={"name": "rope"})),
+    "rope, 4 layers, width 512, 11 M weights": decoder_config(
+        256, 4, 1408, block_config(512, 8, 2048, kv_heads=2, encoding={"name": "rope"})
+    ),
 }
 
 
@@ -54,9 +56,17 @@ class Answer(NamedTuple):
 def ask(port: int, prompt: List[int]) -> Answer:
     """Send a request, read its stream to the end, and return the times."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
-    body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "stream": True, "return_token_ids": True}
+    body = {
+        "prompt": prompt,
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "stream": True,
+        "return_token_ids": True,
+    }
     start, first, tokens = time.perf_counter(), 0.0, 0
-    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    connection.request(
+        "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
+    )
     for line in connection.getresponse():
         if line.startswith(b"data: {"):
             tokens += len(json.loads(line[6:])["choices"][0]["token_ids"])
@@ -68,7 +78,9 @@ def ask(port: int, prompt: List[int]) -> Answer:
 def round_of(port: int, clients: int, seed: int) -> Dict[str, float]:
     """Run all clients once; return their total tokens per second, and the medians of seconds to the first token and between tokens."""
     random = np.random.default_rng(seed)
-    prompts = [random.integers(97, 123, random.integers(1, LONGEST + 1)).tolist() for _ in range(clients)]
+    prompts = [
+        random.integers(97, 123, random.integers(1, LONGEST + 1)).tolist() for _ in range(clients)
+    ]
     start = time.perf_counter()
     with ThreadPoolExecutor(clients) as pool:
         answers = list(pool.map(lambda prompt: ask(port, prompt), prompts))
@@ -84,8 +96,21 @@ def round_of(port: int, clients: int, seed: int) -> Dict[str, float]:
 def server(folder: Path, rows: int) -> Iterator[int]:
     """Context manager that runs a server process and returns its port."""
     command = [sys.executable, "-m", "posenc_export.commands.cli", "serve"]
-    command += [str(folder), "--port", "0", "--rows", str(rows), "--threads", "1", "--context", "512", "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    command += [
+        str(folder),
+        "--port",
+        "0",
+        "--rows",
+        str(rows),
+        "--threads",
+        "1",
+        "--context",
+        "512",
+        "--json",
+    ]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     try:
         assert process.stdout is not None
         yield int(json.loads(process.stdout.readline())["url"].rpartition(":")[2])
@@ -106,13 +131,18 @@ def measured(name: str) -> List[Dict[str, Any]]:
                 for seed in range(ROUNDS + 1):
                     for number, port in enumerate((together, alone)):
                         made[number].append(round_of(port, clients, seed))
-                rows.append({"model": name, "clients": clients, **_medians(made[0][1:], made[1][1:])})  # the first round warms up
+                rows.append(
+                    {"model": name, "clients": clients, **_medians(made[0][1:], made[1][1:])}
+                )  # the first round warms up
                 print(rows[-1], flush=True)
     return rows
 
 
 def _medians(together: List[Dict[str, float]], alone: List[Dict[str, float]]) -> Dict[str, Any]:
-    ratios = [one["tokens_per_second"] / other["tokens_per_second"] for one, other in zip(together, alone, strict=True)]
+    ratios = [
+        one["tokens_per_second"] / other["tokens_per_second"]
+        for one, other in zip(together, alone, strict=True)
+    ]
     median = {key: statistics.median(each[key] for each in together) for key in together[0]}
     return {
         "tokens_per_second": round(median["tokens_per_second"]),
@@ -123,12 +153,21 @@ def _medians(together: List[Dict[str, float]], alone: List[Dict[str, float]]) ->
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     options = parser.parse_args(arguments)
     rows = [row for name in MODELS for row in measured(name)]
     if options.json:
-        how = {"rows": ROWS[0], "tokens": TOKENS, "longest_prompt": LONGEST, "rounds": ROUNDS, "cores": os.cpu_count(), "threads": 1}
+        how = {
+            "rows": ROWS[0],
+            "tokens": TOKENS,
+            "longest_prompt": LONGEST,
+            "rounds": ROUNDS,
+            "cores": os.cpu_count(),
+            "threads": 1,
+        }
         versions = {"machine": platform.machine(), "onnxruntime": onnxruntime.__version__}
         json_rows.write(options.json, {**how, **versions, "results": rows})
     return 0

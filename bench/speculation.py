@@ -38,16 +38,27 @@ Task = Tuple[str, str, Dict[str, Any]]  # name, prompt, arguments of generate
 
 def tasks() -> List[Task]:
     """Return the tasks: name, prompt and sampling."""
-    source, other = (inspect.getsource(one).split('"""')[0] + inspect.getsource(one).split('"""')[2] for one in (textwrap.indent, textwrap.dedent))
+    source, other = (
+        inspect.getsource(one).split('"""')[0] + inspect.getsource(one).split('"""')[2]
+        for one in (textwrap.indent, textwrap.dedent)
+    )
     edited = source.replace("prefix", "margin").replace("line", "row")
     half = len(edited.splitlines()) // 2
     begun = ["".join(text.splitlines(keepends=True)[:half]) for text in (source, edited)]
     return [
         ("repeat", f"{source}\n{source}\n{begun[0]}", {}),
-        ("edit", f"{source}\n# The same with other names\n{edited}\n{source}\n# The same with other names\n{begun[1]}", {}),
+        (
+            "edit",
+            f"{source}\n# The same with other names\n{edited}\n{source}\n# The same with other names\n{begun[1]}",
+            {},
+        ),
         ("quote", f"{other}\nThe function above says:\n\n{other[: len(other) // 4]}", {}),
         ("document", pydoc_data.topics.topics["while"], {}),
-        ("new", "The history of the lighthouse on the northern coast begins with a storm. In the winter of 1824,", {"temperature": 1.0, "seed": 1}),
+        (
+            "new",
+            "The history of the lighthouse on the northern coast begins with a storm. In the winter of 1824,",
+            {"temperature": 1.0, "seed": 1},
+        ),
     ]
 
 
@@ -61,7 +72,9 @@ class Counted(PassCosts):
         super().record(widths, seconds)
 
 
-def decoded(session: Any, prompt: List[int], tokens: int, given: Dict[str, Any]) -> Tuple[float, List[int]]:
+def decoded(
+    session: Any, prompt: List[int], tokens: int, given: Dict[str, Any]
+) -> Tuple[float, List[int]]:
     """Return the seconds per id, and the ids, after a prompt whose tokens but the last one are in the cache."""
     base = int(session.length[0])
     ids, stamps = [], []
@@ -72,7 +85,16 @@ def decoded(session: Any, prompt: List[int], tokens: int, given: Dict[str, Any])
     return (stamps[-1] - stamps[0]) / (len(ids) - 1), ids
 
 
-def measured(model: Any, folder: Path, name: str, text: str, given: Dict[str, Any], speculate: Any, tokens: int, rounds: int) -> Dict[str, Any]:
+def measured(
+    model: Any,
+    folder: Path,
+    name: str,
+    text: str,
+    given: Dict[str, Any],
+    speculate: Any,
+    tokens: int,
+    rounds: int,
+) -> Dict[str, Any]:
     """Return {"task", "prompt", "tokens", "equal", "tokens_per_pass", "accepted", "ratio", "ratios", "milliseconds": of plain decoding per token}."""
     prompt = codec(folder, model.manifest).encode(text)
     session = model.session()
@@ -88,9 +110,23 @@ def measured(model: Any, folder: Path, name: str, text: str, given: Dict[str, An
     equal = next((index for index in range(tokens) if one[index] != other[index]), tokens)
     plain = statistics.median(pair[0][0] for pair in pairs)
     passes, made = session.pass_costs.passes, rounds * (tokens - 1)
-    shares = {"tokens_per_pass": round(made / passes, 2), "accepted": round((made - passes) / max(session.pass_costs.drafted, 1), 2)}
-    found = {"ratio": round(statistics.median(ratios), 2), "ratios": [round(ratio, 2) for ratio in ratios], "milliseconds": round(plain * 1e3, 2)}
-    return {"task": name, "prompt": len(prompt), "tokens": tokens, "equal": equal, **shares, **found}
+    shares = {
+        "tokens_per_pass": round(made / passes, 2),
+        "accepted": round((made - passes) / max(session.pass_costs.drafted, 1), 2),
+    }
+    found = {
+        "ratio": round(statistics.median(ratios), 2),
+        "ratios": [round(ratio, 2) for ratio in ratios],
+        "milliseconds": round(plain * 1e3, 2),
+    }
+    return {
+        "task": name,
+        "prompt": len(prompt),
+        "tokens": tokens,
+        "equal": equal,
+        **shares,
+        **found,
+    }
 
 
 def passes(model: Any, cached: int, rounds: int) -> Dict[str, Any]:
@@ -110,7 +146,11 @@ def passes(model: Any, cached: int, rounds: int) -> Dict[str, Any]:
             taken[width].append((CLOCK[0]() - begun) / steps[-1])
         session.rewind(1 + sum(WIDTHS))
     ratios = {str(width): round(statistics.median(times[1:]), 2) for width, times in taken.items()}
-    return {"cached": cached, "step": round(statistics.median(steps[1:]) * 1e3, 2), "ratios": ratios}
+    return {
+        "cached": cached,
+        "step": round(statistics.median(steps[1:]) * 1e3, 2),
+        "ratios": ratios,
+    }
 
 
 def needed(ratios: Dict[str, float], drafting: float) -> Dict[str, Dict[str, float]]:
@@ -126,19 +166,30 @@ def needed(ratios: Dict[str, float], drafting: float) -> Dict[str, Dict[str, flo
         shares = np.linspace(0, 1, 1001)
         tokens = sum(shares**power for power in range(count + 1))
         enough = shares[tokens >= GOAL * cost]
-        found[str(count)] = {"at_most": round((count + 1) / cost, 2), "share": round(float(enough[0]), 2) if len(enough) else 1.0}
+        found[str(count)] = {
+            "at_most": round((count + 1) / cost, 2),
+            "share": round(float(enough[0]), 2) if len(enough) else 1.0,
+        }
     return found
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folders", nargs="+", type=Path, metavar="ARTEFACT")
     parser.add_argument("--draft", type=Path, help="draft with this decoder instead of a look-up")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--passes", action="store_true", help="measure passes of several tokens too")
-    parser.add_argument("--processor-time", action="store_true", help="measure processor time of the calling thread; needs --threads 1")
+    parser.add_argument(
+        "--passes", action="store_true", help="measure passes of several tokens too"
+    )
+    parser.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="measure processor time of the calling thread; needs --threads 1",
+    )
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     options = parser.parse_args(arguments)
     if options.processor_time:
@@ -146,21 +197,35 @@ def main(arguments: Sequence[str]) -> int:
     rows = []
     for folder in options.folders:
         model = load(folder, provider="cpu", threads=options.threads)
-        speculate = load(options.draft, provider="cpu", threads=options.threads) if options.draft else "lookup"
+        speculate = (
+            load(options.draft, provider="cpu", threads=options.threads)
+            if options.draft
+            else "lookup"
+        )
         weights = model.manifest.weights.format if model.manifest.weights else model.manifest.dtype
         row = {"weights": weights, "draft": "a model" if options.draft else "lookup", "tasks": []}
         for name, text, given in tasks():
-            row["tasks"].append(measured(model, folder, name, text, given, speculate, options.tokens, options.rounds))
+            row["tasks"].append(
+                measured(
+                    model, folder, name, text, given, speculate, options.tokens, options.rounds
+                )
+            )
             print(weights, row["tasks"][-1], flush=True)
         if options.passes:
             row["passes"] = passes(model, 256, 5 * options.rounds)
             if options.draft:
-                drafting = passes(speculate, 256, 5 * options.rounds)["step"] / row["passes"]["step"]
-                row["passes"].update(drafting=round(drafting, 3), needed=needed(row["passes"]["ratios"], drafting))
+                drafting = (
+                    passes(speculate, 256, 5 * options.rounds)["step"] / row["passes"]["step"]
+                )
+                row["passes"].update(
+                    drafting=round(drafting, 3), needed=needed(row["passes"]["ratios"], drafting)
+                )
             print(weights, row["passes"], flush=True)
         rows.append(row)
     if options.json:
-        json_rows.write(options.json, {"threads": options.threads, "rounds": options.rounds, "rows": rows})
+        json_rows.write(
+            options.json, {"threads": options.threads, "rounds": options.rounds, "rows": rows}
+        )
     return 0
 
 

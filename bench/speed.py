@@ -55,7 +55,13 @@ class Variant:
     @property
     def name(self) -> str:
         """Name of its folder."""
-        marks = (self.encoding, self.target, self.weights, self.cache and f"cache-{self.cache}", "mask" if self.signature == "mask" else "")
+        marks = (
+            self.encoding,
+            self.target,
+            self.weights,
+            self.cache and f"cache-{self.cache}",
+            "mask" if self.signature == "mask" else "",
+        )
         return "-".join(mark for mark in marks if mark)
 
 
@@ -82,23 +88,58 @@ class Part:
 
 def on_targets(*targets: str) -> Tuple[Variant, ...]:
     """Return rope on these targets and the other encodings on `ort`."""
-    return (*(Variant(target=target) for target in targets), *(Variant(name) for name in ENCODINGS if name != "rope"))
+    return (
+        *(Variant(target=target) for target in targets),
+        *(Variant(name) for name in ENCODINGS if name != "rope"),
+    )
 
 
 ALL = ("ort", "onnx", "onnx-static", "torchscript")
 LOADERS = ("genai", "openvino")  # runtimes that load an artefact folder of signature mask
-LOADED = (Variant(signature="mask", only_for="genai"), Variant(target="onnx", signature="mask", only_for="openvino"))
+LOADED = (
+    Variant(signature="mask", only_for="genai"),
+    Variant(target="onnx", signature="mask", only_for="openvino"),
+)
 QUANTIZED = tuple(Variant(weights=weights) for weights in ("int8", "int4", "int4-128"))
 PARTS: Dict[str, Part] = {
-    "block": Part(on_targets(*ALL, "pt2", AOTINDUCTOR), (128, 1024, 8192), (1024,), ("hand-written", "hand-written-torchscript"), 1.5, (AOTINDUCTOR,)),
-    "layers": Part((*on_targets(*ALL), *LOADED), (128, 1024), (1024,), ("hand-written", "transformers", *LOADERS), 1.5, OPENVINO),
-    "model": Part((*on_targets("ort"), *LOADED), (128, 1024), (1024,), ("hand-written", "transformers", *LOADERS), 3.0),
-    "bits": Part(
-        (Variant(), *QUANTIZED, Variant(signature="mask", weights="int4", only_for="genai")), (128, 1024), (1024,), ("hand-written", "genai", "genai-int4"), 3.0
+    "block": Part(
+        on_targets(*ALL, "pt2", AOTINDUCTOR),
+        (128, 1024, 8192),
+        (1024,),
+        ("hand-written", "hand-written-torchscript"),
+        1.5,
+        (AOTINDUCTOR,),
     ),
-    "cache": Part((Variant(), Variant(cache="int8")), (1024, 8192), (1024,), ("hand-written",), 3.0),
+    "layers": Part(
+        (*on_targets(*ALL), *LOADED),
+        (128, 1024),
+        (1024,),
+        ("hand-written", "transformers", *LOADERS),
+        1.5,
+        OPENVINO,
+    ),
+    "model": Part(
+        (*on_targets("ort"), *LOADED),
+        (128, 1024),
+        (1024,),
+        ("hand-written", "transformers", *LOADERS),
+        3.0,
+    ),
+    "bits": Part(
+        (Variant(), *QUANTIZED, Variant(signature="mask", weights="int4", only_for="genai")),
+        (128, 1024),
+        (1024,),
+        ("hand-written", "genai", "genai-int4"),
+        3.0,
+    ),
+    "cache": Part(
+        (Variant(), Variant(cache="int8")), (1024, 8192), (1024,), ("hand-written",), 3.0
+    ),
 }
-FOLDERS = {"bits": "model", "cache": "block"}  # parts with the models of another part, which share its artefacts
+FOLDERS = {
+    "bits": "model",
+    "cache": "block",
+}  # parts with the models of another part, which share its artefacts
 OVERHEAD = Path("bench/results/hand_graph.json")
 SAMPLE = 4096  # hidden states for the calibration of caches
 
@@ -118,7 +159,11 @@ def exported(part: str, folder: Path, runtimes: Sequence[str], say: Progress) ->
     from posenc_export.export import Sources
     from posenc_export.models.presets import seeded
 
-    wanted = [variant for variant in PARTS[part].variants if not variant.only_for or variant.only_for in runtimes]
+    wanted = [
+        variant
+        for variant in PARTS[part].variants
+        if not variant.only_for or variant.only_for in runtimes
+    ]
     made: Dict[str, Sources] = {}
     paths = []
     for variant in wanted:
@@ -128,7 +173,9 @@ def exported(part: str, folder: Path, runtimes: Sequence[str], say: Progress) ->
             continue
         say(f"export {part} {path.name}")
         if variant.encoding not in made:
-            made = {variant.encoding: Sources(seeded(described(part, variant.encoding)))}  # only one model at a time, because models have up to 540 MB
+            made = {
+                variant.encoding: Sources(seeded(described(part, variant.encoding)))
+            }  # only one model at a time, because models have up to 540 MB
         write(made[variant.encoding], variant, path)
     return paths
 
@@ -148,27 +195,66 @@ def write(model: "Sources", variant: Variant, path: Path) -> None:
         sample = None
         if variant.cache:
             sample = Path(place) / "sample.npy"
-            np.save(sample, np.random.default_rng(0).standard_normal((SAMPLE, model.model.config.width), np.float32))
-        how = {"weights": variant.weights or None, "cache": variant.cache or None, "calibrate": sample}
-        export(model, variant.target, path, variant.signature, verify=variant.target == "pt2", **how)
+            np.save(
+                sample,
+                np.random.default_rng(0).standard_normal(
+                    (SAMPLE, model.model.config.width), np.float32
+                ),
+            )
+        how = {
+            "weights": variant.weights or None,
+            "cache": variant.cache or None,
+            "calibrate": sample,
+        }
+        export(
+            model, variant.target, path, variant.signature, verify=variant.target == "pt2", **how
+        )
 
 
-def measured(name: str, folder: Path, threads: int, without: Sequence[str], say: Progress) -> Report:
+def measured(
+    name: str, folder: Path, threads: int, without: Sequence[str], say: Progress
+) -> Report:
     """Measure all contestants of a part in one run. without: names of runtimes to omit."""
     part = PARTS[name]
-    runtimes = [runtime for runtime in part.runtimes if runtime not in without and not RUNTIMES[runtime].missing()]
+    runtimes = [
+        runtime
+        for runtime in part.runtimes
+        if runtime not in without and not RUNTIMES[runtime].missing()
+    ]
     folders = exported(name, folder, runtimes, say)
     absent = OPENVINO if "openvino" in without or RUNTIMES["openvino"].missing() else ()
     providers = [provider for provider in part.providers if provider not in absent]
     works = part.contexts, part.prompts
-    return run(folders, runtimes, *works, threads=threads, seconds=part.seconds, different_models=True, providers=providers, progress=say)
+    return run(
+        folders,
+        runtimes,
+        *works,
+        threads=threads,
+        seconds=part.seconds,
+        different_models=True,
+        providers=providers,
+        progress=say,
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
     """Measure the parts and write the results; return exit status 0."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=PARTS, help="measure only this part; may be given several times (default: all)")
-    parser.add_argument("--without", action="append", default=[], choices=RUNTIMES, help="omit this runtime; may be given several times")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=PARTS,
+        help="measure only this part; may be given several times (default: all)",
+    )
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        choices=RUNTIMES,
+        help="omit this runtime; may be given several times",
+    )
     parser.add_argument("--json", type=Path, default=Path("bench/results/speed.json"))
     parser.add_argument("--docs", type=Path, default=Path("docs"), help="folder of the pages")
     parser.add_argument("--artefacts", type=Path, default=Path("build/speed"))
@@ -193,7 +279,9 @@ def committed(path: Path) -> Dict[str, Report]:
 
 def overhead(path: Path) -> List[Dict[str, Any]]:
     """Return the results of bench/hand_graph.py in a JSON file; an empty list if the file does not exist."""
-    found: List[Dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["results"] if path.is_file() else []
+    found: List[Dict[str, Any]] = (
+        json.loads(path.read_text(encoding="utf-8"))["results"] if path.is_file() else []
+    )
     return found
 
 

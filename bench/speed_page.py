@@ -77,16 +77,39 @@ class Target:
 
 
 TARGETS = (
-    *(Target("block", "decode", tokens, "rope-ort", "hand-written rope", 1.0) for tokens in (128, 1024, 8192)),
-    *(Target("block", "decode", tokens, "rope-torchscript", "hand-written-torchscript rope", 1.1) for tokens in (128, 1024, 8192)),
-    *(Target("block", "decode", tokens, "rope-aotinductor", "hand-written-torchscript rope") for tokens in (128, 1024, 8192)),
-    *(Target("layers", "decode", tokens, "rope-ort", "hand-written rope") for tokens in (128, 1024)),
+    *(
+        Target("block", "decode", tokens, "rope-ort", "hand-written rope", 1.0)
+        for tokens in (128, 1024, 8192)
+    ),
+    *(
+        Target("block", "decode", tokens, "rope-torchscript", "hand-written-torchscript rope", 1.1)
+        for tokens in (128, 1024, 8192)
+    ),
+    *(
+        Target("block", "decode", tokens, "rope-aotinductor", "hand-written-torchscript rope")
+        for tokens in (128, 1024, 8192)
+    ),
+    *(
+        Target("layers", "decode", tokens, "rope-ort", "hand-written rope")
+        for tokens in (128, 1024)
+    ),
     *(Target("model", "decode", tokens, "rope-ort", "hand-written rope") for tokens in (128, 1024)),
     Target("model", "prefill", 1024, "rope-ort", "hand-written rope", 1.02),
     Target("model", "prefill", 1024, "alibi-ort", "rope-ort", 1.05),
-    *(Target("bits", "prefill", 1024, "rope-ort-int8", theirs, 0.5) for theirs in ("rope-ort", "hand-written")),
-    *(Target("bits", "decode", tokens, "rope-ort-int8", theirs, 0.45) for tokens in (128, 1024) for theirs in ("rope-ort", "hand-written")),
-    *(Target("cache", "decode", tokens, "rope-ort-cache-int8", theirs, most) for tokens, most in ((1024, None), (8192, 0.55)) for theirs in ("rope-ort", "hand-written")),
+    *(
+        Target("bits", "prefill", 1024, "rope-ort-int8", theirs, 0.5)
+        for theirs in ("rope-ort", "hand-written")
+    ),
+    *(
+        Target("bits", "decode", tokens, "rope-ort-int8", theirs, 0.45)
+        for tokens in (128, 1024)
+        for theirs in ("rope-ort", "hand-written")
+    ),
+    *(
+        Target("cache", "decode", tokens, "rope-ort-cache-int8", theirs, most)
+        for tokens, most in ((1024, None), (8192, 0.55))
+        for theirs in ("rope-ort", "hand-written")
+    ),
 )
 
 CONTEXTS, SUMMARIZED = (128, 1024), {"model", "bits"}
@@ -104,10 +127,16 @@ SUMMARY = (
 
 def perplexities() -> Dict[str, str]:
     """Return the perplexity of each format relative to float32, by the name of the weights in QUALITY."""
-    return {row["weights"]: f"{row['perplexity']:.2f}" for row in json.loads(QUALITY.read_text(encoding="utf-8"))["rows"] if "perplexity" in row}
+    return {
+        row["weights"]: f"{row['perplexity']:.2f}"
+        for row in json.loads(QUALITY.read_text(encoding="utf-8"))["rows"]
+        if "perplexity" in row
+    }
 
 
-def _compared(reports: Dict[str, Report], part: str, contestant: str, tokens: int) -> Optional[Spread]:
+def _compared(
+    reports: Dict[str, Report], part: str, contestant: str, tokens: int
+) -> Optional[Spread]:
     """Return the time of a contestant's decode step relative to that of target `ort` in float32."""
     return ratio(reports[part], Target(part, "decode", tokens, contestant, OURS))
 
@@ -119,9 +148,17 @@ def _said(found: Optional[Spread]) -> str:
 def summary(reports: Dict[str, Report]) -> List[str]:
     """Return a table of ratios of the decoder with 134 million parameters."""
     heads = [f"{tokens} cached tokens" for tokens in CONTEXTS] + ["relative perplexity"]
-    lines, quality = [f"| time of a step, relative to target `ort` in float32 | {' | '.join(heads)} |", "|---|---|---|---|"], perplexities()
+    lines, quality = (
+        [
+            f"| time of a step, relative to target `ort` in float32 | {' | '.join(heads)} |",
+            "|---|---|---|---|",
+        ],
+        perplexities(),
+    )
     for part, contestant, description, weights in SUMMARY:
-        cells = [_said(_compared(reports, part, contestant, tokens)) for tokens in CONTEXTS] + [quality[weights]]
+        cells = [_said(_compared(reports, part, contestant, tokens)) for tokens in CONTEXTS] + [
+            quality[weights]
+        ]
         lines.append(f"| {description} | {' | '.join(cells)} |")
     return lines
 
@@ -136,18 +173,43 @@ def figure(reports: Dict[str, Report]) -> Any:
         for place, (part, contestant, *_) in enumerate(SUMMARY):
             found = _compared(reports, part, contestant, tokens)
             if found is not None:
-                axes.barh(place, found.median, height=0.72, color=COLOURS[0] if contestant.startswith(OURS) else "#b8bec6")
+                axes.barh(
+                    place,
+                    found.median,
+                    height=0.72,
+                    color=COLOURS[0] if contestant.startswith(OURS) else "#b8bec6",
+                )
                 axes.hlines(place, found.low, found.high, color="#222222", linewidth=1)
-                axes.annotate(f"{found.median:.2f}", (found.high, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=7)
-        own = next(row for row in reports["model"].rows if (row.phase, row.tokens, row.contestant) == ("decode", tokens, OURS))
+                axes.annotate(
+                    f"{found.median:.2f}",
+                    (found.high, place),
+                    xytext=(3, 0),
+                    textcoords="offset points",
+                    va="center",
+                    fontsize=7,
+                )
+        own = next(
+            row
+            for row in reports["model"].rows
+            if (row.phase, row.tokens, row.contestant) == ("decode", tokens, OURS)
+        )
         axes.axvline(1, color=COLOURS[0], linewidth=1.5)
-        axes.set_title(f"{tokens} cached tokens; 1 is target ort, {duration(own.median_seconds)}", fontsize=8)
+        axes.set_title(
+            f"{tokens} cached tokens; 1 is target ort, {duration(own.median_seconds)}", fontsize=8
+        )
         axes.tick_params(labelsize=7)
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(x=0.12)
     quality = perplexities()
-    said = {weights: "" if weights == "float32" else f", perplexity x {quality[weights]}" for *_, weights in SUMMARY}
-    drawn[0].set_yticks(range(len(SUMMARY)), [description.replace("`", "") + said[weights] for *_, description, weights in SUMMARY], fontsize=8)
+    said = {
+        weights: "" if weights == "float32" else f", perplexity x {quality[weights]}"
+        for *_, weights in SUMMARY
+    }
+    drawn[0].set_yticks(
+        range(len(SUMMARY)),
+        [description.replace("`", "") + said[weights] for *_, description, weights in SUMMARY],
+        fontsize=8,
+    )
     drawn[0].invert_yaxis()
     return drawing
 
@@ -187,30 +249,63 @@ def _machine(report: Report) -> str:
 def ratio(report: Report, target: Target) -> Optional[Spread]:
     """Return the ratio of times, ours to theirs, with its interval; None if a contestant is missing or rounds are too few."""
     ours, theirs = (_row(report.rows, target, name) for name in (target.ours, target.theirs))
-    return None if ours is None or theirs is None else ratio_of(ours.samples_seconds, theirs.samples_seconds)
+    return (
+        None
+        if ours is None or theirs is None
+        else ratio_of(ours.samples_seconds, theirs.samples_seconds)
+    )
 
 
 def _row(rows: Sequence[Row], target: Target, name: str) -> Optional[Row]:
-    return next((row for row in rows if (row.phase, row.tokens, row.contestant) == (target.phase, target.tokens, name)), None)
+    return next(
+        (
+            row
+            for row in rows
+            if (row.phase, row.tokens, row.contestant) == (target.phase, target.tokens, name)
+        ),
+        None,
+    )
 
 
 def _targets(reports: Dict[str, Report]) -> List[str]:
-    lines = ["| part | work | time of | relative to | ratio | interval | at most | |", "|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| part | work | time of | relative to | ratio | interval | at most | |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for target in TARGETS:
         found = ratio(reports[target.part], target) if target.part in reports else None
-        measured = "| | " if found is None else f"| {found.median:.2f} | {found.low:.2f} .. {found.high:.2f} "
-        verdict = "" if found is None or target.most is None else "met" if found.median <= target.most else "missed"
+        measured = (
+            "| | "
+            if found is None
+            else f"| {found.median:.2f} | {found.low:.2f} .. {found.high:.2f} "
+        )
+        verdict = (
+            ""
+            if found is None or target.most is None
+            else "met"
+            if found.median <= target.most
+            else "missed"
+        )
         most = "" if target.most is None else f"{target.most:.2f}"
-        lines.append(f"| {target.part} | {target.phase} {target.tokens} | `{target.ours}` | `{target.theirs}` {measured}| {most} | {verdict} |")
+        lines.append(
+            f"| {target.part} | {target.phase} {target.tokens} | `{target.ours}` | `{target.theirs}` {measured}| {most} | {verdict} |"
+        )
     return lines
 
 
 def _overhead(found: Sequence[Dict[str, Any]]) -> List[str]:
     lines = [SESSION, ""]
-    lines += ["| second / first | first | second | ratio | spread | difference |", "|---|---|---|---|---|---|"]
+    lines += [
+        "| second / first | first | second | ratio | spread | difference |",
+        "|---|---|---|---|---|---|",
+    ]
     for each in found:
         first, second = (duration(part["median"]) for part in each["seconds"])
-        measured = "| | | |" if each["ratio"] is None else _ratio_and_difference(each["ratio"], each["difference"]["median"])
+        measured = (
+            "| | | |"
+            if each["ratio"] is None
+            else _ratio_and_difference(each["ratio"], each["difference"]["median"])
+        )
         lines.append(f"| {each['what']} | {first} | {second} {measured}")
     return lines
 
@@ -222,12 +317,27 @@ def _ratio_and_difference(ratio: Dict[str, float], seconds: float) -> str:
 def _part(report: Report) -> List[str]:
     machine, limits = report.machine, report.limits
     libraries = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
-    read = ", ".join(f"{size(each.bytes)} at {each.read_bytes_per_second / 1e9:.0f} GB/s" for each in limits.read)
-    empty = "" if limits.empty_run_seconds is None else f" An empty run of ONNX Runtime takes {duration(limits.empty_run_seconds)}."
+    read = ", ".join(
+        f"{size(each.bytes)} at {each.read_bytes_per_second / 1e9:.0f} GB/s" for each in limits.read
+    )
+    empty = (
+        ""
+        if limits.empty_run_seconds is None
+        else f" An empty run of ONNX Runtime takes {duration(limits.empty_run_seconds)}."
+    )
     busy = " Measured on a busy machine." if (report.other_cores or 0.0) > BUSY else ""
-    lines = [f"{machine.processor}, {machine.threads} threads on {machine.cores} cores; {libraries}.{busy}", ""]
-    lines += [f"Limits of the machine in the same run: reads {read}; multiplies at {limits.gemm_flops_per_second / 1e9:.0f} GFLOP/s.{empty}", ""]
-    lines += ["| work | contestant | median | spread | tokens/s | ratio to fastest | share of read limit |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        f"{machine.processor}, {machine.threads} threads on {machine.cores} cores; {libraries}.{busy}",
+        "",
+    ]
+    lines += [
+        f"Limits of the machine in the same run: reads {read}; multiplies at {limits.gemm_flops_per_second / 1e9:.0f} GFLOP/s.{empty}",
+        "",
+    ]
+    lines += [
+        "| work | contestant | median | spread | tokens/s | ratio to fastest | share of read limit |",
+        "|---|---|---|---|---|---|---|",
+    ]
     return lines + [_line(row) for row in report.rows]
 
 

@@ -34,7 +34,9 @@ def timed(session: Any, tokens: np.ndarray, steps: bool) -> float:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folders", nargs="+", type=Path, metavar="ARTEFACT")
     parser.add_argument("--seconds", type=float, default=2.0, help="seconds for each number")
     options = parser.parse_args(arguments)
@@ -42,7 +44,11 @@ def main(arguments: Sequence[str]) -> int:
         sessions = [load(folder, provider="cpu", threads=count).session() for count in (1, 2)]
         value, random = sessions[0].manifest.inputs[0], np.random.default_rng(0)
         vocabulary = sessions[0].manifest.vocabulary
-        tokens = random.integers(0, vocabulary, (1, 512)) if vocabulary else random.standard_normal((1, 512, *value.token_shape), dtype=np.float32)
+        tokens = (
+            random.integers(0, vocabulary, (1, 512))
+            if vocabulary
+            else random.standard_normal((1, 512, *value.token_shape), dtype=np.float32)
+        )
         for session in sessions:
             session.prefill(tokens[:, :128])
         picked, found = min(2, threads.chosen("auto", sessions[0].manifest) or 2), []
@@ -53,7 +59,9 @@ def main(arguments: Sequence[str]) -> int:
                 for times, session in zip(taken, sessions, strict=True):
                     times.append(timed(session, tokens[:, :count], count == 1))
             one, two = map(min, taken)
-            found.append(f"{'step' if count == 1 else count}: {two / one:.2f} of {one * 1e6:.0f} us, auto {(one, two)[picked - 1] / min(one, two):.2f}")
+            found.append(
+                f"{'step' if count == 1 else count}: {two / one:.2f} of {one * 1e6:.0f} us, auto {(one, two)[picked - 1] / min(one, two):.2f}"
+            )
         print(f"{folder.name}, auto takes {picked}: " + ", ".join(found), flush=True)
     return 0
 

@@ -20,7 +20,16 @@ from posenc_export.models.presets import PRESETS, TRAINED_LENGTH, load_preset
 from posenc_export.models.stack import Stack
 from posenc_export.shared.preset_folders import SOURCE_TREE
 
-EXCLUDED = {"site-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__", "encodings", "pydoc_data"}
+EXCLUDED = {
+    "site-packages",
+    "test",
+    "tests",
+    "idlelib",
+    "lib2to3",
+    "__pycache__",
+    "encodings",
+    "pydoc_data",
+}
 
 
 def corpus() -> Tuple[Tensor, Tensor]:
@@ -45,8 +54,16 @@ def loss_of(model: Stack, tokens: Tensor) -> Tensor:
 @torch.no_grad()
 def bits_per_byte(model: Stack, held: Tensor, limit: int = 400) -> float:
     """Return the bits per byte over the first `limit` windows of TRAINED_LENGTH held-out bytes."""
-    rows = held[: len(held) // (TRAINED_LENGTH + 1) * (TRAINED_LENGTH + 1)].view(-1, TRAINED_LENGTH + 1)[:limit].long()
-    return sum(float(loss_of(model, part)) * len(part) for part in rows.split(50)) / len(rows) / math.log(2)
+    rows = (
+        held[: len(held) // (TRAINED_LENGTH + 1) * (TRAINED_LENGTH + 1)]
+        .view(-1, TRAINED_LENGTH + 1)[:limit]
+        .long()
+    )
+    return (
+        sum(float(loss_of(model, part)) * len(part) for part in rows.split(50))
+        / len(rows)
+        / math.log(2)
+    )
 
 
 def initialise(model: Stack) -> None:
@@ -85,7 +102,11 @@ def fit(
     step, shown = 0, 0.0
     while (spent := share(step)) < 1:
         for group in optimiser.param_groups:  # decays to a twentieth
-            group["lr"] = rate * min(1.0, (step + 1) / warm_up) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * spent)))
+            group["lr"] = (
+                rate
+                * min(1.0, (step + 1) / warm_up)
+                * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * spent)))
+            )
         starts = torch.randint(len(data) - length - 1, (batch,)).tolist()
         loss = loss_of(model, torch.stack([data[s : s + length + 1] for s in starts]).long())
         optimiser.zero_grad(set_to_none=True)
@@ -116,16 +137,32 @@ if __name__ == "__main__":
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rate", type=float, default=2e-3)
-    parser.add_argument("--resume", action="store_true", help="continue from the existing weights of the preset")
+    parser.add_argument(
+        "--resume", action="store_true", help="continue from the existing weights of the preset"
+    )
     options = parser.parse_args()
     if not SOURCE_TREE.is_dir():
-        parser.error("expected the source tree, where its artefact is written, got an installed package; run this in a checkout")
+        parser.error(
+            "expected the source tree, where its artefact is written, got an installed package; run this in a checkout"
+        )
     torch.manual_seed(options.seed)
     train, held = corpus()
-    print(f"{options.name}: {len(train) / 1e6:.1f} MB to train on, {len(held) / 1e6:.2f} MB held out", flush=True)
+    print(
+        f"{options.name}: {len(train) / 1e6:.1f} MB to train on, {len(held) / 1e6:.2f} MB held out",
+        flush=True,
+    )
     decoder = load_preset(options.name).train() if options.resume else Stack(PRESETS[options.name])
     if not options.resume:
         initialise(decoder)
-    steps = fit(decoder, train, time_budget(options.minutes), options.batch, options.rate, lambda line: print(f"{options.name}: {line}", flush=True))
+    steps = fit(
+        decoder,
+        train,
+        time_budget(options.minutes),
+        options.batch,
+        options.rate,
+        lambda line: print(f"{options.name}: {line}", flush=True),
+    )
     presets.write(options.name, decoder.eval(), SOURCE_TREE)
-    print(f"{options.name}: {steps} steps, held out {bits_per_byte(decoder, held):.3f} bits per byte")
+    print(
+        f"{options.name}: {steps} steps, held out {bits_per_byte(decoder, held):.3f} bits per byte"
+    )

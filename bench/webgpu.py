@@ -34,7 +34,9 @@ def write_artefacts(folder: Path, targets: Sequence[str], names: Sequence[str]) 
 
     for name in names or REGISTRY:
         causal = "causal" in REGISTRY[name].works_in
-        block = block_config(48, 6, 1100, kv_heads=3, head_size=16, encoding={"name": name}, causal=causal)
+        block = block_config(
+            48, 6, 1100, kv_heads=3, head_size=16, encoding={"name": name}, causal=causal
+        )
         sources = Sources(seeded(decoder_config(61, 1, 40, block, tied=name != "complex_order")))
         for target in targets:
             if not (folder / f"{name}-{target}").exists():
@@ -52,8 +54,19 @@ def measured(folder: Path, adapter: str) -> Dict[str, Any]:
     except ValueError as error:
         return {**row, "refused": str(error)}
     worst = worst_cell(found)
-    row |= {"passed": found["passed"], "worst": found["cells"][worst], "tolerance": bound_of(found, worst), "at": worst, "failure": found["failures"].get(worst, "")}
-    return {**row, "on_cpu": on_cpu(folder), "library": found["machine"].rpartition(", ")[2], "seconds": round(time.perf_counter() - begin, 1)}
+    row |= {
+        "passed": found["passed"],
+        "worst": found["cells"][worst],
+        "tolerance": bound_of(found, worst),
+        "at": worst,
+        "failure": found["failures"].get(worst, ""),
+    }
+    return {
+        **row,
+        "on_cpu": on_cpu(folder),
+        "library": found["machine"].rpartition(", ")[2],
+        "seconds": round(time.perf_counter() - begin, 1),
+    }
 
 
 def on_cpu(folder: Path) -> Dict[str, int]:
@@ -63,9 +76,17 @@ def on_cpu(folder: Path) -> Dict[str, int]:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    session = onnxruntime.InferenceSession(folder / "model.onnx", options, providers=["WebGpuExecutionProvider"], enable_fallback=0)
-    parts = [part for part in session.get_provider_graph_assignment_info() if part.ep_name == "CPUExecutionProvider"]
-    return dict(sorted(Counter(node.op_type for part in parts for node in part.get_nodes()).items()))
+    session = onnxruntime.InferenceSession(
+        folder / "model.onnx", options, providers=["WebGpuExecutionProvider"], enable_fallback=0
+    )
+    parts = [
+        part
+        for part in session.get_provider_graph_assignment_info()
+        if part.ep_name == "CPUExecutionProvider"
+    ]
+    return dict(
+        sorted(Counter(node.op_type for part in parts for node in part.get_nodes()).items())
+    )
 
 
 def run(folder: Path, adapter: str, results: Path) -> None:
@@ -81,7 +102,10 @@ def run(folder: Path, adapter: str, results: Path) -> None:
 
 def table(rows: List[Dict[str, Any]]) -> str:
     """Return the Markdown table of the results."""
-    lines = ["| encoding | target | largest error | tolerance | operators on the CPU |", "|---|---|---|---|---|"]
+    lines = [
+        "| encoding | target | largest error | tolerance | operators on the CPU |",
+        "|---|---|---|---|---|",
+    ]
     for row in sorted(rows, key=lambda row: (row["encoding"], row["target"])):
         if "refused" in row:
             cells = f"refused: {row['refused']} | - | -"
@@ -95,16 +119,25 @@ def table(rows: List[Dict[str, Any]]) -> str:
 def write_page(results: Path) -> None:
     """Replace the table in docs/runtimes/webgpu.md."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n{table(json.loads(results.read_text()))}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    PAGE.write_text(
+        f"{before}{BEGIN}\n{table(json.loads(results.read_text()))}\n{END}{rest.partition(END)[2]}",
+        encoding="utf-8",
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("task", choices=("export", "run", "page"))
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--target", action="append", help="target to export (default: onnx)")
-    parser.add_argument("--encoding", action="append", default=[], help="encoding to export (default: all)")
-    parser.add_argument("--adapter", default="unnamed", help="name of the GPU adapter, for the results")
+    parser.add_argument(
+        "--encoding", action="append", default=[], help="encoding to export (default: all)"
+    )
+    parser.add_argument(
+        "--adapter", default="unnamed", help="name of the GPU adapter, for the results"
+    )
     parser.add_argument("--json", type=Path, default=RESULTS)
     options = parser.parse_args()
     if options.task == "page":

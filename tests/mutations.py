@@ -43,7 +43,11 @@ class Mutation:
 
 
 def _oracle(hook: str, variant: str) -> str:
-    names = {"embed": "embed_matches_the_oracle", "rotate": "rotate_matches_the_oracle_for_queries_and_keys", "bias": "bias_matches_the_oracle_for_visible_keys"}
+    names = {
+        "embed": "embed_matches_the_oracle",
+        "rotate": "rotate_matches_the_oracle_for_queries_and_keys",
+        "bias": "bias_matches_the_oracle_for_visible_keys",
+    }
     return f"tests/encodings/test_oracles.py::test_{names[hook]}[{variant}]"
 
 
@@ -55,39 +59,141 @@ def _family(name: str) -> str:
     return f"tests/models/test_families.py -k 'logits_match and torchscript and {name}'"
 
 
-CORRECT, FORMATS = "tests/faults/test_faults.py::test_a_correct_module_passes", "tests/export/quantization/test_formats.py"
-PARTS, SESSION, ROWS = "tests/models/test_parts.py", "tests/runtime/session/test_session.py", "tests/runtime/session/test_rows.py"
+CORRECT, FORMATS = (
+    "tests/faults/test_faults.py::test_a_correct_module_passes",
+    "tests/export/quantization/test_formats.py",
+)
+PARTS, SESSION, ROWS = (
+    "tests/models/test_parts.py",
+    "tests/runtime/session/test_session.py",
+    "tests/runtime/session/test_rows.py",
+)
 GPTQ = "tests/export/quantization/test_calibration.py"
 
 ENCODINGS = (
-    ("encodings/rope_proportional.py", "size, dtype) / factor", "size, dtype)", _oracle("rotate", "rope_proportional-factor")),
-    ("encodings/learned_2d.py", '(row, column) if self.join == "row_column"', '(column, row) if self.join == "row_column"', _oracle("embed", "learned_2d-row_column")),
-    ("encodings/xpos.py", "(positions - self.centre) / self.base * decay", "positions / self.base * decay", _oracle("rotate", "xpos")),
-    ("encodings/alibi.py", "np.arange(1, 2 * below, 2)", "np.arange(2, 2 * below + 1, 2)", _oracle("bias", "alibi-True")),
-    ("encodings/t5.py", ".numpy(), buckets - 1)", ".numpy(), buckets - 2)", _oracle("bias", "t5-True")),
-    ("encodings/rope_llama3.py", "(high_freq_factor - low_freq_factor)).clamp", "high_freq_factor).clamp", _oracle("rotate", "rope_llama3-short")),
-    ("encodings/rope_yarn.py", "stretched(factor, mscale_all_dim) ** 2", "stretched(factor, mscale_all_dim)", "tests/encodings/test_oracles.py -k yarn_scales_scores"),
-    ("encodings/shared/yarn.py", "kept = 1 - interpolated", "kept = interpolated", _oracle("rotate", "rope_yarn")),
-    ("encodings/rope_dynamic.py", "- (self.factor - 1)", "- self.factor", _oracle("rotate", "rope_dynamic-rotated")),
-    ("encodings/sinusoidal.py", 'half - (divisor == "fairseq")', "half", "tests/encodings/test_peers.py -k speech2text"),
-    ("encodings/fox.py", "ops.suffix_sum(logs.unsqueeze(2), False)", "ops.suffix_sum(logs.unsqueeze(2), True)", f"'{CORRECT}[fox]'"),
-    ("encodings/deberta.py", "torch.arange(geometry.heads) // (", "torch.arange(geometry.heads) % (", _parity("deberta", "torchscript")),
+    (
+        "encodings/rope_proportional.py",
+        "size, dtype) / factor",
+        "size, dtype)",
+        _oracle("rotate", "rope_proportional-factor"),
+    ),
+    (
+        "encodings/learned_2d.py",
+        '(row, column) if self.join == "row_column"',
+        '(column, row) if self.join == "row_column"',
+        _oracle("embed", "learned_2d-row_column"),
+    ),
+    (
+        "encodings/xpos.py",
+        "(positions - self.centre) / self.base * decay",
+        "positions / self.base * decay",
+        _oracle("rotate", "xpos"),
+    ),
+    (
+        "encodings/alibi.py",
+        "np.arange(1, 2 * below, 2)",
+        "np.arange(2, 2 * below + 1, 2)",
+        _oracle("bias", "alibi-True"),
+    ),
+    (
+        "encodings/t5.py",
+        ".numpy(), buckets - 1)",
+        ".numpy(), buckets - 2)",
+        _oracle("bias", "t5-True"),
+    ),
+    (
+        "encodings/rope_llama3.py",
+        "(high_freq_factor - low_freq_factor)).clamp",
+        "high_freq_factor).clamp",
+        _oracle("rotate", "rope_llama3-short"),
+    ),
+    (
+        "encodings/rope_yarn.py",
+        ') ** 2 if temperature == "scores" else 1.0',
+        ') if temperature == "scores" else 1.0',
+        "tests/encodings/test_oracles.py -k yarn_scales_scores",
+    ),
+    (
+        "encodings/shared/yarn.py",
+        "kept = 1 - interpolated",
+        "kept = interpolated",
+        _oracle("rotate", "rope_yarn"),
+    ),
+    (
+        "encodings/rope_dynamic.py",
+        "- (self.factor - 1)",
+        "- self.factor",
+        _oracle("rotate", "rope_dynamic-rotated"),
+    ),
+    (
+        "encodings/sinusoidal.py",
+        'half - (divisor == "fairseq")',
+        "half",
+        "tests/encodings/test_peers.py -k speech2text",
+    ),
+    (
+        "encodings/fox.py",
+        "ops.suffix_sum(logs.unsqueeze(2), False)",
+        "ops.suffix_sum(logs.unsqueeze(2), True)",
+        f"'{CORRECT}[fox]'",
+    ),
+    (
+        "encodings/deberta.py",
+        "// (geometry.heads // (geometry.kv_heads or geometry.heads)),",
+        "% (geometry.heads // (geometry.kv_heads or geometry.heads)),",
+        _parity("deberta", "torchscript"),
+    ),
 )
 OPERATIONS = (
     ("ops/core.py", "visible = keys.ge(0)", "visible = keys.ge(-1)", f"'{CORRECT}[rope]'"),
-    ("ops/core.py", "visible & keys.ge(queries - before)", "visible & keys.gt(queries - before)", f"{PARTS}::test_a_model_of_these_parts_is_certified"),
-    ("ops/core.py", "first * sin), dim=-1).flatten(-2)", "first * cos), dim=-1).flatten(-2)", _oracle("rotate", "rope-interleaved")),
-    ("ops/core.py", "device=held.device) + held.unsqueeze(1)", "device=held.device) + 0 * held.unsqueeze(1)", "tests/runtime/graphs/test_torch_caches.py"),
-    ("ops/core.py", "* (scale / softcap))", "* scale)", f"{PARTS}::test_a_model_of_these_parts_is_certified"),
-    ("ops/core.py", ".clamp(-left, right) + left)", ".clamp(-left, right) + right)", f"'{CORRECT}[shaw-bert]'"),
-    ("ops/recurrence.py", "torch.where(count > index, following, hidden)", "following", _parity("input_rnn", "torchscript")),
+    (
+        "ops/core.py",
+        "visible & keys.ge(queries - before)",
+        "visible & keys.gt(queries - before)",
+        f"{PARTS}::test_a_model_of_these_parts_is_certified",
+    ),
+    (
+        "ops/core.py",
+        "second * cos + first * sin), dim=-1\n",
+        "second * cos + first * cos), dim=-1\n",
+        _oracle("rotate", "rope-interleaved"),
+    ),
+    (
+        "ops/core.py",
+        "device=held.device) + held.unsqueeze(1)",
+        "device=held.device) + 0 * held.unsqueeze(1)",
+        "tests/runtime/graphs/test_torch_caches.py",
+    ),
+    (
+        "ops/core.py",
+        "* (scale / softcap))",
+        "* scale)",
+        f"{PARTS}::test_a_model_of_these_parts_is_certified",
+    ),
+    (
+        "ops/core.py",
+        "(key_positions.unsqueeze(1) - positions.unsqueeze(2)).clamp(-left, right) + left",
+        "(key_positions.unsqueeze(1) - positions.unsqueeze(2)).clamp(-left, right) + right",
+        f"'{CORRECT}[shaw-bert]'",
+    ),
+    (
+        "ops/recurrence.py",
+        "torch.where(count > index, following, hidden)",
+        "following",
+        _parity("input_rnn", "torchscript"),
+    ),
     (
         "models/linear_attention.py",
         "states[1] + k.sum(2)",
         "states[1] + turned_k.sum(2)",
         "tests/export/test_parity.py::test_linear_attention_matches_eager_and_its_quadratic_form",
     ),
-    ("models/attention.py", "ops.split_heads(self.k_norm(k), self.kv_heads)", "ops.split_heads(k, self.kv_heads)", f"{PARTS}::test_a_model_of_these_parts_is_certified"),
+    (
+        "models/attention.py",
+        "ops.split_heads(self.k_norm(k), self.kv_heads)",
+        "ops.split_heads(k, self.kv_heads)",
+        f"{PARTS}::test_a_model_of_these_parts_is_certified",
+    ),
     (
         "models/parts/residuals.py",
         "return self.attention_norm(x) if self.one_norm else self.mlp_norm(x)",
@@ -100,7 +206,12 @@ OPERATIONS = (
         "torch.topk(-best, self.kept, dim=-1)[1]",
         "tests/models/test_recent_families.py::test_experts_match_their_oracle tests/models/test_latent.py",
     ),
-    ("export/signatures.py", "attention_mask.cumsum(1) - 1)", "attention_mask.cumsum(1))", "tests/export/test_parity.py -k 'mask_signature and learned'"),
+    (
+        "export/signatures.py",
+        "attention_mask.cumsum(1) - 1)",
+        "attention_mask.cumsum(1))",
+        "tests/export/test_parity.py -k 'mask_signature and learned'",
+    ),
 )
 FAMILIES = (
     ("models/families/gemma2.py", "scale=1 / math.sqrt(", "scale=1 / abs(", _family("gemma2")),
@@ -116,20 +227,50 @@ FAMILIES = (
         "int(index % interval != 0)",
         "tests/models/test_checkpoint.py::test_layers_and_defaults_of_smollm3_are_those_of_transformers",
     ),
-    ("models/families/cohere2.py", '"full_attention": []', '"full_attention": [rotation]', _family("cohere2")),
+    (
+        "models/families/cohere2.py",
+        '"full_attention": []',
+        '"full_attention": [rotation]',
+        _family("cohere2"),
+    ),
     (
         "models/families/llama4_text.py",
         "range(step - 1, config.layers, step)",
         "range(0, config.layers, step)",
         "tests/models/test_recent_families.py -k 'older_key and llama4'",
     ),
-    ("models/families/phi.py", "share=0.5)", "share=0.25)", "tests/models/test_recent_families.py -k 'older_key and phi'"),
-    ("models/families/shared/rules.py", "groups[:, -2:-1], groups[:, -1:]", "groups[:, -1:], groups[:, -2:-1]", _family("falcon")),
+    (
+        "models/families/phi.py",
+        "share=0.5)",
+        "share=0.25)",
+        "tests/models/test_recent_families.py -k 'older_key and phi'",
+    ),
+    (
+        "models/families/shared/rules.py",
+        "groups[:, -2:-1], groups[:, -1:]",
+        "groups[:, -1:], groups[:, -2:-1]",
+        _family("falcon"),
+    ),
 )
 LOWERINGS = (
-    ("export/targets/standard.py", "op.Cast(op.Sub(keys, queries)", "op.Cast(op.Sub(queries, keys)", _parity("alibi", "onnx")),
-    ("export/targets/standard.py", '("LessOrEqual", keys,', '("Less", keys,', _parity("learned", "onnx")),
-    ("export/targets/standard.py", "np.arange(width, 2 * width), np.arange(width),", "np.arange(width), np.arange(width, 2 * width),", _parity("input_rnn", "onnx")),
+    (
+        "export/targets/standard.py",
+        "op.Cast(op.Sub(keys, queries)",
+        "op.Cast(op.Sub(queries, keys)",
+        _parity("alibi", "onnx"),
+    ),
+    (
+        "export/targets/standard.py",
+        '("LessOrEqual", keys,',
+        '("Less", keys,',
+        _parity("learned", "onnx"),
+    ),
+    (
+        "export/targets/standard.py",
+        "np.arange(width, 2 * width), np.arange(width),",
+        "np.arange(width), np.arange(width, 2 * width),",
+        _parity("input_rnn", "onnx"),
+    ),
     (
         "export/targets/group_query.py",
         '"local_window_size": mask.before + 1',
@@ -148,7 +289,12 @@ LOWERINGS = (
         "missing, axis=0), 0, [1])",
         "tests/export/test_parity.py -k 'mask_signature and rope-onnx-static'",
     ),
-    ("export/targets/onnx_growing.py", "key.past, value.past, **attributes", "value.past, key.past, **attributes", _parity("rope", "onnx")),
+    (
+        "export/targets/onnx_growing.py",
+        "key.past, value.past, **attributes",
+        "value.past, key.past, **attributes",
+        _parity("rope", "onnx"),
+    ),
     (
         "export/targets/ort_slots.py",
         'op.constant([1], "int32")',
@@ -183,33 +329,131 @@ QUANTIZATION = (
         "unsigned[..., 1::2] | unsigned[..., 0::2] << 4",
         f"{FORMATS} -k 'int4 and verified'",
     ),
-    ("export/quantization/calibration.py", "(HEADROOM / LARGEST_CODE)", "(1 / LARGEST_CODE)", "tests/export/targets/test_int8_cache.py"),
+    (
+        "export/quantization/calibration.py",
+        "(HEADROOM / LARGEST_CODE)",
+        "(1 / LARGEST_CODE)",
+        "tests/export/targets/test_int8_cache.py",
+    ),
 )
 RUNTIME = (
-    ("runtime/session/graph_runner.py", "np.maximum(length + valid - 1, 0)", "np.maximum(length + valid, 0)", _parity("rope", "ort")),
-    ("runtime/session/arguments.py", "(max(ends) - 1, int", "(max(ends) - 2, int", f"{SESSION} -k 'positions_past_the_range and torchscript'"),
-    ("runtime/session/arguments.py", "row.max() >= vocabulary", "row.max() > vocabulary", f"{SESSION} -k 'wrong_use and torchscript and token'"),
-    ("runtime/session/stepper.py", "highest(unsigned) >= limit", "highest(unsigned) > limit", f"{SESSION} -k 'wrong_use and torchscript and token'"),
+    (
+        "runtime/session/graph_runner.py",
+        "np.maximum(length + valid - 1, 0)",
+        "np.maximum(length + valid, 0)",
+        _parity("rope", "ort"),
+    ),
+    (
+        "runtime/session/arguments.py",
+        "(max(ends) - 1, int",
+        "(max(ends) - 2, int",
+        f"{SESSION} -k 'positions_past_the_range and torchscript'",
+    ),
+    (
+        "runtime/session/arguments.py",
+        "row.max() >= vocabulary",
+        "row.max() > vocabulary",
+        f"{SESSION} -k 'wrong_use and torchscript and token'",
+    ),
+    (
+        "runtime/session/stepper.py",
+        "highest(unsigned) >= limit",
+        "highest(unsigned) > limit",
+        f"{SESSION} -k 'wrong_use and torchscript and token'",
+    ),
     ("runtime/session/stepper.py", "counter -= n", "counter -= 1", _parity("rope", "ort")),
-    ("runtime/session/cache_manager.py", "moves=((last, row),) if row < last else ()", "moves=()", f"{ROWS}::test_rows_come_and_go_in_any_order"),
-    ("runtime/session/cache_manager.py", "np.cumsum(state.slots, axis=1) <= target", "np.cumsum(state.slots, axis=1) < target", _parity("rope", "onnx")),
-    ("runtime/session/history.py", ">= self.limit:", ">= self.limit // 2:", f"{ROWS} -k reaches_back"),
-    ("runtime/session/call_guard.py", "len(guard.calls) > 1", "len(guard.calls) > 2", "tests/runtime/session/test_threads.py -k during_another"),
-    ("runtime/session/generation.py", "np.cumsum(probabilities), top_p)) + 1", "np.cumsum(probabilities), top_p))", f"{SESSION} -k test_top_p_keeps"),
-    ("runtime/artefact/rules.py", "_expect(dtype == value.dtype,", "_expect(bool(dtype),", "tests/runtime/graphs/test_graph_files.py"),
-    ("runtime/artefact/rules.py", "_expect(state.update in updates,", "_expect(bool(state.update),", "tests/runtime/artefact/test_manifest.py"),
-    ("runtime/artefact/files.py", "if actual != listed:", "if actual.bytes != listed.bytes:", "tests/export/targets/test_external_data.py"),
-    ("shared/numerics.py", "min(tolerance, 2 * max(", "min(tolerance, 20 * max(", "tests/shared/test_numerics.py -k divisions_may_differ"),
+    (
+        "runtime/session/cache_manager.py",
+        "moves=((last, row),) if row < last else ()",
+        "moves=()",
+        f"{ROWS}::test_rows_come_and_go_in_any_order",
+    ),
+    (
+        "runtime/session/cache_manager.py",
+        "np.cumsum(state.slots, axis=1) <= target",
+        "np.cumsum(state.slots, axis=1) < target",
+        _parity("rope", "onnx"),
+    ),
+    (
+        "runtime/session/history.py",
+        ">= self.limit:",
+        ">= self.limit // 2:",
+        f"{ROWS} -k reaches_back",
+    ),
+    (
+        "runtime/session/call_guard.py",
+        "len(guard.calls) > 1",
+        "len(guard.calls) > 2",
+        "tests/runtime/session/test_threads.py -k during_another",
+    ),
+    (
+        "runtime/session/generation.py",
+        "np.cumsum(probabilities), top_p)) + 1",
+        "np.cumsum(probabilities), top_p))",
+        f"{SESSION} -k test_top_p_keeps",
+    ),
+    (
+        "runtime/artefact/rules.py",
+        "dtype == value.dtype,",
+        "bool(dtype),",
+        "tests/runtime/graphs/test_graph_files.py",
+    ),
+    (
+        "runtime/artefact/rules.py",
+        "state.update in updates,",
+        "bool(state.update),",
+        "tests/runtime/artefact/test_manifest.py",
+    ),
+    (
+        "runtime/artefact/files.py",
+        "if actual != listed:",
+        "if actual.bytes != listed.bytes:",
+        "tests/export/targets/test_external_data.py",
+    ),
+    (
+        "shared/numerics.py",
+        "min(tolerance, 2 * max(",
+        "min(tolerance, 20 * max(",
+        "tests/shared/test_numerics.py -k divisions_may_differ",
+    ),
 )
 PROGRAMS = (
     ("serve/batch.py", "len(running) == len(self.rows)", "True", "tests/serve/test_engine.py"),
-    ("serve/completion.py", "range(1, len(string))", "range(2, len(string))", "tests/serve/test_engine.py::test_the_pieces_of_a_text_do_not_change_where_it_stops"),
-    ("serve/access.py", "if self.key and not secrets", "if given and self.key and not secrets", "tests/serve/test_access.py"),
-    ("serve/engine.py", "len(self._waiting) + len(requests) > self.limits.queue", "len(self._waiting) > self.limits.queue", "tests/serve/test_engine.py"),
-    ("benchmark/verdicts.py", "slower.low > 1.0", "slower.low > 0.0", "tests/benchmark/test_verdicts.py"),
-    ("benchmark/spread.py", "(1 + CONFIDENCE) / 2", "CONFIDENCE", "tests/benchmark/test_verdicts.py"),
+    (
+        "serve/completion.py",
+        "range(1, len(string))",
+        "range(2, len(string))",
+        "tests/serve/test_engine.py::test_the_pieces_of_a_text_do_not_change_where_it_stops",
+    ),
+    (
+        "serve/access.py",
+        "if self.key and not secrets",
+        "if given and self.key and not secrets",
+        "tests/serve/test_access.py",
+    ),
+    (
+        "serve/engine.py",
+        "len(self._waiting) + len(requests) > self.limits.queue",
+        "len(self._waiting) > self.limits.queue",
+        "tests/serve/test_engine.py",
+    ),
+    (
+        "benchmark/verdicts.py",
+        "slower.low > 1.0",
+        "slower.low > 0.0",
+        "tests/benchmark/test_verdicts.py",
+    ),
+    (
+        "benchmark/spread.py",
+        "(1 + CONFIDENCE) / 2",
+        "CONFIDENCE",
+        "tests/benchmark/test_verdicts.py",
+    ),
 )
-MUTATIONS = tuple(Mutation(*row) for row in (*ENCODINGS, *OPERATIONS, *FAMILIES, *LOWERINGS, *QUANTIZATION, *RUNTIME, *PROGRAMS))
+MUTATIONS = tuple(
+    Mutation(*row)
+    for row in (*ENCODINGS, *OPERATIONS, *FAMILIES, *LOWERINGS, *QUANTIZATION, *RUNTIME, *PROGRAMS)
+)
 
 
 def tried(mutation: Mutation, copy: Path) -> Dict[str, Any]:
@@ -217,7 +461,9 @@ def tried(mutation: Mutation, copy: Path) -> Dict[str, Any]:
     path = copy / "posenc_export" / mutation.file
     right, start = path.read_text("utf-8"), time.monotonic()
     if right.count(mutation.text) != 1:
-        raise ValueError(f"mutations: expected {mutation.text!r} exactly once in {mutation.file}, got {right.count(mutation.text)}; correct tests/mutations.py")
+        raise ValueError(
+            f"mutations: expected {mutation.text!r} exactly once in {mutation.file}, got {right.count(mutation.text)}; correct tests/mutations.py"
+        )
     _write(path, right.replace(mutation.text, mutation.mutated))
     try:
         by = failed(shlex.split(mutation.tests), copy)
@@ -233,10 +479,23 @@ def failed(tests: Sequence[str], copy: Path) -> str:
     Raises:
         ValueError: the arguments select no test.
     """
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not exhaustive", "-x", *tests]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not exhaustive",
+        "-x",
+        *tests,
+    ]
     environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
     try:
-        ran = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=LONGEST)
+        ran = subprocess.run(
+            command, cwd=copy, env=environment, capture_output=True, text=True, timeout=LONGEST
+        )
     except subprocess.TimeoutExpired:
         print(f"no end within {LONGEST} s: {shlex.join(tests)}", file=sys.stderr)
         return ""
@@ -244,7 +503,9 @@ def failed(tests: Sequence[str], copy: Path) -> str:
         return ""
     named = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", ran.stdout, re.MULTILINE)
     if ran.returncode != 1 or named is None:
-        raise ValueError(f"mutations: expected tests that run, got {shlex.join(tests)} with status {ran.returncode}: {ran.stdout[-500:]}{ran.stderr[-500:]}")
+        raise ValueError(
+            f"mutations: expected tests that run, got {shlex.join(tests)} with status {ran.returncode}: {ran.stdout[-500:]}{ran.stderr[-500:]}"
+        )
     return named[1]
 
 
@@ -268,21 +529,32 @@ def copied(folder: Path) -> Path:
 def merged(rows: Sequence[Dict[str, Any]], results: Path) -> List[Dict[str, Any]]:
     """Return new rows and those that a file of results has of other mutations of the table, in the order of the table."""
     known = json.loads(results.read_text("utf-8")) if results.exists() else []
-    by_place = {tuple(row[key] for key in ("file", "text", "mutated")): row for row in (*known, *rows)}
+    by_place = {
+        tuple(row[key] for key in ("file", "text", "mutated")): row for row in (*known, *rows)
+    }
     places = [(mutation.file, mutation.text, mutation.mutated) for mutation in MUTATIONS]
     return [by_place[place] for place in places if place in by_place]
 
 
 def main(words: Sequence[str], results: Path) -> int:
     """Try mutations and write their results. Returns the exit status: 1 if a mutation is not found, or a test fails without one."""
-    chosen = [mutation for mutation in MUTATIONS if not words or any(word in f"{mutation.file} {mutation.text}" for word in words)]
+    chosen = [
+        mutation
+        for mutation in MUTATIONS
+        if not words or any(word in f"{mutation.file} {mutation.text}" for word in words)
+    ]
     with tempfile.TemporaryDirectory() as temporary:
         copy, rows = copied(Path(temporary)), []
         for number, mutation in enumerate(chosen, 1):
             row = tried(mutation, copy)
             rows.append(row)
-            print(f"{number}/{len(chosen)} {mutation.file}: {mutation.text}: {row['by'] or 'NOT FOUND'} ({row['seconds']} s)", flush=True)
-        wrong = failed(sorted({row["by"] for row in rows if "::" in row["by"]}), copy)  # without a mutation, in one process
+            print(
+                f"{number}/{len(chosen)} {mutation.file}: {mutation.text}: {row['by'] or 'NOT FOUND'} ({row['seconds']} s)",
+                flush=True,
+            )
+        wrong = failed(
+            sorted({row["by"] for row in rows if "::" in row["by"]}), copy
+        )  # without a mutation, in one process
     if wrong:
         print(f"fails without a mutation: {wrong}")
     json_rows.write(results, merged(rows, results))
@@ -292,7 +564,9 @@ def main(words: Sequence[str], results: Path) -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("words", nargs="*")
     parser.add_argument("--json", type=Path, default=RESULTS)
     options = parser.parse_args()

@@ -16,13 +16,25 @@ Graph = Dict[str, Set[str]]  # what each module or room imports
 
 def modules(top: Path = TOP) -> Dict[str, Path]:
     """Return the file of every module, by dotted name."""
-    paths = {path: path.relative_to(top).with_suffix("").parts for path in sorted((top / PACKAGE).rglob("*.py"))}
-    return {".".join(parts[:-1] if parts[-1] == "__init__" else parts): path for path, parts in paths.items()}
+    paths = {
+        path: path.relative_to(top).with_suffix("").parts
+        for path in sorted((top / PACKAGE).rglob("*.py"))
+    }
+    return {
+        ".".join(parts[:-1] if parts[-1] == "__init__" else parts): path
+        for path, parts in paths.items()
+    }
 
 
 def imports(files: Dict[str, Path], lazy: bool = True) -> Graph:
     """Return what each module imports, as dotted names: modules of the package, and names of other packages. lazy: count imports within functions."""
-    return {name: {target for node in _statements(_parsed(path), lazy) for target in _targets(node, files)} - {name} for name, path in files.items()}
+    return {
+        name: {
+            target for node in _statements(_parsed(path), lazy) for target in _targets(node, files)
+        }
+        - {name}
+        for name, path in files.items()
+    }
 
 
 @functools.cache
@@ -33,7 +45,11 @@ def _parsed(path: Path) -> ast.Module:
 def _statements(node: ast.AST, lazy: bool) -> Iterator[ast.AST]:
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         yield node
-    elif lazy or not (isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+    elif lazy or not (
+        isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        or isinstance(node, ast.If)
+        and "TYPE_CHECKING" in ast.unparse(node.test)
+    ):
         for part in ("body", "orelse", "handlers", "finalbody", "cases"):
             below = getattr(node, part, ())
             for statement in below if isinstance(below, list) else ():
@@ -65,7 +81,11 @@ def rooms(graph: Graph, inside: str = PACKAGE) -> Graph:
     for module, targets in graph.items():
         if module == inside or module.startswith(f"{inside}."):
             here = found.setdefault(room_of(module, inside), set())
-            here |= {room_of(target, inside) for target in targets if target == inside or target.startswith(f"{inside}.")}
+            here |= {
+                room_of(target, inside)
+                for target in targets
+                if target == inside or target.startswith(f"{inside}.")
+            }
     return {room: targets - {room} for room, targets in found.items()}
 
 
@@ -78,7 +98,14 @@ def circles(graph: Graph) -> List[Set[str]]:
             new = graph[waiting.pop()] - reached[node]
             reached[node] |= new
             waiting += new
-    found = {frozenset(other for other in graph if other == node or node in reached[other] and other in reached[node]) for node in graph}
+    found = {
+        frozenset(
+            other
+            for other in graph
+            if other == node or node in reached[other] and other in reached[node]
+        )
+        for node in graph
+    }
     return [set(each) for each in found if len(each) > 1]
 
 
@@ -89,7 +116,9 @@ def floors(graph: Graph) -> int:
         merged.update(dict.fromkeys(circle, min(circle)))
     below: Graph = {}
     for node, targets in graph.items():
-        below.setdefault(merged[node], set()).update({merged[target] for target in targets} - {merged[node]})
+        below.setdefault(merged[node], set()).update(
+            {merged[target] for target in targets} - {merged[node]}
+        )
 
     def height(node: str) -> int:
         return 1 + max(map(height, below[node]), default=0)
@@ -100,11 +129,24 @@ def floors(graph: Graph) -> int:
 def main(inside: str) -> None:
     graph = own(imports(modules()))
     between = rooms(graph, inside)
-    on_circles = sum(room_of(target, inside) in circle for circle in circles(between) for room in circle for target in between[room])
-    print(f"{len(between)} rooms, {floors(between)} floors, {len(circles(between))} circles of rooms with {on_circles} arrows, {len(circles(graph))} circles of files")
+    on_circles = sum(
+        room_of(target, inside) in circle
+        for circle in circles(between)
+        for room in circle
+        for target in between[room]
+    )
+    print(
+        f"{len(between)} rooms, {floors(between)} floors, {len(circles(between))} circles of rooms with {on_circles} arrows, {len(circles(graph))} circles of files"
+    )
     for room in sorted(between):
-        files = [path for name, path in modules().items() if (name == inside or name.startswith(f"{inside}.")) and room_of(name, inside) == room]
-        print(f"{room:24} {len(files):4} files {sum(len(path.read_text('utf-8').splitlines()) for path in files):6} lines, imports {' '.join(sorted(between[room]))}")
+        files = [
+            path
+            for name, path in modules().items()
+            if (name == inside or name.startswith(f"{inside}.")) and room_of(name, inside) == room
+        ]
+        print(
+            f"{room:24} {len(files):4} files {sum(len(path.read_text('utf-8').splitlines()) for path in files):6} lines, imports {' '.join(sorted(between[room]))}"
+        )
 
 
 if __name__ == "__main__":

@@ -14,14 +14,18 @@ TOP = Path(__file__).parents[1]
 
 
 def test_the_example_in_contributing_is_the_file_that_it_names() -> None:
-    assert (TOP / "posenc_export/encodings/kerple.py").read_text() in (TOP / "CONTRIBUTING.md").read_text()
+    assert (TOP / "posenc_export/encodings/kerple.py").read_text() in (
+        TOP / "CONTRIBUTING.md"
+    ).read_text()
 
 
 def test_an_encoding_is_one_file_and_one_line() -> None:
     folder = TOP / "posenc_export/encodings"
     lines = (folder / "__init__.py").read_text().splitlines()
     for name, cls in REGISTRY.items():
-        assert (folder / f"{name}.py").is_file() and [line for line in lines if line.startswith(f'    "{name}":')] == [f'    "{name}": "{cls.__name__}",']
+        assert (folder / f"{name}.py").is_file() and [
+            line for line in lines if line.startswith(f'    "{name}":')
+        ] == [f'    "{name}": "{cls.__name__}",']
 
 
 def test_the_table_of_inputs_is_up_to_date() -> None:
@@ -32,7 +36,9 @@ def test_the_programs_in_docs_are_those_that_inspect_prints() -> None:
     assert [(TOP / "docs/runtimes" / name).read_text() for name in PROGRAMS] == list(programs())
 
 
-def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_runs_from_top_to_bottom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed").use("agg")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ExportOptions, "quick", True)  # tests/export runs the whole grid
@@ -40,4 +46,7 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytes
     for cell in json.loads((TOP / "docs/tour.ipynb").read_text(encoding="utf-8"))["cells"]:
         if cell["cell_type"] == "code":
             exec("".join(cell["source"]), names)
-    assert max(names["errors"]["exact"]) < max(names["errors"]["float32"]) and (tmp_path / "build/tour/alibi.svg").is_file()
+    assert (
+        max(names["errors"]["exact"]) < max(names["errors"]["float32"])
+        and (tmp_path / "build/tour/alibi.svg").is_file()
+    )

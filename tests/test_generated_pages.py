@@ -37,14 +37,26 @@ def test_a_page_of_measurements_agrees_with_its_json(page: str) -> None:
 
 def test_the_page_of_every_encoding_agrees_with_its_class() -> None:
     rows = _read(DOCS / "parity.json")
-    assert [name for name in REGISTRY if (DOCS / "encodings" / f"{name}.md").read_text(encoding="utf-8") != pages.page(name, rows)] == []
+    assert [
+        name
+        for name in REGISTRY
+        if (DOCS / "encodings" / f"{name}.md").read_text(encoding="utf-8") != pages.page(name, rows)
+    ] == []
 
 
 @pytest.mark.exhaustive
 def test_the_catalogue_writes_the_committed_files_and_no_others(tmp_path: Path) -> None:
     shutil.copy(DOCS / "parity.json", tmp_path)
     pages.main(["--docs", str(tmp_path), "--results", str(RESULTS)])
-    written = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert [str(path) for path, content in written.items() if (DOCS / path).read_bytes() != content] == []
-    committed = {path.relative_to(DOCS) for path in (DOCS / "encodings").rglob("*") if path.is_file()}
+    written = {
+        path.relative_to(tmp_path): path.read_bytes()
+        for path in tmp_path.rglob("*")
+        if path.is_file()
+    }
+    assert [
+        str(path) for path, content in written.items() if (DOCS / path).read_bytes() != content
+    ] == []
+    committed = {
+        path.relative_to(DOCS) for path in (DOCS / "encodings").rglob("*") if path.is_file()
+    }
     assert committed == {path for path in written if path.parts[0] == "encodings"}

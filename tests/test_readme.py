@@ -28,7 +28,6 @@ def _blocks() -> List[Tuple[str, str]]:
     return re.findall(r"^```(\w*)\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 
 
-
 def _command(words: List[str]) -> None:
     """Run a line of a block as a shell would."""
     if words[0] in ELSEWHERE:
@@ -57,13 +56,22 @@ def test_the_readme_has_at_most_800_words() -> None:
     assert len(README.split()) <= WORDS
 
 
-def test_every_block_runs_from_the_top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registered: None) -> None:
+def test_every_block_runs_from_the_top(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registered: None
+) -> None:
     saved("llama", tmp_path / "checkpoint")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ExportOptions, "quick", True)  # tests/export runs the whole grid
-    for name, value in (("WORKING_SETS", (1 << 16,)), ("SQUARE", 16), ("DURATION", 0.001), ("TIMES", 1)):
+    for name, value in (
+        ("WORKING_SETS", (1 << 16,)),
+        ("SQUARE", 16),
+        ("DURATION", 0.001),
+        ("TIMES", 1),
+    ):
         monkeypatch.setattr(machine, name, value)
-    monkeypatch.setattr(workers, "COMMAND", [sys.executable, str(TOP / "tests/benchmark/fake_worker.py")])  # no measurement in a test
+    monkeypatch.setattr(
+        workers, "COMMAND", [sys.executable, str(TOP / "tests/benchmark/fake_worker.py")]
+    )  # no measurement in a test
     names: Dict[str, Any] = {"__name__": "__main__"}
     for language, text in _blocks():
         if language == "python":
@@ -73,7 +81,14 @@ def test_every_block_runs_from_the_top(tmp_path: Path, monkeypatch: pytest.Monke
                 _command(shlex.split(line, comments=True))
     assert names["logits"].shape == (1, 61)
     programs = ["decode.c", "decode.mjs", "mine.c", "mine.mjs", "run.py"]
-    written = ["alibi/ort/posenc.json", "bench.html", "decay/posenc.json", "mine/posenc.json", "same/posenc.json", *programs]
+    written = [
+        "alibi/ort/posenc.json",
+        "bench.html",
+        "decay/posenc.json",
+        "mine/posenc.json",
+        "same/posenc.json",
+        *programs,
+    ]
     assert [name for name in written if not (tmp_path / "build" / name).stat().st_size] == []
 
 

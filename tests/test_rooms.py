@@ -31,7 +31,11 @@ def test_a_room_imports_only_what_contributing_allows(inside: str) -> None:
     between = rooms(own(imported(lazy=True)), inside)
     front = between.pop(inside)  # the file __init__.py, which no room imports
     assert allowed(inside).keys() == between.keys() and front <= between.keys()
-    assert {room: targets - allowed(inside)[room] for room, targets in between.items() if targets - allowed(inside)[room]} == {}
+    assert {
+        room: targets - allowed(inside)[room]
+        for room, targets in between.items()
+        if targets - allowed(inside)[room]
+    } == {}
 
 
 @pytest.mark.parametrize("inside", [PACKAGE, RUNTIME])
@@ -48,11 +52,17 @@ def test_no_parts_of_a_room_import_each_other_in_a_circle(inside: str) -> None:
     assert circles(rooms(own(imported(lazy=True)), inside)) == []
 
 
-@pytest.mark.parametrize("start", [PACKAGE, RUNTIME, f"{PACKAGE}.commands.cli", f"{PACKAGE}.shared.numerics"])
+@pytest.mark.parametrize(
+    "start", [PACKAGE, RUNTIME, f"{PACKAGE}.commands.cli", f"{PACKAGE}.shared.numerics"]
+)
 def test_importing_the_front_imports_no_framework(start: str) -> None:
     reached = _reached(start)
     assert not {name.partition(".")[0] for name in reached} & HEAVY
-    assert not {name for name in reached if name.startswith((f"{PACKAGE}.benchmark", f"{PACKAGE}.export", f"{PACKAGE}.models"))}
+    assert not {
+        name
+        for name in reached
+        if name.startswith((f"{PACKAGE}.benchmark", f"{PACKAGE}.export", f"{PACKAGE}.models"))
+    }
 
 
 def _reached(start: str) -> Set[str]:
@@ -67,8 +77,15 @@ def _reached(start: str) -> Set[str]:
 
 
 def test_an_import_within_a_function_counts(tmp_path: Path) -> None:
-    for name, text in (("low", "def late():\n    from posenc_export import high\n"), ("high", "import posenc_export.low\n"), ("__init__", "")):
+    for name, text in (
+        ("low", "def late():\n    from posenc_export import high\n"),
+        ("high", "import posenc_export.low\n"),
+        ("__init__", ""),
+    ):
         (tmp_path / PACKAGE).mkdir(exist_ok=True)
         (tmp_path / PACKAGE / f"{name}.py").write_text(text)
     files = modules(tmp_path)
-    assert circles(rooms(own(imports(files)))) == [{"low", "high"}] and circles(own(imports(files, lazy=False))) == []
+    assert (
+        circles(rooms(own(imports(files)))) == [{"low", "high"}]
+        and circles(own(imports(files, lazy=False))) == []
+    )

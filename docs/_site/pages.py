@@ -7,7 +7,11 @@ from typing import Any, List, Set
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-ABOVE = {"index.md": "README.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGELOG.md": "CHANGELOG.md"}  # page: file beside mkdocs.yml
+ABOVE = {
+    "index.md": "README.md",
+    "CONTRIBUTING.md": "CONTRIBUTING.md",
+    "CHANGELOG.md": "CHANGELOG.md",
+}  # page: file beside mkdocs.yml
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -22,7 +26,13 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
         text = Path(config.config_file_path).with_name(source).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=text.replace("](docs/", "](")))
     for notebook in Path(config.docs_dir).glob("*.ipynb"):
-        files.append(File.generated(config, f"{notebook.stem}.md", content=_markdown(json.loads(notebook.read_text(encoding="utf-8")))))
+        files.append(
+            File.generated(
+                config,
+                f"{notebook.stem}.md",
+                content=_markdown(json.loads(notebook.read_text(encoding="utf-8"))),
+            )
+        )
     return files
 
 
@@ -44,7 +54,9 @@ def _markdown(notebook: Any) -> str:
             if "text" in output:
                 out.append(f"```text\n{''.join(output['text'])}```")
             elif "image/png" in output.get("data", {}):
-                out.append(f'<img alt="output" src="data:image/png;base64,{output["data"]["image/png"].strip()}">')
+                out.append(
+                    f'<img alt="output" src="data:image/png;base64,{output["data"]["image/png"].strip()}">'
+                )
     return "\n\n".join(out)
 
 
@@ -55,7 +67,11 @@ def _expanded(entries: List[Any], docs: Path, named: Set[str]) -> List[Any]:
         if isinstance(below, list):
             out.append({title: _expanded(below, docs, named)})
             continue
-        pages = sorted(str(PurePosixPath(path.relative_to(docs))) for path in docs.glob(below)) if "*" in below else [below]
+        pages = (
+            sorted(str(PurePosixPath(path.relative_to(docs))) for path in docs.glob(below))
+            if "*" in below
+            else [below]
+        )
         out += [{title: page} if title else page for page in pages if page not in named]
         named.update(pages)
     return out

@@ -12,7 +12,9 @@ import onnxruntime_genai
 def main(folder, count, *prompt):
     model = onnxruntime_genai.Model(folder)
     parameters = onnxruntime_genai.GeneratorParams(model)
-    parameters.set_search_options(max_length=len(prompt) + int(count), do_sample=False)  # shared caches have max_length slots
+    parameters.set_search_options(
+        max_length=len(prompt) + int(count), do_sample=False
+    )  # shared caches have max_length slots
     generator = onnxruntime_genai.Generator(model, parameters)
     generator.append_tokens([int(token) for token in prompt])
     while not generator.is_done():

@@ -13,7 +13,9 @@ from optimum.onnxruntime import ORTModelForCausalLM
 def main(folder, count, *prompt):
     model = ORTModelForCausalLM.from_pretrained(folder)
     ids = torch.tensor([[int(token) for token in prompt]])
-    made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=int(count), do_sample=False)
+    made = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=int(count), do_sample=False
+    )
     print(*made[0, len(prompt) :].tolist())
 
 

@@ -9,7 +9,12 @@ from posenc_export.benchmark.runtimes import ARTEFACT, RUNTIMES
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.files import locate
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.graphs.providers import AOTINDUCTOR, OPENVINO, check_name, not_for_openvino
+from posenc_export.runtime.graphs.providers import (
+    AOTINDUCTOR,
+    OPENVINO,
+    check_name,
+    not_for_openvino,
+)
 from posenc_export.shared.suggestion import suggestion
 
 ON_CPU = ("cpu", AOTINDUCTOR)  # every artefact has one of them, so that its name needs no provider
@@ -42,7 +47,9 @@ class Contestant:
         """Whether a step reads weights and caches on the CPU in the formats of the manifest. Runtimes that build the model use float32 or a format of their own."""
         if self.provider not in (*ON_CPU, OPENVINO[0]):
             return False
-        return not self._built or not (RUNTIMES[self.runtime].quantizes or self.manifest.weights or self.manifest.cache)
+        return not self._built or not (
+            RUNTIMES[self.runtime].quantizes or self.manifest.weights or self.manifest.cache
+        )
 
     @property
     def perplexity(self) -> Optional[float]:
@@ -56,7 +63,10 @@ class Contestant:
 
 
 def gather(
-    folders: Sequence[Union[str, Path]], runtimes: Sequence[str], different_models: bool = False, providers: Sequence[str] = ()
+    folders: Sequence[Union[str, Path]],
+    runtimes: Sequence[str],
+    different_models: bool = False,
+    providers: Sequence[str] = (),
 ) -> List[Contestant]:
     """Return the contestants: other runtimes first, then the folders in the given order.
 
@@ -71,17 +81,26 @@ def gather(
             artefact.
     """
     if not folders:
-        raise ValueError("benchmark: expected at least one artefact folder, got none; give folders that `posenc export` wrote")
+        raise ValueError(
+            "benchmark: expected at least one artefact folder, got none; give folders that `posenc export` wrote"
+        )
     for name in runtimes:
         if name not in RUNTIMES:
-            raise ValueError(f"benchmark: expected runtime to be one of {', '.join(RUNTIMES)}, got {name!r}; {suggestion(name, RUNTIMES)}")
+            raise ValueError(
+                f"benchmark: expected runtime to be one of {', '.join(RUNTIMES)}, got {name!r}; {suggestion(name, RUNTIMES)}"
+            )
     artefacts = _of_folders([locate(folder) for folder in folders], different_models, providers)
     peers = [peer for name in dict.fromkeys(runtimes) for peer in _of_runtime(name, artefacts)]
     labels = numbered([contestant.label for contestant in peers + artefacts])
-    return [replace(contestant, label=label) for contestant, label in zip(peers + artefacts, labels, strict=True)]
+    return [
+        replace(contestant, label=label)
+        for contestant, label in zip(peers + artefacts, labels, strict=True)
+    ]
 
 
-def _of_folders(given: Sequence[Path], different_models: bool, providers: Sequence[str]) -> List[Contestant]:
+def _of_folders(
+    given: Sequence[Path], different_models: bool, providers: Sequence[str]
+) -> List[Contestant]:
     """Return the contestants that run artefacts: one per folder and provider."""
     folder_manifests = [manifests.read(path) for path in given]
     paths = [path.resolve() for path in given]
@@ -91,17 +110,32 @@ def _of_folders(given: Sequence[Path], different_models: bool, providers: Sequen
             models.append(manifest)
     names = numbered([model_label(manifest) for manifest in models])
     if len(models) > 1 and not different_models:
-        raise ValueError(f"benchmark: expected folders of one model, got {', '.join(names)}; give folders of one model or pass --different-models")
+        raise ValueError(
+            f"benchmark: expected folders of one model, got {', '.join(names)}; give folders of one model or pass --different-models"
+        )
     contestants = []
     for path, label, manifest in zip(paths, folder_labels(paths), folder_manifests, strict=True):
-        name = next(name for name, other in zip(names, models, strict=True) if other.config == manifest.config)
+        name = next(
+            name
+            for name, other in zip(names, models, strict=True)
+            if other.config == manifest.config
+        )
         chosen = (*_providers(manifest), *_added(providers, manifest)) or ("cpu",)
         check_name(chosen[0], manifest)
-        contestants += [Contestant(_on(label, provider), name, ARTEFACT, path, label, manifest, provider) for provider in chosen]
+        contestants += [
+            Contestant(_on(label, provider), name, ARTEFACT, path, label, manifest, provider)
+            for provider in chosen
+        ]
     for provider in providers:
         if all(each.provider != provider for each in contestants):
-            remedy = "one that `posenc compile` wrote" if provider == AOTINDUCTOR else "one of target onnx or ort"
-            raise ValueError(f"benchmark: expected a folder that provider {provider} runs, got {', '.join(folder_labels(paths))}; add {remedy}")
+            remedy = (
+                "one that `posenc compile` wrote"
+                if provider == AOTINDUCTOR
+                else "one of target onnx or ort"
+            )
+            raise ValueError(
+                f"benchmark: expected a folder that provider {provider} runs, got {', '.join(folder_labels(paths))}; add {remedy}"
+            )
     return contestants
 
 
@@ -112,11 +146,15 @@ def usable(numbers: Sequence[int], contestants: Sequence[Contestant]) -> List[in
         ValueError: a number is below 2, or all numbers exceed max_positions of a contestant.
     """
     if any(number < 2 for number in numbers):
-        raise ValueError(f"benchmark: expected contexts and prompts of at least 2 tokens, got {min(numbers)}; give larger ones")
+        raise ValueError(
+            f"benchmark: expected contexts and prompts of at least 2 tokens, got {min(numbers)}; give larger ones"
+        )
     limit = min(contestant.manifest.max_positions for contestant in contestants)
     inside = sorted({number for number in numbers if number <= limit})
     if numbers and not inside:
-        raise ValueError(f"benchmark: expected a number of at most max_positions, {limit} tokens, got {', '.join(map(str, numbers))}; give smaller ones")
+        raise ValueError(
+            f"benchmark: expected a number of at most max_positions, {limit} tokens, got {', '.join(map(str, numbers))}; give smaller ones"
+        )
     return inside
 
 
@@ -125,17 +163,39 @@ def _of_runtime(name: str, artefacts: Sequence[Contestant]) -> List[Contestant]:
     runtime = RUNTIMES[name]
     missing = runtime.missing()
     if missing:
-        raise ValueError(f"benchmark {name}: expected {' and '.join(missing)} to be installed, got none; pip install '{runtime.install}' or omit {name}")
-    supported = [each for each in artefacts if each.provider in ON_CPU and runtime.supports(each.folder, each.manifest)]
+        raise ValueError(
+            f"benchmark {name}: expected {' and '.join(missing)} to be installed, got none; pip install '{runtime.install}' or omit {name}"
+        )
+    supported = [
+        each
+        for each in artefacts
+        if each.provider in ON_CPU and runtime.supports(each.folder, each.manifest)
+    ]
     if not supported:
-        got = ", ".join(dict.fromkeys(f"{each.artefact} ({each.model}, target {each.manifest.target}, signature {each.manifest.signature})" for each in artefacts))
-        other = f", or give --provider {name}, which runs folders of target onnx and ort" if name in OPENVINO else ""
-        raise ValueError(f"benchmark {name}: expected {runtime.rule}, got {got}; add such a folder or omit {name}{other}")
+        got = ", ".join(
+            dict.fromkeys(
+                f"{each.artefact} ({each.model}, target {each.manifest.target}, signature {each.manifest.signature})"
+                for each in artefacts
+            )
+        )
+        other = (
+            f", or give --provider {name}, which runs folders of target onnx and ort"
+            if name in OPENVINO
+            else ""
+        )
+        raise ValueError(
+            f"benchmark {name}: expected {runtime.rule}, got {got}; add such a folder or omit {name}{other}"
+        )
     if not runtime.builds:
-        return [replace(each, label=f"{name} on {each.artefact}", runtime=name) for each in supported]
+        return [
+            replace(each, label=f"{name} on {each.artefact}", runtime=name) for each in supported
+        ]
     first = {each.model: each for each in reversed(supported)}
     several = len({each.model for each in artefacts}) > 1
-    return [replace(each, label=f"{name} {model.split()[0]}" if several else name, runtime=name) for model, each in reversed(first.items())]
+    return [
+        replace(each, label=f"{name} {model.split()[0]}" if several else name, runtime=name)
+        for model, each in reversed(first.items())
+    ]
 
 
 def _providers(manifest: Manifest) -> Tuple[str, ...]:
@@ -146,7 +206,9 @@ def _providers(manifest: Manifest) -> Tuple[str, ...]:
         return ("cuda",)
     from posenc_export.runtime.graphs import cuda
 
-    capable = manifest.target.startswith("onnx") or (manifest.target == "ort" and manifest.dtype == "float16")
+    capable = manifest.target.startswith("onnx") or (
+        manifest.target == "ort" and manifest.dtype == "float16"
+    )
     return ("cpu", "cuda") if capable and cuda.obstacle() is None else ("cpu",)
 
 
@@ -156,8 +218,13 @@ def _added(providers: Sequence[str], manifest: Manifest) -> List[str]:
     for name in providers:
         if name not in known:
             remedy = suggestion(name, known)
-            raise ValueError(f"benchmark: expected provider to be one of {', '.join(known)}, got {name!r}; {remedy} cpu and cuda are always measured")
-    able = {AOTINDUCTOR: manifest.target == AOTINDUCTOR, **dict.fromkeys(OPENVINO, not_for_openvino(manifest) is None)}
+            raise ValueError(
+                f"benchmark: expected provider to be one of {', '.join(known)}, got {name!r}; {remedy} cpu and cuda are always measured"
+            )
+    able = {
+        AOTINDUCTOR: manifest.target == AOTINDUCTOR,
+        **dict.fromkeys(OPENVINO, not_for_openvino(manifest) is None),
+    }
     return [name for name in dict.fromkeys(providers) if able[name]]
 
 

@@ -11,7 +11,9 @@ SHOWN = 3  # names of encodings in a label; further ones are shown as "..."
 def model_label(manifest: Manifest) -> str:
     """Return encodings, layers x width and number of parameters, as in "rope 5x128 0.97M"; a model without encodings is labelled "nope"."""
     config = manifest.config.get("inside", manifest.config)
-    layers = f"{len(config['order'])}x" if config.get("order") else f"{config.get('kind', 'model')} "
+    layers = (
+        f"{len(config['order'])}x" if config.get("order") else f"{config.get('kind', 'model')} "
+    )
     return f"{'+'.join(_encodings(config)) or 'nope'} {layers}{config.get('width', '?')} {_count(parameters(manifest))}"
 
 
@@ -21,12 +23,21 @@ def parameters(manifest: Manifest) -> int:
     if manifest.kind != "decoder" or not manifest.vocabulary:
         return weights
     tied = bool((config.get("head") or {}).get("tied"))
-    return weights - int(config["width"]) + (0 if tied else manifest.vocabulary * int(config["width"]))
+    return (
+        weights - int(config["width"]) + (0 if tied else manifest.vocabulary * int(config["width"]))
+    )
 
 
 def folder_labels(paths: Sequence[Path]) -> List[str]:
     """Return the shortest path endings that are distinct, such as "rope/ort" and "alibi/ort"; repeated folders are numbered."""
-    depth = next((n for n in range(1, max(len(path.parts) for path in paths)) if len({path.parts[-n:] for path in paths}) == len(set(paths))), 1)
+    depth = next(
+        (
+            n
+            for n in range(1, max(len(path.parts) for path in paths))
+            if len({path.parts[-n:] for path in paths}) == len(set(paths))
+        ),
+        1,
+    )
     return numbered(["/".join(path.parts[-depth:]) for path in paths])
 
 
@@ -44,11 +55,15 @@ def _encodings(config: Dict[str, Any]) -> List[str]:
     """Return the names of encodings without repetition, in order of application."""
     layers = [config["layers"][name] for name in config.get("order", [])] or [config]
     on_tokens = [*config.get("encodings", []), *(config.get("tokens") or {}).get("encodings", [])]
-    specs = on_tokens + [spec for layer in layers for spec in layer.get("attention", {}).get("encodings", [])]
+    specs = on_tokens + [
+        spec for layer in layers for spec in layer.get("attention", {}).get("encodings", [])
+    ]
     names = list(dict.fromkeys(spec["name"] for spec in specs))
     return names if len(names) <= SHOWN else [*names[:SHOWN], "..."]
 
 
 def _count(number: int) -> str:
     value = number / 1e6
-    return f"{value:.0f}M" if value >= 99.5 else f"{value:.1f}M" if value >= 9.95 else f"{value:.2f}M"
+    return (
+        f"{value:.0f}M" if value >= 99.5 else f"{value:.1f}M" if value >= 9.95 else f"{value:.2f}M"
+    )

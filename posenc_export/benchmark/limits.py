@@ -4,13 +4,23 @@ from posenc_export.runtime.artefact.manifest import Manifest
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 # Bytes per weight, with its share of a float32 scale
-FORMAT_BYTES = {"int8": 1.0, "int8-32": 1 + 4 / 32, "int4": 0.5 + 4 / 32, "int4-128": 0.5 + 4 / 128, "keep": 0.5 + 4 / 32}
+FORMAT_BYTES = {
+    "int8": 1.0,
+    "int8-32": 1 + 4 / 32,
+    "int4": 0.5 + 4 / 32,
+    "int4-128": 0.5 + 4 / 128,
+    "keep": 0.5 + 4 / 32,
+}
 
 
 def cache_bytes(manifest: Manifest, context: int) -> int:
     """Return the size in bytes of the valid part of all key and value caches of one row."""
-    caches = [state for state in manifest.states if state.update != "replace" and len(state.axes) == 4]
-    return context * sum(ITEM_BYTES[state.dtype] * int(state.axes[1]) * int(state.axes[3]) for state in caches)
+    caches = [
+        state for state in manifest.states if state.update != "replace" and len(state.axes) == 4
+    ]
+    return context * sum(
+        ITEM_BYTES[state.dtype] * int(state.axes[1]) * int(state.axes[3]) for state in caches
+    )
 
 
 def step_bytes(manifest: Manifest, context: int, batch: int = 1) -> int:
@@ -20,11 +30,17 @@ def step_bytes(manifest: Manifest, context: int, batch: int = 1) -> int:
         ValueError: the manifest has an unknown dtype.
     """
     if manifest.dtype not in ITEM_BYTES:
-        raise ValueError(f"benchmark: expected dtype to be one of {', '.join(ITEM_BYTES)}, got {manifest.dtype!r}; export again")
+        raise ValueError(
+            f"benchmark: expected dtype to be one of {', '.join(ITEM_BYTES)}, got {manifest.dtype!r}; export again"
+        )
     of_weight: float = ITEM_BYTES[manifest.dtype]
     if manifest.weights is not None:  # each weight may have a format of its own
-        of_weight = min(FORMAT_BYTES[name] for name in (manifest.formats.values() or (manifest.weights.format,)))
-    return round(of_weight * (manifest.step_weights - _idle_weights(manifest))) + batch * cache_bytes(manifest, context)
+        of_weight = min(
+            FORMAT_BYTES[name] for name in (manifest.formats.values() or (manifest.weights.format,))
+        )
+    return round(
+        of_weight * (manifest.step_weights - _idle_weights(manifest))
+    ) + batch * cache_bytes(manifest, context)
 
 
 def _idle_weights(manifest: Manifest) -> int:
@@ -34,4 +50,6 @@ def _idle_weights(manifest: Manifest) -> int:
     mixtures = [mlp for mlp in mlps if mlp["name"] == "experts"]
     if len(mixtures) > manifest.operators.get("MoE", 0) + manifest.operators.get("QMoE", 0):
         return 0
-    return sum(3 * mlp["hidden"] * config["width"] * (mlp["experts"] - mlp["chosen"]) for mlp in mixtures)
+    return sum(
+        3 * mlp["hidden"] * config["width"] * (mlp["experts"] - mlp["chosen"]) for mlp in mixtures
+    )

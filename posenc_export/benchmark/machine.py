@@ -9,8 +9,20 @@ from posenc_export.benchmark.results import Limits, Machine, WorkingSet
 from posenc_export.benchmark.workers import Worker
 from posenc_export.runtime.artefact.machine import processor
 
-LIBRARIES = ("posenc-export", "numpy", "onnxruntime", "onnxruntime-gpu", "torch", "transformers", "onnxruntime-genai", "optimum-onnx", "openvino")
-WORKING_SETS = tuple(1 << power for power in (18, 20, 22, 24, 26, 28))  # bytes, from the smallest cache of current processors to main memory
+LIBRARIES = (
+    "posenc-export",
+    "numpy",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "torch",
+    "transformers",
+    "onnxruntime-genai",
+    "optimum-onnx",
+    "openvino",
+)
+WORKING_SETS = tuple(
+    1 << power for power in (18, 20, 22, 24, 26, 28)
+)  # bytes, from the smallest cache of current processors to main memory
 SQUARE = 1024  # rows and columns of the multiplied matrices
 DURATION = 0.06  # seconds per measurement
 TIMES = 3  # measurements, of which the shortest time counts
@@ -18,7 +30,12 @@ TIMES = 3  # measurements, of which the shortest time counts
 
 def described(threads: int) -> Machine:
     """Return the processor, the number of cores and the versions of installed libraries. threads: threads of one contestant."""
-    return Machine(processor(), os.cpu_count() or 1, threads, {"python": platform.python_version(), **_versions()})
+    return Machine(
+        processor(),
+        os.cpu_count() or 1,
+        threads,
+        {"python": platform.python_version(), **_versions()},
+    )
 
 
 def limits(worker: Worker, threads: int) -> Limits:
@@ -27,7 +44,9 @@ def limits(worker: Worker, threads: int) -> Limits:
     def quickest(do: str, **request: Any) -> Any:
         return min(worker.ask(do, duration=DURATION, **request)["seconds"] for _ in range(TIMES))
 
-    bandwidths = [WorkingSet(size, size / quickest("bandwidth", bytes=size)) for size in WORKING_SETS]
+    bandwidths = [
+        WorkingSet(size, size / quickest("bandwidth", bytes=size)) for size in WORKING_SETS
+    ]
     flops = 2 * SQUARE**3 / quickest("gemm", width=SQUARE)
     empty = worker.ask("empty_run", duration=DURATION, threads=threads)["seconds"]
     return Limits(bandwidths, flops, empty)

@@ -44,45 +44,80 @@ class Measurement:
     seconds: float
     progress: Progress
     sleeping: bool = False
-    other_cores: List[float] = field(default_factory=list)  # used by other processes during each sample
+    other_cores: List[float] = field(
+        default_factory=list
+    )  # used by other processes during each sample
     steps: Optional[Steps] = None  # rounds of all phases; some prompts have fewer
     measured: int = 0  # rounds of phases and numbers of tokens that are done
 
     def report(self, contexts: Sequence[int], prompts: Sequence[int]) -> Report:
         """Load the contestants; measure decode with each number of cached tokens, then prefill with each number of tokens."""
-        replies = [self._load(contestant, worker) for contestant, worker in zip(self.contestants, self.workers, strict=True)]
+        replies = [
+            self._load(contestant, worker)
+            for contestant, worker in zip(self.contestants, self.workers, strict=True)
+        ]
         self.progress("limits of the machine")
         limits = machine.limits(self.limits_worker, self.threads)
         rows: List[Row] = []
-        self.steps = Steps(self.progress, "measuring", self.rounds * (len(contexts) + len(prompts)), "rounds")
-        for phase, numbers, measure in (("decode", contexts, self.decode), ("prefill", prompts, self.prefill)):
+        self.steps = Steps(
+            self.progress, "measuring", self.rounds * (len(contexts) + len(prompts)), "rounds"
+        )
+        for phase, numbers, measure in (
+            ("decode", contexts, self.decode),
+            ("prefill", prompts, self.prefill),
+        ):
             for tokens in numbers:
-                self.progress(f"{phase} at {tokens} tokens: {len(self.contestants)} contestants, {self.rounds} rounds")
+                self.progress(
+                    f"{phase} at {tokens} tokens: {len(self.contestants)} contestants, {self.rounds} rounds"
+                )
                 rows += measure(tokens)
                 self.measured += self.rounds
         memory = [worker.ask("memory")["peak"] for worker in self.workers]
         loaded = [_loaded(*each) for each in zip(self.contestants, replies, memory, strict=True)]
-        return Report(machine.described(self.threads), limits, loaded, rows, self.batch, max(0.0, float(np.mean(self.other_cores))), self.sleeping)
+        return Report(
+            machine.described(self.threads),
+            limits,
+            loaded,
+            rows,
+            self.batch,
+            max(0.0, float(np.mean(self.other_cores))),
+            self.sleeping,
+        )
 
     def decode(self, tokens: int) -> List[Row]:
         """Time steps of all contestants, and in the same rounds reads of as many bytes as a step must read."""
         duration = self.seconds * DECODE_SHARE / self.rounds
         samples_by_worker: List[List[float]] = [[] for _ in self.workers]
-        reads: Dict[int, List[float]] = {step_bytes(each.manifest, tokens, self.batch): [] for each in self.contestants}
+        reads: Dict[int, List[float]] = {
+            step_bytes(each.manifest, tokens, self.batch): [] for each in self.contestants
+        }
         for turn in range(self.rounds):
             for worker, samples in zip(self.workers, samples_by_worker, strict=True):
-                samples.append(self._sample(worker, "decode", context=tokens, duration=duration, fresh=turn == 0))
+                samples.append(
+                    self._sample(
+                        worker, "decode", context=tokens, duration=duration, fresh=turn == 0
+                    )
+                )
             for size, samples in reads.items():
-                samples.append(self._sample(self.limits_worker, "bandwidth", bytes=size, duration=duration))
+                samples.append(
+                    self._sample(self.limits_worker, "bandwidth", bytes=size, duration=duration)
+                )
             self._advance((turn + 1) / self.rounds)
-        return self._rows("decode", tokens, samples_by_worker, {size: size / spread(samples).median for size, samples in reads.items()})
+        return self._rows(
+            "decode",
+            tokens,
+            samples_by_worker,
+            {size: size / spread(samples).median for size, samples in reads.items()},
+        )
 
     def prefill(self, tokens: int) -> List[Row]:
         """Time prompts of all contestants. Contestants with long prompts get fewer turns, above PREFILL_LIMIT one."""
         prompts_by_worker = [self._prompts(worker, tokens) for worker in self.workers]
         samples_by_worker: List[List[float]] = [[] for _ in self.workers]
         for turn in range(max(prompts_by_worker)):
-            for worker, samples, count in zip(self.workers, samples_by_worker, prompts_by_worker, strict=True):
+            for worker, samples, count in zip(
+                self.workers, samples_by_worker, prompts_by_worker, strict=True
+            ):
                 if turn < count:
                     samples.append(self._sample(worker, "prefill", context=tokens))
             self._advance((turn + 1) / max(prompts_by_worker))
@@ -98,7 +133,11 @@ class Measurement:
         seconds = self._sample(worker, "prefill", context=tokens)
         if seconds > PREFILL_LIMIT:
             seconds = min(seconds, self._sample(worker, "prefill", context=tokens))
-        return 1 if seconds > PREFILL_LIMIT else min(self.rounds, max(FEWEST, int(self.seconds * (1 - DECODE_SHARE) / seconds)))
+        return (
+            1
+            if seconds > PREFILL_LIMIT
+            else min(self.rounds, max(FEWEST, int(self.seconds * (1 - DECODE_SHARE) / seconds)))
+        )
 
     def _sample(self, worker: Worker, do: str, **request: Any) -> float:
         reply = worker.ask(do, **request)
@@ -107,15 +146,39 @@ class Measurement:
 
     def _load(self, contestant: Contestant, worker: Worker) -> Dict[str, Any]:
         self.progress(f"load {contestant.label}")
-        where = {"runtime": contestant.runtime, "folder": str(contestant.folder), "provider": contestant.provider}
+        where = {
+            "runtime": contestant.runtime,
+            "folder": str(contestant.folder),
+            "provider": contestant.provider,
+        }
         return worker.ask("load", **where, threads=self.threads, batch=self.batch)
 
-    def _rows(self, phase: str, tokens: int, samples_by_worker: List[List[float]], bandwidths: Dict[int, float]) -> List[Row]:
+    def _rows(
+        self,
+        phase: str,
+        tokens: int,
+        samples_by_worker: List[List[float]],
+        bandwidths: Dict[int, float],
+    ) -> List[Row]:
         """Return the rows of one phase, fastest first. bandwidths: bytes per second by bytes read; empty if no limit applies."""
-        pairs = sorted(zip(self.contestants, samples_by_worker, strict=True), key=lambda pair: spread(pair[1]).median)
-        return [self._row(phase, tokens, contestant, samples, pairs[0][1], bandwidths) for contestant, samples in pairs]
+        pairs = sorted(
+            zip(self.contestants, samples_by_worker, strict=True),
+            key=lambda pair: spread(pair[1]).median,
+        )
+        return [
+            self._row(phase, tokens, contestant, samples, pairs[0][1], bandwidths)
+            for contestant, samples in pairs
+        ]
 
-    def _row(self, phase: str, tokens: int, contestant: Contestant, samples: List[float], fastest: List[float], bandwidths: Dict[int, float]) -> Row:
+    def _row(
+        self,
+        phase: str,
+        tokens: int,
+        contestant: Contestant,
+        samples: List[float],
+        fastest: List[float],
+        bandwidths: Dict[int, float],
+    ) -> Row:
         times, over = spread(samples), ratio(samples, fastest)
         size = step_bytes(contestant.manifest, tokens, self.batch)
         bandwidth = bandwidths.get(size) if contestant.reads_known_bytes else None

@@ -55,7 +55,10 @@ class CallSession:
 
     def prefill(self, inputs: np.ndarray, logits_to_keep: int) -> np.ndarray:
         chunk = self.chunk or inputs.shape[1]
-        outputs = [self._append(inputs[:, start : start + chunk]) for start in range(0, inputs.shape[1], chunk)]
+        outputs = [
+            self._append(inputs[:, start : start + chunk])
+            for start in range(0, inputs.shape[1], chunk)
+        ]
         return outputs[0] if len(outputs) == 1 else np.concatenate(outputs, axis=1)
 
     def step(self, inputs: np.ndarray) -> np.ndarray:

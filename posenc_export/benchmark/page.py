@@ -29,11 +29,23 @@ READING = "A range in brackets holds the ratio to the fastest with 95 % confiden
 DRAWN = "Points are medians, bands hold the middle 80 % of the samples."
 TEXT_HEADS = ("phase", "contestant", "model", "target", "provider")
 # Distinguishable with colour vision deficiency (Okabe and Ito 2008).
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444", "#8c510a", "#999933")
+COLOURS = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#56b4e9",
+    "#e69f00",
+    "#444444",
+    "#8c510a",
+    "#999933",
+)
 LINES = ("-", "--", ":")  # line styles; the next one is used when all colours are taken
 APART = 0.075  # least distance of two labels, in heights of the axes
 Mark = Callable[[Any, List[Row], Dict[str, Any]], None]
-Styles = Mapping[str, Dict[str, Any]]  # colour and line style of each contestant, the same in every plot
+Styles = Mapping[
+    str, Dict[str, Any]
+]  # colour and line style of each contestant, the same in every plot
 
 
 def write(report: Report, path: Path) -> None:
@@ -52,11 +64,35 @@ def render(report: Report) -> str:
         ValueError: matplotlib is not installed.
     """
     names = [each.contestant for each in report.contestants]
-    styles = {name: {"color": COLOURS[at % len(COLOURS)], "linestyle": LINES[at // len(COLOURS) % len(LINES)]} for at, name in enumerate(names)}
+    styles = {
+        name: {
+            "color": COLOURS[at % len(COLOURS)],
+            "linestyle": LINES[at // len(COLOURS) % len(LINES)],
+        }
+        for at, name in enumerate(names)
+    }
     plots = [
-        _figure("Decode: time per step", [row for row in report.rows if row.phase == "decode"], "microseconds", _times(1e6), styles),
-        _figure("Prefill: time per prompt", [row for row in report.rows if row.phase == "prefill"], "milliseconds", _times(1e3), styles),
-        _figure("Decode: share of the read bandwidth", [row for row in report.rows if row.share_of_limit is not None], "percent", _shares, styles),
+        _figure(
+            "Decode: time per step",
+            [row for row in report.rows if row.phase == "decode"],
+            "microseconds",
+            _times(1e6),
+            styles,
+        ),
+        _figure(
+            "Prefill: time per prompt",
+            [row for row in report.rows if row.phase == "prefill"],
+            "milliseconds",
+            _times(1e3),
+            styles,
+        ),
+        _figure(
+            "Decode: share of the read bandwidth",
+            [row for row in report.rows if row.share_of_limit is not None],
+            "percent",
+            _shares,
+            styles,
+        ),
     ]
     drawn = "".join(f"<section>{plot}</section>" for plot in plots if plot)
     busy = f'<p><span class="mark">{html.escape(report.busy)}</span></p>' if report.busy else ""
@@ -72,7 +108,11 @@ def render(report: Report) -> str:
         drawn and f'<div class="plots">{drawn}</div>',
         f'<p class="note">{html.escape(notes)}</p>',
         _folded("Each number of tokens", _list(report.verdicts)),
-        _folded("All rows", _table(*filled(ROW_HEADS, report.row_cells())) + "".join(f'<p class="note">{line}</p>' for line in report.limit)),
+        _folded(
+            "All rows",
+            _table(*filled(ROW_HEADS, report.row_cells()))
+            + "".join(f'<p class="note">{line}</p>' for line in report.limit),
+        ),
         _folded("Loading", _table(*filled(LOAD_HEADS, report.load_cells()))),
         _folded("Machine", _list(report.conditions())),
         "</body></html>",
@@ -83,18 +123,32 @@ def render(report: Report) -> str:
 def _medians(report: Report, styles: Styles) -> str:
     """Return a table of the median times, one line for each contestant, the fastest of the first column first, and how many times that of the fastest it is."""
     columns = list(dict.fromkeys((row.phase, row.tokens) for row in report.rows))
-    found = {(row.phase, row.tokens, row.contestant): (row, slower) for row, slower in zip(report.rows, ratios(report.rows), strict=True)}
-    order = sorted(styles, key=lambda name: found[(*columns[0], name)][0].median_seconds if (*columns[0], name) in found else math.inf)
+    found = {
+        (row.phase, row.tokens, row.contestant): (row, slower)
+        for row, slower in zip(report.rows, ratios(report.rows), strict=True)
+    }
+    order = sorted(
+        styles,
+        key=lambda name: (
+            found[(*columns[0], name)][0].median_seconds
+            if (*columns[0], name) in found
+            else math.inf
+        ),
+    )
     heads = "".join(f"<th>{phase}, {tokens} tokens</th>" for phase, tokens in columns)
     lines = []
     for name in order:
-        cells = [f'<td class="text"><span class="dot" style="background:{styles[name]["color"]}"></span>{html.escape(name)}</td>']
+        cells = [
+            f'<td class="text"><span class="dot" style="background:{styles[name]["color"]}"></span>{html.escape(name)}</td>'
+        ]
         for column in columns:
             if (*column, name) not in found:
                 cells.append("<td></td>")
                 continue
             row, slower = found[(*column, name)]
-            best = row.median_seconds == min(found[key][0].median_seconds for key in found if key[:2] == column)
+            best = row.median_seconds == min(
+                found[key][0].median_seconds for key in found if key[:2] == column
+            )
             said = "" if slower is None else f'<div class="note">x {slower}</div>'
             cells.append(f"<td{' class=best' if best else ''}>{median(row)}{said}</td>")
         lines.append("".join(cells))
@@ -106,7 +160,14 @@ def _times(factor: float) -> Mark:
     def mark(axes: Any, rows: List[Row], style: Dict[str, Any]) -> None:
         tokens = [row.tokens for row in rows]
         axes.plot(tokens, [factor * row.median_seconds for row in rows], marker="o", **style)
-        axes.fill_between(tokens, [factor * row.p10_seconds for row in rows], [factor * row.p90_seconds for row in rows], alpha=0.2, linewidth=0, **style)
+        axes.fill_between(
+            tokens,
+            [factor * row.p10_seconds for row in rows],
+            [factor * row.p90_seconds for row in rows],
+            alpha=0.2,
+            linewidth=0,
+            **style,
+        )
         axes.set_yscale("log")
         axes.yaxis.get_major_locator().set_params(subs=(1, 2, 5))
         axes.yaxis.set_major_formatter(lambda value, place: f"{value:,g}")
@@ -115,7 +176,12 @@ def _times(factor: float) -> Mark:
 
 
 def _shares(axes: Any, rows: List[Row], style: Dict[str, Any]) -> None:
-    axes.plot([row.tokens for row in rows], [100 * (row.share_of_limit or 0.0) for row in rows], marker="o", **style)
+    axes.plot(
+        [row.tokens for row in rows],
+        [100 * (row.share_of_limit or 0.0) for row in rows],
+        marker="o",
+        **style,
+    )
     axes.set_ylim(bottom=0, auto=True)  # the top adapts to further contestants
 
 
@@ -127,9 +193,13 @@ def _figure(title: str, rows: List[Row], unit: str, mark: Mark, styles: Styles) 
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError:
-        raise ValueError("benchmark: expected matplotlib to be installed for an HTML page, got none; pip install 'posenc-export[report]'") from None
+        raise ValueError(
+            "benchmark: expected matplotlib to be installed for an HTML page, got none; pip install 'posenc-export[report]'"
+        ) from None
     tokens = sorted({row.tokens for row in rows})
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": title, "font.family": "sans-serif"}):
+    with matplotlib.rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": title, "font.family": "sans-serif"}
+    ):
         figure = Figure(figsize=(5.6, 3.6), layout="constrained")
         axes: Any = figure.subplots()
         ends = []
@@ -146,18 +216,32 @@ def _figure(title: str, rows: List[Row], unit: str, mark: Mark, styles: Styles) 
         axes.spines[["top", "right"]].set_visible(False)
         _label_ends(axes, ends, styles)
         stream = io.BytesIO()
-        figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+        figure.savefig(
+            stream, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        )
     image = base64.b64encode(stream.getvalue()).decode()
     return f'<h2>{html.escape(title)}</h2>\n<img alt="{html.escape(title, quote=True)}" src="data:image/svg+xml;base64,{image}">'
 
 
 def _label_ends(axes: Any, ends: Sequence[Tuple[str, float]], styles: Styles) -> None:
     """Write the name of each line beside its last point, in its colour. Names that would overlap are moved up."""
-    heights = [(float(axes.transAxes.inverted().transform(axes.transData.transform((axes.get_xlim()[1], value)))[1]), name) for name, value in ends]
+    heights = [
+        (
+            float(
+                axes.transAxes.inverted().transform(
+                    axes.transData.transform((axes.get_xlim()[1], value))
+                )[1]
+            ),
+            name,
+        )
+        for name, value in ends
+    ]
     last = -APART
     for height, name in sorted(heights):
         last = max(height, last + APART)
-        axes.text(1.02, last, name, color=styles[name]["color"], transform=axes.transAxes, va="center")
+        axes.text(
+            1.02, last, name, color=styles[name]["color"], transform=axes.transAxes, va="center"
+        )
 
 
 def _folded(title: str, content: str) -> str:
@@ -165,11 +249,24 @@ def _folded(title: str, content: str) -> str:
 
 
 def _list(lines: Sequence[str]) -> str:
-    return "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in lines) + "</ul>" if lines else ""
+    return (
+        "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in lines) + "</ul>"
+        if lines
+        else ""
+    )
 
 
 def _table(heads: Sequence[str], cells: Sequence[Tuple[str, ...]]) -> str:
     kinds = [' class="text"' if head in TEXT_HEADS else "" for head in heads]
-    lines = ["".join(f"<th{k}>{html.escape(head)}</th>" for head, k in zip(heads, kinds, strict=True))]
-    lines += ["".join(f"<td{k}>{html.escape(cell)}</td>" for cell, k in zip(line, kinds, strict=True)) for line in cells]
-    return '<div class="scroll"><table>' + "\n".join(f"<tr>{line}</tr>" for line in lines) + "</table></div>"
+    lines = [
+        "".join(f"<th{k}>{html.escape(head)}</th>" for head, k in zip(heads, kinds, strict=True))
+    ]
+    lines += [
+        "".join(f"<td{k}>{html.escape(cell)}</td>" for cell, k in zip(line, kinds, strict=True))
+        for line in cells
+    ]
+    return (
+        '<div class="scroll"><table>'
+        + "\n".join(f"<tr>{line}</tr>" for line in lines)
+        + "</table></div>"
+    )

@@ -15,12 +15,36 @@ from posenc_export.shared.tables import aligned
 
 SCHEMA = 4
 # Of files that a report may replace: the first keys of its JSON, and the title of its page.
-JSON, HTML = Form("bench", b'"machine": {\n  "processor": '), Form("bench", b"<title>posenc benchmark</title>")
+JSON, HTML = (
+    Form("bench", b'"machine": {\n  "processor": '),
+    Form("bench", b"<title>posenc benchmark</title>"),
+)
 UNSTEADY = 3.0  # p90 / p10, above which a time is marked
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
-ROW_HEADS = ("phase", "tokens", "contestant", "model", "median", "p10", "p90", "tokens/s", "ratio", "of limit", "samples")
+ROW_HEADS = (
+    "phase",
+    "tokens",
+    "contestant",
+    "model",
+    "median",
+    "p10",
+    "p90",
+    "tokens/s",
+    "ratio",
+    "of limit",
+    "samples",
+)
 OF_LIMIT = "Column of limit: the bytes that a step must read (weights and valid cache), as a share of those that the machine reads in the same time."
-LOAD_HEADS = ("contestant", "model", "target", "provider", "perplexity", "load", "first call", "peak memory")
+LOAD_HEADS = (
+    "contestant",
+    "model",
+    "target",
+    "provider",
+    "perplexity",
+    "load",
+    "first call",
+    "peak memory",
+)
 Cells = List[Tuple[str, ...]]
 
 
@@ -66,15 +90,26 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
             ValueError: another schema version, or missing fields, unknown fields or fields of another type.
         """
         if content.get("schema") != SCHEMA:
-            raise ValueError(f"report: expected schema {SCHEMA}, got {content.get('schema')!r}; measure again with this version")
+            raise ValueError(
+                f"report: expected schema {SCHEMA}, got {content.get('schema')!r}; measure again with this version"
+            )
         try:
-            return msgspec.convert({name: value for name, value in content.items() if name != "verdicts"}, Report)
+            return msgspec.convert(
+                {name: value for name, value in content.items() if name != "verdicts"}, Report
+            )
         except msgspec.ValidationError as error:
-            raise ValueError(f"report: expected the fields of schema {SCHEMA}, got '{error}'; measure again") from None
+            raise ValueError(
+                f"report: expected the fields of schema {SCHEMA}, got '{error}'; measure again"
+            ) from None
 
     def table(self) -> str:
         """Return the report as aligned plain text, with a verdict for each phase and number of tokens."""
-        lines = [*aligned(*filled(LOAD_HEADS, self.load_cells())), "", *aligned(*filled(ROW_HEADS, self.row_cells())), ""]
+        lines = [
+            *aligned(*filled(LOAD_HEADS, self.load_cells())),
+            "",
+            *aligned(*filled(ROW_HEADS, self.row_cells())),
+            "",
+        ]
         return "\n".join([*lines, *self.verdicts, *self.remarks()]) + "\n"
 
     def row_cells(self) -> Cells:
@@ -82,7 +117,16 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
 
     def load_cells(self) -> Cells:
         return [
-            (e.contestant, e.model, e.target, e.provider, loss(e.perplexity), duration(e.load_seconds), duration(e.first_calls_seconds), size(e.peak_memory_bytes))
+            (
+                e.contestant,
+                e.model,
+                e.target,
+                e.provider,
+                loss(e.perplexity),
+                duration(e.load_seconds),
+                duration(e.first_calls_seconds),
+                size(e.peak_memory_bytes),
+            )
             for e in self.contestants
         ]
 
@@ -107,17 +151,31 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
     def busy(self) -> str:
         """A sentence on other processes that used the machine; empty if they used little of it."""
         cores = self.other_cores or 0.0
-        return f"Measured on a busy machine: other processes used {cores:.1f} cores." if cores > BUSY else ""
+        return (
+            f"Measured on a busy machine: other processes used {cores:.1f} cores."
+            if cores > BUSY
+            else ""
+        )
 
     def conditions(self) -> List[str]:
         """Return a sentence on machine and contestants, and one on the limits of the machine."""
         batch = "1 row" if self.batch_rows == 1 else f"{self.batch_rows} rows"
         how = f"{self.machine.threads} threads on {self.machine.cores} cores ({self.machine.processor}), {batch}, one contestant at a time."
-        read = ", ".join(f"{size(each.bytes)} at {each.read_bytes_per_second / 1e9:.1f} GB/s" for each in self.limits.read)
-        empty = "" if self.limits.empty_run_seconds is None else f"; an empty run takes {duration(self.limits.empty_run_seconds)}"
+        read = ", ".join(
+            f"{size(each.bytes)} at {each.read_bytes_per_second / 1e9:.1f} GB/s"
+            for each in self.limits.read
+        )
+        empty = (
+            ""
+            if self.limits.empty_run_seconds is None
+            else f"; an empty run takes {duration(self.limits.empty_run_seconds)}"
+        )
         if self.sleeping_threads:
             how += " Threads of OpenMP (torch) sleep while they wait for each other, because the machine was busy at the start."
-        return [how, f"Reads {read}; multiplies at {self.limits.gemm_flops_per_second / 1e9:.0f} GFLOP/s{empty}."]
+        return [
+            how,
+            f"Reads {read}; multiplies at {self.limits.gemm_flops_per_second / 1e9:.0f} GFLOP/s{empty}.",
+        ]
 
 
 def duration(seconds: float) -> str:
@@ -160,4 +218,14 @@ def _cells(row: Row, slower: Optional[Spread]) -> Tuple[str, ...]:
     times = (median(row), duration(row.p10_seconds), duration(row.p90_seconds))
     ratio = "" if slower is None else str(slower)
     share = "-" if row.share_of_limit is None else f"{row.share_of_limit:.0%}"
-    return (row.phase, str(row.tokens), row.contestant, row.model, *times, rate(row.tokens_per_second), ratio, share, str(len(row.samples_seconds)))
+    return (
+        row.phase,
+        str(row.tokens),
+        row.contestant,
+        row.model,
+        *times,
+        rate(row.tokens_per_second),
+        ratio,
+        share,
+        str(len(row.samples_seconds)),
+    )

@@ -44,11 +44,17 @@ def _any_described(folder: Path, manifest: Manifest) -> bool:
 
 
 def _llama(folder: Path, manifest: Manifest) -> bool:
-    return manifest.kind == "decoder" and manifest.dtype == "float32" and shapes.is_llama(manifest.config, ("rope",))
+    return (
+        manifest.kind == "decoder"
+        and manifest.dtype == "float32"
+        and shapes.is_llama(manifest.config, ("rope",))
+    )
 
 
 def _hand_written(folder: Path, manifest: Manifest) -> bool:
-    return manifest.dtype == "float32" and (shapes.is_plain_block(manifest.config) or shapes.is_llama(manifest.config))
+    return manifest.dtype == "float32" and (
+        shapes.is_plain_block(manifest.config) or shapes.is_llama(manifest.config)
+    )
 
 
 def _plain_block(folder: Path, manifest: Manifest) -> bool:
@@ -65,21 +71,53 @@ def _optimum(folder: Path, manifest: Manifest) -> bool:
 
 def _openvino(folder: Path, manifest: Manifest) -> bool:
     append_only = [state.update == "append" and len(state.axes) == 4 for state in manifest.states]
-    return manifest.target == "onnx" and manifest.signature == "mask" and manifest.kind == "decoder" and all(append_only)
+    return (
+        manifest.target == "onnx"
+        and manifest.signature == "mask"
+        and manifest.kind == "decoder"
+        and all(append_only)
+    )
 
 
 TORCH, WITH_MASK = ("torch", "safetensors"), "a decoder exported with --signature mask"
 DESCRIBED = "a model that is built from a description, not your own module"
 LLAMA = "a float32 decoder of Llama's shape: rope, RMS norms before attention and a gated SiLU MLP, no biases"
 RUNTIMES: Dict[str, Runtime] = {
-    "eager": Runtime(f"{PEERS}.torch_module", TORCH, "posenc-export[export]", _any_described, DESCRIBED),
-    "torch.compile": Runtime(f"{PEERS}.torch_compiled", TORCH, "posenc-export[export]", _any_described, DESCRIBED),
-    "transformers": Runtime(f"{PEERS}.llama", (*TORCH, "transformers"), "posenc-export[export] transformers", _llama, LLAMA),
-    "hand-written": Runtime(
-        f"{PEERS}.hand_written", (*TORCH, "onnx", "onnxruntime"), "posenc-export[export,cpu]", _hand_written, f"a float32 block, or {LLAMA}; rope or nope alone"
+    "eager": Runtime(
+        f"{PEERS}.torch_module", TORCH, "posenc-export[export]", _any_described, DESCRIBED
     ),
-    "hand-written-torchscript": Runtime(f"{PEERS}.hand_torchscript", TORCH, "posenc-export[export]", _plain_block, "a float32 block; rope or nope alone"),
-    "genai": Runtime(f"{PEERS}.genai", ("onnxruntime_genai",), "onnxruntime-genai", _genai, f"{WITH_MASK} for an ONNX target", builds=False),
+    "torch.compile": Runtime(
+        f"{PEERS}.torch_compiled", TORCH, "posenc-export[export]", _any_described, DESCRIBED
+    ),
+    "transformers": Runtime(
+        f"{PEERS}.llama",
+        (*TORCH, "transformers"),
+        "posenc-export[export] transformers",
+        _llama,
+        LLAMA,
+    ),
+    "hand-written": Runtime(
+        f"{PEERS}.hand_written",
+        (*TORCH, "onnx", "onnxruntime"),
+        "posenc-export[export,cpu]",
+        _hand_written,
+        f"a float32 block, or {LLAMA}; rope or nope alone",
+    ),
+    "hand-written-torchscript": Runtime(
+        f"{PEERS}.hand_torchscript",
+        TORCH,
+        "posenc-export[export]",
+        _plain_block,
+        "a float32 block; rope or nope alone",
+    ),
+    "genai": Runtime(
+        f"{PEERS}.genai",
+        ("onnxruntime_genai",),
+        "onnxruntime-genai",
+        _genai,
+        f"{WITH_MASK} for an ONNX target",
+        builds=False,
+    ),
     "genai-int4": Runtime(
         f"{PEERS}.genai_int4",
         (*TORCH, "transformers", "onnxruntime", "onnxruntime_genai"),
@@ -88,8 +126,22 @@ RUNTIMES: Dict[str, Runtime] = {
         LLAMA,
         quantizes=True,
     ),
-    "optimum": Runtime(f"{PEERS}.optimum_onnx", ("optimum.onnxruntime",), "optimum-onnx[onnxruntime]", _optimum, f"{WITH_MASK} for target onnx or ort", builds=False),
-    "openvino": Runtime(f"{PEERS}.open_vino", ("openvino",), "openvino", _openvino, f"{WITH_MASK} for target onnx", builds=False),
+    "optimum": Runtime(
+        f"{PEERS}.optimum_onnx",
+        ("optimum.onnxruntime",),
+        "optimum-onnx[onnxruntime]",
+        _optimum,
+        f"{WITH_MASK} for target onnx or ort",
+        builds=False,
+    ),
+    "openvino": Runtime(
+        f"{PEERS}.open_vino",
+        ("openvino",),
+        "openvino",
+        _openvino,
+        f"{WITH_MASK} for target onnx",
+        builds=False,
+    ),
 }
 
 

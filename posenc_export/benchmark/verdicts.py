@@ -30,7 +30,11 @@ class Comparison(NamedTuple):
     def __str__(self) -> str:
         if self.ratio is None:
             equal = f"no difference larger than {self.most} % between {self.fastest.contestant} and {self.next.contestant}"
-            return f"{equal}; {self.fastest.contestant} is {_times(self.further)}" if self.further else equal
+            return (
+                f"{equal}; {self.fastest.contestant} is {_times(self.further)}"
+                if self.further
+                else equal
+            )
         return f"{self.fastest.contestant} is {_times([(self.next.contestant, self.ratio), *self.further])}"
 
     @property
@@ -50,27 +54,45 @@ def ratios(rows: Sequence[Row]) -> List[Optional[Spread]]:
     for row in sorted(rows, key=lambda row: row.median_seconds):
         fastest.setdefault((row.phase, row.tokens), row)
     pairs = [(row, fastest[row.phase, row.tokens]) for row in rows]
-    return [None if row is first else ratio(row.samples_seconds, first.samples_seconds) for row, first in pairs]
+    return [
+        None if row is first else ratio(row.samples_seconds, first.samples_seconds)
+        for row, first in pairs
+    ]
 
 
 def headlines(rows: Sequence[Row]) -> List[str]:
     """Return the result of each phase in one sentence, over all numbers of tokens."""
-    return [_headline(list(of_phase)) for _, of_phase in groupby(_comparisons(rows), key=lambda each: each.fastest.phase)]
+    return [
+        _headline(list(of_phase))
+        for _, of_phase in groupby(_comparisons(rows), key=lambda each: each.fastest.phase)
+    ]
 
 
 def _headline(found: List[Comparison]) -> str:
     phase, first = found[0].fastest.phase.capitalize(), found[0]
     if max(each.most for each in found) > UNDECIDED:
         undecided = [each for each in found if each.most > UNDECIDED]
-        names = " or ".join(dict.fromkeys(name for each in undecided for name in (each.fastest.contestant, each.next.contestant)))
+        names = " or ".join(
+            dict.fromkeys(
+                name
+                for each in undecided
+                for name in (each.fastest.contestant, each.next.contestant)
+            )
+        )
         return f"{phase}: undecided at {', '.join(str(each.fastest.tokens) for each in undecided)} tokens, where the times of {names} vary too much."
     if len(found) == 1:
         return f"{phase}: {first}, at {first.fastest.tokens} tokens."
     ratios = [each.ratio.median for each in found if each.ratio is not None]
-    winners = list(dict.fromkeys(each.fastest.contestant for each in found if each.ratio is not None))
+    winners = list(
+        dict.fromkeys(each.fastest.contestant for each in found if each.ratio is not None)
+    )
     where = f"from {first.fastest.tokens} to {found[-1].fastest.tokens} tokens"
     if not winners:
-        names = " and ".join(dict.fromkeys(name for each in found for name in (each.fastest.contestant, each.next.contestant)))
+        names = " and ".join(
+            dict.fromkeys(
+                name for each in found for name in (each.fastest.contestant, each.next.contestant)
+            )
+        )
         return f"{phase}: no difference larger than {max(each.most for each in found)} % between {names}, {where}."
     if len(winners) > 1:
         each_one = "; ".join(f"{name} at {_numbers(found, name)}" for name in winners)
@@ -78,22 +100,39 @@ def _headline(found: List[Comparison]) -> str:
     followers = list(dict.fromkeys(each.next.contestant for each in found))
     least, most = (rounded(function(ratios), 3) for function in (min, max))
     than = followers[0] if len(followers) == 1 else "the next"
-    everywhere = where if len(ratios) == len(found) else f"at {_numbers(found, winners[0])} tokens, elsewhere there is no clear difference"
+    everywhere = (
+        where
+        if len(ratios) == len(found)
+        else f"at {_numbers(found, winners[0])} tokens, elsewhere there is no clear difference"
+    )
     return f"{phase}: {winners[0]} is {least if least == most else f'{least} to {most}'} times as fast as {than}, {everywhere}."
 
 
 def _numbers(found: Sequence[Comparison], name: str) -> str:
-    return ", ".join(str(each.fastest.tokens) for each in found if each.ratio is not None and each.fastest.contestant == name)
+    return ", ".join(
+        str(each.fastest.tokens)
+        for each in found
+        if each.ratio is not None and each.fastest.contestant == name
+    )
 
 
 def _comparisons(rows: Sequence[Row]) -> List[Comparison]:
-    groups = [sorted(group, key=lambda row: row.median_seconds) for _, group in groupby(rows, key=lambda row: (row.phase, row.tokens))]
+    groups = [
+        sorted(group, key=lambda row: row.median_seconds)
+        for _, group in groupby(rows, key=lambda row: (row.phase, row.tokens))
+    ]
     found = [(_comparison(*group[:2]), group[2:]) for group in groups if len(group) > 1]
-    return [each._replace(further=_further(each.fastest, others)) for each, others in found if each is not None]
+    return [
+        each._replace(further=_further(each.fastest, others))
+        for each, others in found
+        if each is not None
+    ]
 
 
 def _further(fastest: Row, others: Sequence[Row]) -> Tuple[Tuple[str, Spread], ...]:
-    slower = [(row.contestant, ratio(row.samples_seconds, fastest.samples_seconds)) for row in others]
+    slower = [
+        (row.contestant, ratio(row.samples_seconds, fastest.samples_seconds)) for row in others
+    ]
     return tuple((name, times) for name, times in slower if times is not None)
 
 

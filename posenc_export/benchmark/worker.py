@@ -42,10 +42,14 @@ def open_session(request: Request) -> Tuple[Opened, Manifest]:
         opener = importlib.import_module(RUNTIMES[request["runtime"]].peer).open_session
     start = time.perf_counter()
     opened: Opened = opener(folder, manifest, threads, request["batch"])
-    return opened if opened.seconds is not None else opened._replace(seconds=time.perf_counter() - start), manifest
+    return opened if opened.seconds is not None else opened._replace(
+        seconds=time.perf_counter() - start
+    ), manifest
 
 
-def _open_artefact(folder: Path, manifest: Manifest, threads: int, batch: int, provider: str) -> Opened:
+def _open_artefact(
+    folder: Path, manifest: Manifest, threads: int, batch: int, provider: str
+) -> Opened:
     return Opened(load(folder, provider, threads).session(batch), manifest.source)
 
 
@@ -55,8 +59,12 @@ def _import_runtime(manifest: Manifest, threads: int) -> None:
         importlib.import_module("torch").set_num_threads(threads)
     else:
         importlib.import_module("onnxruntime")
-    if "torch" in sys.modules and "onnxruntime" in sys.modules:  # two thread pools slow each other down
-        raise RuntimeError("benchmark: expected torch or onnxruntime in the process of an artefact, got both; report this as a bug")
+    if (
+        "torch" in sys.modules and "onnxruntime" in sys.modules
+    ):  # two thread pools slow each other down
+        raise RuntimeError(
+            "benchmark: expected torch or onnxruntime in the process of an artefact, got both; report this as a bug"
+        )
 
 
 class Bench:
@@ -81,7 +89,11 @@ class Bench:
         self.session.prefill(self._prompt(length), logits_to_keep=1)
         if self.manifest.states:
             self.session.step(self.token)
-        return {"load": opened.seconds, "warm_up": time.perf_counter() - start, "weights": dict(opened.weights)}
+        return {
+            "load": opened.seconds,
+            "warm_up": time.perf_counter() - start,
+            "weights": dict(opened.weights),
+        }
 
     def prefill(self, request: Request) -> Dict[str, Any]:
         """Time one prompt of `context` tokens per row from an empty cache."""
@@ -103,10 +115,19 @@ class Bench:
         """Time reading `bytes` bytes once: the fastest of three numpy operations, a sum, a dot product, and a matrix-vector product on all threads."""
         rows = -(-request["bytes"] // (4 * READ_WIDTH))
         if self.buffer.shape[0] != rows:
-            self.buffer, self.vector = np.ones((rows, READ_WIDTH), np.float32), np.ones(READ_WIDTH, np.float32)
+            self.buffer, self.vector = (
+                np.ones((rows, READ_WIDTH), np.float32),
+                np.ones(READ_WIDTH, np.float32),
+            )
         matrix, vector, flat = self.buffer, self.vector, self.buffer.reshape(-1)
-        reads: List[Callable[[], Any]] = [flat.sum, lambda: flat.dot(flat), lambda: matrix.dot(vector)]
-        return watched(lambda: min(_median_of(read, request["duration"] / len(reads)) for read in reads))
+        reads: List[Callable[[], Any]] = [
+            flat.sum,
+            lambda: flat.dot(flat),
+            lambda: matrix.dot(vector),
+        ]
+        return watched(
+            lambda: min(_median_of(read, request["duration"] / len(reads)) for read in reads)
+        )
 
     def gemm(self, request: Request) -> Dict[str, Any]:
         """Time numpy's float32 product of square matrices with `width` rows."""
@@ -125,7 +146,9 @@ class Bench:
         """Return equal token ids [B,S] int64 or hidden states [B,S,E]; the cost of a call does not depend on values."""
         source = self.manifest.inputs[0]
         if source.dtype == "int64":
-            return np.ones((self.batch, tokens), np.int64)  # onnxruntime-genai 0.18 crashes on a prompt of padding tokens, which often have id 0
+            return np.ones(
+                (self.batch, tokens), np.int64
+            )  # onnxruntime-genai 0.18 crashes on a prompt of padding tokens, which often have id 0
         return np.full((self.batch, tokens, source.axes[-1]), 0.5, source.dtype)
 
     def _prefill(self, tokens: int) -> float:
@@ -152,10 +175,20 @@ def peak_bytes() -> int:
     return 0
 
 
-def serve(open_session: Callable[[Request], Tuple[Opened, Manifest]], requests: TextIO, replies: TextIO) -> None:
+def serve(
+    open_session: Callable[[Request], Tuple[Opened, Manifest]], requests: TextIO, replies: TextIO
+) -> None:
     """Answer requests until the input ends. Errors are sent as replies, so that the caller can name the contestant."""
     bench = Bench(open_session)
-    named = (bench.load, bench.prefill, bench.decode, bench.memory, bench.bandwidth, bench.gemm, bench.empty_run)
+    named = (
+        bench.load,
+        bench.prefill,
+        bench.decode,
+        bench.memory,
+        bench.bandwidth,
+        bench.gemm,
+        bench.empty_run,
+    )
     actions = {action.__name__: action for action in named}
     for line in requests:
         request = json.loads(line)
@@ -171,7 +204,9 @@ def serve(open_session: Callable[[Request], Tuple[Opened, Manifest]], requests: 
 def main(opener: Callable[[Request], Tuple[Opened, Manifest]] = open_session) -> None:
     """Serve requests of the parent process. Replies use the original stdout; output of libraries is redirected to stderr."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)  # otherwise stopped workers remain when the caller is killed
+        ctypes.CDLL(None).prctl(
+            SET_PARENT_DEATH_SIGNAL, signal.SIGKILL
+        )  # otherwise stopped workers remain when the caller is killed
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as replies:
         os.dup2(2, 1)
         serve(opener, sys.stdin, replies)

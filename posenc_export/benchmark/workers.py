@@ -31,9 +31,18 @@ class Worker:
         self.label = label
         self.log = tempfile.TemporaryFile()  # noqa: SIM115  closed by end()
         environment = _environment(threads, sleeping)
-        self.child = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, env=environment, start_new_session=True)
+        self.child = subprocess.Popen(
+            COMMAND,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            env=environment,
+            start_new_session=True,
+        )
         self._replies: "queue.SimpleQueue[bytes]" = queue.SimpleQueue()
-        self._reader = threading.Thread(target=self._read, daemon=True)  # a thread, because Windows cannot wait for a pipe for a limited time
+        self._reader = threading.Thread(
+            target=self._read, daemon=True
+        )  # a thread, because Windows cannot wait for a pipe for a limited time
         self._reader.start()
 
     def ask(self, do: str, **request: Any) -> Dict[str, Any]:
@@ -53,13 +62,17 @@ class Worker:
             line = self._replies.get(timeout=PATIENCE)
         except queue.Empty:
             rule = f"expected {do} to end within {PATIENCE:.0f} s, got no reply"
-            raise ValueError(f"benchmark {self.label}: {rule}; omit this contestant or give smaller contexts") from None
+            raise ValueError(
+                f"benchmark {self.label}: {rule}; omit this contestant or give smaller contexts"
+            ) from None
         if not line:
             raise self._died(do)
         self._signal("SIGSTOP")
         reply: Dict[str, Any] = json.loads(line)
         if "error" in reply:
-            raise ValueError(f"benchmark {self.label}: expected {do} to succeed, got '{reply['error']}'; omit this contestant or correct the error")
+            raise ValueError(
+                f"benchmark {self.label}: expected {do} to succeed, got '{reply['error']}'; omit this contestant or correct the error"
+            )
         return reply
 
     def end(self) -> None:
@@ -95,7 +108,9 @@ class Worker:
         self.log.seek(0)
         last = self.log.read().decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
         remedy = "omit this contestant or free memory"
-        return ValueError(f"benchmark {self.label}: expected the worker to complete {do}, got exit code {code} ({last[0]}); {remedy}")
+        return ValueError(
+            f"benchmark {self.label}: expected the worker to complete {do}, got exit code {code} ({last[0]}); {remedy}"
+        )
 
 
 @contextlib.contextmanager
@@ -113,6 +128,14 @@ def started(labels: Sequence[str], threads: int, sleeping: bool = False) -> Iter
 def _environment(threads: int, sleeping: bool) -> Dict[str, str]:
     """Return the environment of a worker. TORCHINDUCTOR_COMPILE_THREADS=1 makes inductor compile in the worker instead of child processes."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    numbers = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+    numbers = dict.fromkeys(
+        ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads)
+    )
     waiting = {"OMP_WAIT_POLICY": "PASSIVE"} if sleeping else {}
-    return {**waiting, **os.environ, **numbers, "TORCHINDUCTOR_COMPILE_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    return {
+        **waiting,
+        **os.environ,
+        **numbers,
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(paths),
+    }

@@ -38,7 +38,9 @@ def compact(picture: bytes) -> str:
         root.remove(metadata)
     _shorten(root, names, classes)
     style = next(root.iter(f"{{{SVG}}}style"))
-    style.text = _css(style.text or "") + "".join(f".{name}{{{_css(rules)}}}" for rules, name in classes.items())
+    style.text = _css(style.text or "") + "".join(
+        f".{name}{{{_css(rules)}}}" for rules, name in classes.items()
+    )
     for child in root:
         child.tail = "\n"
     return ElementTree.tostring(root, encoding="unicode") + "\n"
@@ -60,7 +62,11 @@ def _shorten(element: Element, names: Dict[str, str], classes: Dict[str, str]) -
     for child in element:
         panel = child.get("id", "").startswith("axes")
         _shorten(child, names, classes)
-        children += list(child) if child.tag == f"{{{SVG}}}g" and not child.attrib and not panel else [child]
+        children += (
+            list(child)
+            if child.tag == f"{{{SVG}}}g" and not child.attrib and not panel
+            else [child]
+        )
     element[:] = children
     element.tail = None
     if not (element.text or "").strip():
@@ -71,7 +77,9 @@ def _shorten(element: Element, names: Dict[str, str], classes: Dict[str, str]) -
         _keep(element, key, value, names, classes)
 
 
-def _keep(element: Element, key: str, value: str, names: Dict[str, str], classes: Dict[str, str]) -> None:
+def _keep(
+    element: Element, key: str, value: str, names: Dict[str, str], classes: Dict[str, str]
+) -> None:
     """Set an attribute in its short form, unless it has no effect."""
     if key == "style":
         element.set("class", classes.setdefault(value, f"s{len(classes)}"))
@@ -81,10 +89,20 @@ def _keep(element: Element, key: str, value: str, names: Dict[str, str], classes
         if value in names:
             element.set(key, names[value])
     elif key in (HREF, "clip-path"):
-        element.set(key, re.sub(r"#(\w+)", lambda match: f"#{names[match[1]]}", value) if "#" in value else "".join(value.split()))
-    elif key in LENGTHS and not value.startswith("matrix") and not value.endswith("pt"):  # neither factors nor the size of the picture
+        element.set(
+            key,
+            re.sub(r"#(\w+)", lambda match: f"#{names[match[1]]}", value)
+            if "#" in value
+            else "".join(value.split()),
+        )
+    elif (
+        key in LENGTHS and not value.startswith("matrix") and not value.endswith("pt")
+    ):  # neither factors nor the size of the picture
         if not value.startswith("rotate(-0 "):
-            element.set(key, re.sub(r"-?\d+\.\d+", lambda match: _number(round(float(match[0]) * 10), 1), value))
+            element.set(
+                key,
+                re.sub(r"-?\d+\.\d+", lambda match: _number(round(float(match[0]) * 10), 1), value),
+            )
     else:
         element.set(key, value)
 
@@ -97,7 +115,9 @@ def _path(text: str, places: int) -> str:
         command = words.pop(0)
         numbers = [round(float(words.pop(0)) * 10**places) for _ in range(2 * POINTS[command])]
         points: List[Tuple[int, int]] = list(zip(numbers[::2], numbers[1::2], strict=True))
-        moves = [value - origin for point in points for value, origin in zip(point, at, strict=True)]
+        moves = [
+            value - origin for point in points for value, origin in zip(point, at, strict=True)
+        ]
         if command == "L" and last == "L" and not any(moves):
             continue
         words_out = " ".join(_number(move, places) for move in moves)

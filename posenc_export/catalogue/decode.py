@@ -32,16 +32,44 @@ def page(cost: Mapping[str, Any]) -> str:
     contexts = list(cost["plain_microseconds"])
     rows = _sorted(cost["rows"], contexts)
     cheap = sum(all(row["over_plain"][context][0] < 1.1 for context in contexts) for row in rows)
-    lines = ["# Cost at decode", "", "Time of one decode step of a block, relative to the same block without an encoding, by number of cached keys."]
-    lines += [f"{cheap} of {len(rows)} encodings add less than 10 %.", "", "![time of a step over that without an encoding](decode.svg)", ""]
+    lines = [
+        "# Cost at decode",
+        "",
+        "Time of one decode step of a block, relative to the same block without an encoding, by number of cached keys.",
+    ]
+    lines += [
+        f"{cheap} of {len(rows)} encodings add less than 10 %.",
+        "",
+        "![time of a step over that without an encoding](decode.svg)",
+        "",
+    ]
     heads = " | ".join(f"{context} keys | interval" for context in contexts)
     lines += [f"| encoding | {heads} |", "|---|" + "---|---|" * len(contexts)]
     for row in reversed(rows):
-        cells = (f"{median:.2f} | {low:.2f} .. {high:.2f}" for median, low, high in (row["over_plain"][context] for context in contexts))
-        lines.append(f"| [{row['encoding']}](encodings/{row['encoding']}.md) | {' | '.join(cells)} |")
-    times = " and ".join(f"{microseconds:.0f} us with {context} keys" for context, microseconds in cost["plain_microseconds"].items())
-    kernels = (f"| {row['use']} | {row['microseconds']:.0f} us | {row['over_alone']:.2f} |" for row in cost["kernels"])
-    return "\n".join([*lines, "", WHY.format(keys=contexts[-1]) + "\n".join(kernels), "", HOW.format(**cost, times=times)])
+        cells = (
+            f"{median:.2f} | {low:.2f} .. {high:.2f}"
+            for median, low, high in (row["over_plain"][context] for context in contexts)
+        )
+        lines.append(
+            f"| [{row['encoding']}](encodings/{row['encoding']}.md) | {' | '.join(cells)} |"
+        )
+    times = " and ".join(
+        f"{microseconds:.0f} us with {context} keys"
+        for context, microseconds in cost["plain_microseconds"].items()
+    )
+    kernels = (
+        f"| {row['use']} | {row['microseconds']:.0f} us | {row['over_alone']:.2f} |"
+        for row in cost["kernels"]
+    )
+    return "\n".join(
+        [
+            *lines,
+            "",
+            WHY.format(keys=contexts[-1]) + "\n".join(kernels),
+            "",
+            HOW.format(**cost, times=times),
+        ]
+    )
 
 
 def _sorted(rows: Sequence[Dict[str, Any]], contexts: Sequence[str]) -> List[Dict[str, Any]]:
@@ -58,9 +86,17 @@ def figure(cost: Mapping[str, Any]) -> Any:
     drawing = Figure(figsize=(7.2, 0.19 * len(rows) + 1), layout="constrained")
     axes = drawing.add_subplot()
     for index, context in enumerate(contexts):
-        places = [number + (0.5 - (index + 0.5) / len(contexts)) * 0.8 for number in range(len(rows))]
+        places = [
+            number + (0.5 - (index + 0.5) / len(contexts)) * 0.8 for number in range(len(rows))
+        ]
         medians, lows, highs = zip(*(row["over_plain"][context] for row in rows), strict=True)
-        axes.barh(places, medians, height=0.8 / len(contexts), color=COLOURS[index], label=f"{context} cached keys")
+        axes.barh(
+            places,
+            medians,
+            height=0.8 / len(contexts),
+            color=COLOURS[index],
+            label=f"{context} cached keys",
+        )
         axes.hlines(places, lows, highs, color="#222222", linewidth=0.8)
     axes.axvline(1, color="#222222", linewidth=0.8)
     axes.set_yticks(range(len(rows)), [row["encoding"] for row in rows], fontsize=7)

@@ -23,41 +23,83 @@ def panels(encoding: PositionEncoding, geometry: Geometry, distance: int) -> Lis
     """
     found: List[Panel] = []
     if encoding.axes and overrides(encoding, "rotate"):
-        found.append(("score of equal vectors, by distance along one axis", lambda axes: _along_axes(axes, encoding, geometry, distance)))
+        found.append(
+            (
+                "score of equal vectors, by distance along one axis",
+                lambda axes: _along_axes(axes, encoding, geometry, distance),
+            )
+        )
     if encoding.axes == 2 and overrides(encoding, "rotate"):
         heads = [0] if heads_alike(encoding.oracle()) else sorted({0, geometry.heads // 2})
         for head in heads:
-            title = "score of equal vectors, by place of the key" + (f", head {head}" if len(heads) > 1 else "")
-            found.append((title, functools.partial(_scores_by_place, encoding=encoding, geometry=geometry, head=head)))
-    if encoding.axes == 2 and overrides(encoding, "embed", "embed_next") and type(encoding.oracle()).embed_rows is Oracle.embed_rows:
-        found.append(("cosine of what tokens get, by place", lambda axes: _tokens_by_place(axes, encoding, geometry)))
+            title = "score of equal vectors, by place of the key" + (
+                f", head {head}" if len(heads) > 1 else ""
+            )
+            found.append(
+                (
+                    title,
+                    functools.partial(
+                        _scores_by_place, encoding=encoding, geometry=geometry, head=head
+                    ),
+                )
+            )
+    if (
+        encoding.axes == 2
+        and overrides(encoding, "embed", "embed_next")
+        and type(encoding.oracle()).embed_rows is Oracle.embed_rows
+    ):
+        found.append(
+            (
+                "cosine of what tokens get, by place",
+                lambda axes: _tokens_by_place(axes, encoding, geometry),
+            )
+        )
     if overrides(encoding, "bias") and all(encoding.window):
-        found.append(("bias of the first head, by place of the key", lambda axes: _window(axes, encoding)))
+        found.append(
+            ("bias of the first head, by place of the key", lambda axes: _window(axes, encoding))
+        )
     return found
 
 
 def heads_alike(oracle: Oracle) -> bool:
     """Whether an oracle rotates all heads in the same way."""
-    return type(oracle).rotate_heads is Oracle.rotate_heads and type(oracle).rotate_key_heads is Oracle.rotate_key_heads
+    return (
+        type(oracle).rotate_heads is Oracle.rotate_heads
+        and type(oracle).rotate_key_heads is Oracle.rotate_key_heads
+    )
 
 
-def _products(encoding: PositionEncoding, geometry: Geometry, head: int, query: Sequence[int], places: Sequence[Sequence[int]]) -> np.ndarray:
+def _products(
+    encoding: PositionEncoding,
+    geometry: Geometry,
+    head: int,
+    query: Sequence[int],
+    places: Sequence[Sequence[int]],
+) -> np.ndarray:
     """Scores [n] of a query and keys at places, all of ones before rotation, as shares of the score at the query's own place.
 
     Ones give each pair the same weight, so that scores of a rotation are means of cosines.
     """
     oracle: Any = encoding.oracle()
-    heads, keys = (1, 1) if heads_alike(oracle) else (geometry.heads, geometry.kv_heads or geometry.heads)
+    heads, keys = (
+        (1, 1) if heads_alike(oracle) else (geometry.heads, geometry.kv_heads or geometry.heads)
+    )
     ones = np.ones((heads, geometry.head_size))
     own = oracle.rotate_heads(ones, tuple(query))[head]
-    products = [float(own @ oracle.rotate_key_heads(ones[:keys], tuple(place))[head * keys // heads]) for place in (query, *places)]
+    products = [
+        float(own @ oracle.rotate_key_heads(ones[:keys], tuple(place))[head * keys // heads])
+        for place in (query, *places)
+    ]
     return np.array(products[1:]) / products[0]
 
 
 def _along_axes(axes: Any, encoding: PositionEncoding, geometry: Geometry, distance: int) -> None:
     """Draw scores of the first head for keys that differ from the query on one axis only."""
     for axis, name in waves.axis_names(encoding).items():
-        places = [[far if other == axis else 0 for other in range(encoding.axes)] for far in range(distance + 1)]
+        places = [
+            [far if other == axis else 0 for other in range(encoding.axes)]
+            for far in range(distance + 1)
+        ]
         scores = _products(encoding, geometry, 0, [0] * encoding.axes, places)
         axes.plot(scores, color=COLOURS[axis % len(COLOURS)], linewidth=1, label=name)
     waves.labels(axes, "distance", "share of the own score")
@@ -71,7 +113,12 @@ def _around(geometry: Geometry) -> Tuple[int, List[Tuple[int, ...]]]:
 
 
 def _map(axes: Any, values: np.ndarray, reach: int) -> None:
-    waves.heatmap(axes, values.reshape(2 * reach + 1, -1), extent=(-reach, reach, reach, -reach), cmap="viridis")
+    waves.heatmap(
+        axes,
+        values.reshape(2 * reach + 1, -1),
+        extent=(-reach, reach, reach, -reach),
+        cmap="viridis",
+    )
     axes.plot(0, 0, "x", color=COLOURS[1])
     waves.labels(axes, "column", "row")
 
@@ -97,7 +144,12 @@ def _window(axes: Any, encoding: PositionEncoding) -> None:
     """Draw the bias of all keys for a query in the middle of the window."""
     rows, columns = encoding.window
     oracle, query = encoding.oracle(), rows // 2 * columns + columns // 2
-    biases = np.array([[oracle.bias(0, query, row * columns + column) for column in range(columns)] for row in range(rows)])
+    biases = np.array(
+        [
+            [oracle.bias(0, query, row * columns + column) for column in range(columns)]
+            for row in range(rows)
+        ]
+    )
     waves.heatmap(axes, biases, origin="upper", cmap="viridis")
     axes.plot(columns // 2, rows // 2, "x", color=COLOURS[1])
     waves.labels(axes, "column", "row")

@@ -24,9 +24,21 @@ GAP = 0.17  # bits per byte between two labels at the end of their lines
 def page(study: Mapping[str, Any]) -> str:
     """The page, as Markdown; it shows the figure length.svg of the same folder."""
     contexts = _contexts(study["rows"])
-    lines = ["# Length extrapolation", "", "![bits per byte against context](length.svg)", "", HOW.format(**study)]
-    lines += ["| encoding | " + " | ".join(str(context) for context in contexts) + " |", "|---|" + "---|" * len(contexts)]
-    lines += [f"| {row['encoding']} | " + " | ".join(_cell(row, context) for context in contexts) + " |" for row in study["rows"]]
+    lines = [
+        "# Length extrapolation",
+        "",
+        "![bits per byte against context](length.svg)",
+        "",
+        HOW.format(**study),
+    ]
+    lines += [
+        "| encoding | " + " | ".join(str(context) for context in contexts) + " |",
+        "|---|" + "---|" * len(contexts),
+    ]
+    lines += [
+        f"| {row['encoding']} | " + " | ".join(_cell(row, context) for context in contexts) + " |"
+        for row in study["rows"]
+    ]
     return "\n".join([*lines, ""])
 
 
@@ -49,7 +61,10 @@ def figure(study: Mapping[str, Any]) -> Any:
     _lines(left, [row for row in rows if not row["scaling"]], "encoding")
     _lines(right, [row for row in rows if row["scaling"]], "scaling")
     left.set_title(f"trained at {study['training']['length']} bytes", fontsize=9)
-    right.set_title(f"rope scaled by {study['factor']:g}: as trained (dashed), after {study['tuning']['steps']} further steps (solid)", fontsize=9)
+    right.set_title(
+        f"rope scaled by {study['factor']:g}: as trained (dashed), after {study['tuning']['steps']} further steps (solid)",
+        fontsize=9,
+    )
     left.set_ylabel("bits per byte")
     for axes in (left, right):
         axes.set_xscale("log", base=2)
@@ -67,10 +82,22 @@ def _lines(axes: Any, rows: Sequence[Mapping[str, Any]], by: str) -> None:
     ends: List[Tuple[float, str, str]] = []
     for row in rows:
         color, marker = COLOURS[place[row[by]]], MARKERS[place[row[by]]]
-        contexts, values = zip(*sorted((int(context), value) for context, value in row["bits"].items()), strict=True)
-        axes.plot(contexts, values, "--" if row["scaling"] and not row["tuned"] else "-", marker=marker, markersize=4, linewidth=1.2, color=color)
+        contexts, values = zip(
+            *sorted((int(context), value) for context, value in row["bits"].items()), strict=True
+        )
+        axes.plot(
+            contexts,
+            values,
+            "--" if row["scaling"] and not row["tuned"] else "-",
+            marker=marker,
+            markersize=4,
+            linewidth=1.2,
+            color=color,
+        )
         ends.append((values[-1], row[by] + (", tuned" if row["tuned"] else ""), color))
     at, last = float("-inf"), max(_contexts(rows))
     for value, label, color in sorted(ends):
         at = max(value, at + GAP)
-        axes.annotate(label, (last, value), xytext=(1.06 * last, at), fontsize=8, color=color, va="center")
+        axes.annotate(
+            label, (last, value), xytext=(1.06 * last, at), fontsize=8, color=color, va="center"
+        )

@@ -10,20 +10,34 @@ from posenc_export.models.families import FILES
 from posenc_export.models.families import __name__ as PLACE
 from posenc_export.models.presets import PRESETS
 
-HOOKS = {"embed": "embed", "embed_next": "embed", "rotate": "rotate", "bias": "bias", "observe": "observe", "rescore": "rescore"}
+HOOKS = {
+    "embed": "embed",
+    "embed_next": "embed",
+    "rotate": "rotate",
+    "bias": "bias",
+    "observe": "observe",
+    "rescore": "rescore",
+}
 SMALL = Geometry(width=32, heads=2, head_size=16, max_positions=16)
 
 
 def hooks_of(name: str) -> str:
     """Names of the hooks that an encoding overrides, or "none"."""
     cls = registry.KNOWN[name]
-    places = [place for hook, place in HOOKS.items() if getattr(cls, hook) is not getattr(PositionEncoding, hook)]
+    places = [
+        place
+        for hook, place in HOOKS.items()
+        if getattr(cls, hook) is not getattr(PositionEncoding, hook)
+    ]
     return ", ".join(dict.fromkeys(places)) or "none"
 
 
 def needs_parameters(name: str) -> bool:
     """Whether an encoding has a parameter without a default."""
-    return any(parameter.default is inspect.Parameter.empty for parameter in registry.parameters(name).values())
+    return any(
+        parameter.default is inspect.Parameter.empty
+        for parameter in registry.parameters(name).values()
+    )
 
 
 def states_of(name: str) -> str:
@@ -32,7 +46,9 @@ def states_of(name: str) -> str:
         return "by parameters"
     encoding = registry.build({"name": name}, SMALL)
     replaced = [f"{state.name}, replaced by every call" for state in encoding.embed_states()]
-    appended = [f"{state.name} per key" if state.grows else state.name for state in encoding.layer_states()]
+    appended = [
+        f"{state.name} per key" if state.grows else state.name for state in encoding.layer_states()
+    ]
     return "; ".join(replaced + appended) or "none"
 
 
@@ -59,12 +75,19 @@ def _row(name: str) -> Dict[str, str]:
 
 
 def _parameter(parameter: inspect.Parameter) -> str:
-    return parameter.name if parameter.default is inspect.Parameter.empty else f"{parameter.name}={parameter.default}"
+    return (
+        parameter.name
+        if parameter.default is inspect.Parameter.empty
+        else f"{parameter.name}={parameter.default}"
+    )
 
 
 def families() -> List[Dict[str, str]]:
     """One row per model_type that from_pretrained accepts: name and description."""
-    descriptions = {name: str(importlib.import_module(f"{PLACE}.{file}").__doc__) for name, file in FILES.items()}
+    descriptions = {
+        name: str(importlib.import_module(f"{PLACE}.{file}").__doc__)
+        for name, file in FILES.items()
+    }
     return [{"name": name, "what": text.partition("\n")[0]} for name, text in descriptions.items()]
 
 
@@ -72,7 +95,15 @@ def presets() -> List[Dict[str, str]]:
     """One row per trained model."""
     rows = []
     for name, config in PRESETS.items():
-        names = dict.fromkeys(spec["name"] for kind in config.layers.values() for spec in (*config.tokens.encodings, *kind.attention.encodings))
-        sizes = {"layers": str(len(config.order)), "width": str(config.width), "positions": str(config.max_positions)}
+        names = dict.fromkeys(
+            spec["name"]
+            for kind in config.layers.values()
+            for spec in (*config.tokens.encodings, *kind.attention.encodings)
+        )
+        sizes = {
+            "layers": str(len(config.order)),
+            "width": str(config.width),
+            "positions": str(config.max_positions),
+        }
         rows.append({"name": name, "encoding": ", ".join(names), **sizes})
     return rows

@@ -25,20 +25,28 @@ def subjects(model: Inner, name: str, layer: Optional[int] = None) -> List[Subje
     """
     layers = len(model.attentions())
     if layer is not None and not 0 <= layer < layers:
-        raise ValueError(f"plot: expected layer 0 .. {layers - 1} of {name}, got {layer}; choose one in that range")
+        raise ValueError(
+            f"plot: expected layer 0 .. {layers - 1} of {name}, got {layer}; choose one in that range"
+        )
     groups: Dict[Tuple[bool, str, Geometry], Group] = {}
     for each in placed(model):
         for spec, part in each.parts:
             if spec["name"] != "nope":
-                groups.setdefault((each.layer is None, json.dumps(spec, sort_keys=True), each.geometry), []).append((each, part))
+                groups.setdefault(
+                    (each.layer is None, json.dumps(spec, sort_keys=True), each.geometry), []
+                ).append((each, part))
     found = []
     for (_, text, geometry), group in groups.items():
         drawn = next((pair for pair in group if layer is None or pair[0].layer == layer), None)
         if drawn is not None:
-            found.append(Subject(json.loads(text), drawn[1], geometry, f"{name}, {_where(drawn, group)}"))
+            found.append(
+                Subject(json.loads(text), drawn[1], geometry, f"{name}, {_where(drawn, group)}")
+            )
     if not found:
         where = name if layer is None else f"layer {layer} of {name}"
-        raise ValueError(f"plot: expected a model with encodings of positions, got none in {where}; posenc inspect prints its layers")
+        raise ValueError(
+            f"plot: expected a model with encodings of positions, got none in {where}; posenc inspect prints its layers"
+        )
     return found
 
 
@@ -49,11 +57,21 @@ def _where(drawn: Tuple[Placed, PositionEncoding], group: Group) -> str:
     numbers = [each.layer for each, _ in group if each.layer is not None]
     ends = [n for n in numbers if n + 1 not in numbers]
     starts = [n for n in numbers if n - 1 not in numbers]
-    spans = ", ".join(str(first) if first == last else f"{first} .. {last}" for first, last in zip(starts, ends, strict=True))
+    spans = ", ".join(
+        str(first) if first == last else f"{first} .. {last}"
+        for first, last in zip(starts, ends, strict=True)
+    )
     where = f"layer{'s' if len(numbers) > 1 else ''} {spans}"
-    return where if all(_equal(drawn[1], part) for _, part in group) else f"layer {drawn[0].layer} of {where}"
+    return (
+        where
+        if all(_equal(drawn[1], part) for _, part in group)
+        else f"layer {drawn[0].layer} of {where}"
+    )
 
 
 def _equal(one: PositionEncoding, other: PositionEncoding) -> bool:
     """Whether two encodings have the same trained numbers."""
-    return one is other or all(torch.equal(*pair) for pair in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+    return one is other or all(
+        torch.equal(*pair)
+        for pair in zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    )

@@ -1,6 +1,6 @@
 """Write docs/encodings/, one page and one picture per registered encoding, and docs/length.md and docs/decode.md from the results of bench/.
 
-    python -m posenc_export.catalogue.pages [--docs docs] [--results bench/results]
+python -m posenc_export.catalogue.pages [--docs docs] [--results bench/results]
 """
 
 import argparse
@@ -41,11 +41,38 @@ def page(name: str, parity: Sequence[Dict[str, Any]]) -> str:
     """
     cls = encodings.REGISTRY[name]
     formula, _, rest = (inspect.getdoc(cls) or "").partition("\n\n")
-    lines = [f"# {name}", "", "```text", _wrapped(formula), "```", "", f"{source_of(name)}", "", "```", _command(name), "```", "", f"![{name}]({name}.svg)", ""]
-    lines += [f"Attention: {' or '.join(cls.works_in)}.", "", _prose(rest, encodings.parameters(name)), ""]
+    lines = [
+        f"# {name}",
+        "",
+        "```text",
+        _wrapped(formula),
+        "```",
+        "",
+        f"{source_of(name)}",
+        "",
+        "```",
+        _command(name),
+        "```",
+        "",
+        f"![{name}]({name}.svg)",
+        "",
+    ]
+    lines += [
+        f"Attention: {' or '.join(cls.works_in)}.",
+        "",
+        _prose(rest, encodings.parameters(name)),
+        "",
+    ]
     rows = [row for row in parity if row["encoding"] == name]
     if rows:
-        lines += ["## Measured errors", "", "| model | target | worst error | tolerance |", "|---|---|---|---|", *(_measured(row) for row in rows), ""]
+        lines += [
+            "## Measured errors",
+            "",
+            "| model | target | worst error | tolerance |",
+            "|---|---|---|---|",
+            *(_measured(row) for row in rows),
+            "",
+        ]
     return "\n".join([*lines, GENERATED, ""])
 
 
@@ -54,9 +81,17 @@ def gallery() -> str:
     lines = ["# Encodings", "", COUNTING, ""]
     for place, title in PLACES.items():
         names = [name for name in encodings.REGISTRY if hooks_of(name).split(", ")[-1] == place]
-        lines += [f"## {title}", "", *(f"[![{name}]({SMALL_PICTURES}/{name}.svg)]({name}.md)" for name in names), ""]
+        lines += [
+            f"## {title}",
+            "",
+            *(f"[![{name}]({SMALL_PICTURES}/{name}.svg)]({name}.md)" for name in names),
+            "",
+        ]
     lines += ["## Sources", "", "| encoding | hook | state | source |", "|---|---|---|---|"]
-    lines += [f"| [{name}]({name}.md) | {hooks_of(name)} | {states_of(name)} | {source_of(name)} |" for name in encodings.REGISTRY]
+    lines += [
+        f"| [{name}]({name}.md) | {hooks_of(name)} | {states_of(name)} | {source_of(name)} |"
+        for name in encodings.REGISTRY
+    ]
     return "\n".join([*lines, "", GENERATED, ""])
 
 
@@ -65,14 +100,28 @@ def _wrapped(formula: str) -> str:
     out: List[str] = []
     for line in re.sub(r" (\.{1,2}) ", "\0\\1\0", formula).splitlines():
         parts = re.split(r"(?<=[;.]) +", line) if len(line) > FORMULA_WIDTH else [line]
-        out += [short for part in parts for short in textwrap.wrap(part, FORMULA_WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)]
+        out += [
+            short
+            for part in parts
+            for short in textwrap.wrap(
+                part,
+                FORMULA_WIDTH,
+                subsequent_indent="    ",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        ]
     return "\n".join(out).replace("\0", " ")
 
 
 def _command(name: str) -> str:
-    if encodings.build({"name": name}, SMALL).token_width(SMALL.width) != SMALL.width:  # it needs token ids, which a block does not take
+    if (
+        encodings.build({"name": name}, SMALL).token_width(SMALL.width) != SMALL.width
+    ):  # it needs token ids, which a block does not take
         return f'Stack(decoder_config(..., block=block_config(..., encoding={{"name": "{name}"}}), tied=False))'
-    attention = "" if "causal" in encodings.REGISTRY[name].works_in else " --attention bidirectional"
+    attention = (
+        "" if "causal" in encodings.REGISTRY[name].works_in else " --attention bidirectional"
+    )
     return f"posenc export block --encoding {name}{attention} --target ort -o build/{name}"
 
 
@@ -111,13 +160,19 @@ def _measured(row: Dict[str, Any]) -> str:
     head = f"| {row['model']} | {row['target']} |"
     if "refused" in row:
         return f"{head} refused: {row['refused']} | |"
-    errors = [value for key, value in row.items() if key not in ("encoding", "model", "target", "tolerance") and value is not None]
+    errors = [
+        value
+        for key, value in row.items()
+        if key not in ("encoding", "model", "target", "tolerance") and value is not None
+    ]
     return f"{head} {max(errors):.1e} | {row['tolerance']:.1e} |"
 
 
 def main(arguments: Sequence[str]) -> int:
     """Write the pages and pictures; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--docs", type=Path, default=Path("docs"))
     parser.add_argument("--results", type=Path, default=Path("bench/results"))
     options = parser.parse_args(arguments)

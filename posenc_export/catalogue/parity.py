@@ -1,6 +1,6 @@
 """The parity table: worst errors of every encoding on every target, by group of cells of the parity grid.
 
-    python -m posenc_export.catalogue.parity [--json docs/parity.json] [--markdown docs/parity.md] [--jobs N]
+python -m posenc_export.catalogue.parity [--json docs/parity.json] [--markdown docs/parity.md] [--jobs N]
 """
 
 import argparse
@@ -48,19 +48,34 @@ INTRODUCTIONS = {
 # Encodings that cannot be measured in a form, with the reason.
 REFUSED = {
     ("complex_order", "encoder"): "its token table is wider than the model; use it in a decoder",
-    ("integer", "encoder"): "LayerNorm subtracts the mean, and with it the digits that x + p keeps in float32",
+    (
+        "integer",
+        "encoder",
+    ): "LayerNorm subtracts the mean, and with it the digits that x + p keeps in float32",
 }
 
 
 def forms_of(name: str) -> List[str]:
     """The forms of model, "decoder" and "encoder", that an encoding works in."""
     works_in = REGISTRY[name].works_in
-    return [form for form, attention in (("decoder", "causal"), ("encoder", "bidirectional")) if attention in works_in]
+    return [
+        form
+        for form, attention in (("decoder", "causal"), ("encoder", "bidirectional"))
+        if attention in works_in
+    ]
 
 
 def config_of(name: str, form: str) -> AnyConfig:
     """Description of a small decoder or encoder with an encoding."""
-    block = block_config(48, 6, MAX_POSITIONS, kv_heads=3, head_size=16, encoding={"name": name}, causal=form == "decoder")
+    block = block_config(
+        48,
+        6,
+        MAX_POSITIONS,
+        kv_heads=3,
+        head_size=16,
+        encoding={"name": name},
+        causal=form == "decoder",
+    )
     if form == "encoder":
         return encoder_config(61, 2, 40, block, segments=3)
     return decoder_config(61, 2, 40, block, tied=name != "complex_order")
@@ -69,9 +84,15 @@ def config_of(name: str, form: str) -> AnyConfig:
 def measured(name: str, form: str) -> List[Dict[str, Any]]:
     """One row per target: {"encoding", "model", "target", "tolerance", column: worst error}, or {"encoding", "model", "target", "refused": reason}."""
     if (name, form) in REFUSED:
-        return [{"encoding": name, "model": form, "target": target, "refused": REFUSED[name, form]} for target in TARGETS]
+        return [
+            {"encoding": name, "model": form, "target": target, "refused": REFUSED[name, form]}
+            for target in TARGETS
+        ]
     sources = Sources(seeded(config_of(name, form)))
-    return [{"encoding": name, "model": form, "target": target, **_row(sources, form, target)} for target in TARGETS]
+    return [
+        {"encoding": name, "model": form, "target": target, **_row(sources, form, target)}
+        for target in TARGETS
+    ]
 
 
 def _row(sources: Sources, form: str, target: str) -> Dict[str, Any]:
@@ -84,7 +105,13 @@ def _row(sources: Sources, form: str, target: str) -> Dict[str, Any]:
             return {"refused": str(error)}
     assert certificate is not None
     cells: Dict[str, float] = certificate["cells"]
-    columns = {column: max((error for cell, error in cells.items() if any(part in cell for part in parts)), default=None) for column, parts in COLUMNS[form].items()}
+    columns = {
+        column: max(
+            (error for cell, error in cells.items() if any(part in cell for part in parts)),
+            default=None,
+        )
+        for column, parts in COLUMNS[form].items()
+    }
     return {"tolerance": certificate["tolerance"], **columns}
 
 
@@ -100,8 +127,16 @@ def table(rows: Sequence[Dict[str, Any]]) -> str:
         "",
     ]
     for form, columns in COLUMNS.items():
-        lines += [f"## In {'an' if form[0] in 'aeiou' else 'a'} {form}", "", INTRODUCTIONS[form], ""]
-        lines += ["| encoding | target | " + " | ".join(columns) + " | tolerance | |", "|---|---|" + "---|" * (len(columns) + 2)]
+        lines += [
+            f"## In {'an' if form[0] in 'aeiou' else 'a'} {form}",
+            "",
+            INTRODUCTIONS[form],
+            "",
+        ]
+        lines += [
+            "| encoding | target | " + " | ".join(columns) + " | tolerance | |",
+            "|---|---|" + "---|" * (len(columns) + 2),
+        ]
         lines += [_line(row, list(columns)) for row in rows if row["model"] == form] + [""]
     return "\n".join(lines)
 
@@ -116,20 +151,28 @@ def _line(row: Dict[str, Any], columns: List[str]) -> str:
 
 def passes(row: Dict[str, Any]) -> bool:
     """Whether every measured column is within the tolerance."""
-    return all(row[column] is None or row[column] <= row["tolerance"] for column in COLUMNS[row["model"]])
+    return all(
+        row[column] is None or row[column] <= row["tolerance"] for column in COLUMNS[row["model"]]
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
     """Measure all encodings and write the files; returns the exit status: 1 if a cell exceeds its tolerance."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, default=Path("docs/parity.json"))
     parser.add_argument("--markdown", type=Path, default=Path("docs/parity.md"))
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args(arguments)
     pairs = [(name, form) for name in REGISTRY for form in forms_of(name)]
     rows: List[Dict[str, Any]] = []
-    with concurrent.futures.ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for (name, form), of_targets in zip(pairs, pool.map(measured, *zip(*pairs, strict=True)), strict=True):
+    with concurrent.futures.ProcessPoolExecutor(
+        options.jobs, mp_context=multiprocessing.get_context("spawn")
+    ) as pool:
+        for (name, form), of_targets in zip(
+            pairs, pool.map(measured, *zip(*pairs, strict=True)), strict=True
+        ):
             rows += of_targets
             print(f"{name} in {form}", file=sys.stderr, flush=True)
     json_rows.write(options.json, rows)

@@ -1,6 +1,6 @@
 """docs/properties.md: properties of position encodings, measured on the hooks of every registered encoding.
 
-    python -m posenc_export.catalogue.properties [--docs docs]
+python -m posenc_export.catalogue.properties [--docs docs]
 """
 
 import argparse
@@ -59,45 +59,80 @@ def respond(encoding: PositionEncoding, places: Tensor, causal: bool) -> Respons
         causal: whether later keys are hidden.
     """
     encoding.eval()
-    random, width, count = torch.Generator().manual_seed(0), encoding.token_width(GEOMETRY.width), places.size(-1)
+    random, width, count = (
+        torch.Generator().manual_seed(0),
+        encoding.token_width(GEOMETRY.width),
+        places.size(-1),
+    )
     coordinates, positions = places.unsqueeze(-2), torch.atleast_2d(places)[:1]
     token = torch.randn(1, 1, width, generator=random).expand(1, count, width)
-    embedded = encoding.embed_next(token, coordinates, [torch.zeros(1, *carried.sizes) for carried in encoding.embed_states()])[0]
+    embedded = encoding.embed_next(
+        token, coordinates, [torch.zeros(1, *carried.sizes) for carried in encoding.embed_states()]
+    )[0]
     change = (embedded - token if width == GEOMETRY.width else embedded)[0]
-    q, k = (torch.randn(1, 1, GEOMETRY.heads, TOKENS, generator=random).expand(1, count, -1, -1) for _ in range(2))
+    q, k = (
+        torch.randn(1, 1, GEOMETRY.heads, TOKENS, generator=random).expand(1, count, -1, -1)
+        for _ in range(2)
+    )
     q, k = encoding.rotate(q, k, coordinates)
-    mask = Mask(build_part("sees", {"name": "causal" if causal else "both"}), encoding)(positions, positions, q)
-    scores = _by_content(encoding, embedded if width == GEOMETRY.width else change[None], q, k, mask, positions)
+    mask = Mask(build_part("sees", {"name": "causal" if causal else "both"}), encoding)(
+        positions, positions, q
+    )
+    scores = _by_content(
+        encoding, embedded if width == GEOMETRY.width else change[None], q, k, mask, positions
+    )
     if scores is None:
         scores = encoding.score_scale(TOKENS) * (q.transpose(1, 2) @ k.permute(0, 2, 3, 1)) + mask
     rotated = torch.cat((q.flatten(2), k.flatten(2)), dim=2)[0]
     seen = torch.ones(count, count, dtype=torch.bool)
-    return Response(change, rotated, (change @ change.T)[None], scores[0], seen.tril() if causal else seen)
+    return Response(
+        change, rotated, (change @ change.T)[None], scores[0], seen.tril() if causal else seen
+    )
 
 
-def _by_content(encoding: PositionEncoding, x: Tensor, q: Tensor, k: Tensor, mask: Tensor, positions: Tensor) -> Any:
+def _by_content(
+    encoding: PositionEncoding, x: Tensor, q: Tensor, k: Tensor, mask: Tensor, positions: Tensor
+) -> Any:
     """Scores [1,H,S,S] of an encoding that overrides `rescore`, from its attention weights (the values are rows of the identity); None for others."""
     if not overrides(encoding, "rescore"):
         return None
     count, heads, size = q.size(1), q.size(2), TOKENS
-    states = [torch.zeros(1, state.sizes[0], 0, state.sizes[1]) for state in encoding.layer_states()]
+    states = [
+        torch.zeros(1, state.sizes[0], 0, state.sizes[1]) for state in encoding.layer_states()
+    ]
     states = encoding.observe(x, k, positions, torch.zeros(1, dtype=torch.int64), states)
     rows = torch.eye(count, size).expand(1, heads, -1, -1)
     scale = encoding.score_scale(size)
-    mixed, none = (encoding.rescore(q, k.transpose(1, 2), values, mask, positions, positions, scale, states) for values in (rows, torch.zeros_like(rows)))
-    logs = (mixed - none).unflatten(2, [heads, size])[..., :count].transpose(1, 2).clamp(min=torch.finfo(torch.float32).tiny).log()
+    mixed, none = (
+        encoding.rescore(q, k.transpose(1, 2), values, mask, positions, positions, scale, states)
+        for values in (rows, torch.zeros_like(rows))
+    )
+    logs = (
+        (mixed - none)
+        .unflatten(2, [heads, size])[..., :count]
+        .transpose(1, 2)
+        .clamp(min=torch.finfo(torch.float32).tiny)
+        .log()
+    )
     return logs - logs.diagonal(dim1=2, dim2=3).unsqueeze(3)
 
 
 def differ(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors differ by more than rounding."""
-    return bool((one - other).abs().max() > BOUND * max(float(one.abs().max()), float(other.abs().max()), torch.finfo(torch.float32).tiny))
+    return bool(
+        (one - other).abs().max()
+        > BOUND
+        * max(float(one.abs().max()), float(other.abs().max()), torch.finfo(torch.float32).tiny)
+    )
 
 
 def told_apart(response: Response) -> int:
     """How many tokens differ from every earlier token: in their change, their query or key, or the score that the last query gives to them."""
     parts = [response.tokens, response.rotated, response.scores[:, -1].T]
-    rows = torch.cat([part / part.abs().max().clamp(min=torch.finfo(torch.float32).tiny) for part in parts], dim=1)
+    rows = torch.cat(
+        [part / part.abs().max().clamp(min=torch.finfo(torch.float32).tiny) for part in parts],
+        dim=1,
+    )
     apart = (rows[:, None] - rows[None]).abs().amax(2) > BOUND
     return int((apart | torch.ones_like(apart).triu()).all(1).sum())
 
@@ -105,11 +140,17 @@ def told_apart(response: Response) -> int:
 def offset_only(near: Response, far: Response) -> str:
     """ "yes" if products and scores depend only on the offset of two tokens, "no" if they depend on more, "-" if neither depends on positions."""
     pairs = ((near.products, far.products), (near.scores, far.scores))
-    if not any(differ(one[:, near.seen], one[:, :1, :1].flatten(1)) or differ(one[:, near.seen], other[:, near.seen]) for one, other in pairs):
+    if not any(
+        differ(one[:, near.seen], one[:, :1, :1].flatten(1))
+        or differ(one[:, near.seen], other[:, near.seen])
+        for one, other in pairs
+    ):
         return "-"
     inner = near.seen[1:, 1:]
     same = all(
-        not differ(one[:, near.seen], other[:, near.seen]) and not differ(one[:, 1:, 1:][:, inner], one[:, :-1, :-1][:, inner]) for one, other in pairs
+        not differ(one[:, near.seen], other[:, near.seen])
+        and not differ(one[:, 1:, 1:][:, inner], one[:, :-1, :-1][:, inner])
+        for one, other in pairs
     )
     return "yes" if same else "no"
 
@@ -125,15 +166,25 @@ def measure(name: str) -> Row:
     encoding, causal = built({"name": name}), "causal" in encodings.KNOWN[name].works_in
     near, far = (respond(encoding, _line(encoding, start), causal) for start in STARTS)
     apart, relation = told_apart(near), offset_only(near, far)
-    cells = (f"{apart} of {TOKENS}", relation, longer({"name": name}), trained(encoding), "-" if apart == 1 and relation == "-" else axes(encoding, name))
+    cells = (
+        f"{apart} of {TOKENS}",
+        relation,
+        longer({"name": name}),
+        trained(encoding),
+        "-" if apart == 1 and relation == "-" else axes(encoding, name),
+    )
     return dict(zip(COLUMNS, cells, strict=True))
 
 
-def built(spec: Mapping[str, Any], max_positions: int = GEOMETRY.max_positions, seed: int = 0) -> PositionEncoding:
+def built(
+    spec: Mapping[str, Any], max_positions: int = GEOMETRY.max_positions, seed: int = 0
+) -> PositionEncoding:
     """Build an encoding with its initial weights, in the geometry of the page."""
     causal = "causal" in encodings.KNOWN[spec["name"]].works_in
     with drawn_from(seed):
-        return encodings.build(spec, dataclasses.replace(GEOMETRY, max_positions=max_positions, causal=causal))
+        return encodings.build(
+            spec, dataclasses.replace(GEOMETRY, max_positions=max_positions, causal=causal)
+        )
 
 
 def _line(encoding: PositionEncoding, start: int) -> Tensor:
@@ -142,11 +193,15 @@ def _line(encoding: PositionEncoding, start: int) -> Tensor:
     return line.expand(encoding.axes, -1) if encoding.axes else line
 
 
-def same_response(one: PositionEncoding, other: PositionEncoding, places: Tensor, other_places: Tensor) -> bool:
+def same_response(
+    one: PositionEncoding, other: PositionEncoding, places: Tensor, other_places: Tensor
+) -> bool:
     """Whether two encodings give equal tokens the same changes and scores, each at its own places."""
     causal = "causal" in one.works_in
     first, second = respond(one, places, causal), respond(other, other_places, causal)
-    return not differ(first.tokens, second.tokens) and not differ(first.scores[:, first.seen], second.scores[:, second.seen])
+    return not differ(first.tokens, second.tokens) and not differ(
+        first.scores[:, first.seen], second.scores[:, second.seen]
+    )
 
 
 def longer(spec: Mapping[str, Any]) -> str:
@@ -178,9 +233,16 @@ def axes(encoding: PositionEncoding, name: str) -> str:
     """Number of independent coordinates; "2, row-major" if the encoding derives row and column from the position."""
     places = _line(encoding, 0)
     if encoding.axes:
-        return str(sum(not same_response(encoding, encoding, places, _stretched(places, axis)) for axis in range(encoding.axes)))
+        return str(
+            sum(
+                not same_response(encoding, encoding, places, _stretched(places, axis))
+                for axis in range(encoding.axes)
+            )
+        )
     if "columns" in encodings.parameters(name):
-        narrow, wide = (built({"name": name, "rows": TOKENS, "columns": columns}, TOKENS) for columns in (8, 16))
+        narrow, wide = (
+            built({"name": name, "rows": TOKENS, "columns": columns}, TOKENS) for columns in (8, 16)
+        )
         if not _loaded(wide, narrow) or not same_response(narrow, wide, places, places):
             return "2, row-major"
     return "1"
@@ -221,18 +283,34 @@ def page() -> str:
         "number of independent coordinates. `2, row-major` is for an encoding that derives row and column from the position.",
     )
     sizes = f"{GEOMETRY.heads} heads of {GEOMETRY.head_size} entries, width {GEOMETRY.width}, {GEOMETRY.max_positions} positions"
-    lines = ["# Properties of encodings", "", "Measured on the hooks of every encoding, with its default parameters and its initial weights (seed 0), in one geometry:"]
-    lines += [f"{sizes}. Two numbers count as the same if they differ by at most {BOUND:.1e} of the largest."]
+    lines = [
+        "# Properties of encodings",
+        "",
+        "Measured on the hooks of every encoding, with its default parameters and its initial weights (seed 0), in one geometry:",
+    ]
+    lines += [
+        f"{sizes}. Two numbers count as the same if they differ by at most {BOUND:.1e} of the largest."
+    ]
     lines += ["`posenc list properties` prints the table, `posenc list NAME` one row of it.", ""]
-    lines += [*(f"- **{column}**: {text}" for column, text in zip(COLUMNS, meanings, strict=True)), ""]
+    lines += [
+        *(f"- **{column}**: {text}" for column, text in zip(COLUMNS, meanings, strict=True)),
+        "",
+    ]
     lines += [f"| encoding | {' | '.join(COLUMNS)} |", "|---|" + "---|" * len(COLUMNS)]
-    lines += [f"| [{name}](encodings/{name}.md) | {' | '.join(measure(name).values())} |" for name in encodings.REGISTRY]
-    return "\n".join([*lines, "", "Generated by `python -m posenc_export.catalogue.properties`.", ""])
+    lines += [
+        f"| [{name}](encodings/{name}.md) | {' | '.join(measure(name).values())} |"
+        for name in encodings.REGISTRY
+    ]
+    return "\n".join(
+        [*lines, "", "Generated by `python -m posenc_export.catalogue.properties`.", ""]
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
     """Write the page; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--docs", type=Path, default=Path("docs"))
     options = parser.parse_args(arguments)
     (options.docs / "properties.md").write_text(page(), encoding="utf-8")

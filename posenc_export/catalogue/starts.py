@@ -28,7 +28,9 @@ BASE = 10000.0
 
 @drawn_from(0)
 @torch.no_grad()
-def build_for_picture(spec: Mapping[str, Any], geometry: Geometry) -> Tuple[PositionEncoding, Geometry, str]:
+def build_for_picture(
+    spec: Mapping[str, Any], geometry: Geometry
+) -> Tuple[PositionEncoding, Geometry, str]:
     """Build an encoding with weights for a picture. Returns it with its geometry and a description of the weights; "" if nothing is trained.
 
     Args:
@@ -38,12 +40,21 @@ def build_for_picture(spec: Mapping[str, Any], geometry: Geometry) -> Tuple[Posi
     Raises:
         ValueError: see encodings.build.
     """
-    preset = next((preset for preset in PRESETS if preset.startswith("small-") and spec == {"name": preset.removeprefix("small-")}), "")
+    preset = next(
+        (
+            preset
+            for preset in PRESETS
+            if preset.startswith("small-") and spec == {"name": preset.removeprefix("small-")}
+        ),
+        "",
+    )
     if preset_folder(preset):
         weights = dict(load_preset(preset).attentions()[0].encoding.named_parameters())
         if weights:
             config = PRESETS[preset]
-            geometry = dataclasses.replace(geometry, width=config.width, heads=config.kinds[0].attention.heads)
+            geometry = dataclasses.replace(
+                geometry, width=config.width, heads=config.kinds[0].attention.heads
+            )
             encoding = encodings.build(spec, geometry)
             encoding.load_state_dict(weights)
             return encoding, geometry, f"as trained in {preset}"
@@ -53,24 +64,40 @@ def build_for_picture(spec: Mapping[str, Any], geometry: Geometry) -> Tuple[Posi
         shape(encoding, geometry.heads)
         return encoding, geometry, f"untrained, {description}"
     trained = dict(encoding.named_parameters())
-    tables = {name: axis for name, axis in TABLES.get(spec["name"], {}).items() if name in trained and trained[name].numel()}
+    tables = {
+        name: axis
+        for name, axis in TABLES.get(spec["name"], {}).items()
+        if name in trained and trained[name].numel()
+    }
     for name, axis in tables.items():
         _fill(trained[name], axis)
-    return encoding, geometry, "untrained, tables of sinusoids" if tables else "untrained, seed 0" if trained else ""
+    return (
+        encoding,
+        geometry,
+        "untrained, tables of sinusoids" if tables else "untrained, seed 0" if trained else "",
+    )
 
 
 def _fill(table: torch.nn.Parameter, axis: int) -> None:
     """Replace a random table by rows [sin(n w_k), cos(n w_k)], w_k = BASE^(-2k/d), with the same mean and standard deviation."""
     count, width = table.shape[axis], table.shape[1 - axis]
     columns = torch.arange(width, dtype=torch.float64)
-    angles = torch.arange(count, dtype=torch.float64)[:, None] * BASE ** (-2 * (columns // 2) / width)
-    rows = torch.where(columns % 2 == 0, angles.sin(), angles.cos()) * (2**0.5 * table.double().std()) + table.double().mean()
+    angles = torch.arange(count, dtype=torch.float64)[:, None] * BASE ** (
+        -2 * (columns // 2) / width
+    )
+    rows = (
+        torch.where(columns % 2 == 0, angles.sin(), angles.cos()) * (2**0.5 * table.double().std())
+        + table.double().mean()
+    )
     table.copy_(rows if axis == 0 else rows.T)
 
 
 def _fall(encoding: Any, heads: int) -> None:
     """Set biases to -(h + 1) / H times the length of the offset in rows and columns."""
-    down, right = (torch.arange(1 - count, count, dtype=torch.float32) for count in (encoding.rows, encoding.columns))
+    down, right = (
+        torch.arange(1 - count, count, dtype=torch.float32)
+        for count in (encoding.rows, encoding.columns)
+    )
     lengths = torch.hypot(down[:, None], right[None]).flatten()
     encoding.table.weight.copy_(-lengths[:, None] * (torch.arange(heads) + 1) / heads)
 
@@ -79,7 +106,9 @@ def _cosines(encoding: Any, heads: int) -> None:
     """Let W select the cosines of R, fastest first, and let v add them, times 4 (h + 1) / H: the position term is an inner product of sinusoids."""
     waves = encoding.width // 2
     encoding.weight.zero_()
-    encoding.weight[:, : min(waves, encoding.weight.size(1)), waves:] = torch.eye(waves)[: encoding.weight.size(1)]
+    encoding.weight[:, : min(waves, encoding.weight.size(1)), waves:] = torch.eye(waves)[
+        : encoding.weight.size(1)
+    ]
     encoding.u.zero_()
     encoding.v.copy_((4 * (torch.arange(heads) + 1) / heads)[:, None].expand_as(encoding.v))
 
@@ -93,14 +122,18 @@ def _spread(encoding: Any, heads: int) -> None:
     """Replace the random directions of heads by equally spaced ones of the same lengths."""
     along = encoding.along.value
     angles = math.pi * (torch.arange(along.size(1)) + 0.5) / along.size(1)
-    directions = torch.stack([(angles + math.pi * axis / len(along)).cos() for axis in range(len(along))])
+    directions = torch.stack(
+        [(angles + math.pi * axis / len(along)).cos() for axis in range(len(along))]
+    )
     along.copy_(along.norm(dim=0) * (directions / directions.norm(dim=0))[:, :, None])
 
 
 def _smooth(encoding: Any, heads: int) -> None:
     """Set filters to 2^-distance from the token itself, normalised to sum 1, without offsets."""
     weight, causal = encoding.convolution.weight, encoding.convolution.weight.dim() == 3
-    places = [torch.arange(count) - (count - 1 if causal else count // 2) for count in weight.shape[2:]]
+    places = [
+        torch.arange(count) - (count - 1 if causal else count // 2) for count in weight.shape[2:]
+    ]
     distances = sum(grid.abs() for grid in torch.meshgrid(*places, indexing="ij"))
     filters = 0.5 ** torch.as_tensor(distances)
     weight.copy_((filters / filters.sum()).expand_as(weight))

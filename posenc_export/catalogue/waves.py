@@ -33,29 +33,47 @@ def heatmap(axes: Any, values: np.ndarray, beyond: bool = False, **options: Any)
         beyond: whether values exceed the scale.
     """
     image = axes.imshow(np.round(values, 9), interpolation="nearest", **options)
-    axes.figure.colorbar(image, ax=axes, extend="both" if beyond else "neither").ax.tick_params(labelsize=7)
+    axes.figure.colorbar(image, ax=axes, extend="both" if beyond else "neither").ax.tick_params(
+        labelsize=7
+    )
 
 
 def wavelengths(axes: Any, encoding: Rotary, spec: Mapping[str, Any], geometry: Geometry) -> None:
     """Draw the wavelength of each pair, with lines at the range and at the trained length; longer wavelengths make no full turn."""
-    turning = [(k, 2 * np.pi / encoding.frequency(k)) for k in range(encoding.size // 2) if encoding.frequency(k)]
+    turning = [
+        (k, 2 * np.pi / encoding.frequency(k))
+        for k in range(encoding.size // 2)
+        if encoding.frequency(k)
+    ]
     axes.semilogy(*zip(*turning, strict=True), "o-", color=COLOURS[0], markersize=3)
-    plain = [2 * np.pi * getattr(encoding, "theta", THETAS[0]) ** (2 * k / encoding.size) for k in range(encoding.size // 2)]
+    plain = [
+        2 * np.pi * getattr(encoding, "theta", THETAS[0]) ** (2 * k / encoding.size)
+        for k in range(encoding.size // 2)
+    ]
     if not np.allclose([length for _, length in turning], plain[: len(turning)]):
         axes.semilogy(plain, "--", color="#8c959f", label="unscaled")
     axes.axhline(geometry.max_positions, color=COLOURS[1], linewidth=1, label="range")
     trained = encodings.parameters(spec["name"]).get("original_max_positions")
     if trained is not None:
-        axes.axhline(spec.get("original_max_positions", trained.default), color=COLOURS[2], linewidth=1, label="trained length")
+        axes.axhline(
+            spec.get("original_max_positions", trained.default),
+            color=COLOURS[2],
+            linewidth=1,
+            label="trained length",
+        )
     labels(axes, "pair", "tokens")
     legend(axes)
 
 
-def bound(axes: Any, encoding: Rotary, spec: Mapping[str, Any], geometry: Geometry, distance: int) -> None:
+def bound(
+    axes: Any, encoding: Rotary, spec: Mapping[str, Any], geometry: Geometry, distance: int
+) -> None:
     """Draw long-range decay (Su et al. 2021, 3.4.3): the mean over j = 1 .. r/2 of |sum of exp(i d w_k) over k < j|, scaled to 1 at distance d = 0."""
     asked = float(getattr(encoding, "theta", THETAS[0]))
     for color, theta in zip(COLOURS, sorted({asked, *THETAS}), strict=False):
-        other: Any = encoding if theta == asked else encodings.build({**spec, "theta": theta}, geometry)
+        other: Any = (
+            encoding if theta == asked else encodings.build({**spec, "theta": theta}, geometry)
+        )
         turns = np.exp(1j * np.arange(distance + 1)[:, None] * _frequencies(other))
         bounds = np.abs(np.cumsum(turns, axis=1)).mean(1)
         label, width = (f"{theta:g} (this one)", 1.6) if theta == asked else (f"{theta:g}", 0.8)
@@ -70,9 +88,17 @@ def fast_and_slow(axes: Any, encoding: Rotary, distance: int) -> None:
     frequencies = _frequencies(encoding)
     turns = np.cos(np.arange(distance + 1)[:, None] * frequencies)
     fast = frequencies * distance >= 2 * np.pi
-    for chosen, color, pace in ((fast, COLOURS[0], f"turn within {distance}"), (~fast, COLOURS[1], "slower")):
+    for chosen, color, pace in (
+        (fast, COLOURS[0], f"turn within {distance}"),
+        (~fast, COLOURS[1], "slower"),
+    ):
         if chosen.any():
-            axes.plot(turns[:, chosen].mean(1), color=color, linewidth=1, label=f"{pace}: {chosen.sum()} of {len(fast)} pairs")
+            axes.plot(
+                turns[:, chosen].mean(1),
+                color=color,
+                linewidth=1,
+                label=f"{pace}: {chosen.sum()} of {len(fast)} pairs",
+            )
     labels(axes, "distance")
     legend(axes)
 
@@ -89,15 +115,27 @@ def _step(encoding: RotaryGrid, k: int) -> float:
 
 def axis_names(encoding: PositionEncoding) -> Dict[int, str]:
     """Return the name of each coordinate that an encoding reads, by number."""
-    return dict(enumerate(AXES.get(encoding.axes, [f"axis {axis}" for axis in range(encoding.axes)])))
+    return dict(
+        enumerate(AXES.get(encoding.axes, [f"axis {axis}" for axis in range(encoding.axes)]))
+    )
 
 
 def sections(axes: Any, encoding: RotaryGrid) -> None:
     """Draw the wavelength of each pair, coloured by its coordinate."""
     for axis, name in axis_names(encoding).items():
         pairs = [k for k, of_pair in enumerate(encoding.axis_of_pair) if of_pair == axis]
-        places, label = [2 * np.pi / _step(encoding, k) for k in pairs], f"{name}: {len(pairs)} pairs"
-        axes.semilogy(pairs, places, MARKERS[axis % len(MARKERS)], color=COLOURS[axis % len(COLOURS)], markersize=3, label=label)
+        places, label = (
+            [2 * np.pi / _step(encoding, k) for k in pairs],
+            f"{name}: {len(pairs)} pairs",
+        )
+        axes.semilogy(
+            pairs,
+            places,
+            MARKERS[axis % len(MARKERS)],
+            color=COLOURS[axis % len(COLOURS)],
+            markersize=3,
+            label=label,
+        )
     labels(axes, "pair", "places")
     legend(axes)
 
@@ -105,10 +143,14 @@ def sections(axes: Any, encoding: RotaryGrid) -> None:
 def inner_products(axes: Any, rows: np.ndarray) -> None:
     """Draw cosines between the rows of three positions and all rows [n,E]; the curves coincide if cosines depend on the distance only."""
     count, sizes = len(rows), np.linalg.norm(rows, axis=1)
-    for color, width, position in zip(COLOURS, (4.0, 2.4, 0.8), (count // 4, count // 2, 3 * count // 4), strict=False):
+    for color, width, position in zip(
+        COLOURS, (4.0, 2.4, 0.8), (count // 4, count // 2, 3 * count // 4), strict=False
+    ):
         others = sizes * sizes[position]
         cosines = np.divide(rows @ rows[position], others, out=np.zeros(count), where=others > 0)
-        axes.plot(np.arange(count) - position, cosines, color=color, linewidth=width, label=str(position))
+        axes.plot(
+            np.arange(count) - position, cosines, color=color, linewidth=width, label=str(position)
+        )
     labels(axes, "distance", "cosine")
     legend(axes, "position")
 
@@ -121,12 +163,16 @@ def components(axes: Any, rows: np.ndarray, entries: List[int]) -> None:
     legend(axes, "entry")
 
 
-def by_base(axes: Any, spec: Mapping[str, Any], geometry: Geometry, positions: int, entry: int) -> None:
+def by_base(
+    axes: Any, spec: Mapping[str, Any], geometry: Geometry, positions: int, entry: int
+) -> None:
     """Draw one entry of a sinusoid for several bases."""
     asked = float(spec.get("base", BASES[1]))
     for color, base in zip(COLOURS, sorted({asked, *BASES}), strict=False):
         oracle = encodings.build({**spec, "base": base}, geometry).oracle()
-        values = [oracle.embed(np.zeros(geometry.width), position)[entry] for position in range(positions)]
+        values = [
+            oracle.embed(np.zeros(geometry.width), position)[entry] for position in range(positions)
+        ]
         axes.plot(values, color=color, linewidth=1, label=f"{base:g}")
     labels(axes, "position")
     legend(axes, "base")

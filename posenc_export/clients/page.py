@@ -1,6 +1,6 @@
 """Generate the committed files of docs/runtimes: the tables of inputs and states, and the programs for one preset.
 
-    python -m posenc_export.clients.page [--docs docs/runtimes]
+python -m posenc_export.clients.page [--docs docs/runtimes]
 """
 
 import argparse
@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Sequence
 
 from posenc_export.clients import program
-from posenc_export.runtime.artefact.meanings import INPUTS, OF_ENCODER, OF_MODULE, OUTPUTS, POSITIONS, UPDATES
+from posenc_export.runtime.artefact.meanings import (
+    INPUTS,
+    OF_ENCODER,
+    OF_MODULE,
+    OUTPUTS,
+    POSITIONS,
+    UPDATES,
+)
 
 SHAPES = (
     "B rows, S new tokens of a call, R of them whose logits are requested, P tokens in the cache before the call, T = P + S, M capacity, Q tokens of an encoder, "
@@ -33,18 +40,43 @@ def inputs_page() -> str:
     """Return the text of docs/runtimes/inputs.md."""
     lines = ["# Inputs, outputs and states of model.onnx", "", HEAD, ""]
     lines += [SHAPES, ""]
-    lines += ["## Inputs", "", "| input | dtype and shape | meaning | which artefacts have it | first call of a row |", "|---|---|---|---|---|"]
-    lines += [f"| `{name}` | {each.shape} | {each.says} | {each.when} | {each.first} |" for name, each in {**INPUTS, **OF_ENCODER}.items()]
-    outputs = {**OUTPUTS, "output": f"{OUTPUTS['output']} Of an own module: {OF_MODULE[0].lower()}{OF_MODULE[1:]}"}
-    lines += ["", "## Outputs", "", "| output | meaning |", "|---|---|", *(f"| `{name}` | {said} |" for name, said in outputs.items())]
+    lines += [
+        "## Inputs",
+        "",
+        "| input | dtype and shape | meaning | which artefacts have it | first call of a row |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| `{name}` | {each.shape} | {each.says} | {each.when} | {each.first} |"
+        for name, each in {**INPUTS, **OF_ENCODER}.items()
+    ]
+    outputs = {
+        **OUTPUTS,
+        "output": f"{OUTPUTS['output']} Of an own module: {OF_MODULE[0].lower()}{OF_MODULE[1:]}",
+    }
+    lines += [
+        "",
+        "## Outputs",
+        "",
+        "| output | meaning |",
+        "|---|---|",
+        *(f"| `{name}` | {said} |" for name, said in outputs.items()),
+    ]
     names = (
         "A state is a pair of an input and an output, such as `past_key_values.N.key` and `present.N.key`. "
         "Key `states` of `posenc.json` lists all states with dtype, axes and `fill`."
     )
     lines += ["", "## States", "", names, ""]
     lines += ["| update | from call to call | first call |", "|---|---|---|"]
-    lines += [f"| `{name}` | {said.format(axis='`axis`')} | {first.format(fill='`fill`')} |" for name, (said, first) in UPDATES.items()]
-    lines += ["", f"`past_positions` [B,P] or [B,M] int64: {POSITIONS} Its `fill` is -1; the `fill` of all other states is 0.", ""]
+    lines += [
+        f"| `{name}` | {said.format(axis='`axis`')} | {first.format(fill='`fill`')} |"
+        for name, (said, first) in UPDATES.items()
+    ]
+    lines += [
+        "",
+        f"`past_positions` [B,P] or [B,M] int64: {POSITIONS} Its `fill` is -1; the `fill` of all other states is 0.",
+        "",
+    ]
     return "\n".join(lines)
 
 
@@ -56,13 +88,18 @@ def programs() -> Sequence[str]:
     sources = Sources(load_preset(PRESET))
     with tempfile.TemporaryDirectory() as folder:
         targets = dict.fromkeys(target for _, target in PROGRAMS.values())
-        manifests = {target: export(sources, target, Path(folder) / target, verify=False) for target in targets}
+        manifests = {
+            target: export(sources, target, Path(folder) / target, verify=False)
+            for target in targets
+        }
     return [program(manifests[target], language) for language, target in PROGRAMS.values()]
 
 
 def main(arguments: Sequence[str]) -> int:
     """Write the page and the programs. Returns the exit status 0."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--docs", type=Path, default=Path("docs/runtimes"))
     folder = parser.parse_args(arguments).docs
     for name, text in zip(("inputs.md", *PROGRAMS), (inputs_page(), *programs()), strict=True):

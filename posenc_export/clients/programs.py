@@ -15,7 +15,14 @@ from posenc_export.shared.suggestion import check_name
 
 CAPACITY = 1024  # slots of in-place caches, unless the range of positions is shorter
 # By language: the file of templates/.
-LANGUAGES = {**dict.fromkeys(("python", "openvino", "tract", "reference"), "python"), "node": "node", "web": "node", "c": "c", "cpp": "cpp", "libtorch": "libtorch"}
+LANGUAGES = {
+    **dict.fromkeys(("python", "openvino", "tract", "reference"), "python"),
+    "node": "node",
+    "web": "node",
+    "c": "c",
+    "cpp": "cpp",
+    "libtorch": "libtorch",
+}
 ONE_BY_ONE = ("c", "cpp", "libtorch")  # their programs list each state
 
 
@@ -29,12 +36,28 @@ def program(manifest: Manifest, language: str) -> str:
         ValueError: the language is unknown, it does not run the artefact's graph, or the program cannot fill one of its inputs.
     """
     check_name("inspect: expected runtime", language, LANGUAGES)
-    template = Template(LANGUAGES[language], _conditions(manifest, language), _values(manifest, language))
+    template = Template(
+        LANGUAGES[language], _conditions(manifest, language), _values(manifest, language)
+    )
     known = template.table("inputs")
     _check(manifest, list(known), language)
-    feeds = [template.fill("feed", name=value.name, value=known[value.name], index=index) for index, value in enumerate(manifest.inputs)]
-    states = _single_states(manifest, template, language) if language in ONE_BY_ONE else _grouped_states(manifest, template, language)
-    return template.fill("program", feeds=(", " if language == "libtorch" else "\n").join(feeds), states="\n".join(states)) + "\n"
+    feeds = [
+        template.fill("feed", name=value.name, value=known[value.name], index=index)
+        for index, value in enumerate(manifest.inputs)
+    ]
+    states = (
+        _single_states(manifest, template, language)
+        if language in ONE_BY_ONE
+        else _grouped_states(manifest, template, language)
+    )
+    return (
+        template.fill(
+            "program",
+            feeds=(", " if language == "libtorch" else "\n").join(feeds),
+            states="\n".join(states),
+        )
+        + "\n"
+    )
 
 
 def _check(manifest: Manifest, known: Sequence[str], language: str) -> None:
@@ -45,15 +68,27 @@ def _check(manifest: Manifest, known: Sequence[str], language: str) -> None:
     """
     file = "model.pt" if language == "libtorch" else "model.onnx"
     if graph_file(manifest) != file:
-        remedy = "export target torchscript" if file == "model.pt" else "export target onnx or ort, or print it for libtorch"
-        raise ValueError(f"inspect: expected an artefact with {file} for --runtime, got target {manifest.target}; {remedy}")
+        remedy = (
+            "export target torchscript"
+            if file == "model.pt"
+            else "export target onnx or ort, or print it for libtorch"
+        )
+        raise ValueError(
+            f"inspect: expected an artefact with {file} for --runtime, got target {manifest.target}; {remedy}"
+        )
     if manifest.encoder:
-        raise ValueError("inspect: expected a model that reads no encoder for --runtime, got a decoder that reads one; run it with posenc_export.load")
+        raise ValueError(
+            "inspect: expected a model that reads no encoder for --runtime, got a decoder that reads one; run it with posenc_export.load"
+        )
     if manifest.passed_dtype != manifest.dtype:
-        raise ValueError(f"inspect: expected an artefact in float32 or float16 for --runtime, got {manifest.dtype}; run it with posenc_export.load")
+        raise ValueError(
+            f"inspect: expected an artefact in float32 or float16 for --runtime, got {manifest.dtype}; run it with posenc_export.load"
+        )
     unknown = [value.name for value in manifest.inputs if value.name not in known]
     if unknown:
-        raise ValueError(f"inspect: expected inputs among {', '.join(known)} for --runtime, got {unknown[0]}; run it with posenc_export.load")
+        raise ValueError(
+            f"inspect: expected inputs among {', '.join(known)} for --runtime, got {unknown[0]}; run it with posenc_export.load"
+        )
 
 
 def _conditions(manifest: Manifest, language: str) -> List[str]:
@@ -66,32 +101,54 @@ def _conditions(manifest: Manifest, language: str) -> List[str]:
         "past_positions": bool(manifest.states) and manifest.states[0].past == "past_positions",
     }
     updates = {state.update for state in manifest.states}
-    return [language, manifest.kind, manifest.dtype, *(name for name, holds in held.items() if holds), *updates, *(value.name for value in manifest.inputs)]
+    return [
+        language,
+        manifest.kind,
+        manifest.dtype,
+        *(name for name, holds in held.items() if holds),
+        *updates,
+        *(value.name for value in manifest.inputs),
+    ]
 
 
 def _values(manifest: Manifest, language: str) -> Dict[str, Any]:
     """Return the values of sections, those of all languages together."""
-    first = int("past_positions" in _conditions(manifest, language))  # a state that the module takes by itself, before the list of the others
+    first = int(
+        "past_positions" in _conditions(manifest, language)
+    )  # a state that the module takes by itself, before the list of the others
     comment = "" if LANGUAGES[language] == "python" else "// "
     return {
         "language": language,
-        "heading": f"\n{comment}".join(f"{title}: {text}" for title, text in {**summary(manifest), "interface": str(manifest.interface)}.items()),
-        "returned": "the logits of the last token" if manifest.input("logits_index") else "the outputs of all tokens",
+        "heading": f"\n{comment}".join(
+            f"{title}: {text}"
+            for title, text in {**summary(manifest), "interface": str(manifest.interface)}.items()
+        ),
+        "returned": "the logits of the last token"
+        if manifest.input("logits_index")
+        else "the outputs of all tokens",
         "output": manifest.outputs[0].name,
         "dtype": manifest.dtype,
         "width": manifest.inputs[0].axes[-1],
         "vocabulary": manifest.vocabulary,
         "planes": 1 + manifest.axes,
-        "capacity": min(CAPACITY, manifest.max_positions) if any(state.update == "in_place" for state in manifest.states) else 0,
+        "capacity": min(CAPACITY, manifest.max_positions)
+        if any(state.update == "in_place" for state in manifest.states)
+        else 0,
         "max_positions": manifest.max_positions,
         "stop_ids": list(manifest.stop_ids),
         "stop_list": "{" + ", ".join(map(str, manifest.stop_ids)) + "}",
         "stop_tests": "\n".join(f"    if (best == {stop}) break;" for stop in manifest.stop_ids),
         "feed_count": len(manifest.inputs),
         "state_count": len(manifest.states),
-        "input_names": _quoted([*(value.name for value in manifest.inputs), *(state.past for state in manifest.states)]),
-        "output_names": _quoted([manifest.outputs[0].name, *(state.present for state in manifest.states)]),
-        "state_axes": ", ".join(str(state.axis) if state.update == "in_place" else "-1" for state in manifest.states),
+        "input_names": _quoted(
+            [*(value.name for value in manifest.inputs), *(state.past for state in manifest.states)]
+        ),
+        "output_names": _quoted(
+            [manifest.outputs[0].name, *(state.present for state in manifest.states)]
+        ),
+        "state_axes": ", ".join(
+            str(state.axis) if state.update == "in_place" else "-1" for state in manifest.states
+        ),
         "first": first,
         "result": 1 + first,
     }
@@ -104,9 +161,20 @@ def _quoted(names: Sequence[str]) -> str:
 def _single_states(manifest: Manifest, template: Template, language: str) -> List[str]:
     """Return an entry for each state."""
     dtypes, past = template.table("dtypes"), "CAPACITY" if language == "libtorch" else "0"
-    values = [{"past": state.past, "dtype": dtypes[state.dtype], "shape": ", ".join(_shape(state, past)), "fill": state.fill} for state in manifest.states]
+    values = [
+        {
+            "past": state.past,
+            "dtype": dtypes[state.dtype],
+            "shape": ", ".join(_shape(state, past)),
+            "fill": state.fill,
+        }
+        for state in manifest.states
+    ]
     filled = ["filled" if state.fill else "" for state in manifest.states]
-    return [template.fill("state", condition, index=index, **each) for index, (condition, each) in enumerate(zip(filled, values, strict=True))]
+    return [
+        template.fill("state", condition, index=index, **each)
+        for index, (condition, each) in enumerate(zip(filled, values, strict=True))
+    ]
 
 
 def _grouped_states(manifest: Manifest, template: Template, language: str) -> List[str]:
@@ -118,13 +186,32 @@ def _grouped_states(manifest: Manifest, template: Template, language: str) -> Li
 
     entries = []
     for group in groups(manifest):
-        values: Dict[str, Any] = {"dtype": group.example.dtype, "shape": listed(_shape(group.example)), "fill": group.example.fill}
+        values: Dict[str, Any] = {
+            "dtype": group.example.dtype,
+            "shape": listed(_shape(group.example)),
+            "fill": group.example.fill,
+        }
         if group.layers:
             ordered = group.layers == tuple(range(len(group.layers)))
-            layers = template.fill("layers", "ordered" if ordered else "", layer_count=len(group.layers), layer_indices=list(group.layers))
-            entries.append(template.fill("state", "layered", layers=layers, parts=listed([f'"{part}"' for part in group.parts]), **values))
+            layers = template.fill(
+                "layers",
+                "ordered" if ordered else "",
+                layer_count=len(group.layers),
+                layer_indices=list(group.layers),
+            )
+            entries.append(
+                template.fill(
+                    "state",
+                    "layered",
+                    layers=layers,
+                    parts=listed([f'"{part}"' for part in group.parts]),
+                    **values,
+                )
+            )
         else:
-            entries.append(template.fill("state", past=group.parts[0], present=group.parts[1], **values))
+            entries.append(
+                template.fill("state", past=group.parts[0], present=group.parts[1], **values)
+            )
     return entries
 
 

@@ -34,9 +34,14 @@ def groups(manifest: Manifest) -> List[Group]:
         if found is None:
             alone.append(Group((), (state.past, state.present), state))
         else:
-            parts.setdefault((found[2], (state.dtype, state.axes, state.fill)), []).append((int(found[1]), state))
+            parts.setdefault((found[2], (state.dtype, state.axes, state.fill)), []).append(
+                (int(found[1]), state)
+            )
     together: Dict[Tuple[Tuple[int, ...], Layout], List[Tuple[str, State]]] = {}
     for (part, layout), states in parts.items():
         layers = tuple(layer for layer, _ in states)
         together.setdefault((layers, layout), []).append((part, states[0][1]))
-    return alone + [Group(layers, tuple(part for part, _ in named), named[0][1]) for (layers, _), named in together.items()]
+    return alone + [
+        Group(layers, tuple(part for part, _ in named), named[0][1])
+        for (layers, _), named in together.items()
+    ]

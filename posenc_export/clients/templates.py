@@ -24,16 +24,26 @@ class Template:
     """
 
     def __init__(self, name: str, conditions: Collection[str], values: Dict[str, Any]) -> None:
-        text = resources.files("posenc_export.clients").joinpath("templates", f"{name}.txt").read_text(encoding="utf-8")
+        text = (
+            resources.files("posenc_export.clients")
+            .joinpath("templates", f"{name}.txt")
+            .read_text(encoding="utf-8")
+        )
         parts = HEAD.split(text)
-        self.sections = list(zip(parts[1::3], parts[2::3], (part.strip("\n") for part in parts[3::3]), strict=True))
+        self.sections = list(
+            zip(parts[1::3], parts[2::3], (part.strip("\n") for part in parts[3::3]), strict=True)
+        )
         self.conditions, self.values = conditions, values
-        self.sections += SHORT.findall(next(text for name, _, text in self.sections if name == "values"))
+        self.sections += SHORT.findall(
+            next(text for name, _, text in self.sections if name == "values")
+        )
 
     def fill(self, section: str, condition: str = "", **values: Any) -> str:
         """Return a section filled with the values of the template and with `values`. condition: holds in addition to those of the template."""
         holding = ("", condition, *self.conditions)
-        text = next(text for name, needed, text in self.sections if name == section and needed in holding)
+        text = next(
+            text for name, needed, text in self.sections if name == section and needed in holding
+        )
 
         def value(found: Match[str]) -> str:
             name = found["line"] or found["word"]

@@ -6,7 +6,13 @@ import json
 import sys
 from typing import Any, Iterator
 
-from posenc_export.commands.options import add_folder, add_provider, add_sampling, add_speculate, drafting
+from posenc_export.commands.options import (
+    add_folder,
+    add_provider,
+    add_sampling,
+    add_speculate,
+    drafting,
+)
 from posenc_export.commands.terminal import note_unverified, refuse
 
 NEW = "/new"
@@ -16,8 +22,16 @@ def add_arguments(chatting: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc chat`."""
     add_folder(chatting, "a decoder's artefact with a chat template")
     chatting.add_argument("--system", help="text of the system message")
-    chatting.add_argument("--max-tokens", type=int, help="largest number of tokens of a reply (default: as many as the context allows)")
-    chatting.add_argument("--context", type=int, help="largest number of tokens of the conversation (default: the range of positions)")
+    chatting.add_argument(
+        "--max-tokens",
+        type=int,
+        help="largest number of tokens of a reply (default: as many as the context allows)",
+    )
+    chatting.add_argument(
+        "--context",
+        type=int,
+        help="largest number of tokens of the conversation (default: the range of positions)",
+    )
     add_sampling(chatting)
     add_speculate(chatting)
     add_provider(chatting)
@@ -31,15 +45,23 @@ def run(options: argparse.Namespace) -> int:
 
     for name in ("max_tokens", "context"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
-            raise ValueError(f"chat: expected {name} of at least 1, got {getattr(options, name)}; give a larger number")
+            raise ValueError(
+                f"chat: expected {name} of at least 1, got {getattr(options, name)}; give a larger number"
+            )
     model = load(options.folder, options.provider)
     note_unverified(options.say, options.folder, model.manifest)
-    codec, session = needed_chat_codec(options.folder, model.manifest), model.session(capacity=options.context)
+    codec, session = (
+        needed_chat_codec(options.folder, model.manifest),
+        model.session(capacity=options.context),
+    )
     speculate = drafting(options)
     chat = Chat(session, codec, options.system, options.context, speculate)
     talking = sys.stdin.isatty()
     if talking:
-        print(f"{NEW} begins a new conversation, Ctrl-C ends a reply, Ctrl-D ends the program", file=sys.stderr)
+        print(
+            f"{NEW} begins a new conversation, Ctrl-C ends a reply, Ctrl-D ends the program",
+            file=sys.stderr,
+        )
     for line in _lines("> " if talking else ""):
         if line == NEW:
             session.reset()
@@ -74,7 +96,17 @@ def _lines(prompt: str) -> Iterator[str]:
 
 def _print_reply(options: argparse.Namespace, chat: Any, line: str) -> None:
     """Print the reply to a message. An interrupt ends the reply, and what was printed stays in the conversation."""
-    reply, pieces = chat.reply(line, options.max_tokens, options.temperature, options.top_k, options.top_p, options.seed), []
+    reply, pieces = (
+        chat.reply(
+            line,
+            options.max_tokens,
+            options.temperature,
+            options.top_k,
+            options.top_p,
+            options.seed,
+        ),
+        [],
+    )
     try:
         for piece in reply:
             pieces.append(piece)
@@ -82,4 +114,7 @@ def _print_reply(options: argparse.Namespace, chat: Any, line: str) -> None:
                 print(piece, end="", flush=True)
     except KeyboardInterrupt:
         reply.close()
-    print(json.dumps({"text": "".join(pieces), "tokens": chat.tokens}) if options.json else "", flush=True)
+    print(
+        json.dumps({"text": "".join(pieces), "tokens": chat.tokens}) if options.json else "",
+        flush=True,
+    )

@@ -7,24 +7,43 @@ import os
 import sys
 from typing import Container, Optional, Sequence
 
-from posenc_export.commands.terminal import REFUSED, OneLineParser, Progress, in_encoding, refusal, refuse
+from posenc_export.commands.terminal import (
+    REFUSED,
+    OneLineParser,
+    Progress,
+    in_encoding,
+    refusal,
+    refuse,
+)
 from posenc_export.shared.version import VERSION
 
 INTERRUPTED = 130
 # File in commands/ of each command, which is imported only for its own command, and what the command does.
 COMMANDS = {
     "list": ("listing", "list encodings, targets, families of checkpoints and presets"),
-    "describe": ("describe", "print a model layer by layer, in the order of its forward pass; reads no weights"),
+    "describe": (
+        "describe",
+        "print a model layer by layer, in the order of its forward pass; reads no weights",
+    ),
     "export": ("export", "write an artefact and verify it"),
     "compile": ("compile", "compile a pt2 artefact to native code for this machine (AOTInductor)"),
-    "verify": ("verify", "verify an artefact on this machine against the reference that it contains; needs no torch"),
+    "verify": (
+        "verify",
+        "verify an artefact on this machine against the reference that it contains; needs no torch",
+    ),
     "generate": ("generate", "continue a text with a decoder"),
     "chat": ("chat", "talk to a decoder with a chat template: each line of stdin is a message"),
     "embed": ("embed", "write the sentence embeddings of texts"),
-    "serve": ("serve", "answer completions, conversations or embeddings over HTTP, as in OpenAI's API"),
+    "serve": (
+        "serve",
+        "answer completions, conversations or embeddings over HTTP, as in OpenAI's API",
+    ),
     "page": ("page", "write a static page that runs a decoder in the browser"),
     "bench": ("bench", "time prefill and decode of artefacts and runtimes"),
-    "inspect": ("inspect", "print encoding, sizes, positions, inputs, states, certificate and layers of an artefact, or a program that runs it"),
+    "inspect": (
+        "inspect",
+        "print encoding, sizes, positions, inputs, states, certificate and layers of an artefact, or a program that runs it",
+    ),
     "plot": ("plot", "draw an encoding, as PNG or SVG"),
     "completion": ("completion", "print a script that completes commands and options in a shell"),
 }
@@ -33,14 +52,23 @@ COMMANDS = {
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run the command and return its exit status: 0, 1 for a failed check, 2 for bad input, 130 after an interrupt."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    options, unknown = parser_of([word for word in given if not word.startswith("-")][:1]).parse_known_args(given)
+    options, unknown = parser_of(
+        [word for word in given if not word.startswith("-")][:1]
+    ).parse_known_args(given)
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     options.say = Progress()
-    if sys.stdout is None:  # closed by the calling program: the next opened file would get its descriptor
-        return refuse(options.say, "output: expected stdout to be open, got a closed one; send it to a file or a pipe")
+    if (
+        sys.stdout is None
+    ):  # closed by the calling program: the next opened file would get its descriptor
+        return refuse(
+            options.say,
+            "output: expected stdout to be open, got a closed one; send it to a file or a pipe",
+        )
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a terminal without a character shows its code
+        sys.stdout.reconfigure(
+            errors="backslashreplace"
+        )  # as stderr: a terminal without a character shows its code
     try:
         status = int(options.run(options))
         sys.stdout.flush()  # raises BrokenPipeError here rather than at exit
@@ -51,7 +79,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     except KeyboardInterrupt:
         options.say.close()
         return INTERRUPTED
-    except Exception as error:  # the code of an encoding from outside this package may raise anything
+    except (
+        Exception
+    ) as error:  # the code of an encoding from outside this package may raise anything
         line = refusal(error) if isinstance(error, REFUSED) else None
         line = in_encoding(error) or line
         if line is None:  # a bug, not an error of the input
@@ -70,11 +100,16 @@ def _discard_output() -> None:
 
 def parser_of(called: Container[str]) -> argparse.ArgumentParser:
     """Return a parser of all commands, with the arguments of those that are called."""
-    parser = OneLineParser(prog="posenc", description="Export position encodings as attention blocks and decoders, verify them, and run them.")
+    parser = OneLineParser(
+        prog="posenc",
+        description="Export position encodings as attention blocks and decoders, verify them, and run them.",
+    )
     parser.add_argument("--version", action="version", version=f"posenc {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="command", parser_class=OneLineParser)
     for name, (module, summary) in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        command = commands.add_parser(
+            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}."
+        )
         if name in called:
             file = importlib.import_module(f"posenc_export.commands.{module}")
             file.add_arguments(command)

@@ -7,7 +7,9 @@ SHELLS = ("bash", "zsh", "tcsh")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=SHELLS, help='the shell; in bash: eval "$(posenc completion bash)"')
+    parser.add_argument(
+        "shell", choices=SHELLS, help='the shell; in bash: eval "$(posenc completion bash)"'
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -26,5 +28,10 @@ def run(options: argparse.Namespace) -> int:
 def _actions(parser: argparse.ArgumentParser) -> "list[argparse.Action]":
     """All actions of a parser and of its commands."""
     own = parser._actions
-    below = [each for action in own if isinstance(action, argparse._SubParsersAction) for each in action.choices.values()]
+    below = [
+        each
+        for action in own
+        if isinstance(action, argparse._SubParsersAction)
+        for each in action.choices.values()
+    ]
     return [*own, *(action for each in below for action in _actions(each))]

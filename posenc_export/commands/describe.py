@@ -15,7 +15,10 @@ SIZES = {name: default for name, default in BLOCK.items() if name != "seed"}
 
 def add_arguments(describing: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc describe`."""
-    describing.add_argument("model", help="a folder with a checkpoint (only config.json is read), the folder of an artefact, a preset, or the word block")
+    describing.add_argument(
+        "model",
+        help="a folder with a checkpoint (only config.json is read), the folder of an artefact, a preset, or the word block",
+    )
     add_block(describing, SIZES)
     describing.add_argument("--part", choices=("encoder", "decoder"), help=PART.partition(";")[0])
 
@@ -24,9 +27,17 @@ def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status 0."""
     from posenc_export.runtime.artefact.description import lines
 
-    given = {name: getattr(options, name) for name in (*SIZES, "part") if getattr(options, name) is not None}
+    given = {
+        name: getattr(options, name)
+        for name in (*SIZES, "part")
+        if getattr(options, name) is not None
+    }
     values = _description(options.model, given)
-    print(json.dumps(values, indent=1) if options.json else "\n".join(aligned(None, lines(values), WIDTH)))
+    print(
+        json.dumps(values, indent=1)
+        if options.json
+        else "\n".join(aligned(None, lines(values), WIDTH))
+    )
     return 0
 
 
@@ -56,22 +67,30 @@ def _description(model: str, given: Dict[str, Any]) -> Dict[str, Any]:
         _only(tuple(SIZES), given, "a block")
         values: Dict[str, Any] = {**SIZES, **given}
         causal = values.pop("attention") == "causal"
-        return to_json(block_config(encoding=encodings.parse(values.pop("encoding")), causal=causal, **values))
+        return to_json(
+            block_config(encoding=encodings.parse(values.pop("encoding")), causal=causal, **values)
+        )
     if model in PRESETS:
         _only((), given, "a preset")
         return to_json(PRESETS[model])
     if not Path(model).is_dir() and not is_gguf(Path(model)):
         known = f"block, a folder with a checkpoint or an artefact, a GGUF file, or one of {', '.join(PRESETS)}"
-        raise ValueError(f"describe: expected model to be {known}, got {model!r}; {download(model) or suggestion(model, [*PRESETS, 'block'])}")
+        raise ValueError(
+            f"describe: expected model to be {known}, got {model!r}; {download(model) or suggestion(model, [*PRESETS, 'block'])}"
+        )
     _only(("max_positions", "part"), given, "a checkpoint")
     folder, sentences = opened(Path(model), "part" not in given)
     config = GGUFCheckpoint(folder).config if is_gguf(folder) else read_config(folder)
     described = families.read(config, given.get("max_positions"), given.get("part"))[0]
-    return to_json(described if sentences is None else replace(described, readout=sentences.readout))
+    return to_json(
+        described if sentences is None else replace(described, readout=sentences.readout)
+    )
 
 
 def _only(names: Any, given: Dict[str, Any], what: str) -> None:
     other = next((name for name in given if name not in names), None)
     if other is not None:
         taken = " and ".join(f"--{name.replace('_', '-')}" for name in names) or "no options"
-        raise ValueError(f"describe: expected {taken} for {what}, got --{other.replace('_', '-')}; leave it out")
+        raise ValueError(
+            f"describe: expected {taken} for {what}, got --{other.replace('_', '-')}; leave it out"
+        )

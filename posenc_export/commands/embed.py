@@ -17,12 +17,23 @@ ARRAY = ".npy"
 def add_arguments(embedding: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc embed`."""
     add_folder(embedding, "an artefact with output sentence_embedding")
-    embedding.add_argument("file", help="text with one text per line, in UTF-8; - for standard input")
+    embedding.add_argument(
+        "file", help="text with one text per line, in UTF-8; - for standard input"
+    )
     output = f"file to write: {ARRAY} for an array [lines,size] float32, any other name for JSON lines (default: JSON lines to standard output)"
     embedding.add_argument("-o", "--output", type=Path, metavar="FILE", help=output)
-    embedding.add_argument("--prompt", metavar="NAME", help="name of a prompt of the checkpoint to put before each text (default: its default prompt, if it has one)")
+    embedding.add_argument(
+        "--prompt",
+        metavar="NAME",
+        help="name of a prompt of the checkpoint to put before each text (default: its default prompt, if it has one)",
+    )
     add_provider(embedding)
-    embedding.add_argument("--threads", type=threads, default="auto", help="threads of one operator (default: by the size of the model)")
+    embedding.add_argument(
+        "--threads",
+        type=threads,
+        default="auto",
+        help="threads of one operator (default: by the size of the model)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -28,22 +28,50 @@ CACHED = "models--"  # folders of models in the cache of the hub are models--org
 LONGEST_NAME = 128
 NO_HEADS = "export: expected the number of heads with --weights, got none; give --heads H"
 TARGETS = tuple(name for name in GRAPHS if name != "aotinductor")  # which `posenc compile` writes
-OF_WEIGHTS = ("weights", "prefix", "encoding", "heads", "kv_heads", "max_positions", "attention", "layout")
+OF_WEIGHTS = (
+    "weights",
+    "prefix",
+    "encoding",
+    "heads",
+    "kv_heads",
+    "max_positions",
+    "attention",
+    "layout",
+)
 
 
 def add_arguments(exporting: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc export`."""
     named = "package.module:name of a model or of a function that returns one"
-    exporting.add_argument("model", help=f"a preset, a folder with a checkpoint, a GGUF file, the word block, or {named}")
-    exporting.add_argument("--target", action="append", required=True, help="see posenc list targets; may be given several times, for one subfolder per target")
-    exporting.add_argument("-o", "--output", type=Path, required=True, help="folder of the artefact")
+    exporting.add_argument(
+        "model",
+        help=f"a preset, a folder with a checkpoint, a GGUF file, the word block, or {named}",
+    )
+    exporting.add_argument(
+        "--target",
+        action="append",
+        required=True,
+        help="see posenc list targets; may be given several times, for one subfolder per target",
+    )
+    exporting.add_argument(
+        "-o", "--output", type=Path, required=True, help="folder of the artefact"
+    )
     signature = "positions: the graph takes position_ids; mask: it takes attention_mask and computes positions from it (default: positions)"
     exporting.add_argument("--signature", default="positions", help=signature)
-    exporting.add_argument("--dtype", help="of weights, activations and caches: float32, float16, or bfloat16 for ort-cuda (default: float32; float16 for ort-cuda)")
+    exporting.add_argument(
+        "--dtype",
+        help="of weights, activations and caches: float32, float16, or bfloat16 for ort-cuda (default: float32; float16 for ort-cuda)",
+    )
     few = "int8, int8-32, int4 or int4-128: format of linear layers and token table in few bits; keep: the blocks of a GGUF file, on target ort"
     few += ". For a block also a file, with or without a format, see below; ./int8 is a path"
-    exporting.add_argument("--weights", action="append", default=[], metavar="FORMAT|FILE", help=few)
-    exporting.add_argument("--cache", metavar="FORMAT", help="int8: format of cached keys and values, on target ort; needs --calibrate (default: --dtype)")
+    exporting.add_argument(
+        "--weights", action="append", default=[], metavar="FORMAT|FILE", help=few
+    )
+    exporting.add_argument(
+        "--cache",
+        metavar="FORMAT",
+        help="int8: format of cached keys and values, on target ort; needs --calibrate (default: --dtype)",
+    )
     sample = "calibration data for weights of 4 bits or int8, and --cache int8: a text; for a block .npy with hidden states, float32 [tokens,width]"
     exporting.add_argument("--calibrate", type=Path, metavar="FILE", help=sample)
     bound = "largest error against the module with the same rounded weights, above 0 and below 1 (default: the bound of the format, at most 0.1)"
@@ -56,46 +84,93 @@ def add_arguments(exporting: argparse.ArgumentParser) -> None:
     exporting.add_argument("--size", type=float, metavar="MB", help=size)
     grids = "whole: every cell of the parity grid; quick: one scenario for each kind of call (default: whole)"
     exporting.add_argument("--verify", choices=("whole", "quick"), default="whole", help=grids)
-    exporting.add_argument("--all-or-none", action="store_true", help="with several targets, publish none if one fails (default: publish those that pass)")
+    exporting.add_argument(
+        "--all-or-none",
+        action="store_true",
+        help="with several targets, publish none if one fails (default: publish those that pass)",
+    )
     exporting.add_argument("--no-verify", action="store_true", help="write without a certificate")
     weights = "--weights FILE.safetensors or FILE.pt (a state_dict) has q, k, v, o or qkv, o, or the names of common models, which determine the sizes"
     block = exporting.add_argument_group("options of a block", weights)
     add_block(block)
-    block.add_argument("--prefix", metavar="NAME", help="beginning of the names of one attention in --weights, such as model.layers.0.self_attn.")
-    block.add_argument("--layout", choices=("half", "interleaved"), help="order of the rotary pairs in --weights (default: that of the encoding)")
+    block.add_argument(
+        "--prefix",
+        metavar="NAME",
+        help="beginning of the names of one attention in --weights, such as model.layers.0.self_attn.",
+    )
+    block.add_argument(
+        "--layout",
+        choices=("half", "interleaved"),
+        help="order of the rotary pairs in --weights (default: that of the encoding)",
+    )
     checkpoint = exporting.add_argument_group("options of a checkpoint")
-    checkpoint.add_argument("--layer", type=int, help="export only the attention of this layer, as a block")
+    checkpoint.add_argument(
+        "--layer", type=int, help="export only the attention of this layer, as a block"
+    )
     checkpoint.add_argument("--part", choices=("encoder", "decoder", "embeddings"), help=PART)
     longer = "how to extend trained positions to --max-positions N: copy rows, interpolate rows, or use them as rows of the encoding hierarchical"
     checkpoint.add_argument("--longer", choices=LONGER, help=longer)
     checkpoint.add_argument("--lengths", choices=LENGTHS, help=FACTORS)
-    checkpoint.add_argument("--no-head", action="store_false", dest="head", default=None, help="export an encoder with a task head for its hidden states only")
+    checkpoint.add_argument(
+        "--no-head",
+        action="store_false",
+        dest="head",
+        default=None,
+        help="export an encoder with a task head for its hidden states only",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status: 0, or 1 if an artefact does not agree with its module, or one of several targets fails."""
     _check_words(options)
-    from posenc_export.export import ExportOptions, Sources, VerificationError, check_export, export_all, folders
+    from posenc_export.export import (
+        ExportOptions,
+        Sources,
+        VerificationError,
+        check_export,
+        export_all,
+        folders,
+    )
 
     targets = list(dict.fromkeys(options.target))
     weights_format, options.weights = _weights(options.weights)
     grid = False if options.no_verify else options.verify == "whole" or "quick"
     settings = ExportOptions(
-        options.signature, options.dtype, grid, options.say, weights_format, options.calibrate, options.cache, options.tolerance,
-        options.text, options.max_loss, options.size,
+        options.signature,
+        options.dtype,
+        grid,
+        options.say,
+        weights_format,
+        options.calibrate,
+        options.cache,
+        options.tolerance,
+        options.text,
+        options.max_loss,
+        options.size,
     )
     check_export(targets, options.output, settings)
     options.say(Step(f"reading {options.model}"))
     sources = Sources(_model(options), owned=True)
     failed: Dict[str, Exception] = {}
     try:
-        manifests = export_all(sources, targets, options.output, settings, None if options.all_or_none or len(targets) == 1 else failed)
+        manifests = export_all(
+            sources,
+            targets,
+            options.output,
+            settings,
+            None if options.all_or_none or len(targets) == 1 else failed,
+        )
     except VerificationError as error:
         refuse(options.say, str(error))
         return FAILED_CHECK
     options.say.close()
     rows = [
-        {"target": target, "folder": str(folder), **summary(manifest.certificate), **_quality(manifest)}
+        {
+            "target": target,
+            "folder": str(folder),
+            **summary(manifest.certificate),
+            **_quality(manifest),
+        }
         for target, folder in zip(targets, folders(targets, options.output), strict=True)
         for manifest in manifests
         if manifest.target == target
@@ -115,14 +190,30 @@ def _check_words(options: argparse.Namespace) -> None:
     """
     for target in options.target:
         check_name("export: expected target", target, TARGETS)
-    files, path = [Path(value) for value in options.weights if value.endswith(FILES)] if options.model == "block" else [], Path(options.model)
+    files, path = (
+        [Path(value) for value in options.weights if value.endswith(FILES)]
+        if options.model == "block"
+        else [],
+        Path(options.model),
+    )
     for file in files:
         if not file.is_file():
-            raise ValueError(f"export: expected a file {file.name} in {str(file.parent)!r}, got none; check the path")
+            raise ValueError(
+                f"export: expected a file {file.name} in {str(file.parent)!r}, got none; check the path"
+            )
     if files and options.heads is None:
         raise ValueError(NO_HEADS)
-    if not (options.model in (*NAMES, "block") or CALLABLE.match(options.model) or path.is_dir() or path.suffix == ".gguf"):
-        remedy = download(options.model) or ("give a folder that exists" if os.sep in options.model else suggestion(options.model, [*NAMES, "block"]))
+    if not (
+        options.model in (*NAMES, "block")
+        or CALLABLE.match(options.model)
+        or path.is_dir()
+        or path.suffix == ".gguf"
+    ):
+        remedy = download(options.model) or (
+            "give a folder that exists"
+            if os.sep in options.model
+            else suggestion(options.model, [*NAMES, "block"])
+        )
         known = f"block, a folder with a checkpoint, a GGUF file, package.module:function, or one of {', '.join(NAMES)}"
         raise ValueError(f"export: expected model to be {known}, got {options.model!r}; {remedy}")
 
@@ -135,10 +226,16 @@ def _weights(given: List[str]) -> Tuple[Optional[str], Optional[Path]]:
     """
     from posenc_export.export.quantization.formats import FORMATS, KEEP
 
-    places = [value for value in given if value not in (*FORMATS, KEEP) and (value.endswith(FILES) or Path(value).exists())]
+    places = [
+        value
+        for value in given
+        if value not in (*FORMATS, KEEP) and (value.endswith(FILES) or Path(value).exists())
+    ]
     formats = [value for value in given if value not in places]
     if len(places) > 1 or len(formats) > 1:
-        raise ValueError(f"export: expected --weights once with a format and once with a file at most, got {', '.join(given)}; give each once")
+        raise ValueError(
+            f"export: expected --weights once with a format and once with a file at most, got {', '.join(given)}; give each once"
+        )
     return next(iter(formats), None), next(map(Path, places), None)
 
 
@@ -165,7 +262,9 @@ def _model(options: argparse.Namespace) -> Any:
 def checkpoint_name(path: Path) -> str:
     """Return the name of a checkpoint: that of its folder or GGUF file, or organization/name for a folder in the cache of the Hugging Face hub."""
     whole = path.resolve()
-    if cached := next((folder.name for folder in whole.parents if folder.name.startswith(CACHED)), None):
+    if cached := next(
+        (folder.name for folder in whole.parents if folder.name.startswith(CACHED)), None
+    ):
         return cached.removeprefix(CACHED).replace("--", "/", 1)[:LONGEST_NAME]
     return (whole.stem if whole.suffix == ".gguf" else whole.name)[:LONGEST_NAME]
 
@@ -177,14 +276,33 @@ def _checkpoint(folder: str, chosen: Dict[str, Any]) -> Any:
 
     way, positions = chosen.get("longer"), chosen.get("max_positions")
     if way is None:
-        model = from_pretrained(folder, chosen.get("layer"), positions, chosen.get("part"), chosen.get("lengths"), "head" not in chosen)
+        model = from_pretrained(
+            folder,
+            chosen.get("layer"),
+            positions,
+            chosen.get("part"),
+            chosen.get("lengths"),
+            "head" not in chosen,
+        )
         if Path(folder).is_dir() and "head" not in chosen:
             _name_left_out(folder, model)
         return model
     if positions is None:
-        raise ValueError(f"export: expected --max-positions with --longer {way}, got none; give the new number of positions")
-    model = from_pretrained(folder, chosen.get("layer"), part=chosen.get("part"), lengths=chosen.get("lengths"), head="head" not in chosen)
-    return to_hierarchical(model, positions) if way == "hierarchical" else extend_positions(model, positions, way)
+        raise ValueError(
+            f"export: expected --max-positions with --longer {way}, got none; give the new number of positions"
+        )
+    model = from_pretrained(
+        folder,
+        chosen.get("layer"),
+        part=chosen.get("part"),
+        lengths=chosen.get("lengths"),
+        head="head" not in chosen,
+    )
+    return (
+        to_hierarchical(model, positions)
+        if way == "hierarchical"
+        else extend_positions(model, positions, way)
+    )
 
 
 def _name_left_out(folder: str, model: Any) -> None:
@@ -196,8 +314,18 @@ def _name_left_out(folder: str, model: Any) -> None:
     from posenc_export.models.task_heads import left_out
 
     task = left_out(model, read_config(opened(Path(folder), False)[0]))
-    lines = [f"{folder} is a model for {task}, whose head is not exported: the artefact gives hidden states only"] if task is not None else []
-    unapplied = generation_settings.unapplied(model.text.files) if isinstance(model, Stack) and model.config.head is not None else []
+    lines = (
+        [
+            f"{folder} is a model for {task}, whose head is not exported: the artefact gives hidden states only"
+        ]
+        if task is not None
+        else []
+    )
+    unapplied = (
+        generation_settings.unapplied(model.text.files)
+        if isinstance(model, Stack) and model.config.head is not None
+        else []
+    )
     if unapplied:
         lines.append(f"generate does not apply {', '.join(unapplied)} of generation_config.json")
     for line in lines if sys.stderr is not None else []:
@@ -218,14 +346,25 @@ def _model_of_function(text: str) -> Any:
     try:
         module = importlib.import_module(place)
     except ImportError as error:
-        raise ValueError(f"export: expected a module {place} that can be imported, got {error}; run the command where it can be imported") from error
+        raise ValueError(
+            f"export: expected a module {place} that can be imported, got {error}; run the command where it can be imported"
+        ) from error
     if not hasattr(module, name):
-        names = [known for known, value in vars(module).items() if isinstance(value, torch.nn.Module) or callable(value) and not isinstance(value, type)]
-        raise ValueError(f"export: expected a model or a function without arguments in {place}, got no name {name}; {suggestion(name, names)}")
+        names = [
+            known
+            for known, value in vars(module).items()
+            if isinstance(value, torch.nn.Module) or callable(value) and not isinstance(value, type)
+        ]
+        raise ValueError(
+            f"export: expected a model or a function without arguments in {place}, got no name {name}; {suggestion(name, names)}"
+        )
     function = getattr(module, name)
     if isinstance(function, torch.nn.Module):
         return function
-    rule, remedy = f"export: expected {name} in {place} to be a model or a function without arguments", "write a function that returns the model"
+    rule, remedy = (
+        f"export: expected {name} in {place} to be a model or a function without arguments",
+        "write a function that returns the model",
+    )
     if not callable(function):
         raise ValueError(f"{rule}, got {function!r}; {remedy}")
     try:
@@ -242,7 +381,11 @@ def _seeded_block(chosen: Dict[str, Any]) -> Any:
 
     _only(tuple(BLOCK), chosen, "options of a block with random weights")
     values: Dict[str, Any] = {**BLOCK, **chosen}
-    seed, spec, attention = values.pop("seed"), encodings.parse(values.pop("encoding")), values.pop("attention")
+    seed, spec, attention = (
+        values.pop("seed"),
+        encodings.parse(values.pop("encoding")),
+        values.pop("attention"),
+    )
     return seeded(block_config(encoding=spec, causal=attention == "causal", **values), seed)
 
 
@@ -267,9 +410,13 @@ def _block_of_weights(chosen: Dict[str, Any]) -> Any:
     )
     lines = [f"weights: {line}" for line in found.lines]
     attention, default = block.attention, "" if "encoding" in chosen else " (the default)"
-    sizes = f"heads {attention.heads}, kv heads {attention.kv_heads}, head size {attention.head_size}"
+    sizes = (
+        f"heads {attention.heads}, kv heads {attention.kv_heads}, head size {attention.head_size}"
+    )
     lines.append(f"block: encoding {values['encoding']}{default}, {sizes}, {values['attention']}")
-    lines.append("block: certificates compare with this block; posenc_export.compare compares it with the module that the weights come from")
+    lines.append(
+        "block: certificates compare with this block; posenc_export.compare compares it with the module that the weights come from"
+    )
     print("\n".join(f"posenc: {line}" for line in lines), file=sys.stderr)
     return block
 
@@ -277,7 +424,9 @@ def _block_of_weights(chosen: Dict[str, Any]) -> Any:
 def _only(names: Any, chosen: Dict[str, Any], rule: str) -> None:
     other = next((name for name in chosen if name not in names), None)
     if other is not None:
-        raise ValueError(f"export: expected {rule}, got --{other.replace('_', '-')}; leave it out or export another model")
+        raise ValueError(
+            f"export: expected {rule}, got --{other.replace('_', '-')}; leave it out or export another model"
+        )
 
 
 def _quality(manifest: Any) -> Dict[str, Any]:
@@ -285,5 +434,13 @@ def _quality(manifest: Any) -> Dict[str, Any]:
     quality = manifest.quality
     if not quality:
         return {}
-    loss = {"perplexity relative to float32": f"{quality.ratio:.3f}"} if quality.ratio else {"from float32": f"{quality.error:.1e}"}
-    return {**loss, "same most probable token": f"{quality.agreement:.0%}" if quality.agreement else "-", "measured on": quality.inputs}
+    loss = (
+        {"perplexity relative to float32": f"{quality.ratio:.3f}"}
+        if quality.ratio
+        else {"from float32": f"{quality.error:.1e}"}
+    )
+    return {
+        **loss,
+        "same most probable token": f"{quality.agreement:.0%}" if quality.agreement else "-",
+        "measured on": quality.inputs,
+    }

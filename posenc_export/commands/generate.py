@@ -7,25 +7,56 @@ from typing import Any, List, Optional, Tuple
 
 import numpy as np
 
-from posenc_export.commands.options import add_folder, add_provider, add_sampling, add_speculate, drafting
+from posenc_export.commands.options import (
+    add_folder,
+    add_provider,
+    add_sampling,
+    add_speculate,
+    drafting,
+)
 from posenc_export.commands.terminal import note_unverified
 
 
 def add_arguments(generating: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc generate`."""
     add_folder(generating, "a decoder's artefact")
-    generating.add_argument("--prompt", action="append", help="text to continue; with --encoder, text for the encoder")
-    generating.add_argument("--encoder", type=Path, help="folder of the encoder's artefact, for a decoder that reads one")
+    generating.add_argument(
+        "--prompt", action="append", help="text to continue; with --encoder, text for the encoder"
+    )
+    generating.add_argument(
+        "--encoder",
+        type=Path,
+        help="folder of the encoder's artefact, for a decoder that reads one",
+    )
     features = "in place of --prompt, features for the encoder, such as the spectrogram of Whisper: .npy with float32 [channels,frames] or [1,channels,frames]"
     generating.add_argument("--features", type=Path, metavar="FILE", help=features)
-    generating.add_argument("--language", help="language of the speech for Whisper, such as en (default: that of the checkpoint, or the one that the model detects)")
-    generating.add_argument("--task", help="transcribe or translate, for Whisper (default: that of the checkpoint)")
-    generating.add_argument("--max-tokens", type=int, default=64, help="largest number of tokens to add; fewer if the text ends earlier (default: 64)")
-    generating.add_argument("--chat", action="store_true", help="answer the prompt as a message, by the chat template of the model; several --prompt are several turns")
+    generating.add_argument(
+        "--language",
+        help="language of the speech for Whisper, such as en (default: that of the checkpoint, or the one that the model detects)",
+    )
+    generating.add_argument(
+        "--task", help="transcribe or translate, for Whisper (default: that of the checkpoint)"
+    )
+    generating.add_argument(
+        "--max-tokens",
+        type=int,
+        default=64,
+        help="largest number of tokens to add; fewer if the text ends earlier (default: 64)",
+    )
+    generating.add_argument(
+        "--chat",
+        action="store_true",
+        help="answer the prompt as a message, by the chat template of the model; several --prompt are several turns",
+    )
     generating.add_argument("--system", help="text of the system message, with --chat")
     add_sampling(generating)
     add_speculate(generating)
-    generating.add_argument("--cache", type=Path, metavar="FILE", help="keep what was read in FILE, so that a text that begins alike is not read again")
+    generating.add_argument(
+        "--cache",
+        type=Path,
+        metavar="FILE",
+        help="keep what was read in FILE, so that a text that begins alike is not read again",
+    )
     add_provider(generating)
 
 
@@ -37,7 +68,9 @@ def run(options: argparse.Namespace) -> int:
     from posenc_export.runtime.session.chat import keep
 
     if options.max_tokens < 1:
-        raise ValueError(f"generate: expected max-tokens of at least 1, got {options.max_tokens}; give --max-tokens N")
+        raise ValueError(
+            f"generate: expected max-tokens of at least 1, got {options.max_tokens}; give --max-tokens N"
+        )
     _check_source(options)
     _check_chat(options)
     session, held = _opened(load(options.folder, options.provider), options.cache)
@@ -47,9 +80,14 @@ def run(options: argparse.Namespace) -> int:
     text = codec(options.folder, session.manifest)
     begin = "" if options.features else options.prompt[0]
     prompt = text.encode(begin) if begin else []
-    pieces, shown = text.pieces(prompt), begin.encode("utf-8", "surrogateescape").decode(errors="replace")
+    pieces, shown = (
+        text.pieces(prompt),
+        begin.encode("utf-8", "surrogateescape").decode(errors="replace"),
+    )
     if not prompt and not options.features:
-        raise ValueError("generate: expected a prompt of at least one character, got an empty one; give --prompt TEXT")
+        raise ValueError(
+            "generate: expected a prompt of at least one character, got an empty one; give --prompt TEXT"
+        )
     kept = keep(session, held, prompt) if held else 0
     start: Optional[List[np.ndarray]] = [np.array(prompt[kept:])]
     encoder_output = None
@@ -60,10 +98,20 @@ def run(options: argparse.Namespace) -> int:
     parts: List[str] = []
     sampling = (options.temperature, options.top_k, options.top_p, options.seed)
     for token in session.generate(
-        start, options.max_tokens, *sampling, None, encoder_output, drafting(options), [prompt[:kept]], options.language, options.task
+        start,
+        options.max_tokens,
+        *sampling,
+        None,
+        encoder_output,
+        drafting(options),
+        [prompt[:kept]],
+        options.language,
+        options.task,
     ):
         parts.append(pieces.push(int(token[0])))
-        if not options.json:  # the prompt is printed with the first token, so that a refusal prints nothing
+        if (
+            not options.json
+        ):  # the prompt is printed with the first token, so that a refusal prints nothing
             print(("" if tokens else shown) + parts[-1], end="", flush=True)
         elif len(tokens) % 256 == 255:
             options.say(f"{len(tokens) + 1} of {options.max_tokens} tokens")
@@ -72,7 +120,11 @@ def run(options: argparse.Namespace) -> int:
     if options.cache is not None:
         session.save(options.cache, [[*prompt, *tokens][: int(session.length[0])]])
     parts.append(pieces.rest())
-    print(json.dumps({"prompt": shown, "text": "".join(parts), "tokens": tokens}) if options.json else parts[-1])
+    print(
+        json.dumps({"prompt": shown, "text": "".join(parts), "tokens": tokens})
+        if options.json
+        else parts[-1]
+    )
     return 0
 
 
@@ -84,7 +136,9 @@ def _opened(model: Any, cache: Optional[Path]) -> Tuple[Any, List[int]]:
         return model.session(), []
     rows = saved.tokens(cache, model.manifest.digest)
     if rows is None or len(rows) != 1:
-        raise ValueError(f"restore {cache}: expected a session of one row with its ids, got {'no ids' if rows is None else f'{len(rows)} rows'}; give another file")
+        raise ValueError(
+            f"restore {cache}: expected a session of one row with its ids, got {'no ids' if rows is None else f'{len(rows)} rows'}; give another file"
+        )
     return model.restore(cache), rows[0].tolist()
 
 
@@ -96,15 +150,21 @@ def _check_chat(options: argparse.Namespace) -> None:
         raise ValueError("generate: expected --chat or --encoder, got both; leave one out")
     if not options.chat and (options.system is not None or len(options.prompt or []) > 1):
         got = "--system" if options.system is not None else f"{len(options.prompt)} prompts"
-        raise ValueError(f"generate: expected one prompt and no system message without --chat, got {got}; give --chat")
+        raise ValueError(
+            f"generate: expected one prompt and no system message without --chat, got {got}; give --chat"
+        )
 
 
 def _check_source(options: argparse.Namespace) -> None:
     """Raise ValueError unless there is one source: a prompt, or features for an encoder; and for a language or task without an encoder."""
     if bool(options.prompt) == bool(options.features):
-        raise ValueError(f"generate: expected --prompt or --features, got {'both' if options.prompt else 'neither'}; give one")
+        raise ValueError(
+            f"generate: expected --prompt or --features, got {'both' if options.prompt else 'neither'}; give one"
+        )
     if options.encoder is None and (options.features or options.language or options.task):
-        raise ValueError("generate: expected --encoder with --features, --language or --task, got none; give the folder of the encoder's artefact")
+        raise ValueError(
+            "generate: expected --encoder with --features, --language or --task, got none; give the folder of the encoder's artefact"
+        )
 
 
 def _converse(options: argparse.Namespace, session: Any, held: List[int]) -> int:
@@ -112,9 +172,23 @@ def _converse(options: argparse.Namespace, session: Any, held: List[int]) -> int
     from posenc_export.runtime.artefact.chat_template import needed_chat_codec
     from posenc_export.runtime.session.chat import Chat
 
-    chat = Chat(session, needed_chat_codec(options.folder, session.manifest), options.system, None, drafting(options), held)
+    chat = Chat(
+        session,
+        needed_chat_codec(options.folder, session.manifest),
+        options.system,
+        None,
+        drafting(options),
+        held,
+    )
     for prompt in options.prompt:
-        for piece in chat.reply(prompt, options.max_tokens, options.temperature, options.top_k, options.top_p, options.seed):
+        for piece in chat.reply(
+            prompt,
+            options.max_tokens,
+            options.temperature,
+            options.top_k,
+            options.top_p,
+            options.seed,
+        ):
             if not options.json:
                 print(piece, end="", flush=True)
         if not options.json:
@@ -122,7 +196,15 @@ def _converse(options: argparse.Namespace, session: Any, held: List[int]) -> int
     if options.cache is not None:
         session.save(options.cache, [chat.held])
     if options.json:
-        print(json.dumps({"messages": chat.messages, "text": chat.messages[-1]["content"], "tokens": chat.tokens}))
+        print(
+            json.dumps(
+                {
+                    "messages": chat.messages,
+                    "text": chat.messages[-1]["content"],
+                    "tokens": chat.tokens,
+                }
+            )
+        )
     return 0
 
 
@@ -139,8 +221,14 @@ def _encoder_output(options: argparse.Namespace, prompt: List[int]) -> np.ndarra
     taken = encoder.manifest.inputs[0]
     if bool(encoder.manifest.vocabulary) == bool(options.features):
         found = "--features" if options.features else "--prompt"
-        raise ValueError(f"generate: expected the source that the encoder takes, {taken.name}, got {found}; give {'--prompt' if options.features else '--features'}")
-    return encoder.prefill(_tokens_of(options.features, int(taken.axes[-1])) if options.features else np.array([prompt]))
+        raise ValueError(
+            f"generate: expected the source that the encoder takes, {taken.name}, got {found}; give {'--prompt' if options.features else '--features'}"
+        )
+    return encoder.prefill(
+        _tokens_of(options.features, int(taken.axes[-1]))
+        if options.features
+        else np.array([prompt])
+    )
 
 
 def _tokens_of(path: Path, size: int) -> np.ndarray:
@@ -148,10 +236,19 @@ def _tokens_of(path: Path, size: int) -> np.ndarray:
     try:
         features = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise ValueError(f"generate: expected {path.name} to be an array in .npy, got an error ({error}); write it with numpy.save") from None
+        raise ValueError(
+            f"generate: expected {path.name} to be an array in .npy, got an error ({error}); write it with numpy.save"
+        ) from None
     if features.ndim == 3 and len(features) == 1:
         features = features[0]
-    if features.dtype != np.float32 or features.ndim != 2 or features.shape[0] * 2 != size or features.shape[1] % 2:
+    if (
+        features.dtype != np.float32
+        or features.ndim != 2
+        or features.shape[0] * 2 != size
+        or features.shape[1] % 2
+    ):
         rule = f"features float32 [{size // 2},frames] with an even number of frames"
-        raise ValueError(f"generate: expected {rule}, got {features.dtype} {list(features.shape)}; use the feature extractor of the checkpoint")
+        raise ValueError(
+            f"generate: expected {rule}, got {features.dtype} {list(features.shape)}; use the feature extractor of the checkpoint"
+        )
     return np.ascontiguousarray(features.T).reshape(1, -1, size)

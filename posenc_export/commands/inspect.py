@@ -17,7 +17,9 @@ def add_arguments(inspecting: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc inspect`."""
     add_folder(inspecting)
     runtimes = "python, node, web, c or cpp (ONNX Runtime), libtorch (C++), openvino, tract, reference (of onnx)"
-    inspecting.add_argument("--runtime", help=f"print a program that runs this artefact without posenc: {runtimes}")
+    inspecting.add_argument(
+        "--runtime", help=f"print a program that runs this artefact without posenc: {runtimes}"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -31,9 +33,20 @@ def run(options: argparse.Namespace) -> int:
 
         print(program(manifest, options.runtime), end="")
     elif options.json:
-        print(json.dumps({**manifest.to_json(), "digest": manifest.digest}, indent=1, sort_keys=True))
+        print(
+            json.dumps({**manifest.to_json(), "digest": manifest.digest}, indent=1, sort_keys=True)
+        )
     else:
-        lines = aligned(None, [*_model(manifest), *_graph(manifest), *_cuda(options.folder, manifest), *_proof(manifest)], WIDTH)
+        lines = aligned(
+            None,
+            [
+                *_model(manifest),
+                *_graph(manifest),
+                *_cuda(options.folder, manifest),
+                *_proof(manifest),
+            ],
+            WIDTH,
+        )
         print("\n".join([*lines, "", *aligned(None, description.lines(manifest.config), WIDTH)]))
     return 0
 
@@ -41,7 +54,10 @@ def run(options: argparse.Namespace) -> int:
 def _model(manifest: Manifest) -> List[Line]:
     from posenc_export.runtime.artefact.summary import summary as described
 
-    packages = [("package", f"{name}, from {package.name} {package.version or '(no version)'}") for name, package in manifest.packages.items()]
+    packages = [
+        ("package", f"{name}, from {package.name} {package.version or '(no version)'}")
+        for name, package in manifest.packages.items()
+    ]
     return [*described(manifest).items(), *packages]
 
 
@@ -50,12 +66,37 @@ def _graph(manifest: Manifest) -> List[Line]:
     from posenc_export.clients.states import groups
     from posenc_export.runtime.artefact.meanings import of_graph
 
-    meanings, lines = of_graph(manifest), [("interface", str(manifest.interface or "not stated, written by an earlier version"))]
+    meanings, lines = (
+        of_graph(manifest),
+        [("interface", str(manifest.interface or "not stated, written by an earlier version"))],
+    )
     if manifest.operators:
-        lines.append(("operators", ", ".join(f"{name} {count}" for name, count in manifest.operators.items())))
-        lines.append(("opset", ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in manifest.opset.items())))
-    for title, values in (("input", manifest.inputs), ("encoder", manifest.encoder), ("output", manifest.outputs)):
-        lines += [(title, f"{value.name} {value.dtype} {_axes(value.axes)}. {meanings.get(value.name, '')}".rstrip()) for value in values]
+        lines.append(
+            (
+                "operators",
+                ", ".join(f"{name} {count}" for name, count in manifest.operators.items()),
+            )
+        )
+        lines.append(
+            (
+                "opset",
+                ", ".join(
+                    f"{domain or 'ai.onnx'} {version}" for domain, version in manifest.opset.items()
+                ),
+            )
+        )
+    for title, values in (
+        ("input", manifest.inputs),
+        ("encoder", manifest.encoder),
+        ("output", manifest.outputs),
+    ):
+        lines += [
+            (
+                title,
+                f"{value.name} {value.dtype} {_axes(value.axes)}. {meanings.get(value.name, '')}".rstrip(),
+            )
+            for value in values
+        ]
     for group in groups(manifest):
         state = group.example
         name = f"{state.past} -> {state.present}"
@@ -75,7 +116,12 @@ def _cuda(folder: Path, manifest: Manifest) -> List[Line]:
         return []
     grows = any(state.update == "append" for state in manifest.states)
     found = cuda_placement.placed(locate(folder) / graph_file(manifest)).said(grows)
-    return [("on CUDA", f"{found} (from the kernels of onnxruntime-gpu {cuda_placement.table()[0]}; this proves no value)")]
+    return [
+        (
+            "on CUDA",
+            f"{found} (from the kernels of onnxruntime-gpu {cuda_placement.table()[0]}; this proves no value)",
+        )
+    ]
 
 
 def _axes(axes: Tuple[object, ...]) -> str:
@@ -87,12 +133,27 @@ def _proof(manifest: Manifest) -> List[Line]:
 
     sizes = ", ".join(f"{name} {file.bytes}" for name, file in manifest.files.items())
     against = (manifest.certificate or {}).get("against")
-    lines = [("files", f"{sizes} bytes"), ("threads", said(manifest)), ("digest", manifest.digest), ("certificate", _errors(manifest.certificate))]
+    lines = [
+        ("files", f"{sizes} bytes"),
+        ("threads", said(manifest)),
+        ("digest", manifest.digest),
+        ("certificate", _errors(manifest.certificate)),
+    ]
     if manifest.compiled is not None:
         made, proof = manifest.compiled, _errors(manifest.proofs[-1] if manifest.proofs else None)
-        lines[-1:] = [("compiled", f"from the pt2 artefact {made.artefact}, for {made.processor} and torch {made.torch}"), ("proof", proof)]
+        lines[-1:] = [
+            (
+                "compiled",
+                f"from the pt2 artefact {made.artefact}, for {made.processor} and torch {made.torch}",
+            ),
+            ("proof", proof),
+        ]
     return [*lines, ("oracle", against)] if against else lines
 
 
 def _errors(certificate: Optional[Dict[str, Any]]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in summary(certificate).items()) if certificate else "none: not verified"
+    return (
+        ", ".join(f"{name} {value}" for name, value in summary(certificate).items())
+        if certificate
+        else "none: not verified"
+    )

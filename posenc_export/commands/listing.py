@@ -33,8 +33,14 @@ def run(options: argparse.Namespace) -> int:
     named = (*GROUPS, MEASURED)
     if options.what not in (None, *named):
         rule = f"expected one of {', '.join(named)} or an encoding"
-        raise ValueError(f"list: {rule}, got {options.what!r}; {suggestion(options.what, [*named, *KNOWN])}")
-    rows = _measured() if options.what == MEASURED else {name: groups for name, groups in _rows().items() if options.what in (None, name)}
+        raise ValueError(
+            f"list: {rule}, got {options.what!r}; {suggestion(options.what, [*named, *KNOWN])}"
+        )
+    rows = (
+        _measured()
+        if options.what == MEASURED
+        else {name: groups for name, groups in _rows().items() if options.what in (None, name)}
+    )
     if options.json:
         print(json.dumps(rows, indent=1))
         return 0
@@ -46,9 +52,23 @@ def _rows() -> Dict[str, List[Dict[str, str]]]:
     from posenc_export.catalogue.listing import encodings, families, presets
     from posenc_export.export import TARGETS
 
-    targets = [{"name": name, "graph": target.graph, "cache": target.cache} for name, target in TARGETS.items()]
-    targets.append({"name": "aotinductor", "graph": "native code, by posenc compile from pt2", "cache": TARGETS["pt2"].cache})
-    return {"encodings": encodings(), "targets": targets, "families": families(), "presets": presets()}
+    targets = [
+        {"name": name, "graph": target.graph, "cache": target.cache}
+        for name, target in TARGETS.items()
+    ]
+    targets.append(
+        {
+            "name": "aotinductor",
+            "graph": "native code, by posenc compile from pt2",
+            "cache": TARGETS["pt2"].cache,
+        }
+    )
+    return {
+        "encodings": encodings(),
+        "targets": targets,
+        "families": families(),
+        "presets": presets(),
+    }
 
 
 def _measured() -> Dict[str, List[Dict[str, str]]]:
@@ -79,7 +99,10 @@ def _wrapped(docstring: str) -> str:
             parts[-1] += f" {line.strip()}"
         else:
             parts.append(line)
-    return "\n".join(textwrap.fill(part, WIDTH, subsequent_indent=" " * 8 if part.startswith(" ") else "") for part in parts)
+    return "\n".join(
+        textwrap.fill(part, WIDTH, subsequent_indent=" " * 8 if part.startswith(" ") else "")
+        for part in parts
+    )
 
 
 def _continues(before: str, line: str) -> bool:
@@ -103,7 +126,10 @@ def _one(options: argparse.Namespace) -> int:
         return 0
     described: Any = inspect.getdoc(KNOWN[options.what])
     print(textwrap.fill(row["source"], WIDTH), "", _wrapped(described), sep="\n")
-    defaults = [{"parameter": name, "default": str(parameter.default)} for name, parameter in parameters(options.what).items()]
+    defaults = [
+        {"parameter": name, "default": str(parameter.default)}
+        for name, parameter in parameters(options.what).items()
+    ]
     if defaults:
         print()
         show(defaults)

@@ -9,7 +9,16 @@ from posenc_export.runtime.graphs.threads import AUTO
 from posenc_export.shared.preset_folders import NAMES
 
 # Options of a block with their defaults, and their help texts.
-BLOCK = {"encoding": "rope", "width": 512, "heads": 8, "kv_heads": 0, "head_size": 0, "max_positions": 4096, "attention": "causal", "seed": 0}
+BLOCK = {
+    "encoding": "rope",
+    "width": 512,
+    "heads": 8,
+    "kv_heads": 0,
+    "head_size": 0,
+    "max_positions": 4096,
+    "attention": "causal",
+    "seed": 0,
+}
 MEANING = {
     "encoding": "position encoding, NAME or NAME:PARAMETER=VALUE,...; see posenc list (default: rope)",
     "width": "size of the hidden states (default: 512)",
@@ -25,7 +34,9 @@ MEANING = {
 
 def add_folder(parser: argparse.ArgumentParser, artefact: str = "an artefact") -> None:
     """Add the folder of an artefact."""
-    parser.add_argument("folder", type=Path, help=f"folder of {artefact}, or a preset, such as {NAMES[0]}")
+    parser.add_argument(
+        "folder", type=Path, help=f"folder of {artefact}, or a preset, such as {NAMES[0]}"
+    )
 
 
 def add_provider(parser: argparse.ArgumentParser) -> None:
@@ -35,16 +46,33 @@ def add_provider(parser: argparse.ArgumentParser) -> None:
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of runtime.session.generation.choose."""
-    parser.add_argument("--temperature", type=float, default=0.0, help="divisor of the logits before the softmax; 0 for the likeliest token (default: 0)")
-    parser.add_argument("--top-k", type=int, default=0, help="sample from this many of the likeliest tokens; 0 for all (default: 0)")
-    parser.add_argument("--top-p", type=float, default=1.0, help="sample from the likeliest tokens with this total probability (default: 1)")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        help="divisor of the logits before the softmax; 0 for the likeliest token (default: 0)",
+    )
+    parser.add_argument(
+        "--top-k",
+        type=int,
+        default=0,
+        help="sample from this many of the likeliest tokens; 0 for all (default: 0)",
+    )
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        help="sample from the likeliest tokens with this total probability (default: 1)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the sampling (default: 0)")
 
 
 def add_speculate(parser: argparse.ArgumentParser) -> None:
     """Add how tokens are drafted, as Session.generate takes it."""
     meaning = "read several drafted tokens in one pass where that is faster, with the same result: lookup drafts from the text itself, a FOLDER with a smaller decoder"
-    parser.add_argument("--speculate", metavar="lookup|FOLDER", help=f"{meaning} (default: one token per pass)")
+    parser.add_argument(
+        "--speculate", metavar="lookup|FOLDER", help=f"{meaning} (default: one token per pass)"
+    )
 
 
 def drafting(options: argparse.Namespace) -> Any:
@@ -56,7 +84,9 @@ def drafting(options: argparse.Namespace) -> Any:
     if options.speculate in (None, LOOKUP):
         return options.speculate
     if not locate(options.speculate).is_dir():
-        raise ValueError(f"speculate: expected {LOOKUP} or the folder of a decoder's artefact, got {options.speculate}; ./{LOOKUP} is a folder of that name")
+        raise ValueError(
+            f"speculate: expected {LOOKUP} or the folder of a decoder's artefact, got {options.speculate}; ./{LOOKUP} is a folder of that name"
+        )
     return load(options.speculate, options.provider)
 
 
@@ -67,11 +97,19 @@ def threads(text: str) -> Union[int, str]:
 
 def add_digest(parser: argparse.ArgumentParser, artefact: str = "the artefact") -> None:
     """Add the digest that is compared before an artefact is read."""
-    parser.add_argument("--digest", help=f"digest that {artefact} must have, from a source other than the folder itself")
+    parser.add_argument(
+        "--digest",
+        help=f"digest that {artefact} must have, from a source other than the folder itself",
+    )
 
 
 def add_block(parser: "argparse._ActionsContainer", names: Iterable[str] = tuple(BLOCK)) -> None:
     """Add options of a block. An option that is not given is None, because a preset refuses even the default."""
     for name in names:
         choices = ("causal", "bidirectional") if name == "attention" else None
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(BLOCK[name]), choices=choices, help=MEANING[name])
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=type(BLOCK[name]),
+            choices=choices,
+            help=MEANING[name],
+        )

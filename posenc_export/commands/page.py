@@ -9,8 +9,16 @@ from posenc_export.commands.options import add_folder
 
 def add_arguments(paging: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc page`."""
-    add_folder(paging, "the artefact of a decoder with a tokenizer or byte by byte, target ort or onnx")
-    paging.add_argument("-o", "--output", type=Path, required=True, help="folder of the page: new, empty, or a page that is replaced")
+    add_folder(
+        paging, "the artefact of a decoder with a tokenizer or byte by byte, target ort or onnx"
+    )
+    paging.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        help="folder of the page: new, empty, or a page that is replaced",
+    )
     package = "folder of the npm package onnxruntime-web (default: in node_modules of the current folder, of build, or of a parent folder)"
     paging.add_argument("--onnxruntime-web", type=Path, metavar="FOLDER", help=package)
 
@@ -26,5 +34,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"page": str(options.output / "index.html"), "bytes": size}))
     else:
-        print(f"{options.output} ({size / 1e6:.1f} MB in all). Browsers need a server for it: python -m http.server --directory {options.output} 8080")
+        print(
+            f"{options.output} ({size / 1e6:.1f} MB in all). Browsers need a server for it: python -m http.server --directory {options.output} 8080"
+        )
     return 0

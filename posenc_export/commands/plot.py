@@ -13,12 +13,33 @@ MADE_BY = "posenc plot"  # in the metadata of every picture, by which an earlier
 
 def add_arguments(plotting: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc plot`."""
-    plotting.add_argument("encoding", help="NAME or NAME:PARAMETER=VALUE,... of an encoding; or the folder of an artefact or a preset, whose trained encodings are drawn")
-    plotting.add_argument("-o", "--output", type=Path, help="file ending in .png or .svg (default: NAME.png)")
-    plotting.add_argument("--distance", type=int, default=255, help="largest distance of query and key, in tokens (default: 255, at most the range of an artefact)")
-    plotting.add_argument("--head-size", type=int, help="entries of a head (default: 64; an artefact has its own)")
-    plotting.add_argument("--positions", type=int, default=128, help="number of tokens in panels by position (default: 128)")
-    plotting.add_argument("--layer", type=int, help="draw only the encodings of this layer of an artefact (default: each different one)")
+    plotting.add_argument(
+        "encoding",
+        help="NAME or NAME:PARAMETER=VALUE,... of an encoding; or the folder of an artefact or a preset, whose trained encodings are drawn",
+    )
+    plotting.add_argument(
+        "-o", "--output", type=Path, help="file ending in .png or .svg (default: NAME.png)"
+    )
+    plotting.add_argument(
+        "--distance",
+        type=int,
+        default=255,
+        help="largest distance of query and key, in tokens (default: 255, at most the range of an artefact)",
+    )
+    plotting.add_argument(
+        "--head-size", type=int, help="entries of a head (default: 64; an artefact has its own)"
+    )
+    plotting.add_argument(
+        "--positions",
+        type=int,
+        default=128,
+        help="number of tokens in panels by position (default: 128)",
+    )
+    plotting.add_argument(
+        "--layer",
+        type=int,
+        help="draw only the encodings of this layer of an artefact (default: each different one)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -28,9 +49,13 @@ def run(options: argparse.Namespace) -> int:
     form = Form("plot", MADE_BY.encode())
     path = options.output or Path(f"{_name(options.encoding)}.png")
     if path.suffix not in SUFFIXES:
-        raise ValueError(f"plot: expected a file ending in {' or '.join(SUFFIXES)}, got {path.name!r}; give -o FILE.svg")
+        raise ValueError(
+            f"plot: expected a file ending in {' or '.join(SUFFIXES)}, got {path.name!r}; give -o FILE.svg"
+        )
     check_file(path, form)
-    figure, described = _of_artefact(options) if _is_artefact(options.encoding) else _of_encoding(options)
+    figure, described = (
+        _of_artefact(options) if _is_artefact(options.encoding) else _of_encoding(options)
+    )
     drawn = io.BytesIO()
     named = {"Creator" if path.suffix == ".svg" else "Software": MADE_BY}
     figure.savefig(drawn, format=path.suffix[1:], dpi=150, metadata=named)
@@ -44,7 +69,9 @@ def _is_artefact(text: str) -> bool:
     from posenc_export.encodings import KNOWN
     from posenc_export.shared.preset_folders import NAMES
 
-    return text.partition(":")[0] not in KNOWN and (text in NAMES or os.sep in text or Path(text).is_dir())
+    return text.partition(":")[0] not in KNOWN and (
+        text in NAMES or os.sep in text or Path(text).is_dir()
+    )
 
 
 def _name(text: str) -> str:
@@ -59,12 +86,16 @@ def _of_encoding(options: argparse.Namespace) -> Tuple[Any, Dict[str, Any]]:
     from posenc_export.shared.suggestion import suggestion
 
     if options.layer is not None:
-        raise ValueError(f"plot: expected --layer with the folder of an artefact, got the encoding {options.encoding}; leave it out")
+        raise ValueError(
+            f"plot: expected --layer with the folder of an artefact, got the encoding {options.encoding}; leave it out"
+        )
     name = options.encoding.partition(":")[0]
     if name not in encodings.KNOWN:
         near = suggestion(name, [*encodings.KNOWN, *NAMES])
         remedy = near if near.startswith("did") else "posenc list shows the names"
-        raise ValueError(f"plot: expected the name of an encoding or a preset, or the folder of an artefact, got {options.encoding!r}; {remedy}")
+        raise ValueError(
+            f"plot: expected the name of an encoding or a preset, or the folder of an artefact, got {options.encoding!r}; {remedy}"
+        )
     spec = encodings.parse(options.encoding)
     size = View.head_size if options.head_size is None else options.head_size
     return draw(spec, View(options.distance, size, options.positions)), {"encoding": spec}
@@ -77,6 +108,14 @@ def _of_artefact(options: argparse.Namespace) -> Tuple[Any, Dict[str, Any]]:
     from posenc_export.export.trained_numbers import with_trained_encodings
 
     if options.head_size is not None:
-        raise ValueError(f"plot: expected no --head-size with an artefact, which has its own, got {options.head_size}; leave it out")
-    view, found = View(options.distance, positions=options.positions), subjects(with_trained_encodings(options.encoding), _name(options.encoding), options.layer)
-    return draw_all(found, view), {"artefact": options.encoding, "encodings": [subject.spec for subject in found]}
+        raise ValueError(
+            f"plot: expected no --head-size with an artefact, which has its own, got {options.head_size}; leave it out"
+        )
+    view, found = (
+        View(options.distance, positions=options.positions),
+        subjects(with_trained_encodings(options.encoding), _name(options.encoding), options.layer),
+    )
+    return draw_all(found, view), {
+        "artefact": options.encoding,
+        "encodings": [subject.spec for subject in found],
+    }

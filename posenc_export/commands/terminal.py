@@ -47,7 +47,9 @@ class OneLineParser(argparse.ArgumentParser):
         if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
             near = suggestion(choice[1], re.findall(r"[\w.-]+", choice[2])) + "; "
         elif option := re.search(r"unrecognized arguments: (--[\w-]+)", message):
-            close = difflib.get_close_matches(option[1], re.findall(r"--[\w-]+", self.format_usage()), 1)
+            close = difflib.get_close_matches(
+                option[1], re.findall(r"--[\w-]+", self.format_usage()), 1
+            )
             near = f"did you mean {close[0]}?; " if close else ""
         self.exit(BAD_INPUT, f"{self.prog}: {message}; {near}see {self.prog} --help\n")
 
@@ -59,7 +61,9 @@ class Progress:
         self.start, self.printed = time.monotonic(), 0
 
     def __call__(self, stage: str) -> None:
-        if sys.stderr is None or (isinstance(stage, Step) and not sys.stderr.isatty()):  # None: closed by the calling program
+        if sys.stderr is None or (
+            isinstance(stage, Step) and not sys.stderr.isatty()
+        ):  # None: closed by the calling program
             return
         line = f"[{time.monotonic() - self.start:5.1f} s] {stage}"
         if sys.stderr.isatty():
@@ -82,13 +86,21 @@ def refusal(error: BaseException) -> Optional[str]:
     """The message for an error of REFUSED, or None if the input did not cause it."""
     if isinstance(error, ModuleNotFoundError):
         module = (error.name or "").partition(".")[0]
-        return f"{module}: expected it to be installed, got none; pip install 'posenc-export[{EXTRAS[module]}]'" if module in EXTRAS else None
+        return (
+            f"{module}: expected it to be installed, got none; pip install 'posenc-export[{EXTRAS[module]}]'"
+            if module in EXTRAS
+            else None
+        )
     if isinstance(error, OSError):
         return f"file: expected a file that can be read and written, got {error.strerror or error} for {error.filename or 'the output'}; give another path"
     if isinstance(error, OverflowError):
         return f"number: expected whole numbers within 64 bits, got a larger one ({error}); give a smaller one"
     if isinstance(error, RecursionError):
-        return "file: expected JSON with few nested levels, got too many; give another path" if "JSON" in str(error) else None
+        return (
+            "file: expected JSON with few nested levels, got too many; give another path"
+            if "JSON" in str(error)
+            else None
+        )
     return str(error)
 
 
@@ -96,7 +108,10 @@ def in_encoding(error: BaseException) -> Optional[str]:
     """The message for an error that the code of an encoding from outside this package raised, with its file and line; None for other errors."""
     plugins = sys.modules.get("posenc_export.encodings.shared.plugins")
     names = set() if plugins is None else plugins.modules()
-    frames = [(frame.f_globals.get("__name__"), f"{frame.f_code.co_filename}:{line}") for frame, line in traceback.walk_tb(error.__traceback__)]
+    frames = [
+        (frame.f_globals.get("__name__"), f"{frame.f_code.co_filename}:{line}")
+        for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
     own = [place for module, place in frames if module in names]
     if not own or str(error).startswith("encoding"):  # it says already which encoding it is
         return None
@@ -112,14 +127,23 @@ def refuse(progress: Progress, line: str) -> int:
 
 def note_unverified(progress: Progress, folder: Path, manifest: Manifest) -> None:
     """Print a line to stderr if no verification of the artefact has passed."""
-    if sys.stderr is not None and not any(proof and proof["passed"] for proof in (manifest.certificate, *manifest.proofs)):
+    if sys.stderr is not None and not any(
+        proof and proof["passed"] for proof in (manifest.certificate, *manifest.proofs)
+    ):
         progress.close()
-        print(f"posenc: {folder} has no passed certificate: its outputs are not known to be those of its model; run posenc verify {folder}", file=sys.stderr)
+        print(
+            f"posenc: {folder} has no passed certificate: its outputs are not known to be those of its model; run posenc verify {folder}",
+            file=sys.stderr,
+        )
 
 
 def show(rows: List[Dict[str, Any]]) -> None:
     """Print rows with equal keys as a table."""
-    print("\n".join(aligned(list(rows[0]), [[str(value) for value in row.values()] for row in rows], WIDTH)))
+    print(
+        "\n".join(
+            aligned(list(rows[0]), [[str(value) for value in row.values()] for row in rows], WIDTH)
+        )
+    )
 
 
 def summary(certificate: Optional[Dict[str, Any]]) -> Dict[str, Any]:
@@ -127,6 +151,13 @@ def summary(certificate: Optional[Dict[str, Any]]) -> Dict[str, Any]:
     if certificate is None:
         return {"cells": 0, "worst error": "not verified", "tolerance": "-", "passed": False}
     worst = worst_cell(certificate)
-    said = {"worst error": format_cell(certificate, worst), "tolerance": f"{bound_of(certificate, worst):.1e}"}
+    said = {
+        "worst error": format_cell(certificate, worst),
+        "tolerance": f"{bound_of(certificate, worst):.1e}",
+    }
     cells = len(certificate["cells"])
-    return {"cells": cells if certificate.get("grid", "whole") == "whole" else f"{cells} (quick)", **said, "passed": certificate["passed"]}
+    return {
+        "cells": cells if certificate.get("grid", "whole") == "whole" else f"{cells} (quick)",
+        **said,
+        "passed": certificate["passed"],
+    }

@@ -16,11 +16,26 @@ def add_arguments(verifying: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc verify`."""
     add_folder(verifying)
     add_provider(verifying)
-    verifying.add_argument("--quick", action="store_true", help="run one scenario for each kind of call instead of every cell of the grid")
-    verifying.add_argument("--all", action="store_true", help=f"print every cell (default: the {SHOWN} worst)")
-    verifying.add_argument("--no-record", action="store_true", help="do not write the certificate to the manifest, for folders that cannot be written")
+    verifying.add_argument(
+        "--quick",
+        action="store_true",
+        help="run one scenario for each kind of call instead of every cell of the grid",
+    )
+    verifying.add_argument(
+        "--all", action="store_true", help=f"print every cell (default: the {SHOWN} worst)"
+    )
+    verifying.add_argument(
+        "--no-record",
+        action="store_true",
+        help="do not write the certificate to the manifest, for folders that cannot be written",
+    )
     add_digest(verifying)
-    verifying.add_argument("--tolerance", type=float, metavar="E", help="largest error that passes, above 0 and below 1 (default: the tolerance of the export)")
+    verifying.add_argument(
+        "--tolerance",
+        type=float,
+        metavar="E",
+        help="largest error that passes, above 0 and below 1 (default: the tolerance of the export)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -32,22 +47,49 @@ def run(options: argparse.Namespace) -> int:
     folder = files.locate(options.folder)
     described = manifest.read_alone(folder, options.digest)
     digest = described.digest
-    certificate = verify(folder, options.provider, digest=digest, progress=options.say, record=False, tolerance=options.tolerance, quick=options.quick)
+    certificate = verify(
+        folder,
+        options.provider,
+        digest=digest,
+        progress=options.say,
+        record=False,
+        tolerance=options.tolerance,
+        quick=options.quick,
+    )
     options.say.close()
     if options.json:
         print(json.dumps(certificate, indent=1, sort_keys=True))
     else:
         bounds = {name: bound_of(certificate, name) for name in certificate["cells"]}
-        beyond = {name: "" if error <= bounds[name] else "EXCEEDS" for name, error in certificate["cells"].items()}
-        worst = sorted(bounds, key=lambda name: certificate["cells"][name] / (bounds[name] or 1.0), reverse=True)
+        beyond = {
+            name: "" if error <= bounds[name] else "EXCEEDS"
+            for name, error in certificate["cells"].items()
+        }
+        worst = sorted(
+            bounds,
+            key=lambda name: certificate["cells"][name] / (bounds[name] or 1.0),
+            reverse=True,
+        )
         shown = list(bounds) if options.all else worst[:SHOWN]
-        show([{"cell": name, "error": format_cell(certificate, name), "tolerance": f"{bounds[name]:.1e}", "": beyond[name]} for name in shown])
+        show(
+            [
+                {
+                    "cell": name,
+                    "error": format_cell(certificate, name),
+                    "tolerance": f"{bounds[name]:.1e}",
+                    "": beyond[name],
+                }
+                for name in shown
+            ]
+        )
         if len(shown) < len(bounds):
             print(f"the worst {len(shown)} of {len(bounds)} cells; --all prints all")
         verdict = "passed" if certificate["passed"] else "FAILED"
         if described.target == "ort-cuda" and certificate["provider"] == "cpu":
             verdict += " (values on the CPU only; nothing ran on CUDA)"
-        print(f"provider {certificate['provider']} on {certificate['machine']}, tolerance {certificate['tolerance']:.1e}: {verdict}")
+        print(
+            f"provider {certificate['provider']} on {certificate['machine']}, tolerance {certificate['tolerance']:.1e}: {verdict}"
+        )
     if not options.no_record:
         _record(folder, digest, certificate)
     return 0 if certificate["passed"] else FAILED_CHECK
@@ -61,4 +103,7 @@ def _record(folder: Path, digest: str, proof: Proof) -> None:
         manifest.add_proof(folder, digest, proof)
     except OSError as error:
         rule = "posenc: verify: expected a folder that can be written, to record the proof"
-        print(f"{rule}, got {error.strerror or error}; the proof is not recorded, and --no-record does not try", file=sys.stderr)
+        print(
+            f"{rule}, got {error.strerror or error}; the proof is not recorded, and --no-record does not try",
+            file=sys.stderr,
+        )

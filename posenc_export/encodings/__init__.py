@@ -7,7 +7,14 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Type
 import torch
 
 from posenc_export.encodings.shared import plugins
-from posenc_export.encodings.shared.base import Exact, Geometry, Oracle, PositionEncoding, StateSpec, Table
+from posenc_export.encodings.shared.base import (
+    Exact,
+    Geometry,
+    Oracle,
+    PositionEncoding,
+    StateSpec,
+    Table,
+)
 from posenc_export.encodings.shared.combined import Combined
 from posenc_export.encodings.shared.functions import bias, rotation
 from posenc_export.encodings.shared.plugins import Package
@@ -65,7 +72,10 @@ CLASSES = {
     "fox": "FoX",
     "fox_pair": "FoXPair",
 }
-REGISTRY: Dict[str, Type[PositionEncoding]] = {name: getattr(importlib.import_module(f"{__name__}.{name}"), cls) for name, cls in CLASSES.items()}
+REGISTRY: Dict[str, Type[PositionEncoding]] = {
+    name: getattr(importlib.import_module(f"{__name__}.{name}"), cls)
+    for name, cls in CLASSES.items()
+}
 # Built-in encodings, encodings added by `register`, and entry points of installed packages.
 KNOWN = plugins.Known(REGISTRY)
 
@@ -130,7 +140,9 @@ def check_installed(packages: Mapping[str, Any]) -> None:
         if name not in KNOWN:
             needed = Package(package.name, package.version)
             remedy = f"install {needed}, register the encoding, or use `posenc verify`, which needs the artefact alone"
-            raise ValueError(f"encoding {name}: expected {needed}, which defines it, to build the model again, got no such encoding; {remedy}")
+            raise ValueError(
+                f"encoding {name}: expected {needed}, which defines it, to build the model again, got no such encoding; {remedy}"
+            )
 
 
 def parameters(name: str) -> Dict[str, inspect.Parameter]:
@@ -155,7 +167,9 @@ def parse(text: str) -> Dict[str, Any]:
     for item in filter(None, rest.split(",")):
         key, equals, value = item.partition("=")
         if not equals:
-            raise ValueError(f"encoding {name}: expected parameters as name=value, got {item!r}; write {name}:{item}=VALUE")
+            raise ValueError(
+                f"encoding {name}: expected parameters as name=value, got {item!r}; write {name}:{item}=VALUE"
+            )
         registry.check_known("encoding", name, key, known)
         spec[key] = _typed(name, key, value, known[key])
     return spec
@@ -176,7 +190,9 @@ def build_all(specs: Sequence[Mapping[str, Any]], geometry: Geometry) -> Positio
     Raises:
         ValueError: see `build` and Combined.
     """
-    with torch.device("cpu"):  # tables need values, even if the weights are created on the meta device
+    with torch.device(
+        "cpu"
+    ):  # tables need values, even if the weights are created on the meta device
         parts = [build(spec, geometry) for spec in specs or [{"name": "nope"}]]
     return parts[0] if len(parts) == 1 else Combined(parts)
 
@@ -186,4 +202,6 @@ def _typed(name: str, key: str, value: str, parameter: inspect.Parameter) -> Any
     try:
         return kind(value)
     except ValueError:
-        raise ValueError(f"encoding {name}: expected {key} of type {kind.__name__}, got {value!r}; give another value") from None
+        raise ValueError(
+            f"encoding {name}: expected {key} of type {kind.__name__}, got {value!r}; give another value"
+        ) from None

@@ -41,7 +41,9 @@ class ALiBi(PositionEncoding):
             bias = of_keys.permute(0, 2, 1).unsqueeze(2) - of_queries.permute(0, 2, 1).unsqueeze(3)
         else:
             bias = ops.distances(q_positions, k_positions) * self.slopes.rows.view(-1, 1, 1)
-        return bias if self.causal else -bias.abs()  # a causal mask hides later keys, and for earlier keys the bias is below 0
+        return (
+            bias if self.causal else -bias.abs()
+        )  # a causal mask hides later keys, and for earlier keys the bias is below 0
 
     def __init__(
         self,
@@ -54,21 +56,32 @@ class ALiBi(PositionEncoding):
     ) -> None:
         super().__init__()
         if not 0 <= heads <= geometry.heads:
-            raise ValueError(f"alibi: expected heads within 0 .. {geometry.heads}, the heads of the attention, got {heads}; set heads=0 for all")
-        self.max_bias, self.heads, self.causal = float(max_bias), heads or geometry.heads, geometry.causal
+            raise ValueError(
+                f"alibi: expected heads within 0 .. {geometry.heads}, the heads of the attention, got {heads}; set heads=0 for all"
+            )
+        self.max_bias, self.heads, self.causal = (
+            float(max_bias),
+            heads or geometry.heads,
+            geometry.causal,
+        )
         self.scale = float(scale) / (math.sqrt(geometry.head_size) if added == "before" else 1.0)
         slopes = np.zeros(geometry.heads)
         slopes[: self.heads] = _slopes(self.heads, self.max_bias)
         self.rounded = numerics == "bfloat16"
         self.slopes = Table(self.scale * slopes)
-        products = torch.arange(geometry.max_positions if self.rounded else 1).bfloat16()[:, None] * torch.from_numpy(slopes).float().bfloat16()
+        products = (
+            torch.arange(geometry.max_positions if self.rounded else 1).bfloat16()[:, None]
+            * torch.from_numpy(slopes).float().bfloat16()
+        )
         self.products = Table(products.double().numpy() * self.scale)
 
 
 def _slopes(count: int, max_bias: float) -> np.ndarray:
     """Slopes m_h [count]: those of the next lower power of two, then every other slope of twice that power."""
     below = 2 ** int(math.log2(count))
-    exponents = np.concatenate((np.arange(1, below + 1) / below, np.arange(1, 2 * below, 2) / (2 * below)))
+    exponents = np.concatenate(
+        (np.arange(1, below + 1) / below, np.arange(1, 2 * below, 2) / (2 * below))
+    )
     return 2.0 ** (-max_bias * exponents[:count])  # type: ignore[no-any-return]
 
 
@@ -85,7 +98,9 @@ class ALiBiOracle(Oracle, of=ALiBi):
             return 0.0
         if e.rounded:
             slope = _rounded(self.slope(head))
-            return -abs(_rounded(slope * _rounded(key)) - _rounded(slope * _rounded(query))) * float(e.scale)
+            return -abs(
+                _rounded(slope * _rounded(key)) - _rounded(slope * _rounded(query))
+            ) * float(e.scale)
         return -self.slope(head) * float(e.scale) * abs(query - key)
 
     def slope(self, head: int) -> float:

@@ -21,7 +21,9 @@ class Binary(PositionEncoding):
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
-        bits = torch.remainder(torch.div(positions.clamp(min=0).unsqueeze(2), self.powers, rounding_mode="floor"), 2)
+        bits = torch.remainder(
+            torch.div(positions.clamp(min=0).unsqueeze(2), self.powers, rounding_mode="floor"), 2
+        )
         return x + bits.to(x.dtype)
 
     def __init__(self, geometry: Geometry) -> None:
@@ -29,9 +31,13 @@ class Binary(PositionEncoding):
         used = max(1, (geometry.max_positions - 1).bit_length())
         if used > geometry.width:
             limit = f"2^{geometry.width}, the numbers of {geometry.width} bits"
-            raise ValueError(f"binary: expected max_positions up to {limit}, got {geometry.max_positions}; choose a larger width")
+            raise ValueError(
+                f"binary: expected max_positions up to {limit}, got {geometry.max_positions}; choose a larger width"
+            )
         self.powers: Tensor
-        powers = 2 ** torch.arange(geometry.width - 1, -1, -1).clamp(max=used)  # entries in front are bits that no position has
+        powers = 2 ** torch.arange(geometry.width - 1, -1, -1).clamp(
+            max=used
+        )  # entries in front are bits that no position has
         self.register_buffer("powers", powers, persistent=False)
 
     def oracle(self) -> Oracle:

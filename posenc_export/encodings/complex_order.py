@@ -41,10 +41,14 @@ class ComplexOrder(PositionEncoding):
         amplitude, frequency, phase = x.split(self.parts, dim=-1)
         if self.frequency is not None:
             frequency = self.frequency()
-        angle = reduced_angle(positions.unsqueeze(2).to(torch.float64) * frequency.to(torch.float64))
+        angle = reduced_angle(
+            positions.unsqueeze(2).to(torch.float64) * frequency.to(torch.float64)
+        )
         if self.parts[2] > 0:
             angle = angle + phase.to(torch.float32)
-        return torch.cat((amplitude * angle.cos().to(x.dtype), amplitude * angle.sin().to(x.dtype)), dim=-1)
+        return torch.cat(
+            (amplitude * angle.cos().to(x.dtype), amplitude * angle.sin().to(x.dtype)), dim=-1
+        )
 
     def __init__(
         self,
@@ -55,10 +59,16 @@ class ComplexOrder(PositionEncoding):
     ) -> None:
         super().__init__()
         if geometry.width % 2:
-            raise ValueError(f"complex_order: expected an even width, got {geometry.width}; choose another width")
+            raise ValueError(
+                f"complex_order: expected an even width, got {geometry.width}; choose another width"
+            )
         self.pairs, self.base = geometry.width // 2, float(base)
         columns = {"own": self.pairs, "words": 0, "dimensions": 1}[frequencies]
-        self.parts = [self.pairs, columns, self.pairs if phases == "own" else 0]  # columns of amplitudes, frequencies and phases in the token table
+        self.parts = [
+            self.pairs,
+            columns,
+            self.pairs if phases == "own" else 0,
+        ]  # columns of amplitudes, frequencies and phases in the token table
         start = self.base ** (-torch.arange(self.pairs, dtype=torch.float64) / self.pairs)
         self.frequency = Exact(start) if frequencies == "words" else None
 
@@ -70,8 +80,12 @@ class ComplexOrder(PositionEncoding):
         amplitudes, frequencies, phases = table.split(self.parts, dim=1)
         torch.nn.init.normal_(amplitudes, std=1.0)
         if frequencies.size(1):
-            start = self.base ** (-torch.arange(frequencies.size(1), dtype=torch.float64) / self.pairs)
-            frequencies[:] = (start * (1 + 0.1 * torch.randn(frequencies.shape, dtype=torch.float64))).to(table.dtype)
+            start = self.base ** (
+                -torch.arange(frequencies.size(1), dtype=torch.float64) / self.pairs
+            )
+            frequencies[:] = (
+                start * (1 + 0.1 * torch.randn(frequencies.shape, dtype=torch.float64))
+            ).to(table.dtype)
         phases.uniform_(-math.pi, math.pi)
 
 
@@ -81,6 +95,8 @@ class ComplexOrderOracle(Oracle, of=ComplexOrder):
         shared = self.weights.get("frequency.value", frequencies)
         waves = []
         for k, amplitude in enumerate(amplitudes):
-            angle = position * shared[k if len(shared) > 1 else 0] + (phases[k] if len(phases) else 0.0)
+            angle = position * shared[k if len(shared) > 1 else 0] + (
+                phases[k] if len(phases) else 0.0
+            )
             waves.append(amplitude * cmath.exp(1j * angle))
         return np.array([wave.real for wave in waves] + [wave.imag for wave in waves])

@@ -27,19 +27,25 @@ class ConditionalConv(PositionEncoding):
     least = {"kernel": 2}  # a filter of one token sees no neighbour
     most = {"kernel": 1 << 16}
 
-    def embed_next(self, x: Tensor, positions: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
+    def embed_next(
+        self, x: Tensor, positions: Tensor, states: List[Tensor]
+    ) -> Tuple[Tensor, List[Tensor]]:
         """x [B,S,E], positions [B,S] int64 (-1 padding), states [tail [B,kernel-1,E]] to [B,S,E] and the next states."""
         order, count = recurrence.valid_first(positions)
         wide = order.unsqueeze(2).expand(-1, -1, self.width)
         tokens = torch.cat((states[0], torch.zeros_like(x).scatter(1, wide, x)), dim=1)
         y = self.convolution(tokens.transpose(1, 2)).transpose(1, 2)
         last = count + torch.arange(self.kernel - 1, device=x.device)
-        return x + y.gather(1, wide), [tokens.gather(1, last.unsqueeze(2).expand(-1, -1, self.width))]
+        return x + y.gather(1, wide), [
+            tokens.gather(1, last.unsqueeze(2).expand(-1, -1, self.width))
+        ]
 
     def __init__(self, geometry: Geometry, kernel: int = 4) -> None:
         super().__init__()
         self.width, self.kernel = geometry.width, kernel
-        self.convolution = torch.nn.Conv1d(geometry.width, geometry.width, kernel, groups=geometry.width)
+        self.convolution = torch.nn.Conv1d(
+            geometry.width, geometry.width, kernel, groups=geometry.width
+        )
 
     def embed_states(self) -> List[StateSpec]:
         return [StateSpec("tail", (self.kernel - 1, self.width))]

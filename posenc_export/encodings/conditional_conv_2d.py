@@ -35,18 +35,30 @@ class ConditionalConv2D(PositionEncoding):
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], positions [B,S] int64 (-1 padding) to [B,S,E]."""
         cells = self.rows * self.columns
-        cell = torch.where(positions.lt(0), cells, positions).unsqueeze(2).expand(-1, -1, x.size(2))  # padding goes to an extra cell after the grid
-        image = torch.zeros([x.size(0), cells + 1, x.size(2)], dtype=x.dtype, device=x.device).scatter(1, cell, x)
-        y = self.convolution(image[:, :cells].transpose(1, 2).unflatten(2, [self.rows, self.columns]))
+        cell = (
+            torch.where(positions.lt(0), cells, positions).unsqueeze(2).expand(-1, -1, x.size(2))
+        )  # padding goes to an extra cell after the grid
+        image = torch.zeros(
+            [x.size(0), cells + 1, x.size(2)], dtype=x.dtype, device=x.device
+        ).scatter(1, cell, x)
+        y = self.convolution(
+            image[:, :cells].transpose(1, 2).unflatten(2, [self.rows, self.columns])
+        )
         return x + y.flatten(2).transpose(1, 2).gather(1, cell.clamp(max=cells - 1))
 
-    def __init__(self, geometry: Geometry, rows: int = 0, columns: int = 0, kernel: int = 3) -> None:
+    def __init__(
+        self, geometry: Geometry, rows: int = 0, columns: int = 0, kernel: int = 3
+    ) -> None:
         super().__init__()
         self.rows, self.columns = window_of("conditional_conv_2d", geometry, rows, columns)
         self.kernel = kernel
         if kernel % 2 == 0:
-            raise ValueError(f"conditional_conv_2d: expected an odd kernel, got {kernel}; choose another kernel")
-        self.convolution = torch.nn.Conv2d(geometry.width, geometry.width, kernel, padding=kernel // 2, groups=geometry.width)
+            raise ValueError(
+                f"conditional_conv_2d: expected an odd kernel, got {kernel}; choose another kernel"
+            )
+        self.convolution = torch.nn.Conv2d(
+            geometry.width, geometry.width, kernel, padding=kernel // 2, groups=geometry.width
+        )
 
 
 class ConditionalConv2DOracle(Oracle, of=ConditionalConv2D):
@@ -58,5 +70,7 @@ class ConditionalConv2DOracle(Oracle, of=ConditionalConv2D):
             for m, n in itertools.product(range(-reach, reach + 1), repeat=2):
                 place = p // columns + m, p % columns + n
                 if place in at:
-                    out[index] += self.weights["convolution.weight"][:, 0, m + reach, n + reach] * at[place]
+                    out[index] += (
+                        self.weights["convolution.weight"][:, 0, m + reach, n + reach] * at[place]
+                    )
         return out

@@ -34,25 +34,41 @@ class CoPE(PositionEncoding):
     most = {"positions": 1 << 16}
 
     def rescore(
-        self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor,
+        positions: Tensor,
+        key_positions: Tensor,
+        scale: float,
+        states: List[Tensor],
     ) -> Tensor:
         """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T] to [B,S,H*D]."""
         by_query = q.to(torch.float32)
         rows = by_query.transpose(1, 2) @ self.table.to(torch.float32)
-        return ops.attend(q, keys, values, mask, ops.rows_at_counts(scale * by_query, keys, mask, rows), scale)
+        return ops.attend(
+            q, keys, values, mask, ops.rows_at_counts(scale * by_query, keys, mask, rows), scale
+        )
 
     def __init__(self, geometry: Geometry, positions: int = 64) -> None:
         super().__init__()
-        self.table = torch.nn.Parameter(torch.randn(geometry.head_size, positions) / math.sqrt(geometry.head_size))
+        self.table = torch.nn.Parameter(
+            torch.randn(geometry.head_size, positions) / math.sqrt(geometry.head_size)
+        )
 
 
 class CoPEOracle(Oracle, of=CoPE):
-    def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
+    def scores(
+        self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]
+    ) -> np.ndarray:
         plain, table = [float(q @ key) / math.sqrt(len(q)) for key in keys], self.weights["table"]
         scores, counted, last = plain.copy(), 0.0, table.shape[1] - 1
         for j in reversed(range(len(keys))):
             counted += 1 / (1 + math.exp(-plain[j]))
             place = min(counted, float(last))
             below, part = int(place), place - int(place)
-            scores[j] += (1 - part) * float(q @ table[:, below]) + part * float(q @ table[:, min(below + 1, last)])
+            scores[j] += (1 - part) * float(q @ table[:, below]) + part * float(
+                q @ table[:, min(below + 1, last)]
+            )
         return np.array(scores)

@@ -44,14 +44,28 @@ class FIRE(PositionEncoding):
         behind = (-ops.distances(q_positions, k_positions)).clamp(min=0).squeeze(1)
         reach = torch.maximum(q_positions.to(torch.float32), threshold).unsqueeze(2)
         x = torch.log1p(slope * behind) / (torch.log1p(slope * reach) + 1e-6)
-        inner = torch.relu(torch.nn.functional.linear(x.unsqueeze(3), self.first.weight.to(torch.float32), self.first.bias.to(torch.float32)))
-        y = torch.nn.functional.linear(inner, self.second.weight.to(torch.float32), self.second.bias.to(torch.float32))
+        inner = torch.relu(
+            torch.nn.functional.linear(
+                x.unsqueeze(3),
+                self.first.weight.to(torch.float32),
+                self.first.bias.to(torch.float32),
+            )
+        )
+        y = torch.nn.functional.linear(
+            inner, self.second.weight.to(torch.float32), self.second.bias.to(torch.float32)
+        )
         return y.permute(0, 3, 1, 2)
 
     def __init__(self, geometry: Geometry, hidden: int = 32, threshold: float = 512.0) -> None:
         super().__init__()
-        self.first, self.second = torch.nn.Linear(1, hidden), torch.nn.Linear(hidden, geometry.heads)
-        self.slope, self.threshold = Exact(torch.tensor([0.1])), Exact(torch.tensor([float(threshold)]))
+        self.first, self.second = (
+            torch.nn.Linear(1, hidden),
+            torch.nn.Linear(hidden, geometry.heads),
+        )
+        self.slope, self.threshold = (
+            Exact(torch.tensor([0.1])),
+            Exact(torch.tensor([float(threshold)])),
+        )
         torch.nn.init.normal_(self.second.weight, std=1.0)  # so that scores differ before training
 
 
@@ -59,6 +73,13 @@ class FIREOracle(Oracle, of=FIRE):
     def bias(self, head: int, query: int, key: int) -> float:
         w = self.weights
         slope, threshold = abs(float(w["slope.value"][0])), abs(float(w["threshold.value"][0]))
-        x = math.log(slope * max(query - key, 0) + 1) / (math.log(slope * max(threshold, query) + 1) + 1e-6)
-        inner = [max(0.0, float(w["first.weight"][n, 0]) * x + float(w["first.bias"][n])) for n in range(len(w["first.bias"]))]
-        return sum(float(w["second.weight"][head, n]) * value for n, value in enumerate(inner)) + float(w["second.bias"][head])
+        x = math.log(slope * max(query - key, 0) + 1) / (
+            math.log(slope * max(threshold, query) + 1) + 1e-6
+        )
+        inner = [
+            max(0.0, float(w["first.weight"][n, 0]) * x + float(w["first.bias"][n]))
+            for n in range(len(w["first.bias"]))
+        ]
+        return sum(
+            float(w["second.weight"][head, n]) * value for n, value in enumerate(inner)
+        ) + float(w["second.bias"][head])

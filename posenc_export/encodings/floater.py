@@ -36,7 +36,9 @@ class FLOATER(Trajectory):
     least = {"hidden": 1, "substeps": 1}
     most = {"hidden": 4096, "substeps": 1024}
 
-    def __init__(self, geometry: Geometry, hidden: int = 16, step: float = 0.1, substeps: int = 1) -> None:
+    def __init__(
+        self, geometry: Geometry, hidden: int = 16, step: float = 0.1, substeps: int = 1
+    ) -> None:
         super().__init__("floater", geometry, substeps)
         self.step, self.substeps, width = float(step), substeps, geometry.width
         self.inner, self.outer = torch.nn.Linear(width + 1, hidden), torch.nn.Linear(hidden, width)
@@ -50,7 +52,10 @@ class FLOATER(Trajectory):
         h = self.step / self.substeps
 
         def field(p: Any, t: float) -> Any:
-            return outer @ library.tanh(inner[:, :-1] @ p + inner[:, -1] * t + inner_offset) + outer_offset
+            return (
+                outer @ library.tanh(inner[:, :-1] @ p + inner[:, -1] * t + inner_offset)
+                + outer_offset
+            )
 
         yield p
         for k in range(1, count):

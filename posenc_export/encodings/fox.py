@@ -37,14 +37,29 @@ class FoX(PositionEncoding):
     above = {"scale": 0}
 
     def rescore(
-        self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor,
+        positions: Tensor,
+        key_positions: Tensor,
+        scale: float,
+        states: List[Tensor],
     ) -> Tensor:
         """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions [B,T], states [log gates [B,H or 2H,T,1]] to [B,S,H*D]."""
-        logs, distances = states[0].to(torch.float64).squeeze(3), ops.distances(positions, key_positions)
+        logs, distances = (
+            states[0].to(torch.float64).squeeze(3),
+            ops.distances(positions, key_positions),
+        )
         after = distances.gt(0).to(torch.float64).squeeze(1).transpose(1, 2)
-        between = ops.suffix_sum(logs.unsqueeze(2), False) - (logs @ after).unsqueeze(3)  # sum after the key minus sum after the query
+        between = ops.suffix_sum(logs.unsqueeze(2), False) - (logs @ after).unsqueeze(
+            3
+        )  # sum after the key minus sum after the query
         if not self.causal:
-            between = torch.where(distances.gt(0), -between[:, self.heads :], between[:, : self.heads])
+            between = torch.where(
+                distances.gt(0), -between[:, self.heads :], between[:, : self.heads]
+            )
         return ops.attend(q, keys, values, mask, between.to(torch.float32), scale)
 
     def __init__(self, geometry: Geometry, remember: float = 3.0, scale: float = 1.0) -> None:
@@ -53,7 +68,9 @@ class FoX(PositionEncoding):
         self.gate = torch.nn.Linear(geometry.width, geometry.heads * (1 if geometry.causal else 2))
         torch.nn.init.constant_(self.gate.bias, float(remember))
 
-    def observe(self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
+    def observe(
+        self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]
+    ) -> List[Tensor]:
         """x [B,S,E], positions [B,S], write_index as in `ops.append`, states [log gates [B,H,P,1]] to [B,H,T,1]; without a cache to [B,2H,S,1]."""
         logs = log_sigmoid(self.gate(x)).to(torch.float32)
         if self.scale != 1.0:
@@ -81,5 +98,7 @@ class FoXOracle(Oracle, of=FoX):
         self.first, self.logs = first, -np.logaddexp(0, -gates) * self.encoding.scale
 
     def content(self, head: int, q: np.ndarray, k: np.ndarray, query: int, key: int) -> float:
-        gate, (low, high) = (head, (key, query)) if key <= query else (self.encoding.heads + head, (query, key))
+        gate, (low, high) = (
+            (head, (key, query)) if key <= query else (self.encoding.heads + head, (query, key))
+        )
         return math.fsum(self.logs[low + 1 - self.first : high + 1 - self.first, gate])

@@ -39,11 +39,21 @@ class FoXPair(PositionEncoding):
     most = {"size": 4096}
 
     def rescore(
-        self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor,
+        positions: Tensor,
+        key_positions: Tensor,
+        scale: float,
+        states: List[Tensor],
     ) -> Tensor:
         """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions [B,T], states [b, a / sqrt(size)] to [B,S,H*D]."""
         logs = log_sigmoid(ops.products(states[1], states[0]))
-        behind = ops.distances(positions, key_positions).lt(0) & key_positions.ge(0).unsqueeze(1).unsqueeze(2)
+        behind = ops.distances(positions, key_positions).lt(0) & key_positions.ge(0).unsqueeze(
+            1
+        ).unsqueeze(2)
         sums = ops.suffix_sum(torch.where(behind, logs, torch.zeros_like(logs)))
         return ops.attend(q, keys, values, mask, (self.scale * sums).to(torch.float32), scale)
 
@@ -52,9 +62,16 @@ class FoXPair(PositionEncoding):
         self.heads, self.size, self.scale = geometry.heads, size, float(scale)
         self.gate = torch.nn.Linear(geometry.width, 2 * geometry.heads * size, bias=False)
 
-    def observe(self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
+    def observe(
+        self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]
+    ) -> List[Tensor]:
         """x [B,S,E], write_index as in `ops.append`, states [b [B,H,P,size]] to b [B,H,T,size], and a / sqrt(size) [B,S,H,size] for the `rescore` of this call."""
-        a, b = self.gate(x).to(torch.float32).view(x.size(0), x.size(1), 2 * self.heads, self.size).split(self.heads, dim=2)
+        a, b = (
+            self.gate(x)
+            .to(torch.float32)
+            .view(x.size(0), x.size(1), 2 * self.heads, self.size)
+            .split(self.heads, dim=2)
+        )
         b = torch.where(positions.ge(0).unsqueeze(2).unsqueeze(3), b, torch.zeros_like(b))
         return [ops.append(states[0], b, write_index), a * (1 / math.sqrt(self.size))]
 
@@ -63,10 +80,17 @@ class FoXPair(PositionEncoding):
 
 
 class FoXPairOracle(Oracle, of=FoXPair):
-    def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
+    def scores(
+        self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]
+    ) -> np.ndarray:
         e = self.encoding
         of_query, of_key = self.weights["gate.weight"].reshape(2, e.heads, e.size, -1)[:, head]
         a, b = of_query @ self.x[query - self.first], self.x[: query - self.first] @ of_key.T
         logs = [-float(np.logaddexp(0, -(a @ row) / math.sqrt(len(a)))) for row in b]
         decays = [e.scale * math.fsum(logs[p - self.first :]) for p in positions]
-        return np.array([float(q @ key) / math.sqrt(len(q)) + decay for key, decay in zip(keys, decays, strict=True)])
+        return np.array(
+            [
+                float(q @ key) / math.sqrt(len(q)) + decay
+                for key, decay in zip(keys, decays, strict=True)
+            ]
+        )

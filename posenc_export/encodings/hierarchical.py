@@ -42,9 +42,13 @@ class Hierarchical(PositionEncoding):
         self.rows = rows or math.isqrt(geometry.max_positions - 1) + 1
         if self.rows**2 < geometry.max_positions:
             rule = f"rows whose square is at least max_positions {geometry.max_positions}"
-            raise ValueError(f"hierarchical: expected {rule}, got {rows}; set rows=N or leave it out")
+            raise ValueError(
+                f"hierarchical: expected {rule}, got {rows}; set rows=N or leave it out"
+            )
         if not 0 < share < 1 or share == 0.5:
-            raise ValueError(f"hierarchical: expected share between 0 and 1 and not 0.5, got {share}; the author uses 0.4")
+            raise ValueError(
+                f"hierarchical: expected share between 0 and 1 and not 0.5, got {share}; the author uses 0.4"
+            )
         self.share = float(share)
         self.table = torch.nn.Parameter(torch.randn(self.rows, geometry.width))
 

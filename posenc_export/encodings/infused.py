@@ -37,18 +37,31 @@ class Infused(PositionEncoding):
         added = self.rows(positions).unsqueeze(2)
         return (q + added).to(q.dtype), (k + added).to(k.dtype)
 
-    def __init__(self, geometry: Geometry, table: Literal["sinusoidal", "trained"] = "sinusoidal", base: float = 10000.0) -> None:
+    def __init__(
+        self,
+        geometry: Geometry,
+        table: Literal["sinusoidal", "trained"] = "sinusoidal",
+        base: float = 10000.0,
+    ) -> None:
         super().__init__()
         size = geometry.head_size
         if table == "sinusoidal" and size % 2:
-            raise ValueError(f"infused: expected an even head size for a sinusoidal table, got {size}; choose another head size")
+            raise ValueError(
+                f"infused: expected an even head size for a sinusoidal table, got {size}; choose another head size"
+            )
         self.base = float(base)
-        self.table = torch.nn.Embedding(geometry.max_positions, size) if table == "trained" else None
+        self.table = (
+            torch.nn.Embedding(geometry.max_positions, size) if table == "trained" else None
+        )
         if self.table is not None:
-            torch.nn.init.normal_(self.table.weight, std=0.02)  # the standard deviation of BERT and GPT-2
+            torch.nn.init.normal_(
+                self.table.weight, std=0.02
+            )  # the standard deviation of BERT and GPT-2
         # A trained table leaves one unused row of sinusoids, because torch.export writes no empty table.
         positions = np.arange(1 if table == "trained" else geometry.max_positions)
-        self.waves = Table(sinusoids.rows(positions[:, None] * sinusoids.frequencies(size, self.base)))
+        self.waves = Table(
+            sinusoids.rows(positions[:, None] * sinusoids.frequencies(size, self.base))
+        )
 
     def rows(self, positions: Tensor) -> Tensor:
         """positions [B,S] int64 (-1 is read as 0) to p [B,S,D]."""
@@ -60,4 +73,8 @@ class Infused(PositionEncoding):
 class InfusedOracle(Oracle, of=Infused):
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
         trained = self.weights.get("table.weight")
-        return x + (sinusoids.row(position, len(x), self.encoding.base) if trained is None else trained[position])
+        return x + (
+            sinusoids.row(position, len(x), self.encoding.base)
+            if trained is None
+            else trained[position]
+        )

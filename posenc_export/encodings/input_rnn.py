@@ -22,19 +22,36 @@ class InputRNN(PositionEncoding):
 
     works_in = ("causal",)
 
-    def embed_next(self, x: Tensor, positions: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
+    def embed_next(
+        self, x: Tensor, positions: Tensor, states: List[Tensor]
+    ) -> Tuple[Tensor, List[Tensor]]:
         """x [B,S,E], positions [B,S] int64 (-1 padding), states [hidden [B,E]] to [B,S,E] and the next states."""
         order, count = recurrence.valid_first(positions)
         wide = order.unsqueeze(2).expand(-1, -1, self.width)
         packed = torch.zeros_like(x).scatter(1, wide, x)
-        y, last = recurrence.recur(packed, states[0], count, self.weight, self.recurrent, self.offset, self.recurrent_offset)
+        y, last = recurrence.recur(
+            packed,
+            states[0],
+            count,
+            self.weight,
+            self.recurrent,
+            self.offset,
+            self.recurrent_offset,
+        )
         return y.gather(1, wide), [last]
 
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
         self.width, bound = geometry.width, 1 / math.sqrt(geometry.width)
-        shapes = ((3 * self.width, self.width), (3 * self.width, self.width), (3 * self.width,), (3 * self.width,))
-        self.weight, self.recurrent, self.offset, self.recurrent_offset = (torch.nn.Parameter(torch.empty(shape).uniform_(-bound, bound)) for shape in shapes)
+        shapes = (
+            (3 * self.width, self.width),
+            (3 * self.width, self.width),
+            (3 * self.width,),
+            (3 * self.width,),
+        )
+        self.weight, self.recurrent, self.offset, self.recurrent_offset = (
+            torch.nn.Parameter(torch.empty(shape).uniform_(-bound, bound)) for shape in shapes
+        )
 
     def embed_states(self) -> List[StateSpec]:
         return [StateSpec("hidden", (self.width,))]
@@ -54,8 +71,30 @@ class InputRNNOracle(Oracle, of=InputRNN):
         out = np.zeros_like(hidden)
         for n in range(len(hidden)):
             reset, update, new = n, len(hidden) + n, 2 * len(hidden) + n
-            r = 1 / (1 + math.exp(-(of_x[reset] @ x + bias_x[reset] + of_hidden[reset] @ hidden + bias_hidden[reset])))
-            z = 1 / (1 + math.exp(-(of_x[update] @ x + bias_x[update] + of_hidden[update] @ hidden + bias_hidden[update])))
-            candidate = math.tanh(of_x[new] @ x + bias_x[new] + r * (of_hidden[new] @ hidden + bias_hidden[new]))
+            r = 1 / (
+                1
+                + math.exp(
+                    -(
+                        of_x[reset] @ x
+                        + bias_x[reset]
+                        + of_hidden[reset] @ hidden
+                        + bias_hidden[reset]
+                    )
+                )
+            )
+            z = 1 / (
+                1
+                + math.exp(
+                    -(
+                        of_x[update] @ x
+                        + bias_x[update]
+                        + of_hidden[update] @ hidden
+                        + bias_hidden[update]
+                    )
+                )
+            )
+            candidate = math.tanh(
+                of_x[new] @ x + bias_x[new] + r * (of_hidden[new] @ hidden + bias_hidden[new])
+            )
             out[n] = (1 - z) * candidate + z * hidden[n]
         return out

@@ -23,13 +23,17 @@ class Integer(PositionEncoding):
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
-        return (x.to(torch.float32) + positions.clamp(min=0).to(torch.float32).unsqueeze(2)).to(x.dtype)
+        return (x.to(torch.float32) + positions.clamp(min=0).to(torch.float32).unsqueeze(2)).to(
+            x.dtype
+        )
 
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
         if geometry.max_positions > EXACT:
             limit = "2^24, the largest exact range of integers in float32"
-            raise ValueError(f"integer: expected max_positions up to {limit}, got {geometry.max_positions}; choose sinusoidal or rope")
+            raise ValueError(
+                f"integer: expected max_positions up to {limit}, got {geometry.max_positions}; choose sinusoidal or rope"
+            )
 
     def oracle(self) -> Oracle:
         return IntegerOracle()

@@ -41,6 +41,12 @@ class KERPLE(PositionEncoding):
 
 class KERPLEOracle(Oracle, of=KERPLE):
     def bias(self, head: int, query: int, key: int) -> float:
-        first, second = (math.exp(logarithm) for logarithm in self.weights["r.value"][:, head, 0, 0])
+        first, second = (
+            math.exp(logarithm) for logarithm in self.weights["r.value"][:, head, 0, 0]
+        )
         distance = abs(query - key)
-        return -first * (math.log1p(second * distance) if self.encoding.kernel == "log" else distance ** min(second, 2.0))
+        return -first * (
+            math.log1p(second * distance)
+            if self.encoding.kernel == "log"
+            else distance ** min(second, 2.0)
+        )

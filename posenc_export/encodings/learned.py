@@ -52,7 +52,9 @@ class Learned(PositionEncoding):
         super().__init__()
         self.offset = offset
         self.table = torch.nn.Embedding(geometry.max_positions + offset, geometry.width)
-        torch.nn.init.normal_(self.table.weight, std=0.02)  # the standard deviation of BERT and GPT-2
+        torch.nn.init.normal_(
+            self.table.weight, std=0.02
+        )  # the standard deviation of BERT and GPT-2
 
     def extended(self, max_positions: int, by: str) -> "Learned":
         """Make an encoding with a range of max_positions from these rows; the unused rows at the front are kept.
@@ -64,7 +66,9 @@ class Learned(PositionEncoding):
             ValueError: unknown by, max_positions below the number of rows.
         """
         if by not in WAYS:
-            raise ValueError(f"learned: expected by to be one of {', '.join(WAYS)}, got {by!r}; choose one")
+            raise ValueError(
+                f"learned: expected by to be one of {', '.join(WAYS)}, got {by!r}; choose one"
+            )
         front, rows = self._rows(max_positions)
         longer = Learned(Geometry(rows.size(1), 1, rows.size(1), max_positions), self.offset)
         longer.table.weight = torch.nn.Parameter(torch.cat((front, WAYS[by](rows, max_positions))))
@@ -81,8 +85,12 @@ class Learned(PositionEncoding):
         """
         _, rows = self._rows(max_positions)
         if max_positions > len(rows) ** 2:
-            raise ValueError(f"learned: expected max_positions up to {len(rows) ** 2}, the square of the rows, got {max_positions}; give a shorter range")
-        longer = Hierarchical(Geometry(rows.size(1), 1, rows.size(1), max_positions), len(rows), share)
+            raise ValueError(
+                f"learned: expected max_positions up to {len(rows) ** 2}, the square of the rows, got {max_positions}; give a shorter range"
+            )
+        longer = Hierarchical(
+            Geometry(rows.size(1), 1, rows.size(1), max_positions), len(rows), share
+        )
         longer.table = torch.nn.Parameter(rows.clone())
         return longer
 
@@ -91,7 +99,9 @@ class Learned(PositionEncoding):
         table = self.table.weight.detach()
         front, rows = table[: self.offset], table[self.offset :]
         if max_positions < len(rows):
-            raise ValueError(f"learned: expected max_positions of at least {len(rows)}, the number of rows, got {max_positions}; give a longer range")
+            raise ValueError(
+                f"learned: expected max_positions of at least {len(rows)}, the number of rows, got {max_positions}; give a longer range"
+            )
         return front, rows
 
 

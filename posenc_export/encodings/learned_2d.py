@@ -32,16 +32,28 @@ class Learned2D(PositionEncoding):
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], coordinates [2,B,S] int64 to [B,S,E] in x's dtype."""
-        row = self.inside(self.of_row(positions[0].clamp(0, self.counts[0] - 1)), positions[0], self.counts[0])
-        column = self.inside(self.of_column(positions[1].clamp(0, self.counts[1] - 1)), positions[1], self.counts[1])
+        row = self.inside(
+            self.of_row(positions[0].clamp(0, self.counts[0] - 1)), positions[0], self.counts[0]
+        )
+        column = self.inside(
+            self.of_column(positions[1].clamp(0, self.counts[1] - 1)), positions[1], self.counts[1]
+        )
         if self.join == "sum":
             return x + row + column
         return x + torch.cat((row, column) if self.join == "row_column" else (column, row), dim=-1)
 
-    def __init__(self, geometry: Geometry, rows: int = 0, columns: int = 0, join: Literal["sum", "row_column", "column_row"] = "sum") -> None:
+    def __init__(
+        self,
+        geometry: Geometry,
+        rows: int = 0,
+        columns: int = 0,
+        join: Literal["sum", "row_column", "column_row"] = "sum",
+    ) -> None:
         super().__init__()
         if join != "sum" and geometry.width % 2:
-            raise ValueError(f"learned_2d: expected an even width for concatenated tables, got {geometry.width}; choose another width or join=sum")
+            raise ValueError(
+                f"learned_2d: expected an even width for concatenated tables, got {geometry.width}; choose another width or join=sum"
+            )
         width = geometry.width if join == "sum" else geometry.width // 2
         self.join = join
         self.counts = (rows or geometry.max_positions, columns or geometry.max_positions)
@@ -60,7 +72,9 @@ class Learned2DOracle(Oracle, of=Learned2D):
         out = x.copy()
         for axis, table in enumerate(self.weights.values()):
             place = position if isinstance(position, int) else position[axis]
-            second = self.encoding.join == ("column_row", "row_column")[axis]  # whether the entries of the other table come first
+            second = (
+                self.encoding.join == ("column_row", "row_column")[axis]
+            )  # whether the entries of the other table come first
             if place < len(table):
                 out[len(x) // 2 if second else 0 :][: table.shape[1]] += table[place]
         return out

@@ -48,7 +48,11 @@ class MRoPE(YaRNGrid):
         truncate: Truncate = "yes",
     ) -> None:
         size = rotary_size("mrope", geometry, rotary, least=6)
-        axis_of_pair = _sections(size, time, height) if order == "sections" else _alternating(size, time, height)
+        axis_of_pair = (
+            _sections(size, time, height)
+            if order == "sections"
+            else _alternating(size, time, height)
+        )
         yarn = (factor, original_max_positions, beta_fast, beta_slow, attention_factor, truncate)
         super().__init__("mrope", geometry, axis_of_pair, layout, theta, numerics, *yarn)
 
@@ -58,7 +62,9 @@ def _sections(size: int, time: int, height: int) -> List[int]:
     first, second = time or max(1, size // 8), height or max(1, 3 * size // 16)
     width = size // 2 - first - second
     if min(first, second, width) < 1:
-        raise ValueError(f"mrope: expected sections above 0 that add up to {size // 2} pairs, got time={time}, height={height}; choose fewer")
+        raise ValueError(
+            f"mrope: expected sections above 0 that add up to {size // 2} pairs, got time={time}, height={height}; choose fewer"
+        )
     return [0] * first + [1] * second + [2] * width
 
 
@@ -70,5 +76,7 @@ def _alternating(size: int, time: int, height: int) -> List[int]:
     both, odd = divmod(pairs - last, 2)
     if min(last, both) < 1 or odd or (height and height != both):
         rule = f"as many alternating pairs for height as for width, and the others of {pairs} pairs for time"
-        raise ValueError(f"mrope: expected {rule}, got time={time}, height={height}; set time={pairs} - 2 height")
+        raise ValueError(
+            f"mrope: expected {rule}, got time={time}, height={height}; set time={pairs} - 2 height"
+        )
     return [1, 2] * both + [0] * last

@@ -48,7 +48,11 @@ class MRoPEInterleaved(YaRNGrid):
         second, third, pairs = height or size // 6, width or size // 6, size // 2
         if not 1 <= second <= (pairs + 1) // 3 or not 1 <= third <= pairs // 3:
             rule = f"height within 1 .. {(pairs + 1) // 3} and width within 1 .. {pairs // 3} pairs"
-            raise ValueError(f"mrope_interleaved: expected {rule}, got {height} and {width}; choose others")
+            raise ValueError(
+                f"mrope_interleaved: expected {rule}, got {height} and {width}; choose others"
+            )
         axis_of_pair = [k % 3 if k < 3 * (0, second, third)[k % 3] else 0 for k in range(pairs)]
         yarn = (factor, original_max_positions, beta_fast, beta_slow, attention_factor, truncate)
-        super().__init__("mrope_interleaved", geometry, axis_of_pair, layout, theta, numerics, *yarn)
+        super().__init__(
+            "mrope_interleaved", geometry, axis_of_pair, layout, theta, numerics, *yarn
+        )

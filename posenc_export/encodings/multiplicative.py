@@ -27,7 +27,9 @@ class Multiplicative(PositionEncoding):
         """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
         return x * self.factors(positions.clamp(min=0)).to(x.dtype)
 
-    def __init__(self, geometry: Geometry, table: Literal["learned", "sinusoidal"] = "learned") -> None:
+    def __init__(
+        self, geometry: Geometry, table: Literal["learned", "sinusoidal"] = "learned"
+    ) -> None:
         super().__init__()
         self.factors: torch.nn.Module
         if table == "learned":
@@ -36,8 +38,14 @@ class Multiplicative(PositionEncoding):
             self.factors = trained
             return
         if geometry.width % 2:
-            raise ValueError(f"multiplicative: expected an even width for table=sinusoidal, got {geometry.width}; choose another width or table=learned")
-        self.factors = Table(sinusoids.rows(np.arange(geometry.max_positions)[:, None] * sinusoids.frequencies(geometry.width)))
+            raise ValueError(
+                f"multiplicative: expected an even width for table=sinusoidal, got {geometry.width}; choose another width or table=learned"
+            )
+        self.factors = Table(
+            sinusoids.rows(
+                np.arange(geometry.max_positions)[:, None] * sinusoids.frequencies(geometry.width)
+            )
+        )
 
 
 class MultiplicativeOracle(Oracle, of=Multiplicative):

@@ -30,8 +30,12 @@ class Recurrent(Trajectory):
     def __init__(self, geometry: Geometry) -> None:
         super().__init__("recurrent", geometry)
         width, bound = geometry.width, 0.1 / math.sqrt(geometry.width)
-        self.weight = torch.nn.Parameter(torch.cat((torch.empty(2 * width, width).uniform_(-bound, bound), 4 * _turning(width))))
-        self.offset = torch.nn.Parameter(torch.cat((torch.empty(2 * width).uniform_(-0.1, 0.1), torch.zeros(width))))
+        self.weight = torch.nn.Parameter(
+            torch.cat((torch.empty(2 * width, width).uniform_(-bound, bound), 4 * _turning(width)))
+        )
+        self.offset = torch.nn.Parameter(
+            torch.cat((torch.empty(2 * width).uniform_(-0.1, 0.1), torch.zeros(width)))
+        )
         self.prepare()
 
     def weights(self) -> Tuple[Tensor, ...]:
@@ -43,7 +47,10 @@ class Recurrent(Trajectory):
         yield row
         for _ in range(count - 1):
             gates = weight @ row + offset
-            reset, update = 1 / (1 + library.exp(-gates[:width])), 1 / (1 + library.exp(-gates[width : 2 * width]))
+            reset, update = (
+                1 / (1 + library.exp(-gates[:width])),
+                1 / (1 + library.exp(-gates[width : 2 * width])),
+            )
             row = (1 - update) * library.tanh(reset * gates[2 * width :]) + update * row
             yield row
 
@@ -51,7 +58,10 @@ class Recurrent(Trajectory):
 def _turning(width: int) -> Tensor:
     """Matrix [E,E] that rotates pair k of entries by 10000^(-2k/E)."""
     angles = 10000.0 ** (-np.arange(0, width, 2) / width)
-    blocks = [torch.tensor([[math.cos(a), -math.sin(a)], [math.sin(a), math.cos(a)]], dtype=torch.float32) for a in angles]
+    blocks = [
+        torch.tensor([[math.cos(a), -math.sin(a)], [math.sin(a), math.cos(a)]], dtype=torch.float32)
+        for a in angles
+    ]
     return torch.block_diag(*blocks)[:width, :width]
 
 
@@ -63,7 +73,11 @@ class RecurrentOracle(Oracle, of=Recurrent):
         first, weight, offset = map(torch.from_numpy, self.weights.values())
         width = len(first)
         self.cell = torch.nn.GRUCell(1, width).double()
-        for part, value in zip(self.cell.parameters(), (torch.zeros(3 * width, 1), weight, torch.zeros(3 * width), offset), strict=True):
+        for part, value in zip(
+            self.cell.parameters(),
+            (torch.zeros(3 * width, 1), weight, torch.zeros(3 * width), offset),
+            strict=True,
+        ):
             part.data = value.double()
         self.rows = [first[None]]
 

@@ -3,7 +3,14 @@
 from typing import Optional
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout, Numerics, Rotary, dtype_of, inverse_powers, rotary_size
+from posenc_export.encodings.shared.rotary import (
+    Layout,
+    Numerics,
+    Rotary,
+    dtype_of,
+    inverse_powers,
+    rotary_size,
+)
 
 
 class RoPE(Rotary):
@@ -26,7 +33,14 @@ class RoPE(Rotary):
     def frequency(self, k: int) -> float:
         return float(self.theta ** (-2 * k / self.size))
 
-    def __init__(self, geometry: Geometry, theta: float = 10000.0, layout: Layout = "half", rotary: Optional[int] = None, numerics: Numerics = "exact") -> None:
+    def __init__(
+        self,
+        geometry: Geometry,
+        theta: float = 10000.0,
+        layout: Layout = "half",
+        rotary: Optional[int] = None,
+        numerics: Numerics = "exact",
+    ) -> None:
         size = rotary_size("rope", geometry, rotary)
         super().__init__(geometry, inverse_powers(float(theta), size, dtype_of(numerics)), layout)
         self.theta = float(theta)

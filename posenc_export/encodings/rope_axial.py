@@ -5,7 +5,13 @@ from typing import Literal, Optional
 import torch
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout, Numerics, dtype_of, inverse_powers, rotary_size
+from posenc_export.encodings.shared.rotary import (
+    Layout,
+    Numerics,
+    dtype_of,
+    inverse_powers,
+    rotary_size,
+)
 from posenc_export.encodings.shared.rotary_grid import RotaryGrid
 
 
@@ -38,7 +44,9 @@ class RoPEAxial(RotaryGrid):
 
     def frequency(self, k: int) -> float:
         axis, index = divmod(k, self.each)
-        share = index / self.each if self.spectrum == "each" else (index + axis / self.axes) / self.each
+        share = (
+            index / self.each if self.spectrum == "each" else (index + axis / self.axes) / self.each
+        )
         return float(self.theta**-share)
 
     def __init__(
@@ -54,11 +62,17 @@ class RoPEAxial(RotaryGrid):
         size = rotary_size("rope_axial", geometry, rotary, least=2 * axes)
         if size % (2 * axes):
             what = "head size" if rotary is None else "rotary"
-            raise ValueError(f"rope_axial: expected {what} to be a multiple of {2 * axes}, got {size}; choose another {what}")
+            raise ValueError(
+                f"rope_axial: expected {what} to be a multiple of {2 * axes}, got {size}; choose another {what}"
+            )
         each, dtype = size // (2 * axes), dtype_of(numerics)
         if spectrum == "each":
             frequencies = inverse_powers(float(theta), 2 * each, dtype).repeat(axes)
         else:
-            frequencies = torch.cat([inverse_powers(float(theta), size, dtype)[axis::axes] for axis in range(axes)])
-        super().__init__(geometry, frequencies, [axis for axis in range(axes) for _ in range(each)], layout)
+            frequencies = torch.cat(
+                [inverse_powers(float(theta), size, dtype)[axis::axes] for axis in range(axes)]
+            )
+        super().__init__(
+            geometry, frequencies, [axis for axis in range(axes) for _ in range(each)], layout
+        )
         self.theta, self.each, self.axes, self.spectrum = float(theta), each, axes, spectrum

@@ -10,7 +10,14 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
-from posenc_export.encodings.shared.rotary import Layout, Numerics, angle_of, dtype_of, multiply_pairs, rotary_size
+from posenc_export.encodings.shared.rotary import (
+    Layout,
+    Numerics,
+    angle_of,
+    dtype_of,
+    multiply_pairs,
+    rotary_size,
+)
 from posenc_export.ops import turned_keys
 from posenc_export.ops.angles import reduced_angle
 
@@ -57,18 +64,42 @@ class RoPEDynamic(PositionEncoding):
         if self.lengths == "per_call":
             longest = positions.amax(dim=1, keepdim=True)
             cos, sin = self.waves(positions, longest)
-            return ops.apply_rotation(q, cos, sin, self.interleaved), ops.apply_rotation(k, cos, sin, self.interleaved)
+            return ops.apply_rotation(q, cos, sin, self.interleaved), ops.apply_rotation(
+                k, cos, sin, self.interleaved
+            )
         linear = self.keys == "raw" and not self.single
-        return ops.rotate_both(q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, linear)
+        return ops.rotate_both(
+            q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, linear
+        )
 
     def rescore(
-        self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor,
+        positions: Tensor,
+        key_positions: Tensor,
+        scale: float,
+        states: List[Tensor],
     ) -> Tensor:
         """q [B,S,H,D], keys and values [B,K,T,D] to [B,S,H*D]; raw keys are rotated further for queries beyond L."""
         if self.keys == "rotated" or self.lengths == "per_call":
             return ops.attend(q, keys, values, mask, None, scale)
         second = None if self.single else self.second.rows
-        return turned_keys.attend(q, keys, values, mask, positions, key_positions, self.first.rows, second, self.interleaved, self.original, scale)
+        return turned_keys.attend(
+            q,
+            keys,
+            values,
+            mask,
+            positions,
+            key_positions,
+            self.first.rows,
+            second,
+            self.interleaved,
+            self.original,
+            scale,
+        )
 
     def __init__(
         self,
@@ -86,24 +117,42 @@ class RoPEDynamic(PositionEncoding):
         size, dtype = rotary_size("rope_dynamic", geometry, rotary, least=4), dtype_of(numerics)
         check_lengths("rope_dynamic", lengths, keys)
         self.theta, self.factor, self.original = float(theta), float(factor), original_max_positions
-        self.interleaved, self.size, self.keys, self.lengths = layout == "interleaved", size, keys, lengths
+        self.interleaved, self.size, self.keys, self.lengths = (
+            layout == "interleaved",
+            size,
+            keys,
+            lengths,
+        )
         if lengths == "per_call":
             self.works_in = ("bidirectional",)
         self.single = dtype == torch.float32
         frequencies = self.frequencies(geometry.max_positions, dtype)
-        self.rounded = frequencies.numpy() if self.single else None  # for the oracle, which does not repeat the roundings of float32
-        angles = torch.arange(geometry.max_positions if lengths == "by_position" else 1, dtype=dtype)[:, None] * (frequencies if keys == "rotated" else frequencies[0])
+        self.rounded = (
+            frequencies.numpy() if self.single else None
+        )  # for the oracle, which does not repeat the roundings of float32
+        angles = torch.arange(
+            geometry.max_positions if lengths == "by_position" else 1, dtype=dtype
+        )[:, None] * (frequencies if keys == "rotated" else frequencies[0])
         self.cos, self.sin = Table(angles.cos().numpy()), Table(angles.sin().numpy())
-        leading = frequencies.to(torch.float32)[: None if keys == "raw" else 1]  # keys that are cached rotated are not rotated further
-        rest = frequencies[: len(leading)] - leading  # two float32 parts have together 48 significant bits
+        leading = frequencies.to(torch.float32)[
+            : None if keys == "raw" else 1
+        ]  # keys that are cached rotated are not rotated further
+        rest = (
+            frequencies[: len(leading)] - leading
+        )  # two float32 parts have together 48 significant bits
         self.first, self.second = Table(leading.numpy()), Table(rest.numpy())
 
     def frequencies(self, count: int, dtype: torch.dtype) -> Tensor:
         """w_k(n) [count,r/2] for n = 1 .. count; in float32 with the roundings of transformers, which computes the power of one length at a time."""
-        shares, exponent = torch.arange(0, self.size, 2, dtype=dtype) / self.size, self.size / (self.size - 2)
+        shares, exponent = (
+            torch.arange(0, self.size, 2, dtype=dtype) / self.size,
+            self.size / (self.size - 2),
+        )
         seen = torch.arange(self.original + 1, max(count, self.original) + 1).to(dtype)
         grown = self.factor * seen / self.original - (self.factor - 1)
-        bases = self.theta * (grown.to(torch.float64) ** exponent).to(dtype)  # torch rounds the power of a single number only once
+        bases = self.theta * (grown.to(torch.float64) ** exponent).to(
+            dtype
+        )  # torch rounds the power of a single number only once
         kept = (1.0 / self.theta**shares).expand(min(count, self.original), -1)
         return torch.cat((kept, 1.0 / bases[:, None] ** shares))
 
@@ -113,7 +162,9 @@ class RoPEDynamic(PositionEncoding):
         if self.single:
             angles = (places.to(torch.float32) * first).to(torch.float64)
         else:
-            angles = places.to(torch.float64) * (first.to(torch.float64) + self.second(longest).to(torch.float64))
+            angles = places.to(torch.float64) * (
+                first.to(torch.float64) + self.second(longest).to(torch.float64)
+            )
         reduced = reduced_angle(angles).unsqueeze(2)
         return reduced.cos(), reduced.sin()
 
@@ -121,7 +172,9 @@ class RoPEDynamic(PositionEncoding):
 def check_lengths(name: str, lengths: str, keys: Keys) -> None:
     """Raise ValueError for keys="rotated" with other lengths than "by_position"."""
     if lengths != "by_position" and keys == "rotated":
-        raise ValueError(f"{name}: expected keys=raw with lengths={lengths}, got keys=rotated; leave it out")
+        raise ValueError(
+            f"{name}: expected keys=raw with lengths={lengths}, got keys=rotated; leave it out"
+        )
 
 
 class RoPEDynamicOracle(Oracle, of=RoPEDynamic):
@@ -138,16 +191,29 @@ class RoPEDynamicOracle(Oracle, of=RoPEDynamic):
 
     def rotated(self, x: np.ndarray, position: int, seen: int, rotated_for: int = 0) -> np.ndarray:
         """Rotate x [D] for a length; if it is already rotated for another length, by the difference."""
-        angles = [self.angle(k, position, seen) - (self.angle(k, position, rotated_for) if rotated_for else 0.0) for k in range(self.encoding.size // 2)]
-        return multiply_pairs(x, [cmath.exp(1j * angle) for angle in angles], self.encoding.interleaved)
+        angles = [
+            self.angle(k, position, seen)
+            - (self.angle(k, position, rotated_for) if rotated_for else 0.0)
+            for k in range(self.encoding.size // 2)
+        ]
+        return multiply_pairs(
+            x, [cmath.exp(1j * angle) for angle in angles], self.encoding.interleaved
+        )
 
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
         if self.encoding.lengths == "per_call":
             return self.rotated(x, position, self.longest + 1)
         return self.rotated(x, position, 1 if self.encoding.keys == "raw" else position + 1)
 
-    def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
+    def scores(
+        self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]
+    ) -> np.ndarray:
         if self.encoding.keys == "raw" and self.encoding.lengths == "by_position":
             q = self.rotated(q, query, query + 1, rotated_for=1)
-            keys = np.stack([self.rotated(key, p, query + 1, rotated_for=1) for key, p in zip(keys, positions, strict=True)])
+            keys = np.stack(
+                [
+                    self.rotated(key, p, query + 1, rotated_for=1)
+                    for key, p in zip(keys, positions, strict=True)
+                ]
+            )
         return keys @ q / math.sqrt(len(q))

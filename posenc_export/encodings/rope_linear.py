@@ -3,7 +3,14 @@
 from typing import Optional
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout, Numerics, Rotary, dtype_of, inverse_powers, rotary_size
+from posenc_export.encodings.shared.rotary import (
+    Layout,
+    Numerics,
+    Rotary,
+    dtype_of,
+    inverse_powers,
+    rotary_size,
+)
 
 
 class RoPELinear(Rotary):
@@ -26,8 +33,16 @@ class RoPELinear(Rotary):
         return float(1 / (self.factor * self.theta ** (2 * k / self.size)))
 
     def __init__(
-        self, geometry: Geometry, factor: float = 2.0, theta: float = 10000.0, layout: Layout = "half", rotary: Optional[int] = None, numerics: Numerics = "exact"
+        self,
+        geometry: Geometry,
+        factor: float = 2.0,
+        theta: float = 10000.0,
+        layout: Layout = "half",
+        rotary: Optional[int] = None,
+        numerics: Numerics = "exact",
     ) -> None:
         size = rotary_size("rope_linear", geometry, rotary)
-        super().__init__(geometry, inverse_powers(float(theta), size, dtype_of(numerics)) / factor, layout)
+        super().__init__(
+            geometry, inverse_powers(float(theta), size, dtype_of(numerics)) / factor, layout
+        )
         self.theta, self.factor = float(theta), float(factor)

@@ -11,7 +11,14 @@ from torch import Tensor
 from posenc_export import ops
 from posenc_export.encodings.rope_dynamic import Keys, check_lengths
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
-from posenc_export.encodings.shared.rotary import Layout, Numerics, angle_of, dtype_of, multiply_pairs, rotary_size
+from posenc_export.encodings.shared.rotary import (
+    Layout,
+    Numerics,
+    angle_of,
+    dtype_of,
+    multiply_pairs,
+    rotary_size,
+)
 from posenc_export.ops import two_rotations
 
 Factors = Union[str, Sequence[float]]
@@ -62,15 +69,29 @@ class RoPELongRoPE(PositionEncoding):
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes, with `key_size` in place of D."""
         if self.fixed:
-            return ops.rotate_both(q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear)
+            return ops.rotate_both(
+                q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear
+            )
         if self.lengths == "per_call":
             beyond = positions.amax(dim=1).ge(self.original)[:, None, None, None]
-            of_q = torch.where(beyond, self.rotate_long(q, positions), self.rotate_short(q, positions))
-            return of_q, torch.where(beyond, self.rotate_long(k, positions), self.rotate_short(k, positions))
+            of_q = torch.where(
+                beyond, self.rotate_long(q, positions), self.rotate_short(q, positions)
+            )
+            return of_q, torch.where(
+                beyond, self.rotate_long(k, positions), self.rotate_short(k, positions)
+            )
         if self.keys == "rotated":
             return self.rotate_short(q, positions), self.rotate_short(k, positions)
-        of_q = two_rotations.query(self.rotate_short(q, positions), self.rotate_long(q, positions), positions, self.size, self.original)
-        return of_q, two_rotations.key(self.rotate_short(k, positions), self.rotate_long(k, positions), self.size)
+        of_q = two_rotations.query(
+            self.rotate_short(q, positions),
+            self.rotate_long(q, positions),
+            positions,
+            self.size,
+            self.original,
+        )
+        return of_q, two_rotations.key(
+            self.rotate_short(k, positions), self.rotate_long(k, positions), self.size
+        )
 
     def __init__(
         self,
@@ -90,15 +111,29 @@ class RoPELongRoPE(PositionEncoding):
         size, dtype = rotary_size("rope_longrope", geometry, rotary), dtype_of(numerics)
         check_lengths("rope_longrope", lengths, keys)
         self.theta, self.original, self.size = float(theta), original_max_positions, size
-        self.interleaved, self.keys, self.lengths, self.fixed = layout == "interleaved", keys, lengths, lengths in FIXED
+        self.interleaved, self.keys, self.lengths, self.fixed = (
+            layout == "interleaved",
+            keys,
+            lengths,
+            lengths in FIXED,
+        )
         if lengths == "per_call":
             self.works_in = ("bidirectional",)
         self.cached_twice = keys == "raw" and lengths == "by_position"
-        self.factors = [_factors("short_factor", short_factor, size // 2), _factors("long_factor", long_factor, size // 2)]
+        self.factors = [
+            _factors("short_factor", short_factor, size // 2),
+            _factors("long_factor", long_factor, size // 2),
+        ]
         stretch = max(geometry.max_positions / original_max_positions, 1.0)
-        self.magnitude = math.sqrt(1 + math.log(stretch) / math.log(original_max_positions)) if attention_factor is None else float(attention_factor)
+        self.magnitude = (
+            math.sqrt(1 + math.log(stretch) / math.log(original_max_positions))
+            if attention_factor is None
+            else float(attention_factor)
+        )
         powers = self.theta ** (torch.arange(0, size, 2, dtype=dtype) / size)
-        frequencies = [1.0 / (torch.tensor(factors, dtype=dtype) * powers) for factors in self.factors]
+        frequencies = [
+            1.0 / (torch.tensor(factors, dtype=dtype) * powers) for factors in self.factors
+        ]
         self.single = [set_of.tolist() for set_of in frequencies] if dtype == torch.float32 else []
         self.linear = keys == "raw" and not self.single
         positions = torch.arange(geometry.max_positions, dtype=dtype)[:, None]
@@ -106,7 +141,10 @@ class RoPELongRoPE(PositionEncoding):
         angles = [positions * set_of for set_of in chosen]
         if keys == "rotated":
             angles = [torch.where(positions < self.original, angles[0], angles[1])]
-        ends = (angles[0], angles[-1][:1] if self.fixed else angles[-1])  # TorchScript compiles the calls that read the second table
+        ends = (
+            angles[0],
+            angles[-1][:1] if self.fixed else angles[-1],
+        )  # TorchScript compiles the calls that read the second table
         self.cos, self.long_cos = (Table((angle.cos() * self.magnitude).numpy()) for angle in ends)
         self.sin, self.long_sin = (Table((angle.sin() * self.magnitude).numpy()) for angle in ends)
 
@@ -115,11 +153,15 @@ class RoPELongRoPE(PositionEncoding):
 
     def rotate_short(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotate x [B,S,N,D] with the short factors; with keys="rotated", with the factors of each position."""
-        return ops.rotate_pairs(x, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear)
+        return ops.rotate_pairs(
+            x, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear
+        )
 
     def rotate_long(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotate x [B,S,N,D] with the long factors."""
-        return ops.rotate_pairs(x, positions, self.long_cos.rows, self.long_sin.rows, self.interleaved, self.linear)
+        return ops.rotate_pairs(
+            x, positions, self.long_cos.rows, self.long_sin.rows, self.interleaved, self.linear
+        )
 
 
 def _factors(name: str, text: Factors, count: int) -> List[float]:
@@ -127,21 +169,34 @@ def _factors(name: str, text: Factors, count: int) -> List[float]:
     try:
         factors = [float(part) for part in parts] if parts not in ([""], []) else [1.0] * count
     except ValueError:
-        raise ValueError(f"rope_longrope: expected {name} to be numbers with ; between them, got {text!r}") from None
+        raise ValueError(
+            f"rope_longrope: expected {name} to be numbers with ; between them, got {text!r}"
+        ) from None
     if len(factors) != count or not all(0 < factor < math.inf for factor in factors):
-        raise ValueError(f"rope_longrope: expected {name} to be {count} finite numbers above 0, one for each pair, got {len(factors)}: {text!r}")
+        raise ValueError(
+            f"rope_longrope: expected {name} to be {count} finite numbers above 0, one for each pair, got {len(factors)}: {text!r}"
+        )
     return factors
 
 
 class RoPELongRoPEOracle(Oracle, of=RoPELongRoPE):
     def frequency(self, k: int, far: bool) -> float:
         e = self.encoding
-        return float(e.single[far][k] if e.single else 1 / (e.factors[far][k] * math.pow(e.theta, 2 * k / e.size)))
+        return float(
+            e.single[far][k]
+            if e.single
+            else 1 / (e.factors[far][k] * math.pow(e.theta, 2 * k / e.size))
+        )
 
     def rotated(self, x: np.ndarray, position: int, seen: int) -> np.ndarray:
         e = self.encoding
-        angles = [angle_of(position, self.frequency(k, seen > e.original), bool(e.single)) for k in range(e.size // 2)]
-        return multiply_pairs(x, [cmath.rect(e.magnitude, angle) for angle in angles], e.interleaved)
+        angles = [
+            angle_of(position, self.frequency(k, seen > e.original), bool(e.single))
+            for k in range(e.size // 2)
+        ]
+        return multiply_pairs(
+            x, [cmath.rect(e.magnitude, angle) for angle in angles], e.interleaved
+        )
 
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
         e = self.encoding
@@ -153,14 +208,22 @@ class RoPELongRoPEOracle(Oracle, of=RoPELongRoPE):
             return self.rotated(x, position, position + 1)
         whole = self.rotated(x, position, position + 1)
         own, none = whole[: e.size], np.zeros(e.size)
-        return np.concatenate((none, whole[e.size :], own) if position + 1 > e.original else (own, whole[e.size :], none))
+        return np.concatenate(
+            (none, whole[e.size :], own)
+            if position + 1 > e.original
+            else (own, whole[e.size :], none)
+        )
 
     def rotate_key(self, x: np.ndarray, position: int) -> np.ndarray:
         e = self.encoding
         if not e.cached_twice:
             return self.rotate(x, position)
-        return np.concatenate((self.rotated(x, position, 0), self.rotated(x, position, e.original + 1)[: e.size]))
+        return np.concatenate(
+            (self.rotated(x, position, 0), self.rotated(x, position, e.original + 1)[: e.size])
+        )
 
     def score_scale(self, head_size: int) -> float:
         """1 / sqrt(D), where head_size is the size of rotated keys."""
-        return 1 / math.sqrt(head_size - self.encoding.size if self.encoding.cached_twice else head_size)
+        return 1 / math.sqrt(
+            head_size - self.encoding.size if self.encoding.cached_twice else head_size
+        )

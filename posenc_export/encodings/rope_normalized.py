@@ -7,7 +7,13 @@ import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout, Numerics, dtype_of, inverse_powers, rotary_size
+from posenc_export.encodings.shared.rotary import (
+    Layout,
+    Numerics,
+    dtype_of,
+    inverse_powers,
+    rotary_size,
+)
 from posenc_export.encodings.shared.rotary_grid import RotaryGrid
 
 Points = Literal["centres", "ends"]
@@ -66,26 +72,52 @@ class RoPENormalized(RotaryGrid):
         axes = 3 if frames else 2
         size = rotary_size("rope_normalized", geometry, rotary, least=2 * axes)
         if size % (2 * axes):
-            raise ValueError(f"rope_normalized: expected a rotary size that is a multiple of {2 * axes}, got {size}; set rotary=R")
+            raise ValueError(
+                f"rope_normalized: expected a rotary size that is a multiple of {2 * axes}, got {size}; set rotary=R"
+            )
         each, dtype, longest = size // (2 * axes), dtype_of(numerics), geometry.max_positions
         powers = spectrum == "powers"
-        of_axis = inverse_powers(float(theta), 2 * each, dtype) if powers else torch.linspace(1.0, highest / 2, each, dtype=dtype) * math.pi
+        of_axis = (
+            inverse_powers(float(theta), 2 * each, dtype)
+            if powers
+            else torch.linspace(1.0, highest / 2, each, dtype=dtype) * math.pi
+        )
         counts = [frames] * (axes - 2) + [rows or longest, columns or longest]
-        numbers = torch.stack([_points(count, longest, points, dtype) for count in counts]) * (2 * math.pi if powers else 1)
-        super().__init__(geometry, of_axis.repeat(axes), [axis for axis in range(axes) for _ in range(each)], layout, numbers)
-        self.axes, self.each, self.counts, self.points, self.powers = axes, each, counts, points, powers
+        numbers = torch.stack([_points(count, longest, points, dtype) for count in counts]) * (
+            2 * math.pi if powers else 1
+        )
+        super().__init__(
+            geometry,
+            of_axis.repeat(axes),
+            [axis for axis in range(axes) for _ in range(each)],
+            layout,
+            numbers,
+        )
+        self.axes, self.each, self.counts, self.points, self.powers = (
+            axes,
+            each,
+            counts,
+            points,
+            powers,
+        )
         self.theta, self.highest = float(theta), float(highest)
 
     def point(self, axis: int, coordinate: int) -> float:
         count = self.counts[axis]
         if coordinate >= count:
             return 0.0
-        along = (coordinate + 0.5) / count if self.points == "centres" else coordinate / max(count - 1, 1)
+        along = (
+            (coordinate + 0.5) / count
+            if self.points == "centres"
+            else coordinate / max(count - 1, 1)
+        )
         return (2 * math.pi if self.powers else 1) * (2 * along - 1)
 
 
 def _points(count: int, longest: int, points: Points, dtype: torch.dtype) -> Tensor:
     """Numbers c [longest] of coordinates 0 .. longest - 1 on an axis of `count` places."""
     places = torch.arange(longest, dtype=dtype)
-    inside = (2 * ((places + 0.5) / count) if points == "centres" else 2 * places / max(count - 1, 1)) - 1
+    inside = (
+        2 * ((places + 0.5) / count) if points == "centres" else 2 * places / max(count - 1, 1)
+    ) - 1
     return torch.where(places < count, inside, 0.0)

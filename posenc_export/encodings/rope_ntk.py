@@ -3,7 +3,14 @@
 from typing import Optional
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout, Numerics, Rotary, dtype_of, inverse_powers, rotary_size
+from posenc_export.encodings.shared.rotary import (
+    Layout,
+    Numerics,
+    Rotary,
+    dtype_of,
+    inverse_powers,
+    rotary_size,
+)
 
 
 class RoPENTK(Rotary):
@@ -26,7 +33,13 @@ class RoPENTK(Rotary):
         return float(self.theta ** (-2 * k / self.size) * self.factor ** (-2 * k / (self.size - 2)))
 
     def __init__(
-        self, geometry: Geometry, factor: float = 2.0, theta: float = 10000.0, layout: Layout = "half", rotary: Optional[int] = None, numerics: Numerics = "exact"
+        self,
+        geometry: Geometry,
+        factor: float = 2.0,
+        theta: float = 10000.0,
+        layout: Layout = "half",
+        rotary: Optional[int] = None,
+        numerics: Numerics = "exact",
     ) -> None:
         size = rotary_size("rope_ntk", geometry, rotary, least=4)
         stretched = float(theta) * factor ** (size / (size - 2))

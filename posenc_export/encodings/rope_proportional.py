@@ -3,7 +3,14 @@
 import torch
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout, Numerics, Rotary, dtype_of, inverse_powers, rotary_size
+from posenc_export.encodings.shared.rotary import (
+    Layout,
+    Numerics,
+    Rotary,
+    dtype_of,
+    inverse_powers,
+    rotary_size,
+)
 
 
 class RoPEProportional(Rotary):
@@ -29,12 +36,22 @@ class RoPEProportional(Rotary):
         return float(self.theta ** (-2 * k / self.size) / self.factor) if k < self.rotated else 0.0
 
     def __init__(
-        self, geometry: Geometry, share: float = 0.5, factor: float = 1.0, theta: float = 10000.0, layout: Layout = "half", numerics: Numerics = "exact"
+        self,
+        geometry: Geometry,
+        share: float = 0.5,
+        factor: float = 1.0,
+        theta: float = 10000.0,
+        layout: Layout = "half",
+        numerics: Numerics = "exact",
     ) -> None:
         size = rotary_size("rope_proportional", geometry, None)
         rotated, dtype = int(share * size // 2), dtype_of(numerics)
         if not rotated:
-            raise ValueError(f"rope_proportional: expected at least one rotated pair, got share={share} of {size // 2} pairs; choose a larger share")
+            raise ValueError(
+                f"rope_proportional: expected at least one rotated pair, got share={share} of {size // 2} pairs; choose a larger share"
+            )
         frequencies = inverse_powers(float(theta), size, dtype) / factor
-        super().__init__(geometry, torch.where(torch.arange(size // 2) < rotated, frequencies, 0.0), layout)
+        super().__init__(
+            geometry, torch.where(torch.arange(size // 2) < rotated, frequencies, 0.0), layout
+        )
         self.theta, self.factor, self.rotated = float(theta), float(factor), rotated

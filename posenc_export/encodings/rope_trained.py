@@ -7,7 +7,14 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Exact, Geometry, Table, prepare_if_changed, prepare_loaded, weight_versions
+from posenc_export.encodings.shared.base import (
+    Exact,
+    Geometry,
+    Table,
+    prepare_if_changed,
+    prepare_loaded,
+    weight_versions,
+)
 from posenc_export.encodings.shared.rotary import Layout, Rotary, inverse_powers, rotary_size
 
 
@@ -33,14 +40,25 @@ class RoPETrained(Rotary):
         if not torch.jit.is_scripting():
             if self.training:
                 return self.trained(q, k, positions)
-        return ops.rotate_both(q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear)
+        return ops.rotate_both(
+            q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear
+        )
 
     def frequency(self, k: int) -> float:
         weight = self.weight.value.detach().double()
-        return float(weight[k]) if self.trains == "frequencies" else float((self.theta * math.exp(float(weight))) ** (-2 * k / self.size))
+        return (
+            float(weight[k])
+            if self.trains == "frequencies"
+            else float((self.theta * math.exp(float(weight))) ** (-2 * k / self.size))
+        )
 
     def __init__(
-        self, geometry: Geometry, trains: Literal["frequencies", "theta"] = "frequencies", theta: float = 10000.0, layout: Layout = "half", rotary: Optional[int] = None
+        self,
+        geometry: Geometry,
+        trains: Literal["frequencies", "theta"] = "frequencies",
+        theta: float = 10000.0,
+        layout: Layout = "half",
+        rotary: Optional[int] = None,
     ) -> None:
         size = rotary_size("rope_trained", geometry, rotary)
         start = inverse_powers(float(theta), size, torch.float64)
@@ -56,13 +74,21 @@ class RoPETrained(Rotary):
         weight = self.weight().to(torch.float64)
         if self.trains == "frequencies":
             return weight
-        exponents = torch.arange(0, self.size, 2, dtype=torch.float64, device=weight.device) / self.size
+        exponents = (
+            torch.arange(0, self.size, 2, dtype=torch.float64, device=weight.device) / self.size
+        )
         return torch.exp(-exponents * (math.log(self.theta) + weight))
 
     def prepare(self) -> None:
         frequencies = self.frequencies().detach()
-        angles = torch.arange(self.count, dtype=torch.float64, device=frequencies.device)[:, None] * frequencies
-        self.cos, self.sin = (Table(turned.cpu().numpy()).to(frequencies.device) for turned in (angles.cos(), angles.sin()))
+        angles = (
+            torch.arange(self.count, dtype=torch.float64, device=frequencies.device)[:, None]
+            * frequencies
+        )
+        self.cos, self.sin = (
+            Table(turned.cpu().numpy()).to(frequencies.device)
+            for turned in (angles.cos(), angles.sin())
+        )
         self.prepared = weight_versions(self)
 
     def train(self, mode: bool = True) -> "RoPETrained":
@@ -76,5 +102,10 @@ class RoPETrained(Rotary):
     def trained(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """`rotate` for the current weights, with gradients."""
         angles = positions.clamp(min=0).to(torch.float64).unsqueeze(2) * self.frequencies()
-        cos, sin = angles.cos().to(torch.float32).unsqueeze(2), angles.sin().to(torch.float32).unsqueeze(2)
-        return ops.apply_rotation(q, cos, sin, self.interleaved), ops.apply_rotation(k, cos, sin, self.interleaved)
+        cos, sin = (
+            angles.cos().to(torch.float32).unsqueeze(2),
+            angles.sin().to(torch.float32).unsqueeze(2),
+        )
+        return ops.apply_rotation(q, cos, sin, self.interleaved), ops.apply_rotation(
+            k, cos, sin, self.interleaved
+        )

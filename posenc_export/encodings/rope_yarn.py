@@ -8,8 +8,23 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout, Numerics, Place, Rotary, RotationOracle, dtype_of, rotary_size
-from posenc_export.encodings.shared.yarn import RampBy, Truncate, magnitude_of, ramp_of, scaled_powers, stretched
+from posenc_export.encodings.shared.rotary import (
+    Layout,
+    Numerics,
+    Place,
+    Rotary,
+    RotationOracle,
+    dtype_of,
+    rotary_size,
+)
+from posenc_export.encodings.shared.yarn import (
+    RampBy,
+    Truncate,
+    magnitude_of,
+    ramp_of,
+    scaled_powers,
+    stretched,
+)
 
 Temperature = Literal["rotation", "scores", "off"]
 
@@ -46,7 +61,9 @@ class RoPEYaRN(Rotary):
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
         if self.on_scores != 1.0:
             q = q * self.on_scores
-        return ops.rotate_both(q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear)
+        return ops.rotate_both(
+            q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear
+        )
 
     def frequency(self, k: int) -> float:
         return self.scaling.frequency(1 / math.pow(self.theta, 2 * k / self.size), k)
@@ -70,12 +87,33 @@ class RoPEYaRN(Rotary):
         temperature: Temperature = "rotation",
     ) -> None:
         size, dtype = rotary_size("rope_yarn", geometry, rotary), dtype_of(numerics)
-        scaling = ramp_of("rope_yarn", size, theta, factor, original_max_positions, beta_fast, beta_slow, truncate, ramp)
-        magnitude, on_scores = _temperatures(factor, temperature, attention_factor, mscale, mscale_all_dim)
-        if size == geometry.head_size:  # all entries are rotated: fold the factor on scores into the tables, which a fused kernel reads
+        scaling = ramp_of(
+            "rope_yarn",
+            size,
+            theta,
+            factor,
+            original_max_positions,
+            beta_fast,
+            beta_slow,
+            truncate,
+            ramp,
+        )
+        magnitude, on_scores = _temperatures(
+            factor, temperature, attention_factor, mscale, mscale_all_dim
+        )
+        if (
+            size == geometry.head_size
+        ):  # all entries are rotated: fold the factor on scores into the tables, which a fused kernel reads
             magnitude, on_scores = magnitude * math.sqrt(on_scores), 1.0
-        super().__init__(geometry, scaled_powers(float(theta), size, dtype, scaling), layout, magnitude)
-        self.theta, self.factor, self.scaling, self.on_scores = float(theta), float(factor), scaling, on_scores
+        super().__init__(
+            geometry, scaled_powers(float(theta), size, dtype, scaling), layout, magnitude
+        )
+        self.theta, self.factor, self.scaling, self.on_scores = (
+            float(theta),
+            float(factor),
+            scaling,
+            on_scores,
+        )
 
 
 class RoPEYaRNOracle(RotationOracle, of=RoPEYaRN):
@@ -88,13 +126,25 @@ class RoPEYaRNOracle(RotationOracle, of=RoPEYaRN):
         return super().rotate(x, position)
 
 
-def _temperatures(factor: float, temperature: Temperature, given: Optional[float], mscale: float, mscale_all_dim: float) -> Tuple[float, float]:
+def _temperatures(
+    factor: float,
+    temperature: Temperature,
+    given: Optional[float],
+    mscale: float,
+    mscale_all_dim: float,
+) -> Tuple[float, float]:
     """The factor on cos and sin, and the factor on scores."""
     if temperature == "off":
         if given is not None or mscale or mscale_all_dim:
             found = f"attention_factor={given}, mscale={mscale} and mscale_all_dim={mscale_all_dim}"
-            raise ValueError(f"rope_yarn: expected no attention_factor, mscale or mscale_all_dim with temperature=off, got {found}; leave them out")
+            raise ValueError(
+                f"rope_yarn: expected no attention_factor, mscale or mscale_all_dim with temperature=off, got {found}; leave them out"
+            )
         return 1.0, 1.0
     if temperature == "scores" and not mscale_all_dim:
-        raise ValueError(f"rope_yarn: expected mscale_all_dim above 0 with temperature=scores, got {mscale_all_dim}; set mscale_all_dim")
-    return magnitude_of(factor, given, mscale, mscale_all_dim), stretched(factor, mscale_all_dim) ** 2 if temperature == "scores" else 1.0
+        raise ValueError(
+            f"rope_yarn: expected mscale_all_dim above 0 with temperature=scores, got {mscale_all_dim}; set mscale_all_dim"
+        )
+    return magnitude_of(factor, given, mscale, mscale_all_dim), stretched(
+        factor, mscale_all_dim
+    ) ** 2 if temperature == "scores" else 1.0

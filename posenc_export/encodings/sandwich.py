@@ -35,8 +35,12 @@ class Sandwich(PositionEncoding):
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
-        distances = ops.distances(q_positions, k_positions).abs().clamp(max=self.sums.rows.size(0) - 1)
-        return torch.nn.functional.embedding(distances.to(torch.int64), self.sums.rows).squeeze(4) * self.ratios.rows.view(-1, 1, 1)
+        distances = (
+            ops.distances(q_positions, k_positions).abs().clamp(max=self.sums.rows.size(0) - 1)
+        )
+        return torch.nn.functional.embedding(distances.to(torch.int64), self.sums.rows).squeeze(
+            4
+        ) * self.ratios.rows.view(-1, 1, 1)
 
     def __init__(self, geometry: Geometry, dims: int = 128, base: float = 10000.0) -> None:
         super().__init__()
@@ -53,5 +57,7 @@ class Sandwich(PositionEncoding):
 class SandwichOracle(Oracle, of=Sandwich):
     def bias(self, head: int, query: int, key: int) -> float:
         e = self.encoding
-        product = math.fsum(sinusoids.row(query, e.dims, e.base) * sinusoids.row(key, e.dims, e.base))
+        product = math.fsum(
+            sinusoids.row(query, e.dims, e.base) * sinusoids.row(key, e.dims, e.base)
+        )
         return (product - e.dims / 2) / (8 * (head + 1) / e.heads)  # type: ignore[no-any-return]

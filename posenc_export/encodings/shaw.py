@@ -44,20 +44,34 @@ class Shaw(PositionEncoding):
     most = {"left": 1 << 20, "right": 1 << 20}
 
     def rescore(
-        self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor,
+        positions: Tensor,
+        key_positions: Tensor,
+        scale: float,
+        states: List[Tensor],
     ) -> Tensor:
         """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions [B,T] to [B,S,H*D]."""
-        index = (ops.distances(positions, key_positions).clamp(-self.left, self.right) + self.left).to(torch.int64)
+        index = (
+            ops.distances(positions, key_positions).clamp(-self.left, self.right) + self.left
+        ).to(torch.int64)
         trained, of_values = self.keys, self.values
         table = self.waves.rows if trained is None else trained.to(torch.float32)
         content = ops.pick((scale * q.to(torch.float32)).transpose(1, 2) @ table.t(), index)
         if self.score == "query_key":
             of_keys = keys.to(torch.float32) @ table.t()
-            content = content + scale * ops.pick(of_keys.index_select(1, self.of_head), index.transpose(2, 3)).transpose(2, 3)
+            content = content + scale * ops.pick(
+                of_keys.index_select(1, self.of_head), index.transpose(2, 3)
+            ).transpose(2, 3)
         if not self.relative_values:
             return ops.attend(q, keys, values, mask, content, scale)
         y, weights = ops.attend_with_weights(q, keys, values, mask, content, scale)
-        by_distance = ops.collect_by_distance(weights, positions, key_positions, self.left, self.right)
+        by_distance = ops.collect_by_distance(
+            weights, positions, key_positions, self.left, self.right
+        )
         relative = by_distance @ (table if of_values is None else of_values.to(torch.float32))
         return y + relative.transpose(1, 2).flatten(2).to(values.dtype)
 
@@ -72,32 +86,59 @@ class Shaw(PositionEncoding):
     ) -> None:
         super().__init__()
         if table == "sinusoidal" and geometry.head_size % 2:
-            raise ValueError(f"shaw: expected an even head size for a sinusoidal table, got {geometry.head_size}; choose another head size")
-        self.left, self.right, self.score, self.relative_values, size = left, right, score, values == "relative", geometry.head_size
+            raise ValueError(
+                f"shaw: expected an even head size for a sinusoidal table, got {geometry.head_size}; choose another head size"
+            )
+        self.left, self.right, self.score, self.relative_values, size = (
+            left,
+            right,
+            score,
+            values == "relative",
+            geometry.head_size,
+        )
         rows, fixed = left + right + 1, table == "sinusoidal"
         # A trained table leaves one unused row of sinusoids, because torch.export writes no empty table.
-        self.waves = Table(sinusoids.rows(np.arange(rows if fixed else 1)[:, None] * sinusoids.frequencies(size)))
+        self.waves = Table(
+            sinusoids.rows(np.arange(rows if fixed else 1)[:, None] * sinusoids.frequencies(size))
+        )
         self.of_head: Tensor
-        self.register_buffer("of_head", torch.arange(geometry.heads) // (geometry.heads // (geometry.kv_heads or geometry.heads)), persistent=False)
+        self.register_buffer(
+            "of_head",
+            torch.arange(geometry.heads)
+            // (geometry.heads // (geometry.kv_heads or geometry.heads)),
+            persistent=False,
+        )
         for name, count in (("keys", rows), ("values", rows if values == "relative" else 0)):
-            self.register_parameter(name, None if fixed else torch.nn.Parameter(torch.randn(count, size) / math.sqrt(size)))
+            self.register_parameter(
+                name,
+                None if fixed else torch.nn.Parameter(torch.randn(count, size) / math.sqrt(size)),
+            )
 
 
 class ShawOracle(Oracle, of=Shaw):
     def __init__(self, encoding: Shaw) -> None:
         super().__init__(encoding)
         if "keys" not in self.weights:
-            waves = np.stack([sinusoids.row(n, encoding.waves.exact.shape[1]) for n in range(encoding.left + encoding.right + 1)])
+            waves = np.stack(
+                [
+                    sinusoids.row(n, encoding.waves.exact.shape[1])
+                    for n in range(encoding.left + encoding.right + 1)
+                ]
+            )
             self.weights = {"keys": waves, "values": waves}
 
     def row(self, query: int, key: int) -> int:
-        return int(min(max(key - query, -self.encoding.left), self.encoding.right) + self.encoding.left)
+        return int(
+            min(max(key - query, -self.encoding.left), self.encoding.right) + self.encoding.left
+        )
 
     def content(self, head: int, q: np.ndarray, k: np.ndarray, query: int, key: int) -> float:
         a = self.weights["keys"][self.row(query, key)]
         return float((q + k if self.encoding.score == "query_key" else q) @ a) / math.sqrt(len(q))
 
-    def values(self, head: int, values: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
+    def values(
+        self, head: int, values: np.ndarray, query: int, positions: Sequence[int]
+    ) -> np.ndarray:
         if not self.encoding.relative_values:
             return values
         return values + self.weights["values"][[self.row(query, p) for p in positions]]  # type: ignore[no-any-return]

@@ -54,29 +54,54 @@ class Sinusoidal(PositionEncoding):
     ) -> None:
         super().__init__()
         if geometry.width % 2 and odd == "refuse":
-            raise ValueError(f"sinusoidal: expected an even width, got {geometry.width}; choose another width or odd=zero")
+            raise ValueError(
+                f"sinusoidal: expected an even width, got {geometry.width}; choose another width or odd=zero"
+            )
         half, self.unencoded = divmod(geometry.width, 2)
-        self.base, self.interleaved, self.steps = float(base), layout == "interleaved", half - (divisor == "fairseq")
+        self.base, self.interleaved, self.steps = (
+            float(base),
+            layout == "interleaved",
+            half - (divisor == "fairseq"),
+        )
         self.offset, self.scale, self.factor = offset, float(scale), float(factor)
         frequencies = self.base ** (-np.arange(half) / max(self.steps, 1))
         self.computed, high = angles == "computed", frequencies.astype(np.float32)
-        self.frequencies = Table(np.stack((high, frequencies - high)))  # two float32 parts, which together have 48 significant bits
+        self.frequencies = Table(
+            np.stack((high, frequencies - high))
+        )  # two float32 parts, which together have 48 significant bits
         # Computed rows leave one unused row in the table, because torch.export writes no empty table.
-        positions = np.arange(1 if self.computed else geometry.max_positions, dtype=np.float64) + offset
-        self.table = Table(self.factor * np.pad(sinusoids.rows(positions[:, None] * frequencies, self.interleaved), ((0, 0), (0, self.unencoded))))
+        positions = (
+            np.arange(1 if self.computed else geometry.max_positions, dtype=np.float64) + offset
+        )
+        self.table = Table(
+            self.factor
+            * np.pad(
+                sinusoids.rows(positions[:, None] * frequencies, self.interleaved),
+                ((0, 0), (0, self.unencoded)),
+            )
+        )
 
     def waves(self, positions: Tensor) -> Tensor:
         """Compute the rows [B,S,E] float32 at positions [B,S] int64."""
         frequencies = self.frequencies.rows.to(torch.float64)
-        angles = reduced_angle((positions.clamp(min=0) + self.offset).unsqueeze(2).to(torch.float64) * (frequencies[0] + frequencies[1]))
+        angles = reduced_angle(
+            (positions.clamp(min=0) + self.offset).unsqueeze(2).to(torch.float64)
+            * (frequencies[0] + frequencies[1])
+        )
         sines, cosines = angles.sin(), angles.cos()
-        rows = torch.stack((sines, cosines), dim=-1).flatten(-2) if self.interleaved else torch.cat((sines, cosines), dim=-1)
+        rows = (
+            torch.stack((sines, cosines), dim=-1).flatten(-2)
+            if self.interleaved
+            else torch.cat((sines, cosines), dim=-1)
+        )
         if self.factor != 1.0:
             rows = rows * self.factor
         return torch.nn.functional.pad(rows, [0, self.unencoded]) if self.unencoded else rows
 
     def initialise_tokens(self, table: Tensor) -> None:
-        torch.nn.init.normal_(table, std=table.size(1) ** -0.5)  # as in the paper: with scale sqrt(d), tokens are as large as the sinusoids
+        torch.nn.init.normal_(
+            table, std=table.size(1) ** -0.5
+        )  # as in the paper: with scale sqrt(d), tokens are as large as the sinusoids
 
 
 class SinusoidalOracle(Oracle, of=Sinusoidal):

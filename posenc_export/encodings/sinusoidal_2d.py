@@ -39,7 +39,9 @@ class Sinusoidal2D(PositionEncoding):
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], coordinates [2,B,S] int64 to [B,S,E] in x's dtype."""
         halves = [self.of_row(positions[0]), self.of_column(positions[1])]
-        return x * self.scale + torch.cat((halves[self.first], halves[1 - self.first]), dim=-1).to(x.dtype)
+        return x * self.scale + torch.cat((halves[self.first], halves[1 - self.first]), dim=-1).to(
+            x.dtype
+        )
 
     def __init__(
         self,
@@ -54,13 +56,24 @@ class Sinusoidal2D(PositionEncoding):
     ) -> None:
         super().__init__()
         if geometry.width % 4:
-            raise ValueError(f"sinusoidal_2d: expected a width that is a multiple of 4, got {geometry.width}; choose another width")
-        self.base, self.first, self.interleaved = float(base), 1 if first == "column" else 0, layout == "interleaved"
+            raise ValueError(
+                f"sinusoidal_2d: expected a width that is a multiple of 4, got {geometry.width}; choose another width"
+            )
+        self.base, self.first, self.interleaved = (
+            float(base),
+            1 if first == "column" else 0,
+            layout == "interleaved",
+        )
         self.scale, self.factor = float(scale), float(factor)
         longest, pairs = geometry.max_positions, geometry.width // 4
         self.counts = (rows or longest, columns or longest)
-        table = sinusoids.rows(np.arange(longest)[:, None] * self.base ** (-np.arange(pairs) / pairs), self.interleaved)
-        self.of_row, self.of_column = (Table(self.factor * table * (np.arange(longest) < count)[:, None]) for count in self.counts)
+        table = sinusoids.rows(
+            np.arange(longest)[:, None] * self.base ** (-np.arange(pairs) / pairs), self.interleaved
+        )
+        self.of_row, self.of_column = (
+            Table(self.factor * table * (np.arange(longest) < count)[:, None])
+            for count in self.counts
+        )
 
 
 class Sinusoidal2DOracle(Oracle, of=Sinusoidal2D):
@@ -71,7 +84,9 @@ class Sinusoidal2DOracle(Oracle, of=Sinusoidal2D):
         for n in range(len(x)):
             axis, index = (e.first + n // half) % 2, n % half
             place = position if isinstance(position, int) else position[axis]
-            k, cosine = (index // 2, index % 2 == 1) if e.interleaved else (index % pairs, index >= pairs)
+            k, cosine = (
+                (index // 2, index % 2 == 1) if e.interleaved else (index % pairs, index >= pairs)
+            )
             angle = place / math.pow(e.base, k / pairs)
             if place < e.counts[axis]:
                 out[n] += e.factor * (math.cos(angle) if cosine else math.sin(angle))

@@ -38,22 +38,50 @@ class SwinV2(PositionEncoding):
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
-        inner = torch.relu(torch.nn.functional.linear(self.offsets.rows, self.first.weight.to(torch.float32), self.first.bias.to(torch.float32)))
-        table = 16 * torch.sigmoid(torch.nn.functional.linear(inner, self.second.weight.to(torch.float32)))
-        return torch.nn.functional.embedding(offset_index(q_positions, k_positions, self.rows, self.columns), table).permute(0, 3, 1, 2)
+        inner = torch.relu(
+            torch.nn.functional.linear(
+                self.offsets.rows,
+                self.first.weight.to(torch.float32),
+                self.first.bias.to(torch.float32),
+            )
+        )
+        table = 16 * torch.sigmoid(
+            torch.nn.functional.linear(inner, self.second.weight.to(torch.float32))
+        )
+        return torch.nn.functional.embedding(
+            offset_index(q_positions, k_positions, self.rows, self.columns), table
+        ).permute(0, 3, 1, 2)
 
     def __init__(
-        self, geometry: Geometry, rows: int = 0, columns: int = 0, hidden: int = 32, pretrained_rows: int = 0, pretrained_columns: int = 0
+        self,
+        geometry: Geometry,
+        rows: int = 0,
+        columns: int = 0,
+        hidden: int = 32,
+        pretrained_rows: int = 0,
+        pretrained_columns: int = 0,
     ) -> None:
         super().__init__()
         self.rows, self.columns = self.window = window_of("swin_v2", geometry, rows, columns)
-        for name, size in (("pretrained_rows", pretrained_rows), ("pretrained_columns", pretrained_columns)):
+        for name, size in (
+            ("pretrained_rows", pretrained_rows),
+            ("pretrained_columns", pretrained_columns),
+        ):
             if size < 0 or size == 1:
-                raise ValueError(f"swin_v2: expected {name} to be 0 or at least 2, got {size}; set {name}=0 for the size of the window")
+                raise ValueError(
+                    f"swin_v2: expected {name} to be 0 or at least 2, got {size}; set {name}=0 for the size of the window"
+                )
         self.spans = (pretrained_rows or self.rows) - 1, (pretrained_columns or self.columns) - 1
-        down, right = (_spaced(n, span) for n, span in zip((self.rows, self.columns), self.spans, strict=True))
-        self.offsets = Table(np.stack(np.broadcast_arrays(down[:, None], right[None]), axis=-1).reshape(-1, 2))
-        self.first, self.second = torch.nn.Linear(2, hidden), torch.nn.Linear(hidden, geometry.heads, bias=False)
+        down, right = (
+            _spaced(n, span) for n, span in zip((self.rows, self.columns), self.spans, strict=True)
+        )
+        self.offsets = Table(
+            np.stack(np.broadcast_arrays(down[:, None], right[None]), axis=-1).reshape(-1, 2)
+        )
+        self.first, self.second = (
+            torch.nn.Linear(2, hidden),
+            torch.nn.Linear(hidden, geometry.heads, bias=False),
+        )
         torch.nn.init.normal_(self.second.weight, std=1.0)  # so that scores differ before training
 
 
@@ -66,7 +94,13 @@ def _spaced(count: int, span: int) -> np.ndarray:
 class SwinV2Oracle(Oracle, of=SwinV2):
     def bias(self, head: int, query: int, key: int) -> float:
         (i, m), (j, n) = divmod(query, self.encoding.columns), divmod(key, self.encoding.columns)
-        x = [math.copysign(math.log2(1 + 8 * abs(d) / max(span, 1)) / 3, d) for d, span in zip((i - j, m - n), self.encoding.spans, strict=True)]
+        x = [
+            math.copysign(math.log2(1 + 8 * abs(d) / max(span, 1)) / 3, d)
+            for d, span in zip((i - j, m - n), self.encoding.spans, strict=True)
+        ]
         first, offset, second = self.weights.values()
-        inner = [max(0.0, first[c, 0] * x[0] + first[c, 1] * x[1] + offset[c]) for c in range(len(offset))]
+        inner = [
+            max(0.0, first[c, 0] * x[0] + first[c, 1] * x[1] + offset[c])
+            for c in range(len(offset))
+        ]
         return 16 / (1 + math.exp(-sum(second[head, c] * value for c, value in enumerate(inner))))

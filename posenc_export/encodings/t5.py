@@ -44,18 +44,37 @@ class T5(PositionEncoding):
         rows = torch.nn.functional.embedding(self.of_distance, self.table.weight.to(torch.float32))
         return torch.nn.functional.embedding(index.to(torch.int64), rows).permute(0, 3, 1, 2)
 
-    def __init__(self, geometry: Geometry, buckets: int = 32, max_distance: int = 128, scores: Literal["unscaled", "scaled"] = "unscaled") -> None:
+    def __init__(
+        self,
+        geometry: Geometry,
+        buckets: int = 32,
+        max_distance: int = 128,
+        scores: Literal["unscaled", "scaled"] = "unscaled",
+    ) -> None:
         super().__init__()
         sides = 1 if geometry.causal else 2
         if buckets < 2 * sides or buckets % sides:
-            raise ValueError(f"t5: expected buckets of at least {2 * sides} and divisible by {sides}, got {buckets}; set buckets=N")
+            raise ValueError(
+                f"t5: expected buckets of at least {2 * sides} and divisible by {sides}, got {buckets}; set buckets=N"
+            )
         exact = buckets // sides // 2
         if max_distance <= exact:
-            raise ValueError(f"t5: expected max_distance above {exact}, the number of buckets of single distances, got {max_distance}; set max_distance=N")
-        self.buckets, self.max_distance, self.causal, self.scores = buckets, max_distance, geometry.causal, scores
+            raise ValueError(
+                f"t5: expected max_distance above {exact}, the number of buckets of single distances, got {max_distance}; set max_distance=N"
+            )
+        self.buckets, self.max_distance, self.causal, self.scores = (
+            buckets,
+            max_distance,
+            geometry.causal,
+            scores,
+        )
         self.of_distance: Tensor
         near = _buckets(np.arange(max_distance + 1), buckets // sides, max_distance)
-        whole = near if geometry.causal else np.concatenate((near[:0:-1], near[:1], near[1:] + buckets // 2))
+        whole = (
+            near
+            if geometry.causal
+            else np.concatenate((near[:0:-1], near[:1], near[1:] + buckets // 2))
+        )
         self.register_buffer("of_distance", torch.from_numpy(whole), persistent=False)
         self.table = torch.nn.Embedding(buckets, geometry.heads)
         torch.nn.init.normal_(self.table.weight, std=geometry.width**-0.5)  # as T5
@@ -67,7 +86,9 @@ class T5(PositionEncoding):
 def _buckets(distances: np.ndarray, buckets: int, max_distance: int) -> np.ndarray:
     """Buckets [n] int64 of distances [n] on one side."""
     exact = buckets // 2
-    ratio = torch.from_numpy(np.maximum(distances, 1)).to(torch.float32) / exact  # in torch: numpy's float32 logarithm may differ in the last digit
+    ratio = (
+        torch.from_numpy(np.maximum(distances, 1)).to(torch.float32) / exact
+    )  # in torch: numpy's float32 logarithm may differ in the last digit
     steps = torch.log(ratio) / math.log(max_distance / exact) * (buckets - exact)
     far = np.minimum(exact + steps.to(torch.int64).numpy(), buckets - 1)
     return np.where(distances < exact, distances, far)
@@ -82,9 +103,15 @@ class T5Oracle(Oracle, of=T5):
 
     def bucket(self, ahead: int) -> int:
         e = self.encoding
-        count, first = (e.buckets, 0) if e.causal else (e.buckets // 2, e.buckets // 2 if ahead > 0 else 0)
+        count, first = (
+            (e.buckets, 0) if e.causal else (e.buckets // 2, e.buckets // 2 if ahead > 0 else 0)
+        )
         distance, exact = abs(ahead), count // 2
         if distance < exact:
             return int(first + distance)
-        ratio = torch.log(torch.tensor(distance, dtype=torch.float32) / exact) / math.log(e.max_distance / exact) * (count - exact)
+        ratio = (
+            torch.log(torch.tensor(distance, dtype=torch.float32) / exact)
+            / math.log(e.max_distance / exact)
+            * (count - exact)
+        )
         return int(first + min(exact + int(ratio), count - 1))

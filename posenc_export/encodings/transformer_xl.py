@@ -46,7 +46,15 @@ class TransformerXL(PositionEncoding):
     segment: Optional[Tensor]
 
     def rescore(
-        self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor,
+        positions: Tensor,
+        key_positions: Tensor,
+        scale: float,
+        states: List[Tensor],
     ) -> Tensor:
         """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions [B,T], states [token types [B,S]] or []
         to [B,S,H*D]."""
@@ -54,34 +62,57 @@ class TransformerXL(PositionEncoding):
         projected = by_head @ self.weight.to(torch.float32)
         s, c = projected.split(self.width // 2, dim=-1)
         cos, sin = self.waves(positions).unsqueeze(1).split(self.width // 2, dim=-1)
-        relative = ops.wave_products(torch.cat((s * sin + c * cos, c * sin - s * cos), dim=-1), key_positions, self.waves.rows)
+        relative = ops.wave_products(
+            torch.cat((s * sin + c * cos, c * sin - s * cos), dim=-1),
+            key_positions,
+            self.waves.rows,
+        )
         if self.clamp > 0:
             behind, ahead = (projected @ self.ends.rows).split(1, dim=-1)
             distances = ops.distances(positions, key_positions)
-            relative = torch.where(distances.lt(-self.clamp), behind, torch.where(distances.gt(self.clamp), ahead, relative))
+            relative = torch.where(
+                distances.lt(-self.clamp),
+                behind,
+                torch.where(distances.gt(self.clamp), ahead, relative),
+            )
         added, segment = self.s, self.segment
         if added is not None and segment is not None and len(states) > 0:
-            of_pairs = (q.to(torch.float32) + added.to(torch.float32)).transpose(1, 2) @ segment.to(torch.float32).permute(1, 2, 0)
+            of_pairs = (q.to(torch.float32) + added.to(torch.float32)).transpose(1, 2) @ segment.to(
+                torch.float32
+            ).permute(1, 2, 0)
             same, other = of_pairs.split(1, dim=-1)
-            relative = relative + torch.where(ops.distances(states[0], states[0]).eq(0), same, other)
+            relative = relative + torch.where(
+                ops.distances(states[0], states[0]).eq(0), same, other
+            )
         return ops.attend((q + self.u.to(q.dtype)), keys, values, mask, scale * relative, scale)
 
-    def __init__(self, geometry: Geometry, clamp: int = 0, segments: Literal["none", "pairs"] = "none") -> None:
+    def __init__(
+        self, geometry: Geometry, clamp: int = 0, segments: Literal["none", "pairs"] = "none"
+    ) -> None:
         super().__init__()
         if geometry.width % 2:
-            raise ValueError(f"transformer_xl: expected an even width, got {geometry.width}; choose another width")
+            raise ValueError(
+                f"transformer_xl: expected an even width, got {geometry.width}; choose another width"
+            )
         self.width, self.clamp = geometry.width, clamp
         frequencies = sinusoids.frequencies(geometry.width)
         angles = np.arange(geometry.max_positions)[:, None] * frequencies
-        self.waves = Table(np.concatenate((np.cos(angles), np.sin(angles)), axis=1))  # cosines first, in the order of the rotated queries
+        self.waves = Table(
+            np.concatenate((np.cos(angles), np.sin(angles)), axis=1)
+        )  # cosines first, in the order of the rotated queries
         ends = np.outer(frequencies, (clamp, -clamp))  # before and after the query
         self.ends = Table(np.concatenate((np.sin(ends), np.cos(ends))))
         self.u = torch.nn.Parameter(0.5 * torch.randn(geometry.heads, geometry.head_size))
         self.v = torch.nn.Parameter(0.5 * torch.randn(geometry.heads, geometry.head_size))
-        self.weight = torch.nn.Parameter(torch.randn(geometry.heads, geometry.head_size, geometry.width) / math.sqrt(geometry.width))
+        self.weight = torch.nn.Parameter(
+            torch.randn(geometry.heads, geometry.head_size, geometry.width)
+            / math.sqrt(geometry.width)
+        )
         pairs, size = segments == "pairs", (geometry.heads, geometry.head_size)
         self.register_parameter("s", torch.nn.Parameter(0.5 * torch.randn(size)) if pairs else None)
-        self.register_parameter("segment", torch.nn.Parameter(torch.randn(2, *size)) if pairs else None)
+        self.register_parameter(
+            "segment", torch.nn.Parameter(torch.randn(2, *size)) if pairs else None
+        )
 
 
 class TransformerXLOracle(Oracle, of=TransformerXL):
@@ -90,7 +121,9 @@ class TransformerXLOracle(Oracle, of=TransformerXL):
         clamp, d = self.encoding.clamp, query - key
         waves = sinusoids.row(min(max(d, -clamp), clamp) if clamp else d, weight.shape[1])
         r = np.concatenate((waves[::2], waves[1::2]))
-        return float(u @ k + (q + v) @ (weight @ r) + self.segment_term(head, q, query, key)) / math.sqrt(len(q))
+        return float(
+            u @ k + (q + v) @ (weight @ r) + self.segment_term(head, q, query, key)
+        ) / math.sqrt(len(q))
 
     def segment_term(self, head: int, q: np.ndarray, query: int, key: int) -> float:
         if self.types is None or "segment" not in self.weights:

@@ -37,23 +37,44 @@ class XPos(PositionEncoding):
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
         return (
-            ops.rotate_pairs(q, positions, self.q_cos.rows, self.q_sin.rows, self.interleaved, False),
-            ops.rotate_pairs(k, positions, self.k_cos.rows, self.k_sin.rows, self.interleaved, False),
+            ops.rotate_pairs(
+                q, positions, self.q_cos.rows, self.q_sin.rows, self.interleaved, False
+            ),
+            ops.rotate_pairs(
+                k, positions, self.k_cos.rows, self.k_sin.rows, self.interleaved, False
+            ),
         )
 
-    def __init__(self, geometry: Geometry, theta: float = 10000.0, layout: Layout = "half", gamma: float = 0.4, scale_base: float = 512.0) -> None:
+    def __init__(
+        self,
+        geometry: Geometry,
+        theta: float = 10000.0,
+        layout: Layout = "half",
+        gamma: float = 0.4,
+        scale_base: float = 512.0,
+    ) -> None:
         super().__init__()
         size = rotary_size("xpos", geometry, None)
-        self.theta, self.gamma, self.base, self.size = float(theta), float(gamma), float(scale_base), size
+        self.theta, self.gamma, self.base, self.size = (
+            float(theta),
+            float(gamma),
+            float(scale_base),
+            size,
+        )
         self.interleaved, self.centre = layout == "interleaved", geometry.max_positions // 2
         k = np.arange(0, size, 2) / size
         decay = np.log((k + gamma) / (1 + gamma))
         most = -decay.min() * (geometry.max_positions - self.centre) / scale_base
         if most > LARGEST:
             rule = f"factors of at most e^{LARGEST:.0f}"
-            raise ValueError(f"xpos: expected {rule}, got e^{most:.0f} at max_positions={geometry.max_positions}; set a larger scale_base")
+            raise ValueError(
+                f"xpos: expected {rule}, got e^{most:.0f} at max_positions={geometry.max_positions}; set a larger scale_base"
+            )
         positions = np.arange(geometry.max_positions)[:, None]
-        angles, factors = positions * self.theta**-k, np.exp((positions - self.centre) / self.base * decay)
+        angles, factors = (
+            positions * self.theta**-k,
+            np.exp((positions - self.centre) / self.base * decay),
+        )
         self.q_cos, self.q_sin = Table(np.cos(angles) * factors), Table(np.sin(angles) * factors)
         self.k_cos, self.k_sin = Table(np.cos(angles) / factors), Table(np.sin(angles) / factors)
 
@@ -68,5 +89,15 @@ class XPosOracle(Oracle, of=XPos):
     def rotated(self, x: np.ndarray, position: int, sign: int) -> np.ndarray:
         e = self.encoding
         shares = [2 * k / e.size for k in range(e.size // 2)]
-        factors = [math.pow((share + e.gamma) / (1 + e.gamma), sign * (position - e.centre) / e.base) for share in shares]
-        return multiply_pairs(x, [f * cmath.exp(1j * position / math.pow(e.theta, s)) for f, s in zip(factors, shares, strict=True)], e.interleaved)
+        factors = [
+            math.pow((share + e.gamma) / (1 + e.gamma), sign * (position - e.centre) / e.base)
+            for share in shares
+        ]
+        return multiply_pairs(
+            x,
+            [
+                f * cmath.exp(1j * position / math.pow(e.theta, s))
+                for f, s in zip(factors, shares, strict=True)
+            ],
+            e.interleaved,
+        )

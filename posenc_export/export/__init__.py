@@ -4,7 +4,10 @@ try:
     import onnx_ir  # noqa: F401
     import torch  # noqa: F401
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(f"export: expected {error.name} to be installed, got none; pip install 'posenc-export[export]'", name=error.name) from None
+    raise ModuleNotFoundError(
+        f"export: expected {error.name} to be installed, got none; pip install 'posenc-export[export]'",
+        name=error.name,
+    ) from None
 
 from posenc_export.export.artefact import check_export, export, export_all, folders
 from posenc_export.export.native import compile_artefact
@@ -13,4 +16,15 @@ from posenc_export.export.targets import TARGETS
 from posenc_export.export.trace import Sources
 from posenc_export.export.verify import VerificationError, verify
 
-__all__ = ["TARGETS", "ExportOptions", "Sources", "VerificationError", "check_export", "compile_artefact", "export", "export_all", "folders", "verify"]
+__all__ = [
+    "TARGETS",
+    "ExportOptions",
+    "Sources",
+    "VerificationError",
+    "check_export",
+    "compile_artefact",
+    "export",
+    "export_all",
+    "folders",
+    "verify",
+]

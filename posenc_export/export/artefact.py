@@ -69,7 +69,24 @@ def export(
         VerificationError: the artefact does not agree with the module; nothing is written.
         OSError: the folder cannot be written, or the disk is full; an existing artefact is unchanged.
     """
-    return export_all(model, [target], folder, ExportOptions(signature, dtype, verify, progress, weights, calibrate, cache, tolerance, text, max_loss, size))[0]
+    return export_all(
+        model,
+        [target],
+        folder,
+        ExportOptions(
+            signature,
+            dtype,
+            verify,
+            progress,
+            weights,
+            calibrate,
+            cache,
+            tolerance,
+            text,
+            max_loss,
+            size,
+        ),
+    )[0]
 
 
 def export_all(
@@ -127,8 +144,12 @@ def _forget(staging: StagingFolder, place: Path, folder: Path) -> None:
 
 def _read_data(sources: Sources, options: ExportOptions) -> quality.Inputs:
     """Read calibration data and the text that the loss is measured on."""
-    sample = None if options.calibrate is None else calibration.read(options.calibrate, sources.model)
-    kept, measured = with_text(sample, options.text, sources.model) if options.rounds else (sample, None)
+    sample = (
+        None if options.calibrate is None else calibration.read(options.calibrate, sources.model)
+    )
+    kept, measured = (
+        with_text(sample, options.text, sources.model) if options.rounds else (sample, None)
+    )
     if kept is None and options.format and format_of(options.format).calibrated:
         kept = default_sample(sources.model)
     if options.size is not None:
@@ -152,23 +173,56 @@ def check_export(targets: Sequence[str], output: Path, options: ExportOptions) -
         check_folder(place)
 
 
-def _make(sources: Sources, target: str, folder: Path, options: ExportOptions, read: quality.Inputs) -> Manifest:
+def _make(
+    sources: Sources, target: str, folder: Path, options: ExportOptions, read: quality.Inputs
+) -> Manifest:
     """Write and verify one artefact in `folder`."""
-    kind, weights, signature, sample = TARGETS[target], options.format, options.signature, read.sample
-    source = sources.of(options.dtype or kind.dtypes[0], weights, sample, options.cache is not None, options.size, options.say)
+    kind, weights, signature, sample = (
+        TARGETS[target],
+        options.format,
+        options.signature,
+        read.sample,
+    )
+    source = sources.of(
+        options.dtype or kind.dtypes[0],
+        weights,
+        sample,
+        options.cache is not None,
+        options.size,
+        options.say,
+    )
     half_precision.check_model(sources.model, options.dtype or kind.dtypes[0])
     options.say(f"{target}: tracing and lowering")
-    bits = {"weights": weights and Weights(weights, activations=activations_of(source.model)), "cache": options.cache or "", "calibration": sample and sample.described}
+    bits = {
+        "weights": weights and Weights(weights, activations=activations_of(source.model)),
+        "cache": options.cache or "",
+        "calibration": sample and sample.described,
+    }
     formats = {} if options.size is None else mixed.formats_of(source.on_grid)
-    described = describe(source.model, target, signature, kind.layout[signature], kind.update, **bits, formats=formats, **kind.geometry)
+    described = describe(
+        source.model,
+        target,
+        signature,
+        kind.layout[signature],
+        kind.update,
+        **bits,
+        formats=formats,
+        **kind.geometry,
+    )
     accuracy = accuracy_of(source.model, described)
-    accuracy = accuracy if options.tolerance is None else dataclasses.replace(accuracy, tolerance=options.tolerance)
+    accuracy = (
+        accuracy
+        if options.tolerance is None
+        else dataclasses.replace(accuracy, tolerance=options.tolerance)
+    )
     manifest, expected = _written(source, described, folder, accuracy, options)
     if options.size is not None:
         mixed.check_written(manifest, options.size)
     if not options.verify:
         return manifest
-    if manifest.dtype == "bfloat16":  # which no provider of the CPU computes: the same rounded numbers are verified in float32
+    if (
+        manifest.dtype == "bfloat16"
+    ):  # which no provider of the CPU computes: the same rounded numbers are verified in float32
         options.say(f"{target}: float32 artefact for verification")
         _checked_in_float32(source, target, _aside(folder), options)
         return manifest
@@ -179,7 +233,9 @@ def _make(sources: Sources, target: str, folder: Path, options: ExportOptions, r
     plain = _checked_in_float32(source, target, _aside(folder), options)
     source.release()
     options.say(f"{target}: measuring the loss against float32")
-    return quality.write(folder, manifest, plain, read._replace(model=sources.of("float32").model), options.say)
+    return quality.write(
+        folder, manifest, plain, read._replace(model=sources.of("float32").model), options.say
+    )
 
 
 def _aside(folder: Path) -> Path:
@@ -187,7 +243,9 @@ def _aside(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.float32")
 
 
-def _checked_in_float32(source: Source, target: str, aside: Path, options: ExportOptions) -> Manifest:
+def _checked_in_float32(
+    source: Source, target: str, aside: Path, options: ExportOptions
+) -> Manifest:
     """Verify a float32 artefact of the same rounded numbers, with the tolerance of float32, and return its manifest.
 
     Rounded activations hide small faults of a graph, such as a wrong frequency of a rotation; its float32 form shows them. The artefact itself runs the whole grid,
@@ -195,15 +253,27 @@ def _checked_in_float32(source: Source, target: str, aside: Path, options: Expor
     """
     kind, signature, model = TARGETS[target], options.signature, in_dtype(source.model, "float32")
     source = source if model is source.model else Source(model, say=options.say)
-    described = describe(model, target, signature, kind.layout[signature], kind.update, **kind.geometry)
+    described = describe(
+        model, target, signature, kind.layout[signature], kind.update, **kind.geometry
+    )
     accuracy = accuracy_of(model, described)
     manifest, expected = _written(source, described, aside, accuracy, options)
-    manifest = check(aside, manifest, source, expected, accuracy, options.say, options.quick or is_large(manifest))
+    manifest = check(
+        aside,
+        manifest,
+        source,
+        expected,
+        accuracy,
+        options.say,
+        options.quick or is_large(manifest),
+    )
     shutil.rmtree(aside)
     return manifest
 
 
-def _written(source: Source, described: Manifest, folder: Path, accuracy: Accuracy, options: ExportOptions) -> Tuple[Manifest, Expected]:
+def _written(
+    source: Source, described: Manifest, folder: Path, accuracy: Accuracy, options: ExportOptions
+) -> Tuple[Manifest, Expected]:
     """Write an unverified artefact to a new folder; return its manifest and the module's expected outputs."""
     folder.mkdir(parents=True)
     source.release()
@@ -212,14 +282,25 @@ def _written(source: Source, described: Manifest, folder: Path, accuracy: Accura
     source.release()
     options.say(f"{described.target}: computing the outputs of the module")
     filled = bool(options.verify)
-    expected = source.once(("expected", filled, *grid_of(manifest)), lambda: expected_outputs(source.model, manifest, filled, options.say))
+    expected = source.once(
+        ("expected", filled, *grid_of(manifest)),
+        lambda: expected_outputs(source.model, manifest, filled, options.say),
+    )
     stored = reference.write(manifest, expected, accuracy, folder)
     trained = trained_numbers.store(source.model, manifest, folder)
     _write_text(text_of(source.model), folder)
     if isinstance(source.model, Stack):
         loaders.write(source.model, manifest, folder)
-    listed = {path.name: manifest.files.get(path.name) or files.entry(path) for path in sorted(folder.iterdir())}  # weights were hashed as they were written
-    manifest = manifest.replace(reference=stored, encodings=trained, files=listed, versions={name: metadata.version(name) for name in MAKERS})
+    listed = {
+        path.name: manifest.files.get(path.name) or files.entry(path)
+        for path in sorted(folder.iterdir())
+    }  # weights were hashed as they were written
+    manifest = manifest.replace(
+        reference=stored,
+        encodings=trained,
+        files=listed,
+        versions={name: metadata.version(name) for name in MAKERS},
+    )
     manifests.write(manifest, folder)
     return manifest, expected
 

@@ -9,23 +9,46 @@ from posenc_export.models.config_json import widest
 from posenc_export.models.user_module import OwnModule
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.verification.proof import Accuracy
-from posenc_export.shared.numerics import BFLOAT16_NOISE, FLOAT16_NOISE, cache_noise, rounding_noise, rounding_tolerance, tolerance
+from posenc_export.shared.numerics import (
+    BFLOAT16_NOISE,
+    FLOAT16_NOISE,
+    cache_noise,
+    rounding_noise,
+    rounding_tolerance,
+    tolerance,
+)
 
 
 def accuracy_of(model: Model, manifest: Manifest) -> Accuracy:
     """Return how far the outputs of a correct artefact of this model may be from those of the module with the same rounded weights."""
     noise = _noise(manifest)
-    return Accuracy(rounding_tolerance(noise) if noise else tolerance("float32", *extent(model)), noise)
+    return Accuracy(
+        rounding_tolerance(noise) if noise else tolerance("float32", *extent(model)), noise
+    )
 
 
 def _noise(manifest: Manifest) -> float:
     """Return the rounding error of one product, relative to it: of float16 or bfloat16, of activations in 8 bits and of caches in 8 bits; 0 in float32."""
     of_dtype = {"float16": FLOAT16_NOISE, "bfloat16": BFLOAT16_NOISE}.get(manifest.dtype, 0.0)
     few_bits = manifest.weights
-    of_activations = rounding_noise(8, format_of(few_bits.format).shared) if few_bits and few_bits.activations == "int8" else 0.0
-    return math.hypot(of_dtype, of_activations, cache_noise(manifest.calibration.tokens) if manifest.cache and manifest.calibration else 0.0)
+    of_activations = (
+        rounding_noise(8, format_of(few_bits.format).shared)
+        if few_bits and few_bits.activations == "int8"
+        else 0.0
+    )
+    return math.hypot(
+        of_dtype,
+        of_activations,
+        cache_noise(manifest.calibration.tokens)
+        if manifest.cache and manifest.calibration
+        else 0.0,
+    )
 
 
 def extent(model: Model) -> Tuple[int, int]:
     """How many blocks a value passes, and the longest sum in them."""
-    return model.extent() if isinstance(model, OwnModule) else (len(model.attentions()), widest(model.config))
+    return (
+        model.extent()
+        if isinstance(model, OwnModule)
+        else (len(model.attentions()), widest(model.config))
+    )

@@ -12,17 +12,29 @@ from posenc_export.export.expected import eager_session
 from posenc_export.models.user_module import as_model
 from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.verification import measuring
-from posenc_export.runtime.verification.proof import BATCHES, Accuracy, Expected, accuracy_on, rounded_up
+from posenc_export.runtime.verification.proof import (
+    BATCHES,
+    Accuracy,
+    Expected,
+    accuracy_on,
+    rounded_up,
+)
 from posenc_export.runtime.verification.scenarios import Case
 from posenc_export.shared.numerics import worst_error
 
 FULL = "full pass"
 LEAST = 8  # tokens of a sequence that every division needs
-FIELDS = ("logits", "last_hidden_state", "output")  # of objects that models of other libraries return
+FIELDS = (
+    "logits",
+    "last_hidden_state",
+    "output",
+)  # of objects that models of other libraries return
 DIFFERS = "docs/from-your-weights.md lists what often differs"
 
 
-def compare(ours: Union[Model, torch.nn.Module, Loaded], original: Callable[..., Any], inputs: Any) -> Dict[str, Any]:
+def compare(
+    ours: Union[Model, torch.nn.Module, Loaded], original: Callable[..., Any], inputs: Any
+) -> Dict[str, Any]:
     """Compare the outputs of a model with those of the module that it was built from: one full pass, and every division into calls of the parity grid.
 
     Args:
@@ -39,13 +51,19 @@ def compare(ours: Union[Model, torch.nn.Module, Loaded], original: Callable[...,
     """
     given = np.asarray(inputs.detach().cpu() if isinstance(inputs, Tensor) else inputs)
     if given.ndim < 2 or given.shape[1] < LEAST:
-        raise ValueError(f"compare: expected inputs [B,S] or [B,S,E] of at least {LEAST} tokens, got {list(given.shape)}; give longer ones")
+        raise ValueError(
+            f"compare: expected inputs [B,S] or [B,S,E] of at least {LEAST} tokens, got {list(given.shape)}; give longer ones"
+        )
     if isinstance(original, torch.nn.Module) and original.training:
-        raise ValueError("compare: expected the original in eval mode, got training mode, in which dropout is random; call original.eval()")
+        raise ValueError(
+            "compare: expected the original in eval mode, got training mode, in which dropout is random; call original.eval()"
+        )
     if isinstance(ours, Loaded):
         session = ours.session()
         if session.manifest.reference is None:
-            raise ValueError("compare: expected an artefact with a tolerance, got one exported without verification; export it again, or give the model")
+            raise ValueError(
+                "compare: expected an artefact with a tolerance, got one exported without verification; export it again, or give the model"
+            )
         accuracy = accuracy_on(session.provider, session.manifest.reference)
     else:
         model = as_model(ours)
@@ -54,27 +72,37 @@ def compare(ours: Union[Model, torch.nn.Module, Loaded], original: Callable[...,
     case = _case(given, original)
     whole = session.prefill(case.tokens, chunk=case.tokens.shape[1])
     if whole.shape != case.full.shape:
-        raise ValueError(f"compare: expected outputs of the original with shape {list(whole.shape)}, got {list(case.full.shape)}; compare the same part of the model")
+        raise ValueError(
+            f"compare: expected outputs of the original with shape {list(whole.shape)}, got {list(case.full.shape)}; compare the same part of the model"
+        )
     error = rounded_up(worst_error(whole, case.full))
     if not error <= accuracy.tolerance:
         sees_later = bool(session.manifest.states) and _sees_later(original, case, accuracy)
         raise ValueError(_disagreement(whole, case, error, accuracy, sees_later))
     columns = np.arange(case.full.shape[-1])
-    found = measuring.measure(session, Expected(columns, {0: case}, {}, None), accuracy, lambda _: None)
+    found = measuring.measure(
+        session, Expected(columns, {0: case}, {}, None), accuracy, lambda _: None
+    )
     cells = {FULL: error, **found.cells}
     worst = max(cells, key=lambda name: cells[name])
     if found.exceeds(accuracy.tolerance):
         rule = f"compare: expected errors within {accuracy.tolerance:.1e} for every division into calls"
-        raise ValueError(f"{rule}, got {cells[worst]:.1e} at '{worst}' and {error:.1e} in the full pass; report this if the original is causal, as ours")
+        raise ValueError(
+            f"{rule}, got {cells[worst]:.1e} at '{worst}' and {error:.1e} in the full pass; report this if the original is causal, as ours"
+        )
     return {"passed": True, "tolerance": accuracy.tolerance, "error": cells[worst], "cells": cells}
 
 
 def _case(given: np.ndarray, original: Callable[..., Any]) -> Case:
     """Return the inputs as the larger batch of the grid, with the outputs of the original for them and for another ending. Missing rows are shifted copies."""
-    rows = np.concatenate([np.roll(given, shift, axis=1) for shift in range(-(-max(BATCHES) // len(given)))])[: max(BATCHES)]
-    tokens = rows.astype(np.int64) if np.issubdtype(rows.dtype, np.integer) else rows.astype(np.float32)
+    rows = np.concatenate(
+        [np.roll(given, shift, axis=1) for shift in range(-(-max(BATCHES) // len(given)))]
+    )[: max(BATCHES)]
+    tokens = (
+        rows.astype(np.int64) if np.issubdtype(rows.dtype, np.integer) else rows.astype(np.float32)
+    )
     fork_at = tokens.shape[1] // 2
-    other = np.concatenate((tokens[:, :fork_at], tokens[:, :fork_at - 1 : -1]), axis=1)
+    other = np.concatenate((tokens[:, :fork_at], tokens[:, : fork_at - 1 : -1]), axis=1)
     return Case(tokens, _outputs(original, tokens), 0, fork_at, other, _outputs(original, other))
 
 
@@ -82,19 +110,29 @@ def _outputs(original: Callable[..., Any], tokens: np.ndarray) -> np.ndarray:
     """Return what the original computes, float32."""
     with torch.no_grad():
         returned = original(torch.from_numpy(tokens.copy()))
-    value = returned[0] if isinstance(returned, (tuple, list)) else next((getattr(returned, name) for name in FIELDS if hasattr(returned, name)), returned)
+    value = (
+        returned[0]
+        if isinstance(returned, (tuple, list))
+        else next((getattr(returned, name) for name in FIELDS if hasattr(returned, name)), returned)
+    )
     if not isinstance(value, Tensor):
-        raise ValueError(f"compare: expected the original to return a tensor, got {type(value).__name__}; give a function that returns the outputs alone")
+        raise ValueError(
+            f"compare: expected the original to return a tensor, got {type(value).__name__}; give a function that returns the outputs alone"
+        )
     return value.float().cpu().numpy()
 
 
 def _sees_later(original: Callable[..., Any], case: Case, accuracy: Accuracy) -> bool:
     """Whether outputs of the original change if only the last token does, which becomes a copy of the first."""
     tokens = np.concatenate((case.tokens[:, :-1], case.tokens[:, :1]), axis=1)
-    return not worst_error(_outputs(original, tokens)[:, :-1], case.full[:, :-1]) <= accuracy.tolerance
+    return (
+        not worst_error(_outputs(original, tokens)[:, :-1], case.full[:, :-1]) <= accuracy.tolerance
+    )
 
 
-def _disagreement(whole: np.ndarray, case: Case, error: float, accuracy: Accuracy, sees_later: bool) -> str:
+def _disagreement(
+    whole: np.ndarray, case: Case, error: float, accuracy: Accuracy, sees_later: bool
+) -> str:
     """Return a message that says which tokens differ. The output of a causal model for its first token depends on no number of heads, position or scale.
 
     Args:

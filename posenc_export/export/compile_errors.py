@@ -9,7 +9,9 @@ from posenc_export.models.user_module import Model, OwnModule
 
 TAKES = {"torchscript": "TorchScript compiles", "pt2": "torch.export traces with dynamic sizes"}
 LONGEST = 300  # characters
-VARIABLE = "can't take variable number of arguments"  # of TorchScript, about forward(self, x, *where)
+VARIABLE = (
+    "can't take variable number of arguments"  # of TorchScript, about forward(self, x, *where)
+)
 
 
 @contextlib.contextmanager
@@ -29,16 +31,26 @@ def explain_errors(target: str, model: Model, packages: Iterable[str]) -> Iterat
     except (RuntimeError, torch.jit.frontend.FrontendError) as error:
         if not packages and not isinstance(model, OwnModule):
             raise
-        what = f"{model.where}" if isinstance(model, OwnModule) else f"encodings {', '.join(packages)}"
+        what = (
+            f"{model.where}" if isinstance(model, OwnModule) else f"encodings {', '.join(packages)}"
+        )
         takes = TAKES.get(target, "torch.onnx.export traces")
         cause = _cause(error)
-        change = "write forward with the arguments of AttentionBlock.forward, as docs/own-model.md shows," if VARIABLE in cause else "change the code"
-        raise ValueError(f"export: target {target}: {what}: expected code that {takes}, got {cause}; {change} or choose another target") from error
+        change = (
+            "write forward with the arguments of AttentionBlock.forward, as docs/own-model.md shows,"
+            if VARIABLE in cause
+            else "change the code"
+        )
+        raise ValueError(
+            f"export: target {target}: {what}: expected code that {takes}, got {cause}; {change} or choose another target"
+        ) from error
 
 
 def _cause(error: BaseException) -> str:
     """Return the first error of an exception chain as one line."""
     while error.__cause__ is not None:
         error = error.__cause__
-    lines = [line.strip() for line in str(error).partition('File "')[0].splitlines() if line.strip()]
+    lines = [
+        line.strip() for line in str(error).partition('File "')[0].splitlines() if line.strip()
+    ]
     return f"{type(error).__name__}: {' '.join(lines)[:LONGEST]}".rstrip(".:; ")

@@ -26,7 +26,9 @@ from posenc_export.runtime.verification.scenarios import Case
 from posenc_export.shared.progress import Progress, Steps, silent
 
 
-def expected_outputs(model: Model, manifest: Manifest, filled: bool = True, say: Progress = silent) -> Expected:
+def expected_outputs(
+    model: Model, manifest: Manifest, filled: bool = True, say: Progress = silent
+) -> Expected:
     """Return the expected outputs of a model in the artefact's dtype.
 
     Args:
@@ -35,12 +37,25 @@ def expected_outputs(model: Model, manifest: Manifest, filled: bool = True, say:
     """
     session, fills = eager_session(model, length_of(manifest)), filled and bool(manifest.states)
     of_case = 2 * max(BATCHES) * length_of(manifest)
-    steps = Steps(say, f"{manifest.target}: computing the outputs of the module", len(starts(manifest)) * of_case + fills * fill_length(manifest), "tokens")
+    steps = Steps(
+        say,
+        f"{manifest.target}: computing the outputs of the module",
+        len(starts(manifest)) * of_case + fills * fill_length(manifest),
+        "tokens",
+    )
     cases = {}
     for start in starts(manifest):
         cases[start] = _case(session, manifest, start)
         steps.advance(len(cases) * of_case)
-    last = filled_by(eager_session(model, fill_length(manifest)), manifest, lambda read: steps.advance(len(cases) * of_case + read)) if fills else None
+    last = (
+        filled_by(
+            eager_session(model, fill_length(manifest)),
+            manifest,
+            lambda read: steps.advance(len(cases) * of_case + read),
+        )
+        if fills
+        else None
+    )
     columns, *of_readout = (np.arange(int(value.axes[-1])) for value in manifest.outputs)
     return Expected(columns, cases, _attribute_cases(session, manifest), last, *of_readout)
 
@@ -58,22 +73,41 @@ def eager_session(model: Model, capacity: Optional[int] = None) -> Session:
 def _case(session: Session, manifest: Manifest, start: int) -> Case:
     tokens, other, fork_at = case_inputs(manifest)
     sources = encoder_rows(manifest, len(tokens))
-    full, other_full = (_full(session, rows, start, _wide_rows(sources)) for rows in (tokens, other))
+    full, other_full = (
+        _full(session, rows, start, _wide_rows(sources)) for rows in (tokens, other)
+    )
     readout = session.read_out(tokens, start=start) if len(manifest.outputs) == 2 else None
     return Case(tokens, full, start, fork_at, other, other_full, sources, readout)
 
 
-def _full(session: Session, tokens: np.ndarray, start: int, encoder: Optional[List[np.ndarray]]) -> np.ndarray:
+def _full(
+    session: Session, tokens: np.ndarray, start: int, encoder: Optional[List[np.ndarray]]
+) -> np.ndarray:
     session.reset()
     return session.prefill(_wide(tokens), start=start, chunk=tokens.shape[1], encoder=encoder)
 
 
-def _attribute_cases(session: Session, manifest: Manifest) -> Dict[str, Tuple[AttributeCase, np.ndarray]]:
+def _attribute_cases(
+    session: Session, manifest: Manifest
+) -> Dict[str, Tuple[AttributeCase, np.ndarray]]:
     found = {}
     for name, fed in attribute_inputs(manifest).items():
         session.reset()
-        tokens, grid, token_types = _wide(fed.tokens), fed.attributes.get("grid"), fed.attributes.get("token_types")
-        found[name] = fed, session.prefill(tokens, attention_mask=fed.mask, chunk=tokens.shape[1], grid=grid, token_types=token_types)
+        tokens, grid, token_types = (
+            _wide(fed.tokens),
+            fed.attributes.get("grid"),
+            fed.attributes.get("token_types"),
+        )
+        found[name] = (
+            fed,
+            session.prefill(
+                tokens,
+                attention_mask=fed.mask,
+                chunk=tokens.shape[1],
+                grid=grid,
+                token_types=token_types,
+            ),
+        )
     return found
 
 

@@ -13,7 +13,13 @@ from posenc_export.encodings.shared.base import Geometry, PositionEncoding
 from posenc_export.encodings.shared.combined import overrides
 from posenc_export.models.placed import placed
 from posenc_export.models.user_module import Model, inner_of
-from posenc_export.shared.numerics import BFLOAT16_NOISE, FLOAT16_NOISE, Errors, cell_error, rounding_tolerance
+from posenc_export.shared.numerics import (
+    BFLOAT16_NOISE,
+    FLOAT16_NOISE,
+    Errors,
+    cell_error,
+    rounding_tolerance,
+)
 
 PACKAGE = "posenc_export"
 LIBRARIES = tuple(str(Path(package.__path__[0])) for package in (torch, sys.modules[PACKAGE]))
@@ -37,17 +43,24 @@ class Lines(TorchFunctionMode):
         self.last = ""
         self.made: List[Tuple[str, torch.dtype, Set[torch.dtype]]] = []
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Call a function of torch."""
         self.last = _line() or self.last
         result = function(*args, **(kwargs or {}))
         if isinstance(result, Tensor):
-            self.made.append((self.last, result.dtype, {one.dtype for one in args if isinstance(one, Tensor)}))
+            self.made.append(
+                (self.last, result.dtype, {one.dtype for one in args if isinstance(one, Tensor)})
+            )
         return result
 
     def first(self, dtype: torch.dtype, of: torch.dtype) -> str:
         """Return the first line that makes a tensor of this dtype with an operand of dtype `of`; the last line if there is none."""
-        return next((line for line, made, operands in self.made if made == dtype and of in operands), self.last)
+        return next(
+            (line for line, made, operands in self.made if made == dtype and of in operands),
+            self.last,
+        )
 
 
 def _line() -> str:
@@ -100,7 +113,11 @@ def check_encoding(encoding: PositionEncoding, geometry: Geometry, dtype: str) -
             rule = f"encoding {type(encoding).__name__}: expected {hook.removesuffix('_next')}"
             with torch.no_grad():
                 lines, results = _in_half(rule, cast, hook, geometry, half)
-                expected = _results(hook, geometry, getattr(plain, hook)(*_arguments(plain, hook, geometry, torch.float32)))
+                expected = _results(
+                    hook,
+                    geometry,
+                    getattr(plain, hook)(*_arguments(plain, hook, geometry, torch.float32)),
+                )
             _compare(rule, dtype, lines, results, expected)
 
 
@@ -109,10 +126,14 @@ def _check_buffers(encoding: PositionEncoding, cast: PositionEncoding, dtype: st
     for name, buffer in encoding.named_buffers():
         if not torch.equal(cast.get_buffer(name).to(buffer.dtype), buffer):
             found = f"buffer {name}, which the cast rounds"
-            raise ValueError(f"encoding {type(encoding).__name__}: expected fixed numbers that keep their values in a model of {dtype}, got {found}; {FIXED}")
+            raise ValueError(
+                f"encoding {type(encoding).__name__}: expected fixed numbers that keep their values in a model of {dtype}, got {found}; {FIXED}"
+            )
 
 
-def _in_half(rule: str, encoding: PositionEncoding, hook: str, geometry: Geometry, half: torch.dtype) -> Tuple[Lines, List[Tensor]]:
+def _in_half(
+    rule: str, encoding: PositionEncoding, hook: str, geometry: Geometry, half: torch.dtype
+) -> Tuple[Lines, List[Tensor]]:
     """Call a hook in half precision; return the lines that it ran and its results, of the dtypes of the contract. rule: beginning of errors."""
     name, wanted = _name(half), torch.float32 if hook == "bias" else half
     arguments = _arguments(encoding, hook, geometry, half)
@@ -125,19 +146,28 @@ def _in_half(rule: str, encoding: PositionEncoding, hook: str, geometry: Geometr
     other = next((result.dtype for result in results if result.dtype != wanted), None)
     if other is not None:
         found = f"{_name(other)}, made at {lines.first(other, half)}"
-        raise ValueError(f"{rule} to return {_name(wanted)} in a model of {name}, got {found}; {EXACT if hook == 'bias' else CONVERT}")
+        raise ValueError(
+            f"{rule} to return {_name(wanted)} in a model of {name}, got {found}; {EXACT if hook == 'bias' else CONVERT}"
+        )
     return lines, results
 
 
-def _compare(rule: str, dtype: str, lines: Lines, results: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+def _compare(
+    rule: str, dtype: str, lines: Lines, results: Sequence[Tensor], expected: Sequence[Tensor]
+) -> None:
     """Compare results in half precision with those of the same weights in float32. rule: beginning of the error."""
     errors = Errors()
     for result, exact in zip(results, expected, strict=True):
         errors.add(result.double().numpy(), exact.double().numpy())
-    bound, error = rounding_tolerance(BFLOAT16_NOISE if dtype == "bfloat16" else FLOAT16_NOISE), cell_error(errors, rounds=True)
+    bound, error = (
+        rounding_tolerance(BFLOAT16_NOISE if dtype == "bfloat16" else FLOAT16_NOISE),
+        cell_error(errors, rounds=True),
+    )
     if not error <= bound:
         place = lines.first(getattr(torch, dtype), torch.int64)
-        raise ValueError(f"{rule} in {dtype} within {bound:.1e} of float32, got {error:.1e}, with positions rounded to {dtype} at {place}; {EXACT}")
+        raise ValueError(
+            f"{rule} in {dtype} within {bound:.1e} of float32, got {error:.1e}, with positions rounded to {dtype} at {place}; {EXACT}"
+        )
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -149,7 +179,11 @@ def _results(hook: str, geometry: Geometry, returned: Any) -> List[Tensor]:
     if hook != "bias":
         return [one for one in returned if isinstance(one, Tensor)]
     hidden = torch.ones(len(_places(geometry)), len(_places(geometry)), dtype=torch.bool).triu(1)
-    return [] if returned is None else [returned.masked_fill(hidden, 0.0) if geometry.causal else returned]
+    return (
+        []
+        if returned is None
+        else [returned.masked_fill(hidden, 0.0) if geometry.causal else returned]
+    )
 
 
 def _places(geometry: Geometry) -> List[int]:
@@ -157,7 +191,9 @@ def _places(geometry: Geometry) -> List[int]:
     return sorted({place for place in (*PLACES, last - 1, last) if 0 <= place <= last})
 
 
-def _arguments(encoding: PositionEncoding, hook: str, geometry: Geometry, dtype: torch.dtype) -> Tuple[Any, ...]:
+def _arguments(
+    encoding: PositionEncoding, hook: str, geometry: Geometry, dtype: torch.dtype
+) -> Tuple[Any, ...]:
     """Return the arguments of a hook: random numbers that are exact in half precision, for small and large positions."""
     places, random = torch.tensor([_places(geometry)]), torch.Generator().manual_seed(0)
     coordinates = places.expand(encoding.axes, 1, -1) if encoding.axes else places
@@ -166,8 +202,15 @@ def _arguments(encoding: PositionEncoding, hook: str, geometry: Geometry, dtype:
         return torch.randn(1, places.size(1), *sizes, generator=random).bfloat16().to(dtype)
 
     if hook == "rotate":
-        return numbers(geometry.heads, geometry.head_size), numbers(geometry.kv_heads or geometry.heads, geometry.head_size), coordinates
+        return (
+            numbers(geometry.heads, geometry.head_size),
+            numbers(geometry.kv_heads or geometry.heads, geometry.head_size),
+            coordinates,
+        )
     if hook == "bias":
         return places, places
-    states = [torch.zeros(1, *state.sizes, dtype=getattr(torch, state.dtype) if state.dtype else dtype) for state in encoding.embed_states()]
+    states = [
+        torch.zeros(1, *state.sizes, dtype=getattr(torch, state.dtype) if state.dtype else dtype)
+        for state in encoding.embed_states()
+    ]
     return numbers(encoding.token_width(geometry.width)), coordinates, states

@@ -24,7 +24,9 @@ def write(model: Stack, manifest: Manifest, folder: Path) -> None:
     """
     if manifest.signature != "mask" or graph_file(manifest) != "model.onnx":
         return
-    if model.config.tokens.features is not None or model.config.key_values is not None:  # part of an encoder-decoder model, whose inputs have other names there
+    if (
+        model.config.tokens.features is not None or model.config.key_values is not None
+    ):  # part of an encoder-decoder model, whose inputs have other names there
         return
     if not model.config.order:  # an embedding part without layers
         return
@@ -44,8 +46,12 @@ def write(model: Stack, manifest: Manifest, folder: Path) -> None:
 
 def _cache_shape(manifest: Manifest, layers: int) -> Optional[Tuple[Axis, Axis]]:
     """Return the heads and the head size of all caches; None if they differ between layers or a state is neither keys nor values."""
-    wanted = [f"past_key_values.{layer}.{part}" for layer in range(layers) for part in ("key", "value")]
-    if [state.past for state in manifest.states] != wanted or any(len(state.axes) != 4 or state.dtype != manifest.dtype for state in manifest.states):
+    wanted = [
+        f"past_key_values.{layer}.{part}" for layer in range(layers) for part in ("key", "value")
+    ]
+    if [state.past for state in manifest.states] != wanted or any(
+        len(state.axes) != 4 or state.dtype != manifest.dtype for state in manifest.states
+    ):
         return None
     shapes = {(state.axes[1], state.axes[3]) for state in manifest.states}
     return shapes.pop() if len(shapes) == 1 else None
@@ -54,7 +60,11 @@ def _cache_shape(manifest: Manifest, layers: int) -> Optional[Tuple[Axis, Axis]]
 def _ids(manifest: Manifest) -> Dict[str, Any]:
     """Return the special tokens; only the stop ids are known."""
     stops = manifest.stop_ids
-    return {"bos_token_id": None, "eos_token_id": stops[0] if len(stops) == 1 else stops or None, "pad_token_id": None}
+    return {
+        "bos_token_id": None,
+        "eos_token_id": stops[0] if len(stops) == 1 else stops or None,
+        "pad_token_id": None,
+    }
 
 
 def _common(config: StackConfig, model_type: Tuple[str, str]) -> Dict[str, Any]:
@@ -68,7 +78,9 @@ def _common(config: StackConfig, model_type: Tuple[str, str]) -> Dict[str, Any]:
         "num_hidden_layers": len(config.order),
         "num_attention_heads": attention.heads,
         "max_position_embeddings": config.max_positions,
-        "transformers.js_config": {"dtype": "fp32"},  # selects the file name model.onnx, for every dtype of the graph
+        "transformers.js_config": {
+            "dtype": "fp32"
+        },  # selects the file name model.onnx, for every dtype of the graph
     }
 
 
@@ -78,7 +90,14 @@ def _encoder(config: StackConfig) -> Dict[str, Any]:
 
 def _decoder(config: StackConfig, manifest: Manifest, shape: Tuple[Axis, Axis]) -> Dict[str, Any]:
     heads, size = shape
-    return {**_common(config, DECODER), **_ids(manifest), "num_key_value_heads": heads, "head_dim": size, "use_cache": True, "torch_dtype": manifest.dtype}
+    return {
+        **_common(config, DECODER),
+        **_ids(manifest),
+        "num_key_value_heads": heads,
+        "head_dim": size,
+        "use_cache": True,
+        "torch_dtype": manifest.dtype,
+    }
 
 
 def _genai(config: StackConfig, manifest: Manifest, shape: Tuple[Axis, Axis]) -> Dict[str, Any]:
@@ -98,13 +117,33 @@ def _genai(config: StackConfig, manifest: Manifest, shape: Tuple[Axis, Axis]) ->
             "past_key_names": "past_key_values.%d.key",
             "past_value_names": "past_key_values.%d.value",
         },
-        "outputs": {"logits": "logits", "present_key_names": "present.%d.key", "present_value_names": "present.%d.value"},
+        "outputs": {
+            "logits": "logits",
+            "present_key_names": "present.%d.key",
+            "present_value_names": "present.%d.value",
+        },
     }
     # onnxruntime-genai returns the logits of the last token of a prompt that is not pad_token_id. Without stop tokens, this is the id least likely to end a prompt.
-    ids = {"eos_token_id": manifest.stop_ids, "pad_token_id": next(iter(manifest.stop_ids), config.tokens.vocabulary - 1)}
-    model = {"type": "llama", "vocab_size": config.tokens.vocabulary, "context_length": manifest.max_positions, **ids, "decoder": decoder}
+    ids = {
+        "eos_token_id": manifest.stop_ids,
+        "pad_token_id": next(iter(manifest.stop_ids), config.tokens.vocabulary - 1),
+    }
+    model = {
+        "type": "llama",
+        "vocab_size": config.tokens.vocabulary,
+        "context_length": manifest.max_positions,
+        **ids,
+        "decoder": decoder,
+    }
     in_place = any(state.update == "in_place" for state in manifest.states)
-    return {"model": model, "search": {"do_sample": False, "max_length": manifest.max_positions, "past_present_share_buffer": in_place}}
+    return {
+        "model": model,
+        "search": {
+            "do_sample": False,
+            "max_length": manifest.max_positions,
+            "past_present_share_buffer": in_place,
+        },
+    }
 
 
 def _put(path: Path, content: Dict[str, Any]) -> None:

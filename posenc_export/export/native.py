@@ -29,11 +29,16 @@ from posenc_export.runtime.graphs.torch_files import read_program
 
 ATEN = torch.ops.aten
 SLOTS = 11  # example of the slots of a cache in memory; any number but the example sizes of describe.TRACE
-OPTIONS = {"cpp.dynamic_threads": True}  # otherwise the code always uses as many threads as this process
+OPTIONS = {
+    "cpp.dynamic_threads": True
+}  # otherwise the code always uses as many threads as this process
 
 
 def compile_artefact(
-    folder: Union[str, Path], output: Union[str, Path], progress: Optional[Callable[[str], None]] = None, digest: Optional[str] = None
+    folder: Union[str, Path],
+    output: Union[str, Path],
+    progress: Optional[Callable[[str], None]] = None,
+    digest: Optional[str] = None,
 ) -> Manifest:
     """Compile a verified artefact of target pt2 for this machine, verify the native code on the whole grid, and publish it as `output`.
 
@@ -58,13 +63,21 @@ def compile_artefact(
     with staging as path:
         made = path / "made"
         made.mkdir()
-        kept = {name: listed for name, listed in manifest.files.items() if name not in (graph_file(manifest), trained_numbers.FILE_NAME)}
+        kept = {
+            name: listed
+            for name, listed in manifest.files.items()
+            if name not in (graph_file(manifest), trained_numbers.FILE_NAME)
+        }
         for name in kept:
             shutil.copyfile(folder / name, made / name)
         say(f"{AOTINDUCTOR}: compiling")
         graph = made / GRAPHS[AOTINDUCTOR]
         _compile(read_program(folder / graph_file(manifest), manifest), manifest, graph)
-        native = manifest.replace(target=AOTINDUCTOR, compiled=machine.on_this_machine(manifest.digest), files={**kept, graph.name: files.entry(graph)})
+        native = manifest.replace(
+            target=AOTINDUCTOR,
+            compiled=machine.on_this_machine(manifest.digest),
+            files={**kept, graph.name: files.entry(graph)},
+        )
         manifests.write(native.replace(certificate=None, proofs=[], encodings={}), made)
         proof = verify(made, AOTINDUCTOR, progress=say)
         if not proof["passed"]:
@@ -79,16 +92,30 @@ def check_compile(folder: Path, output: Path) -> None:
     Raises:
         ValueError: as for `compile_artefact`.
     """
-    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")  # as Inductor chooses it
+    compiler = os.environ.get(
+        "CXX", "clang++" if sys.platform == "darwin" else "g++"
+    )  # as Inductor chooses it
     if shutil.which(compiler) is None:
-        raise ValueError(f"compile: expected the C++ compiler {compiler}, got none of this name; install it, or name another in the environment variable CXX")
+        raise ValueError(
+            f"compile: expected the C++ compiler {compiler}, got none of this name; install it, or name another in the environment variable CXX"
+        )
     manifest = manifests.read_alone(folder)
     if manifest.target != "pt2":
-        raise ValueError(f"compile: expected an artefact of target pt2, got target {manifest.target}; export with --target pt2")
-    if manifest.reference is None or manifest.certificate is None or not manifest.certificate["passed"]:
-        raise ValueError(f"compile: expected a verified artefact, got {folder} without a passed certificate; export it without --no-verify")
+        raise ValueError(
+            f"compile: expected an artefact of target pt2, got target {manifest.target}; export with --target pt2"
+        )
+    if (
+        manifest.reference is None
+        or manifest.certificate is None
+        or not manifest.certificate["passed"]
+    ):
+        raise ValueError(
+            f"compile: expected a verified artefact, got {folder} without a passed certificate; export it without --no-verify"
+        )
     if output.resolve() == folder.resolve():
-        raise ValueError(f"compile: expected a folder other than that of the pt2 artefact, got {output}; give another with --output")
+        raise ValueError(
+            f"compile: expected a folder other than that of the pt2 artefact, got {output}; give another with --output"
+        )
     check_folder(output)
 
 
@@ -98,15 +125,26 @@ def _compile(program: Any, manifest: Manifest, path: Path) -> None:
     Raises:
         ValueError: Inductor or the C++ compiler refuses the program.
     """
-    from torch._inductor.utils import fresh_cache  # imported here, because it takes as long as the rest of this package
+    from torch._inductor.utils import (
+        fresh_cache,
+    )  # imported here, because it takes as long as the rest of this package
 
     _prepare(program, manifest)
     try:
-        with quiet(Warning), fresh_cache():  # fresh, because the usual cache is in a folder of all users and holds code
-            torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=OPTIONS)
+        with (
+            quiet(Warning),
+            fresh_cache(),
+        ):  # fresh, because the usual cache is in a folder of all users and holds code
+            torch._inductor.aoti_compile_and_package(
+                program, package_path=str(path), inductor_configs=OPTIONS
+            )
     except RuntimeError as error:
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ValueError(f"compile: expected a program that AOTInductor compiles, got {reason[:200]}; run the pt2 artefact itself") from error
+        reason = next(
+            (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+        )
+        raise ValueError(
+            f"compile: expected a program that AOTInductor compiles, got {reason[:200]}; run the pt2 artefact itself"
+        ) from error
 
 
 def _prepare(program: Any, manifest: Manifest) -> None:
@@ -133,9 +171,13 @@ def _set_strides(nodes: List[torch.fx.Node], manifest: Manifest) -> None:
         strides: List[Any] = [1] * example.dim()
         for axis in reversed(range(example.dim() - 1)):
             step = strides[axis + 1]
-            if axis + 1 == state.axis and step not in made:  # caches of one size share the stride, since a session gives them the same slots
+            if (
+                axis + 1 == state.axis and step not in made
+            ):  # caches of one size share the stride, since a session gives them the same slots
                 symbols = example.fake_mode.shape_env
-                made[step] = symbols.create_unspecified_symint_and_symbol(SLOTS * step, ConstantSource(f"slots of {step}"), DimDynamic.DYNAMIC)
+                made[step] = symbols.create_unspecified_symint_and_symbol(
+                    SLOTS * step, ConstantSource(f"slots of {step}"), DimDynamic.DYNAMIC
+                )
             strides[axis] = made[step] if axis + 1 == state.axis else step * example.shape[axis + 1]
         with example.fake_mode:
             node.meta["val"] = torch.empty_strided(example.shape, strides, dtype=example.dtype)

@@ -81,34 +81,80 @@ class ExportOptions:
             self._check_names(target)
             kind = TARGETS[target]
             if self.dtype is not None and self.dtype not in kind.dtypes:
-                raise ValueError(f"export: expected dtype {' or '.join(kind.dtypes)} for target {target}, got {self.dtype}; change dtype or target")
+                raise ValueError(
+                    f"export: expected dtype {' or '.join(kind.dtypes)} for target {target}, got {self.dtype}; change dtype or target"
+                )
             if self.signature not in kind.layout:
-                raise ValueError(f"export: expected signature {' or '.join(kind.layout)} for target {target}, got {self.signature}; choose target ort or onnx")
-            self._check_format("weights", self.weights, target, [name for name, other in TARGETS.items() if (other.keeps if self.weights == KEEP else other.few_bits)])
+                raise ValueError(
+                    f"export: expected signature {' or '.join(kind.layout)} for target {target}, got {self.signature}; choose target ort or onnx"
+                )
+            self._check_format(
+                "weights",
+                self.weights,
+                target,
+                [
+                    name
+                    for name, other in TARGETS.items()
+                    if (other.keeps if self.weights == KEEP else other.few_bits)
+                ],
+            )
             size = None if self.size is None else f"{self.size:g}"
-            self._check_format("size", size, target, [name for name, other in TARGETS.items() if other.mixes])
-            self._check_format("cache", self.cache, target, [name for name, other in TARGETS.items() if other.int8_cache])
+            self._check_format(
+                "size", size, target, [name for name, other in TARGETS.items() if other.mixes]
+            )
+            self._check_format(
+                "cache",
+                self.cache,
+                target,
+                [name for name, other in TARGETS.items() if other.int8_cache],
+            )
         if self.calibrate is None and self.cache is not None:
-            raise ValueError(f"export: expected calibration data for the scales of cache {self.cache}, got none; pass a sample of the model's inputs as calibrate")
-        if self.calibrate is not None and self.cache is None and not (self.format and format_of(self.format).calibrated):
+            raise ValueError(
+                f"export: expected calibration data for the scales of cache {self.cache}, got none; pass a sample of the model's inputs as calibrate"
+            )
+        if (
+            self.calibrate is not None
+            and self.cache is None
+            and not (self.format and format_of(self.format).calibrated)
+        ):
             rule = "export: expected calibration data only for weights int8 or of 4 bits, or cache int8"
             raise ValueError(f"{rule}, got it for {self.format or 'neither'}; omit calibrate")
         if self.verify not in (True, False, "quick"):
-            raise ValueError(f"export: expected verify to be True, False or 'quick', got {self.verify!r}; omit it for the whole grid")
+            raise ValueError(
+                f"export: expected verify to be True, False or 'quick', got {self.verify!r}; omit it for the whole grid"
+            )
         check_tolerance(self.tolerance)
         if self.size is not None and (self.weights is not None or not 0 < self.size < math.inf):
             got = f"{self.size:g} MB" + (f" and weights {self.weights}" if self.weights else "")
-            raise ValueError(f"export: expected a size above 0 and no format of weights with it, got {got}; give one of them")
+            raise ValueError(
+                f"export: expected a size above 0 and no format of weights with it, got {got}; give one of them"
+            )
         if not self.max_loss >= 1:
-            raise ValueError(f"export: expected max_loss to be at least 1, the perplexity of float32, got {self.max_loss}; omit it for {MAX_LOSS}")
+            raise ValueError(
+                f"export: expected max_loss to be at least 1, the perplexity of float32, got {self.max_loss}; omit it for {MAX_LOSS}"
+            )
 
     def _check_names(self, target: str) -> None:
-        known = {"target": list(TARGETS), "signature": list(NAMES), "dtype": ["float32", "float16", "bfloat16"], "weights": [*FORMATS, KEEP], "cache": list(CACHES)}
-        for (what, names), name in zip(known.items(), (target, self.signature, self.dtype, self.weights, self.cache), strict=True):
+        known = {
+            "target": list(TARGETS),
+            "signature": list(NAMES),
+            "dtype": ["float32", "float16", "bfloat16"],
+            "weights": [*FORMATS, KEEP],
+            "cache": list(CACHES),
+        }
+        for (what, names), name in zip(
+            known.items(),
+            (target, self.signature, self.dtype, self.weights, self.cache),
+            strict=True,
+        ):
             if name is not None:
                 check_name(f"export: expected {what}", name, names)
 
-    def _check_format(self, what: str, format_: Optional[str], target: str, able: Sequence[str]) -> None:
+    def _check_format(
+        self, what: str, format_: Optional[str], target: str, able: Sequence[str]
+    ) -> None:
         if format_ is not None and not (target in able and self.dtype in (None, "float32")):
             found = target if self.dtype is None else f"{target} in {self.dtype}"
-            raise ValueError(f"export: expected target {' or '.join(able)} in float32 for {what} {format_}, got {found}; change the target or omit {what}")
+            raise ValueError(
+                f"export: expected target {' or '.join(able)} in float32 for {what} {format_}, got {found}; change the target or omit {what}"
+            )

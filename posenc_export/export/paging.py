@@ -13,7 +13,9 @@ import torch
 Numbers = Union[torch.Tensor, np.ndarray]
 DONTNEED, PAGEOUT = 4, 21  # of linux/mman.h, the latter since Linux 5.4
 MAPS = Path("/proc/self/maps")
-MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S{3}([sp]) \S+ \S+ [1-9]\d* +/")  # a mapping that is backed by a file
+MAPPING = re.compile(
+    r"^([0-9a-f]+)-([0-9a-f]+) \S{3}([sp]) \S+ \S+ [1-9]\d* +/"
+)  # a mapping that is backed by a file
 
 
 def page_out(arrays: Iterable[Numbers]) -> int:
@@ -27,12 +29,18 @@ def page_out(arrays: Iterable[Numbers]) -> int:
     mapped, library, asked = _mapped(), ctypes.CDLL(None), 0
     for array in arrays:
         address, size = _place(array)
-        first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE  # only pages that belong entirely to this array
+        first = (
+            -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+        )  # only pages that belong entirely to this array
         end = (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
         if first < end and (advice := _advice(mapped, first, end)):
-            library.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), advice)  # on failure the pages stay in memory
+            library.madvise(
+                ctypes.c_void_p(first), ctypes.c_size_t(end - first), advice
+            )  # on failure the pages stay in memory
             asked += end - first
-    if hasattr(library, "malloc_trim"):  # of glibc, which keeps memory that was freed between other blocks
+    if hasattr(
+        library, "malloc_trim"
+    ):  # of glibc, which keeps memory that was freed between other blocks
         library.malloc_trim(ctypes.c_size_t(0))
     return asked
 
@@ -40,12 +48,17 @@ def page_out(arrays: Iterable[Numbers]) -> int:
 def is_mapped(arrays: Iterable[Numbers]) -> List[bool]:
     """Return for each array whether it is mapped from a file; on systems other than Linux False."""
     mapped = _mapped() if MAPS.exists() else []
-    return [bool(size and _advice(mapped, address, address + size)) for address, size in map(_place, arrays)]
+    return [
+        bool(size and _advice(mapped, address, address + size))
+        for address, size in map(_place, arrays)
+    ]
 
 
 def _place(array: Numbers) -> Tuple[int, int]:
     """Return the address of the first number, and the number of bytes."""
-    return (array.data_ptr() if isinstance(array, torch.Tensor) else array.ctypes.data), array.nbytes
+    return (
+        array.data_ptr() if isinstance(array, torch.Tensor) else array.ctypes.data
+    ), array.nbytes
 
 
 def _advice(mapped: List[Tuple[int, int, int]], first: int, end: int) -> int:
@@ -59,5 +72,12 @@ def _mapped() -> List[Tuple[int, int, int]]:
 
     The pages of a shared mapping are those of the file. Those of a private one may have been written to, so that the system must keep them.
     """
-    found = [MAPPING.match(line) for line in MAPS.read_text(encoding="utf-8", errors="replace").splitlines()]
-    return [(int(match[1], 16), int(match[2], 16), DONTNEED if match[3] == "s" else PAGEOUT) for match in found if match]
+    found = [
+        MAPPING.match(line)
+        for line in MAPS.read_text(encoding="utf-8", errors="replace").splitlines()
+    ]
+    return [
+        (int(match[1], 16), int(match[2], 16), DONTNEED if match[3] == "s" else PAGEOUT)
+        for match in found
+        if match
+    ]

@@ -43,7 +43,9 @@ class Inputs(NamedTuple):
     most: float
 
 
-def write(folder: Path, manifest: Manifest, exact: Manifest, inputs: Inputs, say: Progress) -> Manifest:
+def write(
+    folder: Path, manifest: Manifest, exact: Manifest, inputs: Inputs, say: Progress
+) -> Manifest:
     """Measure the loss of a certified artefact and write it into the manifest.
 
     Args:
@@ -57,13 +59,26 @@ def write(folder: Path, manifest: Manifest, exact: Manifest, inputs: Inputs, say
     assert proof is not None and manifest.certificate is not None
     loaded = load(folder, provider="cpu", threads=1)
     if inputs.text is None:
-        found, name, digest = _of_reference(loaded.session(), inputs.model, manifest), "random tokens" if manifest.vocabulary else "random numbers", ""
+        found, name, digest = (
+            _of_reference(loaded.session(), inputs.model, manifest),
+            "random tokens" if manifest.vocabulary else "random numbers",
+            "",
+        )
     else:
         length = inputs.text.sample.windows.shape[1]
-        found = _of_text(loaded.session(capacity=length), eager_session(inputs.model, length), inputs.text.sample, say)
+        found = _of_text(
+            loaded.session(capacity=length),
+            eager_session(inputs.model, length),
+            inputs.text.sample,
+            say,
+        )
         name, digest = inputs.text.name, inputs.text.sample.sha256
         _check_loss(found, manifest, inputs, inputs.text)
-    figures = {**found.figures(manifest), "exact": max(proof["cells"].values()), "exact_tolerance": proof["tolerance"]}
+    figures = {
+        **found.figures(manifest),
+        "exact": max(proof["cells"].values()),
+        "exact_tolerance": proof["tolerance"],
+    }
     manifest = manifest.replace(quality=Quality(inputs=name, sha256=digest, **figures))
     manifests.write(manifest, folder)
     return manifest
@@ -79,7 +94,9 @@ class Loss:
     def __init__(self, bytes_of_token: float = 0.0) -> None:
         self.bytes_of_token, self.tokens, self.same = bytes_of_token, 0, 0
         self._squares = self._expected_squares = 0.0
-        self._entropy = np.zeros(2)  # sums of cross-entropies in nats, of the measured and of the float32 model
+        self._entropy = np.zeros(
+            2
+        )  # sums of cross-entropies in nats, of the measured and of the float32 model
 
     @property
     def ratio(self) -> float:
@@ -87,13 +104,19 @@ class Loss:
         measured, exact = self._entropy / self.tokens
         return _exponential(measured - exact)
 
-    def add(self, actual: np.ndarray, expected: np.ndarray, following: Optional[np.ndarray] = None) -> None:
+    def add(
+        self, actual: np.ndarray, expected: np.ndarray, following: Optional[np.ndarray] = None
+    ) -> None:
         """Add outputs [B,L,V], and the token ids that follow each of them [B,L] if they are text."""
         for first in range(0, expected.shape[1], TOKENS):
             few = slice(first, first + TOKENS)
-            self._add_few(actual[:, few], expected[:, few], None if following is None else following[:, few])
+            self._add_few(
+                actual[:, few], expected[:, few], None if following is None else following[:, few]
+            )
 
-    def _add_few(self, actual: np.ndarray, expected: np.ndarray, following: Optional[np.ndarray]) -> None:
+    def _add_few(
+        self, actual: np.ndarray, expected: np.ndarray, following: Optional[np.ndarray]
+    ) -> None:
         self.tokens += int(np.prod(expected.shape[:-1]))
         self.same += int((actual.argmax(-1) == expected.argmax(-1)).sum())
         self._squares += float(np.square(actual - expected, dtype=np.float64).sum())
@@ -104,12 +127,26 @@ class Loss:
     def figures(self, manifest: Manifest) -> Dict[str, Any]:
         """Return the fields of Quality."""
         agreement = round(self.same / self.tokens, 3) if manifest.kind == "decoder" else 0.0
-        made = {"error": rounded_up(math.sqrt(self._squares / (self._expected_squares or 1.0))), "agreement": agreement, "tokens": self.tokens}
+        made = {
+            "error": rounded_up(math.sqrt(self._squares / (self._expected_squares or 1.0))),
+            "agreement": agreement,
+            "tokens": self.tokens,
+        }
         if not self.bytes_of_token:
             return made
         names = ("perplexity", "float32_perplexity", "bits_per_byte", "float32_bits_per_byte")
         nats = self._entropy / self.tokens
-        return {**made, **dict(zip(names, [_short(_exponential(one)) for one in nats] + [_short(one / math.log(2) / self.bytes_of_token) for one in nats], strict=True))}
+        return {
+            **made,
+            **dict(
+                zip(
+                    names,
+                    [_short(_exponential(one)) for one in nats]
+                    + [_short(one / math.log(2) / self.bytes_of_token) for one in nats],
+                    strict=True,
+                )
+            ),
+        }
 
 
 def _of_text(session: Session, plain: Session, sample: Sample, say: Progress = silent) -> Loss:
@@ -123,7 +160,11 @@ def _of_text(session: Session, plain: Session, sample: Sample, say: Progress = s
             read = window[None, begin : min(begin + READ, len(window) - 1)]
             actual, expected = (one.prefill(read, chunk=READ) for one in (session, plain))
             skipped = max(first - 1 - begin, 0)
-            found.add(actual[:, skipped:], expected[:, skipped:], window[None, begin + 1 + skipped : begin + 1 + read.shape[1]])
+            found.add(
+                actual[:, skipped:],
+                expected[:, skipped:],
+                window[None, begin + 1 + skipped : begin + 1 + read.shape[1]],
+            )
         steps.advance()
     return found
 
@@ -133,7 +174,9 @@ def _of_reference(session: Session, model: Model, manifest: Manifest) -> Loss:
     found = Loss()
     for case in expected_outputs(model, manifest, filled=False).cases.values():
         session.reset()
-        found.add(session.prefill(case.tokens, chunk=case.tokens.shape[1], **case.beginning()), case.full)
+        found.add(
+            session.prefill(case.tokens, chunk=case.tokens.shape[1], **case.beginning()), case.full
+        )
     return found
 
 
@@ -158,11 +201,19 @@ def _check_loss(found: Loss, manifest: Manifest, inputs: Inputs, text: MeasuredT
     if found.ratio <= inputs.most:
         return
     figures = found.figures(manifest)
-    rounded = {"weights": manifest.weights.format if manifest.weights else "", "cache": manifest.cache}
-    what = " and ".join(f"{name} {format_}" for name, format_ in rounded.items() if format_) or f"dtype {manifest.dtype}"
+    rounded = {
+        "weights": manifest.weights.format if manifest.weights else "",
+        "cache": manifest.cache,
+    }
+    what = (
+        " and ".join(f"{name} {format_}" for name, format_ in rounded.items() if format_)
+        or f"dtype {manifest.dtype}"
+    )
     measured = f"{figures['perplexity']:.3g} instead of {figures['float32_perplexity']:.3g} on {found.tokens} tokens, {text.name}"
     rule = f"export: expected {what} to raise the perplexity at most {inputs.most:g} times, got {found.ratio:.2f} times ({measured})"
-    raise ValueError(f"{rule}; {' or '.join([*_better(manifest, inputs, text), f'accept it with max_loss {math.ceil(100 * found.ratio) / 100:.2f}'])}")
+    raise ValueError(
+        f"{rule}; {' or '.join([*_better(manifest, inputs, text), f'accept it with max_loss {math.ceil(100 * found.ratio) / 100:.2f}'])}"
+    )
 
 
 def _better(manifest: Manifest, inputs: Inputs, text: MeasuredText) -> List[str]:
@@ -170,9 +221,18 @@ def _better(manifest: Manifest, inputs: Inputs, text: MeasuredText) -> List[str]
     if manifest.weights is None or manifest.weights.format not in (*BY_SIZE, MIXED):
         return ["choose float32"]
     chosen = manifest.weights.format
-    found = [f"choose weights {name} ({ratio:.2f} times)" for name, ratio in _ratios(chosen, inputs, text)]
-    calibrate = format_of(chosen).calibrated and (inputs.sample is None or is_default(inputs.sample.sha256))
-    return [*(["give a larger size"] if chosen == MIXED else []), *(["give calibration data"] if calibrate else []), *found]
+    found = [
+        f"choose weights {name} ({ratio:.2f} times)"
+        for name, ratio in _ratios(chosen, inputs, text)
+    ]
+    calibrate = format_of(chosen).calibrated and (
+        inputs.sample is None or is_default(inputs.sample.sha256)
+    )
+    return [
+        *(["give a larger size"] if chosen == MIXED else []),
+        *(["give calibration data"] if calibrate else []),
+        *found,
+    ]
 
 
 def _ratios(chosen: str, inputs: Inputs, text: MeasuredText) -> Iterator[Tuple[str, float]]:
@@ -180,4 +240,11 @@ def _ratios(chosen: str, inputs: Inputs, text: MeasuredText) -> Iterator[Tuple[s
     length = text.sample.windows.shape[1]
     plain = eager_session(inputs.model, length)
     for name in LARGEST if chosen == MIXED else BY_SIZE[BY_SIZE.index(chosen) + 1 :]:
-        yield name, _of_text(eager_session(in_few_bits(inputs.model, name, inputs.sample).model, length), plain, text.sample).ratio
+        yield (
+            name,
+            _of_text(
+                eager_session(in_few_bits(inputs.model, name, inputs.sample).model, length),
+                plain,
+                text.sample,
+            ).ratio,
+        )

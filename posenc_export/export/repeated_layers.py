@@ -50,7 +50,10 @@ class RepeatedLayers:
         """Return the manifest of the traced part, in which states have the names that they have in the whole model."""
         kept = {*self.traced, None}
         states = [state for state in whole.states if _layer_of(state.past) in kept]
-        return whole.replace(states=states, encoder=[value for value in whole.encoder if _layer_of(value.name) in kept])
+        return whole.replace(
+            states=states,
+            encoder=[value for value in whole.encoder if _layer_of(value.name) in kept],
+        )
 
     def marking(self) -> ExitStack:
         """Return a context in which each traced layer emits a node Passed for the hidden states that it returns."""
@@ -74,14 +77,22 @@ class _Completion:
     """
 
     def __init__(self, repeated: RepeatedLayers, graph: ir.Graph, manifest: Manifest) -> None:
-        self.graph, self.manifest, self.traced, self.kinds = graph, manifest, repeated.traced, _kinds(repeated.whole)
+        self.graph, self.manifest, self.traced, self.kinds = (
+            graph,
+            manifest,
+            repeated.traced,
+            _kinds(repeated.whole),
+        )
         self.layers = [dict(_tensors(layer)) for layer in repeated.whole.layers]
         part = repeated.manifest(manifest)
         self.inputs = dict(zip(_input_names(part), graph.inputs, strict=True))
         self.outputs = dict(zip(_output_names(part), graph.outputs, strict=True))
         self._name_weights()
         self.parts = self._parts()
-        self.entries: List[Optional[ir.Value]] = [None, *(nodes[-1].outputs[0] for nodes in self.parts[:-1])]
+        self.entries: List[Optional[ir.Value]] = [
+            None,
+            *(nodes[-1].outputs[0] for nodes in self.parts[:-1]),
+        ]
 
     def run(self) -> None:
         """Add the layers that were not traced, in order, and remove the marks."""
@@ -91,13 +102,17 @@ class _Completion:
             if layer in self.traced:
                 mark = self._behind(self.traced.index(layer), mark)
             else:
-                second = [index for index, one in enumerate(self.traced) if self.kinds[one] == kind][-1]
+                second = [
+                    index for index, one in enumerate(self.traced) if self.kinds[one] == kind
+                ][-1]
                 mark = self._copied(second, layer, mark)
         for node, index in readers:
             node.replace_input_with(index, mark.outputs[0])
         last = mark.inputs[0]
         assert last is not None
-        self.outputs = {name: last if value is traced_last else value for name, value in self.outputs.items()}  # an encoder without a final norm
+        self.outputs = {
+            name: last if value is traced_last else value for name, value in self.outputs.items()
+        }  # an encoder without a final norm
         for node in [node for node in self.graph if _is_mark(node)]:
             value = node.inputs[0]
             assert value is not None
@@ -117,15 +132,27 @@ class _Completion:
             if name.startswith(LAYER):
                 index, _, within = name.removeprefix(LAYER).partition(".")
                 named.append((int(index), within, value))
-        for place, within, value in sorted(named, key=lambda one: -one[0]):  # the last layer first, since indices only grow
+        for place, within, value in sorted(
+            named, key=lambda one: -one[0]
+        ):  # the last layer first, since indices only grow
             value.name = f"{LAYER}{self.traced[place]}.{within}"
 
     def _parts(self) -> List[List[ir.Node]]:
         """Return the nodes of each traced layer: those that depend on its states, its weights or the hidden states that it reads, and on no later layer."""
         place = {layer: index for index, layer in enumerate(self.traced)}
-        tags = {value: place[layer] for name, value in self.inputs.items() if (layer := _layer_of(name)) is not None}
-        tags |= {value: place[weight[0]] for name, value in self.graph.initializers.items() if (weight := self._of_layer(name)) is not None}
-        parts: List[List[ir.Node]] = [[] for _ in (*self.traced, None)]  # the last one for the nodes behind all layers
+        tags = {
+            value: place[layer]
+            for name, value in self.inputs.items()
+            if (layer := _layer_of(name)) is not None
+        }
+        tags |= {
+            value: place[weight[0]]
+            for name, value in self.graph.initializers.items()
+            if (weight := self._of_layer(name)) is not None
+        }
+        parts: List[List[ir.Node]] = [
+            [] for _ in (*self.traced, None)
+        ]  # the last one for the nodes behind all layers
         for node in self.graph:
             tag = max((tags[value] for value in node.inputs if value in tags), default=None)
             if tag is not None:
@@ -139,7 +166,16 @@ class _Completion:
         if not name.startswith(LAYER) or int(layer) not in self.traced:
             return None
         tensor = self.layers[int(layer)][within]
-        return None if any(tensor is other for index, of in enumerate(self.layers) if index != int(layer) for other in of.values()) else (int(layer), within)
+        return (
+            None
+            if any(
+                tensor is other
+                for index, of in enumerate(self.layers)
+                if index != int(layer)
+                for other in of.values()
+            )
+            else (int(layer), within)
+        )
 
     def _behind(self, index: int, mark: ir.Node) -> ir.Node:
         """Let a traced layer read the hidden states of the layer before it, and return its mark."""
@@ -158,14 +194,30 @@ class _Completion:
         assert entry is not None
         of: Dict[ir.Value, ir.Value] = {entry: mark.outputs[0], **self._states(template, layer)}
         for node in self.parts[index]:
-            made = ir.node(node.op_type, [self._input(value, of, layer) for value in node.inputs], node.attributes, domain=node.domain, num_outputs=len(node.outputs))
+            made = ir.node(
+                node.op_type,
+                [self._input(value, of, layer) for value in node.inputs],
+                node.attributes,
+                domain=node.domain,
+                num_outputs=len(node.outputs),
+            )
             for old, new in zip(node.outputs, made.outputs, strict=True):
-                new.name, new.shape, new.type = f"{old.name}.of_layer_{layer}", old.shape and old.shape.copy(), old.type
+                new.name, new.shape, new.type = (
+                    f"{old.name}.of_layer_{layer}",
+                    old.shape and old.shape.copy(),
+                    old.type,
+                )
                 of[old] = new
             self.graph.insert_after(mark, made)
             mark = made
-        outputs = {name: value for name, value in self.outputs.items() if name.startswith(f"present.{template}.")}
-        self.outputs |= {f"present.{layer}.{name.split('.', 2)[2]}": of[value] for name, value in outputs.items()}
+        outputs = {
+            name: value
+            for name, value in self.outputs.items()
+            if name.startswith(f"present.{template}.")
+        }
+        self.outputs |= {
+            f"present.{layer}.{name.split('.', 2)[2]}": of[value] for name, value in outputs.items()
+        }
         return mark
 
     def _states(self, template: int, layer: int) -> Dict[ir.Value, ir.Value]:
@@ -174,10 +226,14 @@ class _Completion:
         for name, value in list(self.inputs.items()):
             if name.startswith(start):
                 new = f"past_key_values.{layer}.{name.removeprefix(start)}"
-                self.inputs[new] = found[value] = ir.Value(name=new, shape=value.shape and value.shape.copy(), type=value.type)
+                self.inputs[new] = found[value] = ir.Value(
+                    name=new, shape=value.shape and value.shape.copy(), type=value.type
+                )
         return found
 
-    def _input(self, value: Optional[ir.Value], of: Dict[ir.Value, ir.Value], layer: int) -> Optional[ir.Value]:
+    def _input(
+        self, value: Optional[ir.Value], of: Dict[ir.Value, ir.Value], layer: int
+    ) -> Optional[ir.Value]:
         """Return what the copy of a node for a layer reads in place of a value."""
         if value is None or value in of or not value.is_initializer():
             return value if value is None else of.get(value, value)
@@ -186,7 +242,12 @@ class _Completion:
             return value
         name = f"{LAYER}{layer}.{weight[1]}"
         if name not in self.graph.initializers:
-            made = ir.Value(name=name, shape=value.shape, type=value.type, const_value=ir.tensor(self.layers[layer][weight[1]].detach(), name=name))
+            made = ir.Value(
+                name=name,
+                shape=value.shape,
+                type=value.type,
+                const_value=ir.tensor(self.layers[layer][weight[1]].detach(), name=name),
+            )
             self.graph.register_initializer(made)
         return self.graph.initializers[name]
 
@@ -199,8 +260,13 @@ def _kinds(model: Stack) -> List[Any]:
 def _with_layers(model: Stack, chosen: Sequence[int]) -> Stack:
     """Return a model with some layers of another one, which keep their weights."""
     made = copy.copy(model)
-    made._modules = {**model._modules, "layers": torch.nn.ModuleList(model.layers[index] for index in chosen)}
-    made.mask_of, made.layer_states = ([one[index] for index in chosen] for one in (model.mask_of, model.layer_states))
+    made._modules = {
+        **model._modules,
+        "layers": torch.nn.ModuleList(model.layers[index] for index in chosen),
+    }
+    made.mask_of, made.layer_states = (
+        [one[index] for index in chosen] for one in (model.mask_of, model.layer_states)
+    )
     made.reads_encoder = [model.reads_encoder[index] for index in chosen]
     made.kept_states = made.embed_states + sum(made.layer_states)
     return made
@@ -228,8 +294,15 @@ def _layer_of(state: str) -> Optional[int]:
 
 def _input_names(manifest: Manifest) -> List[str]:
     """Return the names of graph inputs, in the order of a calling convention."""
-    return [*(value.name for value in manifest.inputs), *(state.past for state in manifest.states), *(value.name for value in manifest.encoder)]
+    return [
+        *(value.name for value in manifest.inputs),
+        *(state.past for state in manifest.states),
+        *(value.name for value in manifest.encoder),
+    ]
 
 
 def _output_names(manifest: Manifest) -> List[str]:
-    return [*(value.name for value in manifest.outputs), *(state.present for state in manifest.states)]
+    return [
+        *(value.name for value in manifest.outputs),
+        *(state.present for state in manifest.states),
+    ]

@@ -18,7 +18,12 @@ class Signature(torch.nn.Module):
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        self.model, self.axes, self.first_cache, self.cached = model, model.axes, model.embed_states, has_cache(model)
+        self.model, self.axes, self.first_cache, self.cached = (
+            model,
+            model.axes,
+            model.embed_states,
+            has_cache(model),
+        )
 
 
 class PositionSignature(Signature):
@@ -27,7 +32,9 @@ class PositionSignature(Signature):
     position_ids [B,S] are places in the sequence, -1 for padding. Encodings with A coordinates take [1+A,B,S]: the places, then the coordinates.
     """
 
-    def forward(self, x: Tensor, position_ids: Tensor, past_positions: Tensor, states: List[Tensor]) -> Tuple[Tensor, Tensor, List[Tensor]]:
+    def forward(
+        self, x: Tensor, position_ids: Tensor, past_positions: Tensor, states: List[Tensor]
+    ) -> Tuple[Tensor, Tensor, List[Tensor]]:
         """Take x [B,S] int64 or [B,S,E], position_ids [B,S] or [1+A,B,S], past_positions [B,P] int64 and states in layer order; return output, key positions, states."""
         places, coordinates = places_of(position_ids, self.axes)
         write_index = ops.write_index(past_positions.ge(0).sum(1), places)
@@ -40,40 +47,64 @@ class LogitsSignature(Signature):
     """PositionSignature for decoders: computes logits only for the tokens in the columns logits_index."""
 
     def forward(
-        self, x: Tensor, position_ids: Tensor, logits_index: Tensor, past_positions: Tensor, states: List[Tensor]
+        self,
+        x: Tensor,
+        position_ids: Tensor,
+        logits_index: Tensor,
+        past_positions: Tensor,
+        states: List[Tensor],
     ) -> Tuple[Tensor, Tensor, List[Tensor]]:
         """Take logits_index [B,R] int64, and other arguments like PositionSignature.forward; return logits [B,R,V], key positions, states."""
         places, coordinates = places_of(position_ids, self.axes)
         write_index = ops.write_index(past_positions.ge(0).sum(1), places)
         key_positions = ops.append_positions(past_positions, places, write_index)
-        output, present = self.model(x, places, coordinates, key_positions, write_index, states, None, logits_index)
+        output, present = self.model(
+            x, places, coordinates, key_positions, write_index, states, None, logits_index
+        )
         return output, key_positions, present
 
 
 class CallSignature(Signature):
     """Signature "positions" for models without cached keys: attention, if there is any, reads only the keys of the same call."""
 
-    def forward(self, x: Tensor, position_ids: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
+    def forward(
+        self, x: Tensor, position_ids: Tensor, states: List[Tensor]
+    ) -> Tuple[Tensor, List[Tensor]]:
         """Take x [B,S] int64 or [B,S,E], position_ids [B,S] or [1+A,B,S] and states in layer order; return output, states."""
         places, coordinates = places_of(position_ids, self.axes)
-        output, present = self.model(x, places, coordinates, places, torch.zeros_like(places[:, 0]), states)
+        output, present = self.model(
+            x, places, coordinates, places, torch.zeros_like(places[:, 0]), states
+        )
         return output, present
 
 
 class CallLogitsSignature(Signature):
     """CallSignature for decoders: computes logits only for the tokens in the columns logits_index."""
 
-    def forward(self, x: Tensor, position_ids: Tensor, logits_index: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
+    def forward(
+        self, x: Tensor, position_ids: Tensor, logits_index: Tensor, states: List[Tensor]
+    ) -> Tuple[Tensor, List[Tensor]]:
         """Take logits_index [B,R] int64, and other arguments like CallSignature.forward; return logits [B,R,V], states."""
         places, coordinates = places_of(position_ids, self.axes)
-        output, present = self.model(x, places, coordinates, places, torch.zeros_like(places[:, 0]), states, None, logits_index)
+        output, present = self.model(
+            x,
+            places,
+            coordinates,
+            places,
+            torch.zeros_like(places[:, 0]),
+            states,
+            None,
+            logits_index,
+        )
         return output, present
 
 
 class MaskSignature(Signature):
     """Signature "mask", as in Hugging Face models: attention_mask [B,T] is 0 at padding, and positions count its ones from 0."""
 
-    def forward(self, x: Tensor, attention_mask: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
+    def forward(
+        self, x: Tensor, attention_mask: Tensor, states: List[Tensor]
+    ) -> Tuple[Tensor, List[Tensor]]:
         """Take x [B,S] int64 or [B,S,E], attention_mask [B,T] int64 and states in layer order; return output, states."""
         counted = counted_from(attention_mask)
         past = attention_mask.size(1) - x.size(1)
@@ -88,19 +119,33 @@ class MaskSignature(Signature):
 class SegmentSignature(Signature):
     """Signature "positions" for models with token types: token_type_ids is another input. There are no states."""
 
-    def forward(self, x: Tensor, token_type_ids: Tensor, position_ids: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
+    def forward(
+        self, x: Tensor, token_type_ids: Tensor, position_ids: Tensor, states: List[Tensor]
+    ) -> Tuple[Tensor, List[Tensor]]:
         """Take x and token_type_ids [B,S] int64, position_ids [B,S] or [1+A,B,S] and an empty list of states; return output, empty list."""
         places, coordinates = places_of(position_ids, self.axes)
-        return self.model(x, places, coordinates, places, torch.zeros_like(places[:, 0]), states, token_type_ids)
+        return self.model(
+            x, places, coordinates, places, torch.zeros_like(places[:, 0]), states, token_type_ids
+        )
 
 
 class SegmentMaskSignature(Signature):
     """Signature "mask" for models with token types: positions count the ones of attention_mask [B,S] from 0. There are no states."""
 
-    def forward(self, x: Tensor, token_type_ids: Tensor, attention_mask: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
+    def forward(
+        self, x: Tensor, token_type_ids: Tensor, attention_mask: Tensor, states: List[Tensor]
+    ) -> Tuple[Tensor, List[Tensor]]:
         """Take x, token_type_ids and attention_mask [B,S] int64 and an empty list of states; return output, empty list."""
         positions = counted_from(attention_mask)
-        return self.model(x, positions, positions, positions, torch.zeros_like(positions[:, 0]), states, token_type_ids)
+        return self.model(
+            x,
+            positions,
+            positions,
+            positions,
+            torch.zeros_like(positions[:, 0]),
+            states,
+            token_type_ids,
+        )
 
 
 NAMES = ("positions", "mask")
@@ -133,7 +178,12 @@ def has_segments(model: Model) -> bool:
 
 def takes_logits_index(model: Model, signature: str) -> bool:
     """Return whether the graph has the input logits_index: causal decoders with signature "positions". Programs that feed an attention_mask do not know this input."""
-    return signature == "positions" and isinstance(model, Stack) and model.config.head is not None and model.config.token_geometry.causal
+    return (
+        signature == "positions"
+        and isinstance(model, Stack)
+        and model.config.head is not None
+        and model.config.token_geometry.causal
+    )
 
 
 def wrap(model: Model, signature: str) -> torch.nn.Module:
@@ -142,12 +192,18 @@ def wrap(model: Model, signature: str) -> torch.nn.Module:
     Raises:
         ValueError: signature "mask" for an encoding with coordinates.
     """
-    for encoding in dict.fromkeys((model.token_encoding, *(attention.encoding for attention in model.attentions()))):
+    for encoding in dict.fromkeys(
+        (model.token_encoding, *(attention.encoding for attention in model.attentions()))
+    ):
         encoding.prepare()
     if signature == "mask" and model.axes:
-        raise ValueError(f"export: expected an encoding without coordinates for signature mask, got one with {model.axes}; choose signature positions")
+        raise ValueError(
+            f"export: expected an encoding without coordinates for signature mask, got one with {model.axes}; choose signature positions"
+        )
     if has_segments(model):
-        kind: Type[Signature] = SegmentSignature if signature == "positions" else SegmentMaskSignature
+        kind: Type[Signature] = (
+            SegmentSignature if signature == "positions" else SegmentMaskSignature
+        )
     elif signature == "mask":
         kind = MaskSignature
     elif takes_logits_index(model, signature):

@@ -41,9 +41,18 @@ class Source:
     """
 
     def __init__(
-        self, model: Model, cache_scales: Optional[Mapping[str, np.ndarray]] = None, on_grid: Optional[Mapping[str, OnGrid]] = None, say: Progress = silent
+        self,
+        model: Model,
+        cache_scales: Optional[Mapping[str, np.ndarray]] = None,
+        on_grid: Optional[Mapping[str, OnGrid]] = None,
+        say: Progress = silent,
     ) -> None:
-        self.model, self.cache_scales, self.on_grid, self.say = model, cache_scales or {}, on_grid or {}, say
+        self.model, self.cache_scales, self.on_grid, self.say = (
+            model,
+            cache_scales or {},
+            on_grid or {},
+            say,
+        )
         self._graphs: Dict[str, ir.Model] = {}
         self._computed: Dict[Tuple[Any, ...], Any] = {}
 
@@ -55,7 +64,12 @@ class Source:
 
     def release(self) -> None:
         """Release the memory of weights and codes that are mapped from a file, until they are used again (paging.page_out)."""
-        codes = [numbers for _, one in self.on_grid.values() for numbers in (one.codes, one.scales, one.offsets) if numbers is not None]
+        codes = [
+            numbers
+            for _, one in self.on_grid.values()
+            for numbers in (one.codes, one.scales, one.offsets)
+            if numbers is not None
+        ]
         page_out([*self.model.parameters(), *codes])
 
     def semantic(self, manifest: Manifest) -> ir.Model:
@@ -93,7 +107,13 @@ class Sources:
             page_out(self.model.parameters())
 
     def of(
-        self, dtype: str, weights: Optional[str] = None, sample: Optional[Sample] = None, cache: bool = False, size: Optional[float] = None, say: Progress = silent
+        self,
+        dtype: str,
+        weights: Optional[str] = None,
+        sample: Optional[Sample] = None,
+        cache: bool = False,
+        size: Optional[float] = None,
+        say: Progress = silent,
     ) -> Source:
         """Return the source in a dtype and in eval mode.
 
@@ -107,16 +127,33 @@ class Sources:
         key = dtype, weights, sample and sample.described, cache, size
         if key not in self._made:
             model = in_dtype(self.model, dtype)
-            scales = calibration.cache_scales(model, sample, say) if cache and sample is not None else None
-            formats = None if size is None or sample is None else mixed.formats_within(model, sample, size, say)
-            rounded_model, on_grid = Rounded(model, {}) if weights is None else in_few_bits(model, weights, sample, formats, self._keep, say)
+            scales = (
+                calibration.cache_scales(model, sample, say)
+                if cache and sample is not None
+                else None
+            )
+            formats = (
+                None
+                if size is None or sample is None
+                else mixed.formats_within(model, sample, size, say)
+            )
+            rounded_model, on_grid = (
+                Rounded(model, {})
+                if weights is None
+                else in_few_bits(model, weights, sample, formats, self._keep, say)
+            )
             page_out(self.model.parameters())
             self._made[key] = Source(rounded_model, scales, on_grid, say)
         return self._made[key]
 
 
 def in_few_bits(
-    model: Model, weights: str, sample: Optional[Sample], formats: Optional[Mapping[str, str]] = None, keep: Keep = in_memory, say: Progress = silent
+    model: Model,
+    weights: str,
+    sample: Optional[Sample],
+    formats: Optional[Mapping[str, str]] = None,
+    keep: Keep = in_memory,
+    say: Progress = silent,
 ) -> Rounded:
     """Return a copy of a float32 model in eval mode with weights rounded to a format (formats.format_of), for formats.MIXED to those of `formats` by name.
 
@@ -137,22 +174,40 @@ def in_dtype(model: Model, dtype: str) -> Model:
     Raises:
         ValueError: a model that chooses experts in another dtype than float32.
     """
-    choosing = [part for part in model.modules() if isinstance(part, Experts) and part.choose.chosen < part.router.out_features]
+    choosing = [
+        part
+        for part in model.modules()
+        if isinstance(part, Experts) and part.choose.chosen < part.router.out_features
+    ]
     if choosing and dtype != "float32":
         rule = f"export: expected dtype float32 for a model that chooses {choosing[0].choose.chosen} of {choosing[0].router.out_features} experts"
         why = "with activations in half precision a token near a tie gets other experts, and other ones in a step than in a prompt"
-        raise ValueError(f"{rule}, got {dtype}, in which {why}; export target ort or onnx in float32")
+        raise ValueError(
+            f"{rule}, got {dtype}, in which {why}; export target ort or onnx in float32"
+        )
     ready = dtype_of(model) == dtype and not model.training
     return model if ready else copy.deepcopy(model).to(getattr(torch, dtype)).eval()
 
 
 def _traced(model: Model, manifest: Manifest, on_grid: Mapping[str, OnGrid]) -> ir.Model:
     part, whole = RepeatedLayers.of(model), wrap(model, manifest.signature)
-    module, marking = (whole, contextlib.ExitStack()) if part is None else (wrap(part.model, manifest.signature), part.marking())
+    module, marking = (
+        (whole, contextlib.ExitStack())
+        if part is None
+        else (wrap(part.model, manifest.signature), part.marking())
+    )
     arguments, shapes = trace_inputs(manifest if part is None else part.manifest(manifest))
     # torch.onnx warns of deprecations inside itself, and logs that optional packages are not installed; the resulting graph is checked instead.
     with marking, semantic_graph(), quiet(Warning, logger="torch.onnx"), torch.no_grad():
-        program = torch.onnx.export(module, arguments, dynamo=True, dynamic_shapes=shapes, opset_version=OPSET, optimize=False, verbose=False)
+        program = torch.onnx.export(
+            module,
+            arguments,
+            dynamo=True,
+            dynamic_shapes=shapes,
+            opset_version=OPSET,
+            optimize=False,
+            verbose=False,
+        )
     assert program is not None and program.exported_program is not None
     refuse_mutation(program.exported_program)
     graph = program.model.graph
@@ -169,14 +224,27 @@ def _traced(model: Model, manifest: Manifest, on_grid: Mapping[str, OnGrid]) -> 
 
 def _transposed_weights(graph: ir.Graph) -> Dict[str, str]:
     """Return the name that a transposed weight gets if it becomes a constant, by the name of the value: that of the parameter and ".T"."""
-    weights = {name: [node for node, _ in weight.uses() if node.op_type == "Transpose"] for name, weight in graph.initializers.items()}
-    return {str(nodes[0].outputs[0].name): f"{name}.T" for name, nodes in weights.items() if len(nodes) == 1}
+    weights = {
+        name: [node for node, _ in weight.uses() if node.op_type == "Transpose"]
+        for name, weight in graph.initializers.items()
+    }
+    return {
+        str(nodes[0].outputs[0].name): f"{name}.T"
+        for name, nodes in weights.items()
+        if len(nodes) == 1
+    }
 
 
-def _initializers(module: torch.nn.Module, model: Model, on_grid: Mapping[str, OnGrid]) -> Dict[str, str]:
+def _initializers(
+    module: torch.nn.Module, model: Model, on_grid: Mapping[str, OnGrid]
+) -> Dict[str, str]:
     """Return the names of rounded parameters of `model` by their names in `module`, which contains it. A tied weight has several."""
     known = {id(parameter): name for name, parameter in model.named_parameters() if name in on_grid}
-    return {name: known[id(parameter)] for name, parameter in module.named_parameters(remove_duplicate=False) if id(parameter) in known}
+    return {
+        name: known[id(parameter)]
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+        if id(parameter) in known
+    }
 
 
 def _read_through_nodes(graph: ir.Graph, names: Mapping[str, str]) -> None:
@@ -209,17 +277,23 @@ def refuse_mutation(program: torch.export.ExportedProgram, caches: Collection[An
     """
     signature = program.graph_signature
     mutated = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
-    for node in program.graph.nodes:  # programs that are not functionalized mutate by in-place operations
+    for (
+        node
+    ) in program.graph.nodes:  # programs that are not functionalized mutate by in-place operations
         written = written_by(node)
         if written is not None and written.op == "placeholder" and written.name not in caches:
             mutated.append(signature.inputs_to_buffers.get(written.name, written.name))
     if mutated:
-        raise ValueError(f"export: expected state as inputs and outputs of the graph, got mutation of {', '.join(mutated)}; return the new value instead")
+        raise ValueError(
+            f"export: expected state as inputs and outputs of the graph, got mutation of {', '.join(mutated)}; return the new value instead"
+        )
 
 
 def written_by(node: torch.fx.Node) -> Optional[torch.fx.Node]:
     """Return the tensor whose memory an in-place operation writes, without the views between them; None for other nodes."""
-    if node.op != "call_function" or not getattr(getattr(node.target, "_schema", None), "is_mutable", False):
+    if node.op != "call_function" or not getattr(
+        getattr(node.target, "_schema", None), "is_mutable", False
+    ):
         return None
     return _viewed(node.args[0])  # type: ignore[arg-type]
 

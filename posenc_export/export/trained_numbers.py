@@ -30,7 +30,11 @@ Regions = Dict[int, List[Tuple[str, int]]]  # file and offset of tensors, by num
 
 def store(model: Model, manifest: Manifest, folder: Path) -> Dict[str, Numbers]:
     """Return where the trained numbers of each encoding are in a new artefact, by name in the block or stack; write those that the graph does not hold."""
-    trained = {f"{name}.{key}": value for name, encoding in _encodings(inner_of(model)) for key, value in encoding.state_dict().items()}
+    trained = {
+        f"{name}.{key}": value
+        for name, encoding in _encodings(inner_of(model))
+        for key, value in encoding.state_dict().items()
+    }
     regions = _regions(folder, manifest) if trained else {}
     found = {name: _in_graph(tensor, regions, folder) for name, tensor in trained.items()}
     others = {name: tensor for name, tensor in trained.items() if found[name] is None}
@@ -43,7 +47,9 @@ def store(model: Model, manifest: Manifest, folder: Path) -> Dict[str, Numbers]:
 
 
 def _numbers(tensor: Tensor, file: str, offset: int, transposed: bool = False) -> Numbers:
-    return Numbers(file, offset, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), transposed)
+    return Numbers(
+        file, offset, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), transposed
+    )
 
 
 def _in_graph(tensor: Tensor, regions: Regions, folder: Path) -> Optional[Numbers]:
@@ -93,7 +99,10 @@ def _held(content: memoryview, regions: Regions, folder: Path) -> Optional[Tuple
     for name, offset in regions[len(content)]:
         with (folder / name).open("rb") as stream:
             stream.seek(offset)
-            if all(stream.read(min(BLOCK, len(content) - at)) == bytes(content[at : at + BLOCK]) for at in range(0, len(content), BLOCK)):
+            if all(
+                stream.read(min(BLOCK, len(content) - at)) == bytes(content[at : at + BLOCK])
+                for at in range(0, len(content), BLOCK)
+            ):
                 return name, offset
     return None
 
@@ -114,7 +123,12 @@ def with_trained_encodings(folder: Union[str, Path]) -> Inner:
     with torch.device("meta"):
         model: Inner = MODELS[type(config)](config)
     for name, encoding in _encodings(model):
-        encoding.load_state_dict({key: _read(folder, manifest, f"{name}.{key}", value) for key, value in encoding.state_dict().items()})
+        encoding.load_state_dict(
+            {
+                key: _read(folder, manifest, f"{name}.{key}", value)
+                for key, value in encoding.state_dict().items()
+            }
+        )
     return model
 
 
@@ -123,11 +137,24 @@ def _read(folder: Path, manifest: Manifest, name: str, like: Tensor) -> Tensor:
     numbers = manifest.encodings.get(name)
     if numbers is None or numbers.shape != tuple(like.shape):
         rule = f"artefact {folder}: expected the trained numbers {name} of an encoding with shape {list(like.shape)}"
-        remedy = "give the pt2 artefact that it was compiled from" if manifest.compiled is not None else "export it again with this version"
-        raise ValueError(f"{rule}, got {'none' if numbers is None else list(numbers.shape)}; {remedy}")
+        remedy = (
+            "give the pt2 artefact that it was compiled from"
+            if manifest.compiled is not None
+            else "export it again with this version"
+        )
+        raise ValueError(
+            f"{rule}, got {'none' if numbers is None else list(numbers.shape)}; {remedy}"
+        )
     with (folder / numbers.file).open("rb") as stream:
         stream.seek(numbers.offset)
         content = bytearray(stream.read(numbers.bytes))
-    dtype, shape = getattr(torch, numbers.dtype), numbers.shape[::-1] if numbers.transposed else numbers.shape
-    found = torch.frombuffer(content, dtype=dtype).reshape(shape) if content else torch.empty(shape, dtype=dtype)
+    dtype, shape = (
+        getattr(torch, numbers.dtype),
+        numbers.shape[::-1] if numbers.transposed else numbers.shape,
+    )
+    found = (
+        torch.frombuffer(content, dtype=dtype).reshape(shape)
+        if content
+        else torch.empty(shape, dtype=dtype)
+    )
     return found.T if numbers.transposed else found

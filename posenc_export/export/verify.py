@@ -27,7 +27,14 @@ from posenc_export.runtime.artefact.manifest import Calibration, Manifest
 from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.verification.cells import QUICK
 from posenc_export.runtime.verification.measuring import Measured, measure, sessions
-from posenc_export.runtime.verification.proof import Accuracy, Expected, accuracy_on, check_tolerance, grid_of, rounded_up
+from posenc_export.runtime.verification.proof import (
+    Accuracy,
+    Expected,
+    accuracy_on,
+    check_tolerance,
+    grid_of,
+    rounded_up,
+)
 from posenc_export.runtime.verification.proof import certificate as certificate_of
 from posenc_export.runtime.verification.scenarios import Case
 from posenc_export.shared.numerics import tolerance as float32_tolerance
@@ -43,8 +50,14 @@ class VerificationError(Exception):
         own: class names of encodings from outside the package, by name; if the worst cell compares with an oracle, they are named.
     """
 
-    def __init__(self, certificate: Dict[str, Any], own: Optional[Mapping[str, str]] = None) -> None:
-        failed = [name for name, error in certificate["cells"].items() if not error <= bound_of(certificate, name)]
+    def __init__(
+        self, certificate: Dict[str, Any], own: Optional[Mapping[str, str]] = None
+    ) -> None:
+        failed = [
+            name
+            for name, error in certificate["cells"].items()
+            if not error <= bound_of(certificate, name)
+        ]
         worst = worst_cell(certificate)
         more = f", the worst of {len(failed)} cells" if len(failed) > 1 else ""
         found = f"{format_cell(certificate, worst)} at '{worst}'{more}"
@@ -52,7 +65,9 @@ class VerificationError(Exception):
         if own and "oracle" in worst:
             classes = " and ".join(own.values())
             remedy = f"do not deploy: encoding {' or '.join(own)} disagrees with its oracle; run posenc_export.testing.check_encoding on {classes}"
-        super().__init__(f"verify: expected errors within {bound_of(certificate, worst):.1e}, got {found}; {remedy}")
+        super().__init__(
+            f"verify: expected errors within {bound_of(certificate, worst):.1e}, got {found}; {remedy}"
+        )
         self.certificate, self.own = certificate, own
 
     def __reduce__(self) -> Tuple[Any, ...]:
@@ -90,19 +105,36 @@ def verify(
     check_tolerance(tolerance)
     loaded = single_threaded(folder, provider)
     manifest = loaded.manifest
-    made = rebuild(from_json(manifest.config), manifest.source, manifest.packages) if model is None else as_model(model)
+    made = (
+        rebuild(from_json(manifest.config), manifest.source, manifest.packages)
+        if model is None
+        else as_model(model)
+    )
     if to_json(made.config) != manifest.config:
-        raise ValueError(f"verify: expected the model that was exported to {folder}, got one with another config; pass that model")
+        raise ValueError(
+            f"verify: expected the model that was exported to {folder}, got one with another config; pass that model"
+        )
     made = in_dtype(made, manifest.dtype)
     if manifest.weights is not None:
         described = manifest.calibration if format_of(manifest.weights.format).calibrated else None
         sample = None if described is None else _sample(described, made, calibrate)
-        made = in_few_bits(made, manifest.weights.format, sample, manifest.formats or None, say=progress or silent).model
+        made = in_few_bits(
+            made, manifest.weights.format, sample, manifest.formats or None, say=progress or silent
+        ).model
     session, *others = sessions(loaded, 1)
     if manifest.reference is None:
-        raise ValueError(f"verify: expected an artefact with a reference, got none in {folder}; export it again")
+        raise ValueError(
+            f"verify: expected an artefact with a reference, got none in {folder}; export it again"
+        )
     accuracy = accuracy_on(session.provider, manifest.reference, tolerance)
-    certificate = certify(session, made, expected_outputs(made, manifest, say=progress or silent), progress or silent, others, accuracy)
+    certificate = certify(
+        session,
+        made,
+        expected_outputs(made, manifest, say=progress or silent),
+        progress or silent,
+        others,
+        accuracy,
+    )
     manifests.write(manifest.replace(certificate=certificate), folder)
     return certificate
 
@@ -119,11 +151,21 @@ def _sample(described: Calibration, model: Model, calibrate: Union[str, Path, No
         sample = default_sample(model)
     if sample is None or sample.sha256 != wanted:
         found = "none" if sample is None else f"one with {sample.sha256}"
-        raise ValueError(f"verify: expected the calibration data of the export, sha256 {wanted}, got {found}; pass its file as calibrate")
+        raise ValueError(
+            f"verify: expected the calibration data of the export, sha256 {wanted}, got {found}; pass its file as calibrate"
+        )
     return sample.kept(described.tokens)
 
 
-def check(folder: Path, manifest: Manifest, source: Source, expected: Expected, accuracy: Accuracy, progress: Progress, quick: bool = False) -> Manifest:
+def check(
+    folder: Path,
+    manifest: Manifest,
+    source: Source,
+    expected: Expected,
+    accuracy: Accuracy,
+    progress: Progress,
+    quick: bool = False,
+) -> Manifest:
     """Certify a new artefact against the expected outputs of its module.
 
     Args:
@@ -136,7 +178,9 @@ def check(folder: Path, manifest: Manifest, source: Source, expected: Expected, 
     progress(f"{manifest.target}: comparing the module with its formula")
     # Before the graph is loaded, so that its weights and the float64 head are not in memory together.
     source.release()
-    exact = source.once(("oracle", *grid_of(manifest)), lambda: oracle_cells(model, manifest, expected, progress))
+    exact = source.once(
+        ("oracle", *grid_of(manifest)), lambda: oracle_cells(model, manifest, expected, progress)
+    )
     source.release()
     session, *others = sessions(single_threaded(folder, "cpu"), 1)
     measured = measure(session, expected, accuracy, progress, others, only=QUICK if quick else ())
@@ -154,7 +198,12 @@ def single_threaded(folder: Path, provider: str) -> Loaded:
 
 
 def certify(
-    session: Session, model: Model, expected: Expected, progress: Progress, others: Sequence[Session] = (), accuracy: Optional[Accuracy] = None
+    session: Session,
+    model: Model,
+    expected: Expected,
+    progress: Progress,
+    others: Sequence[Session] = (),
+    accuracy: Optional[Accuracy] = None,
 ) -> Dict[str, Any]:
     """Return the certificate of a session: its errors against the eager module, and those of the eager module against the oracle.
 
@@ -163,39 +212,75 @@ def certify(
         accuracy: of a correct artefact; None for that of the model.
     """
     accuracy = accuracy or accuracy_of(model, session.manifest)
-    return _certificate(session, model, accuracy, measure(session, expected, accuracy, progress, others), oracle_cells(model, session.manifest, expected))
+    return _certificate(
+        session,
+        model,
+        accuracy,
+        measure(session, expected, accuracy, progress, others),
+        oracle_cells(model, session.manifest, expected),
+    )
 
 
-def _certificate(session: Session, model: Model, accuracy: Accuracy, made: Measured, exact: Dict[str, float], quick: bool = False) -> Dict[str, Any]:
+def _certificate(
+    session: Session,
+    model: Model,
+    accuracy: Accuracy,
+    made: Measured,
+    exact: Dict[str, float],
+    quick: bool = False,
+) -> Dict[str, Any]:
     """Return the certificate with the cells of the artefact and those of the oracle, which compare a float32 module whatever the dtype of the artefact."""
-    bounds = dict.fromkeys(exact, float32_tolerance("float32", *extent(model))) if accuracy.rounds else {}
-    found = certificate_of(session, accuracy, {**made.cells, **exact}, {**made.bounds, **bounds}, made.failures, quick)
+    bounds = (
+        dict.fromkeys(exact, float32_tolerance("float32", *extent(model)))
+        if accuracy.rounds
+        else {}
+    )
+    found = certificate_of(
+        session, accuracy, {**made.cells, **exact}, {**made.bounds, **bounds}, made.failures, quick
+    )
     return {**found, "against": against(model)}
 
 
 def against(model: Model) -> str:
     """Return a description of the reference that the eager module is compared with."""
-    return f"the formula of its block in float64, its own layers in {model.exact_dtype}" if isinstance(model, OwnModule) else "its formula in float64"
+    return (
+        f"the formula of its block in float64, its own layers in {model.exact_dtype}"
+        if isinstance(model, OwnModule)
+        else "its formula in float64"
+    )
 
 
 def _oracle_of(model: Model, case: Case, start: int) -> np.ndarray:
     """Return the oracle's output for the first row of a case, [1,L,*] float64."""
-    return oracle.full_pass(model, case.tokens[0], start, encoder=None if case.encoder is None else case.encoder[0])[None]
+    return oracle.full_pass(
+        model, case.tokens[0], start, encoder=None if case.encoder is None else case.encoder[0]
+    )[None]
 
 
-def oracle_cells(model: Model, manifest: Manifest, expected: Expected, say: Progress = silent) -> Dict[str, float]:
+def oracle_cells(
+    model: Model, manifest: Manifest, expected: Expected, say: Progress = silent
+) -> Dict[str, float]:
     """Return the errors of the expected outputs of one row per case against the float64 oracle."""
     cells, model = {}, in_dtype(model, "float32")
-    steps = Steps(say, f"{manifest.target}: comparing the module with its formula", len(expected.cases) + len(expected.attribute_cases), "rows")
+    steps = Steps(
+        say,
+        f"{manifest.target}: comparing the module with its formula",
+        len(expected.cases) + len(expected.attribute_cases),
+        "rows",
+    )
     for start, case in expected.cases.items():
         exact = _oracle_of(model, case, start)
         cells[f"oracle, start {start}"] = worst_error(case.full[:1], exact)
         if case.readout is not None and isinstance(model, Stack) and model.readout is not None:
-            cells[f"oracle, start {start}: {manifest.outputs[1].name}"] = worst_error(case.readout[0], model.readout.exact(exact[0]))
+            cells[f"oracle, start {start}: {manifest.outputs[1].name}"] = worst_error(
+                case.readout[0], model.readout.exact(exact[0])
+            )
         steps.advance()
     for name, (fed, full) in expected.attribute_cases.items():
         row = int(fed.mask.all(1).argmax())  # the first without padding
         numbers = {key: given[..., row, :] for key, given in fed.attributes.items()}
-        cells[f"{name}: oracle"] = worst_error(full[row], oracle.full_pass(model, fed.tokens[row], 0, **numbers))
+        cells[f"{name}: oracle"] = worst_error(
+            full[row], oracle.full_pass(model, fed.tokens[row], 0, **numbers)
+        )
         steps.advance()
     return {name: rounded_up(error) for name, error in cells.items()}

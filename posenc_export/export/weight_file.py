@@ -13,7 +13,9 @@ import torch
 from posenc_export.export.paging import MAPS, is_mapped
 
 LEAST = 1 << 20  # bytes; smaller arrays stay in memory
-SEGMENT = 256 << 20  # bytes of the file that are mapped at a time; each mapping takes a file descriptor
+SEGMENT = (
+    256 << 20
+)  # bytes of the file that are mapped at a time; each mapping takes a file descriptor
 Keep = Callable[[np.ndarray], np.ndarray]  # returns an array with the same content
 
 
@@ -28,7 +30,9 @@ class WeightFile:
         self._folder = folder
         self._file: Optional[BinaryIO] = None
         self._segment: Optional[mmap.mmap] = None
-        self._start = self._used = 0  # of the segment in the file, and of the next array in the segment
+        self._start = self._used = (
+            0  # of the segment in the file, and of the next array in the segment
+        )
 
     def keep(self, numbers: np.ndarray) -> np.ndarray:
         """Return an array with the same content that is mapped from the file, or a small array itself.
@@ -42,7 +46,11 @@ class WeightFile:
         content = np.ascontiguousarray(numbers).reshape(-1).view(np.uint8).data
         while content:  # written, not copied to the mapping, in which a full disk ends the process
             assert self._file is not None
-            content = content[os.pwrite(self._file.fileno(), content, self._start + at + numbers.nbytes - len(content)) :]
+            content = content[
+                os.pwrite(
+                    self._file.fileno(), content, self._start + at + numbers.nbytes - len(content)
+                ) :
+            ]
         return np.frombuffer(memory, numbers.dtype, numbers.size, at).reshape(numbers.shape)
 
     def keep_weights(self, model: torch.nn.Module) -> None:
@@ -60,8 +68,14 @@ class WeightFile:
                 self._file = cast(BinaryIO, tempfile.TemporaryFile(dir=self._folder))
                 weakref.finalize(self, self._file.close)  # mappings keep the content
             self._start = os.fstat(self._file.fileno()).st_size
-            os.truncate(self._file.fileno(), self._start + max(SEGMENT, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE))
-            self._segment, at = mmap.mmap(self._file.fileno(), max(SEGMENT, size), offset=self._start), 0
+            os.truncate(
+                self._file.fileno(),
+                self._start + max(SEGMENT, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE),
+            )
+            self._segment, at = (
+                mmap.mmap(self._file.fileno(), max(SEGMENT, size), offset=self._start),
+                0,
+            )
         self._used = at + size
         return self._segment, at
 

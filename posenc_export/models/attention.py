@@ -35,58 +35,102 @@ class Attention(torch.nn.Module):
         given = [name for name in ("scale", "softcap", "sinks") if getattr(config, name)]
         if self.by_content and given:
             names = ", ".join(spec["name"] for spec in config.encodings)
-            raise ValueError(f"attention: expected no {', '.join(given)} with {names}, which computes scores itself, got both; remove one of them")
+            raise ValueError(
+                f"attention: expected no {', '.join(given)} with {names}, which computes scores itself, got both; remove one of them"
+            )
         self.heads, self.kv_heads, self.head_size = config.heads, config.kv_heads, config.head_size
         self.given_scale = config.scale
-        self.scale = encoding.score_scale(config.head_size) if config.scale is None else config.scale
+        self.scale = (
+            encoding.score_scale(config.head_size) if config.scale is None else config.scale
+        )
         self.softcap, self.cached, self.encoding = config.softcap or 0.0, config.causal, encoding
         self.kept = len(encoding.layer_states())
         self.visibility = build("sees", config.sees)
-        self.projection = build("projection", config.projection, width, config.heads, config.kv_heads, config.head_size)
+        self.projection = build(
+            "projection", config.projection, width, config.heads, config.kv_heads, config.head_size
+        )
         norm = config.head_norm or {"name": "none"}
-        self.q_norm, self.k_norm = (build("head_norm", norm, heads, config.head_size) for heads in (config.heads, config.kv_heads))
+        self.q_norm, self.k_norm = (
+            build("head_norm", norm, heads, config.head_size)
+            for heads in (config.heads, config.kv_heads)
+        )
         self.sinks: Optional[Tensor]
-        self.register_parameter("sinks", torch.nn.Parameter(torch.zeros(config.heads)) if config.sinks else None)
+        self.register_parameter(
+            "sinks", torch.nn.Parameter(torch.zeros(config.heads)) if config.sinks else None
+        )
 
     @torch.jit.unused
     def states(self) -> List[StateSpec]:
         """Return the states that are kept between calls, in the order in which `forward` takes them."""
         if not self.cached:
             return []
-        key, value = (self.kv_heads, self.encoding.key_size(self.head_size)), (self.kv_heads, self.projection.value_size)
-        return [StateSpec("key", key, grows=True), StateSpec("value", value, grows=True), *self.encoding.layer_states()]
+        key, value = (
+            (self.kv_heads, self.encoding.key_size(self.head_size)),
+            (self.kv_heads, self.projection.value_size),
+        )
+        return [
+            StateSpec("key", key, grows=True),
+            StateSpec("value", value, grows=True),
+            *self.encoding.layer_states(),
+        ]
 
     def forward(
-        self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, mask: Tensor, write_index: Tensor, states: List[Tensor]
+        self,
+        x: Tensor,
+        positions: Tensor,
+        coordinates: Tensor,
+        key_positions: Tensor,
+        mask: Tensor,
+        write_index: Tensor,
+        states: List[Tensor],
     ) -> Tuple[Tensor, List[Tensor]]:
         """x [B,S,E], positions [B,S], coordinates as for `rotate`, key_positions [B,T], mask [B,1 or H,S,T], write_index as in `ops.append`, states to
         [B,S,E], new states.
 
         Without a cache, `states` is empty or holds the token types [B,S]."""
         q, k, v = self.projection(x)
-        q, k, v = ops.split_heads(self.q_norm(q), self.heads), ops.split_heads(self.k_norm(k), self.kv_heads), ops.split_heads(v, self.kv_heads)
+        q, k, v = (
+            ops.split_heads(self.q_norm(q), self.heads),
+            ops.split_heads(self.k_norm(k), self.kv_heads),
+            ops.split_heads(v, self.kv_heads),
+        )
         q, k = self.encoding.rotate(q, k, coordinates)
         if self.cached:
-            keys, values = ops.append(states[0], k, write_index), ops.append(states[1], v, write_index)
+            keys, values = (
+                ops.append(states[0], k, write_index),
+                ops.append(states[1], v, write_index),
+            )
             carried = self.encoding.observe(x, k, positions, write_index, states[2:])
             present = [keys, values] + carried[: self.kept]
         else:
             keys, values, present = k.transpose(1, 2), v.transpose(1, 2), states[:0]
             carried = self.encoding.observe(x, k, positions, write_index, states)
         if self.by_content:
-            y = self.encoding.rescore(q, keys, values, mask, positions, key_positions, self.scale, carried)
+            y = self.encoding.rescore(
+                q, keys, values, mask, positions, key_positions, self.scale, carried
+            )
         else:
             y = ops.attend(q, keys, values, mask, None, self.scale, self.softcap, self.sinks)
         return self.projection.output(y), present
 
-    def exact(self, x: np.ndarray, positions: range, places: Sequence[Any], types: Optional[np.ndarray] = None) -> np.ndarray:
+    def exact(
+        self,
+        x: np.ndarray,
+        positions: range,
+        places: Sequence[Any],
+        types: Optional[np.ndarray] = None,
+    ) -> np.ndarray:
         """Compute one row x [n,E] at positions and coordinates, with optional token types [n], to [n,E], in float64, one head and one query at a time."""
         oracle = self.encoding.oracle()
         oracle.begin(positions)
         q, k, v = self.projection.exact(x)
         q, k = self.q_norm.exact(q), self.k_norm.exact(k)
-        q = np.stack([oracle.rotate_heads(row, place) for row, place in zip(q, places, strict=True)])
-        k = np.stack([oracle.rotate_key_heads(row, place) for row, place in zip(k, places, strict=True)])
+        q = np.stack(
+            [oracle.rotate_heads(row, place) for row, place in zip(q, places, strict=True)]
+        )
+        k = np.stack(
+            [oracle.rotate_key_heads(row, place) for row, place in zip(k, places, strict=True)]
+        )
         oracle.observe(x, positions[0], types)
         sinks = np.full(self.heads, -np.inf) if self.sinks is None else float64.numbers(self.sinks)
         weighted_values = np.zeros((len(x), self.heads, v.shape[-1]))
@@ -96,14 +140,22 @@ class Attention(torch.nn.Module):
                 seen = [j for j, key in enumerate(positions) if self.visibility.exact(query, key)]
                 at = [positions[j] for j in seen]
                 scores = self._exact_scores(oracle, head, q[i, head], k[seen, group], query, at)
-                weighted_values[i, head] = float64.attend(scores, oracle.values(head, v[seen, group], query, at), sinks[head])
+                weighted_values[i, head] = float64.attend(
+                    scores, oracle.values(head, v[seen, group], query, at), sinks[head]
+                )
         return float64.linear(self.projection.output, weighted_values.reshape(len(x), -1))
 
-    def _exact_scores(self, oracle: Any, head: int, q: np.ndarray, keys: np.ndarray, query: int, at: List[int]) -> np.ndarray:
+    def _exact_scores(
+        self, oracle: Any, head: int, q: np.ndarray, keys: np.ndarray, query: int, at: List[int]
+    ) -> np.ndarray:
         """Return the scores [n] of one query, float64."""
         if self.by_content:
             return np.asarray(oracle.scores(head, q, keys, query, at))
-        products = keys @ q * (oracle.score_scale(len(q)) if self.given_scale is None else self.given_scale)
+        products = (
+            keys
+            @ q
+            * (oracle.score_scale(len(q)) if self.given_scale is None else self.given_scale)
+        )
         capped = self.softcap * np.tanh(products / self.softcap) if self.softcap else products
         return capped + np.array([oracle.bias(head, query, p) for p in at])
 
@@ -117,7 +169,9 @@ def check_direction(encoding: PositionEncoding, causal: bool) -> None:
     kind = "causal" if causal else "bidirectional"
     if kind not in encoding.works_in:
         where = encoding.works_in[0] if encoding.works_in else "no"
-        raise ValueError(f"attention: expected {where} attention for {type(encoding).__name__}, got {kind}; choose another encoding or attention")
+        raise ValueError(
+            f"attention: expected {where} attention for {type(encoding).__name__}, got {kind}; choose another encoding or attention"
+        )
 
 
 def attention(width: int, config: AttentionConfig, encoding: PositionEncoding) -> torch.nn.Module:

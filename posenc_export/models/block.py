@@ -29,14 +29,23 @@ class AttentionBlock(torch.nn.Module):
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        self.source: Dict[str, Any] = {}  # how to rebuild the same weights, empty if that is not possible (models.presets)
+        self.source: Dict[
+            str, Any
+        ] = {}  # how to rebuild the same weights, empty if that is not possible (models.presets)
         self.config = config
         if config.attention.reads_encoder:
-            raise ValueError("block: expected self-attention, got attention to an encoder, which is part of a decoder; export the decoder")
+            raise ValueError(
+                "block: expected self-attention, got attention to an encoder, which is part of a decoder; export the decoder"
+            )
         geometry = config.attention.geometry(config.width, config.max_positions)
-        self.token_encoding, encoding = (encodings.build_all(specs, geometry) for specs in (config.encodings, config.attention.encodings))
+        self.token_encoding, encoding = (
+            encodings.build_all(specs, geometry)
+            for specs in (config.encodings, config.attention.encodings)
+        )
         if self.token_encoding.token_width(config.width) != config.width:
-            raise ValueError(f"block: expected encodings of hidden states, got {config.encodings[0]['name']}, which acts on token ids; use it in a decoder")
+            raise ValueError(
+                f"block: expected encodings of hidden states, got {config.encodings[0]['name']}, which acts on token ids; use it in a decoder"
+            )
         check_places([self.token_encoding], [encoding])
         check_direction(self.token_encoding, geometry.causal)
         self.axes = axes_of([self.token_encoding, encoding])
@@ -80,8 +89,21 @@ class AttentionBlock(torch.nn.Module):
         Raises:
             ValueError: weights that are missing or have another shape or dtype, missing encoding_weights, a layout for an encoding without rotary pairs.
         """
-        biases = {"q_bias": q_bias, "k_bias": k_bias, "v_bias": v_bias, "qkv_bias": qkv_bias, "o_bias": o_bias}
-        config, parameters = from_weights.pack({"q": q, "k": k, "v": v, "qkv": qkv, "o": o, **biases}, heads, max_positions, kv_heads, encoding, causal)
+        biases = {
+            "q_bias": q_bias,
+            "k_bias": k_bias,
+            "v_bias": v_bias,
+            "qkv_bias": qkv_bias,
+            "o_bias": o_bias,
+        }
+        config, parameters = from_weights.pack(
+            {"q": q, "k": k, "v": v, "qkv": qkv, "o": o, **biases},
+            heads,
+            max_positions,
+            kv_heads,
+            encoding,
+            causal,
+        )
         block = cls(config)
         from_weights.fill(block, parameters, layout, encoding_weights or {})
         return block.eval()
@@ -109,8 +131,14 @@ class AttentionBlock(torch.nn.Module):
             ValueError: as for from_weights; a module instead of its state_dict; names that are ambiguous or have no place in the block (models.named_projections).
         """
         if isinstance(state_dict, torch.nn.Module):
-            raise ValueError(f"weights: expected tensors by name, got module {type(state_dict).__qualname__}; give its state_dict()")
-        found = from_weights.projections({name: tuple(value.shape) for name, value in state_dict.items()}, state_dict.__getitem__, prefix)
+            raise ValueError(
+                f"weights: expected tensors by name, got module {type(state_dict).__qualname__}; give its state_dict()"
+            )
+        found = from_weights.projections(
+            {name: tuple(value.shape) for name, value in state_dict.items()},
+            state_dict.__getitem__,
+            prefix,
+        )
         return cls.from_weights(
             heads,
             max_positions,
@@ -129,12 +157,20 @@ class AttentionBlock(torch.nn.Module):
         return super().__call__(*arguments, **named)
 
     def forward(
-        self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, write_index: Tensor, states: List[Tensor]
+        self,
+        x: Tensor,
+        positions: Tensor,
+        coordinates: Tensor,
+        key_positions: Tensor,
+        write_index: Tensor,
+        states: List[Tensor],
     ) -> Tuple[Tensor, List[Tensor]]:
         """x [B,S,E], positions [B,S], coordinates [B,S] or [axes,B,S], key_positions [B,T], write_index as in `ops.append`, states to output [B,S,E], new states."""
         x, carried = self.token_encoding.embed_next(x, coordinates, states[: self.embed_states])
         mask = self.mask(positions, key_positions, x)
-        y, present = self.attention(x, positions, coordinates, key_positions, mask, write_index, states[self.embed_states :])
+        y, present = self.attention(
+            x, positions, coordinates, key_positions, mask, write_index, states[self.embed_states :]
+        )
         return y, carried + present
 
     @torch.jit.unused
@@ -142,7 +178,13 @@ class AttentionBlock(torch.nn.Module):
         """Return a list with the attention of the block."""
         return [self.attention]
 
-    def exact(self, x: np.ndarray, positions: range, places: Sequence[Any], segments: Optional[np.ndarray] = None) -> np.ndarray:
+    def exact(
+        self,
+        x: np.ndarray,
+        positions: range,
+        places: Sequence[Any],
+        segments: Optional[np.ndarray] = None,
+    ) -> np.ndarray:
         """Compute one row x [n,E] at positions and coordinates to [n,E], float64."""
         rows = self.token_encoding.oracle().embed_rows(x.astype(np.float64), places)
         return np.asarray(self.attention.exact(rows, positions, places))  # type: ignore[operator]

@@ -26,9 +26,14 @@ class Blocks:
     def cut(self, block: int) -> "Blocks":
         """Return the same weights in smaller blocks, of a divisor of the block size."""
         rows, count, size = self.codes.shape
-        scales, offsets = (None if one is None else np.repeat(one, size // block, axis=1) for one in (self.scales, self.offsets))
+        scales, offsets = (
+            None if one is None else np.repeat(one, size // block, axis=1)
+            for one in (self.scales, self.offsets)
+        )
         assert scales is not None
-        return Blocks(self.codes.reshape(rows, count * size // block, block), scales, offsets, self.bits)
+        return Blocks(
+            self.codes.reshape(rows, count * size // block, block), scales, offsets, self.bits
+        )
 
 
 class Matrix(Protocol):
@@ -65,10 +70,14 @@ class Stored:
         return self  # tensors are mapped from files, and a copy would read them into memory
 
 
-Numbered = Tuple[Matrix, np.ndarray]  # a matrix, and the index of each of its rows [N,1] in the order of the checkpoint's family
+Numbered = Tuple[
+    Matrix, np.ndarray
+]  # a matrix, and the index of each of its rows [N,1] in the order of the checkpoint's family
 
 
-def stored(sources: Mapping[str, Any], matrix: Callable[[str], Optional[Numbered]]) -> Dict[str, Stored]:
+def stored(
+    sources: Mapping[str, Any], matrix: Callable[[str], Optional[Numbered]]
+) -> Dict[str, Stored]:
     """Return the weights of a model as rows of the matrices of a checkpoint, by the names of its parameters.
 
     Args:
@@ -78,8 +87,16 @@ def stored(sources: Mapping[str, Any], matrix: Callable[[str], Optional[Numbered
     found = {}
     for parameter, (rule, attention, wanted) in sources.items():
         numbered = [one for one in map(matrix, wanted) if one is not None]
-        if numbered and len(numbered) == len(wanted):  # a parameter of zeros is formed from no tensor
+        if numbered and len(numbered) == len(
+            wanted
+        ):  # a parameter of zeros is formed from no tensor
             first = np.cumsum([0, *(part.rows for part, _ in numbered)])
-            formed = rule.form([torch.from_numpy(indices + start) for (_, indices), start in zip(numbered, first, strict=False)], attention)
+            formed = rule.form(
+                [
+                    torch.from_numpy(indices + start)
+                    for (_, indices), start in zip(numbered, first, strict=False)
+                ],
+                attention,
+            )
             found[parameter] = Stored([part for part, _ in numbered], formed.numpy()[:, 0])
     return found

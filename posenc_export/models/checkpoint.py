@@ -16,14 +16,27 @@ from posenc_export.models.tensor_files import OPENERS, Shape, TensorFile, found
 from posenc_export.shared.suggestion import download
 
 # Names of weight files, in the order in which transformers looks for them.
-WHOLE, SHARDED = ("model.safetensors", "pytorch_model.bin"), ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+WHOLE, SHARDED = (
+    ("model.safetensors", "pytorch_model.bin"),
+    ("model.safetensors.index.json", "pytorch_model.bin.index.json"),
+)
 # TensorFlow's name endings, in early checkpoints of BERT, RoFormer and others, to current ones.
 OLD_ENDINGS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 # Files that accompany tokenizer.json: chat template, special tokens, generation settings, settings of processors.
 TOKENIZER = "tokenizer.json"  # the file name of the tokenizers library
 GENERATION = "generation_config.json"
-PROCESSORS = ("preprocessor_config.json", "processor_config.json")  # of features, such as the spectrogram of speech
-TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", GENERATION, *PROCESSORS)
+PROCESSORS = (
+    "preprocessor_config.json",
+    "processor_config.json",
+)  # of features, such as the spectrogram of speech
+TOKENIZER_FILES = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    GENERATION,
+    *PROCESSORS,
+)
 
 
 class Checkpoint:
@@ -43,8 +56,14 @@ class Checkpoint:
 
     def __init__(self, folder: Path, config: Mapping[str, Any] = MappingProxyType({})) -> None:
         self.config = config
-        self.files = {name: (folder / name).read_bytes() for name in (TOKENIZER, *TOKENIZER_FILES) if (folder / name).is_file()}
-        self._sources: Dict[str, Tuple[TensorFile, str]] = {}  # tensor name to file and name in that file
+        self.files = {
+            name: (folder / name).read_bytes()
+            for name in (TOKENIZER, *TOKENIZER_FILES)
+            if (folder / name).is_file()
+        }
+        self._sources: Dict[
+            str, Tuple[TensorFile, str]
+        ] = {}  # tensor name to file and name in that file
         with ExitStack() as opened:
             for path, listed in _files(folder).items():
                 self._add(OPENERS[path.suffix](path, opened), listed)
@@ -55,18 +74,30 @@ class Checkpoint:
     def _add(self, file: TensorFile, listed: List[str]) -> None:
         names = file.names()
         added = {_current(name): (file, name) for name in names}
-        missing, repeated = sorted(set(listed) - set(names)), sorted(set(added) & set(self._sources))
+        missing, repeated = (
+            sorted(set(listed) - set(names)),
+            sorted(set(added) & set(self._sources)),
+        )
         if missing:
-            raise ValueError(f"checkpoint: expected {file.path.name} to hold the tensors that the index lists, got no {_some(missing)}; download it again")
+            raise ValueError(
+                f"checkpoint: expected {file.path.name} to hold the tensors that the index lists, got no {_some(missing)}; download it again"
+            )
         if repeated:
             first = self._sources[repeated[0]][0].path.name
-            raise ValueError(f"checkpoint: expected each tensor in one file, got {_some(repeated)} in {first} and {file.path.name}; remove one")
+            raise ValueError(
+                f"checkpoint: expected each tensor in one file, got {_some(repeated)} in {first} and {file.path.name}; remove one"
+            )
         self._sources.update(added)
 
     def __enter__(self) -> "Checkpoint":
         return self
 
-    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
         self._sources.clear()
         self._opened.close()
 
@@ -76,7 +107,11 @@ class Checkpoint:
 
     def base(self, bases: Sequence[str]) -> str:
         """Return the first prefix with which names begin."""
-        return next(base for base in bases if any(name.startswith(base) for name in self._sources) or not base)
+        return next(
+            base
+            for base in bases
+            if any(name.startswith(base) for name in self._sources) or not base
+        )
 
     def matrix(self, name: str) -> Optional[Numbered]:
         """Return a quantized matrix, with the indices of its rows [N,1]; None for other tensors."""
@@ -100,16 +135,25 @@ class Checkpoint:
         Raises:
             ValueError: a tensor is missing, unknown or has another shape.
         """
-        missing, extra = sorted(set(shapes) - set(self._sources)), sorted(set(self._sources) - set(shapes))
+        missing, extra = (
+            sorted(set(shapes) - set(self._sources)),
+            sorted(set(self._sources) - set(shapes)),
+        )
         remedy = "use the config.json that belongs to the weights"
         if missing:
-            raise ValueError(f"checkpoint: expected the {len(shapes)} tensors of the model that config.json describes, got no {_some(missing)}; {remedy}")
+            raise ValueError(
+                f"checkpoint: expected the {len(shapes)} tensors of the model that config.json describes, got no {_some(missing)}; {remedy}"
+            )
         if extra:
-            raise ValueError(f"checkpoint: expected only tensors of the model that config.json describes, got also {_some(extra)}; {remedy}")
+            raise ValueError(
+                f"checkpoint: expected only tensors of the model that config.json describes, got also {_some(extra)}; {remedy}"
+            )
         for name, shape in shapes.items():
             file, written = self._sources[name]
             if file.shape(written) != shape:
-                raise ValueError(f"checkpoint: expected {name} with shape {list(shape)} by config.json, got {list(file.shape(written))}; {remedy}")
+                raise ValueError(
+                    f"checkpoint: expected {name} with shape {list(shape)} by config.json, got {list(file.shape(written))}; {remedy}"
+                )
 
     def tensor(self, name: str) -> Tensor:
         """Return one tensor as float32.
@@ -129,11 +173,15 @@ def read_config(folder: Path) -> Dict[str, Any]:
     """
     if not folder.is_dir():
         remedy = download(folder) or "download the model first"
-        raise ValueError(f"checkpoint: expected a local folder with config.json and weights, got {str(folder)!r}; {remedy}")
+        raise ValueError(
+            f"checkpoint: expected a local folder with config.json and weights, got {str(folder)!r}; {remedy}"
+        )
     return _json(folder / "config.json")
 
 
-def read_ids(files: Mapping[str, bytes], config: Mapping[str, Any], key: str, vocabulary: int) -> Tuple[int, ...]:
+def read_ids(
+    files: Mapping[str, bytes], config: Mapping[str, Any], key: str, vocabulary: int
+) -> Tuple[int, ...]:
     """Return the token ids under a key of generation_config.json, or else of config.json. Ids beyond the vocabulary are dropped.
 
     Args:
@@ -159,18 +207,24 @@ def _files(folder: Path) -> Dict[Path, List[str]]:
             return {folder / whole: []}
         if (folder / index).is_file():
             return _sharded(folder, index)
-    raise ValueError(f"checkpoint: expected one of {', '.join((*WHOLE, *SHARDED))}, got none in {str(folder)!r}; give another folder")
+    raise ValueError(
+        f"checkpoint: expected one of {', '.join((*WHOLE, *SHARDED))}, got none in {str(folder)!r}; give another folder"
+    )
 
 
 def _sharded(folder: Path, index: str) -> Dict[Path, List[str]]:
     places = _json(folder / index).get("weight_map")
     suffix = Path(index.removesuffix(".index.json")).suffix
     if not isinstance(places, dict) or not places:
-        raise ValueError(f"checkpoint: expected weight_map of {index} to map tensor names to files, got {type(places).__name__}; download it again")
+        raise ValueError(
+            f"checkpoint: expected weight_map of {index} to map tensor names to files, got {type(places).__name__}; download it again"
+        )
     files: Dict[Path, List[str]] = {}
     for name, file in places.items():
         if not isinstance(file, str) or Path(file).name != file or Path(file).suffix != suffix:
-            raise ValueError(f"checkpoint: expected {index} to name {suffix} files in its own folder, got {file!r}; download it again")
+            raise ValueError(
+                f"checkpoint: expected {index} to name {suffix} files in its own folder, got {file!r}; download it again"
+            )
         files.setdefault(folder / file, []).append(name)
     return files
 
@@ -183,9 +237,13 @@ def _object(name: str, content: bytes) -> Dict[str, Any]:
     try:
         values = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"checkpoint: expected {name} to be JSON, got an error ({error}); download it again") from None
+        raise ValueError(
+            f"checkpoint: expected {name} to be JSON, got an error ({error}); download it again"
+        ) from None
     if not isinstance(values, dict):
-        raise ValueError(f"checkpoint: expected {name} to be a JSON object, got {type(values).__name__}; download it again")
+        raise ValueError(
+            f"checkpoint: expected {name} to be a JSON object, got {type(values).__name__}; download it again"
+        )
     return values
 
 

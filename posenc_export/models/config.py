@@ -1,11 +1,11 @@
 """Descriptions of models: immutable, convertible to and from JSON, unknown keys refused. Parts are named as in parts/__init__.py, encodings as in encodings/__init__.py.
 
-    {"kind": "decoder", "width": 128, "max_positions": 4096,
-     "tokens": {"vocabulary": 256},
-     "layers": {"layer": {"residual": {"name": "pre"}, "norms": [{"name": "rms"}, {"name": "rms"}],
-                          "attention": {"heads": 4, "kv_heads": 2, "head_size": 32, "encodings": [{"name": "rope"}]},
-                          "mlp": {"name": "gated", "hidden": 352}}},
-     "order": ["layer", "layer"], "norm": {"name": "rms"}, "head": {"tied": true}}
+{"kind": "decoder", "width": 128, "max_positions": 4096,
+ "tokens": {"vocabulary": 256},
+ "layers": {"layer": {"residual": {"name": "pre"}, "norms": [{"name": "rms"}, {"name": "rms"}],
+                      "attention": {"heads": 4, "kv_heads": 2, "head_size": 32, "encodings": [{"name": "rope"}]},
+                      "mlp": {"name": "gated", "hidden": 352}}},
+ "order": ["layer", "layer"], "norm": {"name": "rms"}, "head": {"tied": true}}
 """
 
 from typing import Any, Dict, Optional, Tuple, Union
@@ -22,7 +22,9 @@ MECHANISMS = ("softmax", "linear")
 def _at_least_one(config: object, *names: str) -> None:
     for name in names:
         if not 1 <= getattr(config, name) < LARGEST:
-            raise ValueError(f"config: expected {name} to be at least 1 and below 2^62, got {getattr(config, name)}")
+            raise ValueError(
+                f"config: expected {name} to be at least 1 and below 2^62, got {getattr(config, name)}"
+            )
 
 
 def _finite_above_zero(config: object, *names: str) -> None:
@@ -70,15 +72,23 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         _at_least_one(self, "heads", "kv_heads", "head_size")
         _finite_above_zero(self, "scale", "softcap")
         if self.heads % self.kv_heads:
-            raise ValueError(f"config: expected heads to be divisible by kv_heads, got {self.heads} and {self.kv_heads}")
+            raise ValueError(
+                f"config: expected heads to be divisible by kv_heads, got {self.heads} and {self.kv_heads}"
+            )
         if self.mechanism not in MECHANISMS:
-            raise ValueError(f"config: expected mechanism to be one of {', '.join(MECHANISMS)}, got {self.mechanism!r}")
+            raise ValueError(
+                f"config: expected mechanism to be one of {', '.join(MECHANISMS)}, got {self.mechanism!r}"
+            )
         if self.reads_encoder != (self.projection.get("name") == "queries"):
             found = f"{self.projection.get('name')} and {self.sees.get('name')}"
-            raise ValueError(f"config: expected projection queries if and only if sees is encoder, got {found}; change one of them")
+            raise ValueError(
+                f"config: expected projection queries if and only if sees is encoder, got {found}; change one of them"
+            )
         if self.reads_encoder and (self.encodings or self.head_norm or self.mechanism != "softmax"):
             rule = "config: expected attention to an encoder to be softmax without encodings and head_norm"
-            raise ValueError(f"{rule}, got mechanism {self.mechanism}, {len(self.encodings)} encodings, head_norm {self.head_norm}; remove what is not allowed")
+            raise ValueError(
+                f"{rule}, got mechanism {self.mechanism}, {len(self.encodings)} encodings, head_norm {self.head_norm}; remove what is not allowed"
+            )
 
     @property
     def reads_encoder(self) -> bool:
@@ -92,7 +102,9 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     def geometry(self, width: int, max_positions: int) -> Geometry:
         """Return the sizes that encodings are built from, for a model of this width and range."""
-        return Geometry(width, self.heads, self.head_size, max_positions, self.causal, self.kv_heads)
+        return Geometry(
+            width, self.heads, self.head_size, max_positions, self.causal, self.kv_heads
+        )
 
 
 class BlockConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -146,10 +158,14 @@ class TokensConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         if self.features is None:
             _at_least_one(self, "vocabulary")
         elif self.vocabulary or self.segments:
-            raise ValueError(f"config: expected no vocabulary and no segments with features, got {self.vocabulary} and {self.segments}; leave them out")
+            raise ValueError(
+                f"config: expected no vocabulary and no segments with features, got {self.vocabulary} and {self.segments}; leave them out"
+            )
         _finite_above_zero(self, "scale")
         if not 0 <= self.segments < LARGEST:
-            raise ValueError(f"config: expected segments to be at least 0 and below 2^62, got {self.segments}")
+            raise ValueError(
+                f"config: expected segments to be at least 0 and below 2^62, got {self.segments}"
+            )
 
 
 class LayerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -227,9 +243,13 @@ class ReadoutConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     def __post_init__(self) -> None:
         if not self.pooling and not self.layers:
-            raise ValueError(f"config: expected pooling or layers in readout {self.output}, got neither; add one")
+            raise ValueError(
+                f"config: expected pooling or layers in readout {self.output}, got neither; add one"
+            )
         if self.labels and len(self.labels) != self.size(0):
-            raise ValueError(f"config: expected a label for each of the {self.size(0)} outputs of readout {self.output}, got {len(self.labels)}; correct labels")
+            raise ValueError(
+                f"config: expected a label for each of the {self.size(0)} outputs of readout {self.output}, got {len(self.labels)}; correct labels"
+            )
 
     def size(self, width: int) -> int:
         """Return the size N of the output, for hidden states of a width."""
@@ -270,21 +290,41 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         _at_least_one(self, "width", "max_positions")
         if set(self.order) != set(self.layers):
             found = ", ".join(sorted(set(self.order))) or "none"
-            raise ValueError(f"config: expected order to name each kind in layers ({', '.join(sorted(self.layers)) or 'none'}) and no other, got {found}")
+            raise ValueError(
+                f"config: expected order to name each kind in layers ({', '.join(sorted(self.layers)) or 'none'}) and no other, got {found}"
+            )
         if not self.order and (self.head is not None or self.key_values is not None):
-            raise ValueError("config: expected layers before a head or key_values, got none; add layers, or leave out head and key_values")
+            raise ValueError(
+                "config: expected layers before a head or key_values, got none; add layers, or leave out head and key_values"
+            )
         attentions = [kind.attention for kind in self.layers.values()]
         own = {attention.causal for attention in attentions if not attention.reads_encoder}
         if len(own) > 1:
-            raise ValueError("config: expected all layers to be causal or none, got both; describe them as two models")
+            raise ValueError(
+                "config: expected all layers to be causal or none, got both; describe them as two models"
+            )
         if own != {True} and any(attention.reads_encoder for attention in attentions):
-            raise ValueError("config: expected causal layers in a decoder that reads an encoder, got none; add them")
-        if self.tokens.features is not None and (self.head is not None or own == {True} and self.tokens.features.get("name") != HIDDEN_STATES):
-            raise ValueError("config: expected features only in an encoder without a head, got a decoder; give a vocabulary, or hidden_states as features and no head")
+            raise ValueError(
+                "config: expected causal layers in a decoder that reads an encoder, got none; add them"
+            )
+        if self.tokens.features is not None and (
+            self.head is not None
+            or own == {True}
+            and self.tokens.features.get("name") != HIDDEN_STATES
+        ):
+            raise ValueError(
+                "config: expected features only in an encoder without a head, got a decoder; give a vocabulary, or hidden_states as features and no head"
+            )
         if self.key_values is not None and (self.head is not None or own == {True}):
-            raise ValueError("config: expected key_values only in an encoder without a head, got a decoder; leave them out")
-        if self.readout is not None and (self.head is not None or self.key_values is not None or own != {False}):
-            raise ValueError("config: expected readout only in an encoder with hidden states as output, got another model; leave it out")
+            raise ValueError(
+                "config: expected key_values only in an encoder without a head, got a decoder; leave them out"
+            )
+        if self.readout is not None and (
+            self.head is not None or self.key_values is not None or own != {False}
+        ):
+            raise ValueError(
+                "config: expected readout only in an encoder with hidden states as output, got another model; leave it out"
+            )
 
     @property
     def kinds(self) -> Tuple[LayerConfig, ...]:
@@ -295,7 +335,11 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def token_geometry(self) -> Geometry:
         """Sizes that token encodings are built from: those of the first layer, or without layers those of one bidirectional head of size E."""
         kinds = self.kinds
-        return kinds[0].attention.geometry(self.width, self.max_positions) if kinds else Geometry(self.width, 1, self.width, self.max_positions, causal=False)
+        return (
+            kinds[0].attention.geometry(self.width, self.max_positions)
+            if kinds
+            else Geometry(self.width, 1, self.width, self.max_positions, causal=False)
+        )
 
 
 class ModuleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

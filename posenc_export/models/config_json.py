@@ -7,7 +7,9 @@ import msgspec
 from posenc_export.models.config import AnyConfig, BlockConfig, ModuleConfig, StackConfig
 
 KINDS: Dict[str, Type[Any]] = {"block": BlockConfig, "decoder": StackConfig, "encoder": StackConfig}
-OMITTED_IF_NONE = ("readout",)  # added to descriptions later: omitted, so that older descriptions stay equal
+OMITTED_IF_NONE = (
+    "readout",
+)  # added to descriptions later: omitted, so that older descriptions stay equal
 
 
 def kind_of(config: Union[AnyConfig, ModuleConfig]) -> str:
@@ -20,7 +22,14 @@ def kind_of(config: Union[AnyConfig, ModuleConfig]) -> str:
 def to_json(config: Union[AnyConfig, ModuleConfig]) -> Dict[str, Any]:
     """Return a description as JSON values, "kind" first, defaults included, except those of OMITTED_IF_NONE."""
     values = msgspec.json.decode(msgspec.json.encode(config))
-    return {"kind": kind_of(config), **{key: value for key, value in values.items() if value is not None or key not in OMITTED_IF_NONE}}
+    return {
+        "kind": kind_of(config),
+        **{
+            key: value
+            for key, value in values.items()
+            if value is not None or key not in OMITTED_IF_NONE
+        },
+    }
 
 
 def from_json(values: Mapping[str, Any]) -> AnyConfig:
@@ -33,7 +42,9 @@ def from_json(values: Mapping[str, Any]) -> AnyConfig:
     kind: Optional[str] = rest.pop("kind", None)
     if kind == "module":
         found = f"the description of a user's own module {rest.get('name')}"
-        raise ValueError(f"config: expected a model that can be built from its description, got {found}; pass the module, as in verify(folder, module)")
+        raise ValueError(
+            f"config: expected a model that can be built from its description, got {found}; pass the module, as in verify(folder, module)"
+        )
     if kind not in KINDS:
         raise ValueError(f"config: expected kind to be one of {', '.join(KINDS)}, got {kind!r}")
     try:
@@ -41,20 +52,40 @@ def from_json(values: Mapping[str, Any]) -> AnyConfig:
     except msgspec.ValidationError as error:
         message = str(error)
         rule = f"config: expected a description of kind {kind} as in posenc_export.models.config"
-        raise ValueError(message if message.startswith("config: ") else f"{rule}, got an error: {message}") from None
+        raise ValueError(
+            message if message.startswith("config: ") else f"{rule}, got an error: {message}"
+        ) from None
     if kind_of(config) != kind:
-        raise ValueError(f"config: expected a head in a decoder and none in an encoder, got kind {kind} with head={rest.get('head')!r}")
+        raise ValueError(
+            f"config: expected a head in a decoder and none in an encoder, got kind {kind} with head={rest.get('head')!r}"
+        )
     return config
 
 
 def encodings_of(config: AnyConfig) -> Tuple[str, ...]:
     """Return the names of the encodings of a model, each once."""
-    attentions = [config.attention] if isinstance(config, BlockConfig) else [kind.attention for kind in config.kinds]
+    attentions = (
+        [config.attention]
+        if isinstance(config, BlockConfig)
+        else [kind.attention for kind in config.kinds]
+    )
     on_tokens = config.encodings if isinstance(config, BlockConfig) else config.tokens.encodings
-    return tuple(dict.fromkeys(spec["name"] for spec in (*on_tokens, *(spec for attention in attentions for spec in attention.encodings))))
+    return tuple(
+        dict.fromkeys(
+            spec["name"]
+            for spec in (
+                *on_tokens,
+                *(spec for attention in attentions for spec in attention.encodings),
+            )
+        )
+    )
 
 
 def widest(config: AnyConfig) -> int:
     """Return the longest reduction over activations: the model width or the largest hidden width of an MLP."""
-    hidden = [] if isinstance(config, BlockConfig) else [int(kind.mlp.get("hidden", 0)) for kind in config.layers.values()]
+    hidden = (
+        []
+        if isinstance(config, BlockConfig)
+        else [int(kind.mlp.get("hidden", 0)) for kind in config.layers.values()]
+    )
     return max(config.width, *hidden) if hidden else config.width

@@ -30,7 +30,13 @@ def extend_positions(model: M, max_positions: int, by: str = "copied") -> M:
         ValueError: as Learned.extended; a model without or with several `learned` encodings; other weights whose shape depends on max_positions.
     """
     index, learned = _learned(model)
-    return _with_range(model, max_positions, index, {"name": "learned", "offset": learned.offset}, learned.extended(max_positions, by))
+    return _with_range(
+        model,
+        max_positions,
+        index,
+        {"name": "learned", "offset": learned.offset},
+        learned.extended(max_positions, by),
+    )
 
 
 def to_hierarchical(model: M, max_positions: int, share: float = 0.4) -> M:
@@ -48,7 +54,13 @@ def to_hierarchical(model: M, max_positions: int, share: float = 0.4) -> M:
     """
     index, learned = _learned(model)
     hierarchical = learned.hierarchical(max_positions, share)
-    return _with_range(model, max_positions, index, {"name": "hierarchical", "rows": hierarchical.rows, "share": hierarchical.share}, hierarchical)
+    return _with_range(
+        model,
+        max_positions,
+        index,
+        {"name": "hierarchical", "rows": hierarchical.rows, "share": hierarchical.share},
+        hierarchical,
+    )
 
 
 def _parts(encoding: PositionEncoding) -> Tuple[Any, ...]:
@@ -58,16 +70,22 @@ def _parts(encoding: PositionEncoding) -> Tuple[Any, ...]:
 def _learned(model: Any) -> Tuple[int, Learned]:
     """Return the index of the learned encoding among the token encodings of a model, and the encoding."""
     if not isinstance(model, (Stack, AttentionBlock)):
-        raise ValueError(f"longer: expected a Stack or an AttentionBlock, got {type(model).__name__}; pass the one inside your module")
+        raise ValueError(
+            f"longer: expected a Stack or an AttentionBlock, got {type(model).__name__}; pass the one inside your module"
+        )
     parts = _parts(model.token_encoding)
     learned = [(index, part) for index, part in enumerate(parts) if isinstance(part, Learned)]
     if len(learned) != 1:
         names = ", ".join(type(part).__name__ for part in parts)
-        raise ValueError(f"longer: expected one learned token encoding, got {names}; choose a model with a table of learned positions")
+        raise ValueError(
+            f"longer: expected one learned token encoding, got {names}; choose a model with a table of learned positions"
+        )
     return learned[0]
 
 
-def _with_range(model: M, max_positions: int, index: int, spec: Dict[str, Any], encoding: PositionEncoding) -> M:
+def _with_range(
+    model: M, max_positions: int, index: int, spec: Dict[str, Any], encoding: PositionEncoding
+) -> M:
     """Return a copy of a model with another range, and the token encoding `index` replaced by `encoding`, which `spec` describes."""
     longer: Any = MODELS[type(model.config)](_config(model.config, max_positions, index, spec))
     replaced, weights = _parts(longer.token_encoding)[index], dict(model.named_parameters())
@@ -78,12 +96,16 @@ def _with_range(model: M, max_positions: int, index: int, spec: Dict[str, Any], 
                 continue
             if weights[name].shape != parameter.shape:
                 rule = "longer: expected only one weight whose shape depends on max_positions"
-                raise ValueError(f"{rule}, got also {name}, which would become {list(parameter.shape)}; this model cannot be extended")
+                raise ValueError(
+                    f"{rule}, got also {name}, which would become {list(parameter.shape)}; this model cannot be extended"
+                )
             parameter.copy_(weights[name])
     replaced.load_state_dict(encoding.state_dict())
     if isinstance(model, Stack):
         longer.text = model.text
-    for built in dict.fromkeys((longer.token_encoding, *(attention.encoding for attention in longer.attentions()))):
+    for built in dict.fromkeys(
+        (longer.token_encoding, *(attention.encoding for attention in longer.attentions()))
+    ):
         built.prepare()
     return longer.train(model.training)  # type: ignore[no-any-return]
 
@@ -92,5 +114,9 @@ def _config(config: Any, max_positions: int, index: int, spec: Dict[str, Any]) -
     """Return the description with another range and one token encoding replaced."""
     holder = config if isinstance(config, BlockConfig) else config.tokens
     encodings = (*holder.encodings[:index], spec, *holder.encodings[index + 1 :])
-    changed = {"encodings": encodings} if holder is config else {"tokens": msgspec.structs.replace(holder, encodings=encodings)}
+    changed = (
+        {"encodings": encodings}
+        if holder is config
+        else {"tokens": msgspec.structs.replace(holder, encodings=encodings)}
+    )
     return msgspec.structs.replace(config, max_positions=max_positions, **changed)

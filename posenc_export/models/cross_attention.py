@@ -29,9 +29,13 @@ class CrossAttention(torch.nn.Module):
         if config.sinks:
             raise ValueError("cross attention: expected no sinks, got sinks=True; leave them out")
         self.heads, self.kv_heads, self.head_size = config.heads, config.kv_heads, config.head_size
-        self.scale = encoding.score_scale(config.head_size) if config.scale is None else config.scale
+        self.scale = (
+            encoding.score_scale(config.head_size) if config.scale is None else config.scale
+        )
         self.softcap, self.encoding = config.softcap or 0.0, encoding
-        self.projection = build("projection", config.projection, width, config.heads, config.kv_heads, config.head_size)
+        self.projection = build(
+            "projection", config.projection, width, config.heads, config.kv_heads, config.head_size
+        )
 
     @torch.jit.unused
     def states(self) -> List[StateSpec]:
@@ -39,14 +43,28 @@ class CrossAttention(torch.nn.Module):
         return []
 
     def forward(
-        self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, mask: Tensor, write_index: Tensor, states: List[Tensor]
+        self,
+        x: Tensor,
+        positions: Tensor,
+        coordinates: Tensor,
+        key_positions: Tensor,
+        mask: Tensor,
+        write_index: Tensor,
+        states: List[Tensor],
     ) -> Tuple[Tensor, List[Tensor]]:
         """x [B,S,E], mask [B,1,S,Q], states: keys and values of the encoder [B,K,Q,D], to [B,S,E] and no states. Other inputs as for Attention.forward."""
         q = ops.split_heads(self.projection(x), self.heads)
         y = ops.attend(q, states[0], states[1], mask, None, self.scale, self.softcap, None)
         return self.projection.output(y), states[:0]
 
-    def exact(self, x: np.ndarray, positions: range, places: Sequence[Any], keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+    def exact(
+        self,
+        x: np.ndarray,
+        positions: range,
+        places: Sequence[Any],
+        keys: np.ndarray,
+        values: np.ndarray,
+    ) -> np.ndarray:
         """Compute one row x [n,E] with keys and values [K,Q,D] to [n,E], in float64, one head and one query at a time."""
         q = self.projection.exact(x).reshape(len(x), self.heads, -1)
         weighted_values = np.zeros((len(x), self.heads, values.shape[-1]))

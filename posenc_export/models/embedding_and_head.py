@@ -50,7 +50,9 @@ class Tokens(torch.nn.Module):
             torch.nn.init.normal_(self.segments.weight, std=0.02)  # the standard deviation of BERT
         self.norm = build("norm", config.norm or {"name": "none"}, width)
 
-    def forward(self, ids: Tensor, segments: Optional[Tensor], coordinates: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
+    def forward(
+        self, ids: Tensor, segments: Optional[Tensor], coordinates: Tensor, states: List[Tensor]
+    ) -> Tuple[Tensor, List[Tensor]]:
         """ids, segments [B,S] int64, coordinates [B,S] or [axes,B,S], states of the encoding to [B,S,E] and new states."""
         x = self.embedding(ids)
         if self.scale != 1.0:
@@ -64,12 +66,19 @@ class Tokens(torch.nn.Module):
         """Return a weight whose dtype is that of activations."""
         return self.embedding.weight
 
-    def exact(self, ids: np.ndarray, segments: Optional[np.ndarray], places: Sequence[Any]) -> np.ndarray:
+    def exact(
+        self, ids: np.ndarray, segments: Optional[np.ndarray], places: Sequence[Any]
+    ) -> np.ndarray:
         """Compute one row of ids [n] at positions or coordinates to [n,E], float64."""
         rows = self.embedding.weight[torch.from_numpy(ids)].detach().double().numpy() * self.scale
         x = self.encoding.oracle().embed_rows(rows, places)
         if self.segments is not None:
-            x = x + float64.numbers(self.segments.weight)[np.zeros(len(x), np.int64) if segments is None else segments]
+            x = (
+                x
+                + float64.numbers(self.segments.weight)[
+                    np.zeros(len(x), np.int64) if segments is None else segments
+                ]
+            )
         return np.asarray(self.norm.exact(x))
 
 
@@ -95,7 +104,9 @@ class Features(torch.nn.Module):
         self.size = int(self.stem.size)
         self.norm = build("norm", config.norm or {"name": "none"}, width)
 
-    def forward(self, x: Tensor, segments: Optional[Tensor], coordinates: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
+    def forward(
+        self, x: Tensor, segments: Optional[Tensor], coordinates: Tensor, states: List[Tensor]
+    ) -> Tuple[Tensor, List[Tensor]]:
         """x [B,S,F], segments None, coordinates [B,S], which are positions, states of the encoding to [B,S,E] and new states."""
         hidden = self.stem(x, coordinates)
         if self.scale != 1.0:
@@ -107,7 +118,9 @@ class Features(torch.nn.Module):
         """Return a weight whose dtype is that of activations."""
         return next(self.stem.parameters(), torch.empty(0))  # type: ignore[no-any-return]
 
-    def exact(self, x: np.ndarray, segments: Optional[np.ndarray], places: Sequence[Any]) -> np.ndarray:
+    def exact(
+        self, x: np.ndarray, segments: Optional[np.ndarray], places: Sequence[Any]
+    ) -> np.ndarray:
         """Compute one row of features [n,F] at positions to [n,E], float64."""
         rows = self.encoding.oracle().embed_rows(self.stem.exact(x) * self.scale, places)
         return np.asarray(self.norm.exact(rows))

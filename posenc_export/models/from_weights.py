@@ -29,7 +29,12 @@ class Projections(NamedTuple):
 
 
 def pack(
-    weights: Mapping[str, Optional[Array]], heads: int, max_positions: int, kv_heads: Optional[int], encoding: Union[str, Mapping[str, Any]], causal: bool
+    weights: Mapping[str, Optional[Array]],
+    heads: int,
+    max_positions: int,
+    kv_heads: Optional[int],
+    encoding: Union[str, Mapping[str, Any]],
+    causal: bool,
 ) -> Tuple[BlockConfig, Dict[str, Tensor]]:
     """Derive the description of a block from its weights, and pack them.
 
@@ -44,20 +49,55 @@ def pack(
     """
     given = {name: _tensor(name, value) for name, value in weights.items() if value is not None}
     separate = {"q", "k", "v"} & set(given)
-    if "o" not in given or (separate != {"q", "k", "v"} and "qkv" not in given) or (separate and "qkv" in given):
-        raise ValueError(f"weights: expected q, k, v and o, or qkv and o, got {', '.join(given) or 'none'}; give all weights of one form")
-    if not isinstance(heads, int) or heads < 1 or given["o"].dim() != 2 or given["o"].size(1) % heads or not given["o"].size(1):
+    if (
+        "o" not in given
+        or (separate != {"q", "k", "v"} and "qkv" not in given)
+        or (separate and "qkv" in given)
+    ):
+        raise ValueError(
+            f"weights: expected q, k, v and o, or qkv and o, got {', '.join(given) or 'none'}; give all weights of one form"
+        )
+    if (
+        not isinstance(heads, int)
+        or heads < 1
+        or given["o"].dim() != 2
+        or given["o"].size(1) % heads
+        or not given["o"].size(1)
+    ):
         rule = f"weights: expected o with shape [width, heads * head_size] for {heads} heads"
         raise ValueError(f"{rule}, got {list(given['o'].shape)}; give another number of heads")
     width, size = given["o"].size(0), given["o"].size(1) // heads
-    rows = given["k"].size(0) if separate and given["k"].dim() else (given["qkv"].size(0) - heads * size) // 2 if "qkv" in given else 0
+    rows = (
+        given["k"].size(0)
+        if separate and given["k"].dim()
+        else (given["qkv"].size(0) - heads * size) // 2
+        if "qkv" in given
+        else 0
+    )
     kv_heads = kv_heads or max(rows // size, 1)
     sizes = {"q": heads * size, "k": kv_heads * size, "v": kv_heads * size}
-    _check_shapes(given, {**sizes, "qkv": sum(sizes.values()), "o": width}, {"o": heads * size}, width)
-    parameters = {"output.weight": given["o"], "qkv.weight": given["qkv"] if "qkv" in given else torch.cat([given[name] for name in sizes])}
+    _check_shapes(
+        given, {**sizes, "qkv": sum(sizes.values()), "o": width}, {"o": heads * size}, width
+    )
+    parameters = {
+        "output.weight": given["o"],
+        "qkv.weight": given["qkv"]
+        if "qkv" in given
+        else torch.cat([given[name] for name in sizes]),
+    }
     parameters |= _biases(given, sizes)
     spec = encodings.parse(encoding) if isinstance(encoding, str) else encoding
-    config = block_config(width, heads, max_positions, kv_heads, size, spec, "qkv.bias" in parameters, "output.bias" in parameters, causal)
+    config = block_config(
+        width,
+        heads,
+        max_positions,
+        kv_heads,
+        size,
+        spec,
+        "qkv.bias" in parameters,
+        "output.bias" in parameters,
+        causal,
+    )
     return config, parameters
 
 
@@ -67,11 +107,15 @@ def _biases(given: Dict[str, Tensor], sizes: Dict[str, int]) -> Dict[str, Tensor
     if "qkv_bias" in given:
         biases["qkv.bias"] = given["qkv_bias"]
     elif any(f"{name}_bias" in given for name in sizes):
-        biases["qkv.bias"] = torch.cat([given.get(f"{name}_bias", torch.zeros(rows)) for name, rows in sizes.items()])
+        biases["qkv.bias"] = torch.cat(
+            [given.get(f"{name}_bias", torch.zeros(rows)) for name, rows in sizes.items()]
+        )
     return biases
 
 
-def fill(block: Any, parameters: Dict[str, Tensor], layout: Optional[str], trained: Mapping[str, Array]) -> None:
+def fill(
+    block: Any, parameters: Dict[str, Tensor], layout: Optional[str], trained: Mapping[str, Array]
+) -> None:
     """Copy weights into a block.
 
     Args:
@@ -83,12 +127,17 @@ def fill(block: Any, parameters: Dict[str, Tensor], layout: Optional[str], train
     Raises:
         ValueError: as AttentionBlock.from_weights.
     """
-    projection, encoding = block.attention.projection, block.attention.encoding if block.config.attention.encodings else block.token_encoding
+    projection, encoding = (
+        block.attention.projection,
+        block.attention.encoding if block.config.attention.encodings else block.token_encoding,
+    )
     wanted = dict(encoding.named_parameters())
     if set(wanted) != set(trained):
         names = ", ".join(sorted(wanted)) or "none"
         rule = f"weights: expected trained parameters {names} for {type(encoding).__name__}"
-        raise ValueError(f"{rule}, got {', '.join(sorted(trained)) or 'none'}; give them as encoding_weights")
+        raise ValueError(
+            f"{rule}, got {', '.join(sorted(trained)) or 'none'}; give them as encoding_weights"
+        )
     if layout is not None:
         _convert_layout(block.attention, encoding, parameters, layout)
     with torch.no_grad():
@@ -97,7 +146,9 @@ def fill(block: Any, parameters: Dict[str, Tensor], layout: Optional[str], train
         for name, parameter in wanted.items():
             value = _tensor(name, trained[name])
             if value.shape != parameter.shape:
-                raise ValueError(f"weights: expected {ENCODING}{name} with shape {list(parameter.shape)}, got {list(value.shape)}; give it in that shape")
+                raise ValueError(
+                    f"weights: expected {ENCODING}{name} with shape {list(parameter.shape)}, got {list(value.shape)}; give it in that shape"
+                )
             parameter.copy_(value)
     encoding.prepare()
 
@@ -116,7 +167,9 @@ def read_file(path: Path, prefix: str = "") -> Projections:
         return projections({name: file.shape(name) for name in file.names()}, file.tensor, prefix)
 
 
-def projections(shapes: Mapping[str, Tuple[int, ...]], tensor: Callable[[str], Array], prefix: str) -> Projections:
+def projections(
+    shapes: Mapping[str, Tuple[int, ...]], tensor: Callable[[str], Array], prefix: str
+) -> Projections:
     """Return the projections among named tensors.
 
     Args:
@@ -130,8 +183,12 @@ def projections(shapes: Mapping[str, Tuple[int, ...]], tensor: Callable[[str], A
     found = find(shapes, prefix)
     weights = {role: tensor(name) for role, name in found.names.items()}
     if found.transposed:
-        weights = {role: value if role.endswith("_bias") else value.T for role, value in weights.items()}
-    return Projections(weights, {role: tensor(name) for role, name in found.trained.items()}, found.lines(shapes))
+        weights = {
+            role: value if role.endswith("_bias") else value.T for role, value in weights.items()
+        }
+    return Projections(
+        weights, {role: tensor(name) for role, name in found.trained.items()}, found.lines(shapes)
+    )
 
 
 def complete(weights: Mapping[str, Array]) -> Mapping[str, Array]:
@@ -141,7 +198,9 @@ def complete(weights: Mapping[str, Array]) -> Mapping[str, Array]:
         ValueError: it is missing.
     """
     if "o" not in weights:
-        raise ValueError(f"weights: expected an output projection, got {', '.join(weights) or 'none'}; name it o, o.weight or o_proj.weight")
+        raise ValueError(
+            f"weights: expected an output projection, got {', '.join(weights) or 'none'}; name it o, o.weight or o_proj.weight"
+        )
     return weights
 
 
@@ -149,30 +208,53 @@ def _tensor(name: str, value: Array) -> Tensor:
     """Convert an array to a float32 tensor."""
     dtype = str(getattr(value, "dtype", type(value).__name__)).removeprefix("torch.")
     if dtype not in DTYPES:
-        raise ValueError(f"weights: expected {name} in {', '.join(DTYPES)}, got {dtype}; convert it to float32")
-    return value.detach().float() if isinstance(value, Tensor) else torch.from_numpy(np.array(value, np.float32))
+        raise ValueError(
+            f"weights: expected {name} in {', '.join(DTYPES)}, got {dtype}; convert it to float32"
+        )
+    return (
+        value.detach().float()
+        if isinstance(value, Tensor)
+        else torch.from_numpy(np.array(value, np.float32))
+    )
 
 
-def _check_shapes(given: Dict[str, Tensor], rows: Dict[str, int], columns: Dict[str, int], width: int) -> None:
+def _check_shapes(
+    given: Dict[str, Tensor], rows: Dict[str, int], columns: Dict[str, int], width: int
+) -> None:
     for name, value in given.items():
         projection, bias = name.removesuffix("_bias"), name.endswith("_bias")
         shape: List[int] = [rows[projection], *([] if bias else [columns.get(projection, width)])]
         if list(value.shape) != shape:
             rule = f"weights: expected {name} with shape {shape} (as in torch.nn.Linear)"
             raise ValueError(f"{rule}, got {list(value.shape)}; check heads and kv_heads")
-    if "qkv_bias" in given and len([name for name in given if name in ("q_bias", "k_bias", "v_bias")]):
-        raise ValueError("weights: expected qkv_bias or q_bias, k_bias and v_bias, got both; remove one")
+    if "qkv_bias" in given and len(
+        [name for name in given if name in ("q_bias", "k_bias", "v_bias")]
+    ):
+        raise ValueError(
+            "weights: expected qkv_bias or q_bias, k_bias and v_bias, got both; remove one"
+        )
 
 
-def _convert_layout(attention: Any, encoding: Any, parameters: Dict[str, Tensor], layout: str) -> None:
+def _convert_layout(
+    attention: Any, encoding: Any, parameters: Dict[str, Tensor], layout: str
+) -> None:
     """Reorder rows of queries and keys in `parameters` from a layout of rotary pairs to that of the encoding."""
     interleaved = getattr(encoding, "interleaved", None)
     if layout not in LAYOUTS or interleaved is None:
-        rule = f"one of {', '.join(LAYOUTS)}" if interleaved is not None else f"left out, since {type(encoding).__name__} rotates no pairs"
+        rule = (
+            f"one of {', '.join(LAYOUTS)}"
+            if interleaved is not None
+            else f"left out, since {type(encoding).__name__} rotates no pairs"
+        )
         raise ValueError(f"weights: expected layout to be {rule}, got {layout!r}; correct it")
     if interleaved == (layout == "interleaved"):
         return
-    move, rotary = to_interleaved if interleaved else to_half, getattr(encoding, "size", attention.head_size)
+    move, rotary = (
+        to_interleaved if interleaved else to_half,
+        getattr(encoding, "size", attention.head_size),
+    )
     for name in {"qkv.weight", "qkv.bias"} & set(parameters):
         q, k, v = parameters[name].split(attention.projection.sizes)
-        parameters[name] = torch.cat((move(q, attention.heads, rotary), move(k, attention.kv_heads, rotary), v))
+        parameters[name] = torch.cat(
+            (move(q, attention.heads, rotary), move(k, attention.kv_heads, rotary), v)
+        )

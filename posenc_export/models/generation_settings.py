@@ -33,7 +33,13 @@ def read(files: Mapping[str, bytes], config: Mapping[str, Any], vocabulary: int)
     Raises:
         ValueError: generation_config.json is not a JSON object, or a value has another type than transformers writes.
     """
-    ids = {ours: read_ids(files, config, key, vocabulary) for ours, key in (("suppressed", "suppress_tokens"), ("suppressed_first", "begin_suppress_tokens"))}
+    ids = {
+        ours: read_ids(files, config, key, vocabulary)
+        for ours, key in (
+            ("suppressed", "suppress_tokens"),
+            ("suppressed_first", "begin_suppress_tokens"),
+        )
+    }
     first = read_ids(files, config, "forced_bos_token_id", vocabulary)
     found: Dict[str, Any] = {**ids, "forced_first": first[0] if first else None}
     if config.get("model_type") == "whisper":
@@ -44,7 +50,11 @@ def read(files: Mapping[str, bytes], config: Mapping[str, Any], vocabulary: int)
 def unapplied(files: Mapping[str, bytes]) -> List[str]:
     """Return the keys of UNAPPLIED with values that change tokens, each as KEY=VALUE."""
     given = _given(files)
-    return [f"{key}={given[key]!r}" for key, usual in UNAPPLIED.items() if given.get(key) is not None and given[key] not in usual]
+    return [
+        f"{key}={given[key]!r}"
+        for key, usual in UNAPPLIED.items()
+        if given.get(key) is not None and given[key] not in usual
+    ]
 
 
 def _given(files: Mapping[str, bytes]) -> Dict[str, Any]:
@@ -55,8 +65,14 @@ def _speech(given: Mapping[str, Any], config: Mapping[str, Any]) -> Dict[str, An
     """Return the fields of the first tokens of Whisper. forced_decoder_ids are [place, id] from place 1 on; an id of None is that of the language."""
     forced = given.get("forced_decoder_ids") or config.get("forced_decoder_ids") or []
     places = [pair[0] for pair in forced if isinstance(pair, list) and len(pair) == 2]
-    if not isinstance(forced, list) or places != list(range(1, len(forced) + 1)) or not all(pair[1] is None or _is_id(pair[1]) for pair in forced):
-        raise _refusal("forced_decoder_ids to be pairs of a place, from 1 on, and a token id", forced)
+    if (
+        not isinstance(forced, list)
+        or places != list(range(1, len(forced) + 1))
+        or not all(pair[1] is None or _is_id(pair[1]) for pair in forced)
+    ):
+        raise _refusal(
+            "forced_decoder_ids to be pairs of a place, from 1 on, and a token id", forced
+        )
     found: Dict[str, Any] = {"forced": tuple(pair[1] for pair in forced)}
     for ours, key in (("languages", "lang_to_id"), ("tasks", "task_to_id")):
         table = given.get(key) or {}

@@ -11,7 +11,16 @@ KINDS: Dict[str, Tuple[str, ...]] = {
     "linear": ("factor",),
     "ntk": ("factor",),
     "dynamic": ("factor",),
-    "yarn": ("factor", ORIGINAL, "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
+    "yarn": (
+        "factor",
+        ORIGINAL,
+        "beta_fast",
+        "beta_slow",
+        "attention_factor",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+    ),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL),
     "longrope": ("factor", "short_factor", "long_factor", ORIGINAL, "attention_factor"),
     "proportional": ("factor",),
@@ -27,8 +36,23 @@ REQUIRED = {
 # Order of axes over rotary pairs, by the beginning of model_type. "sections": time, then height, then width. "in turn": the three axes interleaved.
 # "alternating": height and width interleaved, then time.
 AXES = {
-    **dict.fromkeys(("glm4v", "glm46v", "glm_image", "glm_ocr", "paddleocr_vl", "qwen2_5_omni", "qwen2_5_vl", "qwen2_vl"), "sections"),
-    **dict.fromkeys(("cohere_compass", "cosmos3_edge", "qwen3_5", "qwen3_omni_moe", "qwen3_vl", "qwen4_exp"), "in turn"),
+    **dict.fromkeys(
+        (
+            "glm4v",
+            "glm46v",
+            "glm_image",
+            "glm_ocr",
+            "paddleocr_vl",
+            "qwen2_5_omni",
+            "qwen2_5_vl",
+            "qwen2_vl",
+        ),
+        "sections",
+    ),
+    **dict.fromkeys(
+        ("cohere_compass", "cosmos3_edge", "qwen3_5", "qwen3_omni_moe", "qwen3_vl", "qwen4_exp"),
+        "in turn",
+    ),
     "ernie4_5_vl_moe": "alternating",
 }
 NAMES = {"default": "rope", "dynamic": "rope_dynamic", "longrope": "rope_longrope"}
@@ -52,16 +76,22 @@ def rope_spec(config: Mapping[str, Any]) -> Union[Spec, Dict[str, Spec]]:
     config = _with_current_names(config)
     new, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
     if new and old and new != old:
-        raise ValueError(f"hugging_face: expected rope_parameters or rope_scaling, got {new!r} and {old!r}; remove one")
+        raise ValueError(
+            f"hugging_face: expected rope_parameters or rope_scaling, got {new!r} and {old!r}; remove one"
+        )
     given = new or old
     if not isinstance(given, Mapping):
-        raise ValueError(f"hugging_face: expected rope_parameters to be a mapping, got {given!r}; correct config.json")
+        raise ValueError(
+            f"hugging_face: expected rope_parameters to be a mapping, got {given!r}; correct config.json"
+        )
     nested = {key: value for key, value in given.items() if isinstance(value, Mapping)}
     if nested and len(nested) == len(given):
         return {layer: _spec(config, parameters) for layer, parameters in nested.items()}
     if nested:
         rule = "expected rope_parameters to be nested for all layer types or for none"
-        raise ValueError(f"hugging_face: {rule}, got {', '.join(map(str, given))}; correct config.json")
+        raise ValueError(
+            f"hugging_face: {rule}, got {', '.join(map(str, given))}; correct config.json"
+        )
     return _spec(config, given)
 
 
@@ -74,9 +104,13 @@ def _with_current_names(config: Mapping[str, Any]) -> Dict[str, Any]:
     for old, new in (("rotary_pct", "partial_rotary_factor"), ("rotary_emb_base", "rope_theta")):
         value = plain.pop(old, None)
         if value is not None and plain.setdefault(new, value) != value:
-            raise ValueError(f"hugging_face: expected {old} or {new}, got {value!r} and {plain[new]!r}; remove one")
+            raise ValueError(
+                f"hugging_face: expected {old} or {new}, got {value!r} and {plain[new]!r}; remove one"
+            )
     if plain.get("rotary_dim") is not None:
-        plain.setdefault("partial_rotary_factor", _number("rotary_dim", plain["rotary_dim"]) / _head_size(plain))
+        plain.setdefault(
+            "partial_rotary_factor", _number("rotary_dim", plain["rotary_dim"]) / _head_size(plain)
+        )
     return plain
 
 
@@ -84,13 +118,21 @@ def _spec(config: Mapping[str, Any], given: Mapping[str, Any]) -> Spec:
     rest = dict(given)
     sections, interleaved = rest.pop("mrope_section", None), rest.pop("mrope_interleaved", None)
     named = {str(rest.pop(key)) for key in ("rope_type", "type") if key in rest} or {"default"}
-    kinds = sorted({"default" if name == "mrope" and sections is not None else name for name in named})
+    kinds = sorted(
+        {"default" if name == "mrope" and sections is not None else name for name in named}
+    )
     kind = kinds[0]
     if len(kinds) > 1 or kind not in KINDS:
-        raise ValueError(f"hugging_face: expected rope_type to be one of {', '.join(KINDS)}, got {', '.join(kinds)}; convert it by hand")
+        raise ValueError(
+            f"hugging_face: expected rope_type to be one of {', '.join(KINDS)}, got {', '.join(kinds)}; convert it by hand"
+        )
     theta = rest.pop("rope_theta", config.get("rope_theta", 10000.0))
-    if config.get("rope_theta") not in (None, theta) and not any(isinstance(value, Mapping) for value in (config.get("rope_parameters") or {}).values()):
-        raise ValueError(f"hugging_face: expected one rope_theta, got {config['rope_theta']!r} and {theta!r}; remove one")
+    if config.get("rope_theta") not in (None, theta) and not any(
+        isinstance(value, Mapping) for value in (config.get("rope_parameters") or {}).values()
+    ):
+        raise ValueError(
+            f"hugging_face: expected one rope_theta, got {config['rope_theta']!r} and {theta!r}; remove one"
+        )
     partial = rest.pop("partial_rotary_factor", config.get("partial_rotary_factor"))
     if ORIGINAL in KINDS[kind] and config.get(ORIGINAL):  # Phi-3 has it outside rope_scaling
         rest[ORIGINAL] = config[ORIGINAL]
@@ -98,28 +140,46 @@ def _spec(config: Mapping[str, Any], given: Mapping[str, Any]) -> Spec:
     unknown = sorted(set(rest) - set(KINDS[kind]))
     if unknown:
         rule = f"expected {', '.join(KINDS[kind]) or 'no further keys'} for rope_type {kind}"
-        raise ValueError(f"hugging_face: {rule}, got {', '.join(unknown)}; remove them, or convert by hand")
+        raise ValueError(
+            f"hugging_face: {rule}, got {', '.join(unknown)}; remove them, or convert by hand"
+        )
     if kind in ("yarn", "longrope") and "factor" not in rest:
         rest["factor"] = _length_ratio(config, rest)
     missing = [key for key in REQUIRED.get(kind, ()) if key not in rest]
     if missing:
-        raise ValueError(f"hugging_face: expected {', '.join(missing)} for rope_type {kind}, got {', '.join(given) or 'nothing'}; add what is missing")
+        raise ValueError(
+            f"hugging_face: expected {', '.join(missing)} for rope_type {kind}, got {', '.join(given) or 'nothing'}; add what is missing"
+        )
     spec: Spec = {"name": NAMES.get(kind, f"rope_{kind}"), "theta": _number("rope_theta", theta)}
     for key, value in rest.items():
-        spec["original_max_positions" if key == ORIGINAL else key] = PARSERS.get(key, _number)(key, value)
-    finished = _with_derived_values(config, kind, spec, None if partial is None else _number("partial_rotary_factor", partial))
-    return finished if sections is None else _with_sections(config, kind, finished, sections, interleaved)
+        spec["original_max_positions" if key == ORIGINAL else key] = PARSERS.get(key, _number)(
+            key, value
+        )
+    finished = _with_derived_values(
+        config, kind, spec, None if partial is None else _number("partial_rotary_factor", partial)
+    )
+    return (
+        finished
+        if sections is None
+        else _with_sections(config, kind, finished, sections, interleaved)
+    )
 
 
-def _with_sections(config: Mapping[str, Any], kind: str, spec: Spec, sections: Any, interleaved: Any) -> Spec:
+def _with_sections(
+    config: Mapping[str, Any], kind: str, spec: Spec, sections: Any, interleaved: Any
+) -> Spec:
     """Return the rotation with mrope_section: each rotary pair rotates by time, height or width."""
     if kind not in ("default", "yarn") or {"mscale", "mscale_all_dim"} & set(spec):
         rule = "expected rope_type default, or yarn without mscale, with mrope_section"
         raise ValueError(f"hugging_face: {rule}, got {kind}; convert it by hand")
     pairs = spec.get("rotary", _head_size(config)) // 2
-    whole = isinstance(sections, (list, tuple)) and all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sections)
+    whole = isinstance(sections, (list, tuple)) and all(
+        isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sections
+    )
     if not whole or len(sections) != 3 or sum(sections) != pairs:
-        raise ValueError(f"hugging_face: expected mrope_section to be three integers above 0 with sum {pairs}, got {sections!r}; correct it")
+        raise ValueError(
+            f"hugging_face: expected mrope_section to be three integers above 0 with sum {pairs}, got {sections!r}; correct it"
+        )
     first, second, third = sections
     order = _order_of_axes(str(config.get("model_type", "")), interleaved)
     if order == "in turn":
@@ -132,21 +192,37 @@ def _with_sections(config: Mapping[str, Any], kind: str, spec: Spec, sections: A
 def _order_of_axes(model_type: str, interleaved: Any) -> str:
     """Return a value of AXES. Like transformers, prefer model_type to mrope_interleaved; they must not contradict each other."""
     known = next((order for begin, order in AXES.items() if model_type.startswith(begin)), None)
-    requested = None if interleaved is None else {"yes": "in turn", "no": "sections"}[_yes_or_no("mrope_interleaved", interleaved)]
+    requested = (
+        None
+        if interleaved is None
+        else {"yes": "in turn", "no": "sections"}[_yes_or_no("mrope_interleaved", interleaved)]
+    )
     if known is None and requested is None:
-        rule = f"expected mrope_interleaved, or a model_type that begins with one of {', '.join(AXES)}"
-        raise ValueError(f"hugging_face: {rule}, got {model_type!r}; set mrope_interleaved to true or false")
+        rule = (
+            f"expected mrope_interleaved, or a model_type that begins with one of {', '.join(AXES)}"
+        )
+        raise ValueError(
+            f"hugging_face: {rule}, got {model_type!r}; set mrope_interleaved to true or false"
+        )
     if known and requested and (known == "in turn") != (requested == "in turn"):
-        raise ValueError(f"hugging_face: expected mrope_interleaved to be {known == 'in turn'} for {model_type}, got {interleaved!r}; correct it")
+        raise ValueError(
+            f"hugging_face: expected mrope_interleaved to be {known == 'in turn'} for {model_type}, got {interleaved!r}; correct it"
+        )
     return known or str(requested)
 
 
-def _with_derived_values(config: Mapping[str, Any], kind: str, spec: Spec, partial: Optional[float]) -> Spec:
+def _with_derived_values(
+    config: Mapping[str, Any], kind: str, spec: Spec, partial: Optional[float]
+) -> Spec:
     """Add the parameters that depend on several keys: the rotated share of a head, the original length, LongRoPE's magnitude."""
     if kind == "dynamic":
         if not config.get("max_position_embeddings"):
-            raise ValueError("hugging_face: expected max_position_embeddings for rope_type dynamic, got none; add it")
-        spec["original_max_positions"] = _whole("max_position_embeddings", config["max_position_embeddings"])
+            raise ValueError(
+                "hugging_face: expected max_position_embeddings for rope_type dynamic, got none; add it"
+            )
+        spec["original_max_positions"] = _whole(
+            "max_position_embeddings", config["max_position_embeddings"]
+        )
     if kind == "proportional":
         spec["share"] = 1.0 if partial is None else partial
     elif partial is not None and partial != 1.0:
@@ -160,15 +236,22 @@ def _with_derived_values(config: Mapping[str, Any], kind: str, spec: Spec, parti
 
 def _longrope_magnitude(factor: float, length: int) -> float:
     if length < 2:
-        raise ValueError(f"hugging_face: expected original_max_position_embeddings of at least 2 for longrope, got {length}; correct config.json")
+        raise ValueError(
+            f"hugging_face: expected original_max_position_embeddings of at least 2 for longrope, got {length}; correct config.json"
+        )
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(length))
 
 
 def _length_ratio(config: Mapping[str, Any], rest: Mapping[str, Any]) -> float:
-    for key, source in (("max_position_embeddings", config), ("original_max_position_embeddings", rest)):
+    for key, source in (
+        ("max_position_embeddings", config),
+        ("original_max_position_embeddings", rest),
+    ):
         if not source.get(key):
             raise ValueError(f"hugging_face: expected factor or {key}, got neither; add one")
-    return _whole("max_position_embeddings", config["max_position_embeddings"]) / _whole(key, rest[key])
+    return _whole("max_position_embeddings", config["max_position_embeddings"]) / _whole(
+        key, rest[key]
+    )
 
 
 def _head_size(config: Mapping[str, Any]) -> int:
@@ -177,7 +260,9 @@ def _head_size(config: Mapping[str, Any]) -> int:
     if not (config.get("hidden_size") and config.get("num_attention_heads")):
         rule = "expected head_dim, or hidden_size and num_attention_heads, with partial_rotary_factor, rotary_dim or mrope_section"
         raise ValueError(f"hugging_face: {rule}, got none; add head_dim")
-    return _whole("hidden_size", config["hidden_size"]) // _whole("num_attention_heads", config["num_attention_heads"])
+    return _whole("hidden_size", config["hidden_size"]) // _whole(
+        "num_attention_heads", config["num_attention_heads"]
+    )
 
 
 def _number(key: str, value: Any) -> float:

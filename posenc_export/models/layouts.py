@@ -39,8 +39,12 @@ def from_complex(weights: Dict[str, Tensor], heads: int, kv_heads: int) -> Dict[
         ValueError: names other than these four.
     """
     if set(weights) != {"wq", "wk", "wv", "wo"}:
-        raise ValueError(f"layouts: expected wq, wk, wv and wo of one layer, got {', '.join(sorted(weights))}; give these four")
-    packed = torch.cat((to_half(weights["wq"], heads), to_half(weights["wk"], kv_heads), weights["wv"]))
+        raise ValueError(
+            f"layouts: expected wq, wk, wv and wo of one layer, got {', '.join(sorted(weights))}; give these four"
+        )
+    packed = torch.cat(
+        (to_half(weights["wq"], heads), to_half(weights["wk"], kv_heads), weights["wv"])
+    )
     return {"qkv": packed, "output": weights["wo"]}
 
 
@@ -50,6 +54,10 @@ def _rows(weight: Tensor, heads: int, rotary: Optional[int]) -> Tensor:
     rotated = size if rotary is None else rotary
     if remainder or rotated % 2 or not 0 < rotated <= size:
         rule = "layouts: expected heads * D rows and an even rotary size of at most D"
-        raise ValueError(f"{rule}, got {weight.size(0)} rows, {heads} heads, rotary={rotary}; correct heads or rotary")
-    within = torch.cat((torch.arange(0, rotated, 2), torch.arange(1, rotated, 2), torch.arange(rotated, size)))
+        raise ValueError(
+            f"{rule}, got {weight.size(0)} rows, {heads} heads, rotary={rotary}; correct heads or rotary"
+        )
+    within = torch.cat(
+        (torch.arange(0, rotated, 2), torch.arange(1, rotated, 2), torch.arange(rotated, size))
+    )
     return (torch.arange(heads)[:, None] * size + within).flatten()

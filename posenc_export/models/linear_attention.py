@@ -34,17 +34,30 @@ class LinearAttention(torch.nn.Module):
         sees = config.sees["name"]
         if config.heads != config.kv_heads or sees not in ("causal", "both"):
             rule = "linear attention: expected sees causal or both, and kv_heads equal to heads"
-            raise ValueError(f"{rule}, got {sees}, {config.kv_heads} and {config.heads}; change the config")
+            raise ValueError(
+                f"{rule}, got {sees}, {config.kv_heads} and {config.heads}; change the config"
+            )
         if overrides(encoding, "bias", "rescore", "observe"):
             names = ", ".join(spec["name"] for spec in config.encodings)
             rule = "linear attention: expected encodings with hook embed or rotate, since there are no scores"
             raise ValueError(f"{rule}, got {names}; choose another encoding")
-        given = [name for name in ("head_norm", "scale", "softcap", "sinks") if getattr(config, name)]
+        given = [
+            name for name in ("head_norm", "scale", "softcap", "sinks") if getattr(config, name)
+        ]
         if given or config.projection["name"] != "grouped":
             rule = "linear attention: expected projection grouped, and no head_norm, scale, softcap or sinks"
-            raise ValueError(f"{rule}, got {', '.join(given) or config.projection['name']}; leave it out")
-        self.heads, self.head_size, self.encoding, self.cached = config.heads, config.head_size, encoding, config.causal
-        self.projection = build("projection", config.projection, width, config.heads, config.kv_heads, config.head_size)
+            raise ValueError(
+                f"{rule}, got {', '.join(given) or config.projection['name']}; leave it out"
+            )
+        self.heads, self.head_size, self.encoding, self.cached = (
+            config.heads,
+            config.head_size,
+            encoding,
+            config.causal,
+        )
+        self.projection = build(
+            "projection", config.projection, width, config.heads, config.kv_heads, config.head_size
+        )
 
     @torch.jit.unused
     def states(self) -> List[StateSpec]:
@@ -52,38 +65,76 @@ class LinearAttention(torch.nn.Module):
         if not self.cached:
             return []
         summed = (self.heads, self.encoding.key_size(self.head_size), self.head_size)
-        return [StateSpec("sum", summed, dtype="float32"), StateSpec("divisor", (self.heads, self.head_size), dtype="float32")]
+        return [
+            StateSpec("sum", summed, dtype="float32"),
+            StateSpec("divisor", (self.heads, self.head_size), dtype="float32"),
+        ]
 
     def forward(
-        self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, mask: Tensor, write_index: Tensor, states: List[Tensor]
+        self,
+        x: Tensor,
+        positions: Tensor,
+        coordinates: Tensor,
+        key_positions: Tensor,
+        mask: Tensor,
+        write_index: Tensor,
+        states: List[Tensor],
     ) -> Tuple[Tensor, List[Tensor]]:
         """Shapes as Attention.forward. key_positions, mask and write_index are not used."""
         q, k, v = self.projection(x)
-        q, k = (torch.nn.functional.elu(ops.split_heads(part, self.heads).to(torch.float32)) + 1 for part in (q, k))
-        valid, zero = positions.ge(0).unsqueeze(2).unsqueeze(3), torch.zeros([1], dtype=torch.float32, device=x.device)
-        k, values = torch.where(valid, k, zero), ops.split_heads(v, self.heads).to(torch.float32).transpose(1, 2)
+        q, k = (
+            torch.nn.functional.elu(ops.split_heads(part, self.heads).to(torch.float32)) + 1
+            for part in (q, k)
+        )
+        valid, zero = (
+            positions.ge(0).unsqueeze(2).unsqueeze(3),
+            torch.zeros([1], dtype=torch.float32, device=x.device),
+        )
+        k, values = (
+            torch.where(valid, k, zero),
+            ops.split_heads(v, self.heads).to(torch.float32).transpose(1, 2),
+        )
         rotated_q, rotated_k = self.encoding.rotate(q, k, coordinates)
         rotated_k = torch.where(valid, rotated_k, zero)  # some encodings map 0 to another value
-        q, k, rotated_q, rotated_k = q.transpose(1, 2), k.transpose(1, 2), rotated_q.transpose(1, 2), rotated_k.transpose(1, 2)
+        q, k, rotated_q, rotated_k = (
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            rotated_q.transpose(1, 2),
+            rotated_k.transpose(1, 2),
+        )
         if self.cached:
             seen = positions.unsqueeze(1).le(positions.unsqueeze(2)).unsqueeze(1)
             weights = torch.where(seen, rotated_q @ rotated_k.transpose(2, 3), zero)
-            divisor = torch.where(seen, q @ k.transpose(2, 3), zero).sum(-1, keepdim=True) + q @ states[1].unsqueeze(3)
+            divisor = torch.where(seen, q @ k.transpose(2, 3), zero).sum(
+                -1, keepdim=True
+            ) + q @ states[1].unsqueeze(3)
             total = weights @ values + rotated_q @ states[0]
             present = [states[0] + rotated_k.transpose(2, 3) @ values, states[1] + k.sum(2)]
         else:
             divisor, present = q @ k.sum(2).unsqueeze(3), states[:0]
             total = rotated_q @ (rotated_k.transpose(2, 3) @ values)
-        y = total / divisor.clamp(min=1e-30)  # phi is positive: only a row of padding has a divisor of 0
+        y = total / divisor.clamp(
+            min=1e-30
+        )  # phi is positive: only a row of padding has a divisor of 0
         return self.projection.output(y.transpose(1, 2).flatten(2).to(x.dtype)), present
 
-    def exact(self, x: np.ndarray, positions: range, places: Sequence[Any], types: Optional[np.ndarray] = None) -> np.ndarray:
+    def exact(
+        self,
+        x: np.ndarray,
+        positions: range,
+        places: Sequence[Any],
+        types: Optional[np.ndarray] = None,
+    ) -> np.ndarray:
         """Compute one row x [n,E] at positions and coordinates to [n,E], in float64 and in quadratic form. Token types are not used."""
         oracle = self.encoding.oracle()
         q, k, v = self.projection.exact(x)
         q, k = (np.where(part > 0, part + 1, np.exp(np.minimum(part, 0))) for part in (q, k))
-        rotated_q = np.stack([oracle.rotate_heads(row, place) for row, place in zip(q, places, strict=True)])
-        rotated_k = np.stack([oracle.rotate_key_heads(row, place) for row, place in zip(k, places, strict=True)])
+        rotated_q = np.stack(
+            [oracle.rotate_heads(row, place) for row, place in zip(q, places, strict=True)]
+        )
+        rotated_k = np.stack(
+            [oracle.rotate_key_heads(row, place) for row, place in zip(k, places, strict=True)]
+        )
         weighted_values = np.zeros_like(q)
         for head in range(self.heads):
             for i in range(len(q)):

@@ -11,7 +11,19 @@ ROLES: Dict[str, Tuple[str, ...]] = {
     "k": ("k", "k_proj", "wk", "to_k", "key", "key_proj", "k_lin", "k_linear", "linear_k"),
     "v": ("v", "v_proj", "wv", "to_v", "value", "value_proj", "v_lin", "v_linear", "linear_v"),
     "qkv": ("qkv", "qkv_proj", "to_qkv", "in_proj", "c_attn", "Wqkv", "W_pack"),
-    "o": ("o", "o_proj", "wo", "to_out", "out_proj", "out", "out_lin", "dense", "c_proj", "proj", "linear_out"),
+    "o": (
+        "o",
+        "o_proj",
+        "wo",
+        "to_out",
+        "out_proj",
+        "out",
+        "out_lin",
+        "dense",
+        "c_proj",
+        "proj",
+        "linear_out",
+    ),
 }
 # Packed projections whose order of rows the name does not tell, with the models that differ.
 UNDECIDED = {
@@ -22,8 +34,12 @@ UNDECIDED = {
     "kv_proj": "some models order rows by k and v, others head by head",
 }
 OF = {name: role for role, names in ROLES.items() for name in names}
-TABLES = re.compile(r"(^|\.)(inv_freq|freqs|freqs_cis|cos|sin|cos_cached|sin_cached|masked_bias|mask|causal_mask|tril)$")  # computed from sizes, never trained
-HEAD_NORM = re.compile(r"(^|[._])(q|k|query|key|q_a|kv_a)_?(norm|layernorm|ln|layer_norm)([._]|$)", re.IGNORECASE)
+TABLES = re.compile(
+    r"(^|\.)(inv_freq|freqs|freqs_cis|cos|sin|cos_cached|sin_cached|masked_bias|mask|causal_mask|tril)$"
+)  # computed from sizes, never trained
+HEAD_NORM = re.compile(
+    r"(^|[._])(q|k|query|key|q_a|kv_a)_?(norm|layernorm|ln|layer_norm)([._]|$)", re.IGNORECASE
+)
 NORM = re.compile(r"norm|(^|[._])ln([._]|$|_)", re.IGNORECASE)
 MOST_SHOWN = 6
 
@@ -47,8 +63,14 @@ class Found:
     def lines(self, shapes: Mapping[str, Tuple[int, ...]]) -> List[str]:
         """Describe the mapping, one line for each tensor."""
         turned = ", transposed" if self.transposed else ""
-        lines = [f"{role} is {name} {list(shapes[name])}{'' if role.endswith('_bias') else turned}" for role, name in self.names.items()]
-        lines += [f"{ENCODING}{role} is {name} {list(shapes[name])}" for role, name in self.trained.items()]
+        lines = [
+            f"{role} is {name} {list(shapes[name])}{'' if role.endswith('_bias') else turned}"
+            for role, name in self.names.items()
+        ]
+        lines += [
+            f"{ENCODING}{role} is {name} {list(shapes[name])}"
+            for role, name in self.trained.items()
+        ]
         return lines + [f"not used: {name} {list(shapes[name])}" for name in self.unused]
 
 
@@ -63,14 +85,28 @@ def find(shapes: Mapping[str, Tuple[int, ...]], prefix: str = "") -> Found:
         ValueError: no tensor with the prefix, tensors of several attentions, one weight twice, packed weights in an unknown order, tensors that change the attention
             and have no place in the block.
     """
-    inside = {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)}
+    inside = {
+        name.removeprefix(prefix): shape
+        for name, shape in shapes.items()
+        if name.startswith(prefix)
+    }
     if not inside:
         known = _places(shapes)
-        remedy = "leave --prefix out: the names have none" if known == [""] else f"give one of {_some(known)}" if known else "correct it"
-        raise ValueError(f"weights: expected tensors whose names begin with {prefix!r}, got none; {remedy}")
+        remedy = (
+            "leave --prefix out: the names have none"
+            if known == [""]
+            else f"give one of {_some(known)}"
+            if known
+            else "correct it"
+        )
+        raise ValueError(
+            f"weights: expected tensors whose names begin with {prefix!r}, got none; {remedy}"
+        )
     several = _places(inside)
     if len(several) > 1:
-        raise ValueError(f"weights: expected tensors of one attention, got {len(several)} of them; give --prefix, one of {_some([prefix + one for one in several])}")
+        raise ValueError(
+            f"weights: expected tensors of one attention, got {len(several)} of them; give --prefix, one of {_some([prefix + one for one in several])}"
+        )
     found: Dict[str, str] = {}
     trained: Dict[str, str] = {}
     unused: List[str] = []
@@ -83,11 +119,22 @@ def find(shapes: Mapping[str, Tuple[int, ...]], prefix: str = "") -> Found:
             _check_unused(name, shape)
             unused.append(prefix + name)
         elif role in found:
-            raise ValueError(f"weights: expected each weight once, got {role} as {found[role]} and {prefix + name}; remove one, or give a longer --prefix")
+            raise ValueError(
+                f"weights: expected each weight once, got {role} as {found[role]} and {prefix + name}; remove one, or give a longer --prefix"
+            )
         else:
             found[role] = prefix + name
-    ordered = {role: found[role] for role in (f"{name}{end}" for name in ROLES for end in ("", "_bias")) if role in found}
-    return Found(ordered, trained, unused, _is_transposed({role: shapes[name] for role, name in ordered.items()}))
+    ordered = {
+        role: found[role]
+        for role in (f"{name}{end}" for name in ROLES for end in ("", "_bias"))
+        if role in found
+    }
+    return Found(
+        ordered,
+        trained,
+        unused,
+        _is_transposed({role: shapes[name] for role, name in ordered.items()}),
+    )
 
 
 def _role(name: str) -> Any:
@@ -103,7 +150,9 @@ def _role(name: str) -> Any:
             break
     last = path.rpartition(".")[2]
     if last in UNDECIDED:
-        raise ValueError(f"weights: expected a packed projection in a known order of rows, got {name}: {UNDECIDED[last]}; split it and name the parts q, k and v")
+        raise ValueError(
+            f"weights: expected a packed projection in a known order of rows, got {name}: {UNDECIDED[last]}; split it and name the parts q, k and v"
+        )
     role = OF.get(last)
     return None if role is None else f"{role}_bias" if bias else role
 
@@ -115,11 +164,17 @@ def _check_unused(name: str, shape: Tuple[int, ...]) -> None:
         ValueError: it cannot, or it is not known.
     """
     if HEAD_NORM.search(name):
-        raise ValueError(f"weights: expected projections only, got {name}, a norm of queries or keys; describe the block with head_norm, and use load_state_dict")
-    causal = name.endswith("bias") and len(shape) == 4 and shape[-1] == shape[-2]  # the mask of GPT-2
+        raise ValueError(
+            f"weights: expected projections only, got {name}, a norm of queries or keys; describe the block with head_norm, and use load_state_dict"
+        )
+    causal = (
+        name.endswith("bias") and len(shape) == 4 and shape[-1] == shape[-2]
+    )  # the mask of GPT-2
     if not (TABLES.search(name) or causal or (NORM.search(name) and len(shape) == 1)):
         rule = "weights: expected tensors named as q, q_proj, wq, to_q or query, with .weight or .bias, likewise k, v, o and qkv, or encoding.NAME"
-        raise ValueError(f"{rule}, got {name} {list(shape)}; rename it, or give the --prefix of the attention alone")
+        raise ValueError(
+            f"{rule}, got {name} {list(shape)}; rename it, or give the --prefix of the attention alone"
+        )
 
 
 def _places(shapes: Mapping[str, Tuple[int, ...]]) -> List[str]:
@@ -128,7 +183,11 @@ def _places(shapes: Mapping[str, Tuple[int, ...]]) -> List[str]:
     for name, shape in shapes.items():
         path = re.sub(r"(\.weight|_weight)$", "", name)
         place, _, last = path.rpartition(".")
-        if len(shape) == 2 and not name.startswith(ENCODING) and (OF.get(last) in ("q", "qkv") or last in UNDECIDED):
+        if (
+            len(shape) == 2
+            and not name.startswith(ENCODING)
+            and (OF.get(last) in ("q", "qkv") or last in UNDECIDED)
+        ):
             places[f"{place}." if place else ""] = None
     return list(places)
 
@@ -136,8 +195,16 @@ def _places(shapes: Mapping[str, Tuple[int, ...]]) -> List[str]:
 def _is_transposed(shapes: Mapping[str, Tuple[int, ...]]) -> bool:
     """Whether a packed matrix [E,3E] shows that matrices are stored as [inputs, outputs], as Conv1D of GPT-2 does. Square matrices alone do not show it."""
     packed, output = shapes.get("qkv"), shapes.get("o")
-    return packed is not None and output is not None and len(packed) == len(output) == 2 and packed[0] == output[1] and packed[1] > packed[0]
+    return (
+        packed is not None
+        and output is not None
+        and len(packed) == len(output) == 2
+        and packed[0] == output[1]
+        and packed[1] > packed[0]
+    )
 
 
 def _some(names: List[str]) -> str:
-    return ", ".join(names[:MOST_SHOWN]) + (f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else "")
+    return ", ".join(names[:MOST_SHOWN]) + (
+        f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
+    )

@@ -8,10 +8,22 @@ import torch
 from torch import Tensor
 
 from posenc_export.models.blocks import Blocks
-from posenc_export.models.packed_layouts import WHOLE_SHAPE, Layout, Parts, Shape, layouts_of, method_of
+from posenc_export.models.packed_layouts import (
+    WHOLE_SHAPE,
+    Layout,
+    Parts,
+    Shape,
+    layouts_of,
+    method_of,
+)
 
 Source = Tuple[Any, str]  # a file of tensors, and the name of one of its tensors
-IGNORED = (".input_scale", ".input_zero_point", ".output_scale", ".input_global_scale")  # scales of activations, which are not rounded here
+IGNORED = (
+    ".input_scale",
+    ".input_zero_point",
+    ".output_scale",
+    ".input_global_scale",
+)  # scales of activations, which are not rounded here
 
 
 def unpacked(config: Mapping[str, Any], sources: Dict[str, Source]) -> Dict[str, Source]:
@@ -28,16 +40,36 @@ def unpacked(config: Mapping[str, Any], sources: Dict[str, Source]) -> Dict[str,
     left = {name: source for name, source in sources.items() if not name.endswith(IGNORED)}
     found: Dict[str, Source] = {}
     for layout in layouts:
-        for name in [name for name in left if name.endswith(layout.mark) and _is_packed(left, name, layout)]:
+        for name in [
+            name for name in left if name.endswith(layout.mark) and _is_packed(left, name, layout)
+        ]:
             module = name.removesuffix(layout.mark)
-            ends = (layout.mark, *(end.removesuffix("?") for end in layout.others if module + end.removesuffix("?") in left))
-            missing = next((end for end in layout.others if not end.endswith("?") and end not in ends), None)
+            ends = (
+                layout.mark,
+                *(
+                    end.removesuffix("?")
+                    for end in layout.others
+                    if module + end.removesuffix("?") in left
+                ),
+            )
+            missing = next(
+                (end for end in layout.others if not end.endswith("?") and end not in ends), None
+            )
             if missing is not None:
-                raise ValueError(f"checkpoint: expected {module + missing} beside {name}, got none; download the model again")
-            found[module + layout.name] = PackedTensor(module + layout.name, layout, {end: left.pop(module + end) for end in ends}), module + layout.name
+                raise ValueError(
+                    f"checkpoint: expected {module + missing} beside {name}, got none; download the model again"
+                )
+            found[module + layout.name] = (
+                PackedTensor(
+                    module + layout.name, layout, {end: left.pop(module + end) for end in ends}
+                ),
+                module + layout.name,
+            )
     if not found:
         rule = f"expected tensors NAME{layouts[0].mark} by quantization_config {method_of(config)}"
-        raise ValueError(f"checkpoint: {rule}, got none; use the config.json that belongs to the weights")
+        raise ValueError(
+            f"checkpoint: {rule}, got none; use the config.json that belongs to the weights"
+        )
     return {**left, **found}
 
 
@@ -52,7 +84,12 @@ class PackedTensor:
     quantized = True
 
     def __init__(self, name: str, layout: Layout, sources: Mapping[str, Source]) -> None:
-        self.path, self._name, self._layout, self._sources = Path(sources[layout.mark][0].path), name, layout, sources
+        self.path, self._name, self._layout, self._sources = (
+            Path(sources[layout.mark][0].path),
+            name,
+            layout,
+            sources,
+        )
 
     @property
     def rows(self) -> int:
@@ -66,7 +103,11 @@ class PackedTensor:
         if WHOLE_SHAPE in shapes:
             file, place = self._sources[WHOLE_SHAPE]
             return tuple(file.raw(place).tolist())
-        return self._layout.shape(shapes) if all(len(shapes[end]) == 2 for end in (".qweight", ".weight_packed") if end in shapes) else ()
+        return (
+            self._layout.shape(shapes)
+            if all(len(shapes[end]) == 2 for end in (".qweight", ".weight_packed") if end in shapes)
+            else ()
+        )
 
     def tensor(self, name: str) -> Tensor:
         return torch.from_numpy(self.weight())
@@ -84,4 +125,6 @@ class PackedTensor:
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
             sizes = ", ".join(f"{end} {list(part.shape)}" for end, part in parts.items())
             why = (str(error).splitlines() or [""])[0][:120]
-            raise ValueError(f"checkpoint: expected {self._name} in the layout of its method, got {sizes} ({why}); download the model again") from None
+            raise ValueError(
+                f"checkpoint: expected {self._name} in the layout of its method, got {sizes} ({why}); download the model again"
+            ) from None

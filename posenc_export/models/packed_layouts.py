@@ -35,12 +35,22 @@ class Whole(NamedTuple):
 
     def weight(self) -> np.ndarray:
         """Return the weights [N,K] float32."""
-        return ((self.codes - self.zeros[:, self.groups]) * self.scales[:, self.groups]).astype(np.float32)
+        return ((self.codes - self.zeros[:, self.groups]) * self.scales[:, self.groups]).astype(
+            np.float32
+        )
 
     def blocks(self) -> Optional[Blocks]:
         """Return the weights as blocks of 128, 64 or 32 inputs; None if groups are not of such blocks, or codes have another number of bits."""
         rows, inputs = self.codes.shape
-        block = next((size for size in (128, 64, 32) if inputs % size == 0 and (self.groups.reshape(-1, size) == self.groups[::size, None]).all()), None)
+        block = next(
+            (
+                size
+                for size in (128, 64, 32)
+                if inputs % size == 0
+                and (self.groups.reshape(-1, size) == self.groups[::size, None]).all()
+            ),
+            None,
+        )
         if block is None or self.bits not in (4, 8):
             return None
         middle, of_block = 1 << (self.bits - 1), self.groups[::block]
@@ -93,25 +103,49 @@ def method_of(config: Any) -> Any:
 def _only(config: Mapping[str, Any], key: str, allowed: Tuple[Any, ...], default: Any) -> Any:
     value = config.get(key, default)
     if value not in allowed:
-        raise ValueError(f"checkpoint: expected {key} in quantization_config to be {' or '.join(map(str, allowed))}, got {value!r}; {CONVERT}")
+        raise ValueError(
+            f"checkpoint: expected {key} in quantization_config to be {' or '.join(map(str, allowed))}, got {value!r}; {CONVERT}"
+        )
     return value
 
 
 def _gptq(config: Mapping[str, Any]) -> List[Layout]:
     """Codes packed along inputs, zeros along outputs. The first version of the format stores zeros less 1."""
-    bits, less = _only(config, "bits", (2, 4, 8), None), 1 if _only(config, "checkpoint_format", ("gptq", "gptq_v2"), "gptq") == "gptq" else 0
+    bits, less = (
+        _only(config, "bits", (2, 4, 8), None),
+        1 if _only(config, "checkpoint_format", ("gptq", "gptq_v2"), "gptq") == "gptq" else 0,
+    )
 
     def whole(parts: Parts) -> Whole:
         codes, scales = _bits(parts[".qweight"].T, bits), parts[".scales"].float().numpy().T
         zeros = (_bits(parts[".qzeros"], bits) + less) & ((1 << bits) - 1)
         inputs, count = codes.shape[1], scales.shape[1]
-        groups = parts[".g_idx"].numpy().astype(np.int64) if ".g_idx" in parts else np.arange(inputs) // -(-inputs // count)
-        return Whole(codes, np.ascontiguousarray(scales), zeros.T[: len(codes)].astype(np.float32), groups, bits)
+        groups = (
+            parts[".g_idx"].numpy().astype(np.int64)
+            if ".g_idx" in parts
+            else np.arange(inputs) // -(-inputs // count)
+        )
+        return Whole(
+            codes,
+            np.ascontiguousarray(scales),
+            zeros.T[: len(codes)].astype(np.float32),
+            groups,
+            bits,
+        )
 
     def shape(shapes: Mapping[str, Shape]) -> Shape:
         return shapes[".qweight"][1], shapes[".qweight"][0] * WORD // bits
 
-    return [Layout(".qweight", (".qzeros", ".scales", ".g_idx?"), ".weight", shape, lambda parts: whole(parts).weight(), whole)]
+    return [
+        Layout(
+            ".qweight",
+            (".qzeros", ".scales", ".g_idx?"),
+            ".weight",
+            shape,
+            lambda parts: whole(parts).weight(),
+            whole,
+        )
+    ]
 
 
 def _awq(config: Mapping[str, Any]) -> List[Layout]:
@@ -121,28 +155,61 @@ def _awq(config: Mapping[str, Any]) -> List[Layout]:
 
     def columns(words: Tensor) -> np.ndarray:
         codes = _bits(words, bits)
-        return codes.reshape(len(codes), -1, WORD // bits)[..., list(AWQ_ORDER)].reshape(len(codes), -1)
+        return codes.reshape(len(codes), -1, WORD // bits)[..., list(AWQ_ORDER)].reshape(
+            len(codes), -1
+        )
 
     def whole(parts: Parts) -> Whole:
         codes, scales = columns(parts[".qweight"]).T, parts[".scales"].float().numpy().T
         groups = np.arange(codes.shape[1]) // (codes.shape[1] // scales.shape[1])
-        return Whole(np.ascontiguousarray(codes), np.ascontiguousarray(scales), columns(parts[".qzeros"]).T.astype(np.float32), groups, bits)
+        return Whole(
+            np.ascontiguousarray(codes),
+            np.ascontiguousarray(scales),
+            columns(parts[".qzeros"]).T.astype(np.float32),
+            groups,
+            bits,
+        )
 
     def shape(shapes: Mapping[str, Shape]) -> Shape:
         return shapes[".qweight"][1] * WORD // bits, shapes[".qweight"][0]
 
-    return [Layout(".qweight", (".qzeros", ".scales"), ".weight", shape, lambda parts: whole(parts).weight(), whole)]
+    return [
+        Layout(
+            ".qweight",
+            (".qzeros", ".scales"),
+            ".weight",
+            shape,
+            lambda parts: whole(parts).weight(),
+            whole,
+        )
+    ]
 
 
 def _compressed(config: Mapping[str, Any]) -> List[Layout]:
     """Packed codes of 4 or 8 bits, int8, or float8, of compressed-tensors."""
     groups = config.get("config_groups") or {}
-    found = [group.get("weights") or {} for group in groups.values()] if isinstance(groups, Mapping) else []
+    found = (
+        [group.get("weights") or {} for group in groups.values()]
+        if isinstance(groups, Mapping)
+        else []
+    )
     bits = {one.get("num_bits") for one in found}
-    if config.get("kv_cache_scheme") or (config.get("sparsity_config") or {}).get("format", "dense") != "dense" or len(bits) != 1 or not bits <= {4, 8}:
+    if (
+        config.get("kv_cache_scheme")
+        or (config.get("sparsity_config") or {}).get("format", "dense") != "dense"
+        or len(bits) != 1
+        or not bits <= {4, 8}
+    ):
         rule = "expected compressed-tensors with weights of 4 or 8 bits in all groups, without sparse weights and quantized caches"
-        raise ValueError(f"checkpoint: {rule}, got bits {', '.join(map(str, bits)) or 'none'}, {config.get('format')!r}; {CONVERT}")
-    kind = _only(config, "format", ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"), None)
+        raise ValueError(
+            f"checkpoint: {rule}, got bits {', '.join(map(str, bits)) or 'none'}, {config.get('format')!r}; {CONVERT}"
+        )
+    kind = _only(
+        config,
+        "format",
+        ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"),
+        None,
+    )
     width = 4 if 4 in bits else 8
     if kind == "pack-quantized":
         others = (".weight_scale", f"{WHOLE_SHAPE}?", ".weight_zero_point?", ".weight_g_idx?")
@@ -150,27 +217,69 @@ def _compressed(config: Mapping[str, Any]) -> List[Layout]:
         def shape(shapes: Mapping[str, Shape]) -> Shape:
             return shapes[".weight_packed"][0], shapes[".weight_packed"][1] * WORD // width
 
-        return [Layout(".weight_packed", others, ".weight", shape, lambda parts: _packed(parts, width).weight(), lambda parts: _packed(parts, width))]
+        return [
+            Layout(
+                ".weight_packed",
+                others,
+                ".weight",
+                shape,
+                lambda parts: _packed(parts, width).weight(),
+                lambda parts: _packed(parts, width),
+            )
+        ]
     whole = None if found[0].get("type") == "float" else _int8
-    return [Layout(".weight", (".weight_scale", ".weight_zero_point?"), ".weight", _same, _scaled if whole is None else lambda parts: _int8(parts).weight(), whole)]
+    return [
+        Layout(
+            ".weight",
+            (".weight_scale", ".weight_zero_point?"),
+            ".weight",
+            _same,
+            _scaled if whole is None else lambda parts: _int8(parts).weight(),
+            whole,
+        )
+    ]
 
 
 def _packed(parts: Parts, bits: int) -> Whole:
     scales, middle = parts[".weight_scale"].float().numpy(), 1 << (bits - 1)
-    inputs = int(parts[WHOLE_SHAPE][1]) if WHOLE_SHAPE in parts else parts[".weight_packed"].shape[1] * WORD // bits
+    inputs = (
+        int(parts[WHOLE_SHAPE][1])
+        if WHOLE_SHAPE in parts
+        else parts[".weight_packed"].shape[1] * WORD // bits
+    )
     codes = _bits(parts[".weight_packed"], bits)[:, :inputs]
     zeros = np.full(scales.shape, middle, np.float32)
     if ".weight_zero_point" in parts:
         zeros = _bits(parts[".weight_zero_point"].T, bits).T[: len(codes)].astype(np.float32)
-    groups = parts[".weight_g_idx"].numpy().astype(np.int64) if ".weight_g_idx" in parts else np.arange(inputs) // (inputs // scales.shape[1])
+    groups = (
+        parts[".weight_g_idx"].numpy().astype(np.int64)
+        if ".weight_g_idx" in parts
+        else np.arange(inputs) // (inputs // scales.shape[1])
+    )
     return Whole(codes, scales, zeros, groups, bits)
 
 
 def _int8(parts: Parts) -> Whole:
-    codes, scales = parts[".weight"].to(torch.int16).numpy() + 128, parts[".weight_scale"].float().numpy()
-    scales = np.broadcast_to(scales.reshape(-1, scales.shape[-1] if scales.ndim == 2 else 1), (len(codes), scales.shape[-1] if scales.ndim == 2 else 1))
-    zeros = np.full(scales.shape, 128, np.float32) + (parts[".weight_zero_point"].float().numpy().reshape(scales.shape) if ".weight_zero_point" in parts else 0)
-    return Whole(codes, np.ascontiguousarray(scales), zeros, np.arange(codes.shape[1]) // (codes.shape[1] // scales.shape[1]), 8)
+    codes, scales = (
+        parts[".weight"].to(torch.int16).numpy() + 128,
+        parts[".weight_scale"].float().numpy(),
+    )
+    scales = np.broadcast_to(
+        scales.reshape(-1, scales.shape[-1] if scales.ndim == 2 else 1),
+        (len(codes), scales.shape[-1] if scales.ndim == 2 else 1),
+    )
+    zeros = np.full(scales.shape, 128, np.float32) + (
+        parts[".weight_zero_point"].float().numpy().reshape(scales.shape)
+        if ".weight_zero_point" in parts
+        else 0
+    )
+    return Whole(
+        codes,
+        np.ascontiguousarray(scales),
+        zeros,
+        np.arange(codes.shape[1]) // (codes.shape[1] // scales.shape[1]),
+        8,
+    )
 
 
 def _scaled(parts: Parts, end: str = ".weight_scale") -> np.ndarray:
@@ -179,14 +288,27 @@ def _scaled(parts: Parts, end: str = ".weight_scale") -> np.ndarray:
     if scales.ndim < 2:
         return (weight * scales.reshape(-1, 1)).numpy()  # type: ignore[no-any-return]
     size = [-(-length // count) for length, count in zip(weight.shape, scales.shape, strict=True)]
-    size = [1 << (length - 1).bit_length() if count > 1 else length for length, count in zip(size, scales.shape, strict=True)]
-    whole = scales.repeat_interleave(size[0], 0)[: weight.shape[0]].repeat_interleave(size[1], 1)[:, : weight.shape[1]]
+    size = [
+        1 << (length - 1).bit_length() if count > 1 else length
+        for length, count in zip(size, scales.shape, strict=True)
+    ]
+    whole = scales.repeat_interleave(size[0], 0)[: weight.shape[0]].repeat_interleave(size[1], 1)[
+        :, : weight.shape[1]
+    ]
     return (weight * whole).numpy()  # type: ignore[no-any-return]
 
 
 def _fp8(config: Mapping[str, Any]) -> List[Layout]:
     """Weights in float8 with a factor for each block, 128 x 128 in published models."""
-    return [Layout(".weight", (".weight_scale_inv",), ".weight", _same, lambda parts: _scaled(parts, ".weight_scale_inv"))]
+    return [
+        Layout(
+            ".weight",
+            (".weight_scale_inv",),
+            ".weight",
+            _same,
+            lambda parts: _scaled(parts, ".weight_scale_inv"),
+        )
+    ]
 
 
 def _mxfp4(config: Mapping[str, Any]) -> List[Layout]:
@@ -194,7 +316,9 @@ def _mxfp4(config: Mapping[str, Any]) -> List[Layout]:
 
     def weight(parts: Parts) -> np.ndarray:
         words, powers = parts["_blocks"].numpy(), parts["_scales"].numpy().astype(np.int32) - 127
-        values = np.array(FP4, np.float32)[np.stack((words & 15, words >> 4), axis=-1)].reshape(*words.shape[:-1], -1)
+        values = np.array(FP4, np.float32)[np.stack((words & 15, words >> 4), axis=-1)].reshape(
+            *words.shape[:-1], -1
+        )
         rows = np.ldexp(values, powers[..., None]).reshape(*words.shape[:2], -1)
         return np.ascontiguousarray(rows.swapaxes(1, 2))
 

@@ -26,4 +26,11 @@ def fill(places: Sequence[Slot], parameter: torch.nn.Parameter) -> None:
 
 def sharing_weights(model: Module, apart: Collection[int] = ()) -> Module:
     """Return a copy of a model that shares its parameters, except those whose ids are in `apart`, which are copied. Buffers are copied."""
-    return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters() if id(parameter) not in apart})
+    return copy.deepcopy(
+        model,
+        {
+            id(parameter): parameter
+            for parameter in model.parameters()
+            if id(parameter) not in apart
+        },
+    )

@@ -37,16 +37,32 @@ class Placed:
 def from_outside(model: Inner) -> Dict[str, str]:
     """Return the class names of the encodings of a model that come from outside this package, by the names that they are registered under."""
     parts = [part for each in placed(model) for part in each.parts]
-    return {spec["name"]: type(part).__name__ for spec, part in parts if type(part).__module__.partition(".")[0] != PACKAGE}
+    return {
+        spec["name"]: type(part).__name__
+        for spec, part in parts
+        if type(part).__module__.partition(".")[0] != PACKAGE
+    }
 
 
 def placed(model: Inner) -> List[Placed]:
     """Return the encoding of tokens, then that of each layer."""
     config = model.config
-    attentions = [config.attention] if isinstance(config, BlockConfig) else [kind.attention for kind in config.kinds]
-    geometries = [attention.geometry(config.width, config.max_positions) for attention in attentions]
-    on_tokens = (config.encodings, geometries[0]) if isinstance(config, BlockConfig) else (config.tokens.encodings, config.token_geometry)
+    attentions = (
+        [config.attention]
+        if isinstance(config, BlockConfig)
+        else [kind.attention for kind in config.kinds]
+    )
+    geometries = [
+        attention.geometry(config.width, config.max_positions) for attention in attentions
+    ]
+    on_tokens = (
+        (config.encodings, geometries[0])
+        if isinstance(config, BlockConfig)
+        else (config.tokens.encodings, config.token_geometry)
+    )
     found = [Placed(None, *on_tokens, model.token_encoding)]
-    for layer, (attention, geometry, built) in enumerate(zip(attentions, geometries, model.attentions(), strict=True)):
+    for layer, (attention, geometry, built) in enumerate(
+        zip(attentions, geometries, model.attentions(), strict=True)
+    ):
         found.append(Placed(layer, attention.encodings, geometry, built.encoding))
     return found

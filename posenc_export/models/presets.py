@@ -30,8 +30,15 @@ def small(encoding: Mapping[str, Any]) -> StackConfig:
 
 
 PRESETS: Dict[str, StackConfig] = {
-    "tiny-rope": decoder_config(256, 5, 352, block_config(128, 4, 4096, kv_heads=2, head_size=32, encoding={"name": "rope"})),
-    "tiny-alibi": decoder_config(256, 5, 352, block_config(128, 6, 4096, kv_heads=3, head_size=24, encoding={"name": "alibi"})),
+    "tiny-rope": decoder_config(
+        256, 5, 352, block_config(128, 4, 4096, kv_heads=2, head_size=32, encoding={"name": "rope"})
+    ),
+    "tiny-alibi": decoder_config(
+        256,
+        5,
+        352,
+        block_config(128, 6, 4096, kv_heads=3, head_size=24, encoding={"name": "alibi"}),
+    ),
     "small-rope": small({"name": "rope"}),
     "small-alibi": small({"name": "alibi"}),
     "small-t5": small({"name": "t5"}),
@@ -46,10 +53,14 @@ def load_preset(name: str) -> Stack:
         ValueError: an unknown preset, or weights that are not installed.
     """
     if name not in PRESETS:
-        raise ValueError(f"preset: expected name to be one of {', '.join(PRESETS)}, got {name!r}; {suggestion(name, PRESETS)}")
+        raise ValueError(
+            f"preset: expected name to be one of {', '.join(PRESETS)}, got {name!r}; {suggestion(name, PRESETS)}"
+        )
     weights = weights_of(name)
     if weights is None:
-        raise ValueError(f"preset {name}: expected the package posenc-export-presets with its weights, got none; {INSTALL}")
+        raise ValueError(
+            f"preset {name}: expected the package posenc-export-presets with its weights, got none; {INSTALL}"
+        )
     model = Stack(PRESETS[name])
     copy_weights(model, weights, name)
     model.source = {"preset": name}
@@ -62,15 +73,30 @@ def weights_of(name: str) -> Optional[Dict[str, Tensor]]:
     if folder is None:
         return None
     folded = load_file(folder.parent / FOLDED)
-    return {**graph_weights(folder / "model.onnx"), **{key.removeprefix(f"{name}/"): value for key, value in folded.items() if key.startswith(f"{name}/")}}
+    return {
+        **graph_weights(folder / "model.onnx"),
+        **{
+            key.removeprefix(f"{name}/"): value
+            for key, value in folded.items()
+            if key.startswith(f"{name}/")
+        },
+    }
 
 
 def graph_weights(path: Path) -> Dict[str, Tensor]:
     """Return the constants of an exported graph by name of the parameter; the graph holds matrices of products transposed (export.trace)."""
     import onnx
 
-    arrays = {each.name.removeprefix("model."): onnx.numpy_helper.to_array(each) for each in onnx.load(path).graph.initializer}
-    return {name.removesuffix(".T"): torch.from_numpy((array.T if name.endswith(".T") else array).copy()) for name, array in arrays.items()}
+    arrays = {
+        each.name.removeprefix("model."): onnx.numpy_helper.to_array(each)
+        for each in onnx.load(path).graph.initializer
+    }
+    return {
+        name.removesuffix(".T"): torch.from_numpy(
+            (array.T if name.endswith(".T") else array).copy()
+        )
+        for name, array in arrays.items()
+    }
 
 
 def copy_weights(model: Stack, weights: Mapping[str, Tensor], where: str) -> None:
@@ -83,7 +109,9 @@ def copy_weights(model: Stack, weights: Mapping[str, Tensor], where: str) -> Non
         for names, parameter in named(model):
             found = next((name for name in names if name in weights), None)
             if found is None:
-                raise ValueError(f"weights {where}: expected all parameters of the model, got none for {names[0]}; train it again")
+                raise ValueError(
+                    f"weights {where}: expected all parameters of the model, got none for {names[0]}; train it again"
+                )
             parameter.copy_(weights[found])
 
 
@@ -125,4 +153,6 @@ def rebuild(config: AnyConfig, source: Mapping[str, Any], packages: Mapping[str,
         return load_preset(source["preset"])
     if "seed" in source:
         return seeded(config, source["seed"])
-    raise ValueError("verify: expected weights of a preset or a seed, which can be rebuilt, got other weights; pass the model, as in verify(folder, model)")
+    raise ValueError(
+        "verify: expected weights of a preset or a seed, which can be rebuilt, got other weights; pass the model, as in verify(folder, model)"
+    )

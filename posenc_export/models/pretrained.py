@@ -19,10 +19,15 @@ from posenc_export.models.stack import Stack, Text
 from posenc_export.models.tensor_files import Shape
 from posenc_export.shared.allocation import enough_memory
 
-HEADS = ("lm_head.weight", "proj_out.weight")  # transformers' names of output heads; tied heads may be saved as copies of the token table
+HEADS = (
+    "lm_head.weight",
+    "proj_out.weight",
+)  # transformers' names of output heads; tied heads may be saved as copies of the token table
 LAYER = re.compile(r"^layers\.(\d+)\.")
 OLD_BUFFER = r"\.rotary_emb\.inv_freq$"  # saved by transformers before 4.32, not used since
-Source = Tuple[Rule, AttentionConfig, Dict[str, Shape]]  # for one parameter: its rule, the attention of its layer, its tensors in the checkpoint
+Source = Tuple[
+    Rule, AttentionConfig, Dict[str, Shape]
+]  # for one parameter: its rule, the attention of its layer, its tensors in the checkpoint
 
 
 def from_pretrained(
@@ -55,27 +60,45 @@ def from_pretrained(
     """
     folder, sentences = sentence_transformers.opened(Path(path), layer is None and part is None)
     if layer is not None and part == families.EMBEDDINGS:
-        raise ValueError(f"checkpoint: expected layer or part {part}, got both, with layer {layer}; leave one out")
+        raise ValueError(
+            f"checkpoint: expected layer or part {part}, got both, with layer {layer}; leave one out"
+        )
     with opened(folder) as checkpoint, enough_memory("checkpoint"), torch.no_grad():
         given = checkpoint.config
         config, family = families.read(given, max_positions, part, lengths)
         if layer is not None and not 0 <= layer < len(config.order):
-            raise ValueError(f"checkpoint: expected layer to be 0 .. {len(config.order) - 1}, got {layer}; give another layer")
+            raise ValueError(
+                f"checkpoint: expected layer to be 0 .. {len(config.order) - 1}, got {layer}; give another layer"
+            )
         check_sizes(given["model_type"], config, checkpoint.sizes())
-        checkpoint.forget([name for name in checkpoint.names() if any(re.search(pattern, name) for pattern in (OLD_BUFFER, *family.unused))])
-        with torch.device("meta"):  # parameters have shapes but no data; tables of encodings are computed
+        checkpoint.forget(
+            [
+                name
+                for name in checkpoint.names()
+                if any(re.search(pattern, name) for pattern in (OLD_BUFFER, *family.unused))
+            ]
+        )
+        with torch.device(
+            "meta"
+        ):  # parameters have shapes but no data; tables of encodings are computed
             model: Union[Stack, AttentionBlock] = Stack(config)
         base = checkpoint.base((*family.other_bases, family.base, ""))
         sources = _sources(model, config, family.weights, family.base, base)
         _check(checkpoint, config, sources)
         if layer is not None or part == families.EMBEDDINGS:
             with torch.device("meta"):
-                model = AttentionBlock(_alone(config, layer)) if layer is not None else Stack(_embeddings(config))
+                model = (
+                    AttentionBlock(_alone(config, layer))
+                    if layer is not None
+                    else Stack(_embeddings(config))
+                )
         _fill(model, checkpoint, sources, "" if layer is None else f"layers.{layer}.")
         if isinstance(model, Stack):
             model.text = _text(checkpoint.files, given, model.config, part)
             model.stored = stored(sources, checkpoint.matrix)
-    for encoding in dict.fromkeys((model.token_encoding, *(attention.encoding for attention in model.attentions()))):
+    for encoding in dict.fromkeys(
+        (model.token_encoding, *(attention.encoding for attention in model.attentions()))
+    ):
         encoding.prepare()
     if sentences is not None and isinstance(model, Stack):
         sentence_transformers.attach(model, sentences)
@@ -89,17 +112,34 @@ def opened(path: Path) -> Union[Checkpoint, GGUFCheckpoint]:
     return GGUFCheckpoint(path) if is_gguf(path) else Checkpoint(path, read_config(path))
 
 
-def _text(files: Mapping[str, bytes], given: Mapping[str, Any], config: StackConfig, part: Optional[str]) -> Text:
+def _text(
+    files: Mapping[str, bytes], given: Mapping[str, Any], config: StackConfig, part: Optional[str]
+) -> Text:
     """Return the tokenizer of a checkpoint and, for models with a head, its stop ids, the start ids of a part, and its settings of generation."""
-    ids = {key: read_ids(files, given, key, config.tokens.vocabulary) if config.head else () for key in ("eos_token_id", "decoder_start_token_id")}
+    ids = {
+        key: read_ids(files, given, key, config.tokens.vocabulary) if config.head else ()
+        for key in ("eos_token_id", "decoder_start_token_id")
+    }
     others = {name: content for name, content in files.items() if name != TOKENIZER}
-    generation = generation_settings.read(files, given, config.tokens.vocabulary) if config.head else {}
-    return Text(files.get(TOKENIZER, b""), ids["eos_token_id"], ids["decoder_start_token_id"] if part else (), others, generation)
+    generation = (
+        generation_settings.read(files, given, config.tokens.vocabulary) if config.head else {}
+    )
+    return Text(
+        files.get(TOKENIZER, b""),
+        ids["eos_token_id"],
+        ids["decoder_start_token_id"] if part else (),
+        others,
+        generation,
+    )
 
 
 def _alone(config: StackConfig, layer: int) -> BlockConfig:
     """Return the description of one layer's attention with its encodings."""
-    return BlockConfig(width=config.width, max_positions=config.max_positions, attention=config.kinds[layer].attention)
+    return BlockConfig(
+        width=config.width,
+        max_positions=config.max_positions,
+        attention=config.kinds[layer].attention,
+    )
 
 
 def _embeddings(config: StackConfig) -> StackConfig:
@@ -107,7 +147,9 @@ def _embeddings(config: StackConfig) -> StackConfig:
     return StackConfig(width=config.width, max_positions=config.max_positions, tokens=config.tokens)
 
 
-def _sources(model: Any, config: StackConfig, table: Table, base: str, checkpoint_base: str) -> Dict[str, Source]:
+def _sources(
+    model: Any, config: StackConfig, table: Table, base: str, checkpoint_base: str
+) -> Dict[str, Source]:
     """Return the source of each parameter of the model.
 
     Args:
@@ -121,32 +163,59 @@ def _sources(model: Any, config: StackConfig, table: Table, base: str, checkpoin
     for name, parameter in model.named_parameters(remove_duplicate=False):
         module, _, kind = name.rpartition(".")
         layer = LAYER.match(name)
-        if name not in once and not layer:  # keep all names of parameters shared by layers, since a single layer may be loaded
+        if (
+            name not in once and not layer
+        ):  # keep all names of parameters shared by layers, since a single layer may be loaded
             continue
         keys = [name, module, *(LAYER.sub("layers.{layer}.", key) for key in (name, module))]
         rule = next((table[key] for key in keys if key in table), None)
         if rule is None:
-            raise ValueError(f"checkpoint: expected a rule for each parameter in the weight table of the family, got none for {keys[-1]}; add one")
+            raise ValueError(
+                f"checkpoint: expected a rule for each parameter in the weight table of the family, got none for {keys[-1]}; add one"
+            )
         attention = config.kinds[int(layer[1]) if layer else 0].attention
         shapes = rule.shapes(kind, tuple(parameter.shape), attention)
-        names = {given: checkpoint_base + given.removeprefix(base) if given.startswith(base) else given for given in shapes}
-        found[name] = (rule, attention, {names[given].format(layer=layer[1] if layer else ""): shape for given, shape in shapes.items()})
+        names = {
+            given: checkpoint_base + given.removeprefix(base) if given.startswith(base) else given
+            for given in shapes
+        }
+        found[name] = (
+            rule,
+            attention,
+            {
+                names[given].format(layer=layer[1] if layer else ""): shape
+                for given, shape in shapes.items()
+            },
+        )
     return found
 
 
-def _check(checkpoint: Union[Checkpoint, GGUFCheckpoint], config: StackConfig, sources: Dict[str, Source]) -> None:
+def _check(
+    checkpoint: Union[Checkpoint, GGUFCheckpoint], config: StackConfig, sources: Dict[str, Source]
+) -> None:
     """Check that the checkpoint holds exactly the tensors of the description. A tied head may be saved as a copy of the token table."""
     needed = {name: shape for _, _, shapes in sources.values() for name, shape in shapes.items()}
-    heads = [name for name in HEADS if name in checkpoint.names()] if config.head is not None and config.head.tied else []
+    heads = (
+        [name for name in HEADS if name in checkpoint.names()]
+        if config.head is not None and config.head.tied
+        else []
+    )
     if not heads:
         return checkpoint.check(needed)
     head, table = heads[0], next(iter(sources["tokens.embedding.weight"][2].items()))
     checkpoint.check({**needed, head: table[1]})
     if not torch.equal(checkpoint.tensor(head), checkpoint.tensor(table[0])):
-        raise ValueError(f"checkpoint: expected {head} to equal {table[0]} with tie_word_embeddings, got different tensors; set tie_word_embeddings to false")
+        raise ValueError(
+            f"checkpoint: expected {head} to equal {table[0]} with tie_word_embeddings, got different tensors; set tie_word_embeddings to false"
+        )
 
 
-def _fill(model: Any, checkpoint: Union[Checkpoint, GGUFCheckpoint], sources: Dict[str, Source], within: str) -> None:
+def _fill(
+    model: Any,
+    checkpoint: Union[Checkpoint, GGUFCheckpoint],
+    sources: Dict[str, Source],
+    within: str,
+) -> None:
     """Set all parameters of the model, one at a time. A shared parameter is created once and set in every module that uses it.
 
     Args:
@@ -159,5 +228,7 @@ def _fill(model: Any, checkpoint: Union[Checkpoint, GGUFCheckpoint], sources: Di
     for name, parameter in list(model.named_parameters()):
         rule, attention, shapes = sources[within + name]
         formed = rule.form([checkpoint.tensor(given) for given in shapes], attention).contiguous()
-        whole = formed.untyped_storage().nbytes() == formed.nbytes  # a view would keep all of its base tensor in memory
+        whole = (
+            formed.untyped_storage().nbytes() == formed.nbytes
+        )  # a view would keep all of its base tensor in memory
         fill(places[id(parameter)], torch.nn.Parameter(formed if whole else formed.clone()))

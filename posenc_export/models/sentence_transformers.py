@@ -18,9 +18,19 @@ from posenc_export.shared.suggestion import suggestion
 
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
 # Names of the file with the maximal length, in the order in which the library looks for them.
-LENGTHS = [f"sentence_{name}_config.json" for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")]
+LENGTHS = [
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+]
 # Our names of poolings by the library's current and older keys, in the order in which it concatenates them.
-POOLINGS = {"cls": "cls", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "mean_sqrt_length", "weightedmean": "weighted_mean", "lasttoken": "last"}
+POOLINGS = {
+    "cls": "cls",
+    "max": "max",
+    "mean": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt_length",
+    "weightedmean": "weighted_mean",
+    "lasttoken": "last",
+}
 OLDER = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -73,19 +83,25 @@ def read(folder: Path) -> Sentences:
     (_, encoder), *others = _modules(folder)
     kind, place = others.pop(0) if others else ("none", folder)
     if kind != "Pooling":
-        raise ValueError(f"sentence-transformers: expected Pooling after Transformer in {MODULES}, got {kind}; export another model")
+        raise ValueError(
+            f"sentence-transformers: expected Pooling after Transformer in {MODULES}, got {kind}; export another model"
+        )
     names = _pooling(place)
     layers: List[Named] = []
     weights: Dict[str, Tensor] = {}
     for kind, place in others:
         if kind == "Dense":
             layer, tensors = _dense(place)
-            weights.update({f"layers.{len(layers)}.{name}": tensor for name, tensor in tensors.items()})
+            weights.update(
+                {f"layers.{len(layers)}.{name}": tensor for name, tensor in tensors.items()}
+            )
             layers.append(layer)
         elif kind == "Normalize":
             layers.append({"name": "normalize"})
         elif kind != "Dropout":  # which does nothing in inference
-            raise ValueError(f"sentence-transformers: expected modules Pooling, Dense and Normalize after the encoder, got {kind}; remove it, or export another model")
+            raise ValueError(
+                f"sentence-transformers: expected modules Pooling, Dense and Normalize after the encoder, got {kind}; remove it, or export another model"
+            )
     most, lower = _text_settings(encoder)
     files = {PROMPTS: (folder / PROMPTS).read_bytes()} if (folder / PROMPTS).is_file() else {}
     config = ReadoutConfig(output=EMBEDDING, pooling=names, layers=tuple(layers))
@@ -99,11 +115,23 @@ def attach(model: Stack, sentences: Sentences) -> None:
         ValueError: the model is a decoder, or dense layers do not fit the width.
     """
     if model.config.head is not None or model.config.token_geometry.causal:
-        raise ValueError("sentence-transformers: expected an encoder with bidirectional attention, got a decoder; export it without its pooling, from its own folder")
+        raise ValueError(
+            "sentence-transformers: expected an encoder with bidirectional attention, got a decoder; export it without its pooling, from its own folder"
+        )
     put(model, sentences.readout, sentences.weights)
-    most = min(sentences.max_tokens or _limit(model.text) or model.config.max_positions, model.config.max_positions)
-    tokenizer = truncating(model.text.tokenizer, most, sentences.lower) if model.text.tokenizer else b""
-    model.text = Text(tokenizer, model.text.stop_ids, model.text.start_ids, {**model.text.files, **sentences.files})
+    most = min(
+        sentences.max_tokens or _limit(model.text) or model.config.max_positions,
+        model.config.max_positions,
+    )
+    tokenizer = (
+        truncating(model.text.tokenizer, most, sentences.lower) if model.text.tokenizer else b""
+    )
+    model.text = Text(
+        tokenizer,
+        model.text.stop_ids,
+        model.text.start_ids,
+        {**model.text.files, **sentences.files},
+    )
 
 
 def truncating(tokenizer: bytes, most: int, lower: bool) -> bytes:
@@ -114,12 +142,30 @@ def truncating(tokenizer: bytes, most: int, lower: bool) -> bytes:
     """
     content = json.loads(tokenizer)
     direction = (content.get("truncation") or {}).get("direction", "Right")
-    content["truncation"] = {"direction": direction, "max_length": most, "strategy": "LongestFirst", "stride": 0}
+    content["truncation"] = {
+        "direction": direction,
+        "max_length": most,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
     content["padding"] = None
     normalizer = content.get("normalizer")
-    if lower and '"Lowercase"' not in json.dumps(normalizer) and not (normalizer or {}).get("lowercase"):
-        further = [] if normalizer is None else normalizer["normalizers"] if normalizer["type"] == "Sequence" else [normalizer]
-        content["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *further]}
+    if (
+        lower
+        and '"Lowercase"' not in json.dumps(normalizer)
+        and not (normalizer or {}).get("lowercase")
+    ):
+        further = (
+            []
+            if normalizer is None
+            else normalizer["normalizers"]
+            if normalizer["type"] == "Sequence"
+            else [normalizer]
+        )
+        content["normalizer"] = {
+            "type": "Sequence",
+            "normalizers": [{"type": "Lowercase"}, *further],
+        }
     return json.dumps(content, ensure_ascii=False).encode()
 
 
@@ -128,26 +174,43 @@ def _json(path: Path, kind: Type[Any] = dict) -> Any:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError, FileNotFoundError) as error:
-        raise ValueError(f"sentence-transformers: expected {path.parent.name}/{path.name} with JSON, got an error ({error}); download the folder again") from None
+        raise ValueError(
+            f"sentence-transformers: expected {path.parent.name}/{path.name} with JSON, got an error ({error}); download the folder again"
+        ) from None
     if not isinstance(content, kind):
-        raise ValueError(f"sentence-transformers: expected {path.name} to be a JSON {kind.__name__}, got {type(content).__name__}; download the folder again")
+        raise ValueError(
+            f"sentence-transformers: expected {path.name} to be a JSON {kind.__name__}, got {type(content).__name__}; download the folder again"
+        )
     return content
 
 
 def _modules(folder: Path) -> List[Tuple[str, Path]]:
     """Return the kind and the folder of each module."""
     listed = _json(folder / MODULES, list)
-    if not listed or not all(isinstance(one, dict) and isinstance(one.get("type"), str) and isinstance(one.get("path"), str) for one in listed):
-        raise ValueError(f"sentence-transformers: expected {MODULES} to list modules with type and path, got others; download the folder again")
+    if not listed or not all(
+        isinstance(one, dict)
+        and isinstance(one.get("type"), str)
+        and isinstance(one.get("path"), str)
+        for one in listed
+    ):
+        raise ValueError(
+            f"sentence-transformers: expected {MODULES} to list modules with type and path, got others; download the folder again"
+        )
     found = []
     for index, one in enumerate(sorted(listed, key=lambda one: int(one.get("idx", 0)))):
         package, _, kind = one["type"].rpartition(".")
         place = folder / one["path"]
-        if package.partition(".")[0] != "sentence_transformers" or (kind == "Transformer") != (index == 0):
+        if package.partition(".")[0] != "sentence_transformers" or (kind == "Transformer") != (
+            index == 0
+        ):
             rule = "Transformer first and other modules of sentence_transformers after it"
-            raise ValueError(f"sentence-transformers: expected {rule}, got {one['type']} at place {index}; export another model")
+            raise ValueError(
+                f"sentence-transformers: expected {rule}, got {one['type']} at place {index}; export another model"
+            )
         if not place.resolve().is_relative_to(folder.resolve()):
-            raise ValueError(f"sentence-transformers: expected modules within their folder, got path {one['path']!r}; download the folder again")
+            raise ValueError(
+                f"sentence-transformers: expected modules within their folder, got path {one['path']!r}; download the folder again"
+            )
         found.append((kind, place))
     return found
 
@@ -160,38 +223,71 @@ def _pooling(place: Path) -> Tuple[str, ...]:
     names: Sequence[Any] = [given] if isinstance(given, str) else given
     unknown = next((name for name in names if name not in POOLINGS), None)
     if unknown is not None:
-        raise ValueError(f"sentence-transformers: expected pooling_mode to be one of {', '.join(POOLINGS)}, got {unknown!r}; {suggestion(unknown, POOLINGS)}")
-    other = sorted(set(config) - {*OLDER, "pooling_mode", "include_prompt", "word_embedding_dimension", "embedding_dimension"})
+        raise ValueError(
+            f"sentence-transformers: expected pooling_mode to be one of {', '.join(POOLINGS)}, got {unknown!r}; {suggestion(unknown, POOLINGS)}"
+        )
+    other = sorted(
+        set(config)
+        - {
+            *OLDER,
+            "pooling_mode",
+            "include_prompt",
+            "word_embedding_dimension",
+            "embedding_dimension",
+        }
+    )
     if other:
-        raise ValueError(f"sentence-transformers: expected keys of Pooling that are known, got {other[0]}; export another model")
+        raise ValueError(
+            f"sentence-transformers: expected keys of Pooling that are known, got {other[0]}; export another model"
+        )
     if config.get("include_prompt") is False:
-        raise ValueError("sentence-transformers: expected pooling of all tokens, got include_prompt false, which leaves out a prompt; set it to true")
+        raise ValueError(
+            "sentence-transformers: expected pooling of all tokens, got include_prompt false, which leaves out a prompt; set it to true"
+        )
     return tuple(POOLINGS[name] for name in names)
 
 
 def _text_settings(encoder: Path) -> Tuple[Optional[int], bool]:
     """Return the maximal number of tokens, None if it is not given, and whether text is converted to lower case."""
-    settings: Dict[str, Any] = next((_json(encoder / name) for name in LENGTHS if (encoder / name).is_file()), {})
-    task, most = settings.get("transformer_task", "feature-extraction"), settings.get("max_seq_length")
+    settings: Dict[str, Any] = next(
+        (_json(encoder / name) for name in LENGTHS if (encoder / name).is_file()), {}
+    )
+    task, most = (
+        settings.get("transformer_task", "feature-extraction"),
+        settings.get("max_seq_length"),
+    )
     if task != "feature-extraction":
-        raise ValueError(f"sentence-transformers: expected transformer_task feature-extraction, got {task!r}; export another model")
+        raise ValueError(
+            f"sentence-transformers: expected transformer_task feature-extraction, got {task!r}; export another model"
+        )
     if most is not None and (type(most) is not int or most < 1):
-        raise ValueError(f"sentence-transformers: expected max_seq_length to be a whole number of at least 1, got {most!r}; correct it")
+        raise ValueError(
+            f"sentence-transformers: expected max_seq_length to be a whole number of at least 1, got {most!r}; correct it"
+        )
     return most, bool(settings.get("do_lower_case"))
 
 
 def _dense(place: Path) -> Tuple[Named, Dict[str, Tensor]]:
     config = _json(place / "config.json")
-    ends = {config.get("module_input_name") or EMBEDDING, config.get("module_output_name") or EMBEDDING}
+    ends = {
+        config.get("module_input_name") or EMBEDDING,
+        config.get("module_output_name") or EMBEDDING,
+    }
     path = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
     package, _, name = path.rpartition(".")
     if not package.startswith("torch.nn") or name not in ACTIVATIONS:
-        raise ValueError(f"sentence-transformers: expected activation_function of Dense to be one of torch's {', '.join(ACTIVATIONS)}, got {path}; export another model")
+        raise ValueError(
+            f"sentence-transformers: expected activation_function of Dense to be one of torch's {', '.join(ACTIVATIONS)}, got {path}; export another model"
+        )
     if ends != {EMBEDDING} or config.get("use_residual"):
-        raise ValueError(f"sentence-transformers: expected Dense from and to {EMBEDDING} without use_residual, got {sorted(ends)}; export another model")
+        raise ValueError(
+            f"sentence-transformers: expected Dense from and to {EMBEDDING} without use_residual, got {sorted(ends)}; export another model"
+        )
     size, bias = config.get("out_features"), config.get("bias", True)
     if type(size) is not int or size < 1 or type(bias) is not bool:
-        raise ValueError(f"sentence-transformers: expected out_features and bias in {place.name}/config.json, got {size!r} and {bias!r}; download the folder again")
+        raise ValueError(
+            f"sentence-transformers: expected out_features and bias in {place.name}/config.json, got {size!r} and {bias!r}; download the folder again"
+        )
     with Checkpoint(place) as checkpoint:
         tensors = {name: checkpoint.tensor(name).clone() for name in checkpoint.names()}
     return {"name": "dense", "size": size, "bias": bias, "activation": ACTIVATIONS[name]}, tensors

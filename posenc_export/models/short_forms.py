@@ -6,13 +6,24 @@ from typing import Any, Dict, Mapping, Sequence, Tuple, Union
 import msgspec
 
 from posenc_export.encodings import KNOWN, PositionEncoding, parse
-from posenc_export.models.config import HIDDEN_STATES, AttentionConfig, BlockConfig, HeadConfig, LayerConfig, StackConfig, TokensConfig
+from posenc_export.models.config import (
+    HIDDEN_STATES,
+    AttentionConfig,
+    BlockConfig,
+    HeadConfig,
+    LayerConfig,
+    StackConfig,
+    TokensConfig,
+)
 from posenc_export.shared import registry
 
 ROPE: Mapping[str, Any] = {"name": "rope"}
 Spec = Union[str, Mapping[str, Any]]
 NORMS = ("rms", "layer")
-MLPS = {"swiglu": {"name": "gated", "activation": "silu"}, "gelu": {"name": "plain", "activation": "gelu"}}
+MLPS = {
+    "swiglu": {"name": "gated", "activation": "silu"},
+    "gelu": {"name": "plain", "activation": "gelu"},
+}
 
 
 def block_config(
@@ -41,7 +52,9 @@ def block_config(
         ValueError: as the classes in models.config; a width not divisible by heads without head_size.
     """
     if not head_size and heads > 0 and width % heads:
-        raise ValueError(f"config: expected width to be divisible by heads, got {width} and {heads}; give head_size")
+        raise ValueError(
+            f"config: expected width to be divisible by heads, got {width} and {heads}; give head_size"
+        )
     on_tokens, in_layers = _placed(encoding)
     attention = AttentionConfig(
         heads=heads,
@@ -52,7 +65,9 @@ def block_config(
         projection={"name": "grouped", "bias": qkv_bias, "output_bias": output_bias},
         mechanism=mechanism,
     )
-    return BlockConfig(width=width, max_positions=max_positions, attention=attention, encodings=on_tokens)
+    return BlockConfig(
+        width=width, max_positions=max_positions, attention=attention, encodings=on_tokens
+    )
 
 
 def decoder_config(
@@ -85,20 +100,47 @@ def decoder_config(
     """
     for name, value, choices in (("norm", norm, NORMS), ("mlp", mlp, tuple(MLPS))):
         if value not in choices:
-            raise ValueError(f"config: expected {name} to be one of {', '.join(choices)}, got {value!r}")
+            raise ValueError(
+                f"config: expected {name} to be one of {', '.join(choices)}, got {value!r}"
+            )
     if layers < 1:
         raise ValueError(f"config: expected layers to be at least 1, got {layers}")
     norms: Dict[str, Any] = {"name": norm, "epsilon": epsilon}
     attentions = _attentions(block.attention, layer_encodings[:layers])
     units = {**MLPS[mlp], "hidden": hidden, "bias": mlp_bias}
-    kinds = {name: LayerConfig(residual={"name": "pre"}, norms=(norms, norms), attention=attention, mlp=units) for name, attention in attentions.items()}
+    kinds = {
+        name: LayerConfig(
+            residual={"name": "pre"}, norms=(norms, norms), attention=attention, mlp=units
+        )
+        for name, attention in attentions.items()
+    }
     order = list(itertools.islice(itertools.cycle(kinds), layers))
-    read: Dict[str, Any] = {"features": {"name": HIDDEN_STATES}} if vocabulary == 0 else {"vocabulary": vocabulary}
-    tokens, head = TokensConfig(encodings=block.encodings, **read), HeadConfig(tied=tied) if vocabulary else None
-    return StackConfig(width=block.width, max_positions=block.max_positions, tokens=tokens, layers=kinds, order=tuple(order), norm=norms, head=head)
+    read: Dict[str, Any] = (
+        {"features": {"name": HIDDEN_STATES}} if vocabulary == 0 else {"vocabulary": vocabulary}
+    )
+    tokens, head = (
+        TokensConfig(encodings=block.encodings, **read),
+        HeadConfig(tied=tied) if vocabulary else None,
+    )
+    return StackConfig(
+        width=block.width,
+        max_positions=block.max_positions,
+        tokens=tokens,
+        layers=kinds,
+        order=tuple(order),
+        norm=norms,
+        head=head,
+    )
 
 
-def encoder_config(vocabulary: int, layers: int, hidden: int, block: BlockConfig, segments: int = 2, epsilon: float = 1e-12) -> StackConfig:
+def encoder_config(
+    vocabulary: int,
+    layers: int,
+    hidden: int,
+    block: BlockConfig,
+    segments: int = 2,
+    epsilon: float = 1e-12,
+) -> StackConfig:
     """Describe an encoder like BERT: post-norm layers with GELU and biases over tokens and segments (Devlin et al. 2018).
 
     Args:
@@ -111,14 +153,28 @@ def encoder_config(vocabulary: int, layers: int, hidden: int, block: BlockConfig
         ValueError: as the classes in models.config; a causal block.
     """
     if block.attention.causal:
-        raise ValueError("config: expected bidirectional attention in an encoder, got causal attention; give causal=False")
+        raise ValueError(
+            "config: expected bidirectional attention in an encoder, got causal attention; give causal=False"
+        )
     if layers < 1 or segments < 1:
-        raise ValueError(f"config: expected layers and segments to be at least 1, got {layers} and {segments}")
+        raise ValueError(
+            f"config: expected layers and segments to be at least 1, got {layers} and {segments}"
+        )
     norm: Dict[str, Any] = {"name": "layer", "epsilon": epsilon}
     mlp = {**MLPS["gelu"], "hidden": hidden, "bias": True}
-    layer = LayerConfig(residual={"name": "post"}, norms=(norm, norm), attention=block.attention, mlp=mlp)
-    tokens = TokensConfig(vocabulary=vocabulary, encodings=block.encodings, segments=segments, norm=norm)
-    return StackConfig(width=block.width, max_positions=block.max_positions, tokens=tokens, layers={"layer": layer}, order=("layer",) * layers)
+    layer = LayerConfig(
+        residual={"name": "post"}, norms=(norm, norm), attention=block.attention, mlp=mlp
+    )
+    tokens = TokensConfig(
+        vocabulary=vocabulary, encodings=block.encodings, segments=segments, norm=norm
+    )
+    return StackConfig(
+        width=block.width,
+        max_positions=block.max_positions,
+        tokens=tokens,
+        layers={"layer": layer},
+        order=("layer",) * layers,
+    )
 
 
 def _placed(encoding: Spec) -> Tuple[Tuple[Dict[str, Any], ...], Tuple[Dict[str, Any], ...]]:
@@ -127,11 +183,16 @@ def _placed(encoding: Spec) -> Tuple[Tuple[Dict[str, Any], ...], Tuple[Dict[str,
         encoding = parse(encoding)
     registry.parameters("encoding", KNOWN, encoding.get("name", ""))
     cls, spec = KNOWN[encoding["name"]], (dict(encoding),)
-    on_tokens = any(getattr(cls, hook) is not getattr(PositionEncoding, hook) for hook in ("embed", "embed_next"))
+    on_tokens = any(
+        getattr(cls, hook) is not getattr(PositionEncoding, hook)
+        for hook in ("embed", "embed_next")
+    )
     return (spec, ()) if on_tokens else ((), spec)
 
 
-def _attentions(attention: AttentionConfig, encodings: Sequence[Spec]) -> Dict[str, AttentionConfig]:
+def _attentions(
+    attention: AttentionConfig, encodings: Sequence[Spec]
+) -> Dict[str, AttentionConfig]:
     """Return the attention with each of the encodings, or with its own if there are none, by name of the kind of layer."""
     if not encodings:
         return {"layer": attention}
@@ -139,5 +200,10 @@ def _attentions(attention: AttentionConfig, encodings: Sequence[Spec]) -> Dict[s
     for on_tokens, _ in placed:
         if on_tokens:
             rule = "config: expected layer_encodings that act in layers"
-            raise ValueError(f"{rule}, got {on_tokens[0]['name']}, which acts on tokens; give it to the block")
-    return {f"layer_{index}": msgspec.structs.replace(attention, encodings=in_layers) for index, (_, in_layers) in enumerate(placed)}
+            raise ValueError(
+                f"{rule}, got {on_tokens[0]['name']}, which acts on tokens; give it to the block"
+            )
+    return {
+        f"layer_{index}": msgspec.structs.replace(attention, encodings=in_layers)
+        for index, (_, in_layers) in enumerate(placed)
+    }

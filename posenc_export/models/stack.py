@@ -34,7 +34,15 @@ class Mask(torch.nn.Module):
 
     def forward(self, positions: Tensor, key_positions: Tensor, like: Tensor) -> Tensor:
         """positions [B,S], key_positions [B,T] int64 to [B,1 or H,S,T] in like's dtype."""
-        return ops.attention_mask(positions, key_positions, self.encoding.bias(positions, key_positions), like, self.before, self.after, self.chunk)
+        return ops.attention_mask(
+            positions,
+            key_positions,
+            self.encoding.bias(positions, key_positions),
+            like,
+            self.before,
+            self.after,
+            self.chunk,
+        )
 
 
 class Layer(torch.nn.Module):
@@ -54,26 +62,56 @@ class Layer(torch.nn.Module):
         norms = [build("norm", norm, width) for norm in kind.norms]
         needed = len(getattr(PARTS["residual"].get(kind.residual.get("name", "")), "NORMS", norms))
         if len(norms) != needed:
-            raise ValueError(f"config: expected {needed} norms for residual {kind.residual['name']}, got {len(norms)}; change norms or residual")
+            raise ValueError(
+                f"config: expected {needed} norms for residual {kind.residual['name']}, got {len(norms)}; change norms or residual"
+            )
         self.residual = build("residual", kind.residual, norms)
         self.attention = attention(width, kind.attention, encoding)
         self.mlp = build("mlp", kind.mlp, width)
 
     def forward(
-        self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, mask: Tensor, write_index: Tensor, states: List[Tensor]
+        self,
+        x: Tensor,
+        positions: Tensor,
+        coordinates: Tensor,
+        key_positions: Tensor,
+        mask: Tensor,
+        write_index: Tensor,
+        states: List[Tensor],
     ) -> Tuple[Tensor, List[Tensor]]:
         """Shapes as Attention.forward."""
-        y, present = self.attention(self.residual.attention_input(x), positions, coordinates, key_positions, mask, write_index, states)
+        y, present = self.attention(
+            self.residual.attention_input(x),
+            positions,
+            coordinates,
+            key_positions,
+            mask,
+            write_index,
+            states,
+        )
         between = self.residual.after_attention(x, y)
-        return self.residual.after_mlp(between, self.mlp(self.residual.mlp_input(x, between))), present
+        return self.residual.after_mlp(
+            between, self.mlp(self.residual.mlp_input(x, between))
+        ), present
 
     def exact(
-        self, x: np.ndarray, positions: range, places: Sequence[Any], types: Optional[np.ndarray] = None, encoded: Sequence[np.ndarray] = ()
+        self,
+        x: np.ndarray,
+        positions: range,
+        places: Sequence[Any],
+        types: Optional[np.ndarray] = None,
+        encoded: Sequence[np.ndarray] = (),
     ) -> np.ndarray:
         """Compute one row x [n,E] with optional token types [n] and, for cross-attention, keys and values [K,Q,D] of an encoder to [n,E], float64."""
         attention: Any = self.attention
         further = encoded or (types,)
-        return np.asarray(self.residual.exact(x, lambda normed: attention.exact(normed, positions, places, *further), self.mlp.exact))
+        return np.asarray(
+            self.residual.exact(
+                x,
+                lambda normed: attention.exact(normed, positions, places, *further),
+                self.mlp.exact,
+            )
+        )
 
 
 class Stack(torch.nn.Module):
@@ -90,7 +128,9 @@ class Stack(torch.nn.Module):
 
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
-        self.source: Dict[str, Any] = {}  # how to rebuild the same weights, empty if that is not possible (models.presets)
+        self.source: Dict[
+            str, Any
+        ] = {}  # how to rebuild the same weights, empty if that is not possible (models.presets)
         self.text = Text()
         self.stored: Mapping[str, Any] = {}
         self.config = config
@@ -99,19 +139,27 @@ class Stack(torch.nn.Module):
         check_places([self.token_encoding], built)
         check_direction(self.token_encoding, config.token_geometry.causal)
         self.axes, self.segments = axes_of([self.token_encoding, *built]), config.tokens.segments
-        self.tokens: Any = (Tokens if config.tokens.features is None else Features)(width, config.tokens, self.token_encoding)
-        self.layers = torch.nn.ModuleList(Layer(width, kind, encoding) for kind, encoding in zip(kinds, built, strict=True))
+        self.tokens: Any = (Tokens if config.tokens.features is None else Features)(
+            width, config.tokens, self.token_encoding
+        )
+        self.layers = torch.nn.ModuleList(
+            Layer(width, kind, encoding) for kind, encoding in zip(kinds, built, strict=True)
+        )
         self.norm = build("norm", config.norm or {"name": "none"}, width)
         self.head = self._build_head()
         self.readout = readout(config, getattr(self.tokens, "embedding", None))
         self.masks, self.mask_of = _masks(kinds, built)
         self.reads_encoder = [kind.attention.reads_encoder for kind in kinds]
-        self.mask_of_encoder = [self.reads_encoder[self.mask_of.index(index)] for index in range(len(self.masks))]
+        self.mask_of_encoder = [
+            self.reads_encoder[self.mask_of.index(index)] for index in range(len(self.masks))
+        ]
         self.embed_states = len(self.token_encoding.embed_states())
         self.layer_states = [len(layer.attention.states()) for layer in self.layers]  # type: ignore[union-attr,operator]
         self.kept_states = self.embed_states + sum(self.layer_states)
         if self.segments and any(self.layer_states):
-            raise ValueError("config: expected segments only in models without a cache, got causal layers; leave segments out")
+            raise ValueError(
+                "config: expected segments only in models without a cache, got causal layers; leave segments out"
+            )
 
     def _build_head(self) -> torch.nn.Module:
         config, key_values = self.config.head, self.config.key_values
@@ -154,15 +202,31 @@ class Stack(torch.nn.Module):
         of_encoder = states[self.kept_states :]
         masks: List[Tensor] = []
         for index, mask in enumerate(self.masks):
-            masks.append(mask(positions, of_encoder[0] - 1 if self.mask_of_encoder[index] else key_positions, x))
+            masks.append(
+                mask(
+                    positions,
+                    of_encoder[0] - 1 if self.mask_of_encoder[index] else key_positions,
+                    x,
+                )
+            )
         first, pair = self.embed_states, 1
-        types = states[:0] if segments is None else [segments]  # some encodings of scores use token types; models with segments have no states
+        types = (
+            states[:0] if segments is None else [segments]
+        )  # some encodings of scores use token types; models with segments have no states
         for index, layer in enumerate(self.layers):
             end = first + self.layer_states[index]
             layer_states = states[first:end] + types
             if self.reads_encoder[index]:
                 layer_states, pair = of_encoder[pair : pair + 2], pair + 2
-            x, new_states = layer(x, positions, coordinates, key_positions, masks[self.mask_of[index]], write_index, layer_states)
+            x, new_states = layer(
+                x,
+                positions,
+                coordinates,
+                key_positions,
+                masks[self.mask_of[index]],
+                write_index,
+                layer_states,
+            )
             present, first = present + new_states, end
         if logits_index is not None:
             x = ops.select_tokens(x, logits_index)
@@ -177,14 +241,23 @@ class Stack(torch.nn.Module):
         return [layer.attention for layer in self.layers]
 
     def exact(
-        self, x: np.ndarray, positions: range, places: Sequence[Any], segments: Optional[np.ndarray] = None, encoded: Optional[np.ndarray] = None
+        self,
+        x: np.ndarray,
+        positions: range,
+        places: Sequence[Any],
+        segments: Optional[np.ndarray] = None,
+        encoded: Optional[np.ndarray] = None,
     ) -> np.ndarray:
         """Compute one row of ids [n] at positions and coordinates, with optional outputs [Q,N] of an encoder, to [n,V], [n,E] or [n,N], float64."""
         rows = self.tokens.exact(x, segments, places)
-        for layer, pair in zip(self.layers, _keys_and_values(self.config.kinds, encoded), strict=True):
+        for layer, pair in zip(
+            self.layers, _keys_and_values(self.config.kinds, encoded), strict=True
+        ):
             rows = layer.exact(rows, positions, places, segments, pair)  # type: ignore[operator]
         rows = self.norm.exact(rows)
-        return rows if isinstance(self.head, torch.nn.Identity) else np.asarray(self.head.exact(rows))  # type: ignore[operator]
+        if isinstance(self.head, torch.nn.Identity):
+            return rows
+        return np.asarray(self.head.exact(rows))  # type: ignore[operator]
 
 
 def readout(config: StackConfig, tokens: Optional[torch.nn.Embedding]) -> Optional[Readout]:
@@ -206,12 +279,16 @@ def readout(config: StackConfig, tokens: Optional[torch.nn.Embedding]) -> Option
             linear = layers[-1].linear
             if tokens is None or tokens.weight.shape != linear.weight.shape:
                 found = "no table" if tokens is None else f"a table {list(tokens.weight.shape)}"
-                raise ValueError(f"config: expected a token table {list(linear.weight.shape)} for a tied layer of readout, got {found}; set tied to false")
+                raise ValueError(
+                    f"config: expected a token table {list(linear.weight.shape)} for a tied layer of readout, got {found}; set tied to false"
+                )
             linear.weight = tokens.weight
     return Readout([pooling(name) for name in config.readout.pooling], layers)
 
 
-def check_places(on_tokens: Sequence[PositionEncoding], in_layers: Sequence[PositionEncoding]) -> None:
+def check_places(
+    on_tokens: Sequence[PositionEncoding], in_layers: Sequence[PositionEncoding]
+) -> None:
     """Check that encodings on tokens have hooks for tokens, and encodings in layers have hooks for layers.
 
     Raises:
@@ -223,7 +300,9 @@ def check_places(on_tokens: Sequence[PositionEncoding], in_layers: Sequence[Posi
     ):
         for one in found:
             if overrides(one, *hooks):
-                raise ValueError(f"config: expected encodings at the place where they act, got {type(one).__name__} {here}; put it {there}")
+                raise ValueError(
+                    f"config: expected encodings at the place where they act, got {type(one).__name__} {here}; put it {there}"
+                )
 
 
 def _encodings(config: StackConfig) -> List[PositionEncoding]:
@@ -231,7 +310,10 @@ def _encodings(config: StackConfig) -> List[PositionEncoding]:
     shared: Dict[Tuple[str, Geometry], PositionEncoding] = {}
     built: List[PositionEncoding] = []
     attentions = [kind.attention for kind in config.kinds]
-    in_layers = [(attention.encodings, attention.geometry(config.width, config.max_positions)) for attention in attentions]
+    in_layers = [
+        (attention.encodings, attention.geometry(config.width, config.max_positions))
+        for attention in attentions
+    ]
     for specs, geometry in ((config.tokens.encodings, config.token_geometry), *in_layers):
         key = (json.dumps(specs, sort_keys=True), geometry)
         built.append(shared.get(key) or encodings.build_all(specs, geometry))
@@ -240,26 +322,41 @@ def _encodings(config: StackConfig) -> List[PositionEncoding]:
     return built
 
 
-def _keys_and_values(kinds: Sequence[LayerConfig], encoded: Optional[np.ndarray]) -> List[List[np.ndarray]]:
+def _keys_and_values(
+    kinds: Sequence[LayerConfig], encoded: Optional[np.ndarray]
+) -> List[List[np.ndarray]]:
     """Split the outputs [Q,N] of an encoder into key and value [K,Q,D] for each cross-attention layer, float64. Other layers get an empty list."""
     pairs: List[List[np.ndarray]] = []
     at = 0
     for kind in kinds:
         count = 2 if encoded is not None and kind.attention.reads_encoder else 0
         heads, size = kind.attention.kv_heads, kind.attention.head_size
-        parts = [] if encoded is None else [encoded[:, at + index * heads * size :][:, : heads * size] for index in range(count)]
-        pairs.append([part.astype(np.float64).reshape(-1, heads, size).swapaxes(0, 1) for part in parts])
+        parts = (
+            []
+            if encoded is None
+            else [
+                encoded[:, at + index * heads * size :][:, : heads * size] for index in range(count)
+            ]
+        )
+        pairs.append(
+            [part.astype(np.float64).reshape(-1, heads, size).swapaxes(0, 1) for part in parts]
+        )
         at += count * heads * size
     return pairs
 
 
-def _masks(kinds: Sequence[LayerConfig], built: Sequence[PositionEncoding]) -> Tuple[torch.nn.ModuleList, List[int]]:
+def _masks(
+    kinds: Sequence[LayerConfig], built: Sequence[PositionEncoding]
+) -> Tuple[torch.nn.ModuleList, List[int]]:
     """Return the distinct masks of a model, and the index of the mask of each layer."""
     masks: List[Mask] = []
     mask_of_layer: List[int] = []
     index: Dict[Tuple[str, int], int] = {}
     for kind, encoding in zip(kinds, built, strict=True):
-        key = (json.dumps(kind.attention.sees, sort_keys=True), id(encoding) if overrides(encoding, "bias") else 0)
+        key = (
+            json.dumps(kind.attention.sees, sort_keys=True),
+            id(encoding) if overrides(encoding, "bias") else 0,
+        )
         if key not in index:
             index[key] = len(masks)
             masks.append(Mask(build("sees", kind.attention.sees), encoding))

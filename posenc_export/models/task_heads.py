@@ -13,8 +13,12 @@ from posenc_export.models.checkpoint import Checkpoint
 from posenc_export.models.config import Named, ReadoutConfig
 from posenc_export.models.stack import Stack, readout
 
-Linears = List[Tuple[str, Optional[str]]]  # tensor name without .weight and .bias, and activation, of each linear layer
-Layers = Tuple[Tuple[Named, ...], Dict[str, Tensor]]  # the layers of a readout, and their tensors by name
+Linears = List[
+    Tuple[str, Optional[str]]
+]  # tensor name without .weight and .bias, and activation, of each linear layer
+Layers = Tuple[
+    Tuple[Named, ...], Dict[str, Tensor]
+]  # the layers of a readout, and their tensors by name
 OUTPUT, MASKED = "logits", "MaskedLM"
 LIKE_ROBERTA: Linears = [("classifier.dense", "tanh"), ("classifier.out_proj", None)]
 # By model_type, the linear layers after the first token of a sequence.
@@ -36,7 +40,9 @@ TASKS: Dict[str, Dict[str, Linears]] = {
 def task_of(config: Mapping[str, Any]) -> str:
     """Return the task in `architectures` of config.json, such as SequenceClassification; empty for a model without a head."""
     named = config.get("architectures")
-    architecture = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
+    architecture = (
+        named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
+    )
     task = re.search(r"For([A-Z]\w*)$", architecture)  # RoFormer also contains For
     return task[1] if task else ""
 
@@ -48,10 +54,16 @@ def attach(model: Stack, folder: Path, config: Mapping[str, Any]) -> None:
         ValueError: tensors of the head are missing or do not fit each other.
     """
     task, kind = task_of(config), str(config.get("model_type"))
-    if left_out(model, config) is None or kind not in (masked_heads.HEADS if task == MASKED else TASKS.get(task, {})):
+    if left_out(model, config) is None or kind not in (
+        masked_heads.HEADS if task == MASKED else TASKS.get(task, {})
+    ):
         return
     with Checkpoint(folder, config) as checkpoint:
-        layers, tensors = masked_heads.read(checkpoint, config, model.tokens.embedding.weight) if task == MASKED else _linears(checkpoint, TASKS[task][kind])
+        layers, tensors = (
+            masked_heads.read(checkpoint, config, model.tokens.embedding.weight)
+            if task == MASKED
+            else _linears(checkpoint, TASKS[task][kind])
+        )
     pooling = ("cls",) if task == "SequenceClassification" else ()
     labels = () if task == MASKED else _labels(task, config, layers[-1]["size"])
     put(model, ReadoutConfig(output=OUTPUT, pooling=pooling, layers=layers, labels=labels), tensors)
@@ -63,10 +75,21 @@ def _linears(checkpoint: Checkpoint, linears: Linears) -> Layers:
     missing = [name for name in wanted if name not in held]
     if missing:
         rule = f"expected the tensors of the head that architectures names, {', '.join(wanted)}"
-        raise ValueError(f"checkpoint: {rule}, got no {missing[0]}; use the config.json that belongs to the weights")
-    tensors = {f"layers.{index}.linear.{kind}": checkpoint.tensor(f"{name}.{kind}").clone() for index, (name, _) in enumerate(linears) for kind in ("weight", "bias")}
+        raise ValueError(
+            f"checkpoint: {rule}, got no {missing[0]}; use the config.json that belongs to the weights"
+        )
+    tensors = {
+        f"layers.{index}.linear.{kind}": checkpoint.tensor(f"{name}.{kind}").clone()
+        for index, (name, _) in enumerate(linears)
+        for kind in ("weight", "bias")
+    }
     layers: Tuple[Named, ...] = tuple(
-        {"name": "dense", "size": tensors[f"layers.{index}.linear.weight"].size(0), "activation": activation} for index, (_, activation) in enumerate(linears)
+        {
+            "name": "dense",
+            "size": tensors[f"layers.{index}.linear.weight"].size(0),
+            "activation": activation,
+        }
+        for index, (_, activation) in enumerate(linears)
     )
     return layers, tensors
 
@@ -83,7 +106,9 @@ def put(model: Stack, description: ReadoutConfig, tensors: Mapping[str, Tensor])
     wanted = {name: tuple(parameter.shape) for name, parameter in made.named_parameters()}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if wanted != found:
-        raise ValueError(f"checkpoint: expected layers after width {config.width} with the tensors {wanted}, got {found}; download the checkpoint again")
+        raise ValueError(
+            f"checkpoint: expected layers after width {config.width} with the tensors {wanted}, got {found}; download the checkpoint again"
+        )
     with torch.no_grad():
         for name, parameter in made.named_parameters():
             parameter.copy_(tensors[name])
@@ -92,7 +117,13 @@ def put(model: Stack, description: ReadoutConfig, tensors: Mapping[str, Tensor])
 
 def left_out(model: Any, config: Mapping[str, Any]) -> Optional[str]:
     """Return the task of config.json whose head the model lacks, or None: an encoder with hidden states as its only output."""
-    plain = isinstance(model, Stack) and bool(model.config.order) and model.config.head is None and model.config.key_values is None and model.readout is None
+    plain = (
+        isinstance(model, Stack)
+        and bool(model.config.order)
+        and model.config.head is None
+        and model.config.key_values is None
+        and model.readout is None
+    )
     return (task_of(config) or None) if plain else None
 
 
@@ -103,4 +134,8 @@ def _labels(task: str, config: Mapping[str, Any], size: int) -> Tuple[str, ...]:
     given = config.get("id2label")
     names = {str(key): value for key, value in given.items()} if isinstance(given, dict) else {}
     found = [names.get(str(index)) for index in range(size)]
-    return tuple(name for name in found if isinstance(name, str)) if all(isinstance(name, str) for name in found) else ()
+    return (
+        tuple(name for name in found if isinstance(name, str))
+        if all(isinstance(name, str) for name in found)
+        else ()
+    )

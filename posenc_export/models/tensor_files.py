@@ -12,8 +12,23 @@ from torch import Tensor
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # Exceptions of torch.load for a damaged file: its own, and those of its pickle reader.
-NESTED = ("state_dict", "model_state_dict", "model")  # keys under which training loops save the weights beside other values
-DAMAGED = (RuntimeError, pickle.UnpicklingError, EOFError, AssertionError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
+NESTED = (
+    "state_dict",
+    "model_state_dict",
+    "model",
+)  # keys under which training loops save the weights beside other values
+DAMAGED = (
+    RuntimeError,
+    pickle.UnpicklingError,
+    EOFError,
+    AssertionError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+)
 Shape = Tuple[int, ...]
 
 
@@ -41,7 +56,9 @@ class SafetensorsFile:
         try:
             self._file: Any = opened.enter_context(safe_open(found(path), framework="pt"))
         except SafetensorError as error:
-            raise ValueError(f"checkpoint: expected {path.name} to be a complete safetensors file, got an error ({error}); download it again") from None
+            raise ValueError(
+                f"checkpoint: expected {path.name} to be a complete safetensors file, got an error ({error}); download it again"
+            ) from None
 
     def names(self) -> List[str]:
         return list(self._file.keys())
@@ -79,16 +96,26 @@ class TorchFile:
             held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except DAMAGED as error:
             rule = f"checkpoint: expected {path.name} to hold only tensors, in the zip format of torch 1.6 and later"
-            raise ValueError(f"{rule}, got {_reason(error)}; save the state_dict of the model, or save it as safetensors") from None
+            raise ValueError(
+                f"{rule}, got {_reason(error)}; save the state_dict of the model, or save it as safetensors"
+            ) from None
         if isinstance(held, dict):
             held = next((held[key] for key in NESTED if isinstance(held.get(key), dict)), held)
-        if not isinstance(held, dict) or not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in held.items()):
+        if not isinstance(held, dict) or not all(
+            isinstance(name, str) and isinstance(value, Tensor) for name, value in held.items()
+        ):
             rule = f"checkpoint: expected {path.name} to be a dictionary of tensors by name"
-            raise ValueError(f"{rule}, got other objects; save the state_dict of the model, or save it as safetensors")
+            raise ValueError(
+                f"{rule}, got other objects; save the state_dict of the model, or save it as safetensors"
+            )
         for name, value in held.items():
             if not _is_plain(value):
-                rule = f"checkpoint: expected {path.name} to hold dense tensors with all their numbers"
-                raise ValueError(f"{rule}, got {name[:80]} with layout {value.layout} on {value.device}; save the model as safetensors")
+                rule = (
+                    f"checkpoint: expected {path.name} to hold dense tensors with all their numbers"
+                )
+                raise ValueError(
+                    f"{rule}, got {name[:80]} with layout {value.layout} on {value.device}; save the model as safetensors"
+                )
         self._held: Dict[str, Tensor] = held
 
     def names(self) -> List[str]:
@@ -111,21 +138,35 @@ class TorchFile:
 def _reason(error: Exception) -> str:
     """What torch.load found, in one line: the class of an object that is no tensor, as after torch.save(model), or its error."""
     other = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
-    return f"an object of {other[1][:200]}" if other else f"an error ({str(error).partition(chr(10))[0][:200]})"
+    return (
+        f"an object of {other[1][:200]}"
+        if other
+        else f"an error ({str(error).partition(chr(10))[0][:200]})"
+    )
 
 
-OPENERS: Dict[str, Type[Union[SafetensorsFile, TorchFile]]] = {".safetensors": SafetensorsFile, ".bin": TorchFile}
+OPENERS: Dict[str, Type[Union[SafetensorsFile, TorchFile]]] = {
+    ".safetensors": SafetensorsFile,
+    ".bin": TorchFile,
+}
 
 
 def found(path: Path) -> Path:
     if not path.is_file():
-        raise ValueError(f"checkpoint: expected a file {path.name} in {str(path.parent)!r}, got none; check the path")
+        raise ValueError(
+            f"checkpoint: expected a file {path.name} in {str(path.parent)!r}, got none; check the path"
+        )
     return path
 
 
 def _is_plain(tensor: Tensor) -> bool:
     """Whether a tensor is not sparse, nested, without memory, or larger than its memory, as an expanded one is."""
-    return not tensor.is_nested and tensor.layout is torch.strided and tensor.device.type == "cpu" and tensor.nbytes <= tensor.untyped_storage().nbytes()
+    return (
+        not tensor.is_nested
+        and tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and tensor.nbytes <= tensor.untyped_storage().nbytes()
+    )
 
 
 def _dtype_line(name: str, dtype: str) -> str:

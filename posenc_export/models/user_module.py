@@ -38,7 +38,9 @@ class OwnModule(torch.nn.Module):
     __jit_unused_properties__ = ["token_encoding"]
     __jit_ignored_attributes__ = ["config", "source", "text"]
 
-    def __init__(self, module: torch.nn.Module, vocabulary: Optional[int] = None, width: Optional[int] = None) -> None:
+    def __init__(
+        self, module: torch.nn.Module, vocabulary: Optional[int] = None, width: Optional[int] = None
+    ) -> None:
         super().__init__()
         self.where = f"own module {type(module).__qualname__}"
         self.module, self.training = module, module.training
@@ -51,7 +53,12 @@ class OwnModule(torch.nn.Module):
             ids = inner.config.tokens.vocabulary if isinstance(inner, Stack) else 0
             vocabulary, width = (ids, None) if ids else (None, inner.config.width)
         self.vocabulary, self.width = vocabulary or 0, width or 0
-        outputs = outputs_of(self.where, copy.deepcopy(module).eval() if module.training else module, self.vocabulary, self.width)
+        outputs = outputs_of(
+            self.where,
+            copy.deepcopy(module).eval() if module.training else module,
+            self.vocabulary,
+            self.width,
+        )
         self.config = ModuleConfig(
             name=f"{type(module).__module__}.{type(module).__qualname__}",
             inside=to_json(inner.config),
@@ -71,7 +78,13 @@ class OwnModule(torch.nn.Module):
         return super().__call__(*arguments, **named)
 
     def forward(
-        self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, write_index: Tensor, states: List[Tensor]
+        self,
+        x: Tensor,
+        positions: Tensor,
+        coordinates: Tensor,
+        key_positions: Tensor,
+        write_index: Tensor,
+        states: List[Tensor],
     ) -> Tuple[Tensor, List[Tensor]]:
         """x [B,S] int64 or [B,S,width], other inputs as for AttentionBlock.forward, to output [B,S,N] and new states."""
         return self.module(x, positions, coordinates, key_positions, write_index, states)  # type: ignore[no-any-return]
@@ -105,25 +118,48 @@ class OwnModule(torch.nn.Module):
     def extent(self) -> Tuple[int, int]:
         """Return the depth, the number of layers with weights, and the longest reduction in them. Tolerances depend on both."""
         own = {id(weight): weight for weight in self.own_weights()}
-        layers = [part for part in self.modules() if any(id(weight) in own for weight in part.parameters(recurse=False))]
+        layers = [
+            part
+            for part in self.modules()
+            if any(id(weight) in own for weight in part.parameters(recurse=False))
+        ]
         sums = [weight.numel() // weight.size(0) for weight in own.values() if weight.dim() > 1]
         return len(self.attentions()) + len(layers), max([widest(self.inner().config), *sums])
 
     @torch.jit.unused
-    def exact(self, x: np.ndarray, positions: range, places: Sequence[Any], segments: Optional[np.ndarray] = None) -> np.ndarray:
+    def exact(
+        self,
+        x: np.ndarray,
+        positions: range,
+        places: Sequence[Any],
+        segments: Optional[np.ndarray] = None,
+    ) -> np.ndarray:
         """Compute one row x [n] or [n,width] at positions and coordinates to [n,N]. The block is computed in float64 numpy, other layers in `exact_dtype`."""
         inner, index = self.inner(), torch.tensor(list(positions))[None]
-        axes = np.broadcast_to(np.array(list(places)).T, (self.axes, len(positions)))  # without a grid, all axes have the position as coordinate
+        axes = np.broadcast_to(
+            np.array(list(places)).T, (self.axes, len(positions))
+        )  # without a grid, all axes have the position as coordinate
         coordinates = torch.from_numpy(axes.copy())[:, None] if self.axes else index
-        return self._around(lambda row: np.asarray(inner.exact(row, positions, places)), x, index, coordinates)
+        return self._around(
+            lambda row: np.asarray(inner.exact(row, positions, places)), x, index, coordinates
+        )
 
     def _around(self, rows: Rows, x: np.ndarray, index: Tensor, coordinates: Tensor) -> np.ndarray:
         """Run the module on one row x at positions index [1,n] in `exact_dtype`, with the function `rows` in place of its block."""
         inner, dtype = self.inner(), getattr(torch, self.exact_dtype)
-        around = copy.deepcopy(self.module, {id(inner): Formula(inner, rows, dtype)}).to(dtype).eval()
+        around = (
+            copy.deepcopy(self.module, {id(inner): Formula(inner, rows, dtype)}).to(dtype).eval()
+        )
         row = torch.from_numpy(np.array(x))[None]
         with torch.no_grad():
-            output, _ = around(row if self.vocabulary else row.to(dtype), index, coordinates, index, torch.zeros_like(index[:, 0]), [])
+            output, _ = around(
+                row if self.vocabulary else row.to(dtype),
+                index,
+                coordinates,
+                index,
+                torch.zeros_like(index[:, 0]),
+                [],
+            )
         return np.asarray(output[0].double().numpy())
 
     def _exact_dtype(self) -> str:
@@ -140,31 +176,65 @@ class OwnModule(torch.nn.Module):
         alone = np.concatenate([self._each_token(slice(n, n + 1)) for n in range(LENGTH)])
         if not worst_error(alone, together) <= tolerance("float32", *self.extent()):
             rule = "expected layers outside the block to act on each token separately, got an output that depends on other tokens"
-            raise ValueError(f"{self.where}: {rule}; remove layers that mix tokens, such as convolutions and means over tokens")
+            raise ValueError(
+                f"{self.where}: {rule}; remove layers that mix tokens, such as convolutions and means over tokens"
+            )
 
     def _each_token(self, cut: slice) -> np.ndarray:
         """Run the module on a slice of LENGTH test tokens, with a function of each token in place of the block."""
         config, tokens = self.inner().config, np.arange(LENGTH) % max(self.vocabulary, 1)
-        width = config.tokens.vocabulary if isinstance(config, StackConfig) and config.head is not None else config.width
-        x = tokens if self.vocabulary else np.cos(np.outer(np.arange(1, LENGTH + 1), np.arange(1, self.width + 1)))
+        width = (
+            config.tokens.vocabulary
+            if isinstance(config, StackConfig) and config.head is not None
+            else config.width
+        )
+        x = (
+            tokens
+            if self.vocabulary
+            else np.cos(np.outer(np.arange(1, LENGTH + 1), np.arange(1, self.width + 1)))
+        )
         index = torch.arange(LENGTH)[None, cut].clamp(max=config.max_positions - 1)
         coordinates = index.expand(self.axes, -1, -1) if self.axes else index
-        return self._around(lambda row: row if row.ndim > 1 else np.sin(np.outer(row + 1, np.arange(1, width + 1))), x[cut], index, coordinates)
+        return self._around(
+            lambda row: row if row.ndim > 1 else np.sin(np.outer(row + 1, np.arange(1, width + 1))),
+            x[cut],
+            index,
+            coordinates,
+        )
 
     def _check(self, inner: Inner, vocabulary: Optional[int], width: Optional[int]) -> None:
         if isinstance(inner, Stack) and inner.segments:
-            raise ValueError(f"{self.where}: expected a Stack without segments, got {inner.segments} token types; export the Stack itself")
-        if isinstance(inner, Stack) and (_converts_features(inner) or inner.config.key_values is not None or any(inner.reads_encoder)):
-            raise ValueError(f"{self.where}: expected a Stack of a single model, got the encoder or decoder of a pair; export the Stack itself")
+            raise ValueError(
+                f"{self.where}: expected a Stack without segments, got {inner.segments} token types; export the Stack itself"
+            )
+        if isinstance(inner, Stack) and (
+            _converts_features(inner)
+            or inner.config.key_values is not None
+            or any(inner.reads_encoder)
+        ):
+            raise ValueError(
+                f"{self.where}: expected a Stack of a single model, got the encoder or decoder of a pair; export the Stack itself"
+            )
         if vocabulary is not None and width is not None:
-            raise ValueError(f"{self.where}: expected vocabulary or width, got both; give vocabulary for token ids or width for hidden states")
+            raise ValueError(
+                f"{self.where}: expected vocabulary or width, got both; give vocabulary for token ids or width for hidden states"
+            )
         for name, size in (("vocabulary", vocabulary), ("width", width)):
             if size is not None and size < 1:
                 raise ValueError(f"{self.where}: expected {name} of at least 1, got {size}")
-        other = next((name for name, value in self.module.named_parameters() if value.is_floating_point() and value.dtype != torch.float32), None)
+        other = next(
+            (
+                name
+                for name, value in self.module.named_parameters()
+                if value.is_floating_point() and value.dtype != torch.float32
+            ),
+            None,
+        )
         if other is not None:
             found = str(self.module.get_parameter(other).dtype).removeprefix("torch.")
-            raise ValueError(f"{self.where}: expected float32 weights, got {found} in {other}; call .float() and pass the artefact's dtype to export")
+            raise ValueError(
+                f"{self.where}: expected float32 weights, got {found} in {other}; call .float() and pass the artefact's dtype to export"
+            )
 
 
 def _converts_features(inner: Stack) -> bool:
@@ -183,18 +253,28 @@ class Formula(torch.nn.Module):
 
     def __init__(self, inner: Inner, rows: Rows, dtype: torch.dtype) -> None:
         super().__init__()
-        self.block = (inner, rows, dtype)  # a tuple: no submodule, so that casts of the copy leave it alone
+        self.block = (
+            inner,
+            rows,
+            dtype,
+        )  # a tuple: no submodule, so that casts of the copy leave it alone
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the block. A module may use attributes as well as call the block, for example a tied table."""
         block = self.__dict__.get("block")
-        return getattr(block[0], name) if block and hasattr(block[0], name) else super().__getattr__(name)
+        return (
+            getattr(block[0], name)
+            if block and hasattr(block[0], name)
+            else super().__getattr__(name)
+        )
 
     def forward(self, x: Tensor, *where: Any) -> Tuple[Tensor, List[Tensor]]:
         """x [1,n] int64 or [1,n,E] to outputs [1,n,N] and no states."""
         _, rows, dtype = self.block
         row = x[0].detach()
-        return torch.from_numpy(rows(row.numpy() if x.dim() == 2 else row.double().numpy()))[None].to(dtype), []
+        return torch.from_numpy(rows(row.numpy() if x.dim() == 2 else row.double().numpy()))[
+            None
+        ].to(dtype), []
 
 
 Model = Union[Stack, AttentionBlock, OwnModule]
@@ -209,7 +289,9 @@ def as_model(model: Any) -> Model:
     if isinstance(model, (Stack, AttentionBlock, OwnModule)):
         return model
     if not isinstance(model, torch.nn.Module):
-        raise ValueError(f"export: expected a Stack, an AttentionBlock or a torch.nn.Module around one, got {type(model).__name__}; pass such a module")
+        raise ValueError(
+            f"export: expected a Stack, an AttentionBlock or a torch.nn.Module around one, got {type(model).__name__}; pass such a module"
+        )
     return OwnModule(model)
 
 

@@ -12,11 +12,18 @@ def empty_states(model: Any, x: Tensor) -> List[Tensor]:
     """Return the states of a block, a stack or a module around one before the first token of x [B,S,*], in the order in which `forward` takes them."""
     attentions = model.attentions()
     dtype = attentions[0].projection.output.weight.dtype if attentions else torch.float32
-    carried: List[StateSpec] = [*model.token_encoding.embed_states(), *(state for attention in attentions for state in attention.states())]
+    carried: List[StateSpec] = [
+        *model.token_encoding.embed_states(),
+        *(state for attention in attentions for state in attention.states()),
+    ]
 
     def empty(state: StateSpec) -> Tensor:
         sizes = (state.sizes[0], 0, state.sizes[1]) if state.grows else tuple(state.sizes)
-        return torch.zeros((x.size(0), *sizes), dtype=getattr(torch, state.dtype) if state.dtype else dtype, device=x.device)
+        return torch.zeros(
+            (x.size(0), *sizes),
+            dtype=getattr(torch, state.dtype) if state.dtype else dtype,
+            device=x.device,
+        )
 
     return [empty(state) for state in carried]
 
@@ -36,15 +43,28 @@ def whole_pass(model: Any, x: Tensor, segments: Optional[Tensor] = None) -> Tens
         ValueError: x of another form or beyond the range of positions, a decoder that reads an encoder.
     """
     if any(getattr(model, "reads_encoder", ())):
-        raise ValueError("model: expected a decoder that reads no encoder for a call with x only, got one that reads one; give all arguments of forward")
+        raise ValueError(
+            "model: expected a decoder that reads no encoder for a call with x only, got one that reads one; give all arguments of forward"
+        )
     if not 2 <= x.dim() <= 3:
-        raise ValueError(f"model: expected x with axes [B,S] or [B,S,E], got {list(x.shape)}; add the axis of rows")
+        raise ValueError(
+            f"model: expected x with axes [B,S] or [B,S,E], got {list(x.shape)}; add the axis of rows"
+        )
     if x.size(1) > model.config.max_positions:
         most = model.config.max_positions
-        raise ValueError(f"model: expected at most {most} tokens, the range of positions, got {x.size(1)}; give shorter sequences, or describe the model with more")
+        raise ValueError(
+            f"model: expected at most {most} tokens, the range of positions, got {x.size(1)}; give shorter sequences, or describe the model with more"
+        )
     positions = torch.arange(x.size(1), device=x.device).expand(x.size(0), -1)
     coordinates = positions.expand(model.axes, -1, -1) if model.axes else positions
-    arguments = [x, positions, coordinates, positions, torch.zeros_like(positions[:, 0]), empty_states(model, x)]
+    arguments = [
+        x,
+        positions,
+        coordinates,
+        positions,
+        torch.zeros_like(positions[:, 0]),
+        empty_states(model, x),
+    ]
     if getattr(model, "segments", 0):
         arguments.append(torch.zeros_like(x) if segments is None else segments)
     output: Tensor = model(*arguments)[0]

@@ -5,7 +5,19 @@ Inside `semantic_graph()`, the operations of core.py emit these nodes instead of
 
 import contextlib
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Dict, Generic, Iterator, List, Optional, Sequence, Tuple, Type, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Dict,
+    Generic,
+    Iterator,
+    List,
+    Optional,
+    Sequence,
+    Tuple,
+    Type,
+    TypeVar,
+)
 
 import torch
 from torch import Tensor
@@ -14,7 +26,9 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 DOMAIN = "posenc"
-_emitting = ContextVar("emitting", default=False)  # not a global, so that models that run in other threads compute during an export
+_emitting = ContextVar(
+    "emitting", default=False
+)  # not a global, so that models that run in other threads compute during an export
 K = TypeVar("K", int, bool, float, str)
 N = TypeVar("N", bound="Node")
 
@@ -81,16 +95,29 @@ class Node:
     @classmethod
     def emit(cls, like: Tensor, shape: Sequence[int], /, **fields: Any) -> Tensor:
         """Emit a node and return its output, with the dtype of `like`. fields: each input and attribute by name."""
-        assert fields.keys() == {*cls.inputs, *cls.attributes}, f"{cls.__name__} got {', '.join(fields)}"
+        assert fields.keys() == {*cls.inputs, *cls.attributes}, (
+            f"{cls.__name__} got {', '.join(fields)}"
+        )
         sources: List[Optional[Tensor]] = [fields[name] for name in cls.inputs]
         attributes: Dict[str, Any] = {name: float(fields[name]) for name in cls.attributes}
-        return torch.onnx.ops.symbolic(f"{DOMAIN}::{cls.__name__}", sources, attributes, dtype=like.dtype, shape=list(shape), version=1)
+        return torch.onnx.ops.symbolic(
+            f"{DOMAIN}::{cls.__name__}",
+            sources,
+            attributes,
+            dtype=like.dtype,
+            shape=list(shape),
+            version=1,
+        )
 
     @classmethod
     def of(cls: Type[N], value: Optional["ir.Value"]) -> Optional[N]:
         """Return the node of this class that produces a value, or None."""
         node = None if value is None else value.producer()
-        return cls(node) if node is not None and node.domain == DOMAIN and node.op_type == cls.__name__ else None
+        return (
+            cls(node)
+            if node is not None and node.domain == DOMAIN and node.op_type == cls.__name__
+            else None
+        )
 
     @property
     def output(self) -> "ir.Value":
@@ -151,8 +178,20 @@ class Mask(Node):
 
 
 class Attend(Node):
-    q, keys, values, mask, content, sinks = Input(), Input(), Input(), Input(), OptionalInput(), OptionalInput()
-    heads, kv_heads, scale, softcap = Attribute(int), Attribute(int), Attribute(float), Attribute(float)
+    q, keys, values, mask, content, sinks = (
+        Input(),
+        Input(),
+        Input(),
+        Input(),
+        OptionalInput(),
+        OptionalInput(),
+    )
+    heads, kv_heads, scale, softcap = (
+        Attribute(int),
+        Attribute(int),
+        Attribute(float),
+        Attribute(float),
+    )
 
 
 class AttentionWeights(Node):
@@ -212,7 +251,15 @@ class ChooseRotation(Node):
 
 
 class Recur(Node):
-    x, hidden, count, weight, recurrent, bias, recurrent_bias = Input(), Input(), Input(), Input(), Input(), Input(), Input()
+    x, hidden, count, weight, recurrent, bias, recurrent_bias = (
+        Input(),
+        Input(),
+        Input(),
+        Input(),
+        Input(),
+        Input(),
+        Input(),
+    )
     width = Attribute(int)
 
 
@@ -228,5 +275,19 @@ class Experts(Node):
     x [B,S,E], weights of the experts [B,S,N], and constants: weights [N,E,H] and biases [N,H] of gates and of ups, weights [N,H,E] and biases [N,E] of downs.
     """
 
-    x, weights, gates, gates_bias, ups, ups_bias, downs, downs_bias = (Input(), Input(), Input(), OptionalInput(), Input(), OptionalInput(), Input(), OptionalInput())
-    chosen, alpha, beta, limit = Attribute(int), Attribute(float), Attribute(float), Attribute(float)
+    x, weights, gates, gates_bias, ups, ups_bias, downs, downs_bias = (
+        Input(),
+        Input(),
+        Input(),
+        OptionalInput(),
+        Input(),
+        OptionalInput(),
+        Input(),
+        OptionalInput(),
+    )
+    chosen, alpha, beta, limit = (
+        Attribute(int),
+        Attribute(float),
+        Attribute(float),
+        Attribute(float),
+    )

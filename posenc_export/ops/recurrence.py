@@ -16,7 +16,15 @@ def valid_first(positions: Tensor) -> Tuple[Tensor, Tensor]:
     return torch.where(valid.eq(1), valid.cumsum(1) - 1, count + (1 - valid).cumsum(1) - 1), count
 
 
-def recur(x: Tensor, hidden: Tensor, count: Tensor, weight: Tensor, recurrent: Tensor, bias: Tensor, recurrent_bias: Tensor) -> Tuple[Tensor, Tensor]:
+def recur(
+    x: Tensor,
+    hidden: Tensor,
+    count: Tensor,
+    weight: Tensor,
+    recurrent: Tensor,
+    bias: Tensor,
+    recurrent_bias: Tensor,
+) -> Tuple[Tensor, Tensor]:
     """Run a GRU over the first `count` [B,1] tokens of x [B,S,E], starting from hidden [B,N]. Return its outputs [B,S,N] and the last hidden vectors [B,N].
 
     Weights have the shapes and order (reset, update, new) of torch.nn.GRU: weight [3N,E], recurrent [3N,N], bias [3N], recurrent_bias [3N].

@@ -58,20 +58,30 @@ def attend(
     else:  # a branch that depends on positions, which torch.export does not trace
         if int(positions.max()) < first_turned:
             return ops.attend(q, keys, values, mask, None, scale)
-    scores = products(q, keys, reduced_angle(_angles(positions, key_positions, first, second)), interleaved)
+    scores = products(
+        q, keys, reduced_angle(_angles(positions, key_positions, first, second)), interleaved
+    )
     return ops.weighted_values(ops.attention_weights(scale * scores, mask), values)
 
 
-def _angles(positions: Tensor, key_positions: Tensor, first: Tensor, second: Optional[Tensor]) -> Tensor:
+def _angles(
+    positions: Tensor, key_positions: Tensor, first: Tensor, second: Optional[Tensor]
+) -> Tensor:
     """Return the angles [B,1,S,T,r/2] float64 of keys for each query."""
     rows = positions.clamp(min=0)
     own, kept = torch.nn.functional.embedding(rows, first)[:, None, :, None], first[0]
     if second is None:
-        places, key_places = positions.to(torch.float32)[:, None, :, None, None], key_positions.to(torch.float32)[:, None, None, :, None]
+        places, key_places = (
+            positions.to(torch.float32)[:, None, :, None, None],
+            key_positions.to(torch.float32)[:, None, None, :, None],
+        )
         of_key = (key_places * own).to(torch.float64) - (key_places * kept).to(torch.float64)
         return of_key - ((places * own).to(torch.float64) - (places * kept).to(torch.float64))
     leading = own.to(torch.float64) - kept.to(torch.float64)
-    drift = leading + (torch.nn.functional.embedding(rows, second)[:, None, :, None].to(torch.float64) - second[0].to(torch.float64))
+    drift = leading + (
+        torch.nn.functional.embedding(rows, second)[:, None, :, None].to(torch.float64)
+        - second[0].to(torch.float64)
+    )
     return ops.distances(positions, key_positions).to(torch.float64).unsqueeze(4) * drift
 
 
@@ -80,7 +90,12 @@ def products(q: Tensor, keys: Tensor, angles: Tensor, interleaved: bool) -> Tens
     size, by_query = 2 * angles.size(4), q.to(torch.float32).transpose(1, 2).unsqueeze(3)
     by_key = keys.to(torch.float32).repeat_interleave(q.size(2) // keys.size(1), dim=1).unsqueeze(2)
     if interleaved:
-        a, b, c, d = by_query[..., 0:size:2], by_query[..., 1:size:2], by_key[..., 0:size:2], by_key[..., 1:size:2]
+        a, b, c, d = (
+            by_query[..., 0:size:2],
+            by_query[..., 1:size:2],
+            by_key[..., 0:size:2],
+            by_key[..., 1:size:2],
+        )
     else:
         (a, b), (c, d) = by_query[..., :size].chunk(2, dim=-1), by_key[..., :size].chunk(2, dim=-1)
     scores = ((a * c + b * d) * angles.cos() + (b * c - a * d) * angles.sin()).sum(-1)

@@ -14,7 +14,9 @@ def key(near: Tensor, far: Tensor, rotary: int) -> Tensor:
     """Join keys [B,S,K,D] rotated in two ways, which differ in the first `rotary` entries r: [B,S,K,D+r]."""
     if not torch.jit.is_scripting():
         if emitting():
-            return graph.JoinRotations.emit(near, [*near.shape[:3], near.size(3) + rotary], near=near, far=far, rotary=rotary)
+            return graph.JoinRotations.emit(
+                near, [*near.shape[:3], near.size(3) + rotary], near=near, far=far, rotary=rotary
+            )
     return torch.cat((near, far[..., :rotary]), dim=-1)
 
 
@@ -23,6 +25,21 @@ def query(near: Tensor, far: Tensor, positions: Tensor, rotary: int, first_far: 
     if not torch.jit.is_scripting():
         if emitting():
             shape = [*near.shape[:3], near.size(3) + rotary]
-            return graph.ChooseRotation.emit(near, shape, near=near, far=far, positions=positions, rotary=rotary, first_far=first_far)
+            return graph.ChooseRotation.emit(
+                near,
+                shape,
+                near=near,
+                far=far,
+                positions=positions,
+                rotary=rotary,
+                first_far=first_far,
+            )
     is_far = positions.ge(first_far)[:, :, None, None]
-    return torch.cat((near[..., :rotary].masked_fill(is_far, 0.0), near[..., rotary:], far[..., :rotary].masked_fill(~is_far, 0.0)), dim=-1)
+    return torch.cat(
+        (
+            near[..., :rotary].masked_fill(is_far, 0.0),
+            near[..., rotary:],
+            far[..., :rotary].masked_fill(~is_far, 0.0),
+        ),
+        dim=-1,
+    )

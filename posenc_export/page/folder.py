@@ -21,16 +21,35 @@ from posenc_export.runtime.artefact.rules import B, M, P
 from posenc_export.runtime.artefact.summary import summary
 from posenc_export.runtime.artefact.tokenizer import BYTES
 
-SHARED = {name: name for name in ("model.js", "certificate.js", "style.css")}  # assets by their names in a page
+SHARED = {
+    name: name for name in ("model.js", "certificate.js", "style.css")
+}  # assets by their names in a page
 BYTE_PAGE = {**SHARED, "index.html": "index.html", "page.js": "page.js"}
 TEXT_PAGE = {**SHARED, "index.html": "chat.html", "chat.js": "chat.js", "text.js": "text.js"}
 TOKENIZER = "tokenizer.json"
-WEB = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")  # WebAssembly-only build: 14 MB
-WEBGPU = ("ort.webgpu.min.mjs", "ort-wasm-simd-threaded.asyncify.mjs", "ort-wasm-simd-threaded.asyncify.wasm")  # 27 MB, which a browser fetches only to use WebGPU
+WEB = (
+    "ort.wasm.min.mjs",
+    "ort-wasm-simd-threaded.mjs",
+    "ort-wasm-simd-threaded.wasm",
+)  # WebAssembly-only build: 14 MB
+WEBGPU = (
+    "ort.webgpu.min.mjs",
+    "ort-wasm-simd-threaded.asyncify.mjs",
+    "ort-wasm-simd-threaded.asyncify.wasm",
+)  # 27 MB, which a browser fetches only to use WebGPU
 TARGETS = ("ort", "onnx")
 WEBGPU_TARGET = "onnx"  # the kernel of GroupQueryAttention on WebGPU writes no attention weights
 # Graph inputs that model.js can fill.
-INPUTS = ("input_ids", "logits_index", "position_ids", "attention_mask", "cache_position", "first_position", "seqlens_k", "total_sequence_length")
+INPUTS = (
+    "input_ids",
+    "logits_index",
+    "position_ids",
+    "attention_mask",
+    "cache_position",
+    "first_position",
+    "seqlens_k",
+    "total_sequence_length",
+)
 DISTANCES = 48  # distances in tokens, from 0 on, for which attention is drawn
 CONTEXT = 1024  # most bytes or tokens that the page feeds to the model
 
@@ -62,17 +81,37 @@ def _fill(page: Path, folder: Path, manifest: Manifest, web: Path) -> None:
     """Write the files of a page into a new folder."""
     (page / "onnxruntime-web").mkdir(parents=True)
     has_tokenizer = TOKENIZER in manifest.files
-    gpu = manifest.target == WEBGPU_TARGET and not has_tokenizer and all((web / "dist" / name).is_file() for name in WEBGPU)
+    gpu = (
+        manifest.target == WEBGPU_TARGET
+        and not has_tokenizer
+        and all((web / "dist" / name).is_file() for name in WEBGPU)
+    )
     for name in (*WEB, *(WEBGPU if gpu else ())):
         shutil.copyfile(web / "dist" / name, page / "onnxruntime-web" / name)
     shutil.copyfile(folder / "model.onnx.data", page / "model.onnx.data")
-    name = str(manifest.source.get("preset", manifest.source.get("checkpoint", folder.resolve().name)))
-    data = {**_page_data(name, manifest), "onnxruntime_web": json.loads((web / "package.json").read_bytes())["version"], "webgpu": gpu}
-    data |= _text_part(page, folder, manifest, web) if has_tokenizer else _byte_part(page, folder, manifest)
+    name = str(
+        manifest.source.get("preset", manifest.source.get("checkpoint", folder.resolve().name))
+    )
+    data = {
+        **_page_data(name, manifest),
+        "onnxruntime_web": json.loads((web / "package.json").read_bytes())["version"],
+        "webgpu": gpu,
+    }
+    data |= (
+        _text_part(page, folder, manifest, web)
+        if has_tokenizer
+        else _byte_part(page, folder, manifest)
+    )
     for name, asset in (TEXT_PAGE if has_tokenizer else BYTE_PAGE).items():
-        (page / name).write_bytes(resources.files("posenc_export.page").joinpath("assets", asset).read_bytes())
-    written = sorted(path.relative_to(page).as_posix() for path in page.rglob("*") if path.is_file())
-    (page / PAGE.listing).write_text(json.dumps({**data, "files": written}, indent=1) + "\n", encoding="utf-8")
+        (page / name).write_bytes(
+            resources.files("posenc_export.page").joinpath("assets", asset).read_bytes()
+        )
+    written = sorted(
+        path.relative_to(page).as_posix() for path in page.rglob("*") if path.is_file()
+    )
+    (page / PAGE.listing).write_text(
+        json.dumps({**data, "files": written}, indent=1) + "\n", encoding="utf-8"
+    )
 
 
 def _byte_part(page: Path, folder: Path, manifest: Manifest) -> Dict[str, Any]:
@@ -80,7 +119,12 @@ def _byte_part(page: Path, folder: Path, manifest: Manifest) -> Dict[str, Any]:
     layers = graph.with_attention(folder / "model.onnx", page / "model.onnx")
     graph.check_copy(folder / "model.onnx", page / "model.onnx", manifest)
     distances = min(DISTANCES, manifest.max_positions)
-    return {"states": _states(manifest, min(manifest.max_positions, CONTEXT)), "attention": layers, "patterns": _patterns(manifest), "distances": distances}
+    return {
+        "states": _states(manifest, min(manifest.max_positions, CONTEXT)),
+        "attention": layers,
+        "patterns": _patterns(manifest),
+        "distances": distances,
+    }
 
 
 def _text_part(page: Path, folder: Path, manifest: Manifest, web: Path) -> Dict[str, Any]:
@@ -90,23 +134,41 @@ def _text_part(page: Path, folder: Path, manifest: Manifest, web: Path) -> Dict[
     text.copy_libraries(web.parent, page)
     found = text.text_data(folder, manifest)
     # GroupQueryAttention takes caches without free slots; a page copies less of them then.
-    states = _states(manifest, 0 if graph.fuses_all_caches(folder / "model.onnx", manifest) else min(manifest.max_positions, CONTEXT))
+    states = _states(
+        manifest,
+        0
+        if graph.fuses_all_caches(folder / "model.onnx", manifest)
+        else min(manifest.max_positions, CONTEXT),
+    )
     graph.check_calls(folder, manifest, states, found["samples"][0]["ids"])
     return {"states": states, "attention": [], **found}
 
 
 def _check(manifest: Manifest) -> None:
-    if manifest.target not in TARGETS or manifest.kind != "decoder" or manifest.dtype != "float32" or manifest.encoder:
+    if (
+        manifest.target not in TARGETS
+        or manifest.kind != "decoder"
+        or manifest.dtype != "float32"
+        or manifest.encoder
+    ):
         found = f"{manifest.kind} for target {manifest.target}, {manifest.dtype}"
         embeds = "encoders have no page: posenc embed and posenc serve run those with sentence embeddings"
         remedy = embeds if manifest.kind == "encoder" else "export one with --target ort"
-        raise ValueError(f"page: expected a decoder for target {' or '.join(TARGETS)}, float32, got {found}; {remedy}")
+        raise ValueError(
+            f"page: expected a decoder for target {' or '.join(TARGETS)}, float32, got {found}; {remedy}"
+        )
     if manifest.vocabulary != BYTES and TOKENIZER not in manifest.files:
-        rule = f"page: expected a decoder with a tokenizer, or a byte-level one (vocabulary {BYTES})"
-        raise ValueError(f"{rule}, got {manifest.vocabulary} token ids and no {TOKENIZER}; put it into the checkpoint and export it again")
+        rule = (
+            f"page: expected a decoder with a tokenizer, or a byte-level one (vocabulary {BYTES})"
+        )
+        raise ValueError(
+            f"{rule}, got {manifest.vocabulary} token ids and no {TOKENIZER}; put it into the checkpoint and export it again"
+        )
     unknown = [value.name for value in manifest.inputs if value.name not in INPUTS]
     if unknown:
-        raise ValueError(f"page: expected inputs among {', '.join(INPUTS)}, got {unknown[0]}; use posenc inspect --runtime node")
+        raise ValueError(
+            f"page: expected inputs among {', '.join(INPUTS)}, got {unknown[0]}; use posenc inspect --runtime node"
+        )
 
 
 def _web(given: Optional[Path]) -> Path:
@@ -116,19 +178,34 @@ def _web(given: Optional[Path]) -> Path:
         ValueError: there is no such folder, or the given one lacks files that a page needs.
     """
     here = Path.cwd()
-    places = [given] if given is not None else [place / "node_modules" / "onnxruntime-web" for place in (here, here / "build", *here.parents)]
+    places = (
+        [given]
+        if given is not None
+        else [
+            place / "node_modules" / "onnxruntime-web"
+            for place in (here, here / "build", *here.parents)
+        ]
+    )
     for place in places:
         if all((place / "dist" / name).is_file() for name in WEB):
             return place
     found = "none" if given is None else f"{given} without dist/{WEB[-1]}"
-    raise ValueError(f"page: expected the npm package onnxruntime-web, got {found}; npm install onnxruntime-web, or give --onnxruntime-web FOLDER")
+    raise ValueError(
+        f"page: expected the npm package onnxruntime-web, got {found}; npm install onnxruntime-web, or give --onnxruntime-web FOLDER"
+    )
 
 
 def _states(manifest: Manifest, capacity: int) -> List[Dict[str, Any]]:
     """Return names and initial values of the states."""
     sizes: Dict[Any, Any] = {B: 1, P: 0, M: capacity}
     return [
-        {"past": state.past, "present": state.present, "dtype": state.dtype, "shape": [sizes.get(axis, axis) for axis in state.axes], "fill": state.fill}
+        {
+            "past": state.past,
+            "present": state.present,
+            "dtype": state.dtype,
+            "shape": [sizes.get(axis, axis) for axis in state.axes],
+            "fill": state.fill,
+        }
         for state in manifest.states
     ]
 
@@ -164,5 +241,14 @@ def _certificate(manifest: Manifest) -> Optional[Dict[str, Any]]:
     if certificate is None:
         return None
     worst = worst_cell(certificate)
-    stored = {key: value for key, value in certificate.items() if key not in ("cells", "bounds", "failures")}
-    return {**stored, "tolerance": bound_of(certificate, worst), "cells": len(certificate["cells"]), "worst": certificate["cells"][worst]}
+    stored = {
+        key: value
+        for key, value in certificate.items()
+        if key not in ("cells", "bounds", "failures")
+    }
+    return {
+        **stored,
+        "tolerance": bound_of(certificate, worst),
+        "cells": len(certificate["cells"]),
+        "worst": certificate["cells"][worst],
+    }

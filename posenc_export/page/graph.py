@@ -36,7 +36,9 @@ def with_attention(source: Path, written: Path) -> List[int]:
     for node in model.graph.node:
         if (node.op_type, node.domain) in ATTENTION:
             key = ATTENTION[node.op_type, node.domain][0]
-            found = re.match(r"past_key_values\.(\d+)\.", node.input[key] if len(node.input) > key else "")
+            found = re.match(
+                r"past_key_values\.(\d+)\.", node.input[key] if len(node.input) > key else ""
+            )
             of_layer.setdefault(int(found[1]) if found else len(of_layer), []).append(node)
     layers = []
     for layer, nodes in of_layer.items():
@@ -47,7 +49,9 @@ def with_attention(source: Path, written: Path) -> List[int]:
         nodes[0].output.extend([""] * (output - len(nodes[0].output)) + [f"attention.{layer}"])
         nodes[0].attribute.append(onnx.helper.make_attribute(attribute, after_softmax))
         axes = ["batch_size", "heads", "sequence_length", "total_sequence_length"]
-        model.graph.output.append(onnx.helper.make_tensor_value_info(f"attention.{layer}", onnx.TensorProto.FLOAT, axes))
+        model.graph.output.append(
+            onnx.helper.make_tensor_value_info(f"attention.{layer}", onnx.TensorProto.FLOAT, axes)
+        )
     written.write_bytes(model.SerializeToString(deterministic=True))
     return layers
 
@@ -57,11 +61,17 @@ def fuses_all_caches(source: Path, manifest: Manifest) -> bool:
     import onnx
 
     caches = {state.past for state in manifest.states if state.update == "in_place"}
-    readers = {node.op_type for node in onnx.load(source, load_external_data=False).graph.node if caches.intersection(node.input)}
+    readers = {
+        node.op_type
+        for node in onnx.load(source, load_external_data=False).graph.node
+        if caches.intersection(node.input)
+    }
     return readers <= {"GroupQueryAttention"}
 
 
-def check_calls(folder: Path, manifest: Manifest, states: List[Dict[str, Any]], ids: List[int]) -> None:
+def check_calls(
+    folder: Path, manifest: Manifest, states: List[Dict[str, Any]], ids: List[int]
+) -> None:
     """Check that the graph, called as model.js calls it, gives the logits of a session.
 
     Args:
@@ -74,20 +84,33 @@ def check_calls(folder: Path, manifest: Manifest, states: List[Dict[str, Any]], 
         GraphError: the graph does not run.
     """
     bound = manifest.reference.tolerance if manifest.reference else 1e-4
-    held = {state["past"]: np.full(state["shape"], state["fill"], state["dtype"]) for state in states}
-    expected, middle = runtime.load(folder, provider="cpu", threads=1).session().prefill([ids])[0], len(ids) // 2
+    held = {
+        state["past"]: np.full(state["shape"], state["fill"], state["dtype"]) for state in states
+    }
+    expected, middle = (
+        runtime.load(folder, provider="cpu", threads=1).session().prefill([ids])[0],
+        len(ids) // 2,
+    )
     try:
         session, outputs = _opened(folder / "model.onnx"), []
         names = [value.name for value in session.get_outputs()]
         for begin, end in ((0, middle), (middle, middle + 1), (middle + 1, len(ids))):
-            found = dict(zip(names, session.run(names, {**_inputs(manifest, ids[begin:end], begin), **held}), strict=True))
+            found = dict(
+                zip(
+                    names,
+                    session.run(names, {**_inputs(manifest, ids[begin:end], begin), **held}),
+                    strict=True,
+                )
+            )
             outputs.append(np.asarray(found[manifest.outputs[0].name])[0])
             held = {state["past"]: found[state["present"]] for state in states}
     except RUN_ERRORS as stopped:
         raise GraphError(stopped) from None
     error = worst_error(np.concatenate(outputs), np.asarray(expected))
     if not error <= bound:
-        raise ValueError(f"page: expected calls of the graph to give the logits of a session within {bound:.1e}, got {error:.1e}; report this")
+        raise ValueError(
+            f"page: expected calls of the graph to give the logits of a session within {bound:.1e}, got {error:.1e}; report this"
+        )
 
 
 def check_copy(source: Path, written: Path, manifest: Manifest) -> None:
@@ -103,7 +126,9 @@ def check_copy(source: Path, written: Path, manifest: Manifest) -> None:
     except RUN_ERRORS as stopped:
         raise GraphError(stopped) from None
     if not error <= bound:
-        raise ValueError(f"page: expected the copy of the graph to give the logits of the artefact within {bound:.1e}, got {error:.1e}; report this")
+        raise ValueError(
+            f"page: expected the copy of the graph to give the logits of the artefact within {bound:.1e}, got {error:.1e}; report this"
+        )
 
 
 def _logits(path: Path, manifest: Manifest) -> np.ndarray:
@@ -121,7 +146,10 @@ def _opened(path: Path) -> Any:
 def _feeds(manifest: Manifest) -> Dict[str, Any]:
     """Return the inputs of a call that feeds PROMPT as one row."""
     sizes: Dict[Any, Any] = {B: 1, P: 0, M: len(PROMPT)}
-    states = {state.past: np.full([sizes.get(axis, axis) for axis in state.axes], state.fill, state.dtype) for state in manifest.states}
+    states = {
+        state.past: np.full([sizes.get(axis, axis) for axis in state.axes], state.fill, state.dtype)
+        for state in manifest.states
+    }
     return {**_inputs(manifest, list(PROMPT), 0), **states}
 
 
@@ -129,9 +157,20 @@ def _inputs(manifest: Manifest, tokens: List[int], held: int) -> Dict[str, Any]:
     """Return the inputs, without states, of a call that feeds tokens of one row after `held` cached ones."""
     ids = np.array(tokens, np.int64)[None]
     order, total = np.arange(ids.size, dtype=np.int64)[None], held + ids.size
-    known: Dict[str, Any] = {"input_ids": ids, "position_ids": held + order, "cache_position": held + order, "logits_index": order}
-    known |= {"attention_mask": np.ones((1, total), np.int64), "first_position": np.zeros((1, 1), np.int64)}
-    known |= {"seqlens_k": np.array([total - 1], np.int32), "total_sequence_length": np.array(total, np.int32)}
+    known: Dict[str, Any] = {
+        "input_ids": ids,
+        "position_ids": held + order,
+        "cache_position": held + order,
+        "logits_index": order,
+    }
+    known |= {
+        "attention_mask": np.ones((1, total), np.int64),
+        "first_position": np.zeros((1, 1), np.int64),
+    }
+    known |= {
+        "seqlens_k": np.array([total - 1], np.int32),
+        "total_sequence_length": np.array(total, np.int32),
+    }
     if manifest.axes:
         known["position_ids"] = np.repeat(held + order[None], 1 + manifest.axes, 0)
     return {value.name: known[value.name] for value in manifest.inputs}

@@ -9,7 +9,10 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.tokenizer import codec
 
 # Files of npm packages, by their names in the page.
-LIBRARIES = {"tokenizers.min.mjs": "@huggingface/tokenizers/dist/tokenizers.min.mjs", "jinja.js": "@huggingface/jinja/dist/index.js"}
+LIBRARIES = {
+    "tokenizers.min.mjs": "@huggingface/tokenizers/dist/tokenizers.min.mjs",
+    "jinja.js": "@huggingface/jinja/dist/index.js",
+}
 TEXTS = (
     "The same text gives the same tokens on every machine, and the same logits however it is split into calls.",
     "  Two spaces,\n\ta tab\r\n\n\nand lines; it's 1,234.5e-06 + x_1 -> {'y': [z]} // 100 %",
@@ -17,7 +20,11 @@ TEXTS = (
 )
 TALKS: List[List[Dict[str, str]]] = [
     [{"role": "user", "content": " What is 2 + 2? "}],
-    [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi!\n"}, {"role": "user", "content": TEXTS[2]}],
+    [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "Hi!\n"},
+        {"role": "user", "content": TEXTS[2]},
+    ],
     [{"role": "system", "content": "Answer briefly."}, {"role": "user", "content": "Why?"}],
 ]
 
@@ -28,7 +35,9 @@ def copy_libraries(modules: Path, page: Path) -> None:
     for name, path in LIBRARIES.items():
         if not (modules / path).is_file():
             package = path.partition("/dist")[0]
-            raise ValueError(f"page: expected the npm package {package} beside onnxruntime-web for the text of this model, got none; npm install {package}")
+            raise ValueError(
+                f"page: expected the npm package {package} beside onnxruntime-web for the text of this model, got none; npm install {package}"
+            )
         shutil.copyfile(modules / path, page / "text" / name)
 
 
@@ -39,10 +48,22 @@ def text_data(folder: Path, manifest: Manifest) -> Dict[str, Any]:
         ValueError, ModuleNotFoundError: as for `codec` and `chat_codec`.
     """
     converter, chat = codec(folder, manifest), chat_codec(folder, manifest)
-    samples: List[Dict[str, Any]] = [{"text": text, "ids": converter.encode(text)} for text in TEXTS]
-    samples += [] if chat is None else [{"messages": talk, "ids": chat.encode(talk)} for talk in TALKS if _renders(chat, talk)]
+    samples: List[Dict[str, Any]] = [
+        {"text": text, "ids": converter.encode(text)} for text in TEXTS
+    ]
+    samples += (
+        []
+        if chat is None
+        else [
+            {"messages": talk, "ids": chat.encode(talk)} for talk in TALKS if _renders(chat, talk)
+        ]
+    )
     found: Dict[str, Any] = {"template": None, "special": {}, "ends": manifest.stop_ids}
-    found |= {} if chat is None else {"template": chat.template, "special": chat.special, "ends": chat.ends}
+    found |= (
+        {}
+        if chat is None
+        else {"template": chat.template, "special": chat.special, "ends": chat.ends}
+    )
     return {**found, "samples": samples}
 
 

@@ -53,7 +53,9 @@ def load(
     providers.check_threads(threads)
     manifest = manifests.read_alone(folder, digest)
     providers.check_name(provider, manifest)
-    count = chosen(threads, manifest) if provider not in providers.OPENVINO or threads != AUTO else None
+    count = (
+        chosen(threads, manifest) if provider not in providers.OPENVINO or threads != AUTO else None
+    )
     model = _load(folder, manifest, provider, count, capture)
     if check and model.provider != "cpu":
         from posenc_export.runtime.verification.at_load import check_outputs
@@ -61,14 +63,22 @@ def load(
         try:
             check_outputs(model, folder)
         except ValueError as error:
-            if provider != "auto" or manifest.dtype == "bfloat16":  # no CPU computes in bfloat16 here
+            if (
+                provider != "auto" or manifest.dtype == "bfloat16"
+            ):  # no CPU computes in bfloat16 here
                 raise
-            warnings.warn(f"runtime: provider auto chose cpu: {str(error).removeprefix('runtime: ').rpartition(';')[0]}", RuntimeWarning, stacklevel=2)
+            warnings.warn(
+                f"runtime: provider auto chose cpu: {str(error).removeprefix('runtime: ').rpartition(';')[0]}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
             return _load(folder, manifest, "cpu", count, capture)
     return model
 
 
-def _load(folder: Path, manifest: Manifest, provider: str, threads: Optional[int], capture: bool) -> Model:
+def _load(
+    folder: Path, manifest: Manifest, provider: str, threads: Optional[int], capture: bool
+) -> Model:
     if manifest.target in providers.TORCH_TARGETS:
         check_files(folder, manifest)  # before torch reads a program
         from posenc_export.runtime.graphs.torch_files import load_torch
@@ -78,11 +88,22 @@ def _load(folder: Path, manifest: Manifest, provider: str, threads: Optional[int
         from posenc_export.runtime.graphs.openvino_graph import OpenVinoGraph
 
         with checked(folder, manifest, meanwhile=WEIGHTS):
-            return Model(OpenVinoGraph(folder / graph_file(manifest), manifest, provider, threads), folder)
+            return Model(
+                OpenVinoGraph(folder / graph_file(manifest), manifest, provider, threads), folder
+            )
     from posenc_export.runtime.graphs.ort_graph import OrtGraph, choose_provider
 
     with checked(folder, manifest, meanwhile=WEIGHTS):
-        return Model(OrtGraph(folder / graph_file(manifest), manifest, choose_provider(provider, manifest), threads, capture), folder)
+        return Model(
+            OrtGraph(
+                folder / graph_file(manifest),
+                manifest,
+                choose_provider(provider, manifest),
+                threads,
+                capture,
+            ),
+            folder,
+        )
 
 
 def verify(
@@ -125,7 +146,14 @@ def verify(
     return certificate
 
 
-def _measured(folder: Path, model: Model, threads: Optional[int], progress: Callable[[str], None], tolerance: Optional[float], quick: bool) -> Proof:
+def _measured(
+    folder: Path,
+    model: Model,
+    threads: Optional[int],
+    progress: Callable[[str], None],
+    tolerance: Optional[float],
+    quick: bool,
+) -> Proof:
     """Run the cells of the parity grid and compare with the reference in the folder of the artefact."""
     from posenc_export.runtime.verification import cells, measuring, proof, reference
 
@@ -136,6 +164,10 @@ def _measured(folder: Path, model: Model, threads: Optional[int], progress: Call
     accuracy = proof.accuracy_on(session.provider, manifest.reference, tolerance)
     if providers.noise(session.provider) and manifest.states and not quick:
         # The reference holds the outputs of two tokens. A provider that computes in bfloat16 can be right there and wrong for others: it rounds distances above 256.
-        expected = replace(expected, filled=cells.filled_by(load(folder, "cpu", threads).session(), manifest))
-    errors = measuring.measure(session, expected, accuracy, progress, workers, only=cells.QUICK if quick else ())
+        expected = replace(
+            expected, filled=cells.filled_by(load(folder, "cpu", threads).session(), manifest)
+        )
+    errors = measuring.measure(
+        session, expected, accuracy, progress, workers, only=cells.QUICK if quick else ()
+    )
     return proof.certificate(session, accuracy, errors.cells, errors.bounds, errors.failures, quick)

@@ -34,22 +34,40 @@ class Access:
         """Refuse requests of other web pages with status 403."""
         origin = request.headers.get("origin")
         if origin is not None and ANY not in self.origins and origin not in self.origins:
-            raise HTTPException(403, "origin: expected a page of this server, got one of another; start the server with --allow-origin")
+            raise HTTPException(
+                403,
+                "origin: expected a page of this server, got one of another; start the server with --allow-origin",
+            )
 
-    def check_key(self, authorization: Annotated[Optional[HTTPAuthorizationCredentials], Depends(BEARER)]) -> None:
+    def check_key(
+        self, authorization: Annotated[Optional[HTTPAuthorizationCredentials], Depends(BEARER)]
+    ) -> None:
         """Refuse requests without the key with status 401. The comparison takes the same time for every wrong key."""
-        if self.key and not secrets.compare_digest((authorization.credentials if authorization else "").encode(), self.key.encode()):
+        if self.key and not secrets.compare_digest(
+            (authorization.credentials if authorization else "").encode(), self.key.encode()
+        ):
             got = "another key" if authorization else "no key"
-            raise HTTPException(401, f"key: expected Authorization: Bearer with the key of this server, got {got}; send its key", {"WWW-Authenticate": "Bearer"})
+            raise HTTPException(
+                401,
+                f"key: expected Authorization: Bearer with the key of this server, got {got}; send its key",
+                {"WWW-Authenticate": "Bearer"},
+            )
 
     def protect(self, app: FastAPI) -> None:
         """Add the checks of Host and of requests that browsers send ahead (CORS)."""
         if self.origins:
-            app.add_middleware(CORSMiddleware, allow_origins=self.origins, allow_methods=["GET", "POST"], allow_headers=["Authorization", "Content-Type"])
+            app.add_middleware(
+                CORSMiddleware,
+                allow_origins=self.origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["Authorization", "Content-Type"],
+            )
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=self.hosts, www_redirect=False)
 
 
-def access(host: str, address: str, port: int, origins: Sequence[str] = (), key: Optional[str] = None) -> Access:
+def access(
+    host: str, address: str, port: int, origins: Sequence[str] = (), key: Optional[str] = None
+) -> Access:
     """Return the rules of a server: any Host if it listens on all addresses, otherwise `host` and the local names; pages of the server itself and of `origins`.
 
     Args:
@@ -62,11 +80,17 @@ def access(host: str, address: str, port: int, origins: Sequence[str] = (), key:
     """
     for origin in origins:
         if origin != ANY and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
-            raise ValueError(f"serve: expected an origin as scheme://host or scheme://host:port, got {origin}; change --allow-origin")
+            raise ValueError(
+                f"serve: expected an origin as scheme://host or scheme://host:port, got {origin}; change --allow-origin"
+            )
     if key is not None and not re.fullmatch(r"[!-~]+", key):
-        raise ValueError("serve: expected a key of printable ASCII characters without spaces, got an empty one or other characters; change --api-key")
+        raise ValueError(
+            "serve: expected a key of printable ASCII characters without spaces, got an empty one or other characters; change --api-key"
+        )
     if ipaddress.ip_address(address.partition("%")[0]).is_unspecified:
         return Access((ANY,), tuple(origins), key or "")
     hosts = tuple(dict.fromkeys((f"[{host}]" if ":" in host else host, *LOCAL)))
     ports = ("", ":80") if port == 80 else (f":{port}",)  # browsers leave the default port out
-    return Access(hosts, (*(f"http://{name}{end}" for name in hosts for end in ports), *origins), key or "")
+    return Access(
+        hosts, (*(f"http://{name}{end}" for name in hosts for end in ports), *origins), key or ""
+    )

@@ -22,7 +22,15 @@ from posenc_export.serve.completion import Completion, Part
 from posenc_export.serve.engine import Engine
 from posenc_export.serve.http import GONE, KIND, card, check_model, message_of, read_body
 from posenc_export.serve.metrics import Metrics
-from posenc_export.serve.requests import FAILED, Full, Limits, Refused, Stopping, Token, check_request
+from posenc_export.serve.requests import (
+    FAILED,
+    Full,
+    Limits,
+    Refused,
+    Stopping,
+    Token,
+    check_request,
+)
 from posenc_export.serve.stream import STOPPED, Stream, event
 from posenc_export.shared.version import VERSION
 
@@ -48,12 +56,28 @@ class Service:
 
     loop: asyncio.AbstractEventLoop
 
-    def __init__(self, name: str, model: Model, codec: Codec, limits: Limits, chat: Optional[ChatCodec], failed: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: Model,
+        codec: Codec,
+        limits: Limits,
+        chat: Optional[ChatCodec],
+        failed: Callable[[], object],
+    ) -> None:
         self.name, self.codec, self.manifest, self.limits = name, codec, model.manifest, limits
         self.created = int(time.time())
-        self.completions, self.chat = protocol.Completions(codec, model.manifest.stop_ids), Chat(chat)
+        self.completions, self.chat = (
+            protocol.Completions(codec, model.manifest.stop_ids),
+            Chat(chat),
+        )
         self.open: Dict[Any, Completion] = {}  # running completions by request of the engine
-        self.engine = Engine(model, limits, lambda tokens: self.loop.call_soon_threadsafe(self._dispatch, tokens), failed)
+        self.engine = Engine(
+            model,
+            limits,
+            lambda tokens: self.loop.call_soon_threadsafe(self._dispatch, tokens),
+            failed,
+        )
         self.metrics = Metrics(name, model.manifest, self.engine)
 
     async def complete(self, request: Request, format: protocol.Format) -> Response:
@@ -61,10 +85,17 @@ class Service:
         deadline = self.loop.time() + self.limits.seconds
         try:
             async with asyncio.timeout_at(deadline):
-                asked, completion = await asyncio.to_thread(self._built, await read_body(request), format)
+                asked, completion = await asyncio.to_thread(
+                    self._built, await read_body(request), format
+                )
                 self._begin(completion)
                 if asked.stream:
-                    return Stream(self._events(asked, completion, format), lambda: self._end(completion), deadline, self._late())
+                    return Stream(
+                        self._events(asked, completion, format),
+                        lambda: self._end(completion),
+                        deadline,
+                        self._late(),
+                    )
                 try:
                     return await self._whole(asked, completion, request, format)
                 finally:
@@ -78,7 +109,9 @@ class Service:
         except asyncio.CancelledError:  # the server ends before the request
             return self.refuse(503, STOPPED)
 
-    def _built(self, body: bytearray, format: protocol.Format) -> Tuple[protocol.SamplingRequest, Completion]:
+    def _built(
+        self, body: bytearray, format: protocol.Format
+    ) -> Tuple[protocol.SamplingRequest, Completion]:
         """Read a request and its prompts, on a thread of its own, since tokenizing can take long. Nothing is queued before everything has succeeded."""
         asked = protocol.parse(body, format.request)
         check_model(asked.model, self.name)
@@ -86,7 +119,9 @@ class Service:
         for row in rows:
             check_request(row, self.manifest, self.limits)
         try:
-            return asked, Completion(self.engine, rows, asked.n, self.codec, protocol.stops(asked), self.metrics)
+            return asked, Completion(
+                self.engine, rows, asked.n, self.codec, protocol.stops(asked), self.metrics
+            )
         except ValueError as error:  # the tokenizer cannot decode the prompt
             raise Refused(str(error)) from None
 
@@ -98,16 +133,30 @@ class Service:
     def _late(self) -> str:
         return f"server: expected the response within {self.limits.seconds} seconds, got a longer one; reduce max_tokens, or start the server with --timeout"
 
-    def refuse(self, status: int, message: str, headers: Optional[Mapping[str, str]] = None) -> JSONResponse:
+    def refuse(
+        self, status: int, message: str, headers: Optional[Mapping[str, str]] = None
+    ) -> JSONResponse:
         """Count a refused request and return the response with the error message."""
         self.metrics.refused.labels(str(status)).inc()
         again = {"Retry-After": "1"} if status in (429, 503) else {}
-        return JSONResponse(protocol.failure(message, KIND.get(status, "invalid_request_error")), status, {**again, **(headers or {})})
+        return JSONResponse(
+            protocol.failure(message, KIND.get(status, "invalid_request_error")),
+            status,
+            {**again, **(headers or {})},
+        )
 
-    async def _whole(self, asked: protocol.SamplingRequest, completion: Completion, request: Request, format: protocol.Format) -> Response:
+    async def _whole(
+        self,
+        asked: protocol.SamplingRequest,
+        completion: Completion,
+        request: Request,
+        format: protocol.Format,
+    ) -> Response:
         """Return the whole completion as one JSON response, or GONE if the client disconnects first."""
         collecting = asyncio.ensure_future(_collected(completion))
-        disconnected = asyncio.ensure_future(request.receive())  # after the body, the only further message is the disconnection
+        disconnected = asyncio.ensure_future(
+            request.receive()
+        )  # after the body, the only further message is the disconnection
         try:
             await asyncio.wait({collecting, disconnected}, return_when=asyncio.FIRST_COMPLETED)
             if not collecting.done():
@@ -119,11 +168,22 @@ class Service:
         if any(part.ended == FAILED for part in parts):
             return self.refuse(500, FAILURE)
         choices = [format.answer(part, asked) for part in parts]
-        return JSONResponse({**self._head(format, format.whole), "choices": choices, "usage": protocol.usage(completion.prompt_tokens, completion.completion_tokens)})
+        return JSONResponse(
+            {
+                **self._head(format, format.whole),
+                "choices": choices,
+                "usage": protocol.usage(completion.prompt_tokens, completion.completion_tokens),
+            }
+        )
 
-    async def _events(self, asked: protocol.SamplingRequest, completion: Completion, format: protocol.Format) -> AsyncIterator[str]:
+    async def _events(
+        self, asked: protocol.SamplingRequest, completion: Completion, format: protocol.Format
+    ) -> AsyncIterator[str]:
         """Yield server-sent events: one per piece of a choice, the token counts if requested, then [DONE]; or an error as the last one."""
-        head, counts = self._head(format, format.part), asked.stream_options is not None and asked.stream_options.include_usage
+        head, counts = (
+            self._head(format, format.part),
+            asked.stream_options is not None and asked.stream_options.include_usage,
+        )
         without_counts, begun = {"usage": None} if counts else {}, set()
         async for part in completion.parts():
             if part.ended == FAILED:
@@ -134,12 +194,24 @@ class Service:
                 begun.add(part.choice)
                 yield event({**head, "choices": [piece], **without_counts})
         if counts:
-            yield event({**head, "choices": [], "usage": protocol.usage(completion.prompt_tokens, completion.completion_tokens)})
+            yield event(
+                {
+                    **head,
+                    "choices": [],
+                    "usage": protocol.usage(completion.prompt_tokens, completion.completion_tokens),
+                }
+            )
         yield "data: [DONE]\n\n"
 
     def _head(self, format: protocol.Format, kind: str) -> Dict[str, Any]:
         name = f"{format.prefix}-{secrets.token_hex(12)}"
-        return {"id": name, "object": kind, "created": int(time.time()), "model": self.name, "system_fingerprint": self.manifest.digest[:16]}
+        return {
+            "id": name,
+            "object": kind,
+            "created": int(time.time()),
+            "model": self.name,
+            "system_fingerprint": self.manifest.digest[:16],
+        }
 
     def _dispatch(self, tokens: List[Token]) -> None:
         """Pass the tokens of an engine turn to their completions. Tokens of completions that have ended are dropped."""
@@ -154,7 +226,13 @@ class Service:
 
 
 def application(
-    name: str, model: Model, codec: Codec, limits: Limits, access: Access = Access(), chat: Optional[ChatCodec] = None, failed: Callable[[], object] = lambda: None
+    name: str,
+    model: Model,
+    codec: Codec,
+    limits: Limits,
+    access: Access = Access(),
+    chat: Optional[ChatCodec] = None,
+    failed: Callable[[], object] = lambda: None,
 ) -> FastAPI:
     """Create the application, with its engine ready. The end of the application also ends the engine.
 
@@ -174,9 +252,17 @@ def application(
         await asyncio.to_thread(service.engine.close)
 
     summary = f"Completions of {name}, as in OpenAI's API."
-    app = FastAPI(title="posenc", version=VERSION, summary=summary, lifespan=lifespan, dependencies=[Depends(access.check_origin)])
+    app = FastAPI(
+        title="posenc",
+        version=VERSION,
+        summary=summary,
+        lifespan=lifespan,
+        dependencies=[Depends(access.check_origin)],
+    )
     app.state.service = service
-    app.include_router(_routes(service), dependencies=[Depends(access.check_key)] if access.key else [])
+    app.include_router(
+        _routes(service), dependencies=[Depends(access.check_key)] if access.key else []
+    )
     access.protect(app)
 
     @app.get("/health", summary="200 if the server accepts requests, otherwise 503")
@@ -186,7 +272,11 @@ def application(
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
-        return service.refuse(error.status_code, message_of(request, error, "POST /v1/completions completes a text"), error.headers)
+        return service.refuse(
+            error.status_code,
+            message_of(request, error, "POST /v1/completions completes a text"),
+            error.headers,
+        )
 
     return app
 
@@ -195,11 +285,19 @@ def _routes(service: Service) -> APIRouter:
     """Return the routes that need the key of the server, if it has one."""
     routes = APIRouter()
 
-    @routes.post("/v1/completions", openapi_extra=_described(service.completions), summary="Continue a prompt")
+    @routes.post(
+        "/v1/completions",
+        openapi_extra=_described(service.completions),
+        summary="Continue a prompt",
+    )
     async def completions(request: Request) -> Response:
         return await service.complete(request, service.completions)
 
-    @routes.post("/v1/chat/completions", openapi_extra=_described(service.chat), summary="Reply to a conversation")
+    @routes.post(
+        "/v1/chat/completions",
+        openapi_extra=_described(service.chat),
+        summary="Reply to a conversation",
+    )
     async def chat(request: Request) -> Response:
         return await service.complete(request, service.chat)
 
@@ -216,7 +314,12 @@ def _routes(service: Service) -> APIRouter:
 
 def _described(format: protocol.Format) -> Dict[str, Any]:
     """Return the description of the body of a route's requests."""
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": format.request.model_json_schema()}}}}
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": format.request.model_json_schema()}},
+        }
+    }
 
 
 async def _collected(completion: Completion) -> List[Part]:

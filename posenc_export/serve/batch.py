@@ -14,7 +14,13 @@ from posenc_export.runtime.session.generation import choose
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.prefixes import BLOCK, Prefixes, can_share
 from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.session.speculation import LEAST_REWIND, LOOKUP, Reader, Speculator, drafts_of
+from posenc_export.runtime.session.speculation import (
+    LEAST_REWIND,
+    LOOKUP,
+    Reader,
+    Speculator,
+    drafts_of,
+)
 from posenc_export.runtime.session.token_rules import TokenRules
 from posenc_export.serve.memory import bytes_per_slot
 from posenc_export.serve.pace import Pace
@@ -75,7 +81,9 @@ class Batch:
         self.limits = limits
         self.rows: List[Row] = []
         # Times of the processor are not those of other programs. A graph of another provider runs elsewhere.
-        self.pace = Pace(limits.chunk, time.thread_time if model.provider == "cpu" else time.perf_counter)
+        self.pace = Pace(
+            limits.chunk, time.thread_time if model.provider == "cpu" else time.perf_counter
+        )
 
         def opened(rows: int, slots: int) -> Any:
             caches = model.graph.open(rows, slots)
@@ -85,15 +93,31 @@ class Batch:
         try:
             if model.manifest.capacity_bucket:
                 opened(limits.rows, limits.context)  # a trial, since these caches begin smaller
-            self.session = Session(opened, model.manifest, limits.rows, limits.context, LEAST_REWIND if limits.speculate else 1, model.provider)
+            self.session = Session(
+                opened,
+                model.manifest,
+                limits.rows,
+                limits.context,
+                LEAST_REWIND if limits.speculate else 1,
+                model.provider,
+            )
             self.speculator = Speculator(self.session) if limits.speculate else None
-            blocks = limits.prefix_memory // (bytes_per_slot(model.manifest) * BLOCK) if can_share(model.manifest) else 0
+            blocks = (
+                limits.prefix_memory // (bytes_per_slot(model.manifest) * BLOCK)
+                if can_share(model.manifest)
+                else 0
+            )
             self.prefixes = Prefixes(opened, blocks) if blocks else None
             self.probe(1)  # allocates the caches of all rows
             self.probe(limits.rows)  # and the memory that a step of all rows needs
-        except (MemoryError, ValueError) as error:  # numpy raises ValueError for sizes beyond 64 bits
+        except (
+            MemoryError,
+            ValueError,
+        ) as error:  # numpy raises ValueError for sizes beyond 64 bits
             rule = f"memory for caches of {limits.rows} rows of {limits.context} tokens"
-            raise ValueError(f"serve: expected {rule}, got an error ({error}); give fewer --rows or a smaller --context") from None
+            raise ValueError(
+                f"serve: expected {rule}, got an error ({error}); give fewer --rows or a smaller --context"
+            ) from None
 
     def probe(self, rows: int) -> None:
         """Feed two tokens to each of `rows` new rows of an empty session, and remove the rows. Raise GraphError or MemoryError if the graph cannot run at all."""
@@ -123,7 +147,10 @@ class Batch:
 
     def step(self) -> List[Token]:
         """Feed one token of every row whose prompt was read, or drafted ones too. Return the generated tokens. After a GraphError, call `fail`."""
-        running, since = [index for index, row in enumerate(self.rows) if row.generated], self.pace.clock()
+        running, since = (
+            [index for index, row in enumerate(self.rows) if row.generated],
+            self.pace.clock(),
+        )
         if not running:
             return []
         if self.speculator is not None:
@@ -131,7 +158,10 @@ class Batch:
         else:
             logits = self._stepped(len(running) == len(self.rows))
             likeliest = logits.argmax(-1).tolist()
-            tokens = [self._next(self.rows[index], likeliest[index], logits[index : index + 1]) for index in running]
+            tokens = [
+                self._next(self.rows[index], likeliest[index], logits[index : index + 1])
+                for index in running
+            ]
         for index in running:
             self._share(index)
         self._leave_ended(tokens)
@@ -141,8 +171,12 @@ class Batch:
     def _stepped(self, all_run: bool) -> np.ndarray:
         """Feed the last generated token of each row that has one. Return the logits [B,V]."""
         if all_run:
-            return self.session.step(np.array([row.unread.popleft() for row in self.rows], np.int64), copy=False)
-        return self.session.prefill([row.take(1) if row.generated else [] for row in self.rows], logits_to_keep=1)[:, 0]
+            return self.session.step(
+                np.array([row.unread.popleft() for row in self.rows], np.int64), copy=False
+            )
+        return self.session.prefill(
+            [row.take(1) if row.generated else [] for row in self.rows], logits_to_keep=1
+        )[:, 0]
 
     def _read_drafts(self, speculator: Speculator) -> List[Token]:
         """Feed the last generated token of each row that has one, with drafted ones after it where that is faster. Return the generated tokens."""
@@ -159,15 +193,26 @@ class Batch:
             request = row.request
             if row.drafts is None:
                 row.drafts = drafts_of(LOOKUP, [*request.prompt, *row.generated])
-            return Reader(chosen, request.stop_ids, request.max_tokens, row.drafts, [row.generated[-1]], len(row.generated))
+            return Reader(
+                chosen,
+                request.stop_ids,
+                request.max_tokens,
+                row.drafts,
+                [row.generated[-1]],
+                len(row.generated),
+            )
 
-        for row, more in zip(self.rows, speculator.read([reader(row) for row in self.rows]), strict=True):
+        for row, more in zip(
+            self.rows, speculator.read([reader(row) for row in self.rows]), strict=True
+        ):
             row.unread = deque(more[-1:]) if more else row.unread
         return tokens
 
     def leave(self, requests: Sequence[Request]) -> None:
         """Retire the rows of these requests, as far as they have one. The last row takes the index of a retired row, as in the session."""
-        for index in reversed([index for index, row in enumerate(self.rows) if row.request in requests]):
+        for index in reversed(
+            [index for index, row in enumerate(self.rows) if row.request in requests]
+        ):
             self._share(index)
             self.session.retire(index)
             self.rows[index] = self.rows[-1]
@@ -188,7 +233,11 @@ class Batch:
     def _enter(self, request: Request) -> List[Token]:
         """Admit a row with the known tokens of its prompt and as many more as the turn allows. Return its first generated token if the whole prompt was read."""
         since = self.pace.clock()
-        prefix = self.prefixes.find(request.prompt, request.sharing) if self.prefixes is not None else None
+        prefix = (
+            self.prefixes.find(request.prompt, request.sharing)
+            if self.prefixes is not None
+            else None
+        )
         known = prefix.length if prefix else 0
         row = Row(request, self.session.manifest, known)
         part = row.take(self.pace.count(known))
@@ -209,10 +258,14 @@ class Batch:
         if not part:
             return []
         empty: List[int] = []
-        logits = self.session.prefill([part if other == index else empty for other in range(len(self.rows))], logits_to_keep=1)[index]
+        logits = self.session.prefill(
+            [part if other == index else empty for other in range(len(self.rows))], logits_to_keep=1
+        )[index]
         return self._read_part(index, row, offset, len(part), logits, since)
 
-    def _read_part(self, index: int, row: Row, offset: int, count: int, logits: np.ndarray, since: float) -> List[Token]:
+    def _read_part(
+        self, index: int, row: Row, offset: int, count: int, logits: np.ndarray, since: float
+    ) -> List[Token]:
         """Account for `count` tokens of a prompt, read after `offset` others. Return the first generated token, chosen from logits [1,V], if they were the last."""
         self._share(index)
         self.pace.read(count, offset, self.pace.clock() - since)
@@ -224,7 +277,12 @@ class Batch:
         read = len(row.request.prompt) + len(row.generated) - len(row.unread)
         if self.prefixes is not None and read // BLOCK > row.kept:
             row.kept = read // BLOCK
-            self.session.share(index, [*row.request.prompt, *row.generated][:read], self.prefixes, row.request.sharing)
+            self.session.share(
+                index,
+                [*row.request.prompt, *row.generated][:read],
+                self.prefixes,
+                row.request.sharing,
+            )
 
     def _next(self, row: Row, likeliest: int, logits: np.ndarray) -> Token:
         """Choose the next token of a row from its logits [1,V]. The next step feeds it."""
@@ -232,15 +290,33 @@ class Batch:
         if request.temperature == 0:
             token = likeliest if allowed is logits else int(allowed[0].argmax())
         else:
-            token = int(choose(allowed, request.temperature, request.top_k, request.top_p, row.random)[0])
+            token = int(
+                choose(allowed, request.temperature, request.top_k, request.top_p, row.random)[0]
+            )
         row.generated.append(token)
         row.unread.append(token)
-        ended = STOP if token in request.stop_ids else LENGTH if len(row.generated) == request.max_tokens else ""
-        return Token(request, token, ended, () if request.logprobs is None else log_probabilities(logits[0], token, request.logprobs))
+        ended = (
+            STOP
+            if token in request.stop_ids
+            else LENGTH
+            if len(row.generated) == request.max_tokens
+            else ""
+        )
+        return Token(
+            request,
+            token,
+            ended,
+            ()
+            if request.logprobs is None
+            else log_probabilities(logits[0], token, request.logprobs),
+        )
 
 
 def log_probabilities(logits: np.ndarray, token: int, count: int) -> Tuple[Tuple[int, float], ...]:
     """Return id and logarithm of the probability (softmax of logits [V], before temperature and sampling) of a token, then of the `count` most probable ones."""
     shifted = logits.astype(np.float64) - logits.max()
     logarithms = shifted - np.log(np.exp(shifted).sum())
-    return tuple((int(one), float(logarithms[one])) for one in (token, *np.argsort(-logarithms, kind="stable")[:count]))
+    return tuple(
+        (int(one), float(logarithms[one]))
+        for one in (token, *np.argsort(-logarithms, kind="stable")[:count])
+    )

@@ -30,7 +30,13 @@ class Part(NamedTuple):
 
     def joined(self, after: "Part") -> "Part":
         """Return this piece and the next one of the same choice as one piece."""
-        return Part(self.choice, self.text + after.text, self.tokens + after.tokens, self.places + after.places, after.ended)
+        return Part(
+            self.choice,
+            self.text + after.text,
+            self.tokens + after.tokens,
+            self.places + after.places,
+            after.ended,
+        )
 
 
 class Choice:
@@ -79,10 +85,20 @@ class Completion:
         prompt_tokens: their number; each prompt is counted once.
     """
 
-    def __init__(self, engine: Engine, requests: List[Request], each: int, codec: Codec, stops: List[str], metrics: Metrics) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        requests: List[Request],
+        each: int,
+        codec: Codec,
+        stops: List[str],
+        metrics: Metrics,
+    ) -> None:
         self.engine, self.metrics = engine, metrics
         self.prompt_tokens = sum(len(request.prompt) for request in requests[::each])
-        self.choices: Dict[Request, Choice] = {request: Choice(index, request, codec, stops) for index, request in enumerate(requests)}
+        self.choices: Dict[Request, Choice] = {
+            request: Choice(index, request, codec, stops) for index, request in enumerate(requests)
+        }
         self.tokens: "asyncio.Queue[Token]" = asyncio.Queue()
         self.begun = time.monotonic()
 
@@ -99,13 +115,23 @@ class Completion:
                 arrived.append(self.tokens.get_nowait())
             for request in dict.fromkeys(token.request for token in arrived):
                 choice = self.choices[request]
-                taken = [self._taken(choice, token) for token in arrived if token.request is request and not choice.ended]
+                taken = [
+                    self._taken(choice, token)
+                    for token in arrived
+                    if token.request is request and not choice.ended
+                ]
                 if taken:  # empty if the choice has ended at a stop string, while its row runs until it is cancelled
                     yield functools.reduce(Part.joined, taken)
 
     def end(self) -> None:
         """Cancel the rows that still run, and update the metrics. Must be called once, however the request ends."""
-        self.engine.cancel([request for request, choice in self.choices.items() if choice.ended in ("", STOP, FAILED)])
+        self.engine.cancel(
+            [
+                request
+                for request, choice in self.choices.items()
+                if choice.ended in ("", STOP, FAILED)
+            ]
+        )
         for choice in self.choices.values():
             self.metrics.requests.labels(choice.ended or "cancelled").inc()
         self.metrics.prompt_tokens.inc(self.prompt_tokens)
@@ -143,7 +169,15 @@ class Stops:
         if places:
             self.found, self._held = True, ""
             return text[: min(places)]
-        held_back = max((size for string in self.strings for size in range(1, len(string)) if text.endswith(string[:size])), default=0)
+        held_back = max(
+            (
+                size
+                for string in self.strings
+                for size in range(1, len(string))
+                if text.endswith(string[:size])
+            ),
+            default=0,
+        )
         self._held = text[len(text) - held_back :]
         return text[: len(text) - held_back]
 

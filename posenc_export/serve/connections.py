@@ -7,7 +7,9 @@ from typing import Any, Optional, Set, Tuple
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 CONNECTIONS = 512  # default of the largest number of connections
-SENDING = 10.0  # seconds in which a request must arrive, and in which the end of a response must be read
+SENDING = (
+    10.0  # seconds in which a request must arrive, and in which the end of a response must be read
+)
 PATIENCE = 0.05  # seconds in which a request must arrive while all connections are in use
 OVER = 16  # connections beyond the limit that are accepted, so that their requests are answered with 503
 FILES = 32  # open files of the process that are not connections
@@ -31,12 +33,16 @@ def most_connections(asked: Optional[int]) -> int:
         ValueError: the system does not allow as many open files.
     """
     if asked is not None and asked < FEWEST:
-        raise ValueError(f"serve: expected at least {FEWEST} connections, got {asked}; give a larger number")
+        raise ValueError(
+            f"serve: expected at least {FEWEST} connections, got {asked}; give a larger number"
+        )
     needed = (asked or CONNECTIONS) + OVER + FILES
     allowed = _files(needed)
     if allowed < (needed if asked else FEWEST + OVER + FILES):
         rule = f"at least {needed if asked else FEWEST + OVER + FILES} open files"
-        raise ValueError(f"serve: expected {rule} to be allowed, got {allowed}; raise the limit (ulimit -n) or give fewer --connections")
+        raise ValueError(
+            f"serve: expected {rule} to be allowed, got {allowed}; raise the limit (ulimit -n) or give fewer --connections"
+        )
     return min(needed, allowed) - OVER - FILES
 
 
@@ -46,10 +52,15 @@ def _files(needed: int) -> int:
         import resource
     except ModuleNotFoundError:  # Windows has no such limit
         return needed
-    soft, hard = (needed if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(resource.RLIMIT_NOFILE))
+    soft, hard = (
+        needed if limit == resource.RLIM_INFINITY else limit
+        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
     if soft < needed and soft < hard:
         soft = min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+        )
     return soft
 
 
@@ -117,13 +128,18 @@ class Connection(H11Protocol):
         used = [other for other in connections if not other.transport.is_closing()]
         surplus = len(used) - (self.limit_concurrency or len(used) + 1) + 1
         if surplus > 0:
-            waiting = [other for other in used if other.receiving and other.since < self.since - PATIENCE]
+            waiting = [
+                other for other in used if other.receiving and other.since < self.since - PATIENCE
+            ]
             for other in sorted(waiting, key=lambda other: other.since)[:surplus]:
                 other.transport.abort()
 
     def _watch(self) -> None:
         """Close the connection if its time is over; otherwise look again."""
-        now, end = self.loop.time(), self.since + (SENDING if self.receiving else SENDING + self.seconds + SENDING)
+        now, end = (
+            self.loop.time(),
+            self.since + (SENDING if self.receiving else SENDING + self.seconds + SENDING),
+        )
         if now >= end:
             self.transport.abort()
         else:

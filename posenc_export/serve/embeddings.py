@@ -29,12 +29,22 @@ class EmbeddingRequest(BaseModel):
     """Body of a request. Fields of OpenAI's API that this server does not support accept only their neutral value."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    model: Optional[str] = Field(None, description="Name of the served model; other names are refused.")
-    input: Union[str, Annotated[List[str], FAST], Ids, Annotated[List[Ids], FAST]] = Field(description="Text or token ids, or a list of these.")
-    encoding_format: Literal["float", "base64"] = Field("float", description="base64: the bytes of float32 numbers, little-endian.")
-    dimensions: Optional[int] = Field(None, description="Size of an embedding; only that of the model is accepted.")
+    model: Optional[str] = Field(
+        None, description="Name of the served model; other names are refused."
+    )
+    input: Union[str, Annotated[List[str], FAST], Ids, Annotated[List[Ids], FAST]] = Field(
+        description="Text or token ids, or a list of these."
+    )
+    encoding_format: Literal["float", "base64"] = Field(
+        "float", description="base64: the bytes of float32 numbers, little-endian."
+    )
+    dimensions: Optional[int] = Field(
+        None, description="Size of an embedding; only that of the model is accepted."
+    )
     user: Optional[str] = None
-    prompt_name: Optional[str] = Field(None, description="Name of a prompt of the checkpoint to put before each text.")
+    prompt_name: Optional[str] = Field(
+        None, description="Name of a prompt of the checkpoint to put before each text."
+    )
 
 
 class Embedder:
@@ -62,7 +72,11 @@ class Embedder:
                 asked = parse(await read_body(request))
                 check_model(asked.model, self.name)
                 if self.waiting >= self.limits.queue:
-                    raise HTTPException(429, f"queue: expected at most {self.limits.queue} requests that wait, got one more; try again later", {"Retry-After": "1"})
+                    raise HTTPException(
+                        429,
+                        f"queue: expected at most {self.limits.queue} requests that wait, got one more; try again later",
+                        {"Retry-After": "1"},
+                    )
                 self.waiting += 1
                 try:
                     async with self._turn:
@@ -72,26 +86,51 @@ class Embedder:
         except ClientDisconnect:
             return Response(status_code=GONE)
         except TimeoutError:
-            raise HTTPException(504, f"server: expected the response within {self.limits.seconds} seconds, got a longer one; send fewer texts") from None
+            raise HTTPException(
+                504,
+                f"server: expected the response within {self.limits.seconds} seconds, got a longer one; send fewer texts",
+            ) from None
         except ValueError as error:
             raise HTTPException(400, str(error)) from None
         except GraphError:
-            raise HTTPException(500, "server: expected the graph to run, got an error; send fewer texts") from None
+            raise HTTPException(
+                500, "server: expected the graph to run, got an error; send fewer texts"
+            ) from None
         tokens = sum(len(row) for row in rows)
-        data = [{"object": "embedding", "index": index, "embedding": _written(row, asked.encoding_format)} for index, row in enumerate(embeddings)]
-        return JSONResponse({"object": "list", "data": data, "model": self.name, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}})
+        data = [
+            {
+                "object": "embedding",
+                "index": index,
+                "embedding": _written(row, asked.encoding_format),
+            }
+            for index, row in enumerate(embeddings)
+        ]
+        return JSONResponse(
+            {
+                "object": "list",
+                "data": data,
+                "model": self.name,
+                "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+            }
+        )
 
     def _embedded(self, asked: EmbeddingRequest) -> Tuple[List[np.ndarray], np.ndarray]:
         """Return the token ids of each input, and the embeddings."""
         given: Any = asked.input
-        inputs = [given] if isinstance(given, str) or not given or isinstance(given[0], int) else given
+        inputs = (
+            [given] if isinstance(given, str) or not given or isinstance(given[0], int) else given
+        )
         if given == []:
             raise ValueError("input: expected at least one text, got none; send one")
         size = self.model.manifest.outputs[-1].axes[-1]
         if asked.dimensions not in (None, size):
-            raise ValueError(f"dimensions: expected {size}, the size of the model, got {asked.dimensions}; leave it out")
+            raise ValueError(
+                f"dimensions: expected {size}, the size of the model, got {asked.dimensions}; leave it out"
+            )
         if len(inputs) > MOST_INPUTS:
-            raise ValueError(f"input: expected at most {MOST_INPUTS} texts, got {len(inputs)}; send several requests")
+            raise ValueError(
+                f"input: expected at most {MOST_INPUTS} texts, got {len(inputs)}; send several requests"
+            )
         if isinstance(inputs[0], str):
             rows = sentences.rows_of(self.model, inputs, asked.prompt_name)
         else:
@@ -107,7 +146,9 @@ def parse(body: Union[bytes, bytearray]) -> EmbeddingRequest:
         first = error.errors(include_url=False)[0]
         where = "".join(protocol.cut(str(part)) for part in first["loc"][:1]) or "body"
         said = first["msg"].replace("Input should be", "expected")
-        raise ValueError(f"{where}: {said[0].lower()}{said[1:]}, got {protocol.cut(repr(first['input']))}; /docs lists the fields") from None
+        raise ValueError(
+            f"{where}: {said[0].lower()}{said[1:]}, got {protocol.cut(repr(first['input']))}; /docs lists the fields"
+        ) from None
 
 
 def _written(row: np.ndarray, form: str) -> Union[str, List[float]]:
@@ -126,7 +167,12 @@ def application(name: str, model: Model, limits: Limits, access: Access = Access
         ValueError: as for Embedder.
     """
     embedder = Embedder(name, model, limits)
-    app = FastAPI(title="posenc", version=VERSION, summary=f"Embeddings of {name}, as in OpenAI's API.", dependencies=[Depends(access.check_origin)])
+    app = FastAPI(
+        title="posenc",
+        version=VERSION,
+        summary=f"Embeddings of {name}, as in OpenAI's API.",
+        dependencies=[Depends(access.check_origin)],
+    )
     routes = APIRouter()
 
     @routes.post("/v1/embeddings", openapi_extra=BODY, summary="Embed texts")
@@ -146,10 +192,21 @@ def application(name: str, model: Model, limits: Limits, access: Access = Access
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
-        said = message_of(request, error, f"POST /v1/embeddings embeds texts, since {name} is an encoder")
-        return JSONResponse(protocol.failure(said, KIND.get(error.status_code, "invalid_request_error")), error.status_code, error.headers)
+        said = message_of(
+            request, error, f"POST /v1/embeddings embeds texts, since {name} is an encoder"
+        )
+        return JSONResponse(
+            protocol.failure(said, KIND.get(error.status_code, "invalid_request_error")),
+            error.status_code,
+            error.headers,
+        )
 
     return app
 
 
-BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": EmbeddingRequest.model_json_schema()}}}}
+BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": EmbeddingRequest.model_json_schema()}},
+    }
+}

@@ -10,7 +10,17 @@ from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.prefixes import Prefixes
 from posenc_export.runtime.session.speculation import Speculator
 from posenc_export.serve.batch import Batch
-from posenc_export.serve.requests import FAILED, Full, Limits, Refused, Request, Stopping, Token, check_model, check_request
+from posenc_export.serve.requests import (
+    FAILED,
+    Full,
+    Limits,
+    Refused,
+    Request,
+    Stopping,
+    Token,
+    check_model,
+    check_request,
+)
 
 LOG = logging.getLogger(__name__)
 
@@ -32,9 +42,20 @@ class Engine:
         GraphError: the graph cannot run.
     """
 
-    def __init__(self, model: Model, limits: Limits, deliver: Callable[[List[Token]], object], failed: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        limits: Limits,
+        deliver: Callable[[List[Token]], object],
+        failed: Callable[[], object] = lambda: None,
+    ) -> None:
         check_model(model.manifest, limits)
-        self.manifest, self.limits, self.deliver, self.failed = model.manifest, limits, deliver, failed
+        self.manifest, self.limits, self.deliver, self.failed = (
+            model.manifest,
+            limits,
+            deliver,
+            failed,
+        )
         self._batch = Batch(model, limits)
         self._waiting: Deque[Request] = deque()
         self._cancelled: Set[Request] = set()
@@ -74,12 +95,18 @@ class Engine:
         for request in requests:
             check_request(request, self.manifest, self.limits)
         if len(requests) > self.limits.queue:
-            raise Refused(f"prompt: expected at most {self.limits.queue} continuations in a request, got {len(requests)}; send several requests")
+            raise Refused(
+                f"prompt: expected at most {self.limits.queue} continuations in a request, got {len(requests)}; send several requests"
+            )
         with self._changed:
             if self.state != "ready":
-                raise Stopping(f"engine: expected to be ready, got {self.state}; send the request to another server")
+                raise Stopping(
+                    f"engine: expected to be ready, got {self.state}; send the request to another server"
+                )
             if len(self._waiting) + len(requests) > self.limits.queue:
-                raise Full(f"queue: expected room for {len(requests)} more, got {len(self._waiting)} of {self.limits.queue} waiting; try again later")
+                raise Full(
+                    f"queue: expected room for {len(requests)} more, got {len(self._waiting)} of {self.limits.queue} waiting; try again later"
+                )
             self._waiting.extend(requests)
             self._changed.notify()
 
@@ -101,7 +128,11 @@ class Engine:
             while self._prepare():
                 self._run_once()
         except (GraphError, MemoryError) as error:
-            LOG.critical("engine: expected the graph to run, got %s (%s); the engine has ended, start the server again", type(error).__name__, error)
+            LOG.critical(
+                "engine: expected the graph to run, got %s (%s); the engine has ended, start the server again",
+                type(error).__name__,
+                error,
+            )
         finally:  # if the thread ends unexpectedly, fail the remaining requests, so that no client waits forever
             with self._changed:
                 done = self.state == "stopping" and not self._waiting and not self._batch.rows
@@ -134,7 +165,9 @@ class Engine:
             LOG.error("%s; %d rows ended", error, len(self._batch.rows))
             failed = self._delivered(self._batch.fail())
         if failed and not self._batch.rows:
-            self._batch.probe(1)  # one prompt can fail alone; a graph that runs no more ends the engine
+            self._batch.probe(
+                1
+            )  # one prompt can fail alone; a graph that runs no more ends the engine
 
     def _delivered(self, tokens: List[Token]) -> int:
         """Deliver tokens. Return the number of failed rows among them."""

@@ -21,15 +21,24 @@ def check_memory(manifest: Manifest, limits: Limits, available: Optional[int]) -
     each = bytes_per_slot(manifest) * limits.rows
     needed = each * limits.context + limits.prefix_memory
     if available is not None and needed > available:
-        rule, got = f"memory for caches of {limits.rows} rows of {limits.context} tokens", f"{available / 1e9:.1f} GB for {needed / 1e9:.1f} GB"
+        rule, got = (
+            f"memory for caches of {limits.rows} rows of {limits.context} tokens",
+            f"{available / 1e9:.1f} GB for {needed / 1e9:.1f} GB",
+        )
         fits = max(available - limits.prefix_memory, 0) // each
-        raise ValueError(f"serve: expected {rule}, got {got}; give fewer --rows or a smaller --context, with these rows at most {fits}")
+        raise ValueError(
+            f"serve: expected {rule}, got {got}; give fewer --rows or a smaller --context, with these rows at most {fits}"
+        )
 
 
 def bytes_per_slot(manifest: Manifest) -> int:
     """Return the bytes of the caches of one row for one token."""
     cached = (state for state in manifest.states if state.update != "replace")
-    return sum(math.prod(axis for axis in state.axes if isinstance(axis, int)) * np.dtype(state.dtype).itemsize for state in cached)
+    return sum(
+        math.prod(axis for axis in state.axes if isinstance(axis, int))
+        * np.dtype(state.dtype).itemsize
+        for state in cached
+    )
 
 
 def available_memory() -> Optional[int]:

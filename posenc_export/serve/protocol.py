@@ -1,7 +1,20 @@
 """Fields that all requests have, and requests and responses of /v1/completions, as in OpenAI's API."""
 
 import secrets
-from typing import Annotated, Any, Dict, List, Literal, NamedTuple, Optional, Protocol, Sequence, Tuple, Type, Union
+from typing import (
+    Annotated,
+    Any,
+    Dict,
+    List,
+    Literal,
+    NamedTuple,
+    Optional,
+    Protocol,
+    Sequence,
+    Tuple,
+    Type,
+    Union,
+)
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
@@ -11,7 +24,10 @@ from posenc_export.serve.completion import Part
 from posenc_export.serve.requests import Limits, Refused, Request
 
 LONGEST_SHOWN = 80
-MOST_STOPS, LONGEST_STOP = 16, 256  # limits for the number of stop strings of a request and the characters of each
+MOST_STOPS, LONGEST_STOP = (
+    16,
+    256,
+)  # limits for the number of stop strings of a request and the characters of each
 MOST_LOGPROBS = 20  # most probable tokens that a request can ask for
 LEAST = -9999.0  # OpenAI's number for the logarithm of a probability of 0
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -52,24 +68,46 @@ class Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, body: Any) -> Any:
-        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
+        return (
+            {name: value for name, value in body.items() if value is not None}
+            if isinstance(body, dict)
+            else body
+        )
 
 
 class SamplingRequest(Fields):
     """What requests of all routes have. Fields of OpenAI's API that this server does not support accept only their neutral value."""
 
-    model: Optional[str] = Field(None, description="Name of the served model; other names are refused.")
-    temperature: float = Field(1.0, ge=0, description="Divisor of the logits; 0 chooses the most probable token.")
+    model: Optional[str] = Field(
+        None, description="Name of the served model; other names are refused."
+    )
+    temperature: float = Field(
+        1.0, ge=0, description="Divisor of the logits; 0 chooses the most probable token."
+    )
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0, description="Sample from the k most probable tokens; 0 for all.")
-    seed: Optional[int] = Field(None, ge=-(2**63), lt=2**63, description="Seed of sampling; choice i of a prompt uses seed + i.")
+    seed: Optional[int] = Field(
+        None,
+        ge=-(2**63),
+        lt=2**63,
+        description="Seed of sampling; choice i of a prompt uses seed + i.",
+    )
     n: int = Field(1, ge=1, le=128, description="Number of choices for each prompt.")
-    stop: Union[None, str, List[str]] = Field(None, description="Strings that end the text; the text does not include them.")
-    stop_token_ids: Ids = Field([], max_length=64, description="Ids that end the text, in addition to those of the model.")
+    stop: Union[None, str, List[str]] = Field(
+        None, description="Strings that end the text; the text does not include them."
+    )
+    stop_token_ids: Ids = Field(
+        [], max_length=64, description="Ids that end the text, in addition to those of the model."
+    )
     stream: bool = False
     stream_options: Optional[StreamOptions] = None
-    return_token_ids: bool = Field(False, description="Whether choices have token_ids: all generated ids, including those of a stop string.")
-    user: str = Field("", description="Computed prefixes of prompts are shared by requests with the same user.")
+    return_token_ids: bool = Field(
+        False,
+        description="Whether choices have token_ids: all generated ids, including those of a stop string.",
+    )
+    user: str = Field(
+        "", description="Computed prefixes of prompts are shared by requests with the same user."
+    )
     logit_bias: Optional[Dict[str, Zero]] = None
     presence_penalty: Zero = 0.0
     frequency_penalty: Zero = 0.0
@@ -78,10 +116,17 @@ class SamplingRequest(Fields):
 class CompletionRequest(SamplingRequest):
     """Body of a request of /v1/completions."""
 
-    prompt: Union[str, Ids, Annotated[List[str], FAST], Annotated[List[Ids], FAST]] = Field(description="Text or token ids, or a list of these.")
+    prompt: Union[str, Ids, Annotated[List[str], FAST], Annotated[List[Ids], FAST]] = Field(
+        description="Text or token ids, or a list of these."
+    )
     max_tokens: Whole = 16
     echo: Literal[False] = False
-    logprobs: Optional[int] = Field(None, ge=0, le=MOST_LOGPROBS, description="Number of most probable tokens with each token and the logarithm of its probability.")
+    logprobs: Optional[int] = Field(
+        None,
+        ge=0,
+        le=MOST_LOGPROBS,
+        description="Number of most probable tokens with each token and the logarithm of its probability.",
+    )
     suffix: Literal[None] = None
     best_of: Literal[None, 1] = None
 
@@ -119,25 +164,47 @@ class Completions:
         self.codec, self.stop_ids = codec, tuple(stop_ids)
 
     def prompts(self, asked: Any, codec: Codec, limits: Limits) -> List[Prompt]:
-        found = (tuple(codec.encode(prompt)) if isinstance(prompt, str) else tuple(prompt) for prompt in _prompts(asked))
+        found = (
+            tuple(codec.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)
+            for prompt in _prompts(asked)
+        )
         return [Prompt(ids, asked.max_tokens, self.stop_ids, asked.logprobs) for ids in found]
 
     def answer(self, part: Part, asked: Any) -> Dict[str, Any]:
         ids = {"token_ids": part.ids} if asked.return_token_ids else {}
         logprobs = None if asked.logprobs is None else self._logprobs(part)
-        return {"index": part.choice, "text": part.text, "logprobs": logprobs, "finish_reason": part.ended or None, **ids}
+        return {
+            "index": part.choice,
+            "text": part.text,
+            "logprobs": logprobs,
+            "finish_reason": part.ended or None,
+            **ids,
+        }
 
     def piece(self, part: Part, asked: Any, first: bool) -> Optional[Dict[str, Any]]:
-        return self.answer(part, asked) if part.text or part.ended or asked.return_token_ids or asked.logprobs is not None else None
+        return (
+            self.answer(part, asked)
+            if part.text or part.ended or asked.return_token_ids or asked.logprobs is not None
+            else None
+        )
 
     def _logprobs(self, part: Part) -> Dict[str, Any]:
         """The logarithms of the probabilities of the tokens that are part of the text. Of two tokens with the same text, the more probable one is listed."""
-        shown = [(token, place) for token, place in zip(part.tokens, part.places, strict=True) if not token.is_end]
-        spelled = [[(self.codec.spelled(id), max(logarithm, LEAST)) for id, logarithm in token.logprobs] for token, _ in shown]
+        shown = [
+            (token, place)
+            for token, place in zip(part.tokens, part.places, strict=True)
+            if not token.is_end
+        ]
+        spelled = [
+            [(self.codec.spelled(id), max(logarithm, LEAST)) for id, logarithm in token.logprobs]
+            for token, _ in shown
+        ]
         return {
             "tokens": [own for (own, _), *_ in spelled],
             "token_logprobs": [logarithm for (_, logarithm), *_ in spelled],
-            "top_logprobs": [dict(sorted(likeliest, key=lambda each: each[1])) for _, *likeliest in spelled],
+            "top_logprobs": [
+                dict(sorted(likeliest, key=lambda each: each[1])) for _, *likeliest in spelled
+            ],
             "text_offset": [place for _, place in shown],
         }
 
@@ -148,10 +215,20 @@ def parse(body: Union[bytes, bytearray], kind: Type[SamplingRequest]) -> Any:
         asked = kind.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where, said = "".join(cut(str(part)) for part in first["loc"][:1]) or "body", first["msg"].replace("Input should be", "expected")
-        raise Refused(f"{where}: {said[0].lower()}{said[1:]}, got {_short(first['input'])}; /docs lists the fields") from None
-    if any(not 1 <= len(string) <= LONGEST_STOP for string in stops(asked)) or len(stops(asked)) > MOST_STOPS:
-        raise Refused(f"stop: expected at most {MOST_STOPS} strings of 1 .. {LONGEST_STOP} characters, got {_short(asked.stop)}; shorten the list")
+        where, said = (
+            "".join(cut(str(part)) for part in first["loc"][:1]) or "body",
+            first["msg"].replace("Input should be", "expected"),
+        )
+        raise Refused(
+            f"{where}: {said[0].lower()}{said[1:]}, got {_short(first['input'])}; /docs lists the fields"
+        ) from None
+    if (
+        any(not 1 <= len(string) <= LONGEST_STOP for string in stops(asked))
+        or len(stops(asked)) > MOST_STOPS
+    ):
+        raise Refused(
+            f"stop: expected at most {MOST_STOPS} strings of 1 .. {LONGEST_STOP} characters, got {_short(asked.stop)}; shorten the list"
+        )
     return asked
 
 
@@ -168,14 +245,27 @@ def rows(asked: SamplingRequest, format: Format, codec: Codec, limits: Limits) -
     """
     count = len(_prompts(asked)) * asked.n
     if count > limits.queue:
-        raise Refused(f"prompt: expected at most {limits.queue} choices of all prompts together, got {count}; send several requests")
+        raise Refused(
+            f"prompt: expected at most {limits.queue} choices of all prompts together, got {count}; send several requests"
+        )
     try:
         prompts = format.prompts(asked, codec, limits)
     except ValueError as error:
         raise Refused(str(error)) from None
-    seed, choosing = secrets.randbits(63) if asked.seed is None else asked.seed, (asked.temperature, asked.top_k, asked.top_p)
+    seed, choosing = (
+        secrets.randbits(63) if asked.seed is None else asked.seed,
+        (asked.temperature, asked.top_k, asked.top_p),
+    )
     return [
-        Request(prompt.ids, prompt.max_tokens, *choosing, (seed + choice) % 2**64, (*prompt.stop_ids, *asked.stop_token_ids), prompt.logprobs, asked.user)
+        Request(
+            prompt.ids,
+            prompt.max_tokens,
+            *choosing,
+            (seed + choice) % 2**64,
+            (*prompt.stop_ids, *asked.stop_token_ids),
+            prompt.logprobs,
+            asked.user,
+        )
         for prompt in prompts
         for choice in range(asked.n)
     ]
@@ -184,12 +274,20 @@ def rows(asked: SamplingRequest, format: Format, codec: Codec, limits: Limits) -
 def _prompts(asked: SamplingRequest) -> Sequence[Any]:
     """Return the prompts as a list. An empty list is one prompt without tokens."""
     prompt: Any = getattr(asked, "prompt", "")
-    return prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
+    return (
+        prompt
+        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
+        else [prompt]
+    )
 
 
 def usage(prompt: int, completion: int) -> Dict[str, int]:
     """Format the token counts."""
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
 
 
 def failure(message: str, kind: str = "invalid_request_error") -> Dict[str, Any]:

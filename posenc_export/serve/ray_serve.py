@@ -44,7 +44,13 @@ def application(arguments: Arguments) -> Any:
         context = model.manifest.max_positions
         limits = Limits(arguments.rows, WAITING * arguments.rows, context, context - 1, context - 1)
         check_memory(model.manifest, limits, available_memory())
-        return http(folder.name, model, codec(folder, model.manifest), limits, chat=chat_codec(folder, model.manifest))
+        return http(
+            folder.name,
+            model,
+            codec(folder, model.manifest),
+            limits,
+            chat=chat_codec(folder, model.manifest),
+        )
 
     deployment = serve.deployment(
         serve.ingress(build)(),

@@ -19,7 +19,9 @@ class Limits:
 
     rows: int = 16  # number of requests decoded together
     queue: int = 64  # number of requests waiting for a row
-    context: int = CONTEXT  # tokens of a prompt and its continuation together; also the cache slots per row
+    context: int = (
+        CONTEXT  # tokens of a prompt and its continuation together; also the cache slots per row
+    )
     prompt: int = CONTEXT - 1  # tokens of a prompt
     tokens: int = 4095  # tokens of a continuation
     chunk: int = 256  # largest number of prompt tokens fed between two steps
@@ -31,7 +33,9 @@ class Limits:
         for name, value in vars(self).items():
             least = 0 if name in ("prefix_memory", "speculate") else 1
             if value < least:
-                raise ValueError(f"serve: expected {name} of at least {least}, got {value}; give a larger number")
+                raise ValueError(
+                    f"serve: expected {name} of at least {least}, got {value}; give a larger number"
+                )
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +49,9 @@ class Request:
     top_p: float = 1.0
     seed: int = 0  # seed of sampling; gives the same tokens as Session.generate with this seed
     stop_ids: Tuple[int, ...] = ()  # ids that end the row
-    logprobs: Optional[int] = None  # number of most probable tokens that come with each token and its probability; None for neither
+    logprobs: Optional[int] = (
+        None  # number of most probable tokens that come with each token and its probability; None for neither
+    )
     sharing: str = ""  # the caches of prompts are shared by requests with the same one of these
 
 
@@ -55,7 +61,9 @@ class Token(NamedTuple):
     request: Request
     id: int  # -1 if the row has failed
     ended: str  # STOP, LENGTH or FAILED for the last token of a row, otherwise empty
-    logprobs: Tuple[Tuple[int, float], ...] = ()  # ids and logarithms of their probabilities: this token, then the most probable ones; empty if not requested
+    logprobs: Tuple[
+        Tuple[int, float], ...
+    ] = ()  # ids and logarithms of their probabilities: this token, then the most probable ones; empty if not requested
 
     @property
     def is_end(self) -> bool:
@@ -78,25 +86,41 @@ class Stopping(RuntimeError):
 def check_model(manifest: Manifest, limits: Limits) -> None:
     """Raise ValueError unless an artefact is a decoder without encoder whose target supports admit and retire, and the context is within its range."""
     if manifest.kind != "decoder":
-        raise ValueError(f"serve: expected a decoder, got kind {manifest.kind}; use posenc_export.load")
+        raise ValueError(
+            f"serve: expected a decoder, got kind {manifest.kind}; use posenc_export.load"
+        )
     if manifest.encoder:
-        raise ValueError("serve: expected a decoder that reads no encoder, got one that reads one; use posenc generate --encoder")
+        raise ValueError(
+            "serve: expected a decoder that reads no encoder, got one that reads one; use posenc generate --encoder"
+        )
     if manifest.layout != "rows":
         got = f"target {manifest.target} with signature {manifest.signature}"
-        raise ValueError(f"serve: expected rows with cache slots of their own, got {got}; export target ort or onnx-static with signature positions")
+        raise ValueError(
+            f"serve: expected rows with cache slots of their own, got {got}; export target ort or onnx-static with signature positions"
+        )
     if limits.context > manifest.max_positions:
-        raise ValueError(f"serve: expected a context of at most {manifest.max_positions} tokens, got {limits.context}; export a larger range")
+        raise ValueError(
+            f"serve: expected a context of at most {manifest.max_positions} tokens, got {limits.context}; export a larger range"
+        )
 
 
 def check_request(request: Request, manifest: Manifest, limits: Limits) -> None:
     """Raise Refused if the prompt has no tokens, an id is outside the vocabulary, or the number of tokens exceeds a limit."""
     count = len(request.prompt)
     if not 1 <= count <= limits.prompt:
-        raise Refused(f"prompt: expected 1 .. {limits.prompt} tokens, got {count}; change its length")
+        raise Refused(
+            f"prompt: expected 1 .. {limits.prompt} tokens, got {count}; change its length"
+        )
     if not 0 <= min(request.prompt) <= max(request.prompt) < manifest.vocabulary:
-        raise Refused(f"prompt: expected token ids 0 .. {manifest.vocabulary - 1}, got {min(request.prompt)} .. {max(request.prompt)}; use the model's own tokenizer")
+        raise Refused(
+            f"prompt: expected token ids 0 .. {manifest.vocabulary - 1}, got {min(request.prompt)} .. {max(request.prompt)}; use the model's own tokenizer"
+        )
     if not 1 <= request.max_tokens <= limits.tokens:
-        raise Refused(f"max_tokens: expected 1 .. {limits.tokens}, got {request.max_tokens}; give a number in this range")
+        raise Refused(
+            f"max_tokens: expected 1 .. {limits.tokens}, got {request.max_tokens}; give a number in this range"
+        )
     if count + request.max_tokens > limits.context:
         rule = f"prompt and max_tokens within {limits.context} tokens together"
-        raise Refused(f"max_tokens: expected {rule}, got {count} + {request.max_tokens}; reduce max_tokens")
+        raise Refused(
+            f"max_tokens: expected {rule}, got {count} + {request.max_tokens}; reduce max_tokens"
+        )

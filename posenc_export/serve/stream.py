@@ -22,16 +22,30 @@ class Stream(StreamingResponse):
         late: message of the error that is sent then.
     """
 
-    def __init__(self, events: AsyncIterator[str], ended: Callable[[], None], deadline: float, late: str) -> None:
-        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+    def __init__(
+        self, events: AsyncIterator[str], ended: Callable[[], None], deadline: float, late: str
+    ) -> None:
+        super().__init__(
+            events,
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+        )
         self.ended, self.deadline, self.late = ended, deadline, late
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
             try:
-                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                await send(
+                    {
+                        "type": "http.response.start",
+                        "status": self.status_code,
+                        "headers": self.raw_headers,
+                    }
+                )
                 async with asyncio.timeout_at(self.deadline):
-                    await super().__call__(scope, receive, lambda message: _without_start(send, message))
+                    await super().__call__(
+                        scope, receive, lambda message: _without_start(send, message)
+                    )
             finally:
                 self.ended()
         except TimeoutError:

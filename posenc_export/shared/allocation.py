@@ -5,7 +5,9 @@ import re
 from typing import Iterator
 
 # Messages of torch for an allocation that fails, or whose size overflows.
-REFUSED = re.compile(r"you tried to allocate (\d+) bytes|Storage size calculation overflowed|numel: integer multiplication overflow")
+REFUSED = re.compile(
+    r"you tried to allocate (\d+) bytes|Storage size calculation overflowed|numel: integer multiplication overflow"
+)
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
@@ -15,7 +17,10 @@ def enough_memory(what: str) -> Iterator[None]:
     try:
         yield
     except MemoryError as error:
-        shape, dtype = getattr(error, "shape", None), getattr(error, "dtype", None)  # numpy's MemoryError has both, Python's has neither
+        shape, dtype = (
+            getattr(error, "shape", None),
+            getattr(error, "dtype", None),
+        )  # numpy's MemoryError has both, Python's has neither
         asked = dtype.itemsize if dtype is not None else 0
         for axis in shape or ():
             asked *= int(axis)

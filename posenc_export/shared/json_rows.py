@@ -14,7 +14,10 @@ def write(path: Path, value: Any) -> None:
 
 def _text(value: Any, indent: str) -> str:
     line = json.dumps(value)
-    nested = isinstance(value, (dict, list)) and any(isinstance(each, (dict, list)) for each in (value.values() if isinstance(value, dict) else value))
+    nested = isinstance(value, (dict, list)) and any(
+        isinstance(each, (dict, list))
+        for each in (value.values() if isinstance(value, dict) else value)
+    )
     if not nested or (indent and len(line) <= WIDTH):
         return line
     inner = indent + " "

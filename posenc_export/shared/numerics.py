@@ -8,7 +8,9 @@ UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11}
 BFLOAT16 = 2.0**-8  # unit roundoff of bfloat16
 # Root mean square error, relative to the exact number; errors of numbers are uniform within the unit roundoff u, with a root mean square of u / sqrt(3).
 FLOAT16_NOISE = UNIT_ROUNDOFF["float16"] / math.sqrt(3)  # of a number that is rounded to float16
-BFLOAT16_NOISE = BFLOAT16 * math.sqrt(2 / 3)  # of a product of two numbers that are both rounded to bfloat16
+BFLOAT16_NOISE = BFLOAT16 * math.sqrt(
+    2 / 3
+)  # of a product of two numbers that are both rounded to bfloat16
 BUFFER = 1 << 16  # numbers compared at a time
 HEADROOM = 1.25  # largest representable cached value, relative to the largest value of the channel in the calibration data
 ROOM = 10.0  # bound of the error of a graph that rounds activations, relative to the error of one product
@@ -32,7 +34,9 @@ def tolerance(dtype: str, depth: int, reduction: int) -> float:
         ValueError: another dtype.
     """
     if dtype not in UNIT_ROUNDOFF:
-        raise ValueError(f"numerics: expected dtype to be one of {', '.join(UNIT_ROUNDOFF)}, got {dtype!r}")
+        raise ValueError(
+            f"numerics: expected dtype to be one of {', '.join(UNIT_ROUNDOFF)}, got {dtype!r}"
+        )
     if dtype == "float16":
         return rounding_tolerance(FLOAT16_NOISE)
     return SAFETY * max(depth, 1) * UNIT_ROUNDOFF["float32"] * (1 + math.sqrt(max(reduction, 1)))
@@ -125,20 +129,38 @@ class Errors:
     @property
     def rms(self) -> float:
         """Root mean square of actual - expected over all pairs, divided by the root mean square of expected; infinite if a number is not finite."""
-        return math.sqrt(self._squares / (self._expected_squares or 1.0)) if math.isfinite(self.largest) else math.inf
+        return (
+            math.sqrt(self._squares / (self._expected_squares or 1.0))
+            if math.isfinite(self.largest)
+            else math.inf
+        )
 
     def add(self, actual: np.ndarray, expected: np.ndarray) -> None:
         """Compare two arrays of the same shape, or raise ValueError."""
         if actual.shape != expected.shape:
-            raise ValueError(f"numerics: expected two arrays of the same shape, got {actual.shape} and {expected.shape}")
+            raise ValueError(
+                f"numerics: expected two arrays of the same shape, got {actual.shape} and {expected.shape}"
+            )
         if not actual.size:
             return
         if not (np.isfinite(actual).all() and np.isfinite(expected).all()):
             self.largest = math.inf
             return
         scale = float(np.maximum(expected.max(), -expected.min())) or 1.0
-        largest, both = 0.0, np.nditer([actual, expected], ["external_loop", "buffered"], op_dtypes=[np.float64, np.float64], casting="safe", buffersize=BUFFER)
-        for one, other in both:  # in parts, because a float64 copy of the outputs of a decoder would be large
+        largest, both = (
+            0.0,
+            np.nditer(
+                [actual, expected],
+                ["external_loop", "buffered"],
+                op_dtypes=[np.float64, np.float64],
+                casting="safe",
+                buffersize=BUFFER,
+            ),
+        )
+        for (
+            one,
+            other,
+        ) in both:  # in parts, because a float64 copy of the outputs of a decoder would be large
             difference = one - other
             largest = max(largest, float(np.abs(difference).max()))
             self._squares += float(np.square(difference).sum())

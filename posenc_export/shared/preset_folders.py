@@ -13,12 +13,20 @@ SOURCE_TREE = Path(__file__).parents[2] / "packages" / "presets" / PACKAGE
 def places() -> List[Path]:
     """Return the folders that may hold presets: that of the source tree, then those of the installed package."""
     installed = importlib.util.find_spec(PACKAGE)
-    return [SOURCE_TREE, *map(Path, installed.submodule_search_locations or ())] if installed else [SOURCE_TREE]
+    return (
+        [SOURCE_TREE, *map(Path, installed.submodule_search_locations or ())]
+        if installed
+        else [SOURCE_TREE]
+    )
 
 
 def preset_folder(name: str) -> Optional[Path]:
     """Return the folder of a preset's artefact; None for another name, or if the package is not installed."""
-    return next((place / name for place in places() if (place / name).is_dir()), None) if name in NAMES else None
+    return (
+        next((place / name for place in places() if (place / name).is_dir()), None)
+        if name in NAMES
+        else None
+    )
 
 
 def is_preset(folder: Path) -> bool:

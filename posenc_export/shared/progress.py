@@ -38,4 +38,8 @@ class Steps:
         now = time.monotonic()
         if self._done and now - self._said >= EVERY:
             self._said, left = now, (now - self._start) * (self._total - self._done) / self._done
-            self._say(Step(f"{self._phase}: {self._done} of {self._total} {self._what}, {left:.0f} s left"))
+            self._say(
+                Step(
+                    f"{self._phase}: {self._done} of {self._total} {self._what}, {left:.0f} s left"
+                )
+            )

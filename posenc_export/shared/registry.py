@@ -8,7 +8,10 @@ from typing import Any, Dict, Literal, Mapping, Type, get_args, get_origin
 from posenc_export.shared.allocation import enough_memory
 from posenc_export.shared.suggestion import suggestion
 
-LARGEST, WHOLE = 2.0**128, 1 << 62  # limits for floats and integers: float32 is infinite from 2^128 on, and sums of larger int64 may overflow
+LARGEST, WHOLE = (
+    2.0**128,
+    1 << 62,
+)  # limits for floats and integers: float32 is infinite from 2^128 on, and sums of larger int64 may overflow
 MANY = 20  # names that a message does not list if it suggests one
 Spec = Mapping[str, Any]
 # Limits that a class declares by parameter: its attribute, the rule in messages, the comparison of a value with the limit, and the remedy.
@@ -19,7 +22,9 @@ LIMITS = (
 )
 
 
-def parameters(kind: str, classes: Mapping[str, Type[Any]], name: str, context: int = 1) -> Dict[str, inspect.Parameter]:
+def parameters(
+    kind: str, classes: Mapping[str, Type[Any]], name: str, context: int = 1
+) -> Dict[str, inspect.Parameter]:
     """Return the constructor parameters of a registered class, by name.
 
     Args:
@@ -34,9 +39,17 @@ def parameters(kind: str, classes: Mapping[str, Type[Any]], name: str, context: 
     if name not in classes:
         near = suggestion(name, classes)
         if len(classes) > MANY and near.startswith("did"):
-            raise ValueError(f"{kind}: expected a known name, got {name!r}; {near} posenc list shows all names")
-        raise ValueError(f"{kind}: expected name to be one of {', '.join(classes)}, got {name!r}; {near}")
-    return dict(list(inspect.signature(classes[name].__init__, eval_str=True).parameters.items())[1 + context :])
+            raise ValueError(
+                f"{kind}: expected a known name, got {name!r}; {near} posenc list shows all names"
+            )
+        raise ValueError(
+            f"{kind}: expected name to be one of {', '.join(classes)}, got {name!r}; {near}"
+        )
+    return dict(
+        list(inspect.signature(classes[name].__init__, eval_str=True).parameters.items())[
+            1 + context :
+        ]
+    )
 
 
 def build(kind: str, classes: Mapping[str, Type[Any]], spec: Spec, *context: Any) -> Any:
@@ -51,7 +64,9 @@ def build(kind: str, classes: Mapping[str, Type[Any]], spec: Spec, *context: Any
         ValueError: unknown name, unknown or missing parameter, a number that is not finite, sizes that exceed the memory, or a value that the class refuses.
     """
     if not isinstance(spec, Mapping) or "name" not in spec:
-        raise ValueError(f"{kind}: expected a specification with a name, got {dict(spec) if isinstance(spec, Mapping) else spec!r}")
+        raise ValueError(
+            f"{kind}: expected a specification with a name, got {dict(spec) if isinstance(spec, Mapping) else spec!r}"
+        )
     name, known = spec["name"], parameters(kind, classes, spec["name"], len(context))
     values = {key: value for key, value in spec.items() if key != "name"}
     for key, value in values.items():
@@ -60,15 +75,27 @@ def build(kind: str, classes: Mapping[str, Type[Any]], spec: Spec, *context: Any
         for attribute, rule, holds, remedy in LIMITS:
             limit = getattr(classes[name], attribute, {}).get(key)
             if limit is not None and value is not None and not holds(value, limit):
-                raise ValueError(f"{kind} {name}: expected {key} {rule} {limit}, got {value}; {remedy}")
-    missing = [key for key, parameter in known.items() if parameter.default is inspect.Parameter.empty and key not in values]
+                raise ValueError(
+                    f"{kind} {name}: expected {key} {rule} {limit}, got {value}; {remedy}"
+                )
+    missing = [
+        key
+        for key, parameter in known.items()
+        if parameter.default is inspect.Parameter.empty and key not in values
+    ]
     if missing:
-        raise ValueError(f"{kind} {name}: expected {', '.join(missing)} to be given, got {', '.join(values) or 'none'}")
+        raise ValueError(
+            f"{kind} {name}: expected {', '.join(missing)} to be given, got {', '.join(values) or 'none'}"
+        )
     with enough_memory(f"{kind} {name}"):
         try:
             return classes[name](*context, **values)
         except ValueError as error:
-            if classes[name].__module__.startswith("posenc_export.") or name in str(error).partition(":")[0] or str(error).startswith(kind):
+            if (
+                classes[name].__module__.startswith("posenc_export.")
+                or name in str(error).partition(":")[0]
+                or str(error).startswith(kind)
+            ):
                 raise
             raise ValueError(f"{kind} {name}: {error}") from error
 
@@ -78,19 +105,30 @@ def check_known(kind: str, name: str, key: str, known: Mapping[str, Any]) -> Non
     if key not in known:
         if not known:
             raise ValueError(f"{kind} {name}: expected no parameters, got {key!r}; leave it out")
-        raise ValueError(f"{kind} {name}: expected parameter to be one of {', '.join(known)}, got {key!r}; {suggestion(key, known)}")
+        raise ValueError(
+            f"{kind} {name}: expected parameter to be one of {', '.join(known)}, got {key!r}; {suggestion(key, known)}"
+        )
 
 
 def kind_of(parameter: inspect.Parameter) -> Type[Any]:
     """The type of a parameter: bool, float, int or str. If it accepts several types, the type that text is converted to."""
-    return next((k for k in (parameter.annotation, *getattr(parameter.annotation, "__args__", ())) if k in (bool, float, int, str)), str)
+    return next(
+        (
+            k
+            for k in (parameter.annotation, *getattr(parameter.annotation, "__args__", ()))
+            if k in (bool, float, int, str)
+        ),
+        str,
+    )
 
 
 def _check_type(kind: str, name: str, key: str, value: Any, parameter: inspect.Parameter) -> None:
     """Raise ValueError for a value that a Literal does not list, and for a number that is not finite or not of the type of the parameter."""
     wanted, choices = kind_of(parameter), get_args(parameter.annotation)
     if get_origin(parameter.annotation) is Literal and value not in choices:
-        raise ValueError(f"{kind} {name}: expected {key} to be one of {', '.join(map(str, choices))}, got {value!r}")
+        raise ValueError(
+            f"{kind} {name}: expected {key} to be one of {', '.join(map(str, choices))}, got {value!r}"
+        )
     if wanted is str or (value is None and parameter.default is None):
         return
     if wanted is bool:
@@ -99,8 +137,14 @@ def _check_type(kind: str, name: str, key: str, value: Any, parameter: inspect.P
         return
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if wanted is int and (not number or isinstance(value, float) or abs(value) >= WHOLE):
-        raise ValueError(f"{kind} {name}: expected {key} to be a whole number below 2^62, got {value!r}")
-    if not number or value != value or abs(value) == math.inf:  # math.isfinite raises for integers beyond the range of float64
+        raise ValueError(
+            f"{kind} {name}: expected {key} to be a whole number below 2^62, got {value!r}"
+        )
+    if (
+        not number or value != value or abs(value) == math.inf
+    ):  # math.isfinite raises for integers beyond the range of float64
         raise ValueError(f"{kind} {name}: expected {key} to be a finite number, got {value!r}")
     if abs(value) >= LARGEST:
-        raise ValueError(f"{kind} {name}: expected {key} to be below 2^128, the limit of float32, got {value!r}")
+        raise ValueError(
+            f"{kind} {name}: expected {key} to be below 2^128, the limit of float32, got {value!r}"
+        )

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Collection, Iterable
 
 # org/name, as people copy it from the Hugging Face hub, and a file of it in the format GGUF.
-HUB = re.compile(r"(?:hf:/+|https:/+huggingface\.co/)?([A-Za-z0-9][\w.-]*)/([A-Za-z0-9][\w.-]*)(?:/([\w./-]+\.gguf))?")
+HUB = re.compile(
+    r"(?:hf:/+|https:/+huggingface\.co/)?([A-Za-z0-9][\w.-]*)/([A-Za-z0-9][\w.-]*)(?:/([\w./-]+\.gguf))?"
+)
 
 CLOSE = 0.7  # ratio of difflib; 0.6, its default, takes cosin for swin
 
@@ -25,7 +27,9 @@ def check_name(what: str, name: str, names: Collection[str]) -> None:
         ValueError: it is not one of `names`; the message begins with `what`, such as "export: expected target".
     """
     if name not in names:
-        raise ValueError(f"{what} to be one of {', '.join(names)}, got {name!r}; {suggestion(name, names)}")
+        raise ValueError(
+            f"{what} to be one of {', '.join(names)}, got {name!r}; {suggestion(name, names)}"
+        )
 
 
 def download(name: object) -> str:

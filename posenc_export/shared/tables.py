@@ -8,7 +8,9 @@ WIDTH = 100  # largest line length of tables on a terminal
 GAP = "  "
 
 
-def aligned(heads: Optional[Sequence[str]], rows: Sequence[Sequence[str]], width: Optional[int] = None) -> List[str]:
+def aligned(
+    heads: Optional[Sequence[str]], rows: Sequence[Sequence[str]], width: Optional[int] = None
+) -> List[str]:
     """Lines of a table. Columns whose cells all begin with a digit or are "-" are right-aligned, others left-aligned.
 
     Args:
@@ -18,12 +20,21 @@ def aligned(heads: Optional[Sequence[str]], rows: Sequence[Sequence[str]], width
     """
     table = [*([] if heads is None else [heads]), *rows]
     widths = _fitted(table, width)
-    right = [all(cell[:1].isdigit() or cell == "-" for cell in column) for column in zip(*rows, strict=True)]
+    right = [
+        all(cell[:1].isdigit() or cell == "-" for cell in column)
+        for column in zip(*rows, strict=True)
+    ]
     lines = []
     for row in table:
-        wrapped = [textwrap.wrap(cell, size, break_long_words=False, break_on_hyphens=False) for cell, size in zip(row, widths, strict=True)]
+        wrapped = [
+            textwrap.wrap(cell, size, break_long_words=False, break_on_hyphens=False)
+            for cell, size in zip(row, widths, strict=True)
+        ]
         for parts in zip_longest(*wrapped, fillvalue=""):
-            padded = [part.rjust(size) if to_right else part.ljust(size) for part, size, to_right in zip(parts, widths, right, strict=True)]
+            padded = [
+                part.rjust(size) if to_right else part.ljust(size)
+                for part, size, to_right in zip(parts, widths, right, strict=True)
+            ]
             lines.append(GAP.join(padded).rstrip())
     return lines
 
@@ -32,10 +43,15 @@ def _fitted(table: Sequence[Sequence[str]], width: Optional[int]) -> List[int]:
     """Widths of the columns. The widest column is narrowed first, but not below its longest word."""
     columns = list(zip(*table, strict=True))
     sizes = [max(1, *map(len, column)) for column in columns]
-    least = [max([1, *(len(word) for cell in column for word in cell.split())]) for column in columns]
+    least = [
+        max([1, *(len(word) for cell in column for word in cell.split())]) for column in columns
+    ]
     over = 0 if width is None else sum(sizes) + len(GAP) * (len(sizes) - 1) - width
     while over > 0 and sizes != least:
-        widest = max((index for index in range(len(sizes)) if sizes[index] > least[index]), key=lambda index: sizes[index])
+        widest = max(
+            (index for index in range(len(sizes)) if sizes[index] > least[index]),
+            key=lambda index: sizes[index],
+        )
         sizes[widest] -= 1
         over -= 1
     return sizes

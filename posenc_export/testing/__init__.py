@@ -54,17 +54,23 @@ def check_encoding(
     """
     for name in faults:
         if name not in FAULTS:
-            raise ValueError(f"check_encoding: expected faults to be among {', '.join(FAULTS)}, got {name!r}")
+            raise ValueError(
+                f"check_encoding: expected faults to be among {', '.join(FAULTS)}, got {name!r}"
+            )
     say = progress or _print
     say(f"{cls.__name__}: comparing with its oracle")
     with _registered(cls):
         config = _config({"name": NAME, **(parameters or {})}, cls, max_positions)
-        found: Dict[str, Any] = {"oracle": against_oracle.check(cls, {"name": NAME, **(parameters or {})}, max_positions)}
+        found: Dict[str, Any] = {
+            "oracle": against_oracle.check(cls, {"name": NAME, **(parameters or {})}, max_positions)
+        }
         _check_float16(cls, {"name": NAME, **(parameters or {})}, max_positions)
         sources, certificates = Sources(seeded(config)), {}
         with tempfile.TemporaryDirectory() as folder:
             for target in targets:
-                certificates[target] = export(sources, target, Path(folder) / target, progress=say).certificate
+                certificates[target] = export(
+                    sources, target, Path(folder) / target, progress=say
+                ).certificate
         return {**found, "targets": certificates, "faults": _check_faults(cls, config, faults, say)}
 
 
@@ -83,20 +89,37 @@ def _registered(cls: Type[PositionEncoding]) -> Iterator[None]:
         del encodings.KNOWN.registered[NAME]
 
 
-def _config(spec: Mapping[str, Any], cls: Type[PositionEncoding], max_positions: int) -> StackConfig:
+def _config(
+    spec: Mapping[str, Any], cls: Type[PositionEncoding], max_positions: int
+) -> StackConfig:
     causal = "causal" in cls.works_in
-    block = block_config(WIDTH, HEADS, max_positions, kv_heads=KV_HEADS, head_size=HEAD_SIZE, encoding=spec, causal=causal)
+    block = block_config(
+        WIDTH,
+        HEADS,
+        max_positions,
+        kv_heads=KV_HEADS,
+        head_size=HEAD_SIZE,
+        encoding=spec,
+        causal=causal,
+    )
     tied = encodings.build(spec, geometry_of(max_positions, causal)).token_width(WIDTH) == WIDTH
     return decoder_config(61, 2, 40, block, tied=tied)
 
 
-def _check_float16(cls: Type[PositionEncoding], spec: Mapping[str, Any], max_positions: int) -> None:
+def _check_float16(
+    cls: Type[PositionEncoding], spec: Mapping[str, Any], max_positions: int
+) -> None:
     with drawn_from(0):
         geometry = geometry_of(max_positions, "causal" in cls.works_in)
         half_precision.check_encoding(encodings.build(spec, geometry), geometry, "float16")
 
 
-def _check_faults(cls: Type[PositionEncoding], config: StackConfig, faults: Sequence[str], say: Callable[[str], None]) -> Dict[str, float]:
+def _check_faults(
+    cls: Type[PositionEncoding],
+    config: StackConfig,
+    faults: Sequence[str],
+    say: Callable[[str], None],
+) -> Dict[str, float]:
     """Errors of the cells that detect each planted fault; they must exceed the bound on rounding errors."""
     correct, errors = CorrectModel(seeded(config), lambda: seeded(config)), {}
     steps = Steps(say, f"{cls.__name__}: planting faults", len(faults), "faults")
@@ -107,6 +130,8 @@ def _check_faults(cls: Type[PositionEncoding], config: StackConfig, faults: Sequ
         measured = correct.measured(FAULTS[name])
         if not measured.exceeds(correct.accuracy.tolerance):
             remedy = "choose parameters that distinguish positions, or leave the fault out if the encoding does not read positions"
-            raise AssertionError(f"check_encoding {cls.__name__}: expected the grid to detect the planted fault {name!r}, got no difference; {remedy}")
+            raise AssertionError(
+                f"check_encoding {cls.__name__}: expected the grid to detect the planted fault {name!r}, got no difference; {remedy}"
+            )
         errors[name] = max(measured.cells.values())
     return errors

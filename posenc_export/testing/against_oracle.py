@@ -13,7 +13,12 @@ from posenc_export.encodings.shared.functions import FunctionBias, FunctionRotat
 from posenc_export.models.randomness import drawn_from
 from posenc_export.shared.numerics import tolerance, worst_error
 
-HEADS, KV_HEADS, HEAD_SIZE, WIDTH = 6, 3, 16, 48  # grouped heads, and numbers of heads and a width that are not powers of two
+HEADS, KV_HEADS, HEAD_SIZE, WIDTH = (
+    6,
+    3,
+    16,
+    48,
+)  # grouped heads, and numbers of heads and a width that are not powers of two
 ROUNDING = 1e-2  # errors below it may be those of angles in float32, 6e-8 of the position, or of tables in float16
 PLACES = (0, 1, 2, 255, 1000)  # positions that are compared, besides the last one
 
@@ -42,7 +47,9 @@ def geometry_of(max_positions: int, causal: bool) -> Geometry:
     return Geometry(WIDTH, HEADS, HEAD_SIZE, max_positions, causal, KV_HEADS)
 
 
-def check(cls: Type[PositionEncoding], spec: Mapping[str, Any], max_positions: int) -> Dict[str, float]:
+def check(
+    cls: Type[PositionEncoding], spec: Mapping[str, Any], max_positions: int
+) -> Dict[str, float]:
     """Return the worst errors of embed, rotate and bias. Scores from content are compared in whole models instead.
 
     Raises:
@@ -53,14 +60,19 @@ def check(cls: Type[PositionEncoding], spec: Mapping[str, Any], max_positions: i
     for kind in cls.works_in:
         with drawn_from(0):
             encoding = encodings.build(spec, geometry_of(max_positions, kind == "causal"))
-            for compared in (*_rows(encoding, places), *_scores(encoding, places, kind == "causal")):
+            for compared in (
+                *_rows(encoding, places),
+                *_scores(encoding, places, kind == "causal"),
+            ):
                 worst = _worst(compared)
                 if compared.hook not in found or worst.error > found[compared.hook].error:
                     found[compared.hook] = worst
     bound = tolerance("float32", 1, 1)
     for hook, worst in found.items():
         if not worst.error <= bound:
-            raise AssertionError(f"check_encoding {cls.__name__}: {_problem(encoding, hook, worst, bound)}")
+            raise AssertionError(
+                f"check_encoding {cls.__name__}: {_problem(encoding, hook, worst, bound)}"
+            )
     return {hook: worst.error for hook, worst in found.items()}
 
 
@@ -68,14 +80,26 @@ def _problem(encoding: PositionEncoding, hook: str, worst: Worst, bound: float) 
     """Return the message about a hook that differs from its oracle."""
     derived = isinstance(encoding, (FunctionBias, FunctionRotation))
     if not (math.isfinite(worst.actual) and math.isfinite(worst.expected)):
-        got = f"{worst.actual:.8g} from your function" if derived else f"{worst.actual:.8g} from {hook} and {worst.expected:.8g} from its oracle"
-        remedy = "compute with the absolute distance, or select with torch.where" if worst.ahead else "correct the formula there"
-        causal = ', or set works_in = ("causal",) in the class' if worst.ahead and not derived else ""
+        got = (
+            f"{worst.actual:.8g} from your function"
+            if derived
+            else f"{worst.actual:.8g} from {hook} and {worst.expected:.8g} from its oracle"
+        )
+        remedy = (
+            "compute with the absolute distance, or select with torch.where"
+            if worst.ahead
+            else "correct the formula there"
+        )
+        causal = (
+            ', or set works_in = ("causal",) in the class' if worst.ahead and not derived else ""
+        )
         return f"expected finite numbers at {worst.place}, got {got}; {remedy}{causal}"
     found = f"{worst.error:.1e}, worst at {worst.place}: expected {worst.expected:.8g}, got {worst.actual:.8g}"
     if derived:
         return f"expected {hook} within {bound:.1e} of your function in float64, got {found}; subtract positions before any division"
-    remedy = _precision(encoding, hook) if worst.error < ROUNDING else "correct the hook or the oracle"
+    remedy = (
+        _precision(encoding, hook) if worst.error < ROUNDING else "correct the hook or the oracle"
+    )
     return f"expected {hook} within {bound:.1e} of its oracle, got {found}: your module disagrees with your oracle; {remedy}"
 
 
@@ -90,10 +114,18 @@ def _precision(encoding: PositionEncoding, hook: str) -> str:
 def _worst(compared: Compared) -> Worst:
     with np.errstate(invalid="ignore"):  # infinity minus infinity
         gaps = np.abs(compared.actual - compared.expected)
-    entry = tuple(map(int, np.unravel_index(np.where(np.isnan(gaps), np.inf, gaps).argmax(), gaps.shape)))
+    entry = tuple(
+        map(int, np.unravel_index(np.where(np.isnan(gaps), np.inf, gaps).argmax(), gaps.shape))
+    )
     ahead = compared.hook == "bias" and entry[-1] > entry[-2]
     error = worst_error(compared.actual, compared.expected)
-    return Worst(error, compared.name(*entry), float(compared.actual[entry]) + 0.0, float(compared.expected[entry]) + 0.0, ahead)  # + 0.0: no -0
+    return Worst(
+        error,
+        compared.name(*entry),
+        float(compared.actual[entry]) + 0.0,
+        float(compared.expected[entry]) + 0.0,
+        ahead,
+    )  # + 0.0: no -0
 
 
 def _rows(encoding: PositionEncoding, places: List[int]) -> Iterator[Compared]:
@@ -104,12 +136,28 @@ def _rows(encoding: PositionEncoding, places: List[int]) -> Iterator[Compared]:
             x = torch.randn(1, len(places), encoding.token_width(WIDTH))
             states = [torch.zeros(1, *carried.sizes) for carried in encoding.embed_states()]
             expected = oracle.embed_rows(_numbers(x[0]), of_tokens)
-            yield Compared("embed", _numbers(encoding.embed_next(x, coordinates, states)[0][0]), expected, _namer(of_tokens))
+            yield Compared(
+                "embed",
+                _numbers(encoding.embed_next(x, coordinates, states)[0][0]),
+                expected,
+                _namer(of_tokens),
+            )
         if overrides(encoding, "rotate"):
-            heads = torch.randn(1, len(places), HEADS, HEAD_SIZE), torch.randn(1, len(places), KV_HEADS, HEAD_SIZE)
-            turned = zip(("query", "key"), heads, (oracle.rotate_heads, oracle.rotate_key_heads), encoding.rotate(*heads, coordinates), strict=True)
+            heads = (
+                torch.randn(1, len(places), HEADS, HEAD_SIZE),
+                torch.randn(1, len(places), KV_HEADS, HEAD_SIZE),
+            )
+            turned = zip(
+                ("query", "key"),
+                heads,
+                (oracle.rotate_heads, oracle.rotate_key_heads),
+                encoding.rotate(*heads, coordinates),
+                strict=True,
+            )
             for what, x, turn, actual in turned:
-                expected = np.stack([turn(_numbers(row), place) for row, place in zip(x[0], of_tokens, strict=True)])
+                expected = np.stack(
+                    [turn(_numbers(row), place) for row, place in zip(x[0], of_tokens, strict=True)]
+                )
                 yield Compared("rotate", _numbers(actual[0]), expected, _namer(of_tokens, what))
 
 
@@ -124,7 +172,9 @@ def _namer(of_tokens: List[Any], what: str = "") -> Callable[..., str]:
     return name
 
 
-def _coordinates(encoding: PositionEncoding, places: List[int]) -> Iterator[Tuple[torch.Tensor, List[Any]]]:
+def _coordinates(
+    encoding: PositionEncoding, places: List[int]
+) -> Iterator[Tuple[torch.Tensor, List[Any]]]:
     """Positions [1,n] and those of each token for its oracle; on a grid [axes,1,n], as for text, and with other coordinates on each axis."""
     index = torch.tensor([places])
     if not encoding.axes:
@@ -148,7 +198,12 @@ def _scores(encoding: PositionEncoding, places: List[int], causal: bool) -> Iter
     for head, query, key in np.argwhere(seen).tolist():
         expected[head, query, key] = oracle.bias(head, places[query], places[key])
     actual = np.where(seen, np.broadcast_to(_numbers(made[0]), shape), 0.0)
-    yield Compared("bias", actual, expected, lambda head, query, key: f"query {places[query]}, key {places[key]}, head {head}")
+    yield Compared(
+        "bias",
+        actual,
+        expected,
+        lambda head, query, key: f"query {places[query]}, key {places[key]}, head {head}",
+    )
 
 
 def _numbers(x: torch.Tensor) -> np.ndarray:

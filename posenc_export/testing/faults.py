@@ -20,7 +20,12 @@ class Faulty(PositionEncoding):
     def __init__(self, inner: PositionEncoding) -> None:
         super().__init__()
         self.inner = inner
-        self.shared, self.works_in, self.axes, self.chunk = inner.shared, inner.works_in, inner.axes, inner.chunk
+        self.shared, self.works_in, self.axes, self.chunk = (
+            inner.shared,
+            inner.works_in,
+            inner.axes,
+            inner.chunk,
+        )
 
     def changed_positions(self, positions: Tensor) -> Tensor:
         """Positions of queries and tokens that the encoding receives."""
@@ -34,25 +39,46 @@ class Faulty(PositionEncoding):
         """States that the encoding receives."""
         return states
 
-    def embed_next(self, x: Tensor, positions: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
+    def embed_next(
+        self, x: Tensor, positions: Tensor, states: List[Tensor]
+    ) -> Tuple[Tensor, List[Tensor]]:
         changed = self.changed_positions(positions)
-        return self.inner.embed_next(x, self.changed_key_positions(changed, changed), self.changed_states(states))
+        return self.inner.embed_next(
+            x, self.changed_key_positions(changed, changed), self.changed_states(states)
+        )
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         changed = self.changed_positions(positions)
-        return self.inner.rotate(q, k, changed)[0], self.inner.rotate(q, k, self.changed_key_positions(changed, changed))[1]
+        return self.inner.rotate(q, k, changed)[0], self.inner.rotate(
+            q, k, self.changed_key_positions(changed, changed)
+        )[1]
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
-        return self.inner.bias(self.changed_positions(q_positions), self.changed_key_positions(k_positions, q_positions))
+        return self.inner.bias(
+            self.changed_positions(q_positions),
+            self.changed_key_positions(k_positions, q_positions),
+        )
 
-    def observe(self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
+    def observe(
+        self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]
+    ) -> List[Tensor]:
         return self.inner.observe(x, k, positions, write_index, self.changed_states(states))
 
     def rescore(
-        self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor,
+        positions: Tensor,
+        key_positions: Tensor,
+        scale: float,
+        states: List[Tensor],
     ) -> Tensor:
         changed = self.changed_key_positions(key_positions, positions)
-        return self.inner.rescore(q, keys, values, mask, self.changed_positions(positions), changed, scale, states)
+        return self.inner.rescore(
+            q, keys, values, mask, self.changed_positions(positions), changed, scale, states
+        )
 
     def prepare(self) -> None:
         self.inner.prepare()
@@ -123,4 +149,7 @@ def applicable(fault: Fault, model: Any) -> bool:
     encodings = [model.token_encoding, *(attention.encoding for attention in model.attentions())]
     if fault.breaks == "states":
         return any(encoding.embed_states() or encoding.layer_states() for encoding in encodings)
-    return any(overrides(encoding, "embed", "embed_next", "rotate", "bias", "rescore") for encoding in encodings)
+    return any(
+        overrides(encoding, "embed", "embed_next", "rotate", "bias", "rescore")
+        for encoding in encodings
+    )

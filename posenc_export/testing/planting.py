@@ -62,14 +62,29 @@ class CorrectModel:
     def __init__(self, model: Model, another: Callable[[], Model]) -> None:
         self.model, self.another = model, another
         self.module, self.manifest = eager(model)
-        self.accuracy, self.expected = accuracy_of(model, self.manifest), expected_outputs(model, self.manifest, filled=False)
+        self.accuracy, self.expected = (
+            accuracy_of(model, self.manifest),
+            expected_outputs(model, self.manifest, filled=False),
+        )
 
     def measured(self, fault: Optional[Fault] = None) -> Measured:
         """Measure the model with a fault until a cell fails. Without a fault, or with one in a function that the eager module calls, compare with the oracle too."""
         with replaced(fault):
-            expected = expected_outputs(self.model, self.manifest, filled=False) if fault and fault.place == "function" else self.expected
-            found = Measured(oracle_cells(self.model, self.manifest, expected)) if fault is None or fault.place == "function" else Measured()
-            return found if found.exceeds(self.accuracy.tolerance) else _until_failure(self._session(fault), expected, self.accuracy)
+            expected = (
+                expected_outputs(self.model, self.manifest, filled=False)
+                if fault and fault.place == "function"
+                else self.expected
+            )
+            found = (
+                Measured(oracle_cells(self.model, self.manifest, expected))
+                if fault is None or fault.place == "function"
+                else Measured()
+            )
+            return (
+                found
+                if found.exceeds(self.accuracy.tolerance)
+                else _until_failure(self._session(fault), expected, self.accuracy)
+            )
 
     def detects(self, fault: Optional[Fault] = None) -> bool:
         """Whether the grid detects a fault; without one, whether the correct model fails."""
@@ -99,11 +114,20 @@ class CorrectArtefact:
         open_graph: loads a file model.onnx.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, open_graph: Callable[[Path, Manifest], Any] = on_cpu) -> None:
+    def __init__(
+        self, folder: Path, manifest: Manifest, open_graph: Callable[[Path, Manifest], Any] = on_cpu
+    ) -> None:
         assert manifest.reference is not None
-        self.model, self.manifest, self.open_graph = onnx.load(folder / "model.onnx"), manifest, open_graph
+        self.model, self.manifest, self.open_graph = (
+            onnx.load(folder / "model.onnx"),
+            manifest,
+            open_graph,
+        )
         self.graph = open_graph(folder / "model.onnx", manifest)
-        self.accuracy, self.expected = accuracy_on(self.graph.provider, manifest.reference), reference.read(manifest, folder)
+        self.accuracy, self.expected = (
+            accuracy_on(self.graph.provider, manifest.reference),
+            reference.read(manifest, folder),
+        )
 
     def measured(self, fault: Optional[Fault] = None) -> Measured:
         """Measure the artefact with a fault until a cell fails."""
@@ -120,7 +144,13 @@ class CorrectArtefact:
         with tempfile.TemporaryDirectory() as scratch:
             model, path = copy.deepcopy(self.model), Path(scratch) / "model.onnx"
             fault.plant(model)
-            onnx.save_model(model, path, save_as_external_data=True, location="model.onnx.data", size_threshold=1024)
+            onnx.save_model(
+                model,
+                path,
+                save_as_external_data=True,
+                location="model.onnx.data",
+                size_threshold=1024,
+            )
             return self.open_graph(path, self.manifest)
 
 

@@ -7,7 +7,13 @@ from posenc_export.benchmark.results import Limits, Loaded, Machine, Row, Workin
 from posenc_export.benchmark.spread import spread
 
 
-def row(contestant: str, samples: Sequence[float], phase: str = "decode", tokens: int = 1024, **changes: Any) -> Row:
+def row(
+    contestant: str,
+    samples: Sequence[float],
+    phase: str = "decode",
+    tokens: int = 1024,
+    **changes: Any,
+) -> Row:
     found = spread(samples)
     fields = {
         "model": "rope 2x64 0.06M",
@@ -17,15 +23,40 @@ def row(contestant: str, samples: Sequence[float], phase: str = "decode", tokens
         "read_bytes_per_second": None,
         "share_of_limit": None,
     }
-    times = {"median_seconds": found.median, "p10_seconds": found.low, "p90_seconds": found.high, "samples_seconds": list(samples)}
+    times = {
+        "median_seconds": found.median,
+        "p10_seconds": found.low,
+        "p90_seconds": found.high,
+        "samples_seconds": list(samples),
+    }
     return Row(phase=phase, tokens=tokens, contestant=contestant, **times, **{**fields, **changes})
 
 
 def loaded(contestant: str, runtime: str = "artefact") -> Loaded:
-    return Loaded(contestant, "rope 2x64 0.06M", runtime, "ort", "cpu", "float32", "ort", "0" * 64, {"seed": 0}, 0.02, 0.01, 90_000_000)
+    return Loaded(
+        contestant,
+        "rope 2x64 0.06M",
+        runtime,
+        "ort",
+        "cpu",
+        "float32",
+        "ort",
+        "0" * 64,
+        {"seed": 0},
+        0.02,
+        0.01,
+        90_000_000,
+    )
 
 
 def report(rows: Sequence[Row], other_cores: float = 0.0) -> Report:
     machine = Machine("a processor", 2, 2, {"python": "3.11.0", "numpy": "2.0.0"})
     limits = Limits([WorkingSet(1 << 20, 8e10), WorkingSet(1 << 29, 1e10)], 2e11, 2e-6)
-    return Report(machine, limits, [loaded(name) for name in dict.fromkeys(each.contestant for each in rows)], list(rows), 1, other_cores)
+    return Report(
+        machine,
+        limits,
+        [loaded(name) for name in dict.fromkeys(each.contestant for each in rows)],
+        list(rows),
+        1,
+        other_cores,
+    )

@@ -28,8 +28,22 @@ def test_options_reach_the_measurement(asked, capsys):
     assert cli.main(["bench", "a", "b", *given]) == 0
     (call,) = asked
     del call["progress"]
-    numbers = {"contexts": (16, 64), "prompts": (128,), "batch": 4, "threads": 3, "rounds": 5, "seconds": 2.0}
-    assert call == {"folders": ["a", "b"], "runtimes": ("eager", "genai"), "different_models": True, "providers": (), "quick": False, **numbers}
+    numbers = {
+        "contexts": (16, 64),
+        "prompts": (128,),
+        "batch": 4,
+        "threads": 3,
+        "rounds": 5,
+        "seconds": 2.0,
+    }
+    assert call == {
+        "folders": ["a", "b"],
+        "runtimes": ("eager", "genai"),
+        "different_models": True,
+        "providers": (),
+        "quick": False,
+        **numbers,
+    }
 
 
 @pytest.mark.parametrize(("given", "prompts"), [([], None), (["--prefill", "none"], ())])
@@ -51,9 +65,14 @@ def test_a_report_replaces_reports_and_no_other_file(asked, capsys, tmp_path):
     for option, path in written * 2:
         assert cli.main(["bench", "a", option, str(path)]) == 0
     contents = [path.read_bytes() for _, path in written]
-    for option, path in zip(("-o", "--html"), (tmp_path / "a.html", tmp_path / "a.json"), strict=True):
+    for option, path in zip(
+        ("-o", "--html"), (tmp_path / "a.html", tmp_path / "a.json"), strict=True
+    ):
         assert cli.main(["bench", "a", option, str(path)]) == 2
-        assert f"expected a file that is new, empty or written by posenc bench, got {path}, which holds something else" in capsys.readouterr().err
+        assert (
+            f"expected a file that is new, empty or written by posenc bench, got {path}, which holds something else"
+            in capsys.readouterr().err
+        )
     assert [path.read_bytes() for _, path in written] == contents and len(asked) == 4
 
 

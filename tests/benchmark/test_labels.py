@@ -18,16 +18,25 @@ OTHERS = {
     "biases in the projection": decoder_config(50, 2, 24, block_config(32, 4, 64, qkv_bias=True)),
     "layer norms": decoder_config(50, 2, 24, BLOCK, norm="layer"),
     "a plain MLP": decoder_config(50, 2, 24, BLOCK, mlp="gelu"),
-    "a parameter of rope": decoder_config(50, 2, 24, block_config(32, 4, 64, encoding={"name": "rope", "theta": 5e5})),
-    "kinds of layers": decoder_config(50, 2, 24, BLOCK, layer_encodings=({"name": "rope"}, {"name": "nope"})),
-    "an encoding on tokens": decoder_config(50, 2, 24, block_config(32, 4, 64, encoding={"name": "sinusoidal"})),
+    "a parameter of rope": decoder_config(
+        50, 2, 24, block_config(32, 4, 64, encoding={"name": "rope", "theta": 5e5})
+    ),
+    "kinds of layers": decoder_config(
+        50, 2, 24, BLOCK, layer_encodings=({"name": "rope"}, {"name": "nope"})
+    ),
+    "an encoding on tokens": decoder_config(
+        50, 2, 24, block_config(32, 4, 64, encoding={"name": "sinusoidal"})
+    ),
     "linear attention": decoder_config(50, 2, 24, block_config(32, 4, 64, mechanism="linear")),
 }
 
 
 def test_a_model_is_named_by_encoding_layers_width_and_parameters():
     assert model_label(eager(load_preset("tiny-rope"))[1]) == "rope 5x128 0.96M"
-    assert model_label(eager(seeded(block_config(512, 8, 64, encoding={"name": "alibi"})))[1]) == "alibi block 512 1.05M"
+    assert (
+        model_label(eager(seeded(block_config(512, 8, 64, encoding={"name": "alibi"})))[1])
+        == "alibi block 512 1.05M"
+    )
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -50,7 +59,10 @@ def test_folders_are_named_by_their_shortest_distinct_path_endings(paths, labels
 
 
 def test_the_presets_with_rope_have_llamas_architecture():
-    assert [name for name, config in PRESETS.items() if is_llama(to_json(config))] == ["tiny-rope", "small-rope"]
+    assert [name for name, config in PRESETS.items() if is_llama(to_json(config))] == [
+        "tiny-rope",
+        "small-rope",
+    ]
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -59,17 +71,28 @@ def test_a_decoder_does_not_have_llamas_architecture_with(name):
 
 
 def test_a_plain_block_has_at_most_one_of_the_encodings():
-    blocks = {name: to_json(block_config(32, 4, 64, encoding={"name": name})) for name in ("rope", "nope", "alibi", "sinusoidal")}
+    blocks = {
+        name: to_json(block_config(32, 4, 64, encoding={"name": name}))
+        for name in ("rope", "nope", "alibi", "sinusoidal")
+    }
     assert [name for name, config in blocks.items() if is_plain_block(config)] == ["rope", "nope"]
 
 
 def test_every_runtime_names_a_peer_and_its_requirement():
-    assert all(Path(f"{runtime.peer.replace('.', '/')}.py").is_file() and runtime.install for runtime in RUNTIMES.values())
+    assert all(
+        Path(f"{runtime.peer.replace('.', '/')}.py").is_file() and runtime.install
+        for runtime in RUNTIMES.values()
+    )
 
 
-@pytest.mark.parametrize(("spec", "plain"), [({"theta": 10000.0, "layout": "half"}, True), ({"rotary": 16}, True), ({"theta": 5e5}, False)])
+@pytest.mark.parametrize(
+    ("spec", "plain"),
+    [({"theta": 10000.0, "layout": "half"}, True), ({"rotary": 16}, True), ({"theta": 5e5}, False)],
+)
 def test_an_encoding_with_its_defaults_spelled_out_is_plain(spec, plain):
-    assert is_plain_block(to_json(block_config(32, 2, 64, encoding={"name": "rope", **spec}))) == plain
+    assert (
+        is_plain_block(to_json(block_config(32, 2, 64, encoding={"name": "rope", **spec}))) == plain
+    )
 
 
 def test_the_defaults_of_plain_encodings_are_those_of_their_classes():

@@ -47,7 +47,10 @@ def test_weights_read_per_step_are_the_models_parameters(name):
 
 
 def test_a_step_reads_one_row_of_a_table_that_the_head_does_not_share():
-    tied, free = (eager(seeded(decoder_config(50, 1, 24, BLOCK, tied=tied)))[1].step_weights for tied in (True, False))
+    tied, free = (
+        eager(seeded(decoder_config(50, 1, 24, BLOCK, tied=tied)))[1].step_weights
+        for tied in (True, False)
+    )
     assert tied == free
 
 
@@ -61,27 +64,48 @@ def test_cache_bytes_are_proportional_to_context_and_item_size():
 
 def test_weights_are_read_once_for_all_rows_of_a_batch():
     manifest = eager(seeded(MODELS["swiglu"]))[1]
-    assert step_bytes(manifest, 10, batch=3) - step_bytes(manifest, 10) == 2 * 10 * 4 * 2 * 3 * 2 * 8
+    assert (
+        step_bytes(manifest, 10, batch=3) - step_bytes(manifest, 10) == 2 * 10 * 4 * 2 * 3 * 2 * 8
+    )
 
 
 def test_weights_of_several_formats_take_at_least_the_bytes_of_the_smallest():
     plain = eager(seeded(MODELS["swiglu"]))[1]
-    of_one, of_several = plain.replace(weights=Weights("int4")), plain.replace(weights=Weights("mixed", 2), formats={"a": "int8-32", "b": "int4"})
+    of_one, of_several = (
+        plain.replace(weights=Weights("int4")),
+        plain.replace(weights=Weights("mixed", 2), formats={"a": "int8-32", "b": "int4"}),
+    )
     assert step_bytes(of_several, 0) == step_bytes(of_one, 0) == round(0.625 * plain.step_weights)
 
 
 def test_a_step_that_computes_only_the_chosen_experts_reads_no_others():
     plain = MODELS["swiglu"]
     mlp = {"name": "experts", "hidden": 24, "experts": 5, "chosen": 2}
-    manifest = eager(seeded(replace(plain, layers={name: replace(kind, mlp=mlp) for name, kind in plain.layers.items()})))[1]
+    manifest = eager(
+        seeded(
+            replace(
+                plain, layers={name: replace(kind, mlp=mlp) for name, kind in plain.layers.items()}
+            )
+        )
+    )[1]
     sparse = manifest.replace(operators={"MoE": 3})
-    assert step_bytes(manifest, 10) - step_bytes(sparse, 10) == 4 * 3 * (5 - 2) * 3 * 24 * 32  # bytes, layers, experts, matrices, sizes
+    assert (
+        step_bytes(manifest, 10) - step_bytes(sparse, 10) == 4 * 3 * (5 - 2) * 3 * 24 * 32
+    )  # bytes, layers, experts, matrices, sizes
 
 
 @pytest.mark.parametrize(
-    ("runtime", "cache", "known"), [("hand-written", "", True), ("hand-written", "int8", False), ("artefact", "int8", True), ("genai-int4", "", False)]
+    ("runtime", "cache", "known"),
+    [
+        ("hand-written", "", True),
+        ("hand-written", "int8", False),
+        ("artefact", "int8", True),
+        ("genai-int4", "", False),
+    ],
 )
-def test_the_bytes_of_a_step_are_known_if_the_runtime_keeps_the_formats_of_the_manifest(runtime, cache, known):
+def test_the_bytes_of_a_step_are_known_if_the_runtime_keeps_the_formats_of_the_manifest(
+    runtime, cache, known
+):
     manifest = eager(seeded(BLOCK))[1].replace(cache=cache)
     assert Contestant("a", "b", runtime, Path(), "c", manifest).reads_known_bytes is known
 
@@ -89,10 +113,15 @@ def test_the_bytes_of_a_step_are_known_if_the_runtime_keeps_the_formats_of_the_m
 def test_a_report_shows_the_perplexity_of_an_artefact_of_few_bits_beside_its_times() -> None:
     quality = Quality("text", 0.01, 0.9, 2048, 0.0, 1e-3, perplexity=13.0, float32_perplexity=12.5)
     manifest = eager(seeded(BLOCK))[1].replace(quality=quality)
-    few_bits, built = (Contestant("a", "b", runtime, Path(), "c", manifest).perplexity for runtime in ("artefact", "genai-int4"))
+    few_bits, built = (
+        Contestant("a", "b", runtime, Path(), "c", manifest).perplexity
+        for runtime in ("artefact", "genai-int4")
+    )
     assert few_bits == 1.04 and built is None
     report = rows.report([rows.row("few bits", [1e-4] * 5)])
-    shown = msgspec.structs.replace(report, contestants=[msgspec.structs.replace(report.contestants[0], perplexity=few_bits)]).table()
+    shown = msgspec.structs.replace(
+        report, contestants=[msgspec.structs.replace(report.contestants[0], perplexity=few_bits)]
+    ).table()
     assert "x 1.040" in shown and "x 1" not in report.table()
 
 

@@ -18,7 +18,9 @@ from posenc_export.shared.numerics import rounding_noise, tolerance, worst_error
 from tests.tiny import block, decoder
 from tests.traces import sources
 
-pytestmark = pytest.mark.xdist_group("plain runtimes")  # one worker, so that these models are traced once
+pytestmark = pytest.mark.xdist_group(
+    "plain runtimes"
+)  # one worker, so that these models are traced once
 ROPE = decoder("rope")
 MODELS = {
     "block-rope": block("rope"),
@@ -72,56 +74,112 @@ def answers(session: Any, tokens: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.filterwarnings("ignore")  # the libraries warn
-@pytest.mark.parametrize(("runtime", "model", "batch"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in OTHERS)])
-def test_a_runtime_computes_the_outputs_of_the_artefact(runtime: str, model: str, batch: int, folders: Callable[..., Path]) -> None:
+@pytest.mark.parametrize(
+    ("runtime", "model", "batch"),
+    [*QUICK, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in OTHERS)],
+)
+def test_a_runtime_computes_the_outputs_of_the_artefact(
+    runtime: str, model: str, batch: int, folders: Callable[..., Path]
+) -> None:
     missing = RUNTIMES[runtime].missing()
     if missing:
         pytest.skip(f"{' and '.join(missing)} is not installed")
-    folder = folders(model, TARGET.get(runtime, "ort"), "positions" if RUNTIMES[runtime].builds else "mask")
+    folder = folders(
+        model, TARGET.get(runtime, "ort"), "positions" if RUNTIMES[runtime].builds else "mask"
+    )
     manifest, rng = manifests.read(folder), np.random.default_rng(0)
     assert RUNTIMES[runtime].supports(folder, manifest)
-    tokens = rng.integers(0, 61, (batch, 24)) if manifest.vocabulary else rng.standard_normal((batch, 24, 48)).astype(np.float32)
-    opened = importlib.import_module(RUNTIMES[runtime].peer).open_session(folder, manifest, 1, batch)
+    tokens = (
+        rng.integers(0, 61, (batch, 24))
+        if manifest.vocabulary
+        else rng.standard_normal((batch, 24, 48)).astype(np.float32)
+    )
+    opened = importlib.import_module(RUNTIMES[runtime].peer).open_session(
+        folder, manifest, 1, batch
+    )
     wanted = answers(load(folder, provider="cpu", threads=1).session(batch), tokens)
     assert worst_error(answers(opened.session, tokens), wanted) <= tolerance("float32", 2, 48)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore")
-def test_the_model_builder_of_genai_differs_from_the_artefact_no_more_than_4_bit_weights_do(folders: Callable[..., Path]) -> None:
+def test_the_model_builder_of_genai_differs_from_the_artefact_no_more_than_4_bit_weights_do(
+    folders: Callable[..., Path],
+) -> None:
     if RUNTIMES["genai-int4"].missing():
         pytest.skip("onnxruntime_genai is not installed")
     folder, tokens = folders("decoder-rope"), np.random.default_rng(0).integers(1, 61, (1, 24))
-    opened = importlib.import_module(RUNTIMES["genai-int4"].peer).open_session(folder, manifests.read(folder), 1, 1)
-    wanted, found = answers(load(folder, provider="cpu", threads=1).session(), tokens), answers(opened.session, tokens)
-    assert 1e-3 < np.sqrt(np.mean((found - wanted) ** 2) / np.mean(wanted**2)) <= 4 * rounding_noise(4, 32)
+    opened = importlib.import_module(RUNTIMES["genai-int4"].peer).open_session(
+        folder, manifests.read(folder), 1, 1
+    )
+    wanted, found = (
+        answers(load(folder, provider="cpu", threads=1).session(), tokens),
+        answers(opened.session, tokens),
+    )
+    assert (
+        1e-3
+        < np.sqrt(np.mean((found - wanted) ** 2) / np.mean(wanted**2))
+        <= 4 * rounding_noise(4, 32)
+    )
 
 
-def test_an_error_about_a_missing_runtime_names_its_requirement(folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(RUNTIMES, "genai", dataclasses.replace(RUNTIMES["genai"], needs=("a_module_that_nobody_has.at_all",)))
-    with pytest.raises(ValueError, match="benchmark genai: expected a_module_that_nobody_has.at_all to be installed, got none; pip install 'onnxruntime-genai'"):
+def test_an_error_about_a_missing_runtime_names_its_requirement(
+    folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        RUNTIMES,
+        "genai",
+        dataclasses.replace(RUNTIMES["genai"], needs=("a_module_that_nobody_has.at_all",)),
+    )
+    with pytest.raises(
+        ValueError,
+        match="benchmark genai: expected a_module_that_nobody_has.at_all to be installed, got none; pip install 'onnxruntime-genai'",
+    ):
         run([folders("decoder-rope")], ("genai",))
 
 
 REFUSED = [
     ("genai", "decoder-rope", "a decoder exported with --signature mask for an ONNX target"),
-    pytest.param("transformers", "decoder-nope", "a float32 decoder of Llama's shape", marks=pytest.mark.exhaustive),
+    pytest.param(
+        "transformers",
+        "decoder-nope",
+        "a float32 decoder of Llama's shape",
+        marks=pytest.mark.exhaustive,
+    ),
 ]
 
 
 @pytest.mark.parametrize(("runtime", "model", "rule"), REFUSED)
 def test_a_runtime_that_supports_none_of_the_folders_is_refused(
-    runtime: str, model: str, rule: str, folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    runtime: str,
+    model: str,
+    rule: str,
+    folders: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(RUNTIMES, runtime, dataclasses.replace(RUNTIMES[runtime], needs=()))
     with pytest.raises(ValueError, match=f"benchmark {runtime}: expected .*{rule}"):
         contestants.gather([folders(model)], (runtime,))
 
 
-def test_a_provider_runs_the_folders_that_it_takes_beside_the_others(folders: Callable[..., Path]) -> None:
-    found = contestants.gather([folders("block-rope"), folders("block-rope", "onnx-static")], (), providers=("openvino",))
-    assert [(each.manifest.target, each.provider) for each in found if each.provider != "cuda"] == [("ort", "cpu"), ("ort", "openvino"), ("onnx-static", "cpu")]
-    with pytest.raises(ValueError, match="expected a folder that provider openvino-bf16 runs, got block-rope-onnx-static-positions; add one of target onnx or ort"):
+def test_a_provider_runs_the_folders_that_it_takes_beside_the_others(
+    folders: Callable[..., Path],
+) -> None:
+    found = contestants.gather(
+        [folders("block-rope"), folders("block-rope", "onnx-static")], (), providers=("openvino",)
+    )
+    assert [(each.manifest.target, each.provider) for each in found if each.provider != "cuda"] == [
+        ("ort", "cpu"),
+        ("ort", "openvino"),
+        ("onnx-static", "cpu"),
+    ]
+    with pytest.raises(
+        ValueError,
+        match="expected a folder that provider openvino-bf16 runs, got block-rope-onnx-static-positions; add one of target onnx or ort",
+    ):
         contestants.gather([folders("block-rope", "onnx-static")], (), providers=("openvino-bf16",))
-    with pytest.raises(ValueError, match="expected provider to be one of openvino, openvino-bf16, aotinductor, got 'tpu'"):
+    with pytest.raises(
+        ValueError,
+        match="expected provider to be one of openvino, openvino-bf16, aotinductor, got 'tpu'",
+    ):
         contestants.gather([folders("block-rope")], (), providers=("tpu",))

@@ -21,7 +21,14 @@ LIMIT = {"least_bytes": 4_000_000, "read_bytes_per_second": 1e10, "share_of_limi
 def report():
     """A report of two contestants at two numbers of tokens; the second one takes twice as long."""
     made = [
-        rows.row(name, [step * 1e-4 * share for share in (0.9, 1.0, 1.0, 1.0, 1.2)], phase, tokens, ratio_to_fastest=float(step), **limit)
+        rows.row(
+            name,
+            [step * 1e-4 * share for share in (0.9, 1.0, 1.0, 1.0, 1.2)],
+            phase,
+            tokens,
+            ratio_to_fastest=float(step),
+            **limit,
+        )
         for phase, limit in (("decode", LIMIT), ("prefill", {}))
         for tokens in (128, 1024)
         for step, name in enumerate(("fast", "slow <&>"), 1)
@@ -36,7 +43,9 @@ def test_json_reads_back_as_the_same_report(report):
 def test_json_follows_the_schema_that_msgspec_derives(report):
     properties = msgspec.json.schema(Report)["$defs"]["Row"]["properties"]
     assert set(report.to_json()["rows"][0]) == set(properties)
-    assert all(name.endswith(("_seconds", "_per_second")) for name in properties if "second" in name)
+    assert all(
+        name.endswith(("_seconds", "_per_second")) for name in properties if "second" in name
+    )
     assert not set(FORBIDDEN) & set(properties)
 
 
@@ -44,15 +53,25 @@ def test_json_names_machine_versions_digests_and_seeds(report):
     content = report.to_json()
     assert content["schema"] == reports.SCHEMA
     assert set(content["machine"]) == {"processor", "cores", "threads", "versions"}
-    assert all(len(each["artefact_digest"]) == 64 and each["weights"] == {"seed": 0} for each in content["contestants"])
+    assert all(
+        len(each["artefact_digest"]) == 64 and each["weights"] == {"seed": 0}
+        for each in content["contestants"]
+    )
 
 
 def test_json_holds_the_verdicts(report):
-    assert report.to_json()["verdicts"][0].startswith("decode at 128 cached tokens: fast is 2.00 (2.00 .. 2.00) times as fast as slow <&>")
+    assert report.to_json()["verdicts"][0].startswith(
+        "decode at 128 cached tokens: fast is 2.00 (2.00 .. 2.00) times as fast as slow <&>"
+    )
 
 
 @pytest.mark.parametrize(
-    ("change", "rule"), [({"schema": 1}, "expected schema 4, got 1"), ({"rows": [{"moved": 1}]}, "expected the fields of schema 4"), ({"threads": 2}, "unknown field")]
+    ("change", "rule"),
+    [
+        ({"schema": 1}, "expected schema 4, got 1"),
+        ({"rows": [{"moved": 1}]}, "expected the fields of schema 4"),
+        ({"threads": 2}, "unknown field"),
+    ],
 )
 def test_a_report_with_another_schema_is_refused(change, rule, report):
     with pytest.raises(ValueError, match=rule):
@@ -62,20 +81,39 @@ def test_a_report_with_another_schema_is_refused(change, rule, report):
 def test_the_table_is_plain_text(report):
     text = report.table()
     assert text.isascii() and "busy" not in text
-    assert re.search(r"^decode +1024 +slow <&> +rope 2x64 0.06M +200 us +188 us +224 us +5000 +2.00 \(2.00 .. 2.00\) +40% +5$", text, re.MULTILINE)
+    assert re.search(
+        r"^decode +1024 +slow <&> +rope 2x64 0.06M +200 us +188 us +224 us +5000 +2.00 \(2.00 .. 2.00\) +40% +5$",
+        text,
+        re.MULTILINE,
+    )
 
 
 def test_the_ratio_is_blank_with_few_rounds():
     text = rows.report([rows.row("ort", [1e-3] * 4)]).table()
-    assert re.search(r"^decode +1024 +ort +rope 2x64 0.06M +1.00 ms +1.00 ms +1.00 ms +1000 +4$", text, re.MULTILINE)
+    assert re.search(
+        r"^decode +1024 +ort +rope 2x64 0.06M +1.00 ms +1.00 ms +1.00 ms +1000 +4$",
+        text,
+        re.MULTILINE,
+    )
 
 
 def test_a_busy_machine_is_named_once():
-    text = rows.report([rows.row(name, [1e-3] * 5) for name in ("ort", "onnx")], other_cores=1.25).table()
+    text = rows.report(
+        [rows.row(name, [1e-3] * 5) for name in ("ort", "onnx")], other_cores=1.25
+    ).table()
     assert text.count("Measured on a busy machine: other processes used 1.2 cores.") == 1
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(1.234, "1.23 s"), (0.0123, "12.3 ms"), (8.2e-05, "82.0 us"), (4e-7, "0.40 us"), (123e-6, "123 us")])
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (1.234, "1.23 s"),
+        (0.0123, "12.3 ms"),
+        (8.2e-05, "82.0 us"),
+        (4e-7, "0.40 us"),
+        (123e-6, "123 us"),
+    ],
+)
 def test_a_duration_has_the_largest_unit_in_which_it_is_at_least_1(seconds, text):
     assert duration(seconds) == text
 
@@ -84,10 +122,18 @@ def test_the_page_loads_nothing_and_names_no_path(report, tmp_path):
     page.write(report, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     sources = re.findall(r'\bsrc="([^"]*)"', text)
-    assert len(sources) == 3 and all(source.startswith("data:image/svg+xml;base64,") for source in sources)
+    assert len(sources) == 3 and all(
+        source.startswith("data:image/svg+xml;base64,") for source in sources
+    )
     drawn = [base64.b64decode(source.split(",")[1]).decode() for source in sources]
-    for part in (re.sub(r'src="[^"]*"', "", text), *(re.sub(r'xmlns(:\w+)?="[^"]*"|<!DOCTYPE[^>]*>', "", image) for image in drawn)):
-        assert not re.search(r"https?:|//|<script|<link|@import|\bsrc=|/home|/work|/tmp|\\Users", part.replace("</", "<").replace("/>", ">"))
+    for part in (
+        re.sub(r'src="[^"]*"', "", text),
+        *(re.sub(r'xmlns(:\w+)?="[^"]*"|<!DOCTYPE[^>]*>', "", image) for image in drawn),
+    ):
+        assert not re.search(
+            r"https?:|//|<script|<link|@import|\bsrc=|/home|/work|/tmp|\\Users",
+            part.replace("</", "<").replace("/>", ">"),
+        )
 
 
 def test_the_page_has_three_plots_and_escapes_names(report, tmp_path):
@@ -122,42 +168,99 @@ def test_the_plot_of_shares_starts_at_zero_and_contains_every_contestant():
 
 def test_the_page_begins_with_the_model_and_the_result_and_marks_a_busy_machine_once(tmp_path):
     times = {"ort": [1e-3, 1.1e-3, 1e-3, 1e-3, 1.2e-3], "onnx": [2e-3, 2.1e-3, 2e-3, 2e-3, 2.2e-3]}
-    made = rows.report([rows.row(name, samples, tokens=tokens) for tokens in (128, 1024) for name, samples in times.items()], other_cores=1.25)
+    made = rows.report(
+        [
+            rows.row(name, samples, tokens=tokens)
+            for tokens in (128, 1024)
+            for name, samples in times.items()
+        ],
+        other_cores=1.25,
+    )
     page.write(made, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     head = re.sub("<[^>]*>", " ", text[text.index("<h1>") : text.index("<table>")])
-    assert head.split("Decode: ")[0].split() == ["posenc", "benchmark", "of", "rope", "2x64", "0.06M"]
+    assert head.split("Decode: ")[0].split() == [
+        "posenc",
+        "benchmark",
+        "of",
+        "rope",
+        "2x64",
+        "0.06M",
+    ]
     assert "Decode: ort is 2.00 times as fast as onnx, from 128 to 1024 tokens." in head
     assert text.count('class="mark"') == 1 and text.count("other processes used") == 1
 
 
 def test_a_contestant_has_one_colour_in_the_table_and_in_all_plots(tmp_path):
-    places = [(phase, tokens, name) for tokens in (128, 1024) for phase, names in (("decode", "ab"), ("prefill", "ba")) for name in names]
-    made = rows.report([rows.row(name, [1e-3] * 5, phase, tokens) for phase, tokens, name in places])
+    places = [
+        (phase, tokens, name)
+        for tokens in (128, 1024)
+        for phase, names in (("decode", "ab"), ("prefill", "ba"))
+        for name in names
+    ]
+    made = rows.report(
+        [rows.row(name, [1e-3] * 5, phase, tokens) for phase, tokens, name in places]
+    )
     page.write(made, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
-    of_table = {name: colour for colour, name in re.findall(r'background:(#\w+)"></span>([^<]*)<', text)}
+    of_table = {
+        name: colour for colour, name in re.findall(r'background:(#\w+)"></span>([^<]*)<', text)
+    }
     assert of_table == {"a": page.COLOURS[0], "b": page.COLOURS[1]}
     drawn = [base64.b64decode(source).decode() for source in re.findall(r'base64,([^"]*)', text)]
     assert len(drawn) == 2
     for plot in drawn:
-        assert {name: colour for colour, name in re.findall(r'<text style="[^"]*fill: (#\w+)[^"]*"[^>]*>([ab])<', plot)} == of_table
+        assert {
+            name: colour
+            for colour, name in re.findall(
+                r'<text style="[^"]*fill: (#\w+)[^"]*"[^>]*>([ab])<', plot
+            )
+        } == of_table
 
 
-def test_the_table_of_the_page_is_in_the_order_of_speed_with_intervals_and_without_empty_columns(report):
-    made = rows.report([rows.row(name, samples) for name, samples in {"a": [4e-3, 4e-3, 4e-3, 6e-3, 4e-3], "b": [1e-3] * 5}.items()], other_cores=1.25)
+def test_the_table_of_the_page_is_in_the_order_of_speed_with_intervals_and_without_empty_columns(
+    report,
+):
+    made = rows.report(
+        [
+            rows.row(name, samples)
+            for name, samples in {"a": [4e-3, 4e-3, 4e-3, 6e-3, 4e-3], "b": [1e-3] * 5}.items()
+        ],
+        other_cores=1.25,
+    )
     text = page.render(made)
     body = text[text.index("<table>") :]
-    assert re.findall(r'"></span>([^<]*)<', body) == ["b", "a"] and '4.00 ms<div class="note">x 4.0 (4.0 .. 6.0)</div>' in body
-    assert "perplexity" not in text and "<img" not in text and "bands" not in text and "bands hold" in page.render(report)
-    assert '<span class="mark">Measured on a busy machine: other processes used 1.2 cores.</span>' in text
-    assert "Column of limit: the bytes" not in text and "Column of limit: the bytes" in page.render(report)
+    assert (
+        re.findall(r'"></span>([^<]*)<', body) == ["b", "a"]
+        and '4.00 ms<div class="note">x 4.0 (4.0 .. 6.0)</div>' in body
+    )
+    assert (
+        "perplexity" not in text
+        and "<img" not in text
+        and "bands" not in text
+        and "bands hold" in page.render(report)
+    )
+    assert (
+        '<span class="mark">Measured on a busy machine: other processes used 1.2 cores.</span>'
+        in text
+    )
+    assert "Column of limit: the bytes" not in text and "Column of limit: the bytes" in page.render(
+        report
+    )
 
 
 def test_times_that_vary_by_more_than_3_are_marked_and_one_thread_is_named():
-    made = rows.report([rows.row("ort", [1e-3] * 5), rows.row("eager", [1e-3, 1e-3, 9e-2, 9e-2, 9e-2])])
+    made = rows.report(
+        [rows.row("ort", [1e-3] * 5), rows.row("eager", [1e-3, 1e-3, 9e-2, 9e-2, 9e-2])]
+    )
     text = made.table()
-    assert re.search(r"eager .* ~ 90.0 ms .* 90 \(1.0 .. 90\) +5$", text, re.MULTILINE) and "~ 1.00 ms" not in text
-    assert "~ marks times whose 90th percentile is more than 3 times the 10th; read their ratio by its interval; --threads 1 needs only one free core." in text
+    assert (
+        re.search(r"eager .* ~ 90.0 ms .* 90 \(1.0 .. 90\) +5$", text, re.MULTILINE)
+        and "~ 1.00 ms" not in text
+    )
+    assert (
+        "~ marks times whose 90th percentile is more than 3 times the 10th; read their ratio by its interval; --threads 1 needs only one free core."
+        in text
+    )
     assert "~ 90.0 ms" in page.render(made) and "--threads 1" in page.render(made)
     assert "marks times" not in rows.report([rows.row("ort", [1e-3] * 5)]).table()

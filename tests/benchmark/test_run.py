@@ -20,18 +20,60 @@ FAKE = [sys.executable, str(Path(__file__).parent / "fake_worker.py")]
 def folder(tmp_path, monkeypatch):
     """Function that writes an artefact folder with a manifest and a graph that is never opened."""
     monkeypatch.setattr(workers, "COMMAND", FAKE)
-    for name, value in (("WORKING_SETS", (1 << 16,)), ("SQUARE", 16), ("DURATION", 0.001), ("TIMES", 1)):
+    for name, value in (
+        ("WORKING_SETS", (1 << 16,)),
+        ("SQUARE", 16),
+        ("DURATION", 0.001),
+        ("TIMES", 1),
+    ):
         monkeypatch.setattr(machine, name, value)
 
     def make(name, target="ort", width=32, cached=True):
         (tmp_path / name).mkdir()
-        update, slots = ("in_place", "capacity") if target == "ort" else ("append", "past_sequence_length")
-        config = {"kind": "block", "width": width, "max_positions": 128, "encodings": [], "attention": {"encodings": []}}
-        values = [Value(name, "float32", ("batch_size", "sequence_length", width)) for name in ("hidden_states", "output")]
-        states = [State("past_key_values.0.key", "present.0.key", "float32", ("batch_size", 4, slots, 8), update, 2)]
-        manifest = Manifest("block", target, "positions", "float32", "columns", config, values[:1], values[1:], states * cached, 128, 0, 1, True)
+        update, slots = (
+            ("in_place", "capacity") if target == "ort" else ("append", "past_sequence_length")
+        )
+        config = {
+            "kind": "block",
+            "width": width,
+            "max_positions": 128,
+            "encodings": [],
+            "attention": {"encodings": []},
+        }
+        values = [
+            Value(name, "float32", ("batch_size", "sequence_length", width))
+            for name in ("hidden_states", "output")
+        ]
+        states = [
+            State(
+                "past_key_values.0.key",
+                "present.0.key",
+                "float32",
+                ("batch_size", 4, slots, 8),
+                update,
+                2,
+            )
+        ]
+        manifest = Manifest(
+            "block",
+            target,
+            "positions",
+            "float32",
+            "columns",
+            config,
+            values[:1],
+            values[1:],
+            states * cached,
+            128,
+            0,
+            1,
+            True,
+        )
         (tmp_path / name / "model.onnx").write_bytes(b"")
-        manifests.write(manifest.replace(files={"model.onnx": files.entry(tmp_path / name / "model.onnx")}), tmp_path / name)
+        manifests.write(
+            manifest.replace(files={"model.onnx": files.entry(tmp_path / name / "model.onnx")}),
+            tmp_path / name,
+        )
         return tmp_path / name
 
     return make
@@ -39,12 +81,19 @@ def folder(tmp_path, monkeypatch):
 
 def alive(pid):
     """Return whether a process is running and not a zombie."""
-    found = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout.strip()
+    found = subprocess.run(
+        ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
+    ).stdout.strip()
     return bool(found) and not found.startswith("Z")
 
 
 def state(worker):
-    return Path(f"/proc/{worker.child.pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()[0]
+    return (
+        Path(f"/proc/{worker.child.pid}/stat")
+        .read_text(encoding="ascii")
+        .rsplit(")", 1)[1]
+        .split()[0]
+    )
 
 
 @pytest.fixture
@@ -56,8 +105,17 @@ def pids(tmp_path, monkeypatch):
 
 def test_every_contestant_has_a_row_per_context_and_phase(folder):
     lines = []
-    report = run([folder("a"), folder("slow", "onnx")], ("eager",), contexts=(16, 64, 4096), rounds=2, seconds=0.2, progress=lines.append)
-    expected = {(p, c, n) for p in ("decode", "prefill") for c in (16, 64) for n in ("eager", "a", "slow")}
+    report = run(
+        [folder("a"), folder("slow", "onnx")],
+        ("eager",),
+        contexts=(16, 64, 4096),
+        rounds=2,
+        seconds=0.2,
+        progress=lines.append,
+    )
+    expected = {
+        (p, c, n) for p in ("decode", "prefill") for c in (16, 64) for n in ("eager", "a", "slow")
+    }
     assert {(row.phase, row.tokens, row.contestant) for row in report.rows} == expected
     assert any("load slow" in line for line in lines)
 
@@ -69,23 +127,36 @@ def test_the_slower_contestant_is_found(folder):
     assert medians[1][1] > 2.0 * medians[0][1]
 
 
-@pytest.mark.parametrize(("least", "threads", "sleeping"), [(-1000.0, 2, True), (1000.0, 2, False), (-1000.0, 1, False)])
-def test_threads_sleep_while_they_wait_on_a_busy_machine_only(least, threads, sleeping, folder, monkeypatch):
+@pytest.mark.parametrize(
+    ("least", "threads", "sleeping"), [(-1000.0, 2, True), (1000.0, 2, False), (-1000.0, 1, False)]
+)
+def test_threads_sleep_while_they_wait_on_a_busy_machine_only(
+    least, threads, sleeping, folder, monkeypatch
+):
     monkeypatch.setattr(other_processes, "BUSY", least)
     report = run([folder("a")], contexts=(16,), prompts=(), rounds=1, seconds=0.05, threads=threads)
-    assert report.sleeping_threads == sleeping and ("sleep while they wait" in report.table()) == sleeping
+    assert (
+        report.sleeping_threads == sleeping
+        and ("sleep while they wait" in report.table()) == sleeping
+    )
 
 
 def test_threads_of_a_worker_wait_as_its_caller_chooses(monkeypatch):
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    assert workers._environment(2, sleeping=True)["OMP_WAIT_POLICY"] == "PASSIVE" and "OMP_WAIT_POLICY" not in workers._environment(2, sleeping=False)
+    assert workers._environment(2, sleeping=True)[
+        "OMP_WAIT_POLICY"
+    ] == "PASSIVE" and "OMP_WAIT_POLICY" not in workers._environment(2, sleeping=False)
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     assert workers._environment(2, sleeping=True)["OMP_WAIT_POLICY"] == "ACTIVE"
 
 
 def test_prompts_and_contexts_are_measured(folder):
     report = run([folder("a")], contexts=(16, 32), prompts=(64,), rounds=1, seconds=0.05)
-    assert [(row.phase, row.tokens) for row in report.rows] == [("decode", 16), ("decode", 32), ("prefill", 64)]
+    assert [(row.phase, row.tokens) for row in report.rows] == [
+        ("decode", 16),
+        ("decode", 32),
+        ("prefill", 64),
+    ]
 
 
 def test_a_model_without_a_cache_is_measured_only_at_prefill(folder):
@@ -96,14 +167,23 @@ def test_a_model_without_a_cache_is_measured_only_at_prefill(folder):
 def test_tokens_per_second_count_every_row_of_the_batch(folder, monkeypatch):
     monkeypatch.setenv("FAKE_WORKER_BATCH", "3")
     report = run([folder("a")], contexts=(16,), batch=3, rounds=1, seconds=0.05)
-    assert [row.tokens_per_second * row.median_seconds for row in report.rows] == pytest.approx([3, 48])
+    assert [row.tokens_per_second * row.median_seconds for row in report.rows] == pytest.approx(
+        [3, 48]
+    )
 
 
 def test_a_report_names_model_artefact_digest_and_weights(folder):
     report = run([folder("a")], contexts=(16,), prompts=(), rounds=1, seconds=0.05)
     (each,) = report.contestants
-    assert (each.contestant, each.artefact, each.model, each.weights) == ("a", "a", "nope block 32 0.00M", {"seed": 3})
-    assert each.artefact_digest == manifests.read(folder("again")).digest  # a folder with the same content
+    assert (each.contestant, each.artefact, each.model, each.weights) == (
+        "a",
+        "a",
+        "nope block 32 0.00M",
+        {"seed": 3},
+    )
+    assert (
+        each.artefact_digest == manifests.read(folder("again")).digest
+    )  # a folder with the same content
 
 
 def test_the_limits_of_the_machine_are_measured_in_the_same_run(folder):
@@ -116,7 +196,9 @@ def test_workers_are_stopped_between_their_turns(folder):
     path = folder("a")
     with started(["a", "b"], 1) as pair:
         for worker in pair:
-            worker.ask("load", runtime="artefact", folder=str(path), provider="cpu", threads=1, batch=1)
+            worker.ask(
+                "load", runtime="artefact", folder=str(path), provider="cpu", threads=1, batch=1
+            )
         time.sleep(0.05)
         assert [state(worker) for worker in pair] == ["T", "T"]
 
@@ -129,7 +211,9 @@ def test_workers_and_their_children_are_gone_after_a_run(folder, pids):
 
 
 def test_workers_are_gone_after_an_error(folder, pids):
-    with pytest.raises(ValueError, match="benchmark fails: expected load to succeed, got 'the fake fails as told'"):
+    with pytest.raises(
+        ValueError, match="benchmark fails: expected load to succeed, got 'the fake fails as told'"
+    ):
         run([folder("a"), folder("fails")], contexts=(16,))
     time.sleep(0.05)
     assert len(pids()) == 4
@@ -148,7 +232,9 @@ def test_workers_are_gone_after_an_interrupt(folder, pids):
 
 
 def test_the_error_about_a_dead_worker_has_its_last_line_of_output(folder):
-    with pytest.raises(ValueError, match=r"benchmark dies: .*exit code 7 \(the fake dies as told\)"):
+    with pytest.raises(
+        ValueError, match=r"benchmark dies: .*exit code 7 \(the fake dies as told\)"
+    ):
         run([folder("dies")], contexts=(16,))
 
 
@@ -186,7 +272,10 @@ def test_no_folder_is_refused():
 
 def test_folders_of_two_models_are_refused_without_the_option(folder):
     pair = [folder("a"), folder("b", width=64)]
-    with pytest.raises(ValueError, match="folders of one model, got nope block 32 0.00M, nope block 64 0.00M; .*--different-models"):
+    with pytest.raises(
+        ValueError,
+        match="folders of one model, got nope block 32 0.00M, nope block 64 0.00M; .*--different-models",
+    ):
         run(pair, contexts=(16,))
     report = run(pair, contexts=(16,), prompts=(), rounds=1, seconds=0.05, different_models=True)
     assert {row.model for row in report.rows} == {"nope block 32 0.00M", "nope block 64 0.00M"}
@@ -194,5 +283,11 @@ def test_folders_of_two_models_are_refused_without_the_option(folder):
 
 def test_the_caller_imports_no_runtime_and_no_plots():
     code = "import sys, posenc_export.benchmark.run; sys.exit(str({'torch', 'onnxruntime', 'matplotlib'} & {*sys.modules} or ''))"
-    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
     assert not ended.stderr.strip()

@@ -9,7 +9,10 @@ from bench.speed_page import TARGETS, Target, ratio
 from posenc_export.benchmark.runtimes import RUNTIMES
 from tests.benchmark import rows
 
-BLOCK = [rows.row("hand-written rope", [1.0, 1.0, 2.0, 1.0, 1.0], tokens=128), rows.row("rope-ort", [0.9, 0.9, 1.8, 0.9, 0.9], tokens=128)]
+BLOCK = [
+    rows.row("hand-written rope", [1.0, 1.0, 2.0, 1.0, 1.0], tokens=128),
+    rows.row("rope-ort", [0.9, 0.9, 1.8, 0.9, 0.9], tokens=128),
+]
 TARGET = Target("block", "decode", 128, "rope-ort", "hand-written rope", 1.0)
 
 
@@ -25,25 +28,45 @@ def test_there_is_no_ratio_for_a_missing_contestant_or_with_four_rounds():
 
 def test_the_page_says_which_targets_are_met():
     page = speed_page.targets_page({"block": rows.report(BLOCK)})
-    assert "| block | decode 128 | `rope-ort` | `hand-written rope` | 0.90 | 0.90 .. 0.90 | 1.00 | met |" in page
+    assert (
+        "| block | decode 128 | `rope-ort` | `hand-written rope` | 0.90 | 0.90 .. 0.90 | 1.00 | met |"
+        in page
+    )
     assert "| block | decode 1024 | `rope-ort` | `hand-written rope` | | | 1.00 |  |" in page
 
 
 def test_the_page_has_the_parts_that_are_measured():
     page = speed_page.page({"block": rows.report(BLOCK)})
-    assert "| decode 128 | rope-ort | 900 ms |" in page and "## A block of width 512" in page and "## A decoder" not in page
+    assert (
+        "| decode 128 | rope-ort | 900 ms |" in page
+        and "## A block of width 512" in page
+        and "## A decoder" not in page
+    )
 
 
 def test_the_page_shows_what_a_session_adds_and_leaves_missing_ratios_blank():
-    seconds = [{"median": 50e-6, "low": 49e-6, "high": 52e-6, "samples": 9}, {"median": 56e-6, "low": 55e-6, "high": 58e-6, "samples": 9}]
-    measured = {"what": "session / raw, context 128", "seconds": seconds, "ratio": {"median": 1.12, "low": 1.1, "high": 1.14}, "difference": {"median": 6e-6}}
+    seconds = [
+        {"median": 50e-6, "low": 49e-6, "high": 52e-6, "samples": 9},
+        {"median": 56e-6, "low": 55e-6, "high": 58e-6, "samples": 9},
+    ]
+    measured = {
+        "what": "session / raw, context 128",
+        "seconds": seconds,
+        "ratio": {"median": 1.12, "low": 1.1, "high": 1.14},
+        "difference": {"median": 6e-6},
+    }
     page = speed_page.targets_page({}, [measured, {**measured, "ratio": None, "difference": None}])
-    assert "| session / raw, context 128 | 50.0 us | 56.0 us | 1.12 | 1.10 .. 1.14 | +6.0 us |" in page
+    assert (
+        "| session / raw, context 128 | 50.0 us | 56.0 us | 1.12 | 1.10 .. 1.14 | +6.0 us |" in page
+    )
     assert "| session / raw, context 128 | 50.0 us | 56.0 us | | | |" in page
 
 
 def test_every_target_names_a_part_and_a_number_of_tokens_that_are_measured():
-    measured = {name: {"decode": part.contexts, "prefill": part.prompts} for name, part in speed.PARTS.items()}
+    measured = {
+        name: {"decode": part.contexts, "prefill": part.prompts}
+        for name, part in speed.PARTS.items()
+    }
     assert all(target.tokens in measured[target.part][target.phase] for target in TARGETS)
     assert list(speed.PARTS) == list(speed_page.TITLES)
 
@@ -51,8 +74,13 @@ def test_every_target_names_a_part_and_a_number_of_tokens_that_are_measured():
 def test_every_target_names_contestants_of_its_part():
     for target in TARGETS:
         part = speed.PARTS[target.part]
-        own, several = {variant.name for variant in part.variants}, len({variant.encoding for variant in part.variants}) > 1
-        rebuilt = {f"{name} rope" if several else name for name in part.runtimes if RUNTIMES[name].builds}
+        own, several = (
+            {variant.name for variant in part.variants},
+            len({variant.encoding for variant in part.variants}) > 1,
+        )
+        rebuilt = {
+            f"{name} rope" if several else name for name in part.runtimes if RUNTIMES[name].builds
+        }
         loaded = {f"{name} on {folder}" for name in part.runtimes for folder in own}
         assert {target.ours, target.theirs} <= own | rebuilt | loaded
 
@@ -61,13 +89,27 @@ def test_the_large_model_has_134_million_parameters():
     config = speed.described("model", "rope")
     (layer,) = config.layers.values()
     attention = layer.attention
-    projections = config.width * attention.head_size * (2 * attention.heads + 2 * attention.kv_heads)
-    count = config.tokens.vocabulary * config.width + len(config.order) * (projections + 3 * config.width * layer.mlp["hidden"] + 2 * config.width) + config.width
+    projections = (
+        config.width * attention.head_size * (2 * attention.heads + 2 * attention.kv_heads)
+    )
+    count = (
+        config.tokens.vocabulary * config.width
+        + len(config.order)
+        * (projections + 3 * config.width * layer.mlp["hidden"] + 2 * config.width)
+        + config.width
+    )
     assert round(count / 1e6) in (134, 135)
 
 
 def test_the_pages_in_docs_are_generated_from_the_committed_figures(tmp_path):
-    speed_page.write(speed.committed(Path("bench/results/speed.json")), speed.overhead(speed.OVERHEAD), tmp_path)
+    speed_page.write(
+        speed.committed(Path("bench/results/speed.json")), speed.overhead(speed.OVERHEAD), tmp_path
+    )
     names = ["speed-targets.md", "speed.md", "speed.svg"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
-    assert [name for name in names if (Path("docs") / name).read_text(encoding="utf-8") != (tmp_path / name).read_text(encoding="utf-8")] == []
+    assert [
+        name
+        for name in names
+        if (Path("docs") / name).read_text(encoding="utf-8")
+        != (tmp_path / name).read_text(encoding="utf-8")
+    ] == []

@@ -15,22 +15,34 @@ def noisy(median, seed, rounds=10):
 
 def test_a_verdict_names_the_faster_contestant_with_ratio_and_interval():
     (verdict,) = verdicts([row("onnx", [2.0, 2.0, 2.2, 2.0, 1.8]), row("ort", [1.0] * 5)])
-    assert verdict == "decode at 1024 cached tokens: ort is 2.00 (1.80 .. 2.20) times as fast as onnx"
+    assert (
+        verdict == "decode at 1024 cached tokens: ort is 2.00 (1.80 .. 2.20) times as fast as onnx"
+    )
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_contestant_that_is_a_hundred_times_faster_is_found_under_heavy_noise(seed):
-    (verdict,) = verdicts([row("onnx", noisy(100.0, 2 * seed)), row("ort", noisy(1.0, 2 * seed + 1))])
+    (verdict,) = verdicts(
+        [row("onnx", noisy(100.0, 2 * seed)), row("ort", noisy(1.0, 2 * seed + 1))]
+    )
     assert "ort is " in verdict and "times as fast as onnx" in verdict
 
 
 def test_equal_contestants_rarely_have_a_difference():
-    found = [verdict for seed in range(100) for verdict in verdicts([row("ort", noisy(1.0, 2 * seed)), row("genai", noisy(1.0, 2 * seed + 1))])]
+    found = [
+        verdict
+        for seed in range(100)
+        for verdict in verdicts(
+            [row("ort", noisy(1.0, 2 * seed)), row("genai", noisy(1.0, 2 * seed + 1))]
+        )
+    ]
     assert sum("no difference larger than" in verdict for verdict in found) >= 85
 
 
 def test_the_largest_possible_difference_is_rounded_up():
-    (verdict,) = verdicts([row("ort", [1.0, 1.081, 1.0, 1.0, 1.0]), row("genai", [1.0, 1.0, 1.0, 1.085, 1.0])])
+    (verdict,) = verdicts(
+        [row("ort", [1.0, 1.081, 1.0, 1.0, 1.0]), row("genai", [1.0, 1.0, 1.0, 1.085, 1.0])]
+    )
     assert verdict.endswith("no difference larger than 9 % between ort and genai")
 
 
@@ -45,7 +57,9 @@ def test_the_interval_of_symmetric_ratios_is_symmetric():
 
 
 def test_drift_of_both_contestants_does_not_hide_a_difference():
-    (verdict,) = verdicts([row("ort", [1.0, 2.0, 3.0, 4.0, 5.0]), row("onnx", [1.1, 2.2, 3.3, 4.4, 5.5])])
+    (verdict,) = verdicts(
+        [row("ort", [1.0, 2.0, 3.0, 4.0, 5.0]), row("onnx", [1.1, 2.2, 3.3, 4.4, 5.5])]
+    )
     assert "ort is 1.10 (1.10 .. 1.10) times as fast as onnx" in verdict
 
 
@@ -56,13 +70,32 @@ def test_the_faster_contestant_is_the_one_that_is_faster_round_by_round():
 
 
 def test_a_verdict_compares_the_fastest_with_every_other_contestant():
-    others = [row("eager", [30.0, 20.0, 28.0, 9.0, 28.0]), row("onnx", [1.1, 1.1, 1.1, 1.1, 1.2]), row("few", [40.0] * 4)]
-    assert verdicts([row("ort", [1.0] * 5), *others])[0].endswith(": ort is 1.10 (1.10 .. 1.20) times as fast as onnx and 28 (9.0 .. 30) times as fast as eager")
-    (equal,) = verdicts([row("ort", [1.0] * 5), row("genai", [1.0, 1.0, 1.0, 1.049, 1.0]), others[1]])
-    assert equal.endswith("no difference larger than 5 % between ort and genai; ort is 1.10 (1.10 .. 1.20) times as fast as onnx")
+    others = [
+        row("eager", [30.0, 20.0, 28.0, 9.0, 28.0]),
+        row("onnx", [1.1, 1.1, 1.1, 1.1, 1.2]),
+        row("few", [40.0] * 4),
+    ]
+    assert verdicts([row("ort", [1.0] * 5), *others])[0].endswith(
+        ": ort is 1.10 (1.10 .. 1.20) times as fast as onnx and 28 (9.0 .. 30) times as fast as eager"
+    )
+    (equal,) = verdicts(
+        [row("ort", [1.0] * 5), row("genai", [1.0, 1.0, 1.0, 1.049, 1.0]), others[1]]
+    )
+    assert equal.endswith(
+        "no difference larger than 5 % between ort and genai; ort is 1.10 (1.10 .. 1.20) times as fast as onnx"
+    )
 
 
-@pytest.mark.parametrize(("value", "digits", "text"), [(411.68, 2, "410"), (1.1, 3, "1.10"), (0.984, 2, "0.98"), (12.34, 3, "12.3"), (3000.0, 2, "3000")])
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (411.68, 2, "410"),
+        (1.1, 3, "1.10"),
+        (0.984, 2, "0.98"),
+        (12.34, 3, "12.3"),
+        (3000.0, 2, "3000"),
+    ],
+)
 def test_a_number_keeps_its_significant_digits(value, digits, text):
     assert rounded(value, digits) == text
 
@@ -76,16 +109,34 @@ def test_a_contestant_alone_has_no_verdict():
 
 
 def test_each_phase_and_number_of_tokens_has_its_verdict():
-    rows = [row(name, [time] * 5, phase, tokens) for phase in ("decode", "prefill") for tokens in (16, 64) for name, time in (("ort", 1.0), ("onnx", 2.0))]
-    wanted = ["decode at 16 cached", "decode at 64 cached", "prefill at 16 tokens", "prefill at 64 tokens"]
-    assert [found[: len(start)] for found, start in zip(verdicts(rows), wanted, strict=True)] == wanted
+    rows = [
+        row(name, [time] * 5, phase, tokens)
+        for phase in ("decode", "prefill")
+        for tokens in (16, 64)
+        for name, time in (("ort", 1.0), ("onnx", 2.0))
+    ]
+    wanted = [
+        "decode at 16 cached",
+        "decode at 64 cached",
+        "prefill at 16 tokens",
+        "prefill at 64 tokens",
+    ]
+    assert [
+        found[: len(start)] for found, start in zip(verdicts(rows), wanted, strict=True)
+    ] == wanted
 
 
 @pytest.mark.parametrize(
     ("seconds", "expected"),
     [
-        ({"ort": [1e-3] * 5, "onnx": [2e-3] * 5}, "Decode: ort is 2.00 (2.00 .. 2.00) times as fast as onnx, at 1024 tokens."),
-        ({"ort": [1e-3] * 5, "onnx": [1e-3] * 5}, "Decode: no difference larger than 0 % between ort and onnx, at 1024 tokens."),
+        (
+            {"ort": [1e-3] * 5, "onnx": [2e-3] * 5},
+            "Decode: ort is 2.00 (2.00 .. 2.00) times as fast as onnx, at 1024 tokens.",
+        ),
+        (
+            {"ort": [1e-3] * 5, "onnx": [1e-3] * 5},
+            "Decode: no difference larger than 0 % between ort and onnx, at 1024 tokens.",
+        ),
         (
             {"ort": [1e-3, 9e-3, 1e-3, 9e-3, 1e-3], "onnx": [9e-3, 1e-3, 9e-3, 1e-3, 1e-3]},
             "Decode: undecided at 1024 tokens, where the times of ort or onnx vary too much.",
@@ -98,7 +149,15 @@ def test_a_headline_names_the_fastest_a_bound_or_that_nothing_is_decided(seconds
 
 def test_a_headline_over_several_numbers_of_tokens_has_the_range_of_the_ratios_or_the_fastest_of_each():
     def measured(first, second):
-        return [row(name, [seconds] * 5, tokens=tokens) for tokens, pair in ((128, first), (512, second)) for name, seconds in zip(("ort", "onnx"), pair, strict=True)]
+        return [
+            row(name, [seconds] * 5, tokens=tokens)
+            for tokens, pair in ((128, first), (512, second))
+            for name, seconds in zip(("ort", "onnx"), pair, strict=True)
+        ]
 
-    assert headlines(measured((1e-3, 2e-3), (1e-3, 4e-3))) == ["Decode: ort is 2.00 to 4.00 times as fast as onnx, from 128 to 512 tokens."]
-    assert headlines(measured((1e-3, 2e-3), (2e-3, 1e-3))) == ["Decode: which one is fastest depends on the number of tokens: ort at 128; onnx at 512."]
+    assert headlines(measured((1e-3, 2e-3), (1e-3, 4e-3))) == [
+        "Decode: ort is 2.00 to 4.00 times as fast as onnx, from 128 to 512 tokens."
+    ]
+    assert headlines(measured((1e-3, 2e-3), (2e-3, 1e-3))) == [
+        "Decode: which one is fastest depends on the number of tokens: ort at 128; onnx at 512."
+    ]

@@ -29,21 +29,37 @@ def _points(path: str) -> List[Tuple[float, float]]:
     numbers = [float(number) for number in re.findall(r"-?[\d.]+", path)]
     points = list(zip(numbers[::2], numbers[1::2], strict=True))
     if "l" in path:
-        points = [(sum(x for x, _ in points[: n + 1]), sum(y for _, y in points[: n + 1])) for n in range(len(points))]
+        points = [
+            (sum(x for x, _ in points[: n + 1]), sum(y for _, y in points[: n + 1]))
+            for n in range(len(points))
+        ]
     return points
 
 
 def test_no_point_of_a_line_moves_by_more_than_half_a_tenth_of_a_point() -> None:
     drawn = _drawn()
-    before, after = (_points(max(re.findall(r' d="([^"]*)"', text), key=len)) for text in (drawn.decode(), compact(drawn)))
+    before, after = (
+        _points(max(re.findall(r' d="([^"]*)"', text), key=len))
+        for text in (drawn.decode(), compact(drawn))
+    )
     assert len(before) == len(after) == 64
-    assert max(abs(x - y) for one, other in zip(before, after, strict=True) for x, y in zip(one, other, strict=True)) < 0.051
+    assert (
+        max(
+            abs(x - y)
+            for one, other in zip(before, after, strict=True)
+            for x, y in zip(one, other, strict=True)
+        )
+        < 0.051
+    )
 
 
 def test_a_compact_picture_has_the_same_paths_uses_and_texts_in_half_the_bytes() -> None:
     drawn = _drawn()
     short = compact(drawn)
-    count = [[len(re.findall(tag, text)) for tag in ("<path", "<use", "<text", "a &lt; b</text>")] for text in (re.sub("(?s)<!--.*?-->", "", drawn.decode()), short)]
+    count = [
+        [len(re.findall(tag, text)) for tag in ("<path", "<use", "<text", "a &lt; b</text>")]
+        for text in (re.sub("(?s)<!--.*?-->", "", drawn.decode()), short)
+    ]
     assert count[0] == count[1] and count[0][3] == 1
     assert len(short) < len(drawn) / 2 and short.count("\n") < 8 and "metadata" not in short
 
@@ -51,7 +67,9 @@ def test_a_compact_picture_has_the_same_paths_uses_and_texts_in_half_the_bytes()
 def test_every_style_and_every_reference_of_a_compact_picture_is_defined() -> None:
     short = compact(_drawn())
     assert set(re.findall(r'class="(\w+)"', short)) == set(re.findall(r"\.(s\d+){", short))
-    assert set(re.findall(r'href="#(\w+)"|url\(#(\w+)\)', short)) and set(re.findall(r"#(i\d+)", short)) == set(re.findall(r' id="(\w+)"', short))
+    assert set(re.findall(r'href="#(\w+)"|url\(#(\w+)\)', short)) and set(
+        re.findall(r"#(i\d+)", short)
+    ) == set(re.findall(r' id="(\w+)"', short))
 
 
 def test_equal_figures_give_equal_text() -> None:

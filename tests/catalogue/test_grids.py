@@ -27,7 +27,9 @@ class Slanted(PositionEncoding):
 
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
-        angles = np.arange(3 * geometry.max_positions)[:, None] / (np.arange(geometry.head_size // 2) + 1)
+        angles = np.arange(3 * geometry.max_positions)[:, None] / (
+            np.arange(geometry.head_size // 2) + 1
+        )
         self.cos, self.sin = Table(np.cos(angles)), Table(np.sin(angles))
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
@@ -39,7 +41,9 @@ class Slanted(PositionEncoding):
 class SlantedOracle(Oracle, of=Slanted):
     def rotate(self, x: np.ndarray, position: Any) -> np.ndarray:
         row, column = (position, position) if isinstance(position, int) else position
-        return multiply_pairs(x, [cmath.exp(1j * (row + 2 * column) / (k + 1)) for k in range(len(x) // 2)], False)
+        return multiply_pairs(
+            x, [cmath.exp(1j * (row + 2 * column) / (k + 1)) for k in range(len(x) // 2)], False
+        )
 
 
 class Near(PositionEncoding):
@@ -52,7 +56,10 @@ class Near(PositionEncoding):
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         q, k = q_positions[:, None, :, None], k_positions[:, None, None]
-        return -((q // self.columns - k // self.columns).abs() + 2 * (q % self.columns - k % self.columns).abs()).to(torch.float32)
+        return -(
+            (q // self.columns - k // self.columns).abs()
+            + 2 * (q % self.columns - k % self.columns).abs()
+        ).to(torch.float32)
 
 
 class NearOracle(Oracle, of=Near):
@@ -75,16 +82,29 @@ def _map(figure: Any, title: str) -> Any:
 
 
 def test_an_own_rotation_of_a_grid_is_drawn_as_a_map_around_the_query() -> None:
-    seen = _map(draw({"name": "slanted"}, View(distance=15, head_size=16)), "score of equal vectors, by place of the key")
+    seen = _map(
+        draw({"name": "slanted"}, View(distance=15, head_size=16)),
+        "score of equal vectors, by place of the key",
+    )
     expected = sum(math.cos((3 + 2 * -2) / (k + 1)) for k in range(8)) / 8
     assert seen[16, 16] == seen.max() == 1 and abs(seen[19, 14] - expected) <= BOUND
 
 
 def test_an_own_rotation_of_a_grid_is_drawn_along_each_axis() -> None:
     figure = draw({"name": "slanted"}, View(distance=15, head_size=16))
-    lines = {line.get_label(): line.get_ydata() for axes in figure.axes if "along one axis" in axes.get_title() for line in axes.lines}
-    expected = {"row": sum(math.cos(6 / (k + 1)) for k in range(8)) / 8, "column": sum(math.cos(12 / (k + 1)) for k in range(8)) / 8}
-    assert lines.keys() == expected.keys() and all(abs(lines[name][6] - value) <= BOUND for name, value in expected.items())
+    lines = {
+        line.get_label(): line.get_ydata()
+        for axes in figure.axes
+        if "along one axis" in axes.get_title()
+        for line in axes.lines
+    }
+    expected = {
+        "row": sum(math.cos(6 / (k + 1)) for k in range(8)) / 8,
+        "column": sum(math.cos(12 / (k + 1)) for k in range(8)) / 8,
+    }
+    assert lines.keys() == expected.keys() and all(
+        abs(lines[name][6] - value) <= BOUND for name, value in expected.items()
+    )
 
 
 def test_an_own_bias_of_a_window_is_drawn_as_a_map_of_the_window() -> None:
@@ -106,9 +126,16 @@ def test_one_function_of_a_window_is_drawn_as_a_map() -> None:
 @pytest.mark.parametrize("name", ["sinusoidal_2d", "learned_2d"])
 def test_tokens_on_a_grid_are_drawn_by_their_likeness_to_the_token_in_the_middle(name: str) -> None:
     seen = _map(draw({"name": name}, View(distance=15)), "by place")
-    assert seen.shape == (33, 33) and abs(seen[16, 16] - 1) <= BOUND and seen[0, 0] < seen[15, 15] < 1
+    assert (
+        seen.shape == (33, 33) and abs(seen[16, 16] - 1) <= BOUND and seen[0, 0] < seen[15, 15] < 1
+    )
 
 
-@pytest.mark.parametrize("name", [name for name, cls in encodings.REGISTRY.items() if cls.axes == 2])
+@pytest.mark.parametrize(
+    "name", [name for name, cls in encodings.REGISTRY.items() if cls.axes == 2]
+)
 def test_every_built_in_encoding_of_rows_and_columns_has_a_map(name: str) -> None:
-    assert any("by place" in axes.get_title() and axes.images for axes in draw({"name": name}, View(distance=15)).axes)
+    assert any(
+        "by place" in axes.get_title() and axes.images
+        for axes in draw({"name": name}, View(distance=15)).axes
+    )

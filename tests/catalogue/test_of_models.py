@@ -30,21 +30,33 @@ def _drawn(figure: Any) -> List[np.ndarray]:
     """Return all numbers that a figure shows."""
     found = []
     for axes in figure.axes:
-        found += [np.asarray(line.get_xydata()) for line in axes.lines] + [np.asarray(image.get_array()) for image in axes.images]
+        found += [np.asarray(line.get_xydata()) for line in axes.lines] + [
+            np.asarray(image.get_array()) for image in axes.images
+        ]
     return found
 
 
 def _equal(one: Any, other: Any) -> bool:
     ours, theirs = _drawn(one), _drawn(other)
-    return len(ours) == len(theirs) > 0 and all(np.array_equal(*pair) for pair in zip(ours, theirs, strict=True))
+    return len(ours) == len(theirs) > 0 and all(
+        np.array_equal(*pair) for pair in zip(ours, theirs, strict=True)
+    )
 
 
 def _mixed() -> StackConfig:
     """Return a decoder with learned rows on tokens, and two kinds of layers with other encodings."""
     config = decoder("t5")
     (layer,) = config.layers.values()
-    kinds = {name: replace(layer, attention=replace(layer.attention, encodings=specs)) for name, specs in {"a": (VARIANTS["t5"],), "b": (VARIANTS["shaw"],)}.items()}
-    return replace(config, tokens=replace(config.tokens, encodings=(VARIANTS["learned"],)), layers=kinds, order=("a", "b", "a", "b"))
+    kinds = {
+        name: replace(layer, attention=replace(layer.attention, encodings=specs))
+        for name, specs in {"a": (VARIANTS["t5"],), "b": (VARIANTS["shaw"],)}.items()
+    }
+    return replace(
+        config,
+        tokens=replace(config.tokens, encodings=(VARIANTS["learned"],)),
+        layers=kinds,
+        order=("a", "b", "a", "b"),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -69,25 +81,41 @@ def folder(trained: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_picture_of_a_preset_is_that_of_its_module(name: str) -> None:
     place, model = preset_folder(name), load_preset(name)
     assert place is not None
-    assert _equal(draw_all(subjects(with_trained_encodings(place), name), VIEW), draw_all(subjects(model, name), VIEW))
+    assert _equal(
+        draw_all(subjects(with_trained_encodings(place), name), VIEW),
+        draw_all(subjects(model, name), VIEW),
+    )
 
 
 def test_the_picture_of_a_preset_is_that_of_its_trained_encoding_by_name() -> None:
     place = preset_folder("small-t5")
-    assert place is not None and _equal(draw_all(subjects(with_trained_encodings(place), "small-t5"), VIEW), draw({"name": "t5"}, VIEW))
+    assert place is not None and _equal(
+        draw_all(subjects(with_trained_encodings(place), "small-t5"), VIEW),
+        draw({"name": "t5"}, VIEW),
+    )
 
 
-def test_each_different_encoding_of_an_artefact_is_drawn_as_the_module_computes_it(trained: Any, folder: Path) -> None:
+def test_each_different_encoding_of_an_artefact_is_drawn_as_the_module_computes_it(
+    trained: Any, folder: Path
+) -> None:
     found = subjects(with_trained_encodings(folder), "mixed")
-    assert [subject.title for subject in found] == ["learned (mixed, tokens)", "t5 (mixed, layers 0, 2)", "shaw (mixed, layer 1 of layers 1, 3)"]
+    assert [subject.title for subject in found] == [
+        "learned (mixed, tokens)",
+        "t5 (mixed, layers 0, 2)",
+        "shaw (mixed, layer 1 of layers 1, 3)",
+    ]
     figure = draw_all(found, VIEW)
-    assert _equal(figure, draw_all(subjects(trained, "mixed"), VIEW)) and not _equal(figure, draw_all(subjects(seeded(_mixed()), "mixed"), VIEW))
+    assert _equal(figure, draw_all(subjects(trained, "mixed"), VIEW)) and not _equal(
+        figure, draw_all(subjects(seeded(_mixed()), "mixed"), VIEW)
+    )
 
 
 def test_one_layer_is_drawn_with_its_own_numbers(folder: Path) -> None:
     model = with_trained_encodings(folder)
     (first,), (last,) = subjects(model, "mixed", 1), subjects(model, "mixed", 3)
-    assert last.title == "shaw (mixed, layer 3 of layers 1, 3)" and not _equal(draw_all([first], VIEW), draw_all([last], VIEW))
+    assert last.title == "shaw (mixed, layer 3 of layers 1, 3)" and not _equal(
+        draw_all([first], VIEW), draw_all([last], VIEW)
+    )
 
 
 def test_one_large_number_of_a_table_does_not_hide_the_others() -> None:
@@ -104,35 +132,75 @@ def test_a_picture_ends_with_the_range_of_the_artefact() -> None:
     assert axes.lines[0].get_xdata().max() == 29
 
 
-def test_plot_draws_an_artefact_and_names_what_it_shows(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plot", str(folder), "--distance", "9", "-o", str(tmp_path / "a.svg"), "--json"]) == 0
+def test_plot_draws_an_artefact_and_names_what_it_shows(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(["plot", str(folder), "--distance", "9", "-o", str(tmp_path / "a.svg"), "--json"]) == 0
+    )
     shown = json.loads(capsys.readouterr().out)
-    assert [spec["name"] for spec in shown["encodings"]] == ["learned", "t5", "shaw"] and shown["artefact"] == str(folder)
+    assert [spec["name"] for spec in shown["encodings"]] == ["learned", "t5", "shaw"] and shown[
+        "artefact"
+    ] == str(folder)
     assert "shaw (mixed, layer 1 of layers 1, 3)" in (tmp_path / "a.svg").read_text()
 
 
-def test_plot_takes_a_preset_and_names_the_picture_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plot_takes_a_preset_and_names_the_picture_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["plot", "small-t5", "--distance", "9"]) == 0 and (tmp_path / "small-t5.png").exists()
+    assert (
+        main(["plot", "small-t5", "--distance", "9"]) == 0 and (tmp_path / "small-t5.png").exists()
+    )
 
 
 REFUSED = {
-    "a layer that it lacks": (["FOLDER", "--layer", "4"], "plot: expected layer 0 .. 3 of mixed, got 4; choose one in that range"),
-    "a head size": (["FOLDER", "--head-size", "8"], "plot: expected no --head-size with an artefact, which has its own, got 8; leave it out"),
-    "a layer of an encoding": (["rope", "--layer", "0"], "plot: expected --layer with the folder of an artefact, got the encoding rope; leave it out"),
-    "a name of nothing": (["nothing"], "expected the name of an encoding or a preset, or the folder of an artefact, got 'nothing'; posenc list shows the names"),
+    "a layer that it lacks": (
+        ["FOLDER", "--layer", "4"],
+        "plot: expected layer 0 .. 3 of mixed, got 4; choose one in that range",
+    ),
+    "a head size": (
+        ["FOLDER", "--head-size", "8"],
+        "plot: expected no --head-size with an artefact, which has its own, got 8; leave it out",
+    ),
+    "a layer of an encoding": (
+        ["rope", "--layer", "0"],
+        "plot: expected --layer with the folder of an artefact, got the encoding rope; leave it out",
+    ),
+    "a name of nothing": (
+        ["nothing"],
+        "expected the name of an encoding or a preset, or the folder of an artefact, got 'nothing'; posenc list shows the names",
+    ),
     "a preset": (["small-t6"], "got 'small-t6'; did you mean small-t5?"),
-    "a folder without an artefact": (["FOLDER/.."], "expected posenc.json in it, got none; give one of its subfolders mixed"),
+    "a folder without an artefact": (
+        ["FOLDER/.."],
+        "expected posenc.json in it, got none; give one of its subfolders mixed",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_drawn_is_refused_in_one_line(case: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_drawn_is_refused_in_one_line(
+    case: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments, message = REFUSED[case]
-    assert main(["plot", *(word.replace("FOLDER", str(folder)) for word in arguments), "-o", str(tmp_path / "none.png")]) == 2
+    assert (
+        main(
+            [
+                "plot",
+                *(word.replace("FOLDER", str(folder)) for word in arguments),
+                "-o",
+                str(tmp_path / "none.png"),
+            ]
+        )
+        == 2
+    )
     assert message in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 def test_a_model_without_positions_is_refused() -> None:
-    with pytest.raises(ValueError, match="plot: expected a model with encodings of positions, got none in plain; posenc inspect prints its layers"):
+    with pytest.raises(
+        ValueError,
+        match="plot: expected a model with encodings of positions, got none in plain; posenc inspect prints its layers",
+    ):
         subjects(seeded(decoder("nope")), "plain")

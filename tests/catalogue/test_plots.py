@@ -28,8 +28,15 @@ def test_an_encoding_has_a_picture_with_content_in_every_panel(name: str) -> Non
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_a_page_states_formula_hook_and_source(name: str) -> None:
-    text = page(name, [{"encoding": name, "model": "decoder", "target": "ort", "tolerance": 1e-5, "full": 1e-6}])
-    assert text.startswith(f"# {name}\n\n```text\n") and "Hook:" in text and "| ort | 1.0e-06 | 1.0e-05 |" in text
+    text = page(
+        name,
+        [{"encoding": name, "model": "decoder", "target": "ort", "tolerance": 1e-5, "full": 1e-6}],
+    )
+    assert (
+        text.startswith(f"# {name}\n\n```text\n")
+        and "Hook:" in text
+        and "| ort | 1.0e-06 | 1.0e-05 |" in text
+    )
 
 
 @pytest.mark.parametrize("name", REGISTRY)
@@ -40,7 +47,9 @@ def test_lines_of_a_formula_fit_a_page(name: str) -> None:
 
 def test_the_gallery_has_a_linked_picture_of_every_encoding_under_one_heading() -> None:
     text = gallery()
-    assert [name for name in REGISTRY if text.count(f"[![{name}](small/{name}.svg)]({name}.md)") != 1] == []
+    assert [
+        name for name in REGISTRY if text.count(f"[![{name}](small/{name}.svg)]({name}.md)") != 1
+    ] == []
 
 
 @pytest.mark.parametrize("name", ["sinusoidal", "rope", "swin"])
@@ -58,11 +67,20 @@ def test_plot_writes_the_file_it_names(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".png"])
-def test_plot_replaces_its_own_pictures_and_no_other_file(suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plot_replaces_its_own_pictures_and_no_other_file(
+    suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     mine, drawn = tmp_path / f"mine{suffix}", tmp_path / f"drawn{suffix}"
     mine.write_bytes(b"mine")
-    assert [cli.main(["plot", "alibi", "--distance", "7", "-o", str(path)]) for path in (drawn, drawn, mine)] == [0, 0, 2]
-    assert "plot: expected a file that is new, empty or written by posenc plot, got" in capsys.readouterr().err and mine.read_bytes() == b"mine"
+    assert [
+        cli.main(["plot", "alibi", "--distance", "7", "-o", str(path)])
+        for path in (drawn, drawn, mine)
+    ] == [0, 0, 2]
+    assert (
+        "plot: expected a file that is new, empty or written by posenc plot, got"
+        in capsys.readouterr().err
+        and mine.read_bytes() == b"mine"
+    )
 
 
 def test_plot_refuses_another_kind_of_file(capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,7 +97,9 @@ def test_the_bound_of_rope_starts_at_distance_0_and_names_the_given_theta() -> N
 
     axes = _panel(draw({"name": "rope", "theta": 1000.0}, View(distance=40, head_size=16)), "bound")
     named = [line.get_label() for line in axes.lines]
-    assert named == ["1000 (this one)", "10000", "500000"] and all(line.get_ydata()[0] == 1 and len(line.get_ydata()) == 41 for line in axes.lines)
+    assert named == ["1000 (this one)", "10000", "500000"] and all(
+        line.get_ydata()[0] == 1 and len(line.get_ydata()) == 41 for line in axes.lines
+    )
 
 
 def test_the_bound_of_rope_agrees_with_its_definition() -> None:
@@ -97,7 +117,11 @@ def test_inner_products_of_a_sinusoid_are_the_same_curve_at_every_position() -> 
     lines = _panel(draw({"name": "sinusoidal"}, View(positions=32)), "inner products").lines
     curves = [dict(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in lines]
     shared = set(curves[0]) & set(curves[1]) & set(curves[2])
-    assert len(shared) == 16 and all(abs(curve[d] - curves[0][d]) <= tolerance("float32", 1, 64) for curve in curves for d in shared)
+    assert len(shared) == 16 and all(
+        abs(curve[d] - curves[0][d]) <= tolerance("float32", 1, 64)
+        for curve in curves
+        for d in shared
+    )
 
 
 def test_an_entry_of_a_sinusoid_is_drawn_at_every_base() -> None:
@@ -106,7 +130,9 @@ def test_an_entry_of_a_sinusoid_is_drawn_at_every_base() -> None:
     axes = _panel(draw({"name": "sinusoidal", "base": 300.0}, View(positions=8)), "base")
     expected = {base: math.sin(5 * base ** (-16 / 64)) for base in (100.0, 300.0, 1e4, 1e6)}
     found = {float(line.get_label()): line.get_ydata()[5] for line in axes.lines}
-    assert found.keys() == expected.keys() and all(abs(found[base] - expected[base]) <= tolerance("float32", 1, 1) for base in expected)
+    assert found.keys() == expected.keys() and all(
+        abs(found[base] - expected[base]) <= tolerance("float32", 1, 1) for base in expected
+    )
 
 
 @pytest.mark.parametrize(("name", "count"), [("mrope", [8, 12, 12]), ("rope_axial", [16, 16])])
@@ -126,14 +152,20 @@ def test_mixed_rotations_are_drawn_as_maps_around_the_query() -> None:
     map_of_head = _panel(draw({"name": "rope_2d"}, view), "head 0").images[0].get_array()
     rows, columns = encoding.along.value[:, 0].detach().double().numpy()
     expected = sum(math.cos(3 * a - 2 * b) for a, b in zip(rows, columns, strict=True)) / len(rows)
-    assert map_of_head[16, 16] == map_of_head.max() == 1 and abs(map_of_head[19, 14] - expected) <= tolerance("float32", 1, 16)
+    assert map_of_head[16, 16] == map_of_head.max() == 1 and abs(
+        map_of_head[19, 14] - expected
+    ) <= tolerance("float32", 1, 16)
 
 
 @pytest.mark.parametrize("name", ["pope", "rope_2d"])
 def test_scores_are_drawn_highest_at_the_query(name: str) -> None:
     from posenc_export.catalogue.plots import View, draw
 
-    values = _panel(draw({"name": name}, View(distance=31)), "score of equal vectors").lines[0].get_ydata()
+    values = (
+        _panel(draw({"name": name}, View(distance=31)), "score of equal vectors")
+        .lines[0]
+        .get_ydata()
+    )
     assert values.argmax() == 0
 
 
@@ -141,34 +173,68 @@ def test_a_convolution_adds_the_same_to_all_tokens_beyond_its_filter() -> None:
     from posenc_export.catalogue.plots import draw
 
     entries = _panel(draw({"name": "conditional_conv"}), "by position").images[0].get_array()
-    assert entries.shape[1] == 32 and abs(entries[:, 3:] - entries[:, 3:4]).max() == 0 and abs(entries[:, 2] - entries[:, 3]).max() > 0
+    assert (
+        entries.shape[1] == 32
+        and abs(entries[:, 3:] - entries[:, 3:4]).max() == 0
+        and abs(entries[:, 2] - entries[:, 3]).max() > 0
+    )
 
 
 STUDY = {
-    **{"chunk": 256, "tail": 128, "windows": 48, "factor": 8.0, "versions": {"python": "3.11", "torch": "2.13", "onnxruntime": "1.31"}},
+    **{
+        "chunk": 256,
+        "tail": 128,
+        "windows": 48,
+        "factor": 8.0,
+        "versions": {"python": "3.11", "torch": "2.13", "onnxruntime": "1.31"},
+    },
     "training": {"steps": 1600, "batch": 16, "length": 256, "rate": 3e-3, "seed": 0},
     "tuning": {"steps": 100, "batch": 1, "length": 2047, "rate": 5e-4, "warm_up": 10, "seed": 0},
     "rows": [
         {"encoding": "nope", "scaling": "", "tuned": False, "bits": {"256": 2.5, "2048": 4.1}},
-        {"encoding": "rope", "scaling": "", "tuned": False, "bits": {"256": 1.7, "512": 3.9, "2048": 4.0}},
-        {"encoding": "rope, ntk", "scaling": "ntk", "tuned": False, "bits": {"256": 2.1, "512": 2.2, "2048": 5.0}},
-        {"encoding": "rope, ntk, tuned", "scaling": "ntk", "tuned": True, "bits": {"256": 1.8, "512": 1.8, "2048": 1.9}},
+        {
+            "encoding": "rope",
+            "scaling": "",
+            "tuned": False,
+            "bits": {"256": 1.7, "512": 3.9, "2048": 4.0},
+        },
+        {
+            "encoding": "rope, ntk",
+            "scaling": "ntk",
+            "tuned": False,
+            "bits": {"256": 2.1, "512": 2.2, "2048": 5.0},
+        },
+        {
+            "encoding": "rope, ntk, tuned",
+            "scaling": "ntk",
+            "tuned": True,
+            "bits": {"256": 1.8, "512": 1.8, "2048": 1.9},
+        },
     ],
 }
 
 
 def test_the_page_of_lengths_has_blank_cells_for_contexts_that_were_not_measured() -> None:
     text = length.page(STUDY)
-    assert "| nope | 2.50 |  | 4.10 |" in text and "| rope, ntk, tuned | 1.80 | 1.80 | 1.90 |" in text and "100 steps of 1 x 2047 bytes" in text
+    assert (
+        "| nope | 2.50 |  | 4.10 |" in text
+        and "| rope, ntk, tuned | 1.80 | 1.80 | 1.90 |" in text
+        and "100 steps of 1 x 2047 bytes" in text
+    )
 
 
 def test_lines_of_the_picture_of_lengths_are_distinguishable_and_labelled_at_their_ends() -> None:
     left, right = length.figure(STUDY).axes
     before, after = right.get_lines()
-    assert before.get_color() == after.get_color() and (before.get_linestyle(), after.get_linestyle()) == ("--", "-")
+    assert before.get_color() == after.get_color() and (
+        before.get_linestyle(),
+        after.get_linestyle(),
+    ) == ("--", "-")
     assert len({(line.get_color(), line.get_marker()) for line in left.get_lines()}) == 2
     labels = sorted(text.get_position()[1] for text in left.texts)
-    assert [text.get_text() for text in left.texts] == ["rope", "nope"] and labels[1] - labels[0] > 0.15  # although the values differ by 0.1
+    assert [text.get_text() for text in left.texts] == ["rope", "nope"] and labels[1] - labels[
+        0
+    ] > 0.15  # although the values differ by 0.1
 
 
 @pytest.mark.parametrize("name", REGISTRY)
@@ -179,11 +245,32 @@ def test_the_title_names_the_drawn_weights_of_encodings_that_have_weights(name: 
     assert bool(said) == bool(list(encoding.parameters()))
 
 
-def test_plot_takes_distance_head_size_and_positions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["plot", "rope", "--distance", "12", "--head-size", "8", "--positions", "16", "-o", str(tmp_path / "rope.png")]) == 0
+def test_plot_takes_distance_head_size_and_positions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        cli.main(
+            [
+                "plot",
+                "rope",
+                "--distance",
+                "12",
+                "--head-size",
+                "8",
+                "--positions",
+                "16",
+                "-o",
+                str(tmp_path / "rope.png"),
+            ]
+        )
+        == 0
+    )
     capsys.readouterr()
     assert cli.main(["plot", "rope", "--distance", "0", "-o", str(tmp_path / "none.png")]) == 2
-    assert "plot: expected distance 1 .. 65536, got 0; choose one in that range" in capsys.readouterr().err
+    assert (
+        "plot: expected distance 1 .. 65536, got 0; choose one in that range"
+        in capsys.readouterr().err
+    )
     assert not (tmp_path / "none.png").exists()
 
 
@@ -192,4 +279,9 @@ def test_every_table_that_pictures_fill_is_a_parameter_of_its_encoding() -> None
     from posenc_export.catalogue.starts import TABLES
 
     for name, tables in TABLES.items():
-        assert set(tables) <= dict(encodings.build({"name": name}, Geometry(16, 2, 16, 64)).named_parameters()).keys()
+        assert (
+            set(tables)
+            <= dict(
+                encodings.build({"name": name}, Geometry(16, 2, 16, 64)).named_parameters()
+            ).keys()
+        )

@@ -9,7 +9,17 @@ import pytest
 import torch
 
 from posenc_export import encodings
-from posenc_export.catalogue.properties import BOUND, COLUMNS, GEOMETRY, STARTS, TOKENS, built, measure, page, respond
+from posenc_export.catalogue.properties import (
+    BOUND,
+    COLUMNS,
+    GEOMETRY,
+    STARTS,
+    TOKENS,
+    built,
+    measure,
+    page,
+    respond,
+)
 from posenc_export.encodings import REGISTRY
 
 FEW = 7
@@ -28,29 +38,46 @@ def _cell(name: str, column: str) -> str:
 def _vectors(encoding: Any) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the measured token, query [H,D] and key [H,D], which are the same at every position."""
     random = torch.Generator().manual_seed(0)
-    token, query, key = (torch.randn(sizes, generator=random).double().numpy() for sizes in ((encoding.token_width(GEOMETRY.width),), *[(GEOMETRY.heads, TOKENS)] * 2))
+    token, query, key = (
+        torch.randn(sizes, generator=random).double().numpy()
+        for sizes in ((encoding.token_width(GEOMETRY.width),), *[(GEOMETRY.heads, TOKENS)] * 2)
+    )
     return token, query, key
 
 
-def _exact(encoding: Any, places: List[int], queries: List[int], causal: bool) -> Tuple[np.ndarray, np.ndarray, List[np.ndarray]]:
+def _exact(
+    encoding: Any, places: List[int], queries: List[int], causal: bool
+) -> Tuple[np.ndarray, np.ndarray, List[np.ndarray]]:
     """Return the oracle's changes of tokens [n,E], rotated queries and keys [n,2HD], and for each query the scores of the keys that it sees [H,seen]."""
     oracle, (token, query, key) = encoding.oracle(), _vectors(encoding)
     oracle.begin(places)
     rows = oracle.embed_rows(np.repeat(token[None], len(places), 0), places)
     changes = rows - token if len(token) == GEOMETRY.width else rows
-    q, k = (np.stack([turn(x, place) for place in places]) for turn, x in ((oracle.rotate_heads, query), (oracle.rotate_key_heads, key)))
+    q, k = (
+        np.stack([turn(x, place) for place in places])
+        for turn, x in ((oracle.rotate_heads, query), (oracle.rotate_key_heads, key))
+    )
     oracle.observe(rows if len(token) == GEOMETRY.width else changes, places[0])
     scores = []
     for i in queries:
         seen = range(i + 1 if causal else len(places))
         at = [places[j] for j in seen]
-        of_heads = [oracle.scores(head, q[i, head], k[list(seen), head], places[i], at) for head in range(GEOMETRY.heads)]
+        of_heads = [
+            oracle.scores(head, q[i, head], k[list(seen), head], places[i], at)
+            for head in range(GEOMETRY.heads)
+        ]
         scores.append(np.stack(of_heads))
-    return changes, np.concatenate((q.reshape(len(places), -1), k.reshape(len(places), -1)), 1), scores
+    return (
+        changes,
+        np.concatenate((q.reshape(len(places), -1), k.reshape(len(places), -1)), 1),
+        scores,
+    )
 
 
 def _same(one: np.ndarray, other: np.ndarray) -> bool:
-    return bool(np.abs(one - other).max() <= BOUND * max(np.abs(one).max(), np.abs(other).max(), 1e-30))
+    return bool(
+        np.abs(one - other).max() <= BOUND * max(np.abs(one).max(), np.abs(other).max(), 1e-30)
+    )
 
 
 @pytest.mark.parametrize("name", REGISTRY)
@@ -59,31 +86,46 @@ def test_the_number_of_distinguishable_tokens_agrees_with_the_oracle(name: str) 
     changes, rotated, scores = _exact(encoding, places, [TOKENS - 1], True)
     parts = [part / (np.abs(part).max() or 1.0) for part in (changes, rotated, scores[0].T)]
     rows = np.concatenate(parts, 1)
-    apart = sum(all(np.abs(row - other).max() > BOUND for other in rows[:index]) for index, row in enumerate(rows))
+    apart = sum(
+        all(np.abs(row - other).max() > BOUND for other in rows[:index])
+        for index, row in enumerate(rows)
+    )
     assert _cell(name, "told apart") == f"{apart} of {TOKENS}"
 
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_dependence_on_offsets_only_agrees_with_the_oracle(name: str) -> None:
     encoding, causal = built({"name": name}), "causal" in REGISTRY[name].works_in
-    (near, _, of_near), (far, _, of_far) = (_exact(encoding, list(range(start, start + FEW)), list(range(FEW)), causal) for start in STARTS)
+    (near, _, of_near), (far, _, of_far) = (
+        _exact(encoding, list(range(start, start + FEW)), list(range(FEW)), causal)
+        for start in STARTS
+    )
     products = near @ near.T
     same = _same(products, far @ far.T) and _same(products[1:, 1:], products[:-1, :-1])
     same &= all(_same(one, other) for one, other in zip(of_near, of_far, strict=True))
-    same &= not causal or all(_same(one[:, 1:], other) for one, other in zip(of_near[1:], of_near[:-1], strict=True))
+    same &= not causal or all(
+        _same(one[:, 1:], other) for one, other in zip(of_near[1:], of_near[:-1], strict=True)
+    )
     assert (_cell(name, "offset only") != "no") == same
 
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_the_effect_of_a_longer_range_agrees_with_the_oracle(name: str) -> None:
     short, long = built({"name": name}, TOKENS), built({"name": name}, 4 * TOKENS)
-    if [value.shape for value in short.parameters()] != [value.shape for value in long.parameters()]:
+    if [value.shape for value in short.parameters()] != [
+        value.shape for value in long.parameters()
+    ]:
         assert _cell(name, "longer range") == "more weights"
         return
     long.load_state_dict(short.state_dict())
     places, queries = list(range(TOKENS)), [3, TOKENS - 1]
-    (changes, _, scores), (others, _, of_long) = (_exact(encoding, places, queries, "causal" in encoding.works_in) for encoding in (short, long))
-    same = _same(changes, others) and all(_same(one, other) for one, other in zip(scores, of_long, strict=True))
+    (changes, _, scores), (others, _, of_long) = (
+        _exact(encoding, places, queries, "causal" in encoding.works_in)
+        for encoding in (short, long)
+    )
+    same = _same(changes, others) and all(
+        _same(one, other) for one, other in zip(scores, of_long, strict=True)
+    )
     assert _cell(name, "longer range") == ("same weights" if same else "places change")
 
 
@@ -94,9 +136,18 @@ def test_other_weights_change_the_outputs_exactly_for_trained_encodings(name: st
         for value in other.parameters():
             value.mul_(1.5).add_(0.01)
     other.prepare()
-    places = torch.arange(TOKENS).expand(encoding.axes, -1) if encoding.axes else torch.arange(TOKENS)
+    places = (
+        torch.arange(TOKENS).expand(encoding.axes, -1) if encoding.axes else torch.arange(TOKENS)
+    )
     one, two = (respond(each, places, "causal" in each.works_in) for each in (encoding, other))
-    same = all(torch.equal(a, b) for a, b in ((one.tokens, two.tokens), (one.rotated, two.rotated), (one.scores[:, one.seen], two.scores[:, two.seen])))
+    same = all(
+        torch.equal(a, b)
+        for a, b in (
+            (one.tokens, two.tokens),
+            (one.rotated, two.rotated),
+            (one.scores[:, one.seen], two.scores[:, two.seen]),
+        )
+    )
     assert same == (_cell(name, "trained numbers") == "none")
 
 
@@ -118,13 +169,19 @@ def _constant(head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> tor
     return head + 0 * (query - key)
 
 
-@pytest.mark.parametrize(("function", "cell"), [(_falling, "yes"), (_by_key, "no"), (_constant, "-")])
-def test_an_encoding_outside_the_package_is_measured(function: Any, cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("function", "cell"), [(_falling, "yes"), (_by_key, "no"), (_constant, "-")]
+)
+def test_an_encoding_outside_the_package_is_measured(
+    function: Any, cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(encodings.KNOWN.registered, "mine", encodings.bias(function))
     assert measure("mine")["offset only"] == cell
 
 
-def test_an_encoding_that_needs_a_parameter_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encoding_that_needs_a_parameter_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Needy(encodings.PositionEncoding):
         def __init__(self, geometry: encodings.Geometry, size: int) -> None:
             super().__init__()

@@ -24,7 +24,9 @@ from posenc_export.shared.numerics import worst_error
 from tests.tiny import block, decoder, encoder
 from tests.traces import sources
 
-pytestmark = pytest.mark.xdist_group("plain runtimes")  # one worker, so that these models are traced once
+pytestmark = pytest.mark.xdist_group(
+    "plain runtimes"
+)  # one worker, so that these models are traced once
 MODELS = {
     "rope": decoder("rope"),
     "fox": decoder("fox"),
@@ -33,8 +35,18 @@ MODELS = {
     "conv": block("conditional_conv"),
     "encoder": encoder("learned"),
 }
-QUICK = [("rope", "onnx", "positions"), ("rope", "onnx-static", "positions"), ("rope", "ort", "positions"), ("rope", "ort", "mask"), ("encoder", "onnx", "mask")]
-SLOW = [(name, target, "positions") for name in ("fox", "cope", "mrope", "conv") for target in ("onnx", "onnx-static", "ort")] + [("fox", "ort", "mask")]
+QUICK = [
+    ("rope", "onnx", "positions"),
+    ("rope", "onnx-static", "positions"),
+    ("rope", "ort", "positions"),
+    ("rope", "ort", "mask"),
+    ("encoder", "onnx", "mask"),
+]
+SLOW = [
+    (name, target, "positions")
+    for name in ("fox", "cope", "mrope", "conv")
+    for target in ("onnx", "onnx-static", "ort")
+] + [("fox", "ort", "mask")]
 CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in SLOW)]
 
 
@@ -60,14 +72,25 @@ def _agrees(printed: str, folder: Path) -> bool:
     """Whether a program printed the outputs of a session for the input of the documentation: the number of tokens, and four outputs of the last one, in each line."""
     session = load(folder, provider="cpu").session()
     is_block = session.manifest.kind == "block"
-    x = np.sin(np.outer(np.arange(1, 12), np.arange(1, 49)))[None].astype(session.manifest.dtype) if is_block else np.arange(8)[None]
+    x = (
+        np.sin(np.outer(np.arange(1, 12), np.arange(1, 49)))[None].astype(session.manifest.dtype)
+        if is_block
+        else np.arange(8)[None]
+    )
     whole, counts = session.prefill(x), (8, 9, 10, 11) if is_block else (8,)
-    lines = [[float(number) for number in re.sub(r"[\[\]]", " ", line).split()] for line in printed.splitlines()]
-    return np.allclose(lines, [[count, *whole[0, count - 1, :4].astype(float)] for count in counts], atol=1e-3)
+    lines = [
+        [float(number) for number in re.sub(r"[\[\]]", " ", line).split()]
+        for line in printed.splitlines()
+    ]
+    return np.allclose(
+        lines, [[count, *whole[0, count - 1, :4].astype(float)] for count in counts], atol=1e-3
+    )
 
 
 @pytest.mark.parametrize(("name", "target"), [("cope", "ort"), ("encoder", "onnx")])
-def test_the_python_program_prints_the_outputs_for_the_documented_input(name: str, target: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_python_program_prints_the_outputs_for_the_documented_input(
+    name: str, target: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     folder = _made(name, target, "positions", tmp_path / "a")
     _python(folder)["main"](folder)
     assert _agrees(capsys.readouterr().out, folder)
@@ -75,65 +98,114 @@ def test_the_python_program_prints_the_outputs_for_the_documented_input(name: st
 
 def test_a_program_refuses_more_tokens_than_its_caches_hold(tmp_path: Path) -> None:
     client = _python(_made("rope", "ort", "positions", tmp_path / "a"))
-    with pytest.raises(ValueError, match=r"expected at most 1024 tokens in a row \(CAPACITY\), got 1025"):
-        client["call"](client["load"](tmp_path / "a"), client["empty"](), np.zeros((1, 5), np.int64), 1020)
+    with pytest.raises(
+        ValueError, match=r"expected at most 1024 tokens in a row \(CAPACITY\), got 1025"
+    ):
+        client["call"](
+            client["load"](tmp_path / "a"), client["empty"](), np.zeros((1, 5), np.int64), 1020
+        )
 
 
 @pytest.mark.parametrize(("name", "target", "signature"), CASES)
-def test_the_python_program_gives_the_outputs_of_a_session(name: str, target: str, signature: str, tmp_path: Path) -> None:
-    model, client = load(_made(name, target, signature, tmp_path / "a"), provider="cpu"), _python(tmp_path / "a")
-    x, graph, states, held, found = _prompt(model.manifest), client["load"](tmp_path / "a"), client["empty"](), 0, []
+def test_the_python_program_gives_the_outputs_of_a_session(
+    name: str, target: str, signature: str, tmp_path: Path
+) -> None:
+    model, client = (
+        load(_made(name, target, signature, tmp_path / "a"), provider="cpu"),
+        _python(tmp_path / "a"),
+    )
+    x, graph, states, held, found = (
+        _prompt(model.manifest),
+        client["load"](tmp_path / "a"),
+        client["empty"](),
+        0,
+        [],
+    )
     for new in (6, 1, 2) if states else (9,):
         output, states = client["call"](graph, states, x[:, held : held + new], held)
         found.append(output)
         held += new
     whole = model.session().prefill(x)
-    wanted = whole[:, [5, 6, 8]] if model.manifest.input("logits_index") else whole  # the last token of each call
+    wanted = (
+        whole[:, [5, 6, 8]] if model.manifest.input("logits_index") else whole
+    )  # the last token of each call
     assert worst_error(np.concatenate(found, axis=1), wanted) <= model.manifest.reference.tolerance
 
 
 def test_the_python_program_decodes_the_same_text(tmp_path: Path) -> None:
     folder = _made("rope", "ort", "positions", tmp_path / "a")
     client, session = _python(folder), load(folder, provider="cpu").session()
-    assert client["generate"](client["load"](folder), [5, 7, 9], 12) == [int(token[0]) for token in session.generate([[5, 7, 9]], 12)]
+    assert client["generate"](client["load"](folder), [5, 7, 9], 12) == [
+        int(token[0]) for token in session.generate([[5, 7, 9]], 12)
+    ]
 
 
 @pytest.mark.parametrize("target", ["onnx", "onnx-static"])
-def test_the_program_for_the_reference_evaluator_gives_the_outputs_of_a_session(target: str, tmp_path: Path) -> None:
-    model, client = load(_made("rope", target, "positions", tmp_path / "a"), provider="cpu"), _python(tmp_path / "a", "reference")
+def test_the_program_for_the_reference_evaluator_gives_the_outputs_of_a_session(
+    target: str, tmp_path: Path
+) -> None:
+    model, client = (
+        load(_made("rope", target, "positions", tmp_path / "a"), provider="cpu"),
+        _python(tmp_path / "a", "reference"),
+    )
     x, graph = _prompt(model.manifest), client["load"](tmp_path / "a")
     first, states = client["call"](graph, client["empty"](), x[:, :7], 0)
     second, _ = client["call"](graph, states, x[:, 7:], 7)
-    assert worst_error(np.concatenate((first, second), axis=1), model.session().prefill(x)[:, [6, 8]]) <= model.manifest.reference.tolerance
+    assert (
+        worst_error(np.concatenate((first, second), axis=1), model.session().prefill(x)[:, [6, 8]])
+        <= model.manifest.reference.tolerance
+    )
 
 
-@pytest.mark.parametrize(("language", "target"), [("openvino", "ort"), ("openvino", "onnx"), ("tract", "onnx")])
-def test_the_program_for_a_library_gives_the_outputs_of_a_session(language: str, target: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("language", "target"), [("openvino", "ort"), ("openvino", "onnx"), ("tract", "onnx")]
+)
+def test_the_program_for_a_library_gives_the_outputs_of_a_session(
+    language: str, target: str, tmp_path: Path
+) -> None:
     pytest.importorskip(language, reason=f"{language} is not installed")
-    model, client = load(_made("rope", target, "positions", tmp_path / "a"), provider="cpu"), _python(tmp_path / "a", language)
+    model, client = (
+        load(_made("rope", target, "positions", tmp_path / "a"), provider="cpu"),
+        _python(tmp_path / "a", language),
+    )
     x, graph = _prompt(model.manifest), client["load"](tmp_path / "a")
     first, states = client["call"](graph, client["empty"](), x[:, :7], 0)
     second, _ = client["call"](graph, states, x[:, 7:], 7)
-    assert worst_error(np.concatenate((first, second), axis=1), model.session().prefill(x)[:, [6, 8]]) <= model.manifest.reference.tolerance
+    assert (
+        worst_error(np.concatenate((first, second), axis=1), model.session().prefill(x)[:, [6, 8]])
+        <= model.manifest.reference.tolerance
+    )
 
 
-def _compiled(folder: Path, compiler: Sequence[object], source: str, language: str = "libtorch") -> Path:
+def _compiled(
+    folder: Path, compiler: Sequence[object], source: str, language: str = "libtorch"
+) -> Path:
     (folder / source).write_text(program(manifests.read(folder / "a"), language))
-    subprocess.run([*map(str, (compiler[0], source, "-o", "decode", *compiler[1:]))], cwd=folder, check=True)
+    subprocess.run(
+        [*map(str, (compiler[0], source, "-o", "decode", *compiler[1:]))], cwd=folder, check=True
+    )
     return folder / "decode"
 
 
 def _same_text(decode: Path, folder: Path) -> bool:
-    done = subprocess.run([str(decode), str(folder), "12", "5", "7", "9"], capture_output=True, text=True, check=True)
-    return [int(token) for token in done.stdout.split()] == [int(token[0]) for token in load(folder, provider="cpu").session().generate([[5, 7, 9]], 12)]
+    done = subprocess.run(
+        [str(decode), str(folder), "12", "5", "7", "9"], capture_output=True, text=True, check=True
+    )
+    return [int(token) for token in done.stdout.split()] == [
+        int(token[0]) for token in load(folder, provider="cpu").session().generate([[5, 7, 9]], 12)
+    ]
 
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 @pytest.mark.parametrize(("name", "signature"), [("rope", "positions"), ("fox", "mask")])
-def test_the_program_for_libtorch_decodes_the_same_text(name: str, signature: str, tmp_path: Path) -> None:
+def test_the_program_for_libtorch_decodes_the_same_text(
+    name: str, signature: str, tmp_path: Path
+) -> None:
     folder = _made(name, "torchscript", signature, tmp_path / "a")
-    assert _same_text(_compiled(tmp_path, client_runs.with_libtorch(tmp_path), "decode.cpp"), folder)
+    assert _same_text(
+        _compiled(tmp_path, client_runs.with_libtorch(tmp_path), "decode.cpp"), folder
+    )
 
 
 @pytest.mark.exhaustive
@@ -142,13 +214,18 @@ def test_the_program_for_libtorch_decodes_the_same_text(name: str, signature: st
 def test_the_program_for_libtorch_runs_blocks_and_encoders(name: str, tmp_path: Path) -> None:
     folder = _made(name, "torchscript", "positions", tmp_path / "a")
     run = _compiled(tmp_path, client_runs.with_libtorch(tmp_path), "run.cpp")
-    assert _agrees(subprocess.run([str(run), str(folder)], capture_output=True, text=True, check=True).stdout, folder)
+    assert _agrees(
+        subprocess.run([str(run), str(folder)], capture_output=True, text=True, check=True).stdout,
+        folder,
+    )
 
 
 def with_headers(test: Any) -> Any:
     """Mark a test that compiles a program for the C or C++ API of ONNX Runtime."""
     reason = "POSENC_ORT_INCLUDE names no headers of ONNX Runtime"
-    return pytest.mark.exhaustive(pytest.mark.skipif("POSENC_ORT_INCLUDE" not in os.environ, reason=reason)(test))
+    return pytest.mark.exhaustive(
+        pytest.mark.skipif("POSENC_ORT_INCLUDE" not in os.environ, reason=reason)(test)
+    )
 
 
 SOURCES = {"c": "decode.c", "cpp": "decode.cpp"}
@@ -156,63 +233,135 @@ SOURCES = {"c": "decode.c", "cpp": "decode.cpp"}
 
 @with_headers
 @pytest.mark.parametrize("language", SOURCES)
-@pytest.mark.parametrize(("target", "signature"), [("onnx", "positions"), ("onnx-static", "positions"), ("ort", "positions"), ("ort", "mask")])
-def test_the_programs_in_c_and_cpp_decode_the_same_text(target: str, signature: str, language: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("target", "signature"),
+    [("onnx", "positions"), ("onnx-static", "positions"), ("ort", "positions"), ("ort", "mask")],
+)
+def test_the_programs_in_c_and_cpp_decode_the_same_text(
+    target: str, signature: str, language: str, tmp_path: Path
+) -> None:
     folder = _made("rope", target, signature, tmp_path / "a")
-    assert _same_text(_compiled(tmp_path, client_runs.with_onnxruntime(tmp_path, language), SOURCES[language], language), folder)
+    assert _same_text(
+        _compiled(
+            tmp_path, client_runs.with_onnxruntime(tmp_path, language), SOURCES[language], language
+        ),
+        folder,
+    )
 
 
 @with_headers
 @pytest.mark.parametrize("language", SOURCES)
-@pytest.mark.parametrize(("name", "target", "dtype"), [("cope", "ort", "float32"), ("mrope", "onnx", "float16"), ("encoder", "onnx", "float32")])
-def test_the_programs_in_c_and_cpp_run_blocks_and_encoders(name: str, target: str, dtype: str, language: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "target", "dtype"),
+    [("cope", "ort", "float32"), ("mrope", "onnx", "float16"), ("encoder", "onnx", "float32")],
+)
+def test_the_programs_in_c_and_cpp_run_blocks_and_encoders(
+    name: str, target: str, dtype: str, language: str, tmp_path: Path
+) -> None:
     folder = tmp_path / "a"
     export(sources(MODELS[name]), target, folder, dtype=dtype, verify=False)
-    run = _compiled(tmp_path, client_runs.with_onnxruntime(tmp_path, language), SOURCES[language], language)
-    assert _agrees(subprocess.run([str(run), str(folder)], capture_output=True, text=True, check=True).stdout, folder)
+    run = _compiled(
+        tmp_path, client_runs.with_onnxruntime(tmp_path, language), SOURCES[language], language
+    )
+    assert _agrees(
+        subprocess.run([str(run), str(folder)], capture_output=True, text=True, check=True).stdout,
+        folder,
+    )
 
 
-STARTS = {"positions of tokens": ("rope", "onnx", "positions"), "rows counted by the graph": ("rope", "ort", "positions"), "a mask": ("rope", "onnx", "mask")}
-SAID = {"rows counted by the graph": "The graph counts the tokens of a row", "a mask": "The graph counts positions from attention_mask"}
+STARTS = {
+    "positions of tokens": ("rope", "onnx", "positions"),
+    "rows counted by the graph": ("rope", "ort", "positions"),
+    "a mask": ("rope", "onnx", "mask"),
+}
+SAID = {
+    "rows counted by the graph": "The graph counts the tokens of a row",
+    "a mask": "The graph counts positions from attention_mask",
+}
 
 
 @pytest.mark.parametrize("case", STARTS)
 @pytest.mark.parametrize("language", ["python", "node", "web", "c", "cpp"])
-def test_a_program_takes_a_start_only_where_the_graph_does(language: str, case: str, tmp_path: Path) -> None:
+def test_a_program_takes_a_start_only_where_the_graph_does(
+    language: str, case: str, tmp_path: Path
+) -> None:
     text = program(manifests.read(_made(*STARTS[case], tmp_path / "a")), language)
-    takes = "#define START 0" if language == "c" else "start = 0" if language != "python" else "start=0"
-    assert (takes in text) == (case not in SAID) and all((said in text) == (name == case) for name, said in SAID.items())
+    takes = (
+        "#define START 0" if language == "c" else "start = 0" if language != "python" else "start=0"
+    )
+    assert (takes in text) == (case not in SAID) and all(
+        (said in text) == (name == case) for name, said in SAID.items()
+    )
 
 
-def test_a_program_in_another_language_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    assert main(["inspect", str(_made("rope", "onnx", "positions", tmp_path / "a")), "--runtime", "cobol"]) == 2
-    assert "expected runtime to be one of python, openvino, tract, reference, node, web, c, cpp, libtorch, got 'cobol'" in capsys.readouterr().err
-    assert main(["inspect", str(tmp_path / "a"), "--runtime", "C"]) == 2 and capsys.readouterr().err.endswith("got 'C'; did you mean c?\n")
+def test_a_program_in_another_language_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert (
+        main(
+            [
+                "inspect",
+                str(_made("rope", "onnx", "positions", tmp_path / "a")),
+                "--runtime",
+                "cobol",
+            ]
+        )
+        == 2
+    )
+    assert (
+        "expected runtime to be one of python, openvino, tract, reference, node, web, c, cpp, libtorch, got 'cobol'"
+        in capsys.readouterr().err
+    )
+    assert main(
+        ["inspect", str(tmp_path / "a"), "--runtime", "C"]
+    ) == 2 and capsys.readouterr().err.endswith("got 'C'; did you mean c?\n")
 
 
 NODE = os.environ.get("POSENC_NODE_MODULES", "")  # a node_modules folder with onnxruntime-node
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(not NODE or shutil.which("node") is None, reason="node or onnxruntime-node is not installed")
-@pytest.mark.parametrize(("target", "signature"), [("onnx", "positions"), ("onnx-static", "positions"), ("ort", "positions"), ("ort", "mask")])
-def test_the_node_program_decodes_the_same_text(target: str, signature: str, tmp_path: Path) -> None:
+@pytest.mark.skipif(
+    not NODE or shutil.which("node") is None, reason="node or onnxruntime-node is not installed"
+)
+@pytest.mark.parametrize(
+    ("target", "signature"),
+    [("onnx", "positions"), ("onnx-static", "positions"), ("ort", "positions"), ("ort", "mask")],
+)
+def test_the_node_program_decodes_the_same_text(
+    target: str, signature: str, tmp_path: Path
+) -> None:
     folder = _made("rope", target, signature, tmp_path / "a")
     (tmp_path / "node_modules").symlink_to(NODE)
     (tmp_path / "decode.mjs").write_text(program(manifests.read(folder), "node"))
-    done = subprocess.run(["node", "decode.mjs", str(folder), "12", "5", "7", "9"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert [int(token) for token in done.stdout.split()] == [int(token[0]) for token in load(folder, provider="cpu").session().generate([[5, 7, 9]], 12)]
+    done = subprocess.run(
+        ["node", "decode.mjs", str(folder), "12", "5", "7", "9"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [int(token) for token in done.stdout.split()] == [
+        int(token[0]) for token in load(folder, provider="cpu").session().generate([[5, 7, 9]], 12)
+    ]
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(not NODE or shutil.which("node") is None, reason="node or onnxruntime-node is not installed")
-@pytest.mark.parametrize(("name", "dtype"), [("cope", "float32"), ("mrope", "float16"), ("conv", "float16"), ("encoder", "float32")])
+@pytest.mark.skipif(
+    not NODE or shutil.which("node") is None, reason="node or onnxruntime-node is not installed"
+)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("cope", "float32"), ("mrope", "float16"), ("conv", "float16"), ("encoder", "float32")],
+)
 def test_the_node_program_runs_blocks_and_encoders(name: str, dtype: str, tmp_path: Path) -> None:
     folder = tmp_path / "a"
     export(sources(MODELS[name]), "onnx", folder, dtype=dtype, verify=False)
     (tmp_path / "node_modules").symlink_to(NODE)
     (tmp_path / "run.mjs").write_text(program(manifests.read(folder), "node"))
-    done = subprocess.run(["node", "run.mjs", str(folder)], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["node", "run.mjs", str(folder)], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert _agrees(done.stdout, folder)
 
 
@@ -220,56 +369,118 @@ CALLS = {"decode": ("rope", "FOLDER COUNT TOKEN..."), "run": ("cope", "FOLDER")}
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("language", ["python", pytest.param("node", marks=pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed"))])
-def test_a_program_without_arguments_or_its_folder_prints_one_line(name: str, language: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "language",
+    [
+        "python",
+        pytest.param(
+            "node",
+            marks=pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed"),
+        ),
+    ],
+)
+def test_a_program_without_arguments_or_its_folder_prints_one_line(
+    name: str, language: str, tmp_path: Path
+) -> None:
     model, arguments = CALLS[name]
     command, suffix = (sys.executable, ".py") if language == "python" else ("node", ".mjs")
-    package = tmp_path / "node_modules" / "onnxruntime-node"  # empty: it is imported before the arguments are read
+    package = (
+        tmp_path / "node_modules" / "onnxruntime-node"
+    )  # empty: it is imported before the arguments are read
     package.mkdir(parents=True)
     (package / "index.js").touch()
-    (tmp_path / f"{name}{suffix}").write_text(program(manifests.read(_made(model, "ort", "positions", tmp_path / "a")), language))
-    refusals = {(): f"usage: {language} {name}{suffix} {arguments}", ("nowhere", "4", "5"): "expected a folder with model.onnx, got nowhere"}
+    (tmp_path / f"{name}{suffix}").write_text(
+        program(manifests.read(_made(model, "ort", "positions", tmp_path / "a")), language)
+    )
+    refusals = {
+        (): f"usage: {language} {name}{suffix} {arguments}",
+        ("nowhere", "4", "5"): "expected a folder with model.onnx, got nowhere",
+    }
     for given, refusal in refusals.items():
-        done = subprocess.run([command, f"{name}{suffix}", *given], cwd=tmp_path, capture_output=True, text=True)
+        done = subprocess.run(
+            [command, f"{name}{suffix}", *given], cwd=tmp_path, capture_output=True, text=True
+        )
         assert done.returncode and not done.stdout and done.stderr == f"{refusal}\n"
 
 
-WEIRD = [{}, {"order": 3}, {"order": [[], {}], "layers": [], "tokens": []}, {"kind": "block", "attention": 1, "encodings": [2]}, {"layers": {"a": None}, "order": ["a"]}]
+WEIRD = [
+    {},
+    {"order": 3},
+    {"order": [[], {}], "layers": [], "tokens": []},
+    {"kind": "block", "attention": 1, "encodings": [2]},
+    {"layers": {"a": None}, "order": ["a"]},
+]
 
 
 @pytest.mark.parametrize("config", WEIRD)
 def test_the_summary_accepts_any_description(config: Any, tmp_path: Path) -> None:
-    manifest = manifests.read(_made("rope", "onnx", "positions", tmp_path / "a")).replace(config=config)
-    assert summary(manifest)["positions"] == "0 .. 1099" and set(summary(manifest)) == {"model", "encoding", "sizes", "positions"}
+    manifest = manifests.read(_made("rope", "onnx", "positions", tmp_path / "a")).replace(
+        config=config
+    )
+    assert summary(manifest)["positions"] == "0 .. 1099" and set(summary(manifest)) == {
+        "model",
+        "encoding",
+        "sizes",
+        "positions",
+    }
 
 
 def test_a_description_cannot_put_code_into_a_program(tmp_path: Path) -> None:
-    hostile = {"kind": "decoder", "order": ["a"], "layers": {"a": {"attention": {"encodings": [{"name": '"""\nraise SystemExit\n"""\u2028*/', "x": "\x1b[2J"}]}}}}
-    manifest = manifests.read(_made("rope", "onnx", "positions", tmp_path / "a")).replace(config=hostile)
+    hostile = {
+        "kind": "decoder",
+        "order": ["a"],
+        "layers": {
+            "a": {
+                "attention": {
+                    "encodings": [{"name": '"""\nraise SystemExit\n"""\u2028*/', "x": "\x1b[2J"}]
+                }
+            }
+        },
+    }
+    manifest = manifests.read(_made("rope", "onnx", "positions", tmp_path / "a")).replace(
+        config=hostile
+    )
     wanted = "encoding: ????raise SystemExit???????:x=??2J in 1 of 1 layers"
     for language in set(LANGUAGES) - {"libtorch"}:
-        assert wanted in program(manifest, language) and program(manifest, language).isascii() and "\x1b" not in program(manifest, language)
+        assert (
+            wanted in program(manifest, language)
+            and program(manifest, language).isascii()
+            and "\x1b" not in program(manifest, language)
+        )
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_inspect_prints_the_program(language: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    folder = _made("rope", "torchscript" if language == "libtorch" else "ort", "positions", tmp_path / "a")
+def test_inspect_prints_the_program(
+    language: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    folder = _made(
+        "rope", "torchscript" if language == "libtorch" else "ort", "positions", tmp_path / "a"
+    )
     assert main(["inspect", str(folder), "--runtime", language]) == 0
     assert capsys.readouterr().out == program(manifests.read(folder), language)
 
 
-def test_an_artefact_of_a_torch_target_has_no_python_program(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_an_artefact_of_a_torch_target_has_no_python_program(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     folder = _made("rope", "torchscript", "positions", tmp_path / "a")
     assert main(["inspect", str(folder), "--runtime", "python"]) == 2
-    assert "expected an artefact with model.onnx for --runtime, got target torchscript" in capsys.readouterr().err
+    assert (
+        "expected an artefact with model.onnx for --runtime, got target torchscript"
+        in capsys.readouterr().err
+    )
 
 
 def test_every_possible_input_of_a_graph_is_documented(tmp_path: Path) -> None:
     for signature in ("positions", "mask"):
-        manifest = manifests.read(_made("rope", "onnx", signature, tmp_path / signature)).replace(config={"tokens": {"segments": 2}})
+        manifest = manifests.read(_made("rope", "onnx", signature, tmp_path / signature)).replace(
+            config={"tokens": {"segments": 2}}
+        )
         assert set(_feedable(manifest)) <= set(INPUTS)
 
 
 def test_the_doc_string_of_a_state_gives_its_initial_value(tmp_path: Path) -> None:
     said = of_graph(manifests.read(_made("rope", "onnx-static", "positions", tmp_path / "a")))
-    assert said["past_positions"].endswith("First call: all slots hold -1.") and said["past_key_values.0.key"].endswith("First call: all slots hold 0.")
+    assert said["past_positions"].endswith("First call: all slots hold -1.") and said[
+        "past_key_values.0.key"
+    ].endswith("First call: all slots hold 0.")

@@ -33,17 +33,35 @@ class Own(torch.nn.Module):
 
     def __init__(self, first: torch.nn.Module) -> None:
         super().__init__()
-        self.first, self.block, self.head = first, seeded(block("alibi")), torch.nn.Linear(48, OUTPUTS)
+        self.first, self.block, self.head = (
+            first,
+            seeded(block("alibi")),
+            torch.nn.Linear(48, OUTPUTS),
+        )
 
-    def forward(self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, write_index: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
-        y, present = self.block(self.first(x), positions, coordinates, key_positions, write_index, states)
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        coordinates: Tensor,
+        key_positions: Tensor,
+        write_index: Tensor,
+        states: List[Tensor],
+    ) -> Tuple[Tensor, List[Tensor]]:
+        y, present = self.block(
+            self.first(x), positions, coordinates, key_positions, write_index, states
+        )
         return self.head(y), present
 
 
 def _made(reads: str, target: str, folder: Path) -> Path:
     torch.manual_seed(3)
-    first: Any = torch.nn.Embedding(VOCABULARY, 48) if reads == "ids" else torch.nn.Linear(WIDTH, 48)
-    model = OwnModule(Own(first).eval(), **({"vocabulary": VOCABULARY} if reads == "ids" else {"width": WIDTH}))
+    first: Any = (
+        torch.nn.Embedding(VOCABULARY, 48) if reads == "ids" else torch.nn.Linear(WIDTH, 48)
+    )
+    model = OwnModule(
+        Own(first).eval(), **({"vocabulary": VOCABULARY} if reads == "ids" else {"width": WIDTH})
+    )
     export(Sources(model), target, folder, verify=False)
     return folder
 
@@ -53,7 +71,11 @@ def _wanted(folder: Path, reads: str) -> np.ndarray:
     session, rows, held = load(folder, provider="cpu").session(), [], 0
     for new in (8, 1, 1, 1):
         tokens = np.arange(held, held + new)
-        x = tokens[None] % VOCABULARY if reads == "ids" else np.sin(np.outer(tokens + 1, np.arange(WIDTH) + 1))[None].astype(np.float32)
+        x = (
+            tokens[None] % VOCABULARY
+            if reads == "ids"
+            else np.sin(np.outer(tokens + 1, np.arange(WIDTH) + 1))[None].astype(np.float32)
+        )
         held += new
         rows.append([held, *session.prefill(x)[0, -1]])
     return np.array(rows)
@@ -65,7 +87,9 @@ def _compare(printed: str, folder: Path, reads: str) -> None:
 
 
 def _run(*command: object, folder: Path) -> str:
-    return subprocess.run([*map(str, command)], cwd=folder, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [*map(str, command)], cwd=folder, capture_output=True, text=True, check=True
+    ).stdout
 
 
 def _written(folder: Path, language: str, name: str) -> str:
@@ -73,53 +97,96 @@ def _written(folder: Path, language: str, name: str) -> str:
     return name
 
 
-@pytest.mark.parametrize(("reads", "read"), [("ids", "5 token ids"), ("states", "hidden states of width 12")])
-def test_inspect_describes_an_own_module(reads: str, read: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("reads", "read"), [("ids", "5 token ids"), ("states", "hidden states of width 12")]
+)
+def test_inspect_describes_an_own_module(
+    reads: str, read: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     _made(reads, "onnx", tmp_path / "a")
     assert main(["inspect", str(tmp_path / "a")]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "encoding alibi sizes width 48, heads 6, kv heads 3" in said and "outputs 3, a step reads " in said and "The output of the own module's forward." in said
-    assert f"module tests.clients.test_own_modules.Own, reads {read}, 1100 positions, outputs 3 block width 48" in said
+    assert (
+        "encoding alibi sizes width 48, heads 6, kv heads 3" in said
+        and "outputs 3, a step reads " in said
+        and "The output of the own module's forward." in said
+    )
+    assert (
+        f"module tests.clients.test_own_modules.Own, reads {read}, 1100 positions, outputs 3 block width 48"
+        in said
+    )
 
 
 @pytest.mark.parametrize("reads", ["ids", "states"])
 @pytest.mark.parametrize("target", ["onnx", "ort"])
 def test_the_python_program_runs_an_own_module(reads: str, target: str, tmp_path: Path) -> None:
     folder = _made(reads, target, tmp_path / "a")
-    _compare(_run(sys.executable, _written(tmp_path, "python", "run.py"), "a", folder=tmp_path), folder, reads)
+    _compare(
+        _run(sys.executable, _written(tmp_path, "python", "run.py"), "a", folder=tmp_path),
+        folder,
+        reads,
+    )
 
 
 @pytest.mark.parametrize("reads", ["ids", "states"])
-def test_the_program_for_the_reference_evaluator_runs_an_own_module(reads: str, tmp_path: Path) -> None:
+def test_the_program_for_the_reference_evaluator_runs_an_own_module(
+    reads: str, tmp_path: Path
+) -> None:
     folder = _made(reads, "onnx", tmp_path / "a")
-    _compare(_run(sys.executable, _written(tmp_path, "reference", "run.py"), "a", folder=tmp_path), folder, reads)
+    _compare(
+        _run(sys.executable, _written(tmp_path, "reference", "run.py"), "a", folder=tmp_path),
+        folder,
+        reads,
+    )
 
 
 @pytest.mark.parametrize("reads", ["ids", "states"])
 @pytest.mark.parametrize("language", ["openvino", "tract"])
-def test_the_program_for_a_library_runs_an_own_module(reads: str, language: str, tmp_path: Path) -> None:
+def test_the_program_for_a_library_runs_an_own_module(
+    reads: str, language: str, tmp_path: Path
+) -> None:
     pytest.importorskip(language, reason=f"{language} is not installed")
     folder = _made(reads, "onnx", tmp_path / "a")
-    _compare(_run(sys.executable, _written(tmp_path, language, "run.py"), "a", folder=tmp_path), folder, reads)
+    _compare(
+        _run(sys.executable, _written(tmp_path, language, "run.py"), "a", folder=tmp_path),
+        folder,
+        reads,
+    )
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(not NODE or shutil.which("node") is None, reason="node or onnxruntime-node is not installed")
+@pytest.mark.skipif(
+    not NODE or shutil.which("node") is None, reason="node or onnxruntime-node is not installed"
+)
 @pytest.mark.parametrize("reads", ["ids", "states"])
 def test_the_node_program_runs_an_own_module(reads: str, tmp_path: Path) -> None:
     folder = _made(reads, "ort", tmp_path / "a")
     (tmp_path / "node_modules").symlink_to(NODE)
-    _compare(_run("node", _written(tmp_path, "node", "run.mjs"), "a", folder=tmp_path), folder, reads)
+    _compare(
+        _run("node", _written(tmp_path, "node", "run.mjs"), "a", folder=tmp_path), folder, reads
+    )
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif("POSENC_ORT_INCLUDE" not in os.environ, reason="POSENC_ORT_INCLUDE names no headers of ONNX Runtime")
+@pytest.mark.skipif(
+    "POSENC_ORT_INCLUDE" not in os.environ,
+    reason="POSENC_ORT_INCLUDE names no headers of ONNX Runtime",
+)
 @pytest.mark.parametrize("reads", ["ids", "states"])
 @pytest.mark.parametrize("language", ["c", "cpp"])
-def test_the_programs_in_c_and_cpp_run_an_own_module(reads: str, language: str, tmp_path: Path) -> None:
+def test_the_programs_in_c_and_cpp_run_an_own_module(
+    reads: str, language: str, tmp_path: Path
+) -> None:
     folder = _made(reads, "ort", tmp_path / "a")
     compiler, *flags = client_runs.with_onnxruntime(tmp_path, language)
-    _run(compiler, _written(tmp_path, language, f"run.{language}"), "-o", "run", *flags, folder=tmp_path)
+    _run(
+        compiler,
+        _written(tmp_path, language, f"run.{language}"),
+        "-o",
+        "run",
+        *flags,
+        folder=tmp_path,
+    )
     _compare(_run("./run", "a", folder=tmp_path), folder, reads)
 
 

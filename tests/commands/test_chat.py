@@ -29,21 +29,48 @@ def _exported(folder: Path, **files: bytes) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return _exported(tmp_path_factory.mktemp("chat") / "artefact", **{"chat_template.jinja": TEMPLATE})
+    return _exported(
+        tmp_path_factory.mktemp("chat") / "artefact", **{"chat_template.jinja": TEMPLATE}
+    )
 
 
-def test_several_prompts_are_the_turns_of_a_conversation(folder: str, capsys: pytest.CaptureFixture) -> None:
-    given = ["generate", folder, "--chat", "--system", "kind", "--prompt", "one", "--prompt", "two", "--max-tokens", "5"]
+def test_several_prompts_are_the_turns_of_a_conversation(
+    folder: str, capsys: pytest.CaptureFixture
+) -> None:
+    given = [
+        "generate",
+        folder,
+        "--chat",
+        "--system",
+        "kind",
+        "--prompt",
+        "one",
+        "--prompt",
+        "two",
+        "--max-tokens",
+        "5",
+    ]
     assert main([*given, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [message["role"] for message in found["messages"]] == ["system", "user", "assistant", "user", "assistant"]
+    assert [message["role"] for message in found["messages"]] == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+    ]
     assert found["text"] == found["messages"][-1]["content"] and len(found["tokens"]) == 5
     assert main(given) == 0
     shown = capsys.readouterr()
-    assert shown.out == "".join(message["content"] + "\n" for message in found["messages"][2::2]) and "has no passed certificate" in shown.err
+    assert (
+        shown.out == "".join(message["content"] + "\n" for message in found["messages"][2::2])
+        and "has no passed certificate" in shown.err
+    )
 
 
-def test_each_line_is_a_message_and_new_begins_again(folder: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_line_is_a_message_and_new_begins_again(
+    folder: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\n\n  two  \n/new\none\n"))
     assert main(["chat", folder, "--max-tokens", "4", "--json"]) == 0
     first, second, again = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -51,7 +78,9 @@ def test_each_line_is_a_message_and_new_begins_again(folder: str, capsys: pytest
 
 
 @pytest.mark.parametrize("pieces", [0, 2])
-def test_an_interrupt_ends_the_reply_and_not_the_conversation(pieces: int, folder: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_ends_the_reply_and_not_the_conversation(
+    pieces: int, folder: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     push, called = BytePieces.push, iter(range(100))
 
     def interrupted(self: BytePieces, token: int) -> str:
@@ -67,35 +96,88 @@ def test_an_interrupt_ends_the_reply_and_not_the_conversation(pieces: int, folde
 
 
 def test_the_chat_reads_lines_in_any_encoding_and_prints_replies_as_they_come(folder: str) -> None:
-    command = [sys.executable, "-m", "posenc_export.commands.cli", "chat", folder, "--max-tokens", "3"]
+    command = [
+        sys.executable,
+        "-m",
+        "posenc_export.commands.cli",
+        "chat",
+        folder,
+        "--max-tokens",
+        "3",
+    ]
     done = subprocess.run(command, input=b"d\xc3\xa9j\xe0\nmore\n", capture_output=True, check=True)
     assert len(done.stderr.splitlines()) == 1 and done.stdout.endswith(b"\n")
 
 
 REFUSED = {
-    "no template": ({}, ["--chat", "--prompt", "a"], "chat: expected an artefact with a chat template"),
-    "a template with code": ({"chat_template.jinja": b"{{ messages.__class__.mro() }}"}, ["--chat", "--prompt", "a"], "is unsafe"),
-    "a broken template": ({"chat_template.jinja": b"{% for"}, ["--chat", "--prompt", "a"], "a chat template that Jinja can compile"),
-    "settings that are not JSON": ({"tokenizer_config.json": b"{"}, ["--chat", "--prompt", "a"], "expected tokenizer_config.json to be JSON"),
-    "a system message without a conversation": ({}, ["--system", "a", "--prompt", "a"], "without --chat, got --system; give --chat"),
-    "two texts to continue": ({}, ["--prompt", "a", "--prompt", "b"], "without --chat, got 2 prompts; give --chat"),
+    "no template": (
+        {},
+        ["--chat", "--prompt", "a"],
+        "chat: expected an artefact with a chat template",
+    ),
+    "a template with code": (
+        {"chat_template.jinja": b"{{ messages.__class__.mro() }}"},
+        ["--chat", "--prompt", "a"],
+        "is unsafe",
+    ),
+    "a broken template": (
+        {"chat_template.jinja": b"{% for"},
+        ["--chat", "--prompt", "a"],
+        "a chat template that Jinja can compile",
+    ),
+    "settings that are not JSON": (
+        {"tokenizer_config.json": b"{"},
+        ["--chat", "--prompt", "a"],
+        "expected tokenizer_config.json to be JSON",
+    ),
+    "a system message without a conversation": (
+        {},
+        ["--system", "a", "--prompt", "a"],
+        "without --chat, got --system; give --chat",
+    ),
+    "two texts to continue": (
+        {},
+        ["--prompt", "a", "--prompt", "b"],
+        "without --chat, got 2 prompts; give --chat",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_no_conversation_is_refused_in_one_line(case: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_what_is_no_conversation_is_refused_in_one_line(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     files, given, message = REFUSED[case]
     assert main(["generate", _exported(tmp_path / "artefact", **files), *given]) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "no passed certificate" not in line]
+    (line,) = [
+        line for line in capsys.readouterr().err.splitlines() if "no passed certificate" not in line
+    ]
     assert message in line
 
 
-def test_templates_in_the_settings_of_the_tokenizer_are_read(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    several = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": TEMPLATE.decode() + "{{ bos_token }}{{ eos_token }}"}]
-    settings = {"chat_template": several, "bos_token": {"content": "<s>", "special": True}, "eos_token": "</s>"}
-    folder = _exported(tmp_path / "artefact", **{"tokenizer_config.json": json.dumps(settings).encode(), "special_tokens_map.json": b'{"bos_token": "<b>"}'})
+def test_templates_in_the_settings_of_the_tokenizer_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    several = [
+        {"name": "tool_use", "template": "tools"},
+        {"name": "default", "template": TEMPLATE.decode() + "{{ bos_token }}{{ eos_token }}"},
+    ]
+    settings = {
+        "chat_template": several,
+        "bos_token": {"content": "<s>", "special": True},
+        "eos_token": "</s>",
+    }
+    folder = _exported(
+        tmp_path / "artefact",
+        **{
+            "tokenizer_config.json": json.dumps(settings).encode(),
+            "special_tokens_map.json": b'{"bos_token": "<b>"}',
+        },
+    )
     from posenc_export.runtime import load
     from posenc_export.runtime.artefact.chat_template import needed_chat_codec
 
-    found = needed_chat_codec(Path(folder), load(folder).manifest).text([{"role": "user", "content": "x"}])
+    found = needed_chat_codec(Path(folder), load(folder).manifest).text(
+        [{"role": "user", "content": "x"}]
+    )
     assert found == "u:x\na:<s></s>"

@@ -20,34 +20,96 @@ from posenc_export.export import TARGETS
 
 BLOCK = ["export", "block", "--width", "64", "--heads", "4", "--max-positions", "64"]
 BAD = {
-    "unknown encoding": ([*BLOCK, "--encoding", "ropes", "--target", "ort"], "expected a known name, got 'ropes'; did you mean rope?"),
-    "unknown parameter": ([*BLOCK, "--encoding", "rope:thata=1", "--target", "ort"], "did you mean theta"),
-    "odd rotary size": ([*BLOCK, "--encoding", "rope:rotary=7", "--target", "ort"], "an even rotary size"),
-    "heads not divisible": ([*BLOCK, "--kv-heads", "3", "--target", "ort"], "divisible by kv_heads"),
+    "unknown encoding": (
+        [*BLOCK, "--encoding", "ropes", "--target", "ort"],
+        "expected a known name, got 'ropes'; did you mean rope?",
+    ),
+    "unknown parameter": (
+        [*BLOCK, "--encoding", "rope:thata=1", "--target", "ort"],
+        "did you mean theta",
+    ),
+    "odd rotary size": (
+        [*BLOCK, "--encoding", "rope:rotary=7", "--target", "ort"],
+        "an even rotary size",
+    ),
+    "heads not divisible": (
+        [*BLOCK, "--kv-heads", "3", "--target", "ort"],
+        "divisible by kv_heads",
+    ),
     "unknown target": ([*BLOCK, "--target", "onx"], "did you mean onnx"),
-    "unknown format of weights": ([*BLOCK, "--target", "ort", "--weights", "int3"], "did you mean int8"),
-    "two formats of weights": ([*BLOCK, "--target", "ort", "--weights", "int4", "--weights", "int8"], "--weights once with a format"),
-    "few bits on TorchScript": ([*BLOCK, "--target", "torchscript", "--weights", "int4"], "got torchscript"),
-    "few bits in float16": ([*BLOCK, "--target", "ort", "--dtype", "float16", "--weights", "int4"], "got ort in float16"),
-    "a cache of 8 bits without a sample": ([*BLOCK, "--target", "ort", "--cache", "int8"], "calibration data for the scales"),
+    "unknown format of weights": (
+        [*BLOCK, "--target", "ort", "--weights", "int3"],
+        "did you mean int8",
+    ),
+    "two formats of weights": (
+        [*BLOCK, "--target", "ort", "--weights", "int4", "--weights", "int8"],
+        "--weights once with a format",
+    ),
+    "few bits on TorchScript": (
+        [*BLOCK, "--target", "torchscript", "--weights", "int4"],
+        "got torchscript",
+    ),
+    "few bits in float16": (
+        [*BLOCK, "--target", "ort", "--dtype", "float16", "--weights", "int4"],
+        "got ort in float16",
+    ),
+    "a cache of 8 bits without a sample": (
+        [*BLOCK, "--target", "ort", "--cache", "int8"],
+        "calibration data for the scales",
+    ),
     "unknown preset": (["export", "tiny-rop", "--target", "ort"], "did you mean tiny-rope"),
     "unknown signature": ([*BLOCK, "--target", "ort", "--signature", "masks"], "did you mean mask"),
-    "not a number": ([*BLOCK, "--encoding", "fox:remember=nan", "--target", "ort"], "a finite number, got nan"),
-    "an infinite number": ([*BLOCK, "--encoding", "sinusoidal:scale=inf", "--target", "ort"], "a finite number, got inf"),
-    "a fraction of rows": ([*BLOCK, "--encoding", "learned:offset=1e15", "--target", "ort"], "type int, got '1e15'"),
-    "rows beyond the limit": ([*BLOCK, "--encoding", "learned:offset=1000000000000000", "--target", "ort"], "offset of at most 1048576"),
-    "rows beyond 64 bits": ([*BLOCK, "--encoding", f"learned:offset={10**30}", "--target", "ort"], "below 2^62"),
-    "tables of numbers that overflow": ([*BLOCK, "--encoding", "floater:step=1e38", "--target", "ort"], "tables of finite numbers"),
-    "a width that no memory holds": ([*BLOCK, "--width", "1000000000", "--encoding", "alibi", "--target", "ort"], "fit the memory of this machine"),
-    "a width beyond 64 bits": ([*BLOCK, "--width", str(4 * 10**30), "--target", "ort"], "below 2^62"),
-    "a range that no memory holds": ([*BLOCK, "--max-positions", "1000000000000000", "--target", "ort"], "an allocation of 7.1 PiB"),
-    "a range beyond 64 bits": ([*BLOCK, "--encoding", "alibi", "--max-positions", str(10**30), "--target", "ort"], "below 2^62"),
-    "a seed beyond 64 bits": ([*BLOCK, "--seed", str(10**30), "--target", "ort"], "seed to be 0 .. 2^63 - 1"),
+    "not a number": (
+        [*BLOCK, "--encoding", "fox:remember=nan", "--target", "ort"],
+        "a finite number, got nan",
+    ),
+    "an infinite number": (
+        [*BLOCK, "--encoding", "sinusoidal:scale=inf", "--target", "ort"],
+        "a finite number, got inf",
+    ),
+    "a fraction of rows": (
+        [*BLOCK, "--encoding", "learned:offset=1e15", "--target", "ort"],
+        "type int, got '1e15'",
+    ),
+    "rows beyond the limit": (
+        [*BLOCK, "--encoding", "learned:offset=1000000000000000", "--target", "ort"],
+        "offset of at most 1048576",
+    ),
+    "rows beyond 64 bits": (
+        [*BLOCK, "--encoding", f"learned:offset={10**30}", "--target", "ort"],
+        "below 2^62",
+    ),
+    "tables of numbers that overflow": (
+        [*BLOCK, "--encoding", "floater:step=1e38", "--target", "ort"],
+        "tables of finite numbers",
+    ),
+    "a width that no memory holds": (
+        [*BLOCK, "--width", "1000000000", "--encoding", "alibi", "--target", "ort"],
+        "fit the memory of this machine",
+    ),
+    "a width beyond 64 bits": (
+        [*BLOCK, "--width", str(4 * 10**30), "--target", "ort"],
+        "below 2^62",
+    ),
+    "a range that no memory holds": (
+        [*BLOCK, "--max-positions", "1000000000000000", "--target", "ort"],
+        "an allocation of 7.1 PiB",
+    ),
+    "a range beyond 64 bits": (
+        [*BLOCK, "--encoding", "alibi", "--max-positions", str(10**30), "--target", "ort"],
+        "below 2^62",
+    ),
+    "a seed beyond 64 bits": (
+        [*BLOCK, "--seed", str(10**30), "--target", "ort"],
+        "seed to be 0 .. 2^63 - 1",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line_status_2_and_nothing_written(case: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_bad_input_is_one_line_status_2_and_nothing_written(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     arguments, rule = BAD[case]
     assert main([*arguments, "-o", str(tmp_path / "artefact")]) == 2
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("posenc: ")]
@@ -55,45 +117,67 @@ def test_bad_input_is_one_line_status_2_and_nothing_written(case: str, tmp_path:
     assert not list(tmp_path.iterdir())
 
 
-def test_inspect_prints_the_format_of_weights_and_their_loss(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_inspect_prints_the_format_of_weights_and_their_loss(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     place = str(tmp_path / "artefact")
     assert main([*BLOCK, "--target", "ort", "--weights", "int4", "-o", place, "--json"]) == 0
     row = json.loads(capsys.readouterr().out)[0]
     assert row["passed"] and float(row["from float32"]) > 0
     assert main(["inspect", place]) == 0
     found = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
-    assert "int4 in 2 matrices" in found["weights"] and f"{row['from float32']} from the float32 module" in found["quality"]
+    assert (
+        "int4 in 2 matrices" in found["weights"]
+        and f"{row['from float32']} from the float32 module" in found["quality"]
+    )
 
 
-def test_a_range_written_as_a_fraction_is_one_line_and_status_2(capsys: pytest.CaptureFixture) -> None:
+def test_a_range_written_as_a_fraction_is_one_line_and_status_2(
+    capsys: pytest.CaptureFixture,
+) -> None:
     with pytest.raises(SystemExit) as stopped:
         main([*BLOCK, "--max-positions", "1e12", "--target", "ort", "-o", "nowhere"])
     assert stopped.value.code == 2 and len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_an_invalid_manifest_is_one_line_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_an_invalid_manifest_is_one_line_and_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     (tmp_path / "posenc.json").write_text("[" * 100000)
     assert main(["inspect", str(tmp_path)]) == 2
-    assert re.fullmatch("posenc: .*got deeper nesting than can be read.*\n", capsys.readouterr().err)
+    assert re.fullmatch(
+        "posenc: .*got deeper nesting than can be read.*\n", capsys.readouterr().err
+    )
 
 
 INSPECT = f'{sys.executable} -m posenc_export.commands.cli inspect "$0"'  # which imports no torch
 CLOSED_PIPE = f"{INSPECT} | head -c 1 >/dev/null; exit ${{PIPESTATUS[0]}}"
 
 
-@pytest.mark.parametrize(("command", "status", "lines"), [(f"{INSPECT} >&-", 2, 1), (f"{INSPECT} >/dev/full", 2, 1), (CLOSED_PIPE, 0, 0)])
-def test_output_that_cannot_be_written_is_a_one_line_error_and_a_closed_pipe_is_not(command: str, status: int, lines: int, unverified: str) -> None:
-    done = subprocess.run(["bash", "-c", command, unverified], stderr=subprocess.PIPE, text=True, check=False)
+@pytest.mark.parametrize(
+    ("command", "status", "lines"),
+    [(f"{INSPECT} >&-", 2, 1), (f"{INSPECT} >/dev/full", 2, 1), (CLOSED_PIPE, 0, 0)],
+)
+def test_output_that_cannot_be_written_is_a_one_line_error_and_a_closed_pipe_is_not(
+    command: str, status: int, lines: int, unverified: str
+) -> None:
+    done = subprocess.run(
+        ["bash", "-c", command, unverified], stderr=subprocess.PIPE, text=True, check=False
+    )
     assert done.returncode == status and len(done.stderr.splitlines()) == lines, done.stderr
 
 
 @pytest.mark.parametrize("command", ["verify", "inspect"])
-def test_a_folder_that_is_no_artefact_is_refused(command: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_folder_that_is_no_artefact_is_refused(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     assert main([command, str(tmp_path)]) == 2
     assert "posenc.json" in capsys.readouterr().err
 
 
-def test_a_command_that_does_not_exist_is_one_line_and_status_2(capsys: pytest.CaptureFixture) -> None:
+def test_a_command_that_does_not_exist_is_one_line_and_status_2(
+    capsys: pytest.CaptureFixture,
+) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["exprot"])
     assert stopped.value.code == 2 and len(capsys.readouterr().err.splitlines()) == 1
@@ -102,7 +186,11 @@ def test_a_command_that_does_not_exist_is_one_line_and_status_2(capsys: pytest.C
 def test_list_names_every_encoding_with_its_hook(capsys: pytest.CaptureFixture) -> None:
     assert main(["list", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["encodings"]}
-    assert rows["rope"]["hook"] == "rotate" and rows["alibi"]["hook"] == "bias" and rows["learned"]["hook"] == "embed"
+    assert (
+        rows["rope"]["hook"] == "rotate"
+        and rows["alibi"]["hook"] == "bias"
+        and rows["learned"]["hook"] == "embed"
+    )
 
 
 def _answer(arguments: List[str], capsys: pytest.CaptureFixture) -> object:
@@ -115,7 +203,17 @@ def test_a_preset_goes_from_export_to_text(tmp_path: Path, capsys: pytest.Captur
     (row,) = _answer(["export", "tiny-rope", "--target", "ort", "-o", folder], capsys)  # type: ignore[misc]
     assert row["passed"]
     assert _answer(["inspect", folder], capsys)["operators"]["GroupQueryAttention"] == 5  # type: ignore[index]
-    text = _answer(["generate", folder, "--prompt", "import os\n\nclass Reader:\n    def __init__(self", "--max-tokens", "24"], capsys)
+    text = _answer(
+        [
+            "generate",
+            folder,
+            "--prompt",
+            "import os\n\nclass Reader:\n    def __init__(self",
+            "--max-tokens",
+            "24",
+        ],
+        capsys,
+    )
     assert bytes(text["tokens"]).decode() == text["text"] and len(text["tokens"]) == 24  # type: ignore[index]
     assert main(["generate", folder, "--prompt", "x" * 5000, "--max-tokens", "1"]) == 2
     assert "expected positions 0 .. 4095" in capsys.readouterr().err
@@ -133,17 +231,30 @@ assert main(["generate", sys.argv[1], "--prompt", "def f(x):", "--max-tokens", "
 
 
 def test_a_command_imports_only_its_own_part() -> None:
-    program = "import sys; from posenc_export.commands.cli import main; main(['generate', '--help'])"
+    program = (
+        "import sys; from posenc_export.commands.cli import main; main(['generate', '--help'])"
+    )
     check = "others = {'torch', 'onnxruntime', 'matplotlib', 'posenc_export.benchmark', 'posenc_export.commands.bench'}; sys.exit(str(others & {*sys.modules} or ''))"
-    ended = subprocess.run([sys.executable, "-c", f"try:\n {program}\nexcept SystemExit:\n {check}"], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", f"try:\n {program}\nexcept SystemExit:\n {check}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert "--max-tokens" in ended.stdout and not ended.stderr.strip()
 
 
 EARLY = {
     "an unknown target": (["block", "--target", "onx"], "did you mean onnx"),
     "an unknown model": (["tiny-rop", "--target", "ort"], "did you mean tiny-rope"),
-    "a missing file": (["block", "--weights", "gone.pt", "--heads", "4", "--target", "ort"], "expected a file gone.pt"),
-    "a file without heads": (["block", "--weights", "here.pt", "--target", "ort"], "the number of heads with --weights, got none"),
+    "a missing file": (
+        ["block", "--weights", "gone.pt", "--heads", "4", "--target", "ort"],
+        "expected a file gone.pt",
+    ),
+    "a file without heads": (
+        ["block", "--weights", "here.pt", "--target", "ort"],
+        "the number of heads with --weights, got none",
+    ),
 }
 
 
@@ -151,9 +262,13 @@ def test_an_export_is_refused_before_torch_is_imported_where_it_can_be(tmp_path:
     (tmp_path / "here.pt").touch()
     calls = [["export", *arguments, "-o", "a"] for arguments, _ in EARLY.values()]
     program = f"import sys; from posenc_export.commands.cli import main; sys.exit(str([main(call) for call in {calls}] + ['torch' in sys.modules]))"
-    ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     *lines, statuses = ended.stderr.splitlines()
-    assert statuses == "[2, 2, 2, 2, False]" and all(rule in line for (_, rule), line in zip(EARLY.values(), lines, strict=True))
+    assert statuses == "[2, 2, 2, 2, False]" and all(
+        rule in line for (_, rule), line in zip(EARLY.values(), lines, strict=True)
+    )
 
 
 def test_the_targets_of_the_command_are_those_of_the_package() -> None:
@@ -169,24 +284,42 @@ def unverified(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_a_decoder_generates_where_neither_torch_nor_onnx_can_be_imported(unverified: str) -> None:
-    subprocess.run([sys.executable, "-c", HIDDEN, unverified], check=True, stderr=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-c", HIDDEN, unverified], check=True, stderr=subprocess.DEVNULL
+    )
 
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
 
 
 def test_a_terminal_of_ascii_shows_the_codes_of_other_characters(unverified: str) -> None:
-    command = [sys.executable, "-m", "posenc_export.commands.cli", "generate", unverified, "--prompt", "# déjà", "--max-tokens", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "posenc_export.commands.cli",
+        "generate",
+        unverified,
+        "--prompt",
+        "# déjà",
+        "--max-tokens",
+        "2",
+    ]
     done = subprocess.run(command, env={**os.environ, **ASCII}, capture_output=True, check=True)
     assert rb"# d\xe9j\xe0" in done.stdout and rb"K\udcc3\udcb6ln" in done.stderr
 
 
-def test_text_of_an_artefact_without_a_certificate_comes_with_a_line_on_stderr(unverified: str, capsys: pytest.CaptureFixture) -> None:
+def test_text_of_an_artefact_without_a_certificate_comes_with_a_line_on_stderr(
+    unverified: str, capsys: pytest.CaptureFixture
+) -> None:
     assert main(["generate", unverified, "--prompt", "x", "--max-tokens", "1"]) == 0
-    assert re.fullmatch("posenc: .* has no passed certificate: .*; run posenc verify .*\n", capsys.readouterr().err)
+    assert re.fullmatch(
+        "posenc: .* has no passed certificate: .*; run posenc verify .*\n", capsys.readouterr().err
+    )
 
 
-def test_a_format_of_weights_is_no_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_format_of_weights_is_no_folder_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "int8").mkdir()
     monkeypatch.chdir(tmp_path)
     assert weights_of(["int8"]) == ("int8", None)
@@ -198,54 +331,98 @@ def test_importing_the_package_imports_no_framework() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-@pytest.mark.parametrize("what", [[], ["encodings"], ["targets"], ["families"], ["presets"], ["properties"], ["rope_yarn"]])
+@pytest.mark.parametrize(
+    "what",
+    [[], ["encodings"], ["targets"], ["families"], ["presets"], ["properties"], ["rope_yarn"]],
+)
 def test_a_listing_fits_100_columns(what: List[str], capsys: pytest.CaptureFixture) -> None:
     assert main(["list", *what]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines and max(map(len, lines)) <= 100
 
 
-def test_a_listing_of_one_encoding_names_its_parameters_with_their_defaults(capsys: pytest.CaptureFixture) -> None:
+def test_a_listing_of_one_encoding_names_its_parameters_with_their_defaults(
+    capsys: pytest.CaptureFixture,
+) -> None:
     assert main(["list", "rope_yarn"]) == 0
     assert re.search(r"^beta_fast +32.0$", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_a_listing_of_one_encoding_has_its_measured_properties(capsys: pytest.CaptureFixture) -> None:
+def test_a_listing_of_one_encoding_has_its_measured_properties(
+    capsys: pytest.CaptureFixture,
+) -> None:
     assert _answer(["list", "shaw"], capsys)["properties"]["told apart"] == "17 of 64"  # type: ignore[index]
 
 
 def test_a_listing_of_one_encoding_wraps_whole_paragraphs(capsys: pytest.CaptureFixture) -> None:
     assert main(["list", "rope_yarn"]) == 0
-    assert "1 at\nthe pair that turns beta_slow times. It is linear in the pair k or in the number of turns.\n" in capsys.readouterr().out
+    assert (
+        "1 at\nthe pair that turns beta_slow times. It is linear in the pair k or in the number of turns.\n"
+        in capsys.readouterr().out
+    )
 
 
 MISSPELLED = {
     "an encoding to list": (["list", "rope_yarm"], "got 'rope_yarm'; did you mean rope_yarn?"),
     "an encoding to plot": (["plot", "ropee"], "got 'ropee'; did you mean rope?"),
-    "an encoding that no name is close to": (["plot", "cosin"], "got 'cosin'; posenc list shows the names"),
-    "an encoding to export": (["export", "block", "--encoding", "ropee", "--target", "ort", "-o", "x"], "got 'ropee'; did you mean rope? posenc list shows all names"),
-    "a runtime to time": (["bench", "tiny-rope", "--runtime", "transformer"], "got 'transformer'; did you mean transformers?"),
-    "a provider to time": (["bench", "tiny-rope", "--provider", "openvin"], "got 'openvin'; did you mean openvino? cpu and cuda are always measured"),
-    "a preset to time": (["bench", "tiny-rop"], "artefact tiny-rop: expected posenc.json in it, got none; did you mean tiny-rope?"),
+    "an encoding that no name is close to": (
+        ["plot", "cosin"],
+        "got 'cosin'; posenc list shows the names",
+    ),
+    "an encoding to export": (
+        ["export", "block", "--encoding", "ropee", "--target", "ort", "-o", "x"],
+        "got 'ropee'; did you mean rope? posenc list shows all names",
+    ),
+    "a runtime to time": (
+        ["bench", "tiny-rope", "--runtime", "transformer"],
+        "got 'transformer'; did you mean transformers?",
+    ),
+    "a provider to time": (
+        ["bench", "tiny-rope", "--provider", "openvin"],
+        "got 'openvin'; did you mean openvino? cpu and cuda are always measured",
+    ),
+    "a preset to time": (
+        ["bench", "tiny-rop"],
+        "artefact tiny-rop: expected posenc.json in it, got none; did you mean tiny-rope?",
+    ),
     "a parameter": (["plot", "rope:thet=3"], "got 'thet'; did you mean theta?"),
-    "a model of the hub": (["export", "org/name-1B", "--target", "ort", "-o", "x"], "got 'org/name-1B'; hf download org/name-1B --local-dir name-1B"),
-    "a file of the hub": (["describe", "hf://org/name/q4.gguf"], "got none; hf download org/name q4.gguf --local-dir name"),
-    "a model of the hub to run": (["generate", "org/name", "--prompt", "x"], "download the model with hf download org/name --local-dir name and export it"),
-    "a folder": (["export", "./missing", "--target", "ort", "-o", "x"], "got './missing'; give a folder that exists"),
+    "a model of the hub": (
+        ["export", "org/name-1B", "--target", "ort", "-o", "x"],
+        "got 'org/name-1B'; hf download org/name-1B --local-dir name-1B",
+    ),
+    "a file of the hub": (
+        ["describe", "hf://org/name/q4.gguf"],
+        "got none; hf download org/name q4.gguf --local-dir name",
+    ),
+    "a model of the hub to run": (
+        ["generate", "org/name", "--prompt", "x"],
+        "download the model with hf download org/name --local-dir name and export it",
+    ),
+    "a folder": (
+        ["export", "./missing", "--target", "ort", "-o", "x"],
+        "got './missing'; give a folder that exists",
+    ),
 }
 
 
 @pytest.mark.parametrize(("arguments", "named"), MISSPELLED.values(), ids=MISSPELLED)
-def test_an_unknown_name_is_refused_with_the_nearest_name(arguments: List[str], named: str, capsys: pytest.CaptureFixture) -> None:
+def test_an_unknown_name_is_refused_with_the_nearest_name(
+    arguments: List[str], named: str, capsys: pytest.CaptureFixture
+) -> None:
     assert main(arguments) == 2
     assert named in capsys.readouterr().err
 
 
-def test_an_unknown_option_is_refused_with_the_nearest_option_of_the_command(capsys: pytest.CaptureFixture) -> None:
+def test_an_unknown_option_is_refused_with_the_nearest_option_of_the_command(
+    capsys: pytest.CaptureFixture,
+) -> None:
     with pytest.raises(SystemExit) as stopped:
         main([*BLOCK, "--target", "ort", "-o", "x", "--widht", "5"])
     assert stopped.value.code == 2
-    assert capsys.readouterr().err == "posenc export: unrecognized arguments: --widht 5; did you mean --width?; see posenc export --help\n"
+    assert (
+        capsys.readouterr().err
+        == "posenc export: unrecognized arguments: --widht 5; did you mean --width?; see posenc export --help\n"
+    )
 
 
 def test_an_abbreviated_option_is_refused(capsys: pytest.CaptureFixture) -> None:
@@ -255,19 +432,29 @@ def test_an_abbreviated_option_is_refused(capsys: pytest.CaptureFixture) -> None
     assert "did you mean --contexts?" in capsys.readouterr().err
 
 
-def test_a_gguf_file_is_refused_with_the_command_that_exports_it(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_gguf_file_is_refused_with_the_command_that_exports_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF")
     assert main(["verify", str(path)]) == 2
-    assert f"export the file first: posenc export {path} --target ort -o ARTEFACT" in capsys.readouterr().err
+    assert (
+        f"export the file first: posenc export {path} --target ort -o ARTEFACT"
+        in capsys.readouterr().err
+    )
 
 
-def test_a_folder_of_several_artefacts_is_refused_with_their_names(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_folder_of_several_artefacts_is_refused_with_their_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     for target in ("onnx", "ort"):
         (tmp_path / target).mkdir()
         (tmp_path / target / "posenc.json").write_text("{}")
     assert main(["inspect", str(tmp_path)]) == 2
-    assert "expected posenc.json in it, got none; give one of its subfolders onnx, ort" in capsys.readouterr().err
+    assert (
+        "expected posenc.json in it, got none; give one of its subfolders onnx, ort"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture) -> None:
@@ -276,19 +463,43 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture) -> No
     assert stopped.value.code == 0 and capsys.readouterr().out == f"posenc {__version__}\n"
 
 
-def test_inspect_shows_encoding_sizes_and_positions_within_100_columns(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_inspect_shows_encoding_sizes_and_positions_within_100_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     folder = str(tmp_path / "artefact")
-    assert main([*BLOCK, "--encoding", "rope:theta=500000", "--target", "ort", "--no-verify", "-o", folder]) == 0
+    assert (
+        main(
+            [
+                *BLOCK,
+                "--encoding",
+                "rope:theta=500000",
+                "--target",
+                "ort",
+                "--no-verify",
+                "-o",
+                folder,
+            ]
+        )
+        == 0
+    )
     capsys.readouterr()
     assert main(["inspect", folder]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "encoding     rope:theta=500000.0" in lines and "positions    0 .. 63" in lines
-    assert "sizes        width 64, heads 4, kv heads 4, head size 16, a step reads 16384 weights" in lines
+    assert (
+        "sizes        width 64, heads 4, kv heads 4, head size 16, a step reads 16384 weights"
+        in lines
+    )
     assert max(map(len, lines)) <= 100
 
 
 def test_a_cell_that_is_not_finite_is_shown_as_nan() -> None:
-    assert summary({"cells": {"a": 1e-7, "b": 1e300}, "tolerance": 1e-5, "passed": False})["worst error"] == "NaN"
+    assert (
+        summary({"cells": {"a": 1e-7, "b": 1e300}, "tolerance": 1e-5, "passed": False})[
+            "worst error"
+        ]
+        == "NaN"
+    )
 
 
 PUBLIC = """
@@ -304,9 +515,24 @@ reveal_type(verify)
 def test_the_top_level_package_is_typed(tmp_path: Path) -> None:
     (tmp_path / "client.py").write_text(PUBLIC)
     environment = {**os.environ, "MYPYPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-m", "mypy", "--config-file=", "--ignore-missing-imports", "--follow-imports=silent", "--cache-dir", str(tmp_path), "client.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert re.findall(r"Revealed type is \"([\w.]+)\"", done.stdout) == ["posenc_export.runtime.session.model.Model", "posenc_export.runtime.session.session.Session"]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--config-file=",
+        "--ignore-missing-imports",
+        "--follow-imports=silent",
+        "--cache-dir",
+        str(tmp_path),
+        "client.py",
+    ]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert re.findall(r"Revealed type is \"([\w.]+)\"", done.stdout) == [
+        "posenc_export.runtime.session.model.Model",
+        "posenc_export.runtime.session.session.Session",
+    ]
 
 
 def test_the_top_level_package_exports_the_documented_names() -> None:
@@ -314,11 +540,30 @@ def test_the_top_level_package_exports_the_documented_names() -> None:
     assert all(getattr(posenc_export, name) is not None for name in posenc_export.__all__)
 
 
-def test_a_verification_of_ort_cuda_on_the_cpu_says_that_nothing_ran_on_cuda(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_verification_of_ort_cuda_on_the_cpu_says_that_nothing_ran_on_cuda(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     small = ["--width", "16", "--heads", "2", "--max-positions", "32", "--verify", "quick"]
-    assert main(["export", "block", "--encoding", "rope", *small, "--target", "ort-cuda", "-o", str(tmp_path / "artefact")]) == 0
+    assert (
+        main(
+            [
+                "export",
+                "block",
+                "--encoding",
+                "rope",
+                *small,
+                "--target",
+                "ort-cuda",
+                "-o",
+                str(tmp_path / "artefact"),
+            ]
+        )
+        == 0
+    )
     assert main(["verify", str(tmp_path / "artefact"), "--provider", "cpu", "--quick"]) == 0
-    assert capsys.readouterr().out.endswith("passed (values on the CPU only; nothing ran on CUDA)\n")
+    assert capsys.readouterr().out.endswith(
+        "passed (values on the CPU only; nothing ran on CUDA)\n"
+    )
 
 
 def test_the_listed_targets_include_native_code(capsys: pytest.CaptureFixture) -> None:

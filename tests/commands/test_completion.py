@@ -17,7 +17,9 @@ complete_words posenc export --ta
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_the_script_of_every_shell_names_every_command(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_script_of_every_shell_names_every_command(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["completion", shell]) == 0
     printed = capsys.readouterr().out
     assert [name for name in COMMANDS if name not in printed] == []
@@ -27,6 +29,8 @@ def test_the_script_of_every_shell_names_every_command(shell: str, capsys: pytes
 def test_bash_completes_commands_and_options(capsys: pytest.CaptureFixture[str]) -> None:
     main(["completion", "bash"])
     script = capsys.readouterr().out
-    done = subprocess.run(["bash", "-c", script + COMPLETE], capture_output=True, encoding="utf-8", check=True)
+    done = subprocess.run(
+        ["bash", "-c", script + COMPLETE], capture_output=True, encoding="utf-8", check=True
+    )
     commands, options = done.stdout.splitlines()
     assert set(commands.split()) >= set(COMMANDS) and options == "--target"

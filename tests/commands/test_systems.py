@@ -11,7 +11,7 @@ import pytest
 
 from posenc_export.commands.cli import COMMANDS
 
-ELSEWHERE = '''
+ELSEWHERE = """
 import builtins, errno, importlib, io, os, pkgutil, signal, sys
 
 MODULES = ("fcntl", "grp", "pwd", "resource", "termios")
@@ -40,7 +40,7 @@ builtins.open, io.open, os.stat = outside_proc(builtins.open), outside_proc(io.o
 for place, names in ((os, OF_OS), (signal, OF_SIGNAL)):
     for name in names:
         delattr(place, name)
-'''
+"""
 HELP = """
 from posenc_export.commands.cli import COMMANDS, main
 for name in COMMANDS:
@@ -74,17 +74,27 @@ for module in pkgutil.walk_packages(posenc_export.__path__, "posenc_export."):
 
 
 def _run(program: str, *arguments: object) -> str:
-    command, named = [sys.executable, "-c", ELSEWHERE + program, *map(str, arguments)], {**os.environ, "USERNAME": "user"}  # torch asks for the name
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", env=named, timeout=600, check=False)
+    command, named = (
+        [sys.executable, "-c", ELSEWHERE + program, *map(str, arguments)],
+        {**os.environ, "USERNAME": "user"},
+    )  # torch asks for the name
+    done = subprocess.run(
+        command, capture_output=True, encoding="utf-8", env=named, timeout=600, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def test_every_command_prints_its_help_without_calls_of_linux_and_without_colours() -> None:
     text = _run(HELP)
-    said: Dict[str, str] = dict(zip(*[iter(re.split(r"^== (\w+)\n", text, flags=re.MULTILINE)[1:])] * 2, strict=True))
+    said: Dict[str, str] = dict(
+        zip(*[iter(re.split(r"^== (\w+)\n", text, flags=re.MULTILINE)[1:])] * 2, strict=True)
+    )
     assert said.keys() == COMMANDS.keys()
-    assert all(f"usage: posenc {name}" in printed for name, printed in said.items()) and "\x1b" not in text
+    assert (
+        all(f"usage: posenc {name}" in printed for name, printed in said.items())
+        and "\x1b" not in text
+    )
 
 
 def test_an_export_runs_without_calls_of_linux(tmp_path: Path) -> None:

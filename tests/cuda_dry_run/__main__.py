@@ -27,29 +27,53 @@ TOP = Path(__file__).parents[2]
 
 def in_stub(workdir: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run a module of this folder with the GPU package and the stub libraries."""
-    paths = {"DRY_RUN": str(workdir), "LD_LIBRARY_PATH": str(workdir / "stub"), "PYTHONPATH": os.pathsep.join(map(str, (workdir / "site", TOP)))}
+    paths = {
+        "DRY_RUN": str(workdir),
+        "LD_LIBRARY_PATH": str(workdir / "stub"),
+        "PYTHONPATH": os.pathsep.join(map(str, (workdir / "site", TOP))),
+    }
     command = [sys.executable, "-W", "ignore", "-m", *map(str, arguments)]
-    return subprocess.run(command, cwd=TOP, env={**os.environ, **paths}, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=TOP, env={**os.environ, **paths}, capture_output=True, text=True, check=False
+    )
 
 
 def faults_of(found: Dict[str, Any], expected: cuda_placement.Placement) -> List[str]:
     """Return what is wrong with an artefact, as lines."""
     if "error" in found:  # without cuDNN
         return [] if "libcudnn" in found["error"] else [f"does not run: {found['error']}"]
-    faults = [f"{count} cells, such as {cell}: {text}" for text, (count, cell) in found.get("faults", {}).items()]
+    faults = [
+        f"{count} cells, such as {cell}: {text}"
+        for text, (count, cell) in found.get("faults", {}).items()
+    ]
     on_cpu, copies = sorted(expected.on_cpu), expected.copied
     if (found["on_cpu"], len(found["memcpy"])) != (on_cpu, copies):
-        faults.append(f"{', '.join(found['on_cpu']) or 'nothing'} on the CPU and {len(found['memcpy'])} copies, expected {', '.join(on_cpu) or 'nothing'} and {copies}")
+        faults.append(
+            f"{', '.join(found['on_cpu']) or 'nothing'} on the CPU and {len(found['memcpy'])} copies, expected {', '.join(on_cpu) or 'nothing'} and {copies}"
+        )
     if "capture" in found and (found["capture"] == "captured") != expected.captured:
-        faults.append(f"capture of a step: {found['capture']}, expected {'captured' if expected.captured else 'a refusal'}")
+        faults.append(
+            f"capture of a step: {found['capture']}, expected {'captured' if expected.captured else 'a refusal'}"
+        )
     if found.get("step", {}).get("tf32"):
         faults.append(f"{found['step']['tf32']} products of a step in TF32")
     return faults
 
 
-def results(workdir: Path, kinds: Sequence[str], only: Sequence[str], with_grid: bool, known: Collection[str]) -> Iterator[Dict[str, Any]]:
+def results(
+    workdir: Path,
+    kinds: Sequence[str],
+    only: Sequence[str],
+    with_grid: bool,
+    known: Collection[str],
+) -> Iterator[Dict[str, Any]]:
     """Yield one row for each artefact that is not known: {"name", "kind", "static", "faults", ...}, or {"name", "kind", "refused"} if export refuses the model."""
-    models = {name: (kind, make) for kind in kinds for name, make in KINDS[kind]().items() if name not in known and (not only or name in only)}
+    models = {
+        name: (kind, make)
+        for kind in kinds
+        for name, make in KINDS[kind]().items()
+        if name not in known and (not only or name in only)
+    }
     for name, (kind, make) in models.items():
         folder = workdir / "artefacts" / re.sub(r"[^a-zA-Z0-9_.-]+", "-", name)
         shutil.rmtree(folder, ignore_errors=True)
@@ -59,8 +83,14 @@ def results(workdir: Path, kinds: Sequence[str], only: Sequence[str], with_grid:
             yield {"name": name, "kind": kind, "refused": str(error)}
             continue
         expected = cuda_placement.placed(folder / "model.onnx")
-        ran = in_stub(workdir, "tests.cuda_dry_run.check", folder, *([] if with_grid else ["--no-grid"]))
-        found = json.loads(ran.stdout.splitlines()[-1]) if ran.returncode == 0 else {"error": ran.stderr[-400:]}
+        ran = in_stub(
+            workdir, "tests.cuda_dry_run.check", folder, *([] if with_grid else ["--no-grid"])
+        )
+        found = (
+            json.loads(ran.stdout.splitlines()[-1])
+            if ran.returncode == 0
+            else {"error": ran.stderr[-400:]}
+        )
         found["faults"] = faults_of(found, expected)
         shutil.rmtree(folder)
         yield {"name": name, "kind": kind, "static": expected.said(), **found}
@@ -71,8 +101,17 @@ def line(row: Dict[str, Any]) -> str:
         return f"{row['name']:28} refused: {row['refused']}"
     step = row.get("step", {})
     replayed = f"{row['capture'][:40]}, {row.get('replayed_us', '-')} us" if step else ""
-    ran = f"{row.get('cells', 0)} cells, a step: {step['launches']} launches, {step['host_us']} us, {step['copies']}, {replayed}" if step else ""
-    return "\n".join([f"{row['name']:28} {row['static']}; {row.get('error', ran)}", *(f"    FAULT {fault}" for fault in row["faults"])])
+    ran = (
+        f"{row.get('cells', 0)} cells, a step: {step['launches']} launches, {step['host_us']} us, {step['copies']}, {replayed}"
+        if step
+        else ""
+    )
+    return "\n".join(
+        [
+            f"{row['name']:28} {row['static']}; {row.get('error', ran)}",
+            *(f"    FAULT {fault}" for fault in row["faults"]),
+        ]
+    )
 
 
 def table_differs(workdir: Path, write: bool) -> bool:
@@ -80,33 +119,51 @@ def table_differs(workdir: Path, write: bool) -> bool:
     made = workdir / "kernels.json"
     ran = in_stub(workdir, "tests.cuda_dry_run.tables", made)
     if ran.returncode:
-        raise SystemExit(f"dry run: expected the provider to list its kernels, got\n{ran.stderr[-2000:]}")
+        raise SystemExit(
+            f"dry run: expected the provider to list its kernels, got\n{ran.stderr[-2000:]}"
+        )
     if write:
         shutil.copy(made, cuda_placement.TABLE)
     return made.read_text(encoding="utf-8") != cuda_placement.TABLE.read_text(encoding="utf-8")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("workdir", type=Path)
     parser.add_argument("--kind", choices=list(KINDS), nargs="*", default=["decoders", "presets"])
     parser.add_argument("--only", nargs="*", default=[], help="names of models")
     parser.add_argument("--no-grid", action="store_true", help="skip the parity grid")
-    parser.add_argument("--resume", action="store_true", help="continue an earlier run: keep the rows of WORKDIR/results.json, and run the models without one")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="continue an earlier run: keep the rows of WORKDIR/results.json, and run the models without one",
+    )
     parser.add_argument("--write-table", action="store_true", help="replace the table of kernels")
     options = parser.parse_args()
     workdir = options.workdir.resolve()
-    subprocess.run([Path(__file__).with_name("setup.sh"), workdir], check=True, env={**os.environ, "PYTHON": sys.executable})
+    subprocess.run(
+        [Path(__file__).with_name("setup.sh"), workdir],
+        check=True,
+        env={**os.environ, "PYTHON": sys.executable},
+    )
     differs = table_differs(workdir, options.write_table)
     print(f"kernels: the table is {'not ' if differs else ''}that of the provider", flush=True)
     file = workdir / "results.json"
-    rows: List[Dict[str, Any]] = json.loads(file.read_text(encoding="utf-8")) if options.resume and file.exists() else []
-    for row in results(workdir, options.kind, options.only, not options.no_grid, {row["name"] for row in rows}):
+    rows: List[Dict[str, Any]] = (
+        json.loads(file.read_text(encoding="utf-8")) if options.resume and file.exists() else []
+    )
+    for row in results(
+        workdir, options.kind, options.only, not options.no_grid, {row["name"] for row in rows}
+    ):
         rows.append(row)
         print(line(row), flush=True)
         json_rows.write(file, rows)
     faulty = [row["name"] for row in rows if row.get("faults")]
-    print(f"{len(rows)} artefacts, {len(faulty)} with faults{': ' if faulty else ''}{', '.join(faulty)}")
+    print(
+        f"{len(rows)} artefacts, {len(faulty)} with faults{': ' if faulty else ''}{', '.join(faulty)}"
+    )
     return int(differs or bool(faulty))
 
 

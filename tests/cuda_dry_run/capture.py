@@ -20,16 +20,34 @@ BATCHES = (1, 3)
 PROMPT = 8
 
 
-def captured(folder: Path, manifest: Manifest, least_us: Callable[[Callable[[], Any]], float]) -> Dict[str, Any]:
+def captured(
+    folder: Path, manifest: Manifest, least_us: Callable[[Callable[[], Any]], float]
+) -> Dict[str, Any]:
     """Return {"capture": "captured", "replayed_us": host time of a step} if all steps but the first of each batch size replay, otherwise {"capture": why not}."""
     if any(state.update == "append" for state in manifest.states):
         return {"capture": "the caches grow"}
     with warnings.catch_warnings(record=True) as warned:
         model = load(folder, provider="cuda", check=False)
         if not model.graph.steps.ids.most:
-            return {"capture": _refusal(folder, str(warned[0].message) if warned else "load does not")}
-        sessions = {batch: model.session(batch=batch, capacity=min(CAPACITY, manifest.max_positions)) for batch in BATCHES}
-        calls = [("prompt", 1), ("first step", 1), ("step", 1), ("prompt", 3), ("first step", 3), ("step", 1), ("step", 3), ("prompt", 1), ("step", 1), ("step", 3)]
+            return {
+                "capture": _refusal(folder, str(warned[0].message) if warned else "load does not")
+            }
+        sessions = {
+            batch: model.session(batch=batch, capacity=min(CAPACITY, manifest.max_positions))
+            for batch in BATCHES
+        }
+        calls = [
+            ("prompt", 1),
+            ("first step", 1),
+            ("step", 1),
+            ("prompt", 3),
+            ("first step", 3),
+            ("step", 1),
+            ("step", 3),
+            ("prompt", 1),
+            ("step", 1),
+            ("step", 3),
+        ]
         for number, (kind, batch) in enumerate(calls):
             try:
                 with recording() as record:
@@ -37,17 +55,28 @@ def captured(folder: Path, manifest: Manifest, least_us: Callable[[Callable[[], 
             except GraphError as error:
                 return {"capture": f"call {number}: {error}"[-300:]}
             if warned or _wrong(record, kind):
-                return {"capture": f"call {number}, {kind} of batch {batch}: {warned[0].message if warned else _wrong(record, kind)}"}
+                return {
+                    "capture": f"call {number}, {kind} of batch {batch}: {warned[0].message if warned else _wrong(record, kind)}"
+                }
         one, session = tokens(manifest, 1, 1)[:, 0], sessions[1]
-        return {"capture": "captured", "replayed_us": round(least_us(lambda: session.step(one, copy=False)))}
+        return {
+            "capture": "captured",
+            "replayed_us": round(least_us(lambda: session.step(one, copy=False))),
+        }
 
 
 def _call(session: Any, manifest: Manifest, kind: str, batch: int) -> None:
     if kind == "prompt":
         session.reset()
-        session.prefill(tokens(manifest, batch, PROMPT), encoder=proof.encoder_rows(manifest, batch))
+        session.prefill(
+            tokens(manifest, batch, PROMPT), encoder=proof.encoder_rows(manifest, batch)
+        )
         return
-    for _ in range(2 if kind == "first step" and any(state.update == "replace" for state in manifest.states) else 1):  # exchanged states have two graphs
+    for _ in range(
+        2
+        if kind == "first step" and any(state.update == "replace" for state in manifest.states)
+        else 1
+    ):  # exchanged states have two graphs
         session.step(tokens(manifest, batch, 1)[:, 0], copy=False)
 
 
@@ -55,10 +84,21 @@ def _wrong(record: Record, kind: str) -> str:
     """Return what a call did that it should not do; empty if all is right."""
     illegal = [name for name in record.counts if name.startswith("CAPTURE_ILLEGAL")]
     if illegal or record.counts["CAPTURED_COPY"]:
-        return ", ".join(illegal) or f"{record.counts['CAPTURED_COPY']} copies from the host, which a replay repeats with what is there then"
+        return (
+            ", ".join(illegal)
+            or f"{record.counts['CAPTURED_COPY']} copies from the host, which a replay repeats with what is there then"
+        )
     replays, launches = record.counts["GRAPH_LAUNCH"], record.launches
-    right = {"prompt": not replays, "first step": record.counts["CAPTURE_END"] > 0, "step": replays == 1 and not launches}[kind]
-    return "" if right else f"{replays} replays, {launches} launches, {record.counts['CAPTURE_END']} captures"
+    right = {
+        "prompt": not replays,
+        "first step": record.counts["CAPTURE_END"] > 0,
+        "step": replays == 1 and not launches,
+    }[kind]
+    return (
+        ""
+        if right
+        else f"{replays} replays, {launches} launches, {record.counts['CAPTURE_END']} captures"
+    )
 
 
 def _refusal(folder: Path, said: str) -> str:
@@ -67,7 +107,9 @@ def _refusal(folder: Path, said: str) -> str:
     options.log_severity_level = 4
     providers: Tuple[Any, ...] = ((cuda.NAME, {**cuda.OPTIONS, "enable_cuda_graph": "1"}),)
     try:
-        onnxruntime.InferenceSession(str(folder / "model.onnx"), options, providers=list(providers), enable_fallback=0)
+        onnxruntime.InferenceSession(
+            str(folder / "model.onnx"), options, providers=list(providers), enable_fallback=0
+        )
     except load_errors() as error:
         return " ".join(str(error).split())[-300:]
     return f"ONNX Runtime would capture it, but {said}"

@@ -24,7 +24,11 @@ from tests.cuda_dry_run.inputs import tokens
 from tests.cuda_dry_run.record import recording
 
 CAPACITY = 256
-WARM, ROUNDS, STEPS = 4, 8, 20  # steps before the recorded one, in which the provider allocates its scratch memory; rounds and steps that are timed
+WARM, ROUNDS, STEPS = (
+    4,
+    8,
+    20,
+)  # steps before the recorded one, in which the provider allocates its scratch memory; rounds and steps that are timed
 
 
 def placement(folder: Path) -> Dict[str, Any]:
@@ -34,10 +38,24 @@ def placement(folder: Path) -> Dict[str, Any]:
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     with tempfile.TemporaryDirectory() as temporary:
         options.optimized_model_filepath = f"{temporary}/optimised.onnx"
-        session = onnxruntime.InferenceSession(str(folder / "model.onnx"), options, providers=[(cuda.NAME, cuda.OPTIONS)], enable_fallback=0)
-        nodes = list(_nodes(onnx.load(options.optimized_model_filepath, load_external_data=False).graph))
-    on_cpu = [node.op_type for part in session.get_provider_graph_assignment_info() if part.ep_name != cuda.NAME for node in part.get_nodes()]
-    copies = [f"{node.op_type} of {node.input[0]}" for node in nodes if node.op_type.startswith("Memcpy")]
+        session = onnxruntime.InferenceSession(
+            str(folder / "model.onnx"),
+            options,
+            providers=[(cuda.NAME, cuda.OPTIONS)],
+            enable_fallback=0,
+        )
+        nodes = list(
+            _nodes(onnx.load(options.optimized_model_filepath, load_external_data=False).graph)
+        )
+    on_cpu = [
+        node.op_type
+        for part in session.get_provider_graph_assignment_info()
+        if part.ep_name != cuda.NAME
+        for node in part.get_nodes()
+    ]
+    copies = [
+        f"{node.op_type} of {node.input[0]}" for node in nodes if node.op_type.startswith("Memcpy")
+    ]
     return {"nodes": len(nodes) - len(copies), "on_cpu": sorted(on_cpu), "memcpy": copies}
 
 
@@ -52,13 +70,21 @@ def _nodes(graph: Any) -> Iterator[Any]:
 def step_of(model: Any) -> Dict[str, Any]:
     """Return launches, copies and CPU time of a step of one row."""
     manifest = model.manifest
-    session, one = model.session(capacity=min(CAPACITY, manifest.max_positions)), tokens(manifest, 1, 1)[:, 0]
+    session, one = (
+        model.session(capacity=min(CAPACITY, manifest.max_positions)),
+        tokens(manifest, 1, 1)[:, 0],
+    )
     session.prefill(tokens(manifest, 1, 8), encoder=proof.encoder_rows(manifest, 1))
     for _ in range(WARM):
         session.step(one, copy=False)
     with recording() as record:
         session.step(one, copy=False)
-    launched = {"launches": record.launches, "tf32": record.tf32, "attention": record.attention, "copies": record.moved()}
+    launched = {
+        "launches": record.launches,
+        "tf32": record.tf32,
+        "attention": record.attention,
+        "copies": record.moved(),
+    }
     return {**launched, "host_us": round(_least_us(lambda: session.step(one, copy=False)))}
 
 
@@ -78,7 +104,12 @@ def grid(model: Any, folder: Path) -> Dict[str, Any]:
     manifest, found, cells = model.manifest, collections.defaultdict(list), 0
     session = measuring.sessions(model, 1)[0]
     assert manifest.reference is not None
-    for part in parts_of(manifest, reference.read(manifest, folder), proof.accuracy_on("cuda", manifest.reference), ()):
+    for part in parts_of(
+        manifest,
+        reference.read(manifest, folder),
+        proof.accuracy_on("cuda", manifest.reference),
+        (),
+    ):
         for cell in part.cells(session):
             cells += 1
             session.reset()
@@ -89,7 +120,10 @@ def grid(model: Any, folder: Path) -> Dict[str, Any]:
                 found[_general(str(error))].append(cell.name)
             for fault in {_general(text) for text in record.faults}:
                 found[fault].append(cell.name)
-    return {"cells": cells, "faults": {text: [len(names), names[0]] for text, names in found.items()}}
+    return {
+        "cells": cells,
+        "faults": {text: [len(names), names[0]] for text, names in found.items()},
+    }
 
 
 def _general(text: str) -> str:
@@ -101,7 +135,9 @@ def checked(folder: Path, with_grid: bool) -> Dict[str, Any]:
     """Return everything that the dry run finds about an artefact; "error" if it does not load or run."""
     found: Dict[str, Any] = {}
     try:
-        model = load(folder, provider="cuda", check=False, capture=False)  # without a comparison of outputs; replays launch nothing that could be examined
+        model = load(
+            folder, provider="cuda", check=False, capture=False
+        )  # without a comparison of outputs; replays launch nothing that could be examined
         found |= placement(folder)
         if model.manifest.states:
             found |= {"step": step_of(model), **captured(folder, model.manifest, _least_us)}

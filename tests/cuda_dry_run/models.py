@@ -20,18 +20,27 @@ def decoders() -> Models:
 
 
 def variants() -> Models:
-    return {name: lambda name=name: Sources(seeded(decoder(name))) for name in VARIANTS if name not in REGISTRY}  # type: ignore[misc]
+    return {
+        name: lambda name=name: Sources(seeded(decoder(name)))
+        for name in VARIANTS
+        if name not in REGISTRY
+    }  # type: ignore[misc]
 
 
 def blocks() -> Models:
-    names = [name for name in REGISTRY if name != "complex_order"]  # reads token ids, which a block does not have
+    names = [
+        name for name in REGISTRY if name != "complex_order"
+    ]  # reads token ids, which a block does not have
     return {f"block-{name}": lambda name=name: Sources(seeded(block(name))) for name in names}  # type: ignore[misc]
 
 
 def parts() -> Models:
     from tests.models import test_parts
 
-    return {f"part-{name}": lambda config=config: Sources(test_parts._spread(seeded(config))) for name, (config, *_) in test_parts.MODELS.items()}  # type: ignore[misc]
+    return {
+        f"part-{name}": lambda config=config: Sources(test_parts._spread(seeded(config)))
+        for name, (config, *_) in test_parts.MODELS.items()
+    }  # type: ignore[misc]
 
 
 def families() -> Models:
@@ -46,16 +55,28 @@ def families() -> Models:
 
 
 def presets() -> Models:
-    return {name: lambda name=name: Sources(load_preset(name)) for name in ("tiny-rope", "tiny-alibi")}  # type: ignore[misc]
+    return {
+        name: lambda name=name: Sources(load_preset(name)) for name in ("tiny-rope", "tiny-alibi")
+    }  # type: ignore[misc]
 
 
 def depths() -> Models:
     """Decoders of width 768 with heads of 64: their difference is what a layer costs."""
 
     def sources(name: str, layers: int) -> Sources:
-        return Sources(seeded(decoder_config(61, layers, 2048, block_config(768, 12, 1100, encoding={"name": name}))))
+        return Sources(
+            seeded(
+                decoder_config(
+                    61, layers, 2048, block_config(768, 12, 1100, encoding={"name": name})
+                )
+            )
+        )
 
-    return {f"{name}, {layers} layers": lambda name=name, layers=layers: sources(name, layers) for name in ("rope", "alibi") for layers in DEPTHS}  # type: ignore[misc]
+    return {
+        f"{name}, {layers} layers": lambda name=name, layers=layers: sources(name, layers)
+        for name in ("rope", "alibi")
+        for layers in DEPTHS
+    }  # type: ignore[misc]
 
 
 KINDS: Dict[str, Callable[[], Models]] = {

@@ -41,14 +41,32 @@ def page(rows: Sequence[Dict[str, Any]]) -> str:
     """Return the page of compact rows as Markdown."""
     kinds = list(dict.fromkeys(row["kind"] for row in rows))
     lines = [INTRODUCTION, *_layers({row["name"]: row for row in rows})]
-    lines += ["| models | number | captured | no copy in a step | need cuDNN | refused by export | cells of the grid | faults |", "|---|---|---|---|---|---|---|---|"]
+    lines += [
+        "| models | number | captured | no copy in a step | need cuDNN | refused by export | cells of the grid | faults |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for kind in kinds:
         those = [row for row in rows if row["kind"] == kind]
-        counts = [_captured(those), sum(row.get("copies") == 0 for row in those), sum("cudnn" in row.get("error", "") for row in those)]
-        counts += [sum("refused" in row for row in those), sum(row.get("cells", 0) for row in those), sum("faults" in row for row in those)]
+        counts = [
+            _captured(those),
+            sum(row.get("copies") == 0 for row in those),
+            sum("cudnn" in row.get("error", "") for row in those),
+        ]
+        counts += [
+            sum("refused" in row for row in those),
+            sum(row.get("cells", 0) for row in those),
+            sum("faults" in row for row in those),
+        ]
         lines.append(f"| {kind} | {len(those)} | {' | '.join(map(str, counts))} |")
-    lines += ["", "Decoders and blocks that need cuDNN, which the dry run lacks, do not run. The grid was run where cells are counted.", ""]
-    lines += ["| model | nodes on the CPU | copies | launches | attention of a step | us | us replayed | remarks |", "|---|---|---|---|---|---|---|---|"]
+    lines += [
+        "",
+        "Decoders and blocks that need cuDNN, which the dry run lacks, do not run. The grid was run where cells are counted.",
+        "",
+    ]
+    lines += [
+        "| model | nodes on the CPU | copies | launches | attention of a step | us | us replayed | remarks |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     lines += map(_line, rows)
     return "\n".join(lines) + "\n"
 
@@ -59,10 +77,15 @@ def _captured(rows: Sequence[Dict[str, Any]]) -> int:
 
 def _layers(rows: Dict[str, Dict[str, Any]]) -> List[str]:
     """Return what a layer of width 768 with heads of 64 launches, and the times of 12 of them."""
-    lines = ["| 12 layers of width 768 | launches per layer | us | us replayed |", "|---|---|---|---|"]
+    lines = [
+        "| 12 layers of width 768 | launches per layer | us | us replayed |",
+        "|---|---|---|---|",
+    ]
     for name in sorted({row.partition(",")[0] for row in rows if row.endswith(DEPTH)}):
         deep, flat = (rows[name + layers] for layers in DEPTH)
-        lines.append(f"| {name} | {(deep['launches'] - flat['launches']) / 10:.1f} | {deep['us']} | {deep['replayed_us']} |")
+        lines.append(
+            f"| {name} | {(deep['launches'] - flat['launches']) / 10:.1f} | {deep['us']} | {deep['replayed_us']} |"
+        )
     return [*lines, ""]
 
 
@@ -70,10 +93,17 @@ def _line(row: Dict[str, Any]) -> str:
     if "refused" in row:
         return f"| {row['name']} | | | | | | | export refuses it: {row['refused']} |"
     needing = NEEDS_CUDNN.search(row.get("error", ""))
-    remarks = [f"needs cuDNN ({needing[1]})" if needing else row["error"]] if "error" in row else row.get("faults", [])
+    remarks = (
+        [f"needs cuDNN ({needing[1]})" if needing else row["error"]]
+        if "error" in row
+        else row.get("faults", [])
+    )
     if row.get("capture", "captured") != "captured":
         remarks.append(row["capture"])
-    cells = [row.get(key, "") for key in ("name", "on_cpu", "copies", "launches", "attention", "us", "replayed_us")]
+    cells = [
+        row.get(key, "")
+        for key in ("name", "on_cpu", "copies", "launches", "attention", "us", "replayed_us")
+    ]
     return f"| {' | '.join(map(str, cells))} | {'; '.join(remarks).replace('|', '/')} |"
 
 

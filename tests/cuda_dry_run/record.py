@@ -8,7 +8,12 @@ import tempfile
 from typing import Dict, Iterator, List
 
 TF32 = "3"  # CUBLAS_TF32_TENSOR_OP_MATH
-ATTENTION = {"flash": "flash_fwd", "XQA": "kernel_mha", "unfused": "UnfusedSoftmaxKernel", "memory efficient": "AttentionKernel"}  # parts of names of kernels
+ATTENTION = {
+    "flash": "flash_fwd",
+    "XQA": "kernel_mha",
+    "unfused": "UnfusedSoftmaxKernel",
+    "memory efficient": "AttentionKernel",
+}  # parts of names of kernels
 STUB = ctypes.CDLL("libcudart.so.13")
 
 
@@ -60,11 +65,15 @@ class Record:
     @property
     def attention(self) -> List[str]:
         """The kinds of attention kernels that were launched."""
-        return [kind for kind, part in ATTENTION.items() if any(part in name for name in self.kernels)]
+        return [
+            kind for kind, part in ATTENTION.items() if any(part in name for name in self.kernels)
+        ]
 
     def moved(self) -> Dict[str, str]:
         """Return the copies as text by direction."""
-        return {way: f"{count} ({self.bytes[way]} bytes)" for way, count in sorted(self.copies.items())}
+        return {
+            way: f"{count} ({self.bytes[way]} bytes)" for way, count in sorted(self.copies.items())
+        }
 
 
 @contextlib.contextmanager

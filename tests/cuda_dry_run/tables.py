@@ -16,7 +16,12 @@ from typing import Any, Dict, List, Sequence, Tuple
 OPSETS = {"": (23, 24), "com.microsoft": (1,)}  # of our graphs
 PROVIDER = "CUDAExecutionProvider"
 SHIM = "libonnxruntime_providers_tensorrt.so"
-OTHER = {"float16": 10, "int64": 7, "int32": 6, "bool": 9}  # TensorProto.DataType of the inputs that are tried
+OTHER = {
+    "float16": 10,
+    "int64": 7,
+    "int32": 6,
+    "bool": 9,
+}  # TensorProto.DataType of the inputs that are tried
 # Inputs of operators whose kernels may want some of them in host memory: element type and shape, None for one that is left out; further attributes.
 HALF, INDEX = ("float16", (4, 4)), ("int64", (4, 4))
 SCALAR, ONE, TWO = ("int64", ()), ("int64", (1,)), ("int64", (2,))
@@ -47,17 +52,37 @@ TRIED: Dict[str, Tuple[Sequence[Any], Dict[str, Any]]] = {
     "Unsqueeze": ([("float16", (4,)), ONE], {}),
     "Where": ([("bool", (4,)), ("float16", (4,)), ("float16", (4,))], {}),
     "GroupQueryAttention": (
-        [("float16", (1, 1, 32)), *[("float16", (1, 1, 16))] * 2, CACHE, CACHE, ("int32", (1,)), ("int32", ()), *[("float16", (8, 8))] * 2],
+        [
+            ("float16", (1, 1, 32)),
+            *[("float16", (1, 1, 16))] * 2,
+            CACHE,
+            CACHE,
+            ("int32", (1,)),
+            ("int32", ()),
+            *[("float16", (8, 8))] * 2,
+        ],
         {"num_heads": 2, "kv_num_heads": 1, "do_rotary": 1},
     ),
     "MoE": (
-        [("float16", (2, 16)), ("float16", (2, 4)), ("float16", (4, 64, 16)), None, ("float16", (4, 16, 32))],
+        [
+            ("float16", (2, 16)),
+            ("float16", (2, 4)),
+            ("float16", (4, 64, 16)),
+            None,
+            ("float16", (4, 16, 32)),
+        ],
         {"k": 2, "activation_type": "swiglu", "swiglu_fusion": 1},
     ),
 }
-ALSO = {"If": [0], "GRU": [4]}  # If cannot be tried with one node; GRU needs cuDNN, which the dry run lacks
+ALSO = {
+    "If": [0],
+    "GRU": [4],
+}  # If cannot be tried with one node; GRU needs cuDNN, which the dry run lacks
 OUTPUTS = {"Shape": [0], "Size": [0]}  # kernels whose outputs are in host memory
-SCATTER = (["T", "T", "tensor(int64)"], ["T"])  # ONNX Runtime does not list the schema of this operator
+SCATTER = (
+    ["T", "T", "tensor(int64)"],
+    ["T"],
+)  # ONNX Runtime does not list the schema of this operator
 
 
 def rows() -> List[List[Any]]:
@@ -77,13 +102,48 @@ def rows() -> List[List[Any]]:
     found = []
     for (domain, operator), listed in sorted(kernels.items()):
         versions = schemas.get((domain, operator), {24: None})
-        for version in sorted({max((since for since in versions if since <= opset), default=0) for opset in OPSETS[domain]}):
-            types = _merged([kernel for kernel in listed if kernel.version_range[0] <= version <= kernel.version_range[1]])
+        for version in sorted(
+            {
+                max((since for since in versions if since <= opset), default=0)
+                for opset in OPSETS[domain]
+            }
+        ):
+            types = _merged(
+                [
+                    kernel
+                    for kernel in listed
+                    if kernel.version_range[0] <= version <= kernel.version_range[1]
+                ]
+            )
             if types:
                 schema = versions[version]
-                takes, gives = SCATTER if schema is None else ([_short(one.typeStr) for one in schema.inputs], [_short(one.typeStr) for one in schema.outputs])
-                takes += ["..."] if schema is not None and schema.inputs and str(schema.inputs[-1].option).endswith("Variadic") else []
-                found.append([domain, operator, version, takes, gives, types, host_inputs(domain, operator), OUTPUTS.get(operator, [])])
+                takes, gives = (
+                    SCATTER
+                    if schema is None
+                    else (
+                        [_short(one.typeStr) for one in schema.inputs],
+                        [_short(one.typeStr) for one in schema.outputs],
+                    )
+                )
+                takes += (
+                    ["..."]
+                    if schema is not None
+                    and schema.inputs
+                    and str(schema.inputs[-1].option).endswith("Variadic")
+                    else []
+                )
+                found.append(
+                    [
+                        domain,
+                        operator,
+                        version,
+                        takes,
+                        gives,
+                        types,
+                        host_inputs(domain, operator),
+                        OUTPUTS.get(operator, []),
+                    ]
+                )
     return found
 
 
@@ -91,8 +151,13 @@ def _merged(kernels: Sequence[Any]) -> List[Dict[str, str]]:
     """Return the element types of kernels, by type parameter; kernels with one parameter are merged."""
     found: List[Dict[str, List[str]]] = []
     for kernel in kernels:
-        types = {name: sorted(_short(kind) for kind in kinds) for name, kinds in kernel.type_constraints.items()}
-        single = next((one for one in found if len(types) == 1 and one.keys() == types.keys()), None)
+        types = {
+            name: sorted(_short(kind) for kind in kinds)
+            for name, kinds in kernel.type_constraints.items()
+        }
+        single = next(
+            (one for one in found if len(types) == 1 and one.keys() == types.keys()), None
+        )
         if single is None:
             found += [types] if types not in found else []
         else:
@@ -109,17 +174,27 @@ def host_inputs(domain: str, operator: str) -> List[int]:
     import onnx
     import onnxruntime
 
-    if (domain, operator) not in {("com.microsoft" if name in ("GroupQueryAttention", "MoE") else "", name) for name in TRIED}:
+    if (domain, operator) not in {
+        ("com.microsoft" if name in ("GroupQueryAttention", "MoE") else "", name) for name in TRIED
+    }:
         return ALSO.get(operator, []) if not domain else []
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     with tempfile.TemporaryDirectory() as temporary:
         options.optimized_model_filepath = f"{temporary}/partitioned.onnx"
-        onnxruntime.InferenceSession(_graph_of(domain, operator), options, providers=[PROVIDER], enable_fallback=0)
+        onnxruntime.InferenceSession(
+            _graph_of(domain, operator), options, providers=[PROVIDER], enable_fallback=0
+        )
         nodes = onnx.load(options.optimized_model_filepath).graph.node
     copied = {node.output[0] for node in nodes if node.op_type == "MemcpyToHost"}
-    return [index for node in nodes if node.op_type == operator for index, tensor in enumerate(node.input) if tensor in copied]
+    return [
+        index
+        for node in nodes
+        if node.op_type == operator
+        for index, tensor in enumerate(node.input)
+        if tensor in copied
+    ]
 
 
 def _graph_of(domain: str, operator: str) -> bytes:
@@ -131,22 +206,50 @@ def _graph_of(domain: str, operator: str) -> bytes:
     for index, value in enumerate(given):
         names.append(f"on_device_{index}" if value else "")
         if value:
-            sources.append(helper.make_tensor_value_info(f"given_{index}", OTHER["int32" if value[0] != "int32" else "int64"], value[1]))
-            nodes.append(helper.make_node("Cast", [f"given_{index}"], [f"on_device_{index}"], to=OTHER[value[0]]))
+            sources.append(
+                helper.make_tensor_value_info(
+                    f"given_{index}", OTHER["int32" if value[0] != "int32" else "int64"], value[1]
+                )
+            )
+            nodes.append(
+                helper.make_node(
+                    "Cast", [f"given_{index}"], [f"on_device_{index}"], to=OTHER[value[0]]
+                )
+            )
     count = {"GroupQueryAttention": 3, "Split": 2, "TopK": 2}.get(operator, 1)
-    nodes.append(helper.make_node(operator, names, [f"output_{index}" for index in range(count)], domain=domain, **attributes))
+    nodes.append(
+        helper.make_node(
+            operator,
+            names,
+            [f"output_{index}" for index in range(count)],
+            domain=domain,
+            **attributes,
+        )
+    )
     element = {"Range": "int64"}.get(operator, "float16")
-    kinds = [1 if operator == "ConstantOfShape" else OTHER["int64" if (operator, index) == ("TopK", 1) else element] for index in range(count)]
-    outputs = [helper.make_tensor_value_info(f"output_{index}", kind, None) for index, kind in enumerate(kinds)]
+    kinds = [
+        1
+        if operator == "ConstantOfShape"
+        else OTHER["int64" if (operator, index) == ("TopK", 1) else element]
+        for index in range(count)
+    ]
+    outputs = [
+        helper.make_tensor_value_info(f"output_{index}", kind, None)
+        for index, kind in enumerate(kinds)
+    ]
     opsets = [helper.make_opsetid(name, versions[-1]) for name, versions in OPSETS.items()]
-    return helper.make_model(helper.make_graph(nodes, operator, sources, outputs), opset_imports=opsets, ir_version=11).SerializeToString()
+    return helper.make_model(
+        helper.make_graph(nodes, operator, sources, outputs), opset_imports=opsets, ir_version=11
+    ).SerializeToString()
 
 
 def main(file: Path) -> None:
     import onnxruntime
 
     listed = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows())
-    file.write_text(f'{{"onnxruntime":"{onnxruntime.__version__}",\n"rows":[\n{listed}\n]}}\n', encoding="utf-8")
+    file.write_text(
+        f'{{"onnxruntime":"{onnxruntime.__version__}",\n"rows":[\n{listed}\n]}}\n', encoding="utf-8"
+    )
     os._exit(0)  # the shim cannot be unloaded
 
 
@@ -156,7 +259,9 @@ def with_shim(file: Path) -> None:
     place = workdir / "site/onnxruntime/capi" / SHIM
     shutil.copy(workdir / "stub/tensorrt_shim.so", place)
     try:
-        subprocess.run([sys.executable, "-m", "tests.cuda_dry_run.tables", str(file), "inside"], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "tests.cuda_dry_run.tables", str(file), "inside"], check=True
+        )
     finally:
         place.unlink()
 

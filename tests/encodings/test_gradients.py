@@ -15,10 +15,25 @@ GEOMETRY = encodings.Geometry(width=8, heads=4, head_size=8, max_positions=16, k
 PLACES, STEP = [0, 1, 2, 5, 9, -1], 1e-4  # -1 is padding, whose result is ignored
 VALID = len(PLACES) - 1
 SPECS: Dict[str, Dict[str, Any]] = {
-    **{name: {"name": name} for name in ("learned", "learned_2d", "hierarchical", "multiplicative", "recurrent", "floater", "rope_2d")},
+    **{
+        name: {"name": name}
+        for name in (
+            "learned",
+            "learned_2d",
+            "hierarchical",
+            "multiplicative",
+            "recurrent",
+            "floater",
+            "rope_2d",
+        )
+    },
     "rope_2d of three axes": {"name": "rope_2d", "axes": 3, "rotary": 4},
     "rope_trained": {"name": "rope_trained"},
-    "rope_trained, interleaved part": {"name": "rope_trained", "layout": "interleaved", "rotary": 4},
+    "rope_trained, interleaved part": {
+        "name": "rope_trained",
+        "layout": "interleaved",
+        "rotary": 4,
+    },
     "rope_trained by its base": {"name": "rope_trained", "trains": "theta", "theta": 100.0},
     "floater-fine": {"name": "floater", "substeps": 2},
 }
@@ -38,7 +53,11 @@ def _loss(encoding: Any, factors: torch.Tensor) -> torch.Tensor:
     places = torch.tensor([PLACES])
     places = places.expand(encoding.axes, 1, -1) if encoding.axes else places
     x = torch.ones(1, len(PLACES), 4, 8)
-    y = encoding.embed(x[:, :, 0], places) if _on_tokens(encoding) else encoding.rotate(x, x[:, :, :2], places)[0].sum(2)
+    y = (
+        encoding.embed(x[:, :, 0], places)
+        if _on_tokens(encoding)
+        else encoding.rotate(x, x[:, :, :2], places)[0].sum(2)
+    )
     return (y * factors)[:, :VALID].sum()
 
 
@@ -48,7 +67,9 @@ def _exact(encoding: Any, factors: np.ndarray) -> float:
     if _on_tokens(encoding):
         rows = oracle.embed_rows(np.ones((VALID, 8)), PLACES[:VALID])
     else:
-        rows = np.stack([oracle.rotate_heads(np.ones((4, 8)), place).sum(0) for place in PLACES[:VALID]])
+        rows = np.stack(
+            [oracle.rotate_heads(np.ones((4, 8)), place).sum(0) for place in PLACES[:VALID]]
+        )
     return float((rows * factors[:VALID]).sum())
 
 
@@ -65,16 +86,24 @@ def test_gradients_match_finite_differences_of_the_oracle(case: str) -> None:
             ends.append(_exact(changed, factors.double().numpy()))
         difference = (ends[0] - ends[1]) / (2 * STEP)
         found = float((parameter.grad.double() * along).sum())
-        assert difference != 0 and worst_error(np.array([found]), np.array([difference])) <= tolerance("float32", 1, 4096), name
+        assert difference != 0 and worst_error(
+            np.array([found]), np.array([difference])
+        ) <= tolerance("float32", 1, 4096), name
 
 
-TRAINED = {name: SPECS[name] for name in ("recurrent", "floater", "rope_trained", "rope_trained by its base")}
+TRAINED = {
+    name: SPECS[name]
+    for name in ("recurrent", "floater", "rope_trained", "rope_trained by its base")
+}
 
 
 @pytest.mark.parametrize("case", TRAINED)
 def test_the_next_call_and_eval_mode_use_trained_weights(case: str) -> None:
     encoding, factors = _built(TRAINED[case]), torch.ones(len(PLACES), 8)
-    optimiser, before = torch.optim.SGD(encoding.parameters(), lr=0.01), _exact(encoding, np.ones((len(PLACES), 8)))
+    optimiser, before = (
+        torch.optim.SGD(encoding.parameters(), lr=0.01),
+        _exact(encoding, np.ones((len(PLACES), 8))),
+    )
     for _ in range(3):
         optimiser.zero_grad()
         _loss(encoding, factors).backward()
@@ -82,7 +111,9 @@ def test_the_next_call_and_eval_mode_use_trained_weights(case: str) -> None:
     after = np.array(_exact(encoding, np.ones((len(PLACES), 8))))
     assert after < before
     for mode in (True, False):
-        assert worst_error(_loss(encoding.train(mode), factors).detach().numpy(), after) <= tolerance("float32", 1, 4096)
+        assert worst_error(
+            _loss(encoding.train(mode), factors).detach().numpy(), after
+        ) <= tolerance("float32", 1, 4096)
 
 
 @pytest.mark.parametrize("trains", ["frequencies", "theta"])
@@ -90,5 +121,7 @@ def test_trained_frequencies_are_initialised_as_in_rope(trains: str) -> None:
     x, places = torch.randn(1, len(PLACES), 4, 8), torch.tensor([PLACES])
     expected = encodings.build({"name": "rope"}, GEOMETRY).rotate(x, x, places)[0]
     for mode in (True, False):
-        found = _built({"name": "rope_trained", "trains": trains}).train(mode).rotate(x, x, places)[0]
+        found = (
+            _built({"name": "rope_trained", "trains": trains}).train(mode).rotate(x, x, places)[0]
+        )
         assert worst_error(found.detach().numpy(), expected.numpy()) <= tolerance("float32", 1, 1)

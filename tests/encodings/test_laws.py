@@ -24,7 +24,9 @@ positions = st.integers(0, REACH - 1)
 
 def _build(name: str, **options: Any) -> encodings.PositionEncoding:
     torch.manual_seed(0)
-    return encodings.build({"name": name, **options}, encodings.Geometry(32, 4, 16, REACH, kv_heads=4)).eval()
+    return encodings.build(
+        {"name": name, **options}, encodings.Geometry(32, 4, 16, REACH, kv_heads=4)
+    ).eval()
 
 
 def _score(encoding: encodings.PositionEncoding, query: int, key: int) -> float:
@@ -42,7 +44,9 @@ def test_rotated_scores_depend_on_the_difference_of_positions_only(name: str) ->
     @given(positions, st.integers(0, 200), st.integers(0, REACH // 2))
     def law(query: int, distance: int, shift: int) -> None:
         query, key = query // 4 + 200, query // 4 + 200 - distance
-        assert abs(_score(encoding, query, key) - _score(encoding, query + shift, key + shift)) <= 64 * 1.5 * tolerance("float32", 1, 64)
+        assert abs(
+            _score(encoding, query, key) - _score(encoding, query + shift, key + shift)
+        ) <= 64 * 1.5 * tolerance("float32", 1, 64)
 
     law()
 
@@ -56,7 +60,11 @@ def test_rotation_keeps_norms_up_to_its_magnitude(name: str) -> None:
     def law(position: int) -> None:
         x = torch.randn(1, 1, 4, 16)
         turned = encoding.rotate(x, x, torch.tensor([[position]]))[0][..., : encoding.size]
-        assert torch.allclose(turned.norm(dim=-1), encoding.magnitude * x[..., : encoding.size].norm(dim=-1), rtol=1e-5)
+        assert torch.allclose(
+            turned.norm(dim=-1),
+            encoding.magnitude * x[..., : encoding.size].norm(dim=-1),
+            rtol=1e-5,
+        )
 
     law()
 
@@ -69,13 +77,29 @@ def test_biases_do_not_change_with_a_shift_of_positions(name: str) -> None:
     @given(st.integers(0, REACH // 2 - 1), st.integers(0, 500), st.integers(0, REACH // 2))
     def law(key: int, distance: int, shift: int) -> None:
         query = min(key + distance, REACH // 2 - 1)
-        here, there = (encoding.bias(torch.tensor([[query + s]]), torch.tensor([[key + s]])) for s in (0, shift))
+        here, there = (
+            encoding.bias(torch.tensor([[query + s]]), torch.tensor([[key + s]]))
+            for s in (0, shift)
+        )
         assert here is not None and there is not None and torch.equal(here, there)
 
     law()
 
 
-@pytest.mark.parametrize("name", ["integer", "normalized", "binary", "sinusoidal", "learned", "hierarchical", "recurrent", "floater", "multiplicative"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "integer",
+        "normalized",
+        "binary",
+        "sinusoidal",
+        "learned",
+        "hierarchical",
+        "recurrent",
+        "floater",
+        "multiplicative",
+    ],
+)
 def test_different_positions_in_range_are_encoded_differently(name: str) -> None:
     encoding = _build(name)
 
@@ -97,8 +121,15 @@ def test_a_sinusoid_shifted_by_k_is_a_linear_map_of_the_sinusoid() -> None:
         frequencies = 10000.0 ** (-np.arange(16) / 16)
         shift = np.zeros((32, 32))
         for n, w in enumerate(frequencies):
-            shift[2 * n : 2 * n + 2, 2 * n : 2 * n + 2] = [[np.cos(k * w), np.sin(k * w)], [-np.sin(k * w), np.cos(k * w)]]
-        rows = encoding.embed(torch.zeros(1, 2, 32), torch.tensor([[position, position + k]]))[0].double().numpy()
+            shift[2 * n : 2 * n + 2, 2 * n : 2 * n + 2] = [
+                [np.cos(k * w), np.sin(k * w)],
+                [-np.sin(k * w), np.cos(k * w)],
+            ]
+        rows = (
+            encoding.embed(torch.zeros(1, 2, 32), torch.tensor([[position, position + k]]))[0]
+            .double()
+            .numpy()
+        )
         assert np.abs(shift @ rows[0] - rows[1]).max() <= 4 * 2.0**-24 * 2
 
     law()
@@ -106,13 +137,20 @@ def test_a_sinusoid_shifted_by_k_is_a_linear_map_of_the_sinusoid() -> None:
 
 def test_a_floater_whose_field_rotates_pairs_is_the_sinusoid() -> None:
     geometry, near = encodings.Geometry(8, 2, 4, 200), 1e-4
-    floater: Any = encodings.build({"name": "floater", "hidden": 8, "step": 1.0, "substeps": 32}, geometry)
-    turning = torch.block_diag(*(torch.tensor([[0.0, w], [-w, 0.0]]) for w in (10000.0 ** (-k / 4) for k in range(4))))
+    floater: Any = encodings.build(
+        {"name": "floater", "hidden": 8, "step": 1.0, "substeps": 32}, geometry
+    )
+    turning = torch.block_diag(
+        *(torch.tensor([[0.0, w], [-w, 0.0]]) for w in (10000.0 ** (-k / 4) for k in range(4)))
+    )
     with torch.no_grad():
         for part in floater.parameters():
             part.zero_()
         floater.first[1::2] = 1.0
-        floater.inner.weight[:, :-1], floater.outer.weight[:] = near * torch.eye(8), turning / near  # tanh(x) is x for small x
+        floater.inner.weight[:, :-1], floater.outer.weight[:] = (
+            near * torch.eye(8),
+            turning / near,
+        )  # tanh(x) is x for small x
     floater.prepare()
     x, places = torch.zeros(1, 200, 8), torch.arange(200)[None]
     expected = encodings.build({"name": "sinusoidal"}, geometry).embed(x, places)
@@ -124,14 +162,20 @@ def _mixed(variant: str, order: torch.Tensor) -> torch.Tensor:
     from posenc_export.models.presets import seeded
     from tests.tiny import block, works
 
-    model: Any = seeded(block(variant, max_positions=64, causal=not works(variant, "bidirectional")))
+    model: Any = seeded(
+        block(variant, max_positions=64, causal=not works(variant, "bidirectional"))
+    )
     x = torch.randn(1, 9, 48, generator=torch.Generator().manual_seed(1))[:, order]
     places = torch.arange(9)[None]
     coordinates = places.expand(model.axes, 1, -1) if model.axes else places
     carried = [*model.token_encoding.embed_states(), *model.attention.states()]
-    states = [torch.zeros((1, s.sizes[0], 0, s.sizes[1]) if s.grows else (1, *s.sizes)) for s in carried]
+    states = [
+        torch.zeros((1, s.sizes[0], 0, s.sizes[1]) if s.grows else (1, *s.sizes)) for s in carried
+    ]
     with torch.no_grad():
-        return model(x, places, coordinates, places, torch.zeros(1, dtype=torch.int64), states)[0][0, -1]  # type: ignore[no-any-return]
+        return model(x, places, coordinates, places, torch.zeros(1, dtype=torch.int64), states)[0][
+            0, -1
+        ]  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("name", [name for name in encodings.REGISTRY if name != "complex_order"])
@@ -149,11 +193,17 @@ FORMULAS = {"embed", "embed_next", "rotate", "frequency", "bias", "rescore"}
 
 @pytest.mark.parametrize("name", [name for name in encodings.REGISTRY if name != "nope"])
 def test_the_first_method_of_an_encoding_is_its_formula(name: str) -> None:
-    methods = [key for key, value in vars(encodings.REGISTRY[name]).items() if inspect.isfunction(value)]
+    methods = [
+        key for key, value in vars(encodings.REGISTRY[name]).items() if inspect.isfunction(value)
+    ]
     assert methods[0] in FORMULAS or not FORMULAS & set(methods)
 
 
-ON_SCORES = [name for name, cls in encodings.REGISTRY.items() if any(hook in vars(cls) for hook in ("bias", "rescore")) and cls.__module__.count("rope_") == 0]
+ON_SCORES = [
+    name
+    for name, cls in encodings.REGISTRY.items()
+    if any(hook in vars(cls) for hook in ("bias", "rescore")) and cls.__module__.count("rope_") == 0
+]
 
 
 @pytest.mark.parametrize("name", ON_SCORES)
@@ -161,6 +211,8 @@ def test_every_weight_of_an_encoding_of_scores_is_described_by_its_name(name: st
     encoding = _build(name)
     _, _, described = (encoding.__doc__ or "").partition("    Weights:\n")
     lines = described.partition("    Raises:")[0].splitlines()
-    names = {one.strip() for line in lines if ":" in line for one in line.partition(":")[0].split(",")}
+    names = {
+        one.strip() for line in lines if ":" in line for one in line.partition(":")[0].split(",")
+    }
     trained = {re.sub(r"\.\d+\.", ".N.", key) for key, _ in encoding.named_parameters()}
     assert trained <= names

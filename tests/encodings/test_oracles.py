@@ -19,13 +19,19 @@ POSITIONS = [0, 1, 2, 255, 1000, FAR - 1]
 
 def _places(encoding: encodings.PositionEncoding) -> torch.Tensor:
     """[1,S], or [axes,1,S] with the position on every axis."""
-    return torch.tensor([POSITIONS]).expand(encoding.axes, 1, -1) if encoding.axes else torch.tensor([POSITIONS])
+    return (
+        torch.tensor([POSITIONS]).expand(encoding.axes, 1, -1)
+        if encoding.axes
+        else torch.tensor([POSITIONS])
+    )
 
 
 @pytest.fixture(params=VARIANTS, scope="module")
 def encoding(request: pytest.FixtureRequest) -> encodings.PositionEncoding:
     torch.manual_seed(0)
-    return encodings.build(VARIANTS[request.param], GEOMETRY).eval()  # as it is exported; tests of gradients run the training mode
+    return encodings.build(
+        VARIANTS[request.param], GEOMETRY
+    ).eval()  # as it is exported; tests of gradients run the training mode
 
 
 def test_embed_matches_the_oracle(encoding: encodings.PositionEncoding) -> None:
@@ -36,30 +42,54 @@ def test_embed_matches_the_oracle(encoding: encodings.PositionEncoding) -> None:
     assert worst_error(actual, expected) <= tolerance("float32", 1, 1)
 
 
-def test_rotate_matches_the_oracle_for_queries_and_keys(encoding: encodings.PositionEncoding) -> None:
+def test_rotate_matches_the_oracle_for_queries_and_keys(
+    encoding: encodings.PositionEncoding,
+) -> None:
     q, k = torch.randn(1, len(POSITIONS), 6, 16), torch.randn(1, len(POSITIONS), 2, 16)
     oracle = encoding.oracle()
     oracle.begin(POSITIONS)
-    for x, turn, actual in zip((q, k), (oracle.rotate_heads, oracle.rotate_key_heads), encoding.rotate(q, k, _places(encoding)), strict=True):
-        expected = np.stack([turn(heads, p) for heads, p in zip(x[0].numpy().astype(np.float64), POSITIONS, strict=True)])
+    for x, turn, actual in zip(
+        (q, k),
+        (oracle.rotate_heads, oracle.rotate_key_heads),
+        encoding.rotate(q, k, _places(encoding)),
+        strict=True,
+    ):
+        expected = np.stack(
+            [
+                turn(heads, p)
+                for heads, p in zip(x[0].numpy().astype(np.float64), POSITIONS, strict=True)
+            ]
+        )
         assert worst_error(actual.detach().numpy()[0], expected) <= tolerance("float32", 1, 1)
 
 
-BOTH_WAYS = [(v, causal) for v in VARIANTS for causal in (True, False) if works(v, "causal" if causal else "bidirectional")]
+BOTH_WAYS = [
+    (v, causal)
+    for v in VARIANTS
+    for causal in (True, False)
+    if works(v, "causal" if causal else "bidirectional")
+]
 
 
 @pytest.mark.parametrize(("variant", "causal"), BOTH_WAYS)
 def test_bias_matches_the_oracle_for_visible_keys(variant: str, causal: bool) -> None:
     encoding = encodings.build(VARIANTS[variant], dataclasses.replace(GEOMETRY, causal=causal))
     bias = encoding.bias(torch.tensor([POSITIONS]), torch.tensor([POSITIONS]))
-    expected = np.array([[[encoding.oracle().bias(h, i, j) for j in POSITIONS] for i in POSITIONS] for h in range(6)])
+    expected = np.array(
+        [
+            [[encoding.oracle().bias(h, i, j) for j in POSITIONS] for i in POSITIONS]
+            for h in range(6)
+        ]
+    )
     actual = np.zeros_like(expected) if bias is None else bias.detach().numpy()[0]
     if causal:
         actual, expected = np.tril(actual), np.tril(expected)
     assert worst_error(actual, expected) <= tolerance("float32", 1, 1)
 
 
-def test_tables_keep_their_precision_through_a_cast_to_half(encoding: encodings.PositionEncoding) -> None:
+def test_tables_keep_their_precision_through_a_cast_to_half(
+    encoding: encodings.PositionEncoding,
+) -> None:
     q, k = torch.randn(1, len(POSITIONS), 6, 16), torch.randn(1, len(POSITIONS), 2, 16)
     before = encoding.rotate(q, k, _places(encoding))[0]
     trained = {name: value.detach().clone() for name, value in encoding.named_parameters()}
@@ -71,7 +101,10 @@ def test_tables_keep_their_precision_through_a_cast_to_half(encoding: encodings.
 
 
 def test_a_computed_sinusoid_is_exact_beyond_the_range_of_any_table() -> None:
-    encoding = encodings.build({"name": "sinusoidal", "angles": "computed"}, dataclasses.replace(GEOMETRY, max_positions=1 << 40))
+    encoding = encodings.build(
+        {"name": "sinusoidal", "angles": "computed"},
+        dataclasses.replace(GEOMETRY, max_positions=1 << 40),
+    )
     far = [1 << 20, (1 << 24) + 1, (1 << 30) - 1]
     actual = encoding.embed(torch.zeros(1, 3, 24), torch.tensor([far])).numpy()[0]
     expected = np.stack([encoding.oracle().embed(np.zeros(24), p) for p in far])
@@ -83,35 +116,62 @@ def test_rope_scores_depend_on_the_difference_of_positions_only() -> None:
     q, k = torch.randn(1, 1, 1, 16), torch.randn(1, 1, 1, 16)
 
     def score(query: int, key: int) -> float:
-        return float((rope.rotate(q, k, torch.tensor([[query]]))[0] * rope.rotate(q, k, torch.tensor([[key]]))[1]).sum())
+        return float(
+            (
+                rope.rotate(q, k, torch.tensor([[query]]))[0]
+                * rope.rotate(q, k, torch.tensor([[key]]))[1]
+            ).sum()
+        )
 
     assert abs(score(30000, 29990) - score(10, 0)) <= tolerance("float32", 1, 16) * 16
 
 
-def test_yarn_scales_scores_by_the_square_of_its_temperature_also_where_entries_are_not_rotated() -> None:
-    encoding, q = encodings.build(VARIANTS["rope_yarn-scores"], GEOMETRY), torch.randn(1, 1, 6, 16)  # factor 4, mscale_all_dim 1, 8 rotated entries
+def test_yarn_scales_scores_by_the_square_of_its_temperature_also_where_entries_are_not_rotated() -> (
+    None
+):
+    encoding, q = (
+        encodings.build(VARIANTS["rope_yarn-scores"], GEOMETRY),
+        torch.randn(1, 1, 6, 16),
+    )  # factor 4, mscale_all_dim 1, 8 rotated entries
     scaled, unscaled = encoding.rotate(q, q, torch.tensor([[7]]))
     assert torch.equal(unscaled[..., 8:], q[..., 8:])
-    assert torch.allclose(scaled[..., 8:], q[..., 8:] * (0.1 * math.log(4) + 1) ** 2, rtol=1e-6, atol=0)
+    assert torch.allclose(
+        scaled[..., 8:], q[..., 8:] * (0.1 * math.log(4) + 1) ** 2, rtol=1e-6, atol=0
+    )
 
 
 @pytest.mark.parametrize("frequencies", ["words", "dimensions"])
 @pytest.mark.parametrize("phases", ["own", "zero"])
-def test_complex_words_with_shared_frequencies_equal_words_with_the_same_frequencies(frequencies: str, phases: str) -> None:
-    whole, shared = (encodings.build({"name": "complex_order", "frequencies": f, "phases": phases}, GEOMETRY) for f in ("own", frequencies))
+def test_complex_words_with_shared_frequencies_equal_words_with_the_same_frequencies(
+    frequencies: str, phases: str
+) -> None:
+    whole, shared = (
+        encodings.build({"name": "complex_order", "frequencies": f, "phases": phases}, GEOMETRY)
+        for f in ("own", frequencies)
+    )
     x = torch.randn(1, 3, whole.token_width(24))
-    frequency = shared.get_parameter("frequency.value").float() if frequencies == "words" else x[..., 12:13].clone()
+    frequency = (
+        shared.get_parameter("frequency.value").float()
+        if frequencies == "words"
+        else x[..., 12:13].clone()
+    )
     x[..., 12:24] = frequency
-    narrow = torch.cat((x[..., :12], x[..., 12:13][..., : frequencies == "dimensions"], x[..., 24:]), dim=-1)
+    narrow = torch.cat(
+        (x[..., :12], x[..., 12:13][..., : frequencies == "dimensions"], x[..., 24:]), dim=-1
+    )
     places = torch.tensor([[1, 999, FAR - 1]])
     assert torch.equal(shared.embed(narrow, places), whole.embed(x, places))
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 20])
 def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
-    bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom", reason="transformers is not installed")
+    bloom = pytest.importorskip(
+        "transformers.models.bloom.modeling_bloom", reason="transformers is not installed"
+    )
     expected = bloom.build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]
-    slopes = -encodings.build({"name": "alibi"}, encodings.Geometry(8, heads, 8, 16)).bias(torch.tensor([[1]]), torch.tensor([[0]]))[0, :, 0, 0]  # type: ignore[index]
+    slopes = -encodings.build({"name": "alibi"}, encodings.Geometry(8, heads, 8, 16)).bias(
+        torch.tensor([[1]]), torch.tensor([[0]])
+    )[0, :, 0, 0]  # type: ignore[index]
     assert torch.allclose(slopes, expected, rtol=1e-6, atol=0)
 
 
@@ -154,7 +214,10 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
         ("rope_yarn:ramp=turn", "expected ramp to be one of pairs, turns"),
         ("rope_yarn:ramp=turns,truncate=no", "expected truncate=yes with ramp=turns"),
         ("rope_yarn:temperature=on", "expected temperature to be one of rotation, scores, off"),
-        ("rope_yarn:temperature=off,attention_factor=1.2", "expected no attention_factor, mscale or mscale_all_dim with temperature=off"),
+        (
+            "rope_yarn:temperature=off,attention_factor=1.2",
+            "expected no attention_factor, mscale or mscale_all_dim with temperature=off",
+        ),
         ("rope_yarn:temperature=scores", "expected mscale_all_dim above 0 with temperature=scores"),
         ("rope_llama3:high_freq_factor=1", "expected high_freq_factor above low_freq_factor"),
         ("rope_proportional:share=0.01", "expected at least one rotated pair"),
@@ -174,9 +237,15 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
         ("mrope:factor=0.5", "mrope: expected factor of at least 1, got 0.5"),
         ("mrope:factor=2,attention_factor=0", "expected attention_factor above 0"),
         ("mrope:beta_fast=16", "mrope: expected factor above 1 with original_max_positions"),
-        ("mrope_interleaved:factor=2,beta_fast=1", "mrope_interleaved: expected beta_fast above beta_slow"),
+        (
+            "mrope_interleaved:factor=2,beta_fast=1",
+            "mrope_interleaved: expected beta_fast above beta_slow",
+        ),
         ("mrope:order=turns", "expected order to be one of sections, alternating"),
-        ("mrope:order=alternating,time=3", "as many alternating pairs for height as for width, and the others of 8 pairs"),
+        (
+            "mrope:order=alternating,time=3",
+            "as many alternating pairs for height as for width, and the others of 8 pairs",
+        ),
         ("mrope:order=alternating,time=2,height=2", "got time=2, height=2; set time=8 - 2 height"),
         ("mrope:rotary=4", "even rotary size within 6 .. head size 16"),
         ("rope_axial:rotary=6", "expected rotary to be a multiple of 4"),
@@ -212,7 +281,10 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
         ("infused:table=random", "expected table to be one of sinusoidal, trained"),
         ("infused:base=1", "expected base above 1"),
         ("shaw:table=random", "expected table to be one of trained, sinusoidal"),
-        ("complex_order:frequencies=shared", "expected frequencies to be one of own, words, dimensions"),
+        (
+            "complex_order:frequencies=shared",
+            "expected frequencies to be one of own, words, dimensions",
+        ),
         ("complex_order:phases=none", "expected phases to be one of own, zero"),
         ("shaw:values=some", "expected values to be one of relative, plain"),
         ("transformer_xl:segments=two", "expected segments to be one of none, pairs"),
@@ -237,57 +309,108 @@ def test_bad_specifications_are_refused_by_rule_and_value(spec: str, message: st
         encodings.build(encodings.parse(spec), GEOMETRY)
 
 
-NUMBERS = [(name, key, float) for name in encodings.REGISTRY for key, p in encodings.parameters(name).items() if "float" in str(p.annotation)]
-WHOLE = [(name, key, int) for name in encodings.REGISTRY for key, p in encodings.parameters(name).items() if registry.kind_of(p) is int]
-NONE = {float: (float("nan"), float("inf"), -float("inf"), 1e39, 10**400, "2", True), int: (1 << 62, -(1 << 80), 1.5, 4.0, float("nan"), True)}
+NUMBERS = [
+    (name, key, float)
+    for name in encodings.REGISTRY
+    for key, p in encodings.parameters(name).items()
+    if "float" in str(p.annotation)
+]
+WHOLE = [
+    (name, key, int)
+    for name in encodings.REGISTRY
+    for key, p in encodings.parameters(name).items()
+    if registry.kind_of(p) is int
+]
+NONE = {
+    float: (float("nan"), float("inf"), -float("inf"), 1e39, 10**400, "2", True),
+    int: (1 << 62, -(1 << 80), 1.5, 4.0, float("nan"), True),
+}
 
 
 @pytest.mark.parametrize(("name", "key", "kind"), NUMBERS + WHOLE)
-def test_a_parameter_that_is_not_a_number_is_refused_by_name(name: str, key: str, kind: type) -> None:
+def test_a_parameter_that_is_not_a_number_is_refused_by_name(
+    name: str, key: str, kind: type
+) -> None:
     lists = "Sequence" in str(encodings.parameters(name)[key].annotation)
     for value in ([float("inf")] * 8, "nan;1;1;1;1;1;1;1") if lists else NONE[kind]:
         with pytest.raises(ValueError, match=f"{name}: expected {key} to be .*, got"):
             encodings.build({"name": name, key: value}, GEOMETRY)
 
 
-@pytest.mark.parametrize("spec", ["learned", "rope", "rope_dynamic", "sandwich", "sinusoidal", "xpos:scale_base=1e30"])
+@pytest.mark.parametrize(
+    "spec", ["learned", "rope", "rope_dynamic", "sandwich", "sinusoidal", "xpos:scale_base=1e30"]
+)
 def test_tables_that_no_memory_holds_are_refused_with_their_size(spec: str) -> None:
-    with pytest.raises(ValueError, match=r"encoding \w+: expected weights and tables that fit the memory of this machine, got an allocation of \d+\.\d PiB"):
-        encodings.build(encodings.parse(spec), dataclasses.replace(GEOMETRY, max_positions=10**15))  # more than 47-bit addresses can reach
+    with pytest.raises(
+        ValueError,
+        match=r"encoding \w+: expected weights and tables that fit the memory of this machine, got an allocation of \d+\.\d PiB",
+    ):
+        encodings.build(
+            encodings.parse(spec), dataclasses.replace(GEOMETRY, max_positions=10**15)
+        )  # more than 47-bit addresses can reach
 
 
-@pytest.mark.parametrize("variant", [name for name, spec in VARIANTS.items() if encodings.REGISTRY[spec["name"]].axes])
+@pytest.mark.parametrize(
+    "variant", [name for name, spec in VARIANTS.items() if encodings.REGISTRY[spec["name"]].axes]
+)
 def test_each_coordinate_rotates_its_own_pairs(variant: str) -> None:
     torch.manual_seed(0)
     encoding = encodings.build(VARIANTS[variant], GEOMETRY)
     places = torch.randint(FAR, (encoding.axes, 1, 7))
     q, k = torch.randn(1, 7, 6, 16), torch.randn(1, 7, 2, 16)
     oracle = encoding.oracle()
-    for x, turn, actual in zip((q, k), (oracle.rotate_heads, oracle.rotate_key_heads), encoding.rotate(q, k, places), strict=True):
-        expected = np.stack([turn(x[0, n].double().numpy(), tuple(places[:, 0, n].tolist())) for n in range(7)])
+    for x, turn, actual in zip(
+        (q, k),
+        (oracle.rotate_heads, oracle.rotate_key_heads),
+        encoding.rotate(q, k, places),
+        strict=True,
+    ):
+        expected = np.stack(
+            [turn(x[0, n].double().numpy(), tuple(places[:, 0, n].tolist())) for n in range(7)]
+        )
         assert worst_error(actual.detach().numpy()[0], expected) <= tolerance("float32", 1, 1)
 
 
-@pytest.mark.parametrize("variant", [name for name, spec in VARIANTS.items() if spec["name"].endswith("_2d") and encodings.REGISTRY[spec["name"]].axes])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        name
+        for name, spec in VARIANTS.items()
+        if spec["name"].endswith("_2d") and encodings.REGISTRY[spec["name"]].axes
+    ],
+)
 def test_each_coordinate_adds_its_own_rows_to_tokens(variant: str) -> None:
     torch.manual_seed(0)
     encoding = encodings.build(VARIANTS[variant], GEOMETRY)
     places, x = torch.randint(80, (2, 1, 9)), torch.randn(1, 9, GEOMETRY.width)
-    expected = encoding.oracle().embed_rows(x[0].double().numpy(), [tuple(place) for place in places[:, 0].t().tolist()])  # type: ignore[misc]
-    assert worst_error(encoding.embed(x, places).detach().numpy()[0], expected) <= tolerance("float32", 1, 1)
+    expected = encoding.oracle().embed_rows(
+        x[0].double().numpy(), [tuple(place) for place in places[:, 0].t().tolist()]
+    )  # type: ignore[misc]
+    assert worst_error(encoding.embed(x, places).detach().numpy()[0], expected) <= tolerance(
+        "float32", 1, 1
+    )
 
 
 @pytest.mark.parametrize("angles", ["table", "computed"])
 def test_a_sinusoid_of_odd_width_leaves_the_last_entry_unchanged(angles: str) -> None:
-    encoding = encodings.build({"name": "sinusoidal", "odd": "zero", "angles": angles}, dataclasses.replace(GEOMETRY, width=7))
+    encoding = encodings.build(
+        {"name": "sinusoidal", "odd": "zero", "angles": angles},
+        dataclasses.replace(GEOMETRY, width=7),
+    )
     x = torch.randn(1, len(POSITIONS), 7)
     expected = encoding.oracle().embed_rows(x[0].double().numpy(), POSITIONS)
-    assert worst_error(encoding.embed(x, torch.tensor([POSITIONS])).numpy()[0], expected) <= tolerance("float32", 1, 1)
+    assert worst_error(
+        encoding.embed(x, torch.tensor([POSITIONS])).numpy()[0], expected
+    ) <= tolerance("float32", 1, 1)
 
 
 @pytest.mark.parametrize(
     ("spec", "message"),
-    [("sinusoidal", "expected an even width, got 7"), ("sinusoidal_2d", "multiple of 4, got 7"), ("learned_2d:join=row_column", "expected an even width for")],
+    [
+        ("sinusoidal", "expected an even width, got 7"),
+        ("sinusoidal_2d", "multiple of 4, got 7"),
+        ("learned_2d:join=row_column", "expected an even width for"),
+    ],
 )
 def test_an_odd_width_is_refused_by_encodings_of_two_halves(spec: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -298,12 +421,18 @@ def test_an_odd_width_is_refused_by_encodings_of_two_halves(spec: str, message: 
 def test_loading_weights_rebuilds_the_table(name: str) -> None:
     torch.manual_seed(0)
     small = encodings.Geometry(8, 2, 4, 40)
-    one, other = encodings.build({"name": name}, small).eval(), encodings.build({"name": name}, small).eval()
+    one, other = (
+        encodings.build({"name": name}, small).eval(),
+        encodings.build({"name": name}, small).eval(),
+    )
     with torch.no_grad():
         for weight in one.parameters():
             weight.mul_(1.1)
     one.prepare()
     other.load_state_dict(one.state_dict())
     x, places = torch.ones(1, 40, 2, 4), torch.arange(40)[None]
-    for given, hook in ((x.flatten(2), lambda e, x: e.embed(x, places)), (x, lambda e, x: e.rotate(x, x, places)[0])):
+    for given, hook in (
+        (x.flatten(2), lambda e, x: e.embed(x, places)),
+        (x, lambda e, x: e.rotate(x, x, places)[0]),
+    ):
         assert torch.equal(hook(other, given), hook(one, given))

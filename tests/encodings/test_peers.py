@@ -16,18 +16,28 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 
 def _build(name: str, causal: bool = True, **parameters: Any) -> Any:
     torch.manual_seed(0)
-    return encodings.build({"name": name, **parameters}, encodings.Geometry(64, 4, 32, 4096, causal, 4))
+    return encodings.build(
+        {"name": name, **parameters}, encodings.Geometry(64, 4, 32, 4096, causal, 4)
+    )
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (64, 256), (16, 50), (36, 50), (72, 50), (72, 100)])
-def test_t5_buckets_are_those_of_transformers(causal: bool, buckets: int, max_distance: int) -> None:
+@pytest.mark.parametrize(
+    ("buckets", "max_distance"), [(32, 128), (64, 256), (16, 50), (36, 50), (72, 50), (72, 100)]
+)
+def test_t5_buckets_are_those_of_transformers(
+    causal: bool, buckets: int, max_distance: int
+) -> None:
     from transformers.models.t5.modeling_t5 import T5Attention
 
     encoding = _build("t5", causal, buckets=buckets, max_distance=max_distance)
     ahead = torch.arange(-100000, 1 if causal else 100001)
     expected = T5Attention._relative_position_bucket(ahead, not causal, buckets, max_distance)
-    index = (-ahead).clamp(0, max_distance) if causal else ahead.clamp(-max_distance, max_distance) + max_distance
+    index = (
+        (-ahead).clamp(0, max_distance)
+        if causal
+        else ahead.clamp(-max_distance, max_distance) + max_distance
+    )
     assert torch.equal(encoding.of_distance[index], expected)
 
 
@@ -37,8 +47,12 @@ def test_deberta_log_buckets_are_those_of_transformers(span: int, max_relative: 
 
     encoding = _build("deberta", span=span, max_relative=max_relative)
     behind = torch.arange(-3 * max_relative, 3 * max_relative + 1)
-    expected = (make_log_bucket_position(behind, span, max_relative).long() + span).clamp(0, 2 * span - 1)
-    assert torch.equal(encoding.of_distance[behind.clamp(-max_relative, max_relative) + max_relative], expected)
+    expected = (make_log_bucket_position(behind, span, max_relative).long() + span).clamp(
+        0, 2 * span - 1
+    )
+    assert torch.equal(
+        encoding.of_distance[behind.clamp(-max_relative, max_relative) + max_relative], expected
+    )
 
 
 @pytest.mark.parametrize("terms", [["c2p", "p2c"], ["c2p"], ["p2c"]])
@@ -53,7 +67,10 @@ def test_deberta_scores_are_those_of_transformers(terms: Any) -> None:
     torch.manual_seed(1)
     theirs = DisentangledSelfAttention(config).eval()
     one = {"terms": terms[0]} if len(terms) == 1 else {}
-    ours: Any = encodings.build({"name": "deberta", "span": 8, "max_relative": 20, **one}, encodings.Geometry(64, 4, 16, 64, False, 4))
+    ours: Any = encodings.build(
+        {"name": "deberta", "span": 8, "max_relative": 20, **one},
+        encodings.Geometry(64, 4, 16, 64, False, 4),
+    )
     if "c2p" in terms:
         ours.of_keys.load_state_dict(theirs.pos_key_proj.state_dict())
     if "p2c" in terms:
@@ -62,10 +79,22 @@ def test_deberta_scores_are_those_of_transformers(terms: Any) -> None:
     ours.table.data = table
     with torch.no_grad():
         expected = theirs(x, torch.ones(1, 1, 30, 30).long(), rel_embeddings=table)[0]
-        q, k, v = (part(x).view(1, 30, 4, 16) for part in (theirs.query_proj, theirs.key_proj, theirs.value_proj))
+        q, k, v = (
+            part(x).view(1, 30, 4, 16)
+            for part in (theirs.query_proj, theirs.key_proj, theirs.value_proj)
+        )
         places = torch.arange(30)[None]
         carried = ours.observe(x, k, places, torch.zeros(1).long(), [])
-        y = ours.rescore(q, k.transpose(1, 2), v.transpose(1, 2), torch.zeros(1, 1, 30, 30), places, places, ours.score_scale(16), carried)
+        y = ours.rescore(
+            q,
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            torch.zeros(1, 1, 30, 30),
+            places,
+            places,
+            ours.score_scale(16),
+            carried,
+        )
     assert torch.allclose(y, expected, atol=1e-5)
 
 
@@ -74,14 +103,25 @@ def test_swin_v2_bias_is_that_of_transformers(pretrained: Any) -> None:
     from transformers.models.swinv2 import Swinv2Config
     from transformers.models.swinv2.modeling_swinv2 import Swinv2SelfAttention
 
-    theirs = Swinv2SelfAttention(Swinv2Config(), dim=64, num_heads=4, window_size=(5, 5), pretrained_window_size=pretrained).eval()
-    sizes = {"rows": 5, "columns": 5, "pretrained_rows": pretrained[0], "pretrained_columns": pretrained[1]}
-    ours: Any = encodings.build({"name": "swin_v2", "hidden": 512, **sizes}, encodings.Geometry(64, 4, 16, 25, False))
+    theirs = Swinv2SelfAttention(
+        Swinv2Config(), dim=64, num_heads=4, window_size=(5, 5), pretrained_window_size=pretrained
+    ).eval()
+    sizes = {
+        "rows": 5,
+        "columns": 5,
+        "pretrained_rows": pretrained[0],
+        "pretrained_columns": pretrained[1],
+    }
+    ours: Any = encodings.build(
+        {"name": "swin_v2", "hidden": 512, **sizes}, encodings.Geometry(64, 4, 16, 25, False)
+    )
     first, _, second = theirs.continuous_position_bias_mlp
     ours.first.load_state_dict(first.state_dict())
     ours.second.load_state_dict(second.state_dict())
     table = theirs.continuous_position_bias_mlp(theirs.relative_coords_table).view(-1, 4)
-    expected = 16 * torch.sigmoid(table[theirs.relative_position_index.view(-1)].view(25, 25, 4).permute(2, 0, 1))
+    expected = 16 * torch.sigmoid(
+        table[theirs.relative_position_index.view(-1)].view(25, 25, 4).permute(2, 0, 1)
+    )
     places = torch.arange(25)[None]
     assert torch.allclose(ours.bias(places, places)[0], expected, atol=1e-5)
 
@@ -90,13 +130,25 @@ def test_swin_v2_bias_is_that_of_transformers(pretrained: Any) -> None:
     ("name", "module", "rotation", "sections", "parameters"),
     [
         ("mrope", "qwen2_vl", "Qwen2VLRotaryEmbedding", [4, 6, 6], {"time": 4, "height": 6}),
-        ("mrope_interleaved", "qwen3_vl", "Qwen3VLTextRotaryEmbedding", [7, 4, 5], {"height": 4, "width": 5}),
+        (
+            "mrope_interleaved",
+            "qwen3_vl",
+            "Qwen3VLTextRotaryEmbedding",
+            [7, 4, 5],
+            {"height": 4, "width": 5},
+        ),
     ],
 )
-def test_axes_of_pairs_are_those_of_the_published_model(name: str, module: str, rotation: str, sections: Any, parameters: Any) -> None:
-    theirs = getattr(importlib.import_module(f"transformers.models.{module}.modeling_{module}"), rotation)
+def test_axes_of_pairs_are_those_of_the_published_model(
+    name: str, module: str, rotation: str, sections: Any, parameters: Any
+) -> None:
+    theirs = getattr(
+        importlib.import_module(f"transformers.models.{module}.modeling_{module}"), rotation
+    )
     by_axis = torch.arange(3)[:, None, None, None].expand(3, 1, 1, 16).float()
-    assigned = theirs.recomposition_frequencies(SimpleNamespace(mrope_section=sections), by_axis.clone())
+    assigned = theirs.recomposition_frequencies(
+        SimpleNamespace(mrope_section=sections), by_axis.clone()
+    )
     assert _build(name, **parameters).axis_of_pair == assigned[0, 0, :16].int().tolist()
 
 
@@ -106,16 +158,22 @@ def test_alibi_of_bloom_differs_by_a_constant_of_the_row_only(heads: int) -> Non
 
     theirs = build_alibi_tensor(torch.ones(1, 40), heads, torch.float32).view(heads, 1, 40)
     places = torch.arange(40)[None]
-    ours: Any = encodings.build({"name": "alibi"}, encodings.Geometry(24, heads, 8, 64)).bias(places, places)
+    ours: Any = encodings.build({"name": "alibi"}, encodings.Geometry(24, heads, 8, 64)).bias(
+        places, places
+    )
     difference = (ours[0] - theirs).numpy()
     assert np.abs(difference - difference[:, :, :1]).max() <= 1e-5
 
 
 def test_sinusoid_of_speech2text_is_fairseq_in_halves() -> None:
-    from transformers.models.speech_to_text.modeling_speech_to_text import Speech2TextSinusoidalPositionalEmbedding
+    from transformers.models.speech_to_text.modeling_speech_to_text import (
+        Speech2TextSinusoidalPositionalEmbedding,
+    )
 
     theirs = Speech2TextSinusoidalPositionalEmbedding.get_embedding(50, 64)
-    ours = _build("sinusoidal", layout="halves", divisor="fairseq").embed(torch.zeros(1, 50, 64), torch.arange(50)[None])
+    ours = _build("sinusoidal", layout="halves", divisor="fairseq").embed(
+        torch.zeros(1, 50, 64), torch.arange(50)[None]
+    )
     assert torch.allclose(ours[0], theirs, atol=1e-5)
 
 
@@ -124,7 +182,16 @@ def test_transformer_xl_scores_are_those_of_xlnet(clamp: int) -> None:
     from transformers.models.xlnet.configuration_xlnet import XLNetConfig
     from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAttention
 
-    config = XLNetConfig(vocab_size=8, d_model=64, n_head=4, d_head=16, d_inner=8, n_layer=1, dropout=0.0, clamp_len=clamp or -1)
+    config = XLNetConfig(
+        vocab_size=8,
+        d_model=64,
+        n_head=4,
+        d_head=16,
+        d_inner=8,
+        n_layer=1,
+        dropout=0.0,
+        clamp_len=clamp or -1,
+    )
     torch.manual_seed(1)
     theirs = XLNetRelativeAttention(config).eval()
     for part in theirs.parameters():
@@ -132,12 +199,27 @@ def test_transformer_xl_scores_are_those_of_xlnet(clamp: int) -> None:
     q, k, v = torch.randn(3, 30, 1, 4, 16)
     rows = XLNetModel(config).relative_positional_encoding(30, 30)
     of_keys = torch.einsum("ibh,hnd->ibnd", rows, theirs.r)
-    ours: Any = encodings.build({"name": "transformer_xl", "clamp": clamp}, encodings.Geometry(64, 4, 16, 64, False, 4))
-    ours.u.data, ours.v.data, ours.weight.data = theirs.r_w_bias.data, theirs.r_r_bias.data, theirs.r.data.permute(1, 2, 0)
+    ours: Any = encodings.build(
+        {"name": "transformer_xl", "clamp": clamp}, encodings.Geometry(64, 4, 16, 64, False, 4)
+    )
+    ours.u.data, ours.v.data, ours.weight.data = (
+        theirs.r_w_bias.data,
+        theirs.r_r_bias.data,
+        theirs.r.data.permute(1, 2, 0),
+    )
     with torch.no_grad():
         expected = theirs.rel_attn_core(q, k, v, of_keys)[:, 0].flatten(1)
         places, mask = torch.arange(30)[None], torch.zeros(1, 1, 30, 30)
-        y = ours.rescore(q.transpose(0, 1), k.permute(1, 2, 0, 3), v.permute(1, 2, 0, 3), mask, places, places, 0.25, [])
+        y = ours.rescore(
+            q.transpose(0, 1),
+            k.permute(1, 2, 0, 3),
+            v.permute(1, 2, 0, 3),
+            mask,
+            places,
+            places,
+            0.25,
+            [],
+        )
     assert torch.allclose(y[0], expected, atol=1e-5)
 
 
@@ -152,14 +234,22 @@ def test_shaw_scores_are_those_of_wav2vec2_bert() -> None:
     config._attn_implementation = "eager"
     torch.manual_seed(1)
     theirs = Wav2Vec2BertSelfAttention(config).eval()
-    ours: Any = encodings.build({"name": "shaw", "left": 9, "right": 3, "values": "plain"}, encodings.Geometry(64, 4, 16, 64, False, 4))
+    ours: Any = encodings.build(
+        {"name": "shaw", "left": 9, "right": 3, "values": "plain"},
+        encodings.Geometry(64, 4, 16, 64, False, 4),
+    )
     ours.keys.data = theirs.distance_embedding.weight.data
     x = torch.randn(1, 30, 64)
     with torch.no_grad():
         expected = theirs(x)[0]
-        q, k, v = (part(x).view(1, 30, 4, 16) for part in (theirs.linear_q, theirs.linear_k, theirs.linear_v))
+        q, k, v = (
+            part(x).view(1, 30, 4, 16)
+            for part in (theirs.linear_q, theirs.linear_k, theirs.linear_v)
+        )
         places, mask = torch.arange(30)[None], torch.zeros(1, 1, 30, 30)
-        y = theirs.linear_out(ours.rescore(q, k.transpose(1, 2), v.transpose(1, 2), mask, places, places, 0.25, []))
+        y = theirs.linear_out(
+            ours.rescore(q, k.transpose(1, 2), v.transpose(1, 2), mask, places, places, 0.25, [])
+        )
     assert torch.allclose(y, expected, atol=1e-5)
 
 
@@ -176,21 +266,41 @@ def test_temperature_in_steps_is_that_of_llama_4() -> None:
     for part in theirs.parameters():
         torch.nn.init.normal_(part, std=0.2)
     x, mask = torch.randn(1, 30, 64), torch.full((30, 30), -torch.inf).triu(1)[None, None]
-    ours: Any = encodings.build({"name": "logn", "form": "steps", "temperature": 0.7, "period": 5}, encodings.Geometry(64, 4, 16, 64, True, 4))
+    ours: Any = encodings.build(
+        {"name": "logn", "form": "steps", "temperature": 0.7, "period": 5},
+        encodings.Geometry(64, 4, 16, 64, True, 4),
+    )
     with torch.no_grad():
-        expected = theirs(x, position_embeddings=(torch.zeros(1), torch.zeros(1)), attention_mask=mask)[0]
-        q, k, v = (part(x).view(1, 30, 4, 16) for part in (theirs.q_proj, theirs.k_proj, theirs.v_proj))
+        expected = theirs(
+            x, position_embeddings=(torch.zeros(1), torch.zeros(1)), attention_mask=mask
+        )[0]
+        q, k, v = (
+            part(x).view(1, 30, 4, 16) for part in (theirs.q_proj, theirs.k_proj, theirs.v_proj)
+        )
         places = torch.arange(30)[None]
         q, k = ours.rotate(q, k, places)
-        y = theirs.o_proj(ours.rescore(q, k.transpose(1, 2), v.transpose(1, 2), mask, places, places, 0.25, []))
+        y = theirs.o_proj(
+            ours.rescore(q, k.transpose(1, 2), v.transpose(1, 2), mask, places, places, 0.25, [])
+        )
     assert torch.allclose(y, expected, atol=1e-5)
 
 
-FACTORS = {"short_factor": [1.0 + k / 7 for k in range(16)], "long_factor": [1.0 + k / 3 for k in range(16)]}
+FACTORS = {
+    "short_factor": [1.0 + k / 7 for k in range(16)],
+    "long_factor": [1.0 + k / 3 for k in range(16)],
+}
 # Parameters of transformers, max_position_embeddings of transformers, and our parameters.
 GROWN = {
-    "rope_dynamic": ({"rope_type": "dynamic", "factor": 3.0}, 200, {"factor": 3.0, "original_max_positions": 200}),
-    "rope_longrope": ({"rope_type": "longrope", "original_max_position_embeddings": 200, **FACTORS}, 40000, {"original_max_positions": 200, **FACTORS}),
+    "rope_dynamic": (
+        {"rope_type": "dynamic", "factor": 3.0},
+        200,
+        {"factor": 3.0, "original_max_positions": 200},
+    ),
+    "rope_longrope": (
+        {"rope_type": "longrope", "original_max_position_embeddings": 200, **FACTORS},
+        40000,
+        {"original_max_positions": 200, **FACTORS},
+    ),
 }
 
 
@@ -200,11 +310,22 @@ def _rotation_of_llama(name: str) -> Any:
 
     parameters, longest, _ = GROWN[name]
     given = {"rope_theta": 10000.0, **parameters}
-    return LlamaRotaryEmbedding(LlamaConfig(hidden_size=128, num_attention_heads=4, head_dim=32, max_position_embeddings=longest, rope_parameters=given))
+    return LlamaRotaryEmbedding(
+        LlamaConfig(
+            hidden_size=128,
+            num_attention_heads=4,
+            head_dim=32,
+            max_position_embeddings=longest,
+            rope_parameters=given,
+        )
+    )
 
 
 def _grown(name: str, keys: str) -> Any:
-    return encodings.build({"name": name, "keys": keys, "numerics": "transformers", **GROWN[name][2]}, encodings.Geometry(128, 4, 32, 40000, True, 4))
+    return encodings.build(
+        {"name": name, "keys": keys, "numerics": "transformers", **GROWN[name][2]},
+        encodings.Geometry(128, 4, 32, 40000, True, 4),
+    )
 
 
 @pytest.mark.parametrize("name", GROWN)
@@ -213,7 +334,9 @@ def test_rotated_keys_with_numerics_of_transformers_match_its_decoding(name: str
     for position in (0, 1, 150, 198, 199, 200, 201, 250, 1000, 8191, 39999):
         cos, sin = theirs(torch.zeros(1), torch.tensor([[position]]))
         turned = ours.rotate(x, x, torch.tensor([[position]]))[1][0, 0, 0]
-        assert torch.allclose(turned, torch.cat((cos - sin, sin + cos), dim=-1)[0, 0, 16:48], rtol=0, atol=4e-7)
+        assert torch.allclose(
+            turned, torch.cat((cos - sin, sin + cos), dim=-1)[0, 0, 16:48], rtol=0, atol=4e-7
+        )
 
 
 @pytest.mark.parametrize("length", [150, 200, 201, 1000])
@@ -229,7 +352,16 @@ def test_raw_keys_with_numerics_of_transformers_match_its_full_pass(name: str, l
     of_q, of_k = apply_rotary_pos_emb(q, k, cos, sin)
     expected = torch.softmax(of_q[:, :, -1:] @ of_k.transpose(2, 3) / 32**0.5, dim=-1) @ v
     queries, keys = ours.rotate(q.transpose(1, 2), k.transpose(1, 2), places)
-    y = ours.rescore(queries[:, -1:], keys.transpose(1, 2), v, torch.zeros(1, 1, 1, length), places[:, -1:], places, ours.score_scale(32), [])
+    y = ours.rescore(
+        queries[:, -1:],
+        keys.transpose(1, 2),
+        v,
+        torch.zeros(1, 1, 1, length),
+        places[:, -1:],
+        places,
+        ours.score_scale(32),
+        [],
+    )
     assert torch.allclose(y.view(4, 32), expected[0, :, 0], rtol=0, atol=2e-6)
 
 
@@ -239,22 +371,39 @@ def test_lengths_per_call_match_transformers(name: str, length: int) -> None:
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
     spec = {"name": name, "lengths": "per_call", "numerics": "transformers", **GROWN[name][2]}
-    theirs, ours = _rotation_of_llama(name), encodings.build(spec, encodings.Geometry(128, 4, 32, 40000, False, 4))
+    theirs, ours = (
+        _rotation_of_llama(name),
+        encodings.build(spec, encodings.Geometry(128, 4, 32, 40000, False, 4)),
+    )
     places = torch.arange(length)[None].repeat(2, 1)
     torch.manual_seed(1)
     q, k = torch.randn(2, 2, 4, length, 32)
     expected = apply_rotary_pos_emb(q, k, *theirs(torch.zeros(1), places))
-    for found, wanted in zip(ours.rotate(q.transpose(1, 2), k.transpose(1, 2), places), expected, strict=True):
-        assert worst_error(found.transpose(1, 2).numpy(), wanted.numpy()) <= tolerance("float32", 1, 1)
+    for found, wanted in zip(
+        ours.rotate(q.transpose(1, 2), k.transpose(1, 2), places), expected, strict=True
+    ):
+        assert worst_error(found.transpose(1, 2).numpy(), wanted.numpy()) <= tolerance(
+            "float32", 1, 1
+        )
 
 
 @pytest.mark.parametrize("name", GROWN)
 def test_lengths_per_call_are_lengths_of_each_row(name: str) -> None:
-    ours = encodings.build({"name": name, "lengths": "per_call", **GROWN[name][2]}, encodings.Geometry(128, 4, 32, 40000, False, 4))
-    x, places = torch.randn(2, 300, 4, 32), torch.stack((torch.arange(300), torch.arange(300).where(torch.arange(300) < 100, -1)))
+    ours = encodings.build(
+        {"name": name, "lengths": "per_call", **GROWN[name][2]},
+        encodings.Geometry(128, 4, 32, 40000, False, 4),
+    )
+    x, places = (
+        torch.randn(2, 300, 4, 32),
+        torch.stack((torch.arange(300), torch.arange(300).where(torch.arange(300) < 100, -1))),
+    )
     together = ours.rotate(x, x, places)[0]
-    assert torch.equal(together[1:, :100], ours.rotate(x[1:, :100], x[1:, :100], places[1:, :100])[0])
-    assert not torch.equal(together[:1, :100], ours.rotate(x[:1, :100], x[:1, :100], places[:1, :100])[0])
+    assert torch.equal(
+        together[1:, :100], ours.rotate(x[1:, :100], x[1:, :100], places[1:, :100])[0]
+    )
+    assert not torch.equal(
+        together[:1, :100], ours.rotate(x[:1, :100], x[:1, :100], places[:1, :100])[0]
+    )
 
 
 @pytest.mark.parametrize("name", GROWN)
@@ -263,4 +412,13 @@ def test_lengths_per_call_are_refused_for_causal_attention(name: str) -> None:
     from posenc_export.models.short_forms import block_config
 
     with pytest.raises(ValueError, match="expected bidirectional attention for RoPE.*, got causal"):
-        AttentionBlock(block_config(width=64, heads=4, max_positions=64, encoding={"name": name, "lengths": "per_call", **GROWN[name][2]}, kv_heads=4, head_size=32))
+        AttentionBlock(
+            block_config(
+                width=64,
+                heads=4,
+                max_positions=64,
+                encoding={"name": name, "lengths": "per_call", **GROWN[name][2]},
+                kv_heads=4,
+                head_size=32,
+            )
+        )

@@ -37,9 +37,17 @@ class Limited(PositionEncoding):
     above, most = {"rate": 0}, {"rate": 4}
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
-        return None if self.kind == "none" else -self.rate * (q_positions[:, None, :, None] - k_positions[:, None, None]).abs() * self.weight
+        return (
+            None
+            if self.kind == "none"
+            else -self.rate
+            * (q_positions[:, None, :, None] - k_positions[:, None, None]).abs()
+            * self.weight
+        )
 
-    def __init__(self, geometry: Geometry, kind: Literal["linear", "none"] = "linear", rate: float = 1.0) -> None:
+    def __init__(
+        self, geometry: Geometry, kind: Literal["linear", "none"] = "linear", rate: float = 1.0
+    ) -> None:
         super().__init__()
         self.kind, self.rate, self.weight = kind, rate, torch.nn.Parameter(torch.tensor([0.5]))
 
@@ -85,9 +93,15 @@ def as_before() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("limited:kind=square", "encoding limited: expected kind to be one of linear, none, got 'square'"),
+        (
+            "limited:kind=square",
+            "encoding limited: expected kind to be one of linear, none, got 'square'",
+        ),
         ("limited:rate=0", "encoding limited: expected rate above 0, got 0.0; choose a larger one"),
-        ("limited:rate=5", "encoding limited: expected rate of at most 4, got 5.0; choose a smaller one"),
+        (
+            "limited:rate=5",
+            "encoding limited: expected rate of at most 4, got 5.0; choose a smaller one",
+        ),
     ],
 )
 def test_words_and_limits_that_a_class_declares_are_checked(spec: str, message: str) -> None:
@@ -98,7 +112,9 @@ def test_words_and_limits_that_a_class_declares_are_checked(spec: str, message: 
 
 def test_an_oracle_that_names_its_encoding_reads_parameters_and_weights() -> None:
     encodings.register("limited", Limited)
-    assert encodings.build(encodings.parse("limited:rate=3"), GEOMETRY).oracle().bias(0, 9, 5) == -6.0
+    assert (
+        encodings.build(encodings.parse("limited:rate=3"), GEOMETRY).oracle().bias(0, 9, 5) == -6.0
+    )
 
 
 def _decaying(head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -113,7 +129,12 @@ def _by_slope(head: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return torch.tensor([0.5, 0.25, 0.125, 0.3, 0.2, 0.1])[head] * (key - query)
 
 
-BIASES = {"of all three": _decaying, "of a table": _by_slope, "of the key alone": _by_key, "a lambda": lambda head, query, key: -0.1 * (query - key)}
+BIASES = {
+    "of all three": _decaying,
+    "of a table": _by_slope,
+    "of the key alone": _by_key,
+    "a lambda": lambda head, query, key: -0.1 * (query - key),
+}
 NUMBERS: Any = {  # the same functions of Python numbers
     "of a table": lambda head, query, key: [0.5, 0.25, 0.125, 0.3, 0.2, 0.1][head] * (key - query),
     "of all three": lambda head, query, key: -0.01 * (head + 1) * math.sqrt(abs(query - key) + 1.0),
@@ -130,21 +151,34 @@ ROTATIONS = {
 def test_a_registered_encoding_is_parsed_and_built_like_a_built_in_one() -> None:
     encodings.register("gentle", Gentle)
     spec = encodings.parse("gentle:max_bias=2")
-    assert spec == {"name": "gentle", "max_bias": 2.0} and isinstance(encodings.build(spec, GEOMETRY), Gentle)
-    assert encodings.origin("gentle") == encodings.Package("tests", "") and encodings.origin("alibi") is None
+    assert spec == {"name": "gentle", "max_bias": 2.0} and isinstance(
+        encodings.build(spec, GEOMETRY), Gentle
+    )
+    assert (
+        encodings.origin("gentle") == encodings.Package("tests", "")
+        and encodings.origin("alibi") is None
+    )
 
 
-def test_the_distributions_of_a_registered_class_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_distributions_of_a_registered_class_are_read_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     encodings.register("gentle", Gentle)
     monkeypatch.syspath_prepend("/a path of no other test")  # for which nothing is cached yet
     reads: List[int] = []
-    monkeypatch.setattr(plugins.metadata, "packages_distributions", lambda: reads.append(1) or {"tests": ["mine"]})
+    monkeypatch.setattr(
+        plugins.metadata, "packages_distributions", lambda: reads.append(1) or {"tests": ["mine"]}
+    )
     monkeypatch.setattr(plugins.metadata, "version", lambda name: "3")
-    assert [encodings.origin("gentle") for _ in range(2)] == [encodings.Package("mine", "3")] * 2 and len(reads) == 1
+    assert [encodings.origin("gentle") for _ in range(2)] == [
+        encodings.Package("mine", "3")
+    ] * 2 and len(reads) == 1
 
 
 def test_a_class_that_is_defined_again_replaces_the_earlier_one() -> None:
-    again = type("Gentle", (Gentle,), {"__module__": Gentle.__module__, "__qualname__": Gentle.__qualname__})
+    again = type(
+        "Gentle", (Gentle,), {"__module__": Gentle.__module__, "__qualname__": Gentle.__qualname__}
+    )
     encodings.register("gentle", Gentle)
     encodings.register("gentle", again)
     assert encodings.KNOWN["gentle"] is again
@@ -153,9 +187,15 @@ def test_a_class_that_is_defined_again_replaces_the_earlier_one() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("gentle:max_bias=nan", "encoding gentle: expected max_bias to be a finite number, got nan"),
+        (
+            "gentle:max_bias=nan",
+            "encoding gentle: expected max_bias to be a finite number, got nan",
+        ),
         ("gentle:max_bias=wide", "encoding gentle: expected max_bias of type float, got 'wide'"),
-        ("gentle:maxbias=1", "encoding gentle: expected parameter to be one of max_bias, note, got 'maxbias'"),
+        (
+            "gentle:maxbias=1",
+            "encoding gentle: expected parameter to be one of max_bias, note, got 'maxbias'",
+        ),
         ("gentle:max_bias=0", "expected max_bias above 0"),
     ],
 )
@@ -177,12 +217,26 @@ def test_parameters_of_a_registered_encoding_are_checked(text: str, message: str
         ("mine", PositionEncoding, "got PositionEncoding"),
         ("mine", Open, r"expected parameters with names and types, got '\*\*rest: float'"),
         ("mine", Untyped, "expected parameters with names and types, got 'period=3'"),
-        ("mine", Unnamed, "expected annotations that can be evaluated, got name 'Nowhere' is not defined"),
-        ("mine", Inherited, "expected a constructor that takes a Geometry first, got Inherited without it"),
-        ("mine", NoGeometry, "expected a constructor that takes a Geometry first, got NoGeometry without it"),
+        (
+            "mine",
+            Unnamed,
+            "expected annotations that can be evaluated, got name 'Nowhere' is not defined",
+        ),
+        (
+            "mine",
+            Inherited,
+            "expected a constructor that takes a Geometry first, got Inherited without it",
+        ),
+        (
+            "mine",
+            NoGeometry,
+            "expected a constructor that takes a Geometry first, got NoGeometry without it",
+        ),
     ],
 )
-def test_a_wrong_name_or_class_is_refused_by_rule_and_value(name: str, cls: Any, message: str) -> None:
+def test_a_wrong_name_or_class_is_refused_by_rule_and_value(
+    name: str, cls: Any, message: str
+) -> None:
     encodings.register("taken", type("Inherited2", (Gentle,), {"__qualname__": "Inherited2"}))
     with pytest.raises(ValueError, match=message):
         encodings.register(name, cls)
@@ -191,27 +245,50 @@ def test_a_wrong_name_or_class_is_refused_by_rule_and_value(name: str, cls: Any,
 @pytest.mark.parametrize("name", BIASES)
 def test_a_bias_of_a_function_matches_the_function_in_float64(name: str) -> None:
     encoding = encodings.bias(BIASES[name])(GEOMETRY)
-    made, oracle = encoding.bias(torch.tensor([POSITIONS]), torch.tensor([POSITIONS])), encoding.oracle()
-    expected = np.array([[[NUMBERS[name](h, i, j) for j in POSITIONS] for i in POSITIONS] for h in range(6)])
-    assert worst_error(np.broadcast_to(made.numpy()[0], expected.shape), expected) <= tolerance("float32", 1, 1)  # type: ignore[union-attr]
+    made, oracle = (
+        encoding.bias(torch.tensor([POSITIONS]), torch.tensor([POSITIONS])),
+        encoding.oracle(),
+    )
+    expected = np.array(
+        [[[NUMBERS[name](h, i, j) for j in POSITIONS] for i in POSITIONS] for h in range(6)]
+    )
+    assert worst_error(np.broadcast_to(made.numpy()[0], expected.shape), expected) <= tolerance(
+        "float32", 1, 1
+    )  # type: ignore[union-attr]
     # Square roots and products of numpy and of Python may differ in the last bit.
-    assert all(math.isclose(oracle.bias(5, i, j), NUMBERS[name](5, i, j), rel_tol=4 * np.finfo(np.float64).eps) for i in POSITIONS for j in POSITIONS)
+    assert all(
+        math.isclose(
+            oracle.bias(5, i, j), NUMBERS[name](5, i, j), rel_tol=4 * np.finfo(np.float64).eps
+        )
+        for i in POSITIONS
+        for j in POSITIONS
+    )
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize("name", ROTATIONS)
 def test_a_rotation_of_a_function_rotates_each_pair_by_its_angle(name: str, layout: str) -> None:
     encoding: Any = encodings.rotation(ROTATIONS[name])(GEOMETRY, layout=layout)
-    turned, _ = encoding.rotate(*[torch.ones(1, len(POSITIONS), heads, 16) for heads in (6, 2)], torch.tensor([POSITIONS]))
-    expected = np.stack([encoding.oracle().rotate_heads(np.ones((6, 16)), place) for place in POSITIONS])
-    assert worst_error(turned.numpy()[0], expected) <= tolerance("float32", 1, 1) and encoding.linear == (name != "of a root")
+    turned, _ = encoding.rotate(
+        *[torch.ones(1, len(POSITIONS), heads, 16) for heads in (6, 2)], torch.tensor([POSITIONS])
+    )
+    expected = np.stack(
+        [encoding.oracle().rotate_heads(np.ones((6, 16)), place) for place in POSITIONS]
+    )
+    assert worst_error(turned.numpy()[0], expected) <= tolerance(
+        "float32", 1, 1
+    ) and encoding.linear == (name != "of a root")
 
 
 def test_the_rotation_of_rope_as_a_function_is_rope() -> None:
     q, k, places = torch.randn(1, 6, 6, 16), torch.randn(1, 6, 2, 16), torch.tensor([POSITIONS])
-    ours = encodings.rotation(lambda pair, position: position * 10000.0 ** (-2 * pair / 16))(GEOMETRY)
+    ours = encodings.rotation(lambda pair, position: position * 10000.0 ** (-2 * pair / 16))(
+        GEOMETRY
+    )
     rope = encodings.build({"name": "rope"}, GEOMETRY)
-    assert worst_error(ours.rotate(q, k, places)[0].numpy(), rope.rotate(q, k, places)[0].numpy()) <= tolerance("float32", 1, 1)
+    assert worst_error(
+        ours.rotate(q, k, places)[0].numpy(), rope.rotate(q, k, places)[0].numpy()
+    ) <= tolerance("float32", 1, 1)
 
 
 def _branching(head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -222,23 +299,38 @@ def _branching(head: Tensor, query: Tensor, key: Tensor) -> Tensor:
     ("function", "message"),
     [
         (lambda head, query, key: 0.5, "expected a function that returns a tensor, got float"),
-        (lambda head, query, key: (head + query - key).flatten(), r"expected scores that broadcast to \[B,H,S,T\], got \[144\]"),
-        (_branching, "expected a function that does not branch on values, got Converting a tensor to a Python boolean; use torch.where"),
+        (
+            lambda head, query, key: (head + query - key).flatten(),
+            r"expected scores that broadcast to \[B,H,S,T\], got \[144\]",
+        ),
+        (
+            _branching,
+            "expected a function that does not branch on values, got Converting a tensor to a Python boolean; use torch.where",
+        ),
     ],
 )
-def test_a_bias_that_cannot_be_exported_is_refused_when_it_is_built(function: Any, message: Any) -> None:
+def test_a_bias_that_cannot_be_exported_is_refused_when_it_is_built(
+    function: Any, message: Any
+) -> None:
     with pytest.raises(ValueError, match=message):
         encodings.bias(function)(GEOMETRY)
 
 
 def test_a_function_that_loses_the_precision_of_float64_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected a function that keeps the precision of float64, got a result in float32"):
-        encodings.bias(lambda head, query, key: (query - key).float())(GEOMETRY).oracle().bias(0, 3, 1)
+    with pytest.raises(
+        ValueError,
+        match="expected a function that keeps the precision of float64, got a result in float32",
+    ):
+        encodings.bias(lambda head, query, key: (query - key).float())(GEOMETRY).oracle().bias(
+            0, 3, 1
+        )
     with pytest.raises(ValueError, match="got a result in float32"):
         encodings.rotation(lambda pair, position: (pair * position).float())(GEOMETRY)
 
 
-@pytest.mark.parametrize(("function", "message"), [(3, "expected a function of positions, got 3"), (None, "got None")])
+@pytest.mark.parametrize(
+    ("function", "message"), [(3, "expected a function of positions, got 3"), (None, "got None")]
+)
 def test_an_object_that_is_not_a_function_is_refused(function: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         encodings.bias(function)
@@ -246,27 +338,69 @@ def test_an_object_that_is_not_a_function_is_refused(function: Any, message: str
 
 def _export(name: str, cls: Any, target: str, folder: Path) -> Any:
     encodings.register(name, cls)
-    return export(sources(block_config(48, 6, 80, kv_heads=3, head_size=16, encoding={"name": name})), target, folder / "artefact").certificate
+    return export(
+        sources(block_config(48, 6, 80, kv_heads=3, head_size=16, encoding={"name": name})),
+        target,
+        folder / "artefact",
+    ).certificate
 
 
 @pytest.mark.xdist_group("functions")
-@pytest.mark.parametrize("target", ["ort", "torchscript", pytest.param("onnx", marks=pytest.mark.exhaustive), pytest.param("pt2", marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("name", ["of all three", "of a table", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("a lambda", "of the key alone"))])
-def test_a_bias_of_a_function_is_certified_for_every_division_into_calls(name: str, target: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "target",
+    [
+        "ort",
+        "torchscript",
+        pytest.param("onnx", marks=pytest.mark.exhaustive),
+        pytest.param("pt2", marks=pytest.mark.exhaustive),
+    ],
+)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "of all three",
+        "of a table",
+        *(
+            pytest.param(name, marks=pytest.mark.exhaustive)
+            for name in ("a lambda", "of the key alone")
+        ),
+    ],
+)
+def test_a_bias_of_a_function_is_certified_for_every_division_into_calls(
+    name: str, target: str, tmp_path: Path
+) -> None:
     certificate = _export(name.replace(" ", "_"), encodings.bias(BIASES[name]), target, tmp_path)
     assert certificate["passed"] and "oracle, start 0" in certificate["cells"]
 
 
 @pytest.mark.xdist_group("functions")
-@pytest.mark.parametrize("target", ["ort", pytest.param("onnx", marks=pytest.mark.exhaustive), pytest.param("torchscript", marks=pytest.mark.exhaustive)])
-def test_a_rotation_of_a_function_is_certified_for_every_division_into_calls(target: str, tmp_path: Path) -> None:
-    assert _export("of_a_root", encodings.rotation(ROTATIONS["of a root"]), target, tmp_path)["passed"]
+@pytest.mark.parametrize(
+    "target",
+    [
+        "ort",
+        pytest.param("onnx", marks=pytest.mark.exhaustive),
+        pytest.param("torchscript", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_rotation_of_a_function_is_certified_for_every_division_into_calls(
+    target: str, tmp_path: Path
+) -> None:
+    assert _export("of_a_root", encodings.rotation(ROTATIONS["of a root"]), target, tmp_path)[
+        "passed"
+    ]
 
 
 def test_biases_of_hidden_keys_change_no_output() -> None:
     outputs = []
-    for name, function in (("seen", lambda head, query, key: -torch.sqrt(query - key)), ("anywhere", lambda head, query, key: -torch.sqrt((query - key).abs()))):
+    for name, function in (
+        ("seen", lambda head, query, key: -torch.sqrt(query - key)),
+        ("anywhere", lambda head, query, key: -torch.sqrt((query - key).abs())),
+    ):
         encodings.register(name, encodings.bias(function))
         model = seeded(block_config(48, 6, 80, encoding={"name": name}))
-        outputs.append(eager_session(model).prefill(np.random.default_rng(0).standard_normal((1, 9, 48), dtype=np.float32)))
+        outputs.append(
+            eager_session(model).prefill(
+                np.random.default_rng(0).standard_normal((1, 9, 48), dtype=np.float32)
+            )
+        )
     assert np.isfinite(outputs[0]).all() and np.array_equal(*outputs)

@@ -8,7 +8,12 @@ import pytest
 from posenc_export.encodings import REGISTRY, Geometry, build, parameters
 from posenc_export.shared import registry
 
-SIZES = [(name, key) for name in REGISTRY for key, parameter in parameters(name).items() if registry.kind_of(parameter) is int]
+SIZES = [
+    (name, key)
+    for name in REGISTRY
+    for key, parameter in parameters(name).items()
+    if registry.kind_of(parameter) is int
+]
 
 
 def geometry(name: str, max_positions: int = 64) -> Geometry:
@@ -30,14 +35,27 @@ def two_seconds() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("name", "key"), SIZES)
-def test_a_size_of_a_billion_is_refused_at_once_or_costs_nothing(name: str, key: str, two_seconds: None) -> None:
+def test_a_size_of_a_billion_is_refused_at_once_or_costs_nothing(
+    name: str, key: str, two_seconds: None
+) -> None:
     try:
         build({"name": name, key: 10**9}, geometry(name))
     except ValueError as error:
         assert "expected" in str(error) and "of this machine" not in str(error)
 
 
-@pytest.mark.parametrize(("spec", "positions"), [({"name": "recurrent"}, 10**8), ({"name": "floater"}, 10**8), ({"name": "floater", "substeps": 1000}, 10**4)])
-def test_a_recurrence_of_hours_is_refused_at_once(spec: Dict[str, Any], positions: int, two_seconds: None) -> None:
-    with pytest.raises(ValueError, match="expected at most 4194304 steps, which run one after the other, got"):
+@pytest.mark.parametrize(
+    ("spec", "positions"),
+    [
+        ({"name": "recurrent"}, 10**8),
+        ({"name": "floater"}, 10**8),
+        ({"name": "floater", "substeps": 1000}, 10**4),
+    ],
+)
+def test_a_recurrence_of_hours_is_refused_at_once(
+    spec: Dict[str, Any], positions: int, two_seconds: None
+) -> None:
+    with pytest.raises(
+        ValueError, match="expected at most 4194304 steps, which run one after the other, got"
+    ):
         build(spec, geometry(spec["name"], positions))

@@ -9,19 +9,27 @@ import torch
 from posenc_export import encodings
 from posenc_export.shared.numerics import tolerance, worst_error
 
-peers = pytest.importorskip("x_transformers.x_transformers", reason="x-transformers is not installed")
+peers = pytest.importorskip(
+    "x_transformers.x_transformers", reason="x-transformers is not installed"
+)
 PLACES = torch.arange(30)[None]
 
 
 def _build(name: str, causal: bool = True, **parameters: Any) -> Any:
     torch.manual_seed(0)
-    return encodings.build({"name": name, **parameters}, encodings.Geometry(64, 6, 16, 64, causal, 6))
+    return encodings.build(
+        {"name": name, **parameters}, encodings.Geometry(64, 6, 16, 64, causal, 6)
+    )
 
 
 def _attended(ours: Any, x: torch.Tensor, states: Any, bias: torch.Tensor, causal: bool) -> Any:
     """Outputs of our `rescore` and of plain attention with a bias, for random queries, keys and values."""
     q, k, v = torch.randn(3, 1, 30, 6, 16)
-    mask = torch.full((30, 30), -torch.inf).triu(1)[None, None] if causal else torch.zeros(1, 1, 30, 30)
+    mask = (
+        torch.full((30, 30), -torch.inf).triu(1)[None, None]
+        if causal
+        else torch.zeros(1, 1, 30, 30)
+    )
     carried = ours.observe(x, k, PLACES, torch.zeros(1).long(), states)
     y = ours.rescore(q, k.transpose(1, 2), v.transpose(1, 2), mask, PLACES, PLACES, 0.25, carried)
     shares = torch.softmax(q.transpose(1, 2) @ k.permute(0, 2, 3, 1) / 4 + bias + mask, dim=-1)
@@ -31,7 +39,9 @@ def _attended(ours: Any, x: torch.Tensor, states: Any, bias: torch.Tensor, causa
 @pytest.mark.parametrize("heads", [2, 3, 6])
 def test_alibi_of_the_first_heads_matches(heads: int) -> None:
     expected = peers.AlibiPositionalBias(heads, 6)(30, 30)
-    assert worst_error(_build("alibi", causal=False, heads=heads).bias(PLACES, PLACES)[0].numpy(), expected.numpy()) <= tolerance("float32", 1, 64)
+    assert worst_error(
+        _build("alibi", causal=False, heads=heads).bias(PLACES, PLACES)[0].numpy(), expected.numpy()
+    ) <= tolerance("float32", 1, 64)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -47,12 +57,18 @@ def test_dynamic_bias_matches(distance: str, depth: int, causal: bool) -> None:
     ours.second.load_state_dict(theirs.mlp[-1].state_dict())
     ours.prepare()
     seen = np.tril(np.ones((30, 30))) if causal else 1
-    assert worst_error(ours.bias(PLACES, PLACES)[0].numpy() * seen, theirs(30, 30).detach().numpy() * seen) <= tolerance("float32", 1, 64)
+    assert worst_error(
+        ours.bias(PLACES, PLACES)[0].numpy() * seen, theirs(30, 30).detach().numpy() * seen
+    ) <= tolerance("float32", 1, 64)
 
 
 def test_inkling_matches_their_projected_distances() -> None:
     torch.manual_seed(1)
-    theirs, ours, x = peers.RelativeProjPositionalBias(64, 6, 5, 12), _build("inkling", basis=5, extent=12), torch.randn(1, 30, 64)
+    theirs, ours, x = (
+        peers.RelativeProjPositionalBias(64, 6, 5, 12),
+        _build("inkling", basis=5, extent=12),
+        torch.randn(1, 30, 64),
+    )
     ours.query.load_state_dict(theirs.to_distance_weights[0].state_dict())
     ours.table.data = theirs.distance_bank.data
     with torch.no_grad():
@@ -63,16 +79,26 @@ def test_inkling_matches_their_projected_distances() -> None:
 @pytest.mark.parametrize("causal", [True, False])
 def test_fox_matches_their_data_dependent_alibi(causal: bool) -> None:
     torch.manual_seed(1)
-    theirs, ours, x = peers.DataDependentAlibi(64, 6, causal, 2.0, 0.5), _build("fox", causal, scale=0.5), torch.randn(1, 30, 64)
+    theirs, ours, x = (
+        peers.DataDependentAlibi(64, 6, causal, 2.0, 0.5),
+        _build("fox", causal, scale=0.5),
+        torch.randn(1, 30, 64),
+    )
     ours.gate.load_state_dict(theirs.to_forget_gates[0].state_dict())
     with torch.no_grad():
-        actual, expected = _attended(ours, x, [torch.zeros(1, 6, 0, 1)] if causal else [], theirs(x), causal)
+        actual, expected = _attended(
+            ours, x, [torch.zeros(1, 6, 0, 1)] if causal else [], theirs(x), causal
+        )
     assert worst_error(actual.numpy(), expected.numpy()) <= tolerance("float32", 1, 64)
 
 
 def test_fox_pair_matches_their_per_row_data_dependent_alibi() -> None:
     torch.manual_seed(1)
-    theirs, ours, x = peers.PerRowDataDependentAlibi(64, 6, dim_head=5, post_log_scale=0.5), _build("fox_pair", size=5, scale=0.5), torch.randn(1, 30, 64)
+    theirs, ours, x = (
+        peers.PerRowDataDependentAlibi(64, 6, dim_head=5, post_log_scale=0.5),
+        _build("fox_pair", size=5, scale=0.5),
+        torch.randn(1, 30, 64),
+    )
     ours.gate.load_state_dict(theirs.to_forget_gates[0].state_dict())
     with torch.no_grad():
         actual, expected = _attended(ours, x, [torch.zeros(1, 6, 0, 5)], theirs(x), True)

@@ -8,13 +8,29 @@ from posenc_export.runtime import Session
 from posenc_export.shared.numerics import worst_error
 
 
-def worst_of_batch(block: Any, session: Session, lengths: Sequence[int], steps: int, chunk: Optional[int] = None) -> float:
+def worst_of_batch(
+    block: Any, session: Session, lengths: Sequence[int], steps: int, chunk: Optional[int] = None
+) -> float:
     """Return the worst error of a batch with prompts of these lengths, followed by `steps` steps."""
-    x = [np.random.default_rng(row).standard_normal((length + steps, block.config.width), dtype=np.float32) for row, length in enumerate(lengths)]
+    x = [
+        np.random.default_rng(row).standard_normal(
+            (length + steps, block.config.width), dtype=np.float32
+        )
+        for row, length in enumerate(lengths)
+    ]
     outputs = session.prefill([row[:-steps] for row in x], chunk=chunk)
-    stepped = np.stack([session.step(np.stack([row[index - steps] for row in x])) for index in range(steps)], axis=1)
-    found = [np.concatenate((outputs[row][: len(given) - steps], stepped[row])) for row, given in enumerate(x)]
-    return max(worst_error(ours, block.exact(given, range(len(given)), range(len(given)))) for ours, given in zip(found, x, strict=True))
+    stepped = np.stack(
+        [session.step(np.stack([row[index - steps] for row in x])) for index in range(steps)],
+        axis=1,
+    )
+    found = [
+        np.concatenate((outputs[row][: len(given) - steps], stepped[row]))
+        for row, given in enumerate(x)
+    ]
+    return max(
+        worst_error(ours, block.exact(given, range(len(given)), range(len(given))))
+        for ours, given in zip(found, x, strict=True)
+    )
 
 
 def check_rewind(session: Session, width: int, length: int) -> None:

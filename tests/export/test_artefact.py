@@ -30,7 +30,10 @@ for target in {!r}:
     export(sources, target, {!r} + "/" + target, verify=target == "ort")
 """
 # Other seeds, and ort-cuda, which has the graph of ort from a trace of its own in float16, are exhaustive.
-HASHED = [pytest.param("1", ("onnx", "ort", "torchscript", "pt2"), id="1"), pytest.param("2", tuple(TARGETS), id="2", marks=pytest.mark.exhaustive)]
+HASHED = [
+    pytest.param("1", ("onnx", "ort", "torchscript", "pt2"), id="1"),
+    pytest.param("2", tuple(TARGETS), id="2", marks=pytest.mark.exhaustive),
+]
 
 
 def _bytes(folder: Path) -> Dict[str, bytes]:
@@ -38,19 +41,31 @@ def _bytes(folder: Path) -> Dict[str, bytes]:
 
 
 @pytest.mark.parametrize(("seed", "targets"), HASHED)
-def test_same_input_gives_the_same_bytes_in_another_folder_and_process(seed: str, targets: Tuple[str, ...], tmp_path: Path) -> None:
+def test_same_input_gives_the_same_bytes_in_another_folder_and_process(
+    seed: str, targets: Tuple[str, ...], tmp_path: Path
+) -> None:
     export(sources(block("rope")), "torchscript", tmp_path / "warm", verify=False)
     made = sources(block("alibi"))
     there = tmp_path / "some/other/place"
     environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path.cwd())}
-    subprocess.run([sys.executable, "-W", "ignore", "-c", PROGRAM.format(targets, str(there))], check=True, env=environment)
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM.format(targets, str(there))],
+        check=True,
+        env=environment,
+    )
     for target in targets:
         export(made, target, tmp_path / "here" / target, verify=target == "ort")
         assert _bytes(there / target) == _bytes(tmp_path / "here" / target)
 
 
-@pytest.mark.parametrize("targets", [("onnx", "ort"), pytest.param(tuple(TARGETS), marks=pytest.mark.exhaustive)], ids=["of one dtype", "all"])
-def test_targets_that_share_a_trace_are_equal_to_targets_with_separate_traces(targets: Tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "targets",
+    [("onnx", "ort"), pytest.param(tuple(TARGETS), marks=pytest.mark.exhaustive)],
+    ids=["of one dtype", "all"],
+)
+def test_targets_that_share_a_trace_are_equal_to_targets_with_separate_traces(
+    targets: Tuple[str, ...], tmp_path: Path
+) -> None:
     model = seeded(block("fox"))
     together = Sources(model)
     export(together, targets[0], tmp_path / "first", verify=False)  # traces
@@ -77,7 +92,9 @@ def test_rope_block_for_ort_is_two_projections_and_one_fused_node(tmp_path: Path
 
 
 def test_no_artefact_stores_a_bias_matrix(tmp_path: Path) -> None:
-    export(sources(block("alibi", max_positions=100_000)), "ort", tmp_path / "artefact", verify=False)
+    export(
+        sources(block("alibi", max_positions=100_000)), "ort", tmp_path / "artefact", verify=False
+    )
     assert (tmp_path / "artefact" / "model.onnx").stat().st_size < 100_000
 
 
@@ -86,7 +103,11 @@ def test_an_altered_or_missing_file_is_refused(name: str, tmp_path: Path) -> Non
     export(sources(block("rope")), "ort", tmp_path / "artefact", verify=False)
     path = tmp_path / "artefact" / name
     content = path.read_bytes()
-    path.write_bytes(content.replace(b"GroupQuery", b"GroupQuerx") if name == "model.onnx" else content.replace(b"1100", b"9100"))
+    path.write_bytes(
+        content.replace(b"GroupQuery", b"GroupQuerx")
+        if name == "model.onnx"
+        else content.replace(b"1100", b"9100")
+    )
     with pytest.raises(ValueError, match="export again"):
         load(tmp_path / "artefact", provider="cpu")
     path.unlink()
@@ -96,11 +117,17 @@ def test_an_altered_or_missing_file_is_refused(name: str, tmp_path: Path) -> Non
 
 def test_export_takes_the_fields_of_its_options_with_their_defaults() -> None:
     taken = list(inspect.signature(export).parameters.values())[3:]
-    assert [(one.name, one.annotation, one.default) for one in taken] == [(field.name, field.type, field.default) for field in dataclasses.fields(ExportOptions)]
+    assert [(one.name, one.annotation, one.default) for one in taken] == [
+        (field.name, field.type, field.default) for field in dataclasses.fields(ExportOptions)
+    ]
 
 
 def test_options_are_checked_without_a_model() -> None:
-    for options, rule in ((ExportOptions(tolerance=1.5), "tolerance"), (ExportOptions(cache="int8"), "calibration data"), (ExportOptions("masks"), "did you mean mask")):
+    for options, rule in (
+        (ExportOptions(tolerance=1.5), "tolerance"),
+        (ExportOptions(cache="int8"), "calibration data"),
+        (ExportOptions("masks"), "did you mean mask"),
+    ):
         with pytest.raises(ValueError, match=rule):
             options.check(["ort"])
 
@@ -130,18 +157,26 @@ class Counting(PositionEncoding):
 
 
 @pytest.mark.parametrize("target", ["onnx", "onnx-static", "ort", "pt2"])
-def test_a_module_that_mutates_a_buffer_is_refused_and_nothing_is_written(target: str, tmp_path: Path) -> None:
+def test_a_module_that_mutates_a_buffer_is_refused_and_nothing_is_written(
+    target: str, tmp_path: Path
+) -> None:
     model = seeded(block("nope"))
     model.token_encoding = Counting()
-    with pytest.raises(ValueError, match="state as inputs and outputs of the graph, got mutation of .*calls"):
+    with pytest.raises(
+        ValueError, match="state as inputs and outputs of the graph, got mutation of .*calls"
+    ):
         export(model, target, tmp_path / "artefact")
     assert not list(tmp_path.iterdir())
 
 
 def test_cuda_target_takes_half_precision_and_positions_only(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="expected dtype float16 or bfloat16 for target ort-cuda, got float32"):
+    with pytest.raises(
+        ValueError, match="expected dtype float16 or bfloat16 for target ort-cuda, got float32"
+    ):
         export(sources(block("rope")), "ort-cuda", tmp_path / "artefact", dtype="float32")
-    with pytest.raises(ValueError, match="expected signature positions for target ort-cuda, got mask"):
+    with pytest.raises(
+        ValueError, match="expected signature positions for target ort-cuda, got mask"
+    ):
         export(sources(block("rope")), "ort-cuda", tmp_path / "artefact", signature="mask")
 
 
@@ -149,7 +184,9 @@ def test_cuda_target_takes_half_precision_and_positions_only(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "config",
     [
-        pytest.param(encoder("learned"), id="encoder", marks=pytest.mark.xdist_group("learned")),  # whose worker has traced it
+        pytest.param(
+            encoder("learned"), id="encoder", marks=pytest.mark.xdist_group("learned")
+        ),  # whose worker has traced it
         pytest.param(decoder("rope"), id="decoder", marks=pytest.mark.xdist_group("rope")),
         pytest.param(block("alibi", causal=False), id="bidirectional block"),
     ],
@@ -157,5 +194,16 @@ def test_cuda_target_takes_half_precision_and_positions_only(tmp_path: Path) -> 
 def test_sizes_of_a_graph_have_names(config: Any, signature: str, tmp_path: Path) -> None:
     export(sources(config), "onnx", tmp_path / "artefact", signature=signature, verify=False)
     graph = onnx.load(tmp_path / "artefact" / "model.onnx").graph
-    names = {axis.dim_param for value in (*graph.input, graph.output[0]) for axis in value.type.tensor_type.shape.dim if axis.dim_param}
-    assert names <= {"batch_size", "sequence_length", "past_sequence_length", "total_sequence_length", "logits_count"}
+    names = {
+        axis.dim_param
+        for value in (*graph.input, graph.output[0])
+        for axis in value.type.tensor_type.shape.dim
+        if axis.dim_param
+    }
+    assert names <= {
+        "batch_size",
+        "sequence_length",
+        "past_sequence_length",
+        "total_sequence_length",
+        "logits_count",
+    }

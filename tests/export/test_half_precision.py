@@ -40,7 +40,9 @@ class Forgotten(Waves):
 
 class Product(Waves):
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
-        return q @ torch.eye(8), k @ torch.eye(8)  # Product: torch multiplies matrices of one dtype only
+        return q @ torch.eye(8), k @ torch.eye(
+            8
+        )  # Product: torch multiplies matrices of one dtype only
 
 
 class Plain(PositionEncoding):
@@ -81,7 +83,9 @@ class Kept(Slopes):
         self.kept = Exact(torch.linspace(0.1, 0.4, geometry.heads))
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
-        return -self.kept()[:, None, None] * (q_positions[:, None, :, None] - k_positions[:, None, None, :])
+        return -self.kept()[:, None, None] * (
+            q_positions[:, None, :, None] - k_positions[:, None, None, :]
+        )
 
 
 class Buffered(Slopes):
@@ -92,7 +96,9 @@ class Buffered(Slopes):
         self.register_buffer("slopes", torch.linspace(0.1, 0.4, geometry.heads))
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
-        return -self.slopes.float()[:, None, None] * (q_positions[:, None, :, None] - k_positions[:, None, None, :])
+        return -self.slopes.float()[:, None, None] * (
+            q_positions[:, None, :, None] - k_positions[:, None, None, :]
+        )
 
 
 class Halves(Buffered):
@@ -112,21 +118,42 @@ def _place(name: str) -> str:
 @pytest.mark.parametrize(
     ("cls", "message"),
     [
-        (Forgotten, "expected rotate to return {dtype} in a model of {dtype}, got float32, made at {place}; convert tables"),
-        (Product, "expected rotate to run in {dtype}, got expected m1 and m2 to have the same dtype, but got: .* at {place}; convert tables"),
-        (Plain, r"expected rotate in {dtype} within .* of float32, got .*, with positions rounded to {dtype} at {place}; keep trained numbers"),
-        (Slopes, "expected bias to return float32 in a model of {dtype}, got {dtype}, made at {place}; keep trained numbers"),
-        (Buffered, "expected fixed numbers that keep their values in a model of {dtype}, got buffer slopes, which the cast rounds; keep them in a Table"),
+        (
+            Forgotten,
+            "expected rotate to return {dtype} in a model of {dtype}, got float32, made at {place}; convert tables",
+        ),
+        (
+            Product,
+            "expected rotate to run in {dtype}, got expected m1 and m2 to have the same dtype, but got: .* at {place}; convert tables",
+        ),
+        (
+            Plain,
+            r"expected rotate in {dtype} within .* of float32, got .*, with positions rounded to {dtype} at {place}; keep trained numbers",
+        ),
+        (
+            Slopes,
+            "expected bias to return float32 in a model of {dtype}, got {dtype}, made at {place}; keep trained numbers",
+        ),
+        (
+            Buffered,
+            "expected fixed numbers that keep their values in a model of {dtype}, got buffer slopes, which the cast rounds; keep them in a Table",
+        ),
     ],
 )
-def test_a_fault_in_half_precision_is_named_with_file_and_line(cls: Any, message: str, dtype: str) -> None:
-    expected = message.format(dtype=dtype, place=re.escape(_place(cls.__name__)) if "{place}" in message else "")
+def test_a_fault_in_half_precision_is_named_with_file_and_line(
+    cls: Any, message: str, dtype: str
+) -> None:
+    expected = message.format(
+        dtype=dtype, place=re.escape(_place(cls.__name__)) if "{place}" in message else ""
+    )
     with pytest.raises(ValueError, match=f"encoding {cls.__name__}: {expected}"):
         check_encoding(cls(GEOMETRY), GEOMETRY, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("make", [Waves, Kept, Halves, lambda geometry: Combined([Waves(geometry), Kept(geometry)])])
+@pytest.mark.parametrize(
+    "make", [Waves, Kept, Halves, lambda geometry: Combined([Waves(geometry), Kept(geometry)])]
+)
 def test_encodings_that_keep_positions_in_float32_pass(make: Any, dtype: str) -> None:
     check_encoding(make(GEOMETRY), GEOMETRY, dtype)
 
@@ -140,13 +167,22 @@ def test_built_in_encodings_pass_in_float16(name: str) -> None:
 def test_an_export_in_float16_refuses_a_faulty_encoding_before_it_is_traced(tmp_path: Path) -> None:
     encodings.register("forgotten", Forgotten)
     try:
-        with pytest.raises(ValueError, match="encoding Forgotten: expected rotate to return float16"):
-            export_model(seeded(block_config(16, 2, 64, encoding={"name": "forgotten"})), "ort", tmp_path / "made", dtype="float16")
+        with pytest.raises(
+            ValueError, match="encoding Forgotten: expected rotate to return float16"
+        ):
+            export_model(
+                seeded(block_config(16, 2, 64, encoding={"name": "forgotten"})),
+                "ort",
+                tmp_path / "made",
+                dtype="float16",
+            )
     finally:
         del encodings.KNOWN.registered["forgotten"]
     assert not (tmp_path / "made").exists()
 
 
 def test_the_checks_for_authors_find_a_fault_in_float16_without_an_export() -> None:
-    with pytest.raises(ValueError, match="encoding Slopes: expected bias to return float32 in a model of float16"):
+    with pytest.raises(
+        ValueError, match="encoding Slopes: expected bias to return float32 in a model of float16"
+    ):
         check_for_authors(Slopes, targets=[])

@@ -29,9 +29,16 @@ QUICK = ("rope", "cope", "fox")
 
 def _each(variants: Iterable[str], targets: Iterable[str] = TARGETS) -> List[Any]:
     def marks(variant: str) -> List[Any]:
-        return [pytest.mark.xdist_group(variant), *([] if variant in QUICK else [pytest.mark.exhaustive])]
+        return [
+            pytest.mark.xdist_group(variant),
+            *([] if variant in QUICK else [pytest.mark.exhaustive]),
+        ]
 
-    return [pytest.param(variant, target, marks=marks(variant)) for variant in variants for target in targets]
+    return [
+        pytest.param(variant, target, marks=marks(variant))
+        for variant in variants
+        for target in targets
+    ]
 
 
 def _session(source: Sources, target: str, folder: Path, **how: Any) -> Session:
@@ -57,7 +64,9 @@ def _calls(session: Session, x: np.ndarray) -> List[np.ndarray]:
 
 
 @pytest.mark.parametrize(("variant", "target"), _each(NUMBERS))
-def test_nan_in_one_row_does_not_affect_other_rows(variant: str, target: str, tmp_path: Path) -> None:
+def test_nan_in_one_row_does_not_affect_other_rows(
+    variant: str, target: str, tmp_path: Path
+) -> None:
     session = _session(sources(block(variant)), target, tmp_path)
     x = _numbers(3, 10, 48)
     right = _calls(session, x)
@@ -70,11 +79,17 @@ def test_nan_in_one_row_does_not_affect_other_rows(variant: str, target: str, tm
 
 
 @pytest.mark.parametrize(("variant", "target"), _each(["rope", "alibi", "learned"]))
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("float16", marks=pytest.mark.exhaustive)])
-def test_a_row_that_sees_no_key_is_finite_and_other_rows_are_correct(variant: str, target: str, dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "dtype", ["float32", pytest.param("float16", marks=pytest.mark.exhaustive)]
+)
+def test_a_row_that_sees_no_key_is_finite_and_other_rows_are_correct(
+    variant: str, target: str, dtype: str, tmp_path: Path
+) -> None:
     model = sources(decoder(variant))
     session = _session(model, target, tmp_path, signature="mask", dtype=dtype)
-    alone = _eager(model.of(dtype).model.float() if dtype == "float32" else seeded(decoder(variant)))
+    alone = _eager(
+        model.of(dtype).model.float() if dtype == "float32" else seeded(decoder(variant))
+    )
     bound = tolerance(dtype, 2, 48)
     for first in ([[], [1]], [[], [1, 2, 3]]):
         session.reset()
@@ -83,7 +98,10 @@ def test_a_row_that_sees_no_key_is_finite_and_other_rows_are_correct(variant: st
         for row, tokens in enumerate(([2, 3, 7], [*first[1], 4, 5, 6, 8])):
             expected = alone.prefill(np.array([tokens]))[0]
             alone.reset()
-            assert worst_error(outputs[1][row], expected[len(first[row]) : len(first[row]) + 2]) <= bound
+            assert (
+                worst_error(outputs[1][row], expected[len(first[row]) : len(first[row]) + 2])
+                <= bound
+            )
             assert worst_error(stepped[row], expected[-1]) <= bound
         assert all(np.isfinite(output).all() for output in outputs)
 
@@ -91,23 +109,41 @@ def test_a_row_that_sees_no_key_is_finite_and_other_rows_are_correct(variant: st
 SINGLE = [name for name in REGISTRY if "numerics" in encodings.parameters(name)]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in ("rope", "rope_yarn") else [pytest.mark.exhaustive]) for name in SINGLE])
-def test_float32_angles_agree_at_large_positions_on_the_fused_target(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("rope", "rope_yarn") else [pytest.mark.exhaustive])
+        for name in SINGLE
+    ],
+)
+def test_float32_angles_agree_at_large_positions_on_the_fused_target(
+    name: str, tmp_path: Path
+) -> None:
     model = seeded(block("rope", 100500, encoding={"name": name, "numerics": "transformers"}))
     session, expected = _session(Sources(model), "ort", tmp_path), _eager(model)
     x = _numbers(2, 24, 48)
     for start in (0, 8000, 100000):
         session.reset()
         expected.reset()
-        assert worst_error(session.prefill(x[:, :23], start=start, chunk=16), expected.prefill(x[:, :23], start=start)) <= tolerance("float32", 1, 48)
-        assert worst_error(session.step(x[:, 23]), expected.step(x[:, 23])) <= tolerance("float32", 1, 48)
+        assert worst_error(
+            session.prefill(x[:, :23], start=start, chunk=16),
+            expected.prefill(x[:, :23], start=start),
+        ) <= tolerance("float32", 1, 48)
+        assert worst_error(session.step(x[:, 23]), expected.step(x[:, 23])) <= tolerance(
+            "float32", 1, 48
+        )
 
 
 WITH_CACHE = [name for name in NUMBERS if "causal" in REGISTRY[name].works_in]
 
 
-@pytest.mark.parametrize(("variant", "target"), _each([*WITH_CACHE, "rope_longrope-rotated", "rope_dynamic-rotated"], ("onnx",)))
-def test_a_cache_may_have_more_columns_than_there_are_positions(variant: str, target: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("variant", "target"),
+    _each([*WITH_CACHE, "rope_longrope-rotated", "rope_dynamic-rotated"], ("onnx",)),
+)
+def test_a_cache_may_have_more_columns_than_there_are_positions(
+    variant: str, target: str, tmp_path: Path
+) -> None:
     source = sources(block(variant, 48))
     session, alone = _session(source, target, tmp_path), _eager(source.model)
     x, nothing = _numbers(2, 40, 48), np.zeros((0, 48), np.float32)
@@ -120,38 +156,73 @@ def test_a_cache_may_have_more_columns_than_there_are_positions(variant: str, ta
 
 
 # Encodings whose scores at such magnitudes depend on more than the rounding of queries and keys to float16.
-CLEAR = ["rope", "alibi", "sinusoidal", "transformer_xl", "deberta", "shaw", "shaw-plain", "cope", "fox", "rope_longrope", "xpos", "t5"]
+CLEAR = [
+    "rope",
+    "alibi",
+    "sinusoidal",
+    "transformer_xl",
+    "deberta",
+    "shaw",
+    "shaw-plain",
+    "cope",
+    "fox",
+    "rope_longrope",
+    "xpos",
+    "t5",
+]
 
 
 @pytest.mark.parametrize(("variant", "target"), _each(CLEAR))
-def test_large_activations_in_half_precision_match_the_float32_module(variant: str, target: str, tmp_path: Path) -> None:
+def test_large_activations_in_half_precision_match_the_float32_module(
+    variant: str, target: str, tmp_path: Path
+) -> None:
     source = sources(block(variant))
     session = _session(source, target, tmp_path, dtype="float16")
     exact = _eager(seeded(block(variant)).half().float())
     for scale in (300.0, 1000.0):
         x = _numbers(2, 10, 48, scale=scale, dtype="float16")
-        for actual, expected in zip(_calls(session, x), _calls(exact, x.astype(np.float32)), strict=True):
+        for actual, expected in zip(
+            _calls(session, x), _calls(exact, x.astype(np.float32)), strict=True
+        ):
             assert worst_error(actual, expected) <= tolerance("float16", 1, 48)
 
 
-@pytest.mark.parametrize(("variant", "target"), _each([name for name in NUMBERS if name not in CLEAR], ("onnx",)))
-def test_large_activations_in_half_precision_stay_finite(variant: str, target: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("variant", "target"), _each([name for name in NUMBERS if name not in CLEAR], ("onnx",))
+)
+def test_large_activations_in_half_precision_stay_finite(
+    variant: str, target: str, tmp_path: Path
+) -> None:
     session = _session(sources(block(variant)), target, tmp_path, dtype="float16")
     for scale in (300.0, 1000.0):
-        assert all(np.isfinite(y).all() for y in _calls(session, _numbers(2, 10, 48, scale=scale, dtype="float16")))
+        assert all(
+            np.isfinite(y).all()
+            for y in _calls(session, _numbers(2, 10, 48, scale=scale, dtype="float16"))
+        )
 
 
 @pytest.mark.parametrize(
     ("remember", "target"),
     [
-        pytest.param(remember, target, marks=[pytest.mark.xdist_group(f"fox {remember}"), *([] if remember == -30.0 else [pytest.mark.exhaustive])])
+        pytest.param(
+            remember,
+            target,
+            marks=[
+                pytest.mark.xdist_group(f"fox {remember}"),
+                *([] if remember == -30.0 else [pytest.mark.exhaustive]),
+            ],
+        )
         for remember in (30.0, -1.0, -30.0, -900.0)
         for target in TARGETS
     ],
 )
-def test_forget_gates_of_any_size_match_the_oracle(remember: float, target: str, tmp_path: Path) -> None:
+def test_forget_gates_of_any_size_match_the_oracle(
+    remember: float, target: str, tmp_path: Path
+) -> None:
     source = sources(block("fox", encoding={"name": "fox", "remember": remember}))
     session, x = _session(source, target, tmp_path), _numbers(1, 90, 48)
     expected = oracle.full_pass(source.model, x[0], 0)
-    actual = np.concatenate([session.prefill(x[:, :60], chunk=25)[0], *(session.step(x[:, n]) for n in range(60, 90))])
+    actual = np.concatenate(
+        [session.prefill(x[:, :60], chunk=25)[0], *(session.step(x[:, n]) for n in range(60, 90))]
+    )
     assert worst_error(actual, expected) <= tolerance("float32", 1, 48)

@@ -16,7 +16,9 @@ from posenc_export.runtime.artefact import manifest as manifests
 from tests.tiny import decoder, encoder
 from tests.traces import sources
 
-pytestmark = pytest.mark.xdist_group("plain runtimes")  # one worker, so that these models are traced once
+pytestmark = pytest.mark.xdist_group(
+    "plain runtimes"
+)  # one worker, so that these models are traced once
 NAMES = ("config.json", "generation_config.json", "genai_config.json")
 PROMPT = list(range(3, 20))
 
@@ -38,40 +40,71 @@ def _json(folder: Path, name: str) -> Any:
     return json.loads((folder / name).read_text())
 
 
-@pytest.mark.parametrize(("target", "names"), [("onnx", NAMES), ("ort", NAMES), ("onnx-static", ("genai_config.json",))])
-def test_the_manifest_lists_the_configurations_of_a_decoder_with_a_mask(target: str, names: Any, made: Dict[str, Path]) -> None:
+@pytest.mark.parametrize(
+    ("target", "names"), [("onnx", NAMES), ("ort", NAMES), ("onnx-static", ("genai_config.json",))]
+)
+def test_the_manifest_lists_the_configurations_of_a_decoder_with_a_mask(
+    target: str, names: Any, made: Dict[str, Path]
+) -> None:
     assert _present(made[target]) == list(names)
     listed = manifests.read(made[target]).files
-    assert {name: listed[name] for name in names} == {name: files.entry(made[target] / name) for name in names}
+    assert {name: listed[name] for name in names} == {
+        name: files.entry(made[target] / name) for name in names
+    }
 
 
 @pytest.mark.parametrize("target", ["onnx", "ort"])
 def test_the_configuration_has_the_sizes_of_the_caches(target: str, made: Dict[str, Path]) -> None:
     config, states = _json(made[target], "config.json"), manifests.read(made[target]).states
     assert 2 * config["num_hidden_layers"] == len(states)
-    assert {(state.axes[1], state.axes[3]) for state in states} == {(config["num_key_value_heads"], config["head_dim"])}
+    assert {(state.axes[1], state.axes[3]) for state in states} == {
+        (config["num_key_value_heads"], config["head_dim"])
+    }
 
 
-@pytest.mark.parametrize(("target", "shared"), [("onnx", False), ("ort", True), ("onnx-static", True)])
-def test_onnxruntime_genai_shares_buffers_for_in_place_caches(target: str, shared: bool, made: Dict[str, Path]) -> None:
+@pytest.mark.parametrize(
+    ("target", "shared"), [("onnx", False), ("ort", True), ("onnx-static", True)]
+)
+def test_onnxruntime_genai_shares_buffers_for_in_place_caches(
+    target: str, shared: bool, made: Dict[str, Path]
+) -> None:
     assert _json(made[target], "genai_config.json")["search"]["past_present_share_buffer"] is shared
 
 
-@pytest.mark.parametrize(("variant", "signature"), [("rope", "positions"), pytest.param("fox", "mask", marks=pytest.mark.exhaustive)])
-def test_a_graph_that_these_formats_cannot_describe_has_no_configuration_file(variant: str, signature: str, tmp_path: Path) -> None:
-    export(sources(decoder(variant)), "ort", tmp_path / "artefact", signature=signature, verify=False)
+@pytest.mark.parametrize(
+    ("variant", "signature"),
+    [("rope", "positions"), pytest.param("fox", "mask", marks=pytest.mark.exhaustive)],
+)
+def test_a_graph_that_these_formats_cannot_describe_has_no_configuration_file(
+    variant: str, signature: str, tmp_path: Path
+) -> None:
+    export(
+        sources(decoder(variant)), "ort", tmp_path / "artefact", signature=signature, verify=False
+    )
     assert _present(tmp_path / "artefact") == []
 
 
 def test_an_encoder_has_the_configuration_of_a_bert_model(tmp_path: Path) -> None:
-    export(sources(encoder("learned")), "onnx", tmp_path / "artefact", signature="mask", verify=False)
+    export(
+        sources(encoder("learned")), "onnx", tmp_path / "artefact", signature="mask", verify=False
+    )
     config = _json(tmp_path / "artefact", "config.json")
     assert _present(tmp_path / "artefact") == ["config.json"]
-    assert (config["hidden_size"], config["num_hidden_layers"], config["type_vocab_size"]) == (48, 2, 3)
+    assert (config["hidden_size"], config["num_hidden_layers"], config["type_vocab_size"]) == (
+        48,
+        2,
+        3,
+    )
 
 
 def test_the_folder_contains_stop_ids_and_tokenizer_files_of_a_checkpoint(tmp_path: Path) -> None:
-    stack, kept = seeded(decoder("rope")), {"generation_config.json": b'{"eos_token_id": [7, 9], "top_k": 5}', "chat_template.jinja": b"{{ messages }}"}
+    stack, kept = (
+        seeded(decoder("rope")),
+        {
+            "generation_config.json": b'{"eos_token_id": [7, 9], "top_k": 5}',
+            "chat_template.jinja": b"{{ messages }}",
+        },
+    )
     stack.text = Text(b'{"model": {"type": "BPE", "vocab": {}, "merges": []}}', (7, 9), files=kept)  # type: ignore[union-attr,assignment]
     export(stack, "onnx", tmp_path / "artefact", signature="mask", verify=False)
     assert {name: (tmp_path / "artefact" / name).read_bytes() for name in kept} == kept
@@ -80,7 +113,9 @@ def test_the_folder_contains_stop_ids_and_tokenizer_files_of_a_checkpoint(tmp_pa
     assert (model["eos_token_id"], model["pad_token_id"]) == ([7, 9], 7)
 
 
-def test_without_stop_ids_the_last_token_id_is_the_padding_of_onnxruntime_genai(made: Dict[str, Path]) -> None:
+def test_without_stop_ids_the_last_token_id_is_the_padding_of_onnxruntime_genai(
+    made: Dict[str, Path],
+) -> None:
     model = _json(made["ort"], "genai_config.json")["model"]
     assert (model["eos_token_id"], model["pad_token_id"]) == ([], model["vocab_size"] - 1)
 
@@ -94,11 +129,15 @@ def _wanted(folder: Path, count: int) -> List[int]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("target", ["onnx", "ort"])
 def test_optimum_onnx_generates_the_same_tokens(target: str, made: Dict[str, Path]) -> None:
-    optimum = pytest.importorskip("optimum.onnxruntime", reason="optimum-onnx is not installed", exc_type=ImportError)
+    optimum = pytest.importorskip(
+        "optimum.onnxruntime", reason="optimum-onnx is not installed", exc_type=ImportError
+    )
     import torch
 
     ids = torch.tensor([PROMPT])
-    made_ids = optimum.ORTModelForCausalLM.from_pretrained(made[target]).generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)
+    made_ids = optimum.ORTModelForCausalLM.from_pretrained(made[target]).generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False
+    )
     assert made_ids[0, len(PROMPT) :].tolist() == _wanted(made[target], 12)
 
 

@@ -13,7 +13,9 @@ from safetensors.torch import save_file
 from posenc_export.export.paging import page_out
 
 MOST = 2.5  # peak relative to the weights: 1 for the module, 1 for the weights packed by ONNX Runtime, and the rest for calls
-CALLS = 32 << 20  # bytes of activations, caches and expected outputs, which do not depend on the weights
+CALLS = (
+    32 << 20
+)  # bytes of activations, caches and expected outputs, which do not depend on the weights
 # The export of a tiny model imports all libraries, so that their memory is not counted.
 PROGRAM = """
 import sys
@@ -35,18 +37,30 @@ print(memory("VmHWM") - before, sum(4 * parameter.numel() for parameter in model
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is read from /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is read from /proc"
+)
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("target", ["ort", "onnx"])
-def test_an_export_takes_no_more_than_two_and_a_half_times_the_weights(target: str, tmp_path: Path) -> None:
+def test_an_export_takes_no_more_than_two_and_a_half_times_the_weights(
+    target: str, tmp_path: Path
+) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
-    run = subprocess.run([sys.executable, "-W", "ignore", "-c", PROGRAM, str(tmp_path), target], check=True, env=environment, capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tmp_path), target],
+        check=True,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     peak, weights = map(int, run.stdout.split())
     assert weights > 100 << 20
     assert peak <= MOST * weights + CALLS, f"{peak / weights:.2f} times the weights"
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="resident memory is read from /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/smaps_rollup").exists(), reason="resident memory is read from /proc"
+)
 def test_weights_mapped_from_a_file_are_paged_out_and_read_again_unchanged(tmp_path: Path) -> None:
     written = torch.randn(1 << 22, generator=torch.Generator().manual_seed(0))
     save_file({"weight": written}, tmp_path / "weights.safetensors")

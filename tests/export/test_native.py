@@ -26,7 +26,19 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
-KINDS = ("alibi", "deberta", "shaw", "cope", "fox", "recurrent", "rope_dynamic", "rope_longrope", "transformer_xl", "mrope", "conditional_conv")
+KINDS = (
+    "alibi",
+    "deberta",
+    "shaw",
+    "cope",
+    "fox",
+    "recurrent",
+    "rope_dynamic",
+    "rope_longrope",
+    "transformer_xl",
+    "mrope",
+    "conditional_conv",
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +56,13 @@ def native(portable: Path) -> Path:
 
 def test_the_proof_of_this_machine_replaces_the_certificate(portable: Path, native: Path) -> None:
     source, made = manifests.read(portable), manifests.read(native)
-    assert made.certificate is None and [(proof["passed"], proof["provider"]) for proof in made.proofs] == [(True, "aotinductor")]
+    assert made.certificate is None and [
+        (proof["passed"], proof["provider"]) for proof in made.proofs
+    ] == [(True, "aotinductor")]
     assert made.compiled is not None and made.compiled.artefact == source.digest
-    assert set(made.proofs[0]["cells"]) == {name for name in source.certificate["cells"] if not name.startswith("oracle")}  # type: ignore[index]
+    assert set(made.proofs[0]["cells"]) == {
+        name for name in source.certificate["cells"] if not name.startswith("oracle")
+    }  # type: ignore[index]
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -55,8 +71,13 @@ def test_native_code_of_an_encoding_passes_the_grid(name: str, tmp_path: Path) -
     assert compile_artefact(tmp_path / "pt2", tmp_path / "native").proofs[0]["passed"]
 
 
-@pytest.mark.parametrize(("dtype", "signature"), [("float32", "positions"), ("float16", "positions"), ("float32", "mask")])
-def test_native_code_of_a_decoder_passes_the_grid(dtype: str, signature: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "signature"),
+    [("float32", "positions"), ("float16", "positions"), ("float32", "mask")],
+)
+def test_native_code_of_a_decoder_passes_the_grid(
+    dtype: str, signature: str, tmp_path: Path
+) -> None:
     export(sources(decoder("rope")), "pt2", tmp_path / "pt2", dtype=dtype, signature=signature)
     assert compile_artefact(tmp_path / "pt2", tmp_path / "native").proofs[0]["passed"]
 
@@ -69,15 +90,24 @@ def test_native_code_of_an_encoder_passes_the_grid(tmp_path: Path) -> None:
 def test_native_code_has_no_trained_numbers_of_encodings_to_draw(tmp_path: Path) -> None:
     export(sources(block("kerple")), "pt2", tmp_path / "pt2")
     made = compile_artefact(tmp_path / "pt2", tmp_path / "native")
-    assert not made.encodings and NUMBERS not in made.files and not (tmp_path / "native" / NUMBERS).exists()
-    with pytest.raises(ValueError, match="expected the trained numbers .* got none; give the pt2 artefact that it was compiled from"):
+    assert (
+        not made.encodings
+        and NUMBERS not in made.files
+        and not (tmp_path / "native" / NUMBERS).exists()
+    )
+    with pytest.raises(
+        ValueError,
+        match="expected the trained numbers .* got none; give the pt2 artefact that it was compiled from",
+    ):
         with_trained_encodings(tmp_path / "native")
 
 
 def test_inputs_with_any_strides_are_read_right(native: Path) -> None:
     x = np.random.default_rng(0).standard_normal((48, 9, 3), dtype=np.float32)
     model = load(native, provider="aotinductor", threads=1)
-    np.testing.assert_array_equal(model.session().prefill(x.T), model.session().prefill(np.ascontiguousarray(x.T)))
+    np.testing.assert_array_equal(
+        model.session().prefill(x.T), model.session().prefill(np.ascontiguousarray(x.T))
+    )
 
 
 def test_threads_share_native_code(native: Path) -> None:
@@ -86,7 +116,10 @@ def test_threads_share_native_code(native: Path) -> None:
 
     def outputs(row: int) -> List[np.ndarray]:
         session = model.session()
-        return [session.prefill(x[row : row + 1, :8]), *(session.step(x[row : row + 1, token]) for token in range(8, 40))]
+        return [
+            session.prefill(x[row : row + 1, :8]),
+            *(session.step(x[row : row + 1, token]) for token in range(8, 40)),
+        ]
 
     alone = [outputs(row) for row in range(4)]
     with ThreadPoolExecutor(4) as pool:
@@ -95,12 +128,16 @@ def test_threads_share_native_code(native: Path) -> None:
                 np.testing.assert_array_equal(one, other)
 
 
-def test_code_that_disagrees_with_the_reference_is_not_published(portable: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_that_disagrees_with_the_reference_is_not_published(
+    portable: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     wrong = tmp_path / "wrong"
     shutil.copytree(portable, wrong)
     (np.fromfile(wrong / REFERENCE, "<f4") * np.float32(1.01)).tofile(wrong / REFERENCE)
     manifest = manifests.read_alone(wrong)
-    manifests.write(manifest.replace(files={**manifest.files, REFERENCE: files.entry(wrong / REFERENCE)}), wrong)
+    manifests.write(
+        manifest.replace(files={**manifest.files, REFERENCE: files.entry(wrong / REFERENCE)}), wrong
+    )
     assert main(["compile", str(wrong)]) == 1
     assert "verify: expected errors within" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["wrong"]

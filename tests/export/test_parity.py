@@ -21,22 +21,49 @@ from tests.tiny import VARIANTS, block, decoder, encoder, works
 from tests.traces import sources
 
 # complex_order has a token table of another width; after `integer`, LayerNorm subtracts the mean, which cancels the leading digits of x + p.
-ENCODERS = [v for v in REGISTRY if works(v, "bidirectional") and v not in ("complex_order", "integer")]
+ENCODERS = [
+    v for v in REGISTRY if works(v, "bidirectional") and v not in ("complex_order", "integer")
+]
 APART = ("ort-cuda", "pt2")  # targets with a separate trace
 MASKED = [name for name, target in TARGETS.items() if "mask" in target.layout]
-ALL = [pytest.param(target, marks=[pytest.mark.xdist_group("one of a kind"), *([pytest.mark.exhaustive] if target in APART else [])]) for target in TARGETS]
+ALL = [
+    pytest.param(
+        target,
+        marks=[
+            pytest.mark.xdist_group("one of a kind"),
+            *([pytest.mark.exhaustive] if target in APART else []),
+        ],
+    )
+    for target in TARGETS
+]
 
 
 def _passes(config: Any, target: str, folder: Path, **how: str) -> None:
     export(sources(config), target, folder / "artefact", **how)  # type: ignore[arg-type]
     certificate = manifests.read(folder / "artefact").certificate
-    assert certificate is not None and certificate["passed"] and len(certificate["cells"]) > (30 if getattr(config, "kinds", [config])[0].attention.causal else 8)
+    assert (
+        certificate is not None
+        and certificate["passed"]
+        and len(certificate["cells"])
+        > (30 if getattr(config, "kinds", [config])[0].attention.causal else 8)
+    )
 
 
-def _each(variants: Iterable[str], targets: Iterable[str] = TARGETS, quick: Callable[[str, str], bool] = lambda variant, target: True) -> List[Any]:
+def _each(
+    variants: Iterable[str],
+    targets: Iterable[str] = TARGETS,
+    quick: Callable[[str, str], bool] = lambda variant, target: True,
+) -> List[Any]:
     """Every variant on every target. The cases of a variant run in one process, which traces the model once. Cases that are not in `quick` are exhaustive."""
     return [
-        pytest.param(variant, target, marks=[pytest.mark.xdist_group(variant), *([] if quick(variant, target) else [pytest.mark.exhaustive])])
+        pytest.param(
+            variant,
+            target,
+            marks=[
+                pytest.mark.xdist_group(variant),
+                *([] if quick(variant, target) else [pytest.mark.exhaustive]),
+            ],
+        )
         for variant in variants
         for target in targets
     ]
@@ -46,86 +73,182 @@ def _each(variants: Iterable[str], targets: Iterable[str] = TARGETS, quick: Call
 REPRESENTATIVES = ("rope", "alibi", "learned", "shaw", "fox", "input_rnn", "rope_longrope", "cope")
 # On `ort`, whose lowerings have the most branches, these encodings together run every line of export/targets/ that any encoding runs, and have every operator that
 # any graph has. The others are compared as TorchScript, with the same cells; on `ort` they differ from one of these in a table, a formula of the same operators or both.
-FUSED = (*REPRESENTATIVES, "rope_dynamic", "transformer_xl", "conditional_conv_2d", "pope", "swin_v2", "deberta", "kerple", "xpos", "inkling", "mrope")
+FUSED = (
+    *REPRESENTATIVES,
+    "rope_dynamic",
+    "transformer_xl",
+    "conditional_conv_2d",
+    "pope",
+    "swin_v2",
+    "deberta",
+    "kerple",
+    "xpos",
+    "inkling",
+    "mrope",
+)
 FUSED += ("t5", "fox_pair", "recurrent")
 # The first encoding of every set that runs the same methods. The others differ from it in tables alone, which tests/encodings/test_oracles.py compares.
-METHODS = ("embed", "embed_next", "rotate", "bias", "rescore", "observe", "prepare", "key_size", "score_scale", "embed_states", "layer_states", "axes")
-DISTINCT = {tuple(getattr(cls, name) for name in METHODS): variant for variant, cls in reversed(REGISTRY.items())}.values()
+METHODS = (
+    "embed",
+    "embed_next",
+    "rotate",
+    "bias",
+    "rescore",
+    "observe",
+    "prepare",
+    "key_size",
+    "score_scale",
+    "embed_states",
+    "layer_states",
+    "axes",
+)
+DISTINCT = {
+    tuple(getattr(cls, name) for name in METHODS): variant
+    for variant, cls in reversed(REGISTRY.items())
+}.values()
 # ort-cuda, in float16, and pt2 need a separate trace: one encoding with and one without GroupQueryAttention, states and content scores.
 HOOKS = {"ort": FUSED, "torchscript": tuple(DISTINCT), "ort-cuda": ("rope",), "pt2": ("fox",)}
-EVERYWHERE = _each(REGISTRY, quick=lambda variant, target: variant in HOOKS.get(target, REPRESENTATIVES))
-EVERYWHERE = [case for case in EVERYWHERE if case.values != ("input_rnn", "pt2")]  # refused; see the last test
+EVERYWHERE = _each(
+    REGISTRY, quick=lambda variant, target: variant in HOOKS.get(target, REPRESENTATIVES)
+)
+EVERYWHERE = [
+    case for case in EVERYWHERE if case.values != ("input_rnn", "pt2")
+]  # refused; see the last test
 
 
 # Options change the module, but not its lowering: they are tested on the fused target and as TorchScript.
 @pytest.mark.parametrize(
     ("variant", "target"),
     EVERYWHERE
-    + _each([v for v in VARIANTS if v not in REGISTRY], ("ort", "torchscript"), lambda variant, target: False)
+    + _each(
+        [v for v in VARIANTS if v not in REGISTRY],
+        ("ort", "torchscript"),
+        lambda variant, target: False,
+    )
     + _each(["sinusoidal-computed"], ["pt2"], lambda variant, target: False)
-    + _each(["rope_dynamic-short", "rope_dynamic-single"], ["onnx", "onnx-static", "ort-cuda", "pt2"], lambda variant, target: False),
+    + _each(
+        ["rope_dynamic-short", "rope_dynamic-single"],
+        ["onnx", "onnx-static", "ort-cuda", "pt2"],
+        lambda variant, target: False,
+    ),
 )
-def test_decoder_matches_eager_for_every_division_into_calls(variant: str, target: str, tmp_path: Path) -> None:
+def test_decoder_matches_eager_for_every_division_into_calls(
+    variant: str, target: str, tmp_path: Path
+) -> None:
     _passes(decoder(variant), target, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("variant", "target"),
-    _each(ENCODERS, ("ort", "torchscript"), lambda variant, target: variant in ("learned", "rope", "t5", "deberta", "conditional_conv_2d"))
+    _each(
+        ENCODERS,
+        ("ort", "torchscript"),
+        lambda variant, target: (
+            variant in ("learned", "rope", "t5", "deberta", "conditional_conv_2d")
+        ),
+    )
     + _each(
         ["learned", "deberta", "conditional_conv_2d"],
         [t for t in TARGETS if t not in ("ort", "torchscript")],
         lambda variant, target: target not in APART and variant == "learned",
     ),
 )
-def test_encoder_with_segments_matches_eager_full_padded_and_ragged(variant: str, target: str, tmp_path: Path) -> None:
+def test_encoder_with_segments_matches_eager_full_padded_and_ragged(
+    variant: str, target: str, tmp_path: Path
+) -> None:
     _passes(encoder(variant), target, tmp_path)
     manifest = manifests.read(tmp_path / "artefact")
-    proved = {"segments", "segments: oracle", *(("coordinates", "coordinates: oracle") if manifest.axes else ())}
-    assert not manifest.states and manifest.certificate is not None and proved <= set(manifest.certificate["cells"])
+    proved = {
+        "segments",
+        "segments: oracle",
+        *(("coordinates", "coordinates: oracle") if manifest.axes else ()),
+    }
+    assert (
+        not manifest.states
+        and manifest.certificate is not None
+        and proved <= set(manifest.certificate["cells"])
+    )
 
 
-@pytest.mark.parametrize("target", [pytest.param(t, marks=() if t == "ort" else pytest.mark.exhaustive) for t in TARGETS])
+@pytest.mark.parametrize(
+    "target", [pytest.param(t, marks=() if t == "ort" else pytest.mark.exhaustive) for t in TARGETS]
+)
 def test_segments_in_scores_match_eager_and_the_oracle(target: str, tmp_path: Path) -> None:
     _passes(encoder("transformer_xl-segments"), target, tmp_path)
 
 
-@pytest.mark.parametrize(("variant", "target"), _each(["rope", "alibi", "sinusoidal"], quick=lambda variant, target: variant == "rope" and target not in APART))
+@pytest.mark.parametrize(
+    ("variant", "target"),
+    _each(
+        ["rope", "alibi", "sinusoidal"],
+        quick=lambda variant, target: variant == "rope" and target not in APART,
+    ),
+)
 def test_block_in_half_precision_matches_eager(variant: str, target: str, tmp_path: Path) -> None:
     _passes(block(variant), target, tmp_path, dtype="float16")
 
 
 @pytest.mark.parametrize(
     ("variant", "target"),
-    _each(["rope", "alibi", "learned"], MASKED, lambda variant, target: (variant == "rope" and target not in APART) or (variant, target) == ("alibi", "ort"))
+    _each(
+        ["rope", "alibi", "learned"],
+        MASKED,
+        lambda variant, target: (
+            (variant == "rope" and target not in APART) or (variant, target) == ("alibi", "ort")
+        ),
+    )
     + _each(["rope_dynamic-short", "rope_dynamic-single"], MASKED, lambda variant, target: False),
 )
 def test_mask_signature_matches_eager(variant: str, target: str, tmp_path: Path) -> None:
     _passes(decoder(variant), target, tmp_path, signature="mask")
 
 
-@pytest.mark.parametrize(("variant", "target"), _each(["learned", "t5"], MASKED, lambda variant, target: variant == "learned" and target not in APART))
-def test_encoder_with_mask_signature_matches_eager(variant: str, target: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("variant", "target"),
+    _each(
+        ["learned", "t5"],
+        MASKED,
+        lambda variant, target: variant == "learned" and target not in APART,
+    ),
+)
+def test_encoder_with_mask_signature_matches_eager(
+    variant: str, target: str, tmp_path: Path
+) -> None:
     _passes(encoder(variant), target, tmp_path, signature="mask")
 
 
-GRIDS = ("learned_2d", "mrope", "swin", "conditional_conv_2d")  # added to tokens, rotations, a bias, and a state
+GRIDS = (
+    "learned_2d",
+    "mrope",
+    "swin",
+    "conditional_conv_2d",
+)  # added to tokens, rotations, a bias, and a state
 
 
 @pytest.mark.parametrize(
     ("variant", "target"),
     _each(
         [v for v, spec in VARIANTS.items() if REGISTRY[spec["name"]].axes],
-        quick=lambda variant, target: variant in {"ort": GRIDS, "torchscript": REGISTRY}.get(target, ()),
+        quick=lambda variant, target: (
+            variant in {"ort": GRIDS, "torchscript": REGISTRY}.get(target, ())
+        ),
     ),
 )
-def test_coordinates_reach_the_graph_through_prefill_chunks_and_padding(variant: str, target: str, tmp_path: Path) -> None:
+def test_coordinates_reach_the_graph_through_prefill_chunks_and_padding(
+    variant: str, target: str, tmp_path: Path
+) -> None:
     model = seeded(block(variant))
     manifest = export(model, target, tmp_path / "artefact", verify=False)
     module, described = eager(model.to(getattr(torch, manifest.dtype)).float())
-    sessions = [load(tmp_path / "artefact", provider="cpu").session(), Model(TorchGraph(module, described)).session()]
+    sessions = [
+        load(tmp_path / "artefact", provider="cpu").session(),
+        Model(TorchGraph(module, described)).session(),
+    ]
     random = np.random.default_rng(0)
-    x, grid = random.standard_normal((2, 12, 48)).astype(manifest.dtype), random.integers(1100, size=(manifest.axes, 2, 12))
+    x, grid = (
+        random.standard_normal((2, 12, 48)).astype(manifest.dtype),
+        random.integers(1100, size=(manifest.axes, 2, 12)),
+    )
     mask = np.ones((2, 12), np.int64)
     mask[1, :3] = 0
     actual = sessions[0].prefill(x, grid=grid, attention_mask=mask, chunk=5)
@@ -139,12 +262,28 @@ def test_coordinates_reach_the_graph_through_prefill_chunks_and_padding(variant:
 @pytest.mark.parametrize(
     ("variant", "target"),
     _each(
-        ["rope", "alibi", "sandwich", "swin_v2", "t5", "transformer_xl", "pope", "rope_longrope", "rope_dynamic", "fox", "input_rnn"],
+        [
+            "rope",
+            "alibi",
+            "sandwich",
+            "swin_v2",
+            "t5",
+            "transformer_xl",
+            "pope",
+            "rope_longrope",
+            "rope_dynamic",
+            "fox",
+            "input_rnn",
+        ],
         ["onnx-static", "ort"],
-        lambda variant, target: target == "ort" and variant in ("rope", "t5", "rope_dynamic", "input_rnn"),
+        lambda variant, target: (
+            target == "ort" and variant in ("rope", "t5", "rope_dynamic", "input_rnn")
+        ),
     ),
 )
-def test_rows_of_other_lengths_and_starts_up_to_the_last_position_match_eager(variant: str, target: str, tmp_path: Path) -> None:
+def test_rows_of_other_lengths_and_starts_up_to_the_last_position_match_eager(
+    variant: str, target: str, tmp_path: Path
+) -> None:
     model = seeded(decoder(variant, max_positions=64))
     export(model, target, tmp_path / "artefact", verify=False)
     module, manifest = eager(model)
@@ -152,9 +291,14 @@ def test_rows_of_other_lengths_and_starts_up_to_the_last_position_match_eager(va
     rows = [random.integers(61, size=n) for n in (40, 4)]
     steps = random.integers(61, size=(2, 2))
     outputs = []
-    for session in (load(tmp_path / "artefact", provider="cpu").session(), Model(TorchGraph(module, manifest)).session()):
+    for session in (
+        load(tmp_path / "artefact", provider="cpu").session(),
+        Model(TorchGraph(module, manifest)).session(),
+    ):
         first = session.prefill(rows, start=[0, 58])
-        outputs.append(np.concatenate([first[0], first[1, :4], *(session.step(step) for step in steps)]))
+        outputs.append(
+            np.concatenate([first[0], first[1, :4], *(session.step(step) for step in steps)])
+        )
     assert worst_error(outputs[0], outputs[1]) <= tolerance("float32", 2, 48)
 
 
@@ -163,40 +307,78 @@ QUICK_LINEAR = (("input_rnn", "torchscript"), ("pope", "torchscript"))
 
 @pytest.mark.parametrize(
     ("variant", "target"),
-    _each(["rope", "learned", "nope"], quick=lambda variant, target: variant == "rope" and target in ("onnx", "torchscript"))
-    + _each(["input_rnn", "pope", "infused"], ("onnx", "torchscript"), lambda variant, target: (variant, target) in QUICK_LINEAR),
+    _each(
+        ["rope", "learned", "nope"],
+        quick=lambda variant, target: variant == "rope" and target in ("onnx", "torchscript"),
+    )
+    + _each(
+        ["input_rnn", "pope", "infused"],
+        ("onnx", "torchscript"),
+        lambda variant, target: (variant, target) in QUICK_LINEAR,
+    ),
 )
-def test_linear_attention_matches_eager_and_its_quadratic_form(variant: str, target: str, tmp_path: Path) -> None:
+def test_linear_attention_matches_eager_and_its_quadratic_form(
+    variant: str, target: str, tmp_path: Path
+) -> None:
     _passes(decoder(variant, mechanism="linear", kv_heads=6), target, tmp_path)
     names = [state.past for state in manifests.read(tmp_path / "artefact").states]
-    assert not any(name.endswith(("key", "value", "positions")) for name in names)  # no growing state, so that the cost of a step is constant
+    assert not any(
+        name.endswith(("key", "value", "positions")) for name in names
+    )  # no growing state, so that the cost of a step is constant
 
 
-@pytest.mark.parametrize(("variant", "target"), _each(["rope", "learned"], quick=lambda variant, target: variant == "rope" and target in ("ort", "torchscript")))
-def test_linear_attention_over_all_tokens_matches_eager_and_its_quadratic_form(variant: str, target: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("variant", "target"),
+    _each(
+        ["rope", "learned"],
+        quick=lambda variant, target: variant == "rope" and target in ("ort", "torchscript"),
+    ),
+)
+def test_linear_attention_over_all_tokens_matches_eager_and_its_quadratic_form(
+    variant: str, target: str, tmp_path: Path
+) -> None:
     _passes(decoder(variant, mechanism="linear", kv_heads=6, causal=False), target, tmp_path)
     assert not manifests.read(tmp_path / "artefact").states
 
 
-@pytest.mark.parametrize("target", [pytest.param("ort", marks=pytest.mark.exhaustive), "torchscript"])
+@pytest.mark.parametrize(
+    "target", [pytest.param("ort", marks=pytest.mark.exhaustive), "torchscript"]
+)
 def test_encoder_with_linear_attention_matches_eager(target: str, tmp_path: Path) -> None:
     attention = block("rope", mechanism="linear", kv_heads=6, causal=False)
     _passes(encoder_config(61, 2, 40, attention, segments=3), target, tmp_path)
 
 
-@pytest.mark.parametrize(("variant", "target"), _each(["alibi", "rope"], ("ort", "torchscript"), lambda variant, target: (variant, target) == ("alibi", "ort")))
+@pytest.mark.parametrize(
+    ("variant", "target"),
+    _each(
+        ["alibi", "rope"],
+        ("ort", "torchscript"),
+        lambda variant, target: (variant, target) == ("alibi", "ort"),
+    ),
+)
 def test_unscaled_scores_match_eager(variant: str, target: str, tmp_path: Path) -> None:
     config = block(variant)
     _passes(replace(config, attention=replace(config.attention, scale=1.0)), target, tmp_path)
 
 
-@pytest.mark.parametrize(("variant", "target"), _each(["rope", "nope"], quick=lambda variant, target: variant == "rope" and target not in APART))
-def test_bidirectional_decoder_matches_eager_full_padded_and_ragged(variant: str, target: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("variant", "target"),
+    _each(
+        ["rope", "nope"], quick=lambda variant, target: variant == "rope" and target not in APART
+    ),
+)
+def test_bidirectional_decoder_matches_eager_full_padded_and_ragged(
+    variant: str, target: str, tmp_path: Path
+) -> None:
     _passes(decoder(variant, causal=False), target, tmp_path)
     assert not manifests.read(tmp_path / "artefact").states
 
 
-@pytest.mark.parametrize("target", [pytest.param(t, marks=() if t == "torchscript" else pytest.mark.exhaustive) for t in TARGETS])
+@pytest.mark.parametrize(
+    "target",
+    [pytest.param(t, marks=() if t == "torchscript" else pytest.mark.exhaustive) for t in TARGETS],
+)
 def test_layers_with_different_encodings_match_eager(target: str, tmp_path: Path) -> None:
     in_turn = [VARIANTS[name] for name in ("rope", "shaw", "logn-steps", "fox")]
     _passes(decoder_config(61, 5, 40, block("learned"), layer_encodings=in_turn), target, tmp_path)
@@ -205,23 +387,36 @@ def test_layers_with_different_encodings_match_eager(target: str, tmp_path: Path
 @pytest.mark.parametrize("target", ALL)
 def test_layer_norm_gelu_biases_and_untied_head_match_eager(target: str, tmp_path: Path) -> None:
     attention = block("rope", qkv_bias=True, output_bias=True)
-    _passes(decoder_config(61, 2, 40, attention, norm="layer", mlp="gelu", mlp_bias=True, tied=False), target, tmp_path)
+    _passes(
+        decoder_config(61, 2, 40, attention, norm="layer", mlp="gelu", mlp_bias=True, tied=False),
+        target,
+        tmp_path,
+    )
 
 
 @pytest.mark.parametrize("head_size", [8, 12, 24])
-def test_head_sizes_that_the_kernel_does_not_support_are_rotated_outside_and_padded(head_size: int, tmp_path: Path) -> None:
+def test_head_sizes_that_the_kernel_does_not_support_are_rotated_outside_and_padded(
+    head_size: int, tmp_path: Path
+) -> None:
     _passes(block("rope", head_size=head_size), "ort", tmp_path)
     manifest = manifests.read(tmp_path / "artefact")
-    assert manifest.operators["GroupQueryAttention"] == 1 and {state.axes[3] for state in manifest.states} == {-(-head_size // 8) * 8}
+    assert manifest.operators["GroupQueryAttention"] == 1 and {
+        state.axes[3] for state in manifest.states
+    } == {-(-head_size // 8) * 8}
 
 
 @pytest.mark.xdist_group("rope-interleaved")
 def test_interleaved_pairs_are_rotated_by_the_fused_node(tmp_path: Path) -> None:
     _passes(block("rope-interleaved"), "ort", tmp_path)
-    assert manifests.read(tmp_path / "artefact").operators == {"GroupQueryAttention": 1, "MatMul": 2}
+    assert manifests.read(tmp_path / "artefact").operators == {
+        "GroupQueryAttention": 1,
+        "MatMul": 2,
+    }
 
 
 def test_a_loop_over_tokens_is_refused_for_pt2(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="loops over the tokens of a call; choose target torchscript or onnx"):
+    with pytest.raises(
+        ValueError, match="loops over the tokens of a call; choose target torchscript or onnx"
+    ):
         export(seeded(decoder("input_rnn")), "pt2", tmp_path / "artefact")
     assert not list(tmp_path.iterdir())

@@ -24,11 +24,26 @@ PHASES = (
 )
 
 
-def test_every_long_phase_of_an_export_counts_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_long_phase_of_an_export_counts_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(progress, "EVERY", 0.0)
     (tmp_path / "text").write_text("A text of bytes that this decoder reads. " * 100, "utf-8")
-    model = seeded(decoder_config(256, 1, 64, block_config(width=32, heads=2, max_positions=64, encoding={"name": "rope"})))
+    model = seeded(
+        decoder_config(
+            256, 1, 64, block_config(width=32, heads=2, max_positions=64, encoding={"name": "rope"})
+        )
+    )
     said: List[str] = []
-    export(model, "ort", tmp_path / "made", weights="int4", calibrate=tmp_path / "text", verify="quick", max_loss=10.0, progress=said.append)
+    export(
+        model,
+        "ort",
+        tmp_path / "made",
+        weights="int4",
+        calibrate=tmp_path / "text",
+        verify="quick",
+        max_loss=10.0,
+        progress=said.append,
+    )
     for phase in PHASES:
         assert any(isinstance(line, Step) and line.startswith(phase) for line in said), phase

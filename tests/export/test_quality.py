@@ -30,7 +30,9 @@ GROUP = pytest.mark.xdist_group("quality")
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Quality:
     """Figures of an artefact of a decoder of bytes."""
-    found = export(sources(BYTES), "ort", tmp_path_factory.mktemp("quality") / "made", weights="int4").quality
+    found = export(
+        sources(BYTES), "ort", tmp_path_factory.mktemp("quality") / "made", weights="int4"
+    ).quality
     assert found is not None
     return found
 
@@ -38,7 +40,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Quality:
 @GROUP
 def test_a_decoder_of_bytes_is_measured_on_the_text_of_the_package(made: Quality) -> None:
     content = text.TEXT.read_bytes()
-    assert made.inputs == "text of the package" and made.sha256 == calibration.of_text(content, seeded(BYTES)).sha256
+    assert (
+        made.inputs == "text of the package"
+        and made.sha256 == calibration.of_text(content, seeded(BYTES)).sha256
+    )
     assert 0.9 * text.TOKENS < made.tokens <= text.TOKENS and 0 < made.agreement < 1
 
 
@@ -50,16 +55,27 @@ def test_the_perplexity_of_float32_is_that_of_the_module_on_the_text(made: Quali
     nats = []
     for window in chosen.sample.windows:
         logits = eager_session(model).prefill(window[None])[0].astype(np.float64)
-        nats += [math.log(np.exp(row).sum()) - row[token] for row, token in zip(logits[:-1], window[1:], strict=True)]
+        nats += [
+            math.log(np.exp(row).sum()) - row[token]
+            for row, token in zip(logits[:-1], window[1:], strict=True)
+        ]
     assert made.float32_perplexity == pytest.approx(math.exp(np.mean(nats)), rel=1e-4)
     assert made.float32_bits_per_byte == pytest.approx(np.mean(nats) / math.log(2), rel=1e-4)
     assert made.perplexity != made.float32_perplexity and made.ratio == pytest.approx(1, abs=0.02)
 
 
 @GROUP
-def test_a_model_that_reads_no_text_is_measured_on_random_tokens_and_never_refused(tmp_path: Path) -> None:
+def test_a_model_that_reads_no_text_is_measured_on_random_tokens_and_never_refused(
+    tmp_path: Path,
+) -> None:
     found = export(sources(IDS), "ort", tmp_path / "made", weights="int4", max_loss=1.0).quality
-    assert found is not None and found.inputs == "random tokens" and found.error > 0 and not found.perplexity and not found.sha256
+    assert (
+        found is not None
+        and found.inputs == "random tokens"
+        and found.error > 0
+        and not found.perplexity
+        and not found.sha256
+    )
 
 
 def test_windows_of_calibration_data_are_held_out_to_measure_the_loss(tmp_path: Path) -> None:
@@ -67,8 +83,13 @@ def test_windows_of_calibration_data_are_held_out_to_measure_the_loss(tmp_path: 
     path.write_bytes(bytes(range(256)) * 10)
     sample = calibration.read(path, model)
     kept, measured = text.with_text(sample, None, model)
-    assert kept is not None and measured is not None and measured.name == "held-out calibration text"
-    assert len(kept.windows) + len(measured.sample.windows) == len(sample.windows) and len(measured.sample.windows) == 6
+    assert (
+        kept is not None and measured is not None and measured.name == "held-out calibration text"
+    )
+    assert (
+        len(kept.windows) + len(measured.sample.windows) == len(sample.windows)
+        and len(measured.sample.windows) == 6
+    )
     np.testing.assert_array_equal(kept.windows, sample.kept(kept.described.tokens).windows)
 
 
@@ -77,7 +98,12 @@ def test_a_given_text_is_measured_and_all_calibration_data_is_used(tmp_path: Pat
     path.write_bytes(bytes(range(256)) * 100)
     sample = calibration.read(path, model)
     kept, measured = text.with_text(sample, path, model)
-    assert kept is sample and measured is not None and measured.name == "text" and len(measured.sample.windows) == text.MOST
+    assert (
+        kept is sample
+        and measured is not None
+        and measured.name == "text"
+        and len(measured.sample.windows) == text.MOST
+    )
 
 
 def test_a_text_for_a_model_that_reads_none_is_refused(tmp_path: Path) -> None:
@@ -89,19 +115,32 @@ def test_a_loss_above_the_limit_is_refused_with_its_number_and_better_choices() 
     model = seeded(BYTES)
     chosen = text.with_text(None, None, model)[1]
     assert chosen is not None
-    manifest, found = describe(model, "ort", "positions", "rows", "in_place", **TORCH).replace(weights=Weights("int4")), quality.Loss(1.0)
+    manifest, found = (
+        describe(model, "ort", "positions", "rows", "in_place", **TORCH).replace(
+            weights=Weights("int4")
+        ),
+        quality.Loss(1.0),
+    )
     following = np.arange(40)[None]
     expected = np.eye(256, dtype=np.float32)[following]
     found.add(0 * expected, expected, following)
     with pytest.raises(ValueError) as refused:
         quality._check_loss(found, manifest, quality.Inputs(model, None, chosen, 1.1), chosen)
     message = str(refused.value)
-    assert "expected weights int4 to raise the perplexity at most 1.1 times, got 2.70 times (256 instead of 94.8 on 40 tokens, text of the package)" in message
-    assert "; give calibration data or choose weights int8 (1.00 times) or choose weights int8-32 (1.00 times) or accept it with max_loss 2.71" in message
+    assert (
+        "expected weights int4 to raise the perplexity at most 1.1 times, got 2.70 times (256 instead of 94.8 on 40 tokens, text of the package)"
+        in message
+    )
+    assert (
+        "; give calibration data or choose weights int8 (1.00 times) or choose weights int8-32 (1.00 times) or accept it with max_loss 2.71"
+        in message
+    )
 
 
 @pytest.mark.exhaustive
-def test_an_artefact_that_loses_too_much_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_artefact_that_loses_too_much_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nearest = formats.Grid._nearest
 
     def coarse(grid: Any, blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
@@ -109,20 +148,27 @@ def test_an_artefact_that_loses_too_much_is_not_written(tmp_path: Path, monkeypa
         return codes if grid.bits == 8 else np.trunc(codes / 4) * 4
 
     monkeypatch.setattr(formats.Grid, "_nearest", coarse)
-    with pytest.raises(ValueError, match="expected weights int4 to raise the perplexity at most 1.1 times, got .* choose weights int8 "):
+    with pytest.raises(
+        ValueError,
+        match="expected weights int4 to raise the perplexity at most 1.1 times, got .* choose weights int8 ",
+    ):
         export(load_preset("small-alibi"), "ort", tmp_path / "made", weights="int4")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_largest_loss_below_1_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="expected max_loss to be at least 1, the perplexity of float32, got 0.5"):
+    with pytest.raises(
+        ValueError, match="expected max_loss to be at least 1, the perplexity of float32, got 0.5"
+    ):
         export(seeded(IDS), "ort", tmp_path / "made", weights="int4", max_loss=0.5)
 
 
 def _with_tokenizer() -> Any:
     """Return a decoder with a tokenizer of bytes that puts token 256 in front of a text."""
     symbols = sorted(ByteLevel.alphabet())
-    tokenizer = Tokenizer(BPE({**{symbol: index for index, symbol in enumerate(symbols)}, "<s>": 256}, []))
+    tokenizer = Tokenizer(
+        BPE({**{symbol: index for index, symbol in enumerate(symbols)}, "<s>": 256}, [])
+    )
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 256)])
     model = seeded(decoder_config(257, 1, 56, BLOCK))
@@ -130,18 +176,32 @@ def _with_tokenizer() -> Any:
     return model
 
 
-def test_windows_begin_with_the_tokens_that_the_tokenizer_puts_in_front_and_these_are_not_measured() -> None:
+def test_windows_begin_with_the_tokens_that_the_tokenizer_puts_in_front_and_these_are_not_measured() -> (
+    None
+):
     model = _with_tokenizer()
     chosen = text.with_text(None, None, model)[1]
     assert chosen is not None and chosen.sample.first == 1 and chosen.sample.bytes_of_token == 1.0
-    assert (chosen.sample.windows[:, 0] == 256).all() and (chosen.sample.windows[:, 1:] < 256).all() and chosen.sample.windows.shape[1] == 48
+    assert (
+        (chosen.sample.windows[:, 0] == 256).all()
+        and (chosen.sample.windows[:, 1:] < 256).all()
+        and chosen.sample.windows.shape[1] == 48
+    )
     found = quality._of_text(*(eager_session(model) for _ in range(2)), chosen.sample)
-    assert found.tokens == chosen.sample.windows[:, 1:].size and found.ratio == 1 and found.same == found.tokens
+    assert (
+        found.tokens == chosen.sample.windows[:, 1:].size
+        and found.ratio == 1
+        and found.same == found.tokens
+    )
 
 
 def test_models_with_a_tokenizer_are_calibrated_with_a_text_of_the_package() -> None:
     sample = text.default_sample(_with_tokenizer())
-    assert sample is not None and text.is_default(sample.sha256) and text.default_sample(seeded(BYTES)) is None
+    assert (
+        sample is not None
+        and text.is_default(sample.sha256)
+        and text.default_sample(seeded(BYTES)) is None
+    )
     assert not text.is_default(calibration.of_text(text.TEXT.read_bytes(), seeded(BYTES)).sha256)
 
 
@@ -149,4 +209,8 @@ def test_models_with_a_tokenizer_are_calibrated_with_a_text_of_the_package() -> 
 def test_an_artefact_that_is_calibrated_by_default_is_verified_again(tmp_path: Path) -> None:
     model = _with_tokenizer()
     manifest = export(model, "ort", tmp_path / "made", weights="int4")
-    assert manifest.calibration is not None and text.is_default(manifest.calibration.sha256) and verify(tmp_path / "made", model)["passed"]
+    assert (
+        manifest.calibration is not None
+        and text.is_default(manifest.calibration.sha256)
+        and verify(tmp_path / "made", model)["passed"]
+    )

@@ -17,20 +17,35 @@ from tests.tiny import encoder
 from tests.traces import sources
 
 APART = ("ort-cuda", "pt2")  # targets with a separate trace
-EACH = [pytest.param(target, marks=[pytest.mark.xdist_group("readouts"), *([pytest.mark.exhaustive] if target in APART else [])]) for target in TARGETS]
+EACH = [
+    pytest.param(
+        target,
+        marks=[
+            pytest.mark.xdist_group("readouts"),
+            *([pytest.mark.exhaustive] if target in APART else []),
+        ],
+    )
+    for target in TARGETS
+]
 READ_OUTS = ("at once", "padding", "ragged rows")
 
 
 @pytest.mark.parametrize("target", EACH)
 def test_the_grid_proves_a_pooled_output_on_every_target(target: str, tmp_path: Path) -> None:
     manifest = export(sources(sentences("learned", *POOLINGS)), target, tmp_path / "artefact")
-    assert [(value.name, value.axes) for value in manifest.outputs[1:]] == [("sentence_embedding", ("batch_size", 7))]
+    assert [(value.name, value.axes) for value in manifest.outputs[1:]] == [
+        ("sentence_embedding", ("batch_size", 7))
+    ]
     cells = manifest.certificate["cells"] if manifest.certificate else {}
-    assert {f"batch 3, start 0: sentence_embedding, {cell}" for cell in READ_OUTS} | {"oracle, start 0: sentence_embedding"} <= set(cells)
+    assert {f"batch 3, start 0: sentence_embedding, {cell}" for cell in READ_OUTS} | {
+        "oracle, start 0: sentence_embedding"
+    } <= set(cells)
 
 
 @pytest.mark.parametrize("target", ["ort", "torchscript"])
-def test_an_artefact_proves_its_second_output_without_its_module(target: str, tmp_path: Path) -> None:
+def test_an_artefact_proves_its_second_output_without_its_module(
+    target: str, tmp_path: Path
+) -> None:
     export(sources(labels("learned")), target, tmp_path / "artefact", "mask")
     proof = verify(tmp_path / "artefact")
     assert proof["passed"] and "batch 1, start 0: logits, padding" in proof["cells"]
@@ -43,7 +58,9 @@ class MeanWithPadding(Mean):
         return x.mean(1)
 
 
-def test_a_pooling_that_reads_padding_is_caught(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_pooling_that_reads_padding_is_caught(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setitem(POOLINGS, "mean", MeanWithPadding)
     with pytest.raises(VerificationError, match="sentence_embedding, (padding|ragged rows)"):
         export(seeded(sentences("learned", "mean")), "torchscript", tmp_path / "artefact")
@@ -69,7 +86,10 @@ def test_a_second_output_without_a_description_is_refused(tmp_path: Path) -> Non
     manifest = export(sources(labels("learned")), "ort", tmp_path / "artefact", verify=False)
     config = {key: value for key, value in manifest.config.items() if key != "readout"}
     manifests.write(manifest.replace(config=config), tmp_path / "artefact")
-    with pytest.raises(ValueError, match="expected a second output exactly for an encoder with config.readout, got 2 outputs"):
+    with pytest.raises(
+        ValueError,
+        match="expected a second output exactly for an encoder with config.readout, got 2 outputs",
+    ):
         load(tmp_path / "artefact")
 
 
@@ -79,15 +99,24 @@ def test_half_precision_pools_in_float32() -> None:
     assert model.readout(x, torch.arange(4096)[None]).item() == 100.0
 
 
-def test_the_error_of_hidden_states_bounds_that_of_a_readout_if_activations_are_rounded(tmp_path: Path) -> None:
-    manifest = export(sources(sentences("learned", "mean")), "ort", tmp_path / "artefact", weights="int8")
+def test_the_error_of_hidden_states_bounds_that_of_a_readout_if_activations_are_rounded(
+    tmp_path: Path,
+) -> None:
+    manifest = export(
+        sources(sentences("learned", "mean")), "ort", tmp_path / "artefact", weights="int8"
+    )
     assert manifest.certificate is not None and manifest.certificate["passed"]
     cells, bounds = manifest.certificate["cells"], manifest.certificate["bounds"]
     for cell in READ_OUTS:
-        assert bounds[f"batch 3, start 0: sentence_embedding, {cell}"] >= cells["batch 3, start 0: full pass"]
+        assert (
+            bounds[f"batch 3, start 0: sentence_embedding, {cell}"]
+            >= cells["batch 3, start 0: full pass"]
+        )
     assert verify(tmp_path / "artefact")["passed"]
 
 
-def test_an_encoder_in_half_precision_proves_its_hidden_states_without_its_module(tmp_path: Path) -> None:
+def test_an_encoder_in_half_precision_proves_its_hidden_states_without_its_module(
+    tmp_path: Path,
+) -> None:
     export(sources(encoder("learned")), "onnx", tmp_path / "artefact", dtype="float16")
     assert verify(tmp_path / "artefact")["passed"]

@@ -15,32 +15,57 @@ from posenc_export.models.short_forms import block_config, decoder_config, encod
 from posenc_export.models.stack import Stack
 
 LAYERS = 5
-MIXED = [{"name": name} for name in ("rope", "nope", "rope", "rope", "nope", "rope", "nope", "nope")]  # further layers of both kinds, in any order
+MIXED = [
+    {"name": name} for name in ("rope", "nope", "rope", "rope", "nope", "rope", "nope", "nope")
+]  # further layers of both kinds, in any order
 
 
 def decoder(encoding: str, further=()) -> Stack:
     block = block_config(encoding={"name": encoding}, width=16, heads=2, max_positions=64)
-    return seeded(decoder_config(vocabulary=32, layers=len(further) or LAYERS, hidden=16, block=block, layer_encodings=further), 0).eval()
+    return seeded(
+        decoder_config(
+            vocabulary=32,
+            layers=len(further) or LAYERS,
+            hidden=16,
+            block=block,
+            layer_encodings=further,
+        ),
+        0,
+    ).eval()
 
 
 def digests(model: Stack, signature: str, target: str, folder: Path) -> dict:
     """Write a graph and return a digest of each output, which names the operators, attributes, weights and inputs that it depends on."""
     kind = TARGETS[target]
     folder.mkdir()
-    kind.write(Source(model), describe(model, target, signature, kind.layout[signature], kind.update, **kind.geometry), folder)
+    kind.write(
+        Source(model),
+        describe(model, target, signature, kind.layout[signature], kind.update, **kind.geometry),
+        folder,
+    )
     graph = ir.load(folder / "model.onnx").graph
     found = {value: value.name for value in graph.inputs}
-    found |= {value: hashlib.sha256(value.const_value.tobytes()).hexdigest() for value in graph.initializers.values()}
+    found |= {
+        value: hashlib.sha256(value.const_value.tobytes()).hexdigest()
+        for value in graph.initializers.values()
+    }
     for node in graph:
         attributes = sorted((name, str(one.value)) for name, one in node.attributes.items())
-        content = [node.domain, node.op_type, attributes, [found.get(value) for value in node.inputs]]
+        content = [
+            node.domain,
+            node.op_type,
+            attributes,
+            [found.get(value) for value in node.inputs],
+        ]
         for index, value in enumerate(node.outputs):
             found[value] = hashlib.sha256(repr((content, index)).encode()).hexdigest()
     return {value.name: found[value] for value in graph.outputs}
 
 
 def test_hidden_states_of_the_last_layer_can_be_an_output(tmp_path, monkeypatch):
-    block = block_config(encoding={"name": "rope"}, width=16, heads=2, max_positions=64, causal=False)
+    block = block_config(
+        encoding={"name": "rope"}, width=16, heads=2, max_positions=64, causal=False
+    )
     model = seeded(encoder_config(vocabulary=32, layers=LAYERS, hidden=16, block=block), 0).eval()
     few = digests(model, "positions", "onnx", tmp_path / "few")
     monkeypatch.setattr(repeated_layers, "FEWEST", LAYERS)
@@ -52,11 +77,17 @@ def test_hidden_states_of_the_last_layer_can_be_an_output(tmp_path, monkeypatch)
     [
         pytest.param("rope", [], "positions", "ort", marks=pytest.mark.exhaustive),
         ("rope", MIXED, "positions", "onnx"),
-        pytest.param("cope", [], "positions", "onnx-static", marks=pytest.mark.exhaustive),  # scores that each layer computes from its weights
-        pytest.param("t5", [], "mask", "onnx", marks=pytest.mark.exhaustive),  # a bias that all layers share
+        pytest.param(
+            "cope", [], "positions", "onnx-static", marks=pytest.mark.exhaustive
+        ),  # scores that each layer computes from its weights
+        pytest.param(
+            "t5", [], "mask", "onnx", marks=pytest.mark.exhaustive
+        ),  # a bias that all layers share
     ],
 )
-def test_copied_layers_are_those_of_a_whole_trace(tmp_path, monkeypatch, encoding, further, signature, target):
+def test_copied_layers_are_those_of_a_whole_trace(
+    tmp_path, monkeypatch, encoding, further, signature, target
+):
     model = decoder(encoding, further)
     assert repeated_layers.RepeatedLayers.of(model) is not None
     few = digests(model, signature, target, tmp_path / "few")

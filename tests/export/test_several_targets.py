@@ -9,8 +9,26 @@ import pytest
 from posenc_export.commands.cli import main
 from posenc_export.export import artefact
 
-GIVEN = ["export", "block", "--encoding", "nope", "--width", "16", "--heads", "2", "--max-positions", "64", "--target", "ort", "--target", "onnx", "--no-verify"]
-REASON = "export: expected a block that this target can represent, got another; choose another target"
+GIVEN = [
+    "export",
+    "block",
+    "--encoding",
+    "nope",
+    "--width",
+    "16",
+    "--heads",
+    "2",
+    "--max-positions",
+    "64",
+    "--target",
+    "ort",
+    "--target",
+    "onnx",
+    "--no-verify",
+]
+REASON = (
+    "export: expected a block that this target can represent, got another; choose another target"
+)
 
 
 @pytest.fixture
@@ -28,7 +46,9 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("before", [[], ["kept"]])
-def test_a_target_that_fails_is_named_and_the_others_are_published(before: Any, refusing: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_target_that_fails_is_named_and_the_others_are_published(
+    before: Any, refusing: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in before:  # the parent exists, so that each artefact is published alone
         (tmp_path / "all" / name).mkdir(parents=True)
     assert main([*GIVEN, "-o", str(tmp_path / "all"), "--json"]) == 1
@@ -38,12 +58,19 @@ def test_a_target_that_fails_is_named_and_the_others_are_published(before: Any, 
     assert sorted(path.name for path in (tmp_path / "all").iterdir()) == [*before, "onnx"]
 
 
-def test_all_or_none_publishes_nothing_if_one_target_fails(refusing: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_or_none_publishes_nothing_if_one_target_fails(
+    refusing: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*GIVEN, "-o", str(tmp_path / "all"), "--all-or-none"]) == 2
-    assert capsys.readouterr().err.splitlines()[-1] == f"posenc: {REASON}" and not (tmp_path / "all").exists()
+    assert (
+        capsys.readouterr().err.splitlines()[-1] == f"posenc: {REASON}"
+        and not (tmp_path / "all").exists()
+    )
 
 
-def test_an_interrupted_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_export_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 

@@ -34,12 +34,23 @@ def two_threads() -> Any:
 
 def state() -> Dict[str, Any]:
     """Return the state of the process that torch shares between its users."""
-    levels = {name: logger.level for name, logger in logging.root.manager.loggerDict.items() if isinstance(logger, logging.Logger) and logger.level}
-    return {"levels": levels, "filters": list(warnings.filters), "threads": torch.get_num_threads(), "generator": torch.get_rng_state().tolist()}
+    levels = {
+        name: logger.level
+        for name, logger in logging.root.manager.loggerDict.items()
+        if isinstance(logger, logging.Logger) and logger.level
+    }
+    return {
+        "levels": levels,
+        "filters": list(warnings.filters),
+        "threads": torch.get_num_threads(),
+        "generator": torch.get_rng_state().tolist(),
+    }
 
 
 @pytest.mark.parametrize("target", ["ort", "torchscript", "pt2"])
-def test_an_export_and_a_verified_load_leave_the_process_as_it_was(target: str, tmp_path: Path) -> None:
+def test_an_export_and_a_verified_load_leave_the_process_as_it_was(
+    target: str, tmp_path: Path
+) -> None:
     before = state()
     export(seeded(BLOCK), target, tmp_path / "artefact", verify=False)
     session = load(tmp_path / "artefact", provider="cpu", threads=1).session()
@@ -59,7 +70,11 @@ def test_seeded_weights_are_those_after_manual_seed_and_leave_the_generator_as_i
 
 
 def test_an_eager_model_computes_while_another_thread_traces() -> None:
-    rope, heads, places = build({"name": "rope"}, Geometry(16, 2, 8, 32)), torch.randn(2, 1, 4, 2, 8), torch.arange(4)[None]
+    rope, heads, places = (
+        build({"name": "rope"}, Geometry(16, 2, 8, 32)),
+        torch.randn(2, 1, 4, 2, 8),
+        torch.arange(4)[None],
+    )
     expected = rope.rotate(*heads, places)
     with semantic_graph(), concurrent.futures.ThreadPoolExecutor(1) as pool:
         found = pool.submit(rope.rotate, *heads, places).result()
@@ -102,7 +117,10 @@ def test_two_threads_that_build_seeded_weights_restore_the_generator() -> None:
 def test_a_graph_with_one_thread_leaves_those_of_a_thread_that_began_meanwhile() -> None:
     inside, leave = threading.Event(), threading.Event()
     slow = limited(lambda: (inside.set(), leave.wait()), 1)
-    with concurrent.futures.ThreadPoolExecutor(1) as one, concurrent.futures.ThreadPoolExecutor(1) as other:
+    with (
+        concurrent.futures.ThreadPoolExecutor(1) as one,
+        concurrent.futures.ThreadPoolExecutor(1) as other,
+    ):
         running = one.submit(slow)
         inside.wait()
         assert other.submit(limited(torch.get_num_threads, 1)).result() == 1

@@ -15,25 +15,39 @@ from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.models.stack import Stack
 
-pytestmark = pytest.mark.skipif(not MAPS.exists(), reason="elsewhere than on Linux arrays stay in memory")
-DECODER = decoder_config(64, 2, 64, block_config(width=32, heads=2, max_positions=64, encoding={"name": "rope"}))
+pytestmark = pytest.mark.skipif(
+    not MAPS.exists(), reason="elsewhere than on Linux arrays stay in memory"
+)
+DECODER = decoder_config(
+    64, 2, 64, block_config(width=32, heads=2, max_positions=64, encoding={"name": "rope"})
+)
 
 
 def test_arrays_of_every_size_and_order_keep_their_content(tmp_path: Path) -> None:
     file, random = WeightFile(tmp_path), np.random.default_rng(0)
-    written = [random.standard_normal(shape).astype(np.float32) for shape in ((512, 513), (1 << 18,), (700, 3, 500))]
+    written = [
+        random.standard_normal(shape).astype(np.float32)
+        for shape in ((512, 513), (1 << 18,), (700, 3, 500))
+    ]
     written += [written[0].T, (100 * written[2]).astype(np.int8)]
     kept = [file.keep(one) for one in written]
-    assert all(one.nbytes < LEAST or mapped for one, mapped in zip(kept, is_mapped(kept), strict=True))
+    assert all(
+        one.nbytes < LEAST or mapped for one, mapped in zip(kept, is_mapped(kept), strict=True)
+    )
     page_out(kept)
     for one, other in zip(kept, written, strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
 
 
-def test_arrays_that_do_not_fit_into_a_segment_get_one_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_that_do_not_fit_into_a_segment_get_one_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(weight_file, "SEGMENT", 1 << 20)
-    file, written = WeightFile(tmp_path), [np.full(count, count, np.int32) for count in (300_000, 900_001, 270_000)]
+    file, written = (
+        WeightFile(tmp_path),
+        [np.full(count, count, np.int32) for count in (300_000, 900_001, 270_000)],
+    )
     kept = [file.keep(one) for one in written]
     page_out(kept)
     assert all(np.array_equal(one, other) for one, other in zip(kept, written, strict=True))
@@ -62,18 +76,25 @@ def test_a_disk_that_is_full_is_an_error(tmp_path: Path, monkeypatch: pytest.Mon
         WeightFile(tmp_path).keep(np.ones(LEAST, np.float32))
 
 
-def test_an_owned_model_moves_to_the_file_with_equal_and_still_tied_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_owned_model_moves_to_the_file_with_equal_and_still_tied_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(weight_file, "LEAST", 1)
     model, same = seeded(DECODER), seeded(DECODER)
     sources = Sources(model, owned=True)
     sources.keep_in(WeightFile(tmp_path))
     assert sources.model is model and isinstance(model, Stack)
     assert all(is_mapped(model.parameters()))
-    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), same.parameters(), strict=True))
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(model.parameters(), same.parameters(), strict=True)
+    )
     assert model.head.linear.weight is model.tokens.embedding.weight  # type: ignore[union-attr]
 
 
-def test_a_model_that_is_not_owned_stays_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_not_owned_stays_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(weight_file, "LEAST", 1)
     model = seeded(DECODER)
     Sources(model).keep_in(WeightFile(tmp_path))
@@ -81,12 +102,17 @@ def test_a_model_that_is_not_owned_stays_where_it_is(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
-def test_weights_that_are_rounded_into_the_file_are_those_rounded_in_memory(weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_are_rounded_into_the_file_are_those_rounded_in_memory(
+    weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(weight_file, "LEAST", 1)
     model = seeded(DECODER)
     kept, plain = rounded(model, weights, keep=WeightFile(tmp_path).keep), rounded(model, weights)
     assert list(kept.weights) == list(plain.weights)
     assert all(is_mapped(codes.codes for _, codes in kept.weights.values()))
-    assert all(torch.equal(one, other) for one, other in zip(kept.model.parameters(), plain.model.parameters(), strict=True))
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(kept.model.parameters(), plain.model.parameters(), strict=True)
+    )
     assert all(is_mapped([kept.model.get_parameter(name)]) for name in kept.weights)
     assert not any(is_mapped(model.parameters()))  # the model itself is not modified

@@ -15,7 +15,11 @@ from tests import tiny
 from tests.faults import of_encodings, of_models, of_sessions
 from tests.traces import sources
 
-FAULTS: Dict[str, Fault] = {**of_encodings.FAULTS, **of_models.FAULTS, **of_sessions.FAULTS}  # those of artefacts are planted in several formats, in test_depths.py
+FAULTS: Dict[str, Fault] = {
+    **of_encodings.FAULTS,
+    **of_models.FAULTS,
+    **of_sessions.FAULTS,
+}  # those of artefacts are planted in several formats, in test_depths.py
 
 
 def described(model: str) -> Any:
@@ -23,9 +27,17 @@ def described(model: str) -> Any:
     kind, _, variant = model.rpartition(" ")
     if kind == "windowed":
         block = tiny.block(variant)
-        return replace(block, attention=replace(block.attention, sees={"name": "window", "size": 5}))
+        return replace(
+            block, attention=replace(block.attention, sees={"name": "window", "size": 5})
+        )
     if model == "two thetas":
-        return decoder_config(61, 2, 40, tiny.block("nope"), layer_encodings=[{"name": "rope"}, {"name": "rope", "theta": 100.0}])
+        return decoder_config(
+            61,
+            2,
+            40,
+            tiny.block("nope"),
+            layer_encodings=[{"name": "rope"}, {"name": "rope", "theta": 100.0}],
+        )
     if kind == "linear":
         return tiny.block(variant, mechanism="linear", kv_heads=6)
     return {"": tiny.decoder, "block": tiny.block, "encoder": tiny.encoder}[kind](variant)

@@ -22,18 +22,27 @@ class ChangedGraph:
 
     def __init__(self, graph: Any, inputs: ChangeInputs, output: ChangeOutput) -> None:
         self.graph, self.inputs, self.output = graph, inputs, output
-        self.manifest, self.provider, self.device, self.strided = graph.manifest, graph.provider, graph.device, graph.strided
+        self.manifest, self.provider, self.device, self.strided = (
+            graph.manifest,
+            graph.provider,
+            graph.device,
+            graph.strided,
+        )
 
     def open(self, rows: int, capacity: int) -> BufferedCaches:
         return BufferedCaches.open(self, rows, capacity)
 
     def run(self, caches: BufferedCaches, call: Call) -> np.ndarray:
-        return self.output(self.graph.run(caches, dataclasses.replace(call, feeds=self.inputs(dict(call.feeds)))))
+        return self.output(
+            self.graph.run(caches, dataclasses.replace(call, feeds=self.inputs(dict(call.feeds))))
+        )
 
     def step(self, caches: BufferedCaches, feeds: Feeds, rows: int) -> Step:
         def run(caches: BufferedCaches) -> Tuple[np.ndarray, BufferedCaches]:
             caches = caches.with_columns(caches.columns + 1)
-            return self.run(caches, Call(0, rows, 1, feeds))[:, 0], caches.after(1, list(range(rows, caches.rows)))
+            return self.run(caches, Call(0, rows, 1, feeds))[:, 0], caches.after(
+                1, list(range(rows, caches.rows))
+            )
 
         return Step(run)
 
@@ -74,7 +83,15 @@ def _tables(name: str, change: Callable[[np.ndarray], np.ndarray]) -> ChangeFile
     index = {"cos": 7, "sin": 8}[name]
 
     def edit(model: Any) -> None:
-        _constants(model, {node.input[index] for node in model.graph.node if node.op_type == "GroupQueryAttention"}, change)
+        _constants(
+            model,
+            {
+                node.input[index]
+                for node in model.graph.node
+                if node.op_type == "GroupQueryAttention"
+            },
+            change,
+        )
 
     return edit
 
@@ -94,7 +111,15 @@ def _slopes(change: Callable[[np.ndarray], np.ndarray]) -> ChangeFile:
     """Return a function that changes the slopes of ALiBi, the constant [H,1,1]."""
 
     def edit(model: Any) -> None:
-        _constants(model, {constant.name for constant in model.graph.initializer if list(constant.dims)[1:] == [1, 1]}, change)
+        _constants(
+            model,
+            {
+                constant.name
+                for constant in model.graph.initializer
+                if list(constant.dims)[1:] == [1, 1]
+            },
+            change,
+        )
 
     return edit
 
@@ -106,10 +131,20 @@ def _scales(change: Callable[[np.ndarray], np.ndarray]) -> ChangeFile:
     """
 
     def edit(model: Any) -> None:
-        scales = {constant.name for constant in model.graph.initializer if constant.name.endswith(".scales")}
+        scales = {
+            constant.name
+            for constant in model.graph.initializer
+            if constant.name.endswith(".scales")
+        }
         products = {node.input[1] for node in model.graph.node if node.op_type == "MatMul"}
-        cached = {constant.name for constant in model.graph.initializer if constant.name.startswith("past_") and constant.name.endswith(".scale")}
-        _constants(model, cached or scales or products, (lambda scale: scale / 4) if cached else change)
+        cached = {
+            constant.name
+            for constant in model.graph.initializer
+            if constant.name.startswith("past_") and constant.name.endswith(".scale")
+        }
+        _constants(
+            model, cached or scales or products, (lambda scale: scale / 4) if cached else change
+        )
 
     return edit
 
@@ -119,7 +154,11 @@ def _constants(model: Any, names: Any, change: Callable[[np.ndarray], np.ndarray
     assert found, "expected constants to change, got none"
     for constant in found:
         before = numpy_helper.to_array(constant)
-        constant.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(change(before)).astype(before.dtype), constant.name))
+        constant.CopyFrom(
+            numpy_helper.from_array(
+                np.ascontiguousarray(change(before)).astype(before.dtype), constant.name
+            )
+        )
 
 
 def _off(rows: np.ndarray) -> np.ndarray:
@@ -130,23 +169,89 @@ def _off(rows: np.ndarray) -> np.ndarray:
     return made
 
 
-IN_NUMBERS = {"scales", "outputs"}  # what only the graph of rounded numbers can have broken; the float32 graph of the same numbers cannot show it
+IN_NUMBERS = {
+    "scales",
+    "outputs",
+}  # what only the graph of rounded numbers can have broken; the float32 graph of the same numbers cannot show it
 FAULTS = {
     fault.name: fault
     for fault in (
-        Fault("the last cached token is overwritten", "caches", "graph", _inputs(_later_by_one), "rope", "ort"),
-        Fault("logits of the token before", "tokens", "graph", _inputs(_logits_of_the_token_before), "rope", "ort"),
-        Fault("all rows have the length of the first", "mask", "graph", _inputs(_lengths_of_the_first_row), "rope", "ort"),
+        Fault(
+            "the last cached token is overwritten",
+            "caches",
+            "graph",
+            _inputs(_later_by_one),
+            "rope",
+            "ort",
+        ),
+        Fault(
+            "logits of the token before",
+            "tokens",
+            "graph",
+            _inputs(_logits_of_the_token_before),
+            "rope",
+            "ort",
+        ),
+        Fault(
+            "all rows have the length of the first",
+            "mask",
+            "graph",
+            _inputs(_lengths_of_the_first_row),
+            "rope",
+            "ort",
+        ),
         Fault("rotation reversed", "rotation", "file", _tables("sin", np.negative), "rope", "ort"),
-        Fault("other layout of rotary pairs", "rotation", "file", _attribute("rotary_interleaved", 1), "rope", "ort"),
-        Fault("keys and queries not rotated", "rotation", "file", _attribute("do_rotary", 0), "rope", "ort"),
+        Fault(
+            "other layout of rotary pairs",
+            "rotation",
+            "file",
+            _attribute("rotary_interleaved", 1),
+            "rope",
+            "ort",
+        ),
+        Fault(
+            "keys and queries not rotated",
+            "rotation",
+            "file",
+            _attribute("do_rotary", 0),
+            "rope",
+            "ort",
+        ),
         Fault("one frequency 1 % off", "rotation", "file", _tables("sin", _off), "rope", "ort"),
-        Fault("window one token short", "mask", "file", _attribute("local_window_size", 8), "rope", "ort"),
+        Fault(
+            "window one token short",
+            "mask",
+            "file",
+            _attribute("local_window_size", 8),
+            "rope",
+            "ort",
+        ),
         Fault("slopes doubled", "bias", "file", _slopes(lambda rows: 2 * rows), "alibi", "ort"),
-        Fault("slopes of the heads exchanged", "bias", "file", _slopes(lambda rows: rows[::-1]), "alibi", "ort"),
+        Fault(
+            "slopes of the heads exchanged",
+            "bias",
+            "file",
+            _slopes(lambda rows: rows[::-1]),
+            "alibi",
+            "ort",
+        ),
         Fault("scores scaled twice", "scores", "file", _attribute("scale", 0.0625), "rope", "ort"),
-        Fault("scales of the products 10 % too large", "scales", "file", _scales(lambda scales: 1.1 * scales), "rope", "ort"),
-        Fault("scales of neighbouring outputs exchanged", "scales", "file", _scales(lambda scales: np.roll(scales, 1, axis=0)), "rope", "ort"),
+        Fault(
+            "scales of the products 10 % too large",
+            "scales",
+            "file",
+            _scales(lambda scales: 1.1 * scales),
+            "rope",
+            "ort",
+        ),
+        Fault(
+            "scales of neighbouring outputs exchanged",
+            "scales",
+            "file",
+            _scales(lambda scales: np.roll(scales, 1, axis=0)),
+            "rope",
+            "ort",
+        ),
         Fault("zeros", "outputs", "graph", _output(np.zeros_like), "rope", "ort"),
         Fault("one number is NaN", "outputs", "graph", _output(_one_nan), "rope", "ort"),
     )

@@ -23,7 +23,10 @@ def each(change: Change) -> Change:
     """Return a function that changes every encoding of a model once, except nope."""
 
     def plant(model: Any) -> None:
-        encodings = [model.token_encoding, *(attention.encoding for attention in model.attentions())]
+        encodings = [
+            model.token_encoding,
+            *(attention.encoding for attention in model.attentions()),
+        ]
         for encoding in {id(one): one for one in encodings if not isinstance(one, NoPE)}.values():
             change(encoding)
 
@@ -37,7 +40,9 @@ class Late(Faulty):
         return positions - 1
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
-        return self.inner.bias(q_positions, k_positions - 1 - k_positions.eq(q_positions[:, -1:]).long())
+        return self.inner.bias(
+            q_positions, k_positions - 1 - k_positions.eq(q_positions[:, -1:]).long()
+        )
 
 
 def _swapped_layout(e: Any) -> None:
@@ -101,7 +106,9 @@ def _exchanged_tables(e: Any) -> None:
 
 
 def _one_row_more(e: Any) -> None:
-    other = RoPENormalized(Geometry(48, 6, 16, len(e.cos.exact)), rows=401, columns=70, numerics="transformers")
+    other = RoPENormalized(
+        Geometry(48, 6, 16, len(e.cos.exact)), rows=401, columns=70, numerics="transformers"
+    )
     e.cos, e.sin = other.cos, other.sin
 
 
@@ -112,7 +119,9 @@ def _scaled_once_more(model: Any) -> None:
 
 def _forgets_gates(e: Any) -> None:
     right = e.observe
-    e.observe = lambda x, k, positions, write_index, states: right(x, k, positions, write_index, [torch.zeros_like(states[0])])
+    e.observe = lambda x, k, positions, write_index, states: right(
+        x, k, positions, write_index, [torch.zeros_like(states[0])]
+    )
 
 
 def _forgets_tokens(e: Any) -> None:
@@ -123,7 +132,11 @@ def _forgets_tokens(e: Any) -> None:
 def _gates_through_a_sigmoid(e: Any) -> None:
     def observe(x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: Any) -> Any:
         logs = torch.sigmoid(e.gate(x)).log().unsqueeze(3)  # log of a float32 that underflowed to 0
-        return [ops.append(states[0], torch.where(positions.ge(0)[..., None, None], logs, 0.0), write_index)]
+        return [
+            ops.append(
+                states[0], torch.where(positions.ge(0)[..., None, None], logs, 0.0), write_index
+            )
+        ]
 
     e.observe = observe
 
@@ -148,46 +161,190 @@ ON = ("sinusoidal", "learned", "rope", "alibi")  # one for each hook and kind of
 FAULTS = {
     fault.name: fault
     for fault in (
-        *(Fault(f"position off by one, {model}", "positions", "module", wrapped(Late), model) for model in ON),
-        *(dataclasses.replace(OF_ANY["offset ignored"], name=f"offset ignored, {model}", model=model) for model in ON),
+        *(
+            Fault(f"position off by one, {model}", "positions", "module", wrapped(Late), model)
+            for model in ON
+        ),
+        *(
+            dataclasses.replace(
+                OF_ANY["offset ignored"], name=f"offset ignored, {model}", model=model
+            )
+            for model in ON
+        ),
         Fault("swapped layout", "rotation", "module", each(_swapped_layout), "rope"),
         Fault("reversed rotation", "rotation", "module", each(_reversed_rotation), "rope"),
         Fault("one frequency 1% off", "rotation", "module", each(_one_frequency_off), "rope"),
-        Fault("wrong slopes for six heads", "bias", "module", each(_slopes_of_a_power_of_two), "alibi"),
+        Fault(
+            "wrong slopes for six heads", "bias", "module", each(_slopes_of_a_power_of_two), "alibi"
+        ),
         Fault("wrong bucket border", "bias", "module", each(_moved_border), "t5"),
         Fault("scores scaled that are not", "scores", "module", _scaled_once_more, "t5"),
         Fault("clip off by one", "scores", "module", each(_clipped_short), "shaw"),
         Fault("sign of the relative distance, shaw", "scores", "module", each(_other_sign), "shaw"),
-        Fault("sign of the relative distance, transformer_xl", "scores", "module", each(_table("waves", _sines_negated)), "transformer_xl"),
-        Fault("sign of the relative distance, deberta", "scores", "module", each(lambda e: e.of_distance.copy_(e.of_distance.flip(0))), "deberta"),
-        Fault("distances that are not clamped", "scores", "module", each(lambda e: setattr(e, "clamp", 0)), "transformer_xl-clamped"),
+        Fault(
+            "sign of the relative distance, transformer_xl",
+            "scores",
+            "module",
+            each(_table("waves", _sines_negated)),
+            "transformer_xl",
+        ),
+        Fault(
+            "sign of the relative distance, deberta",
+            "scores",
+            "module",
+            each(lambda e: e.of_distance.copy_(e.of_distance.flip(0))),
+            "deberta",
+        ),
+        Fault(
+            "distances that are not clamped",
+            "scores",
+            "module",
+            each(lambda e: setattr(e, "clamp", 0)),
+            "transformer_xl-clamped",
+        ),
         Fault("missing u", "scores", "module", each(_without("u")), "transformer_xl"),
         Fault("missing v", "scores", "module", each(_without("v")), "transformer_xl"),
-        Fault("missing position to content", "scores", "module", each(_without("of_queries.weight", "of_queries.bias")), "deberta"),
-        Fault("bias scaled twice, alibi", "bias", "module", each(_table("slopes", lambda rows: 2 * rows)), "alibi"),
-        Fault("bias scaled twice, sandwich", "bias", "module", each(_table("ratios", lambda rows: 2 * rows)), "sandwich"),
+        Fault(
+            "missing position to content",
+            "scores",
+            "module",
+            each(_without("of_queries.weight", "of_queries.bias")),
+            "deberta",
+        ),
+        Fault(
+            "bias scaled twice, alibi",
+            "bias",
+            "module",
+            each(_table("slopes", lambda rows: 2 * rows)),
+            "alibi",
+        ),
+        Fault(
+            "bias scaled twice, sandwich",
+            "bias",
+            "module",
+            each(_table("ratios", lambda rows: 2 * rows)),
+            "sandwich",
+        ),
         Fault("swapped sections", "rotation", "module", each(_swapped_sections), "mrope"),
-        Fault("switch of factors ignored", "rotation", "module", each(lambda e: setattr(e, "original", 1 << 30)), "rope_longrope-short"),
-        Fault("length seen ignored", "rotation", "module", each(_table("first", lambda rows: np.repeat(rows[:1], len(rows), 0))), "rope_dynamic-short"),
-        Fault("decay of keys not inverse", "rotation", "module", each(_keys_scaled_as_queries), "xpos"),
+        Fault(
+            "switch of factors ignored",
+            "rotation",
+            "module",
+            each(lambda e: setattr(e, "original", 1 << 30)),
+            "rope_longrope-short",
+        ),
+        Fault(
+            "length seen ignored",
+            "rotation",
+            "module",
+            each(_table("first", lambda rows: np.repeat(rows[:1], len(rows), 0))),
+            "rope_dynamic-short",
+        ),
+        Fault(
+            "decay of keys not inverse", "rotation", "module", each(_keys_scaled_as_queries), "xpos"
+        ),
         Fault("state not carried, fox", "states", "module", each(_forgets_gates), "fox"),
         Fault("state not carried, fox_pair", "states", "module", each(_forgets_gates), "fox_pair"),
-        Fault("table one row late, dynamic_bias", "bias", "module", each(_table_one_row_late), "dynamic_bias"),
-        Fault("curves one distance late", "bias", "module", each(lambda e: e.table.copy_(e.table.roll(1, 1))), "inkling-near"),
-        Fault("gates that vanish, fox", "states", "module", each(_gates_through_a_sigmoid), "fox-forgetful"),
-        Fault("state not carried, input_rnn", "states", "module", each(_forgets_tokens), "input_rnn"),
-        Fault("state not carried, conditional_conv", "states", "module", each(_forgets_tokens), "conditional_conv"),
+        Fault(
+            "table one row late, dynamic_bias",
+            "bias",
+            "module",
+            each(_table_one_row_late),
+            "dynamic_bias",
+        ),
+        Fault(
+            "curves one distance late",
+            "bias",
+            "module",
+            each(lambda e: e.table.copy_(e.table.roll(1, 1))),
+            "inkling-near",
+        ),
+        Fault(
+            "gates that vanish, fox",
+            "states",
+            "module",
+            each(_gates_through_a_sigmoid),
+            "fox-forgetful",
+        ),
+        Fault(
+            "state not carried, input_rnn", "states", "module", each(_forgets_tokens), "input_rnn"
+        ),
+        Fault(
+            "state not carried, conditional_conv",
+            "states",
+            "module",
+            each(_forgets_tokens),
+            "conditional_conv",
+        ),
         Fault("offsets in columns exchanged", "bias", "module", each(_columns_flipped), "swin"),
-        Fault("count clamped one short", "scores", "module", each(lambda e: e.table[:, -1].copy_(e.table[:, -2])), "cope-short"),
-        Fault("bits the other way round", "tokens", "module", each(lambda e: e.powers.copy_(e.powers.flip(0))), "binary"),
-        Fault("shares exchanged", "tokens", "module", each(lambda e: setattr(e, "share", 1 - e.share)), "hierarchical"),
-        Fault("table one row late, recurrent", "tokens", "module", each(_table_one_row_late), "recurrent"),
-        Fault("table one row late, floater", "tokens", "module", each(_table_one_row_late), "floater"),
-        Fault("rows and columns exchanged", "tokens", "module", each(lambda e: e.convolution.weight.copy_(e.convolution.weight.mT.clone())), "conditional_conv_2d"),
-        Fault("halves exchanged, sinusoidal_2d", "tokens", "module", each(lambda e: setattr(e, "first", 1 - e.first)), "sinusoidal_2d"),
-        Fault("coordinates exchanged, learned_2d", "tokens", "module", each(_exchanged_tables), "learned_2d"),
-        Fault("a grid of one row more, rope_normalized", "rotation", "module", each(_one_row_more), "rope_normalized-grid"),
-        Fault("grid one column narrow", "tokens", "module", each(_narrow_grid), "conditional_conv_2d"),
-        Fault("temperature one step late", "rotation", "module", each(_table("factors", lambda rows: np.concatenate((rows[:1], rows[:-1])))), "logn-steps"),
+        Fault(
+            "count clamped one short",
+            "scores",
+            "module",
+            each(lambda e: e.table[:, -1].copy_(e.table[:, -2])),
+            "cope-short",
+        ),
+        Fault(
+            "bits the other way round",
+            "tokens",
+            "module",
+            each(lambda e: e.powers.copy_(e.powers.flip(0))),
+            "binary",
+        ),
+        Fault(
+            "shares exchanged",
+            "tokens",
+            "module",
+            each(lambda e: setattr(e, "share", 1 - e.share)),
+            "hierarchical",
+        ),
+        Fault(
+            "table one row late, recurrent",
+            "tokens",
+            "module",
+            each(_table_one_row_late),
+            "recurrent",
+        ),
+        Fault(
+            "table one row late, floater", "tokens", "module", each(_table_one_row_late), "floater"
+        ),
+        Fault(
+            "rows and columns exchanged",
+            "tokens",
+            "module",
+            each(lambda e: e.convolution.weight.copy_(e.convolution.weight.mT.clone())),
+            "conditional_conv_2d",
+        ),
+        Fault(
+            "halves exchanged, sinusoidal_2d",
+            "tokens",
+            "module",
+            each(lambda e: setattr(e, "first", 1 - e.first)),
+            "sinusoidal_2d",
+        ),
+        Fault(
+            "coordinates exchanged, learned_2d",
+            "tokens",
+            "module",
+            each(_exchanged_tables),
+            "learned_2d",
+        ),
+        Fault(
+            "a grid of one row more, rope_normalized",
+            "rotation",
+            "module",
+            each(_one_row_more),
+            "rope_normalized-grid",
+        ),
+        Fault(
+            "grid one column narrow", "tokens", "module", each(_narrow_grid), "conditional_conv_2d"
+        ),
+        Fault(
+            "temperature one step late",
+            "rotation",
+            "module",
+            each(_table("factors", lambda rows: np.concatenate((rows[:1], rows[:-1])))),
+            "logn-steps",
+        ),
     )
 }

@@ -18,7 +18,9 @@ def _without_segments(model: Any) -> None:
 def _pre_norm(model: Any) -> None:
     for layer in model.layers:
         layer.residual = PreNorm([layer.residual.attention_norm, layer.residual.mlp_norm])
-        layer.residual.exact = PostNorm([layer.residual.attention_norm, layer.residual.mlp_norm]).exact
+        layer.residual.exact = PostNorm(
+            [layer.residual.attention_norm, layer.residual.mlp_norm]
+        ).exact
 
 
 def _layers_exchanged(model: Any) -> None:
@@ -28,7 +30,9 @@ def _layers_exchanged(model: Any) -> None:
 
 def _mask(change: Callable[[Tensor, Tensor], Tuple[Tensor, Tensor]]) -> Callable[[Any], Any]:
     """Return a function that gives the mask other positions of queries and keys."""
-    return lambda right: lambda positions, key_positions, *rest: right(*change(positions, key_positions), *rest)
+    return lambda right: (
+        lambda positions, key_positions, *rest: right(*change(positions, key_positions), *rest)
+    )
 
 
 def _shifted_by_padding(q: Tensor, k: Tensor) -> Tuple[Tensor, Tensor]:
@@ -45,15 +49,64 @@ MASK, SELECTION = (ops, "attention_mask"), (ops, "select_tokens")
 FAULTS = {
     fault.name: fault
     for fault in (
-        Fault("segments of an encoder are lost", "tokens", "module", _without_segments, "encoder learned"),
-        Fault("norms before layers instead of after them", "layers", "module", _pre_norm, "encoder learned"),
-        Fault("segments of an encoder with coordinates are lost", "tokens", "module", _without_segments, "encoder learned_2d"),
-        Fault("segments in scores exchanged", "scores", "module", each(lambda e: e.segment.copy_(e.segment.flip(0))), "encoder transformer_xl-segments"),
-        Fault("encodings of two layers exchanged", "layers", "module", _layers_exchanged, "two thetas"),
-        Fault("logits of the last column instead of the last token", "outputs", "function", _last_columns, "rope", of=SELECTION),
-        Fault("mask one short", "mask", "function", _mask(lambda q, k: (q - 1, k)), "rope", of=MASK),
+        Fault(
+            "segments of an encoder are lost",
+            "tokens",
+            "module",
+            _without_segments,
+            "encoder learned",
+        ),
+        Fault(
+            "norms before layers instead of after them",
+            "layers",
+            "module",
+            _pre_norm,
+            "encoder learned",
+        ),
+        Fault(
+            "segments of an encoder with coordinates are lost",
+            "tokens",
+            "module",
+            _without_segments,
+            "encoder learned_2d",
+        ),
+        Fault(
+            "segments in scores exchanged",
+            "scores",
+            "module",
+            each(lambda e: e.segment.copy_(e.segment.flip(0))),
+            "encoder transformer_xl-segments",
+        ),
+        Fault(
+            "encodings of two layers exchanged", "layers", "module", _layers_exchanged, "two thetas"
+        ),
+        Fault(
+            "logits of the last column instead of the last token",
+            "outputs",
+            "function",
+            _last_columns,
+            "rope",
+            of=SELECTION,
+        ),
+        Fault(
+            "mask one short", "mask", "function", _mask(lambda q, k: (q - 1, k)), "rope", of=MASK
+        ),
         Fault("mask one long", "mask", "function", _mask(lambda q, k: (q + 1, k)), "rope", of=MASK),
-        Fault("mask of a shorter row shifted in its first call", "mask", "function", _mask(_shifted_by_padding), "rope", of=MASK),
-        Fault("padding attended", "mask", "function", _mask(lambda q, k: (q, k.clamp(min=0))), "rope", of=MASK),
+        Fault(
+            "mask of a shorter row shifted in its first call",
+            "mask",
+            "function",
+            _mask(_shifted_by_padding),
+            "rope",
+            of=MASK,
+        ),
+        Fault(
+            "padding attended",
+            "mask",
+            "function",
+            _mask(lambda q, k: (q, k.clamp(min=0))),
+            "rope",
+            of=MASK,
+        ),
     )
 }

@@ -40,7 +40,10 @@ class ForgetsCoordinates(Session):
     def rewind(self, n: Any) -> None:
         for history in self._now.histories:
             for snapshot in history.snapshots:
-                snapshot.parts = [(tokens, {"grid": np.zeros_like(numbers["grid"])}) for tokens, numbers in snapshot.parts]
+                snapshot.parts = [
+                    (tokens, {"grid": np.zeros_like(numbers["grid"])})
+                    for tokens, numbers in snapshot.parts
+                ]
         super().rewind(n)
 
 
@@ -58,7 +61,9 @@ class ForgetsStates(Session):
     def _forget_states(self) -> None:
         now = self._now.without_stepper(False)
         if now.caches is not None:
-            self._now = now.replace(caches=now.caches.restored({row: () for row in range(now.rows)}))
+            self._now = now.replace(
+                caches=now.caches.restored({row: () for row in range(now.rows)})
+            )
 
 
 class ForksShareCaches(Session):
@@ -77,7 +82,10 @@ def _narrow(row: int) -> Callable[[Any], Any]:
         def run(self: BufferedCaches, calls: Any) -> Any:
             outputs, caches = right(self, calls)
             width = calls[min(row, len(calls) - 1)].new
-            return [(index, np.where(np.arange(len(output))[:, None] < width, output, 0)) for index, output in outputs], caches
+            return [
+                (index, np.where(np.arange(len(output))[:, None] < width, output, 0))
+                for index, output in outputs
+            ], caches
 
         return run
 
@@ -100,9 +108,27 @@ STALE = (
 FAULTS = {
     fault.name: fault
     for fault in (
-        *(Fault(f"{session.__name__}, {model} {target or 'eager'}", "caches", "session", session, model, target) for model, target, session in STALE),
         *(
-            Fault(f"outputs past the width of row {row} are lost", "outputs", "function", _narrow(row), "block rope", "ort", (BufferedCaches, "run"))
+            Fault(
+                f"{session.__name__}, {model} {target or 'eager'}",
+                "caches",
+                "session",
+                session,
+                model,
+                target,
+            )
+            for model, target, session in STALE
+        ),
+        *(
+            Fault(
+                f"outputs past the width of row {row} are lost",
+                "outputs",
+                "function",
+                _narrow(row),
+                "block rope",
+                "ort",
+                (BufferedCaches, "run"),
+            )
             for row in range(3)
         ),
     )

@@ -29,13 +29,17 @@ def sessions(number: int, jobs: int, end: float, providers: Sequence[str]) -> Di
     from tests.fuzz import long
 
     stopped: List[int] = []
-    signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))  # finished units are still reported
+    signal.signal(
+        signal.SIGTERM, lambda number, frame: stopped.append(number)
+    )  # finished units are still reported
     groups: Iterator[Any] = long.groups(random.Random(number), providers)
     units: List[Any] = []
     running: Set["Future[Any]"] = set()
     turn = 0
     # Workers are replaced after a few modules, to free the memory that tracing leaves behind.
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=8) as pool:
+    with ProcessPoolExecutor(
+        jobs, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=8
+    ) as pool:
         while (time.time() < end and not stopped) or running:
             while time.time() < end and not stopped and len(running) < jobs:
                 running.add(pool.submit(long.run_group, next(groups), number + turn, end))
@@ -55,8 +59,20 @@ def mutations(number: int, end: float) -> Dict[str, Any]:
             for resealed in ([], ["--resealed"]):
                 if time.time() >= end:
                     break
-                command = ["-m", "tests.fuzz.mutations", "--target", target, "--count", str(MUTATIONS), "--seed", str(number + turn), *resealed]
-                said = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+                command = [
+                    "-m",
+                    "tests.fuzz.mutations",
+                    "--target",
+                    target,
+                    "--count",
+                    str(MUTATIONS),
+                    "--seed",
+                    str(number + turn),
+                    *resealed,
+                ]
+                said = subprocess.run(
+                    [sys.executable, *command], capture_output=True, text=True, check=False
+                )
                 print(f"{' '.join(command[2:])}: exit {said.returncode}", flush=True)
                 runs += MUTATIONS
                 if said.returncode:
@@ -68,36 +84,63 @@ def mutations(number: int, end: float) -> Dict[str, Any]:
 
 def main(arguments: Optional[List[str]] = None) -> int:
     """Run the fuzzers. Returns the exit status: 0, or 1 if there is a finding."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, help="random if not given")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write the totals to FILE")
     parser.add_argument("--only", choices=["sessions", "mutations"])
-    parser.add_argument("--providers", nargs="+", default=[], metavar="PROVIDER", help="of sessions, such as cuda (default: all that run here)")
-    parser.add_argument("--configs", type=int, default=0, help="compare so many random configurations with transformers first")
+    parser.add_argument(
+        "--providers",
+        nargs="+",
+        default=[],
+        metavar="PROVIDER",
+        help="of sessions, such as cuda (default: all that run here)",
+    )
+    parser.add_argument(
+        "--configs",
+        type=int,
+        default=0,
+        help="compare so many random configurations with transformers first",
+    )
     options = parser.parse_args(arguments)
     number = random.SystemRandom().randrange(2**31) if options.seed is None else options.seed
     os.environ["OMP_NUM_THREADS"] = "1"
     print(f"seed {number}, {options.minutes:g} minutes, {options.jobs} jobs", flush=True)
     found: Dict[str, Any] = {"seed": number, "minutes": options.minutes, "jobs": options.jobs}
     if options.configs:
-        found["configs"] = importlib.import_module("tests.fuzz.configs").run(number, options.configs, options.jobs)
+        found["configs"] = importlib.import_module("tests.fuzz.configs").run(
+            number, options.configs, options.jobs
+        )
         print({name: value for name, value in found["configs"].items() if name != "findings"})
     begun = time.time()
     end = begun + 60 * options.minutes
-    mutating = options.only != "sessions" and importlib.util.find_spec("tests.fuzz.mutations") is not None
+    mutating = (
+        options.only != "sessions" and importlib.util.find_spec("tests.fuzz.mutations") is not None
+    )
     share = 1.0 if not mutating else 0.0 if options.only == "mutations" else SHARE
     if share:
-        found["sessions"] = sessions(number, options.jobs, begun + share * (end - begun), options.providers)
-        print({name: value for name, value in found["sessions"].items() if name not in ("findings", "cannot_be_exported")})
+        found["sessions"] = sessions(
+            number, options.jobs, begun + share * (end - begun), options.providers
+        )
+        print(
+            {
+                name: value
+                for name, value in found["sessions"].items()
+                if name not in ("findings", "cannot_be_exported")
+            }
+        )
     if mutating:
         found["mutations"] = mutations(number, end)
         print(found["mutations"])
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(found, indent=1) + "\n")
-    wrong = sum(len(found.get(part, {}).get("findings", [])) for part in ("configs", "sessions")) + len(found.get("mutations", {}).get("failed", []))
+    wrong = sum(
+        len(found.get(part, {}).get("findings", [])) for part in ("configs", "sessions")
+    ) + len(found.get("mutations", {}).get("failed", []))
     print(f"{wrong} findings, {time.time() - begun:.0f} s, seed {number}")
     return 1 if wrong else 0
 

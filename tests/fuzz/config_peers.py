@@ -18,10 +18,15 @@ from tests.models import checkpoints, encoders, pairs, vision_models
 from tests.models.patterns import Pairs, theirs
 
 LENGTH, SHORT, CHUNK = 24, 9, 7  # tokens of the long and of the short row, and of a chunk
-FIRST, STEPS = 3, 21  # tokens of the first call of a decode, which may lie in another range of a rotation, and the last ones, which are read one at a time
+FIRST, STEPS = (
+    3,
+    21,
+)  # tokens of the first call of a decode, which may lie in another range of a rotation, and the last ones, which are read one at a time
 BEYOND = 280  # tokens of a long row in which bfloat16 no longer holds every position
 LARGEST = 1024  # size of a part above which transformers is not asked; keys that are left out have the defaults of real models
-UNBUILT = re.compile(r"position|window|token|theta|chunk|seq|max_length|floor_scale|factor")  # keys of which no size of a weight follows
+UNBUILT = re.compile(
+    r"position|window|token|theta|chunk|seq|max_length|floor_scale|factor"
+)  # keys of which no size of a weight follows
 RANGE = 512  # max_positions for types whose configuration has no such key
 
 
@@ -77,7 +82,11 @@ def built(base: Base, config: Mapping[str, Any]) -> Any:
     """Return transformers' model of a config.json, with random parameters."""
     torch.manual_seed(0)
     made = type(config_of(base)).from_dict(dict(config))
-    large = [key for key, value in _numbers(made.to_dict()) if value > LARGEST and not UNBUILT.search(key)]
+    large = [
+        key
+        for key, value in _numbers(made.to_dict())
+        if value > LARGEST and not UNBUILT.search(key)
+    ]
     if large:
         raise ValueError(f"not asked for a model of real size, by {large[0]}")
     if base.kind == "decoder":
@@ -85,7 +94,9 @@ def built(base: Base, config: Mapping[str, Any]) -> Any:
     if base.kind == "encoder":
         return encoders.randomised(encoders.built(made))
     name = type(made).__name__.removesuffix("Config") + "ForConditionalGeneration"
-    return (pairs.randomised if base.kind == "pair" else checkpoints.randomised)(getattr(transformers, name)(made))
+    return (pairs.randomised if base.kind == "pair" else checkpoints.randomised)(
+        getattr(transformers, name)(made)
+    )
 
 
 def _numbers(values: Mapping[str, Any]) -> Iterator[Tuple[str, int]]:
@@ -117,10 +128,18 @@ class Theirs:
 
     def cached(self, tokens: np.ndarray) -> np.ndarray:
         """Return the outputs of a decoder that reads FIRST tokens, then others, and the last STEPS tokens one at a time, with its own cache."""
-        parts, cache, ends = [], None, sorted({FIRST, *range(tokens.shape[1] - STEPS, tokens.shape[1] + 1)})
+        parts, cache, ends = (
+            [],
+            None,
+            sorted({FIRST, *range(tokens.shape[1] - STEPS, tokens.shape[1] + 1)}),
+        )
         with torch.no_grad():
             for begin, end in zip([0, *ends], ends, strict=False):
-                found = self.peer(torch.from_numpy(tokens[:, begin:end]), use_cache=True, **({} if cache is None else {"past_key_values": cache}))
+                found = self.peer(
+                    torch.from_numpy(tokens[:, begin:end]),
+                    use_cache=True,
+                    **({} if cache is None else {"past_key_values": cache}),
+                )
                 parts.append(found.logits.numpy())
                 cache = found.past_key_values
         return np.concatenate(parts, 1)
@@ -136,12 +155,16 @@ def ours(base: Base, folder: Path, encoded: bool = True) -> Any:
     if base.kind != "pair":
         return eager_session(from_pretrained(folder, **ranged))
     read, mask = pairs.inputs(base.model_type == "whisper")
-    made = eager_session(from_pretrained(folder, part="encoder")).prefill(pairs.ours_of(read), attention_mask=mask)
+    made = eager_session(from_pretrained(folder, part="encoder")).prefill(
+        pairs.ours_of(read), attention_mask=mask
+    )
     rows = [row[seen == 1] for row, seen in zip(made, mask, strict=True)]
     return pairs.Reading(eager_session(from_pretrained(folder, part="decoder")), rows)
 
 
-def divisions(base: Base, session: Any, tokens: np.ndarray, wanted: np.ndarray, alone: np.ndarray) -> Dict[str, Pairs]:
+def divisions(
+    base: Base, session: Any, tokens: np.ndarray, wanted: np.ndarray, alone: np.ndarray
+) -> Dict[str, Pairs]:
     """Return pairs of outputs (ours, theirs) for every division of the rows into calls.
 
     Args:
@@ -152,11 +175,21 @@ def divisions(base: Base, session: Any, tokens: np.ndarray, wanted: np.ndarray, 
     long = tokens.shape[1]
     seen = np.stack([np.ones(long, bool), np.arange(long) >= long - SHORT])
     pad = np.where(seen, tokens, 0)
-    padded: List[Tuple[str, Any]] = [("left padding", (pad, seen, lambda made: [(made[0], wanted[0]), (made[1, long - SHORT :], alone[0])]))]
+    padded: List[Tuple[str, Any]] = [
+        (
+            "left padding",
+            (pad, seen, lambda made: [(made[0], wanted[0]), (made[1, long - SHORT :], alone[0])]),
+        )
+    ]
     behind = seen[:, ::-1].copy()
     turned = np.stack([tokens[0], np.roll(pad[1], SHORT - long)])
     if base.kind == "encoder":
-        padded.append(("right padding", (turned, behind, lambda made: [(made[0], wanted[0]), (made[1, :SHORT], alone[0])])))
+        padded.append(
+            (
+                "right padding",
+                (turned, behind, lambda made: [(made[0], wanted[0]), (made[1, :SHORT], alone[0])]),
+            )
+        )
     found = {"full": [(session.prefill(tokens), wanted)]}
     for name, (rows, mask, split) in padded:
         _begin(session)
@@ -181,7 +214,12 @@ def grids(session: Session, peer: Theirs, tokens: np.ndarray) -> Pairs:
     """Return pairs of outputs for tokens of images, with time, height and width as coordinates."""
     grid = vision_models.places()[:, :, : tokens.shape[1]]
     session.reset()
-    return [(session.prefill(tokens, grid=grid, chunk=CHUNK), theirs(peer.peer, tokens, position_ids=grid))]
+    return [
+        (
+            session.prefill(tokens, grid=grid, chunk=CHUNK),
+            theirs(peer.peer, tokens, position_ids=grid),
+        )
+    ]
 
 
 def as_saved(config: Any) -> Dict[str, Any]:

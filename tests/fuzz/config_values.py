@@ -6,21 +6,62 @@ from typing import Any, Dict, List, Mapping, Tuple
 
 from posenc_export.models.families.shared.keys import SPELLINGS
 
-ACTIVATIONS = ["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "relu", "quick_gelu", "gelu_python", "tanh", "swish", "relu2", "other"]
-LAYER_TYPES = ["full_attention", "sliding_attention", "chunked_attention", "linear_attention", "other"]
-ROTATIONS = ["default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional", "ntk", "other"]
+ACTIVATIONS = [
+    "silu",
+    "gelu",
+    "gelu_new",
+    "gelu_pytorch_tanh",
+    "gelu_fast",
+    "relu",
+    "quick_gelu",
+    "gelu_python",
+    "tanh",
+    "swish",
+    "relu2",
+    "other",
+]
+LAYER_TYPES = [
+    "full_attention",
+    "sliding_attention",
+    "chunked_attention",
+    "linear_attention",
+    "other",
+]
+ROTATIONS = [
+    "default",
+    "linear",
+    "dynamic",
+    "yarn",
+    "llama3",
+    "longrope",
+    "proportional",
+    "ntk",
+    "other",
+]
 # Values of keys, by a pattern of their names; the first pattern that matches is used.
 VALUES: List[Tuple[str, List[Any]]] = [
-    (r"activation|hidden_act$|ff_activation|feed_forward_proj", [*ACTIVATIONS, "gated-gelu", "gated-silu"]),
-    (r"^(num_)?(encoder_|decoder_|hidden_)?layers$|^n_layers?$|^num_decoder_layers$|max_window_layers|first_k_dense|sparse_step|moe_layer_step", [0, 1, 2, 3, 4]),
+    (
+        r"activation|hidden_act$|ff_activation|feed_forward_proj",
+        [*ACTIVATIONS, "gated-gelu", "gated-silu"],
+    ),
+    (
+        r"^(num_)?(encoder_|decoder_|hidden_)?layers$|^n_layers?$|^num_decoder_layers$|max_window_layers|first_k_dense|sparse_step|moe_layer_step",
+        [0, 1, 2, 3, 4],
+    ),
     (r"head_dim|^d_kv$|d_head|rotary_dim", [0, 2, 4, 6, 8, 10, 12, 16, 24, 32]),
     (r"lora_rank", [None, 1, 4, 20]),
     (r"kv_heads|key_value_heads", [None, 0, 1, 2, 3, 4, 8]),
     (r"heads$|n_head", [1, 2, 3, 4, 6, 8, 12, 16, 32]),
     (r"experts|^n_group$|topk", [0, 1, 2, 3, 4, 8]),
     (r"vocab", [1, 2, 61, 64, 100]),
-    (r"hidden_size|n_embd|d_model|^dim$|intermediate|d_inner|ffn_dim|d_ff|n_inner|ffn_hidden|embedding_size|proj_dim", [None, 16, 32, 40, 48, 64, 96, 128]),
-    (r"window|local_attention|attention_chunk_size|clamp_len", [None, 0, 1, 2, 5, 6, 8, 23, 24, 25, 512]),
+    (
+        r"hidden_size|n_embd|d_model|^dim$|intermediate|d_inner|ffn_dim|d_ff|n_inner|ffn_hidden|embedding_size|proj_dim",
+        [None, 16, 32, 40, 48, 64, 96, 128],
+    ),
+    (
+        r"window|local_attention|attention_chunk_size|clamp_len",
+        [None, 0, 1, 2, 5, 6, 8, 23, 24, 25, 512],
+    ),
     (r"_token_id|_token_index", [None, -1, 0, 1, 2, 5, 60, 61]),
     (r"position_buckets|num_buckets", [-1, 0, 2, 4, 7, 8, 16, 32]),
     (r"max_distance|max_relative", [-1, 0, 1, 8, 9, 20, 128]),
@@ -31,14 +72,38 @@ VALUES: List[Tuple[str, List[Any]]] = [
     (r"partial_rotary|rotary_pct", [0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5]),
     (r"type_vocab", [0, 1, 2, 3]),
     (r"pretraining_tp|ep_size", [0, 1, 2, 4]),
-    (r"att_type", [["c2p"], ["p2c"], ["c2p", "p2c"], "c2p|p2c", "p2c", [], None, ["p2p"], ["c2p", "p2p"]]),
+    (
+        r"att_type",
+        [["c2p"], ["p2c"], ["c2p", "p2c"], "c2p|p2c", "p2c", [], None, ["p2p"], ["c2p", "p2p"]],
+    ),
     (r"attn_type", ["bi", "uni", "other"]),
     (r"norm_rel_ebd", ["none", "layer_norm", "other"]),
     (r"position_embedding_type", ["absolute", "relative_key", "relative_key_query"]),
     (r"scoring_func|topk_method", ["softmax", "sigmoid", "noaux_tc", "greedy", "other"]),
-    (r"scale|softcap|multiplier|scalar|factor|limit|alpha|beta|clip|temperature", [None, 0, 0.0, 0.1, 0.5, 1, 1.0, 2.5, 8, 50.0]),
+    (
+        r"scale|softcap|multiplier|scalar|factor|limit|alpha|beta|clip|temperature",
+        [None, 0, 0.0, 0.1, 0.5, 1, 1.0, 2.5, 8, 50.0],
+    ),
 ]
-OTHER_TYPES: List[Any] = [None, True, False, 0, 1, -1, 3, 0.5, -0.5, "other", "", [], [1], ["silu"], {}, {"rope_type": "other"}, 1e30]
+OTHER_TYPES: List[Any] = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    3,
+    0.5,
+    -0.5,
+    "other",
+    "",
+    [],
+    [1],
+    ["silu"],
+    {},
+    {"rope_type": "other"},
+    1e30,
+]
 HUGE: List[int] = [10**9, 2**31, 2**53, 2**63, -(2**63), 10**30]
 # Keys of the run, not of the model: dtype, form of outputs, labels of other tasks.
 SKIPPED = re.compile(
@@ -49,7 +114,9 @@ SKIPPED = re.compile(
 DELETED, HUGE_SHARE, WRONG_SHARE, FOREIGN_SHARE = object(), 0.03, 0.12, 0.06
 
 
-def changed(config: Mapping[str, Any], known: Mapping[str, Any], choice: random.Random) -> Dict[str, Any]:
+def changed(
+    config: Mapping[str, Any], known: Mapping[str, Any], choice: random.Random
+) -> Dict[str, Any]:
     """Return new values of one to three keys; DELETED for a key that is left out.
 
     Args:
@@ -64,7 +131,13 @@ def changed(config: Mapping[str, Any], known: Mapping[str, Any], choice: random.
             names = sorted(SPELLINGS[usual])
             changes[choice.choice([usual, *names])] = choice.choice([1, 2, 4, 10, 48])
             if choice.random() < 0.5:
-                changes.update({name: DELETED for name in (usual, *names) if name in config and name not in changes})
+                changes.update(
+                    {
+                        name: DELETED
+                        for name in (usual, *names)
+                        if name in config and name not in changes
+                    }
+                )
             continue
         key = choice.choice(keys)
         changes[key] = _value(key, {**known, **config}, choice)
@@ -80,30 +153,64 @@ def _value(key: str, config: Mapping[str, Any], choice: random.Random) -> Any:
     current = config.get(key)
     if key in ("rope_parameters", "rope_scaling"):
         return _rotation(current, choice)
-    if key in ("layer_types", "mlp_layer_types", "no_rope_layers", "mlp_only_layers", "layers_block_type"):
+    if key in (
+        "layer_types",
+        "mlp_layer_types",
+        "no_rope_layers",
+        "mlp_only_layers",
+        "layers_block_type",
+    ):
         return _per_layer(key, config, choice)
     if isinstance(current, bool):
         return not current
     if isinstance(current, dict):
-        return {**current, **{name: _value(name, current, choice) for name in choice.sample(sorted(current), min(1, len(current)))}}
+        return {
+            **current,
+            **{
+                name: _value(name, current, choice)
+                for name in choice.sample(sorted(current), min(1, len(current)))
+            },
+        }
     pool = next((values for pattern, values in VALUES if re.search(pattern, key)), None)
     if pool is not None:
         return choice.choice(pool)
-    return choice.choice(OTHER_TYPES if current is None or isinstance(current, (str, list)) else [0, 1, 2, 0.5, current])
+    return choice.choice(
+        OTHER_TYPES
+        if current is None or isinstance(current, (str, list))
+        else [0, 1, 2, 0.5, current]
+    )
 
 
 def _per_layer(key: str, config: Mapping[str, Any], choice: random.Random) -> Any:
-    count = next((config[name] for name in ("num_hidden_layers", "n_layer", "num_layers") if isinstance(config.get(name), int)), 2)
+    count = next(
+        (
+            config[name]
+            for name in ("num_hidden_layers", "n_layer", "num_layers")
+            if isinstance(config.get(name), int)
+        ),
+        2,
+    )
     if key == "mlp_only_layers":
         return choice.choice([[], [0], [1], [0, 1], [7]])
-    pool: List[Any] = [0, 1] if key == "no_rope_layers" else ["dense", "sparse", "other"] if key == "mlp_layer_types" else LAYER_TYPES[: choice.choice((2, 2, 2, 5))]
+    pool: List[Any] = (
+        [0, 1]
+        if key == "no_rope_layers"
+        else ["dense", "sparse", "other"]
+        if key == "mlp_layer_types"
+        else LAYER_TYPES[: choice.choice((2, 2, 2, 5))]
+    )
     return [choice.choice(pool) for _ in range(count + choice.choice((0, 0, 0, 0, 1, -1)))]
 
 
 def _rotation(current: Any, choice: random.Random) -> Any:
     """Return rotary settings: the current ones with one changed value, or new ones."""
     if isinstance(current, dict) and any(isinstance(value, dict) for value in current.values()):
-        return {**current, **{name: _rotation(current[name], choice) for name in choice.sample(sorted(current), 1)}}
+        return {
+            **current,
+            **{
+                name: _rotation(current[name], choice) for name in choice.sample(sorted(current), 1)
+            },
+        }
     kind = choice.choice(ROTATIONS)
     pairs = choice.choice((6, 8))
     parts: Dict[str, Any] = {
@@ -117,12 +224,29 @@ def _rotation(current: Any, choice: random.Random) -> Any:
     }  # fmt: skip
     if isinstance(current, dict) and choice.random() < 0.5:
         key = choice.choice(sorted(set(current) | {"rope_theta"}))
-        return {**current, key: _value(key, {**parts, **current}, choice) if key not in parts else parts[key]}
-    always = {"linear": ["factor"], "dynamic": ["factor"], "ntk": ["factor"], "yarn": ["factor"], "longrope": ["short_factor", "long_factor"]}
+        return {
+            **current,
+            key: _value(key, {**parts, **current}, choice) if key not in parts else parts[key],
+        }
+    always = {
+        "linear": ["factor"],
+        "dynamic": ["factor"],
+        "ntk": ["factor"],
+        "yarn": ["factor"],
+        "longrope": ["short_factor", "long_factor"],
+    }
     llama3 = ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]
     needed = ["rope_type", "rope_theta", *({**always, "llama3": llama3}.get(kind, []))]
     further = [] if choice.random() < 0.6 else choice.sample(sorted(set(parts) - set(needed)), 1)
-    keys = [*needed, *further, *(["original_max_position_embeddings"] if kind in ("yarn", "longrope") and choice.random() < 0.8 else [])]
+    keys = [
+        *needed,
+        *further,
+        *(
+            ["original_max_position_embeddings"]
+            if kind in ("yarn", "longrope") and choice.random() < 0.8
+            else []
+        ),
+    ]
     if isinstance(current, dict) and "mrope_section" in current and choice.random() < 0.8:
         parts["mrope_section"] = current["mrope_section"]
         keys.append("mrope_section")

@@ -75,7 +75,11 @@ def compared(base: Any, changes: Mapping[str, Any], number: int = 0) -> Case:
     found = Case(number, f"{base.kind} {base.model_type}: {base.name}", _shown(changes))
     config = merged(as_saved(config_of(base)), changes)
     if base.text_alone:
-        config = {**merged(config["text_config"], {}), "model_type": base.model_type, "tie_word_embeddings": config.get("tie_word_embeddings", False)}
+        config = {
+            **merged(config["text_config"], {}),
+            "model_type": base.model_type,
+            "tie_word_embeddings": config.get("tie_word_embeddings", False),
+        }
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _compare(base, config, merged(as_saved(config_of(base)), changes), Path(folder), found)
@@ -84,11 +88,21 @@ def compared(base: Any, changes: Mapping[str, Any], number: int = 0) -> Case:
 
 def merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Dict[str, Any]:
     """Return a config.json with changed keys. Changes of text_config are merged into it."""
-    new = {**config, **{key: merged(config[key], value) if key == "text_config" and isinstance(value, dict) else value for key, value in changes.items()}}
+    new = {
+        **config,
+        **{
+            key: merged(config[key], value)
+            if key == "text_config" and isinstance(value, dict)
+            else value
+            for key, value in changes.items()
+        },
+    }
     return {key: value for key, value in new.items() if value is not DELETED}
 
 
-def _compare(base: Any, config: Dict[str, Any], whole: Dict[str, Any], folder: Path, found: Case) -> None:
+def _compare(
+    base: Any, config: Dict[str, Any], whole: Dict[str, Any], folder: Path, found: Case
+) -> None:
     """Set the outcome of a case.
 
     Args:
@@ -104,11 +118,15 @@ def _compare(base: Any, config: Dict[str, Any], whole: Dict[str, Any], folder: P
         peer = Theirs(base, built(base, whole))
         tokens = tokens_for(base, peer.config, BEYOND if found.number % 8 == 7 else LENGTH)
         wanted = peer.full(tokens)
-        alone = peer.full(tokens[:, -SHORT:])[1:]  # both rows, since the second row of a pair reads the second source
+        alone = peer.full(tokens[:, -SHORT:])[
+            1:
+        ]  # both rows, since the second row of a pair reads the second source
         decoded = wanted if base.kind == "encoder" else peer.cached(tokens)
         if not all(part.size and np.isfinite(part).all() for part in (wanted, alone, decoded)):
             raise ValueError("outputs that are empty or not finite")
-    except Exception as error:  # whatever transformers raises means that it cannot run this configuration
+    except (
+        Exception
+    ) as error:  # whatever transformers raises means that it cannot run this configuration
         found.said.append(f"transformers: {_line(error)}")
         return _refused_alone(config, found)
     (peer.peer.model if base.kind == "pair" else peer.peer).save_pretrained(folder)
@@ -124,14 +142,20 @@ def _compare(base: Any, config: Dict[str, Any], whole: Dict[str, Any], folder: P
     if noise > 1:
         found.outcome = "transformers differs from its own decode"
     else:
-        found.outcome = "equal" if max(found.shares.values()) <= max(1.0, 20 * noise) else "silent difference"
+        found.outcome = (
+            "equal" if max(found.shares.values()) <= max(1.0, 20 * noise) else "silent difference"
+        )
     found.said.append(f"transformers' own decode: {noise:.3g}")
 
 
-def _shares(base: Any, session: Any, peer: Any, tokens: np.ndarray, wanted: np.ndarray, alone: np.ndarray) -> Dict[str, float]:
+def _shares(
+    base: Any, session: Any, peer: Any, tokens: np.ndarray, wanted: np.ndarray, alone: np.ndarray
+) -> Dict[str, float]:
     from tests.fuzz.config_peers import LENGTH, divisions, grids
 
-    shares = {name: _share(both) for name, both in divisions(base, session, tokens, wanted, alone).items()}
+    shares = {
+        name: _share(both) for name, both in divisions(base, session, tokens, wanted, alone).items()
+    }
     if base.kind == "vision" and tokens.shape[1] == LENGTH:
         shares["images"] = _share(grids(session, peer, tokens))
     return shares
@@ -150,7 +174,11 @@ def _refused_alone(config: Dict[str, Any], found: Case) -> None:
         except Exception as error:  # every other error is a finding
             return _set(found, "wrong error", error)
     if time.process_time() - begun > SECONDS:
-        _set(found, "wrong error", ValueError(f"a refusal that takes {time.process_time() - begun:.1f} s"))
+        _set(
+            found,
+            "wrong error",
+            ValueError(f"a refusal that takes {time.process_time() - begun:.1f} s"),
+        )
 
 
 def _set(found: Case, outcome: str, error: Exception) -> None:
@@ -172,7 +200,10 @@ def _share(both: Any) -> float:
     for made, wanted in both:
         if not np.isfinite(made).all():
             return float("inf")
-        worst = max(worst, float(np.abs(made - wanted).max()) / (2e-4 * max(1.0, float(np.abs(wanted).max()))))
+        worst = max(
+            worst,
+            float(np.abs(made - wanted).max()) / (2e-4 * max(1.0, float(np.abs(wanted).max()))),
+        )
     return worst
 
 
@@ -185,7 +216,14 @@ def _largest(values: Any) -> float:
 
 
 def _shown(changes: Mapping[str, Any]) -> Dict[str, Any]:
-    return {key: "(deleted)" if value is DELETED else _shown(value) if isinstance(value, dict) else value for key, value in changes.items()}
+    return {
+        key: "(deleted)"
+        if value is DELETED
+        else _shown(value)
+        if isinstance(value, dict)
+        else value
+        for key, value in changes.items()
+    }
 
 
 def _line(error: Exception) -> str:
@@ -205,22 +243,38 @@ def chunk(seed: int, first: int, count: int) -> List[Case]:
 def run(seed: int, count: int, jobs: int, first: int = 0) -> Dict[str, Any]:
     """Run `count` cases. Print findings, and return the totals."""
     found: List[Case] = []
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=10) as pool:
-        begun = [pool.submit(chunk, seed, at, min(TOGETHER, first + count - at)) for at in range(first, first + count, TOGETHER)]
+    with ProcessPoolExecutor(
+        jobs, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=10
+    ) as pool:
+        begun = [
+            pool.submit(chunk, seed, at, min(TOGETHER, first + count - at))
+            for at in range(first, first + count, TOGETHER)
+        ]
         for future in begun:
             for each in future.result():
                 found.append(each)
                 if each.outcome in FINDINGS:
                     print(json.dumps(asdict(each)), flush=True)
     outcomes = collections.Counter(each.outcome for each in found)
-    by_type = collections.Counter(each.base.split(": ")[0] for each in found if each.outcome == "equal")
+    by_type = collections.Counter(
+        each.base.split(": ")[0] for each in found if each.outcome == "equal"
+    )
     findings = [asdict(each) for each in found if each.outcome in FINDINGS]
-    return {"seed": seed, "first": first, "count": len(found), "outcomes": dict(outcomes), "equal": dict(sorted(by_type.items())), "findings": findings}
+    return {
+        "seed": seed,
+        "first": first,
+        "count": len(found),
+        "outcomes": dict(outcomes),
+        "equal": dict(sorted(by_type.items())),
+        "findings": findings,
+    }
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
     """Run the search. Returns the exit status: 0, or 1 if there is a finding."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=1000)

@@ -22,7 +22,10 @@ from tests.fuzz.wrong import wrong_calls
 
 Call = Dict[str, Any]
 SESSIONS = 3  # most sessions at a time
-BLOCKS, BLOCK = 4, 4  # blocks of kept prefixes, and tokens of a block: few, so that some are replaced
+BLOCKS, BLOCK = (
+    4,
+    4,
+)  # blocks of kept prefixes, and tokens of a block: few, so that some are replaced
 WATCHED = 6  # number of the latest outputs that are checked for later writes
 
 
@@ -51,9 +54,16 @@ class Driver:
 
     def __init__(self, subject: Subject, options: Dict[str, Any]) -> None:
         self.subject, self.manifest, self.options = subject, subject.manifest, options
-        self.limit, self.capacity = options["rewind"], min(options["capacity"] or subject.spec.size, subject.spec.size)
+        self.limit, self.capacity = (
+            options["rewind"],
+            min(options["capacity"] or subject.spec.size, subject.spec.size),
+        )
         self.twins = [Twin(subject.model.session(**options), [])]
-        self.prefixes = Prefixes(subject.model.graph.open, BLOCKS, BLOCK) if subject.cached and can_share(self.manifest) else None
+        self.prefixes = (
+            Prefixes(subject.model.graph.open, BLOCKS, BLOCK)
+            if subject.cached and can_share(self.manifest)
+            else None
+        )
         self.owned: List[Tuple[np.ndarray, np.ndarray]] = []
         self.calls = self.steps = self.refused = 0
         self.worst: Dict[str, float] = {}
@@ -69,7 +79,9 @@ class Driver:
         getattr(self, f"_{call['do']}")(twin, call)
         for each in self.twins:
             self._check_lengths(each)
-        assert all(np.array_equal(array, copy) for array, copy in self.owned), "an array that a call returned was written again"
+        assert all(np.array_equal(array, copy) for array, copy in self.owned), (
+            "an array that a call returned was written again"
+        )
 
     def close(self) -> None:
         """Check that every session can continue."""
@@ -79,11 +91,27 @@ class Driver:
     def _prefill(self, twin: Twin, call: Call) -> None:
         """Keys: rows, a list of [text, attributes, number of tokens]; start; padding, a seed or None for a list of rows; chunk; keep, as logits_to_keep."""
         rows = self._before(twin, len(call["rows"]), call["start"])
-        more = [[Token(text % TEXTS, self._beside(beside))] * count for text, beside, count in call["rows"]]
-        starts = np.broadcast_to(0 if call["start"] is None else call["start"], len(more)) if np.shape(call["start"]) in ((), (len(more),)) else None
+        more = [
+            [Token(text % TEXTS, self._beside(beside))] * count
+            for text, beside, count in call["rows"]
+        ]
+        starts = (
+            np.broadcast_to(0 if call["start"] is None else call["start"], len(more))
+            if np.shape(call["start"]) in ((), (len(more),))
+            else None
+        )
         wrong = starts is None or rows is None or not any(more) or self._beyond(rows, more)
-        if not wrong and call["start"] is not None and rows is not None and any(row.length for row in rows):
-            wrong = any(row.start + row.length != start for row, tokens, start in zip(rows, more, starts, strict=True) if tokens)
+        if (
+            not wrong
+            and call["start"] is not None
+            and rows is not None
+            and any(row.length for row in rows)
+        ):
+            wrong = any(
+                row.start + row.length != start
+                for row, tokens, start in zip(rows, more, starts, strict=True)
+                if tokens
+            )
         elif self.manifest.signature == "mask" and starts is not None and starts.any():
             wrong = True
         arguments, columns = self._given(call, more, rows)
@@ -107,7 +135,10 @@ class Driver:
             starts = [int(n) for n in np.broadcast_to(0 if start is None else start, count)]
         else:
             return None
-        return [Reading(first, self.limit, source=source) for first, source in zip(starts, sources, strict=True)]
+        return [
+            Reading(first, self.limit, source=source)
+            for first, source in zip(starts, sources, strict=True)
+        ]
 
     def _sources(self, count: int) -> List[int]:
         """Choose the encoder sequence of each of `count` new rows; different ones for each call."""
@@ -115,7 +146,9 @@ class Driver:
 
     def _encoder(self, twin: Twin, rows: Optional[List[Reading]], start: Any) -> Dict[str, Any]:
         """Return the argument `encoder` for new rows; nothing for rows that keep their encoder outputs."""
-        kept = any(row.length for row in twin.rows) or (start is None and rows is not None and len(twin.rows) == len(rows))
+        kept = any(row.length for row in twin.rows) or (
+            start is None and rows is not None and len(twin.rows) == len(rows)
+        )
         if not self.subject.encoded or rows is None or kept:
             return {}
         return {"encoder": [self.subject.encoded[row.source] for row in rows]}
@@ -123,69 +156,136 @@ class Driver:
     def _beyond(self, rows: Sequence[Reading], more: Sequence[List[Token]]) -> bool:
         """Whether the tokens exceed the range of positions or the capacity."""
         size = self.subject.spec.size
-        room = all(0 <= row.start < size and row.start + row.length + len(tokens) <= size for row, tokens in zip(rows, more, strict=True))
+        room = all(
+            0 <= row.start < size and row.start + row.length + len(tokens) <= size
+            for row, tokens in zip(rows, more, strict=True)
+        )
         held = max(row.length + len(tokens) for row, tokens in zip(rows, more, strict=True))
         return not room or (self.subject.in_place and held > self.capacity)
 
-    def _given(self, call: Call, more: List[List[Token]], rows: Optional[List[Reading]]) -> Tuple[Dict[str, Any], List[np.ndarray]]:
+    def _given(
+        self, call: Call, more: List[List[Token]], rows: Optional[List[Reading]]
+    ) -> Tuple[Dict[str, Any], List[np.ndarray]]:
         """Return the arguments of a prefill or admit, and for each row the columns of its tokens."""
         tokens, numbers = self._contents(more, rows or [Reading(0, self.limit) for _ in more])
-        count, kinds, mask = [len(part) for part in tokens], [np.int64, bool, np.float32, np.uint8], None
+        count, kinds, mask = (
+            [len(part) for part in tokens],
+            [np.int64, bool, np.float32, np.uint8],
+            None,
+        )
         columns = [np.arange(n) for n in count]
         if call["padding"] is not None:
-            random, width = np.random.default_rng(call["padding"]), max(count, default=0) + call["padding"] % 4
+            random, width = (
+                np.random.default_rng(call["padding"]),
+                max(count, default=0) + call["padding"] % 4,
+            )
             columns = [np.sort(random.permutation(width)[:n]) for n in count]
-            inputs: Any = np.resize(self.subject.texts[1], (len(count), width, *self.subject.texts.shape[2:]))
+            inputs: Any = np.resize(
+                self.subject.texts[1], (len(count), width, *self.subject.texts.shape[2:])
+            )
             mask = np.zeros((len(count), width), kinds[call["padding"] % 4])
             for row, where in enumerate(columns):
                 inputs[row, where], mask[row, where] = tokens[row], 1
         else:
-            inputs, width = [list(row) if index % 2 else row for index, row in enumerate(tokens)], max(count, default=0)
-            if self.calls % 2 and len(set(count)) == 1:  # few tokens as an array are a call that the session repeats with a binding that it keeps
+            inputs, width = (
+                [list(row) if index % 2 else row for index, row in enumerate(tokens)],
+                max(count, default=0),
+            )
+            if (
+                self.calls % 2 and len(set(count)) == 1
+            ):  # few tokens as an array are a call that the session repeats with a binding that it keeps
                 inputs = np.stack(tokens)
         beside = np.zeros((self.subject.beside.shape[1], len(count), width), np.int64)
         for row, where in enumerate(columns):
             beside[:, row, where] = numbers[row]
-        arguments = {"inputs": inputs, "start": call["start"], "attention_mask": mask, "chunk": call["chunk"], "logits_to_keep": call.get("keep")}
+        arguments = {
+            "inputs": inputs,
+            "start": call["start"],
+            "attention_mask": mask,
+            "chunk": call["chunk"],
+            "logits_to_keep": call.get("keep"),
+        }
         if any(token.beside >= 0 for row in more for token in row):
-            arguments |= {"grid": beside} if self.manifest.axes else {"token_types": beside[0]} if self.subject.segments else {}
+            arguments |= (
+                {"grid": beside}
+                if self.manifest.axes
+                else {"token_types": beside[0]}
+                if self.subject.segments
+                else {}
+            )
         return arguments, columns
 
-    def _contents(self, more: List[List[Token]], rows: List[Reading]) -> Tuple[List[np.ndarray], List[np.ndarray]]:
+    def _contents(
+        self, more: List[List[Token]], rows: List[Reading]
+    ) -> Tuple[List[np.ndarray], List[np.ndarray]]:
         """Return the next tokens of each row and their attributes. If they exceed the range, so that the call is refused, only the shapes are right."""
         size, subject = self.subject.spec.size, self.subject
         whole = [[*row.tokens, *tokens] for row, tokens in zip(rows, more, strict=True)]
         if all(len(tokens) <= size for tokens in whole):
-            tokens = [subject.tokens(row, reading.length) for row, reading in zip(whole, rows, strict=True)]
-            return tokens, [subject.numbers(row, reading.start, reading.length) for row, reading in zip(whole, rows, strict=True)]
+            tokens = [
+                subject.tokens(row, reading.length)
+                for row, reading in zip(whole, rows, strict=True)
+            ]
+            return tokens, [
+                subject.numbers(row, reading.start, reading.length)
+                for row, reading in zip(whole, rows, strict=True)
+            ]
         counts = [len(part) for part in more]
-        return [np.resize(subject.texts[0], (n, *subject.texts.shape[2:])) for n in counts], [np.zeros((subject.beside.shape[1], n), np.int64) for n in counts]
+        return [np.resize(subject.texts[0], (n, *subject.texts.shape[2:])) for n in counts], [
+            np.zeros((subject.beside.shape[1], n), np.int64) for n in counts
+        ]
 
-    def _take(self, rows: List[Reading], more: List[List[Token]], call: Call, output: np.ndarray, columns: List[np.ndarray]) -> None:
+    def _take(
+        self,
+        rows: List[Reading],
+        more: List[List[Token]],
+        call: Call,
+        output: np.ndarray,
+        columns: List[np.ndarray],
+    ) -> None:
         """Record the tokens of a prefill or admit, and check its output: expected values at tokens, zeros at padding."""
         size, keep = call["chunk"] or self.manifest.chunk, call.get("keep") or 0
         rest = output.copy()
         for index, (row, tokens) in enumerate(zip(rows, more, strict=True)):
             row.read(tokens, size)
-            where = output.shape[1] - 1 - np.arange(min(keep, len(tokens)))[::-1] if keep else columns[index]
+            where = (
+                output.shape[1] - 1 - np.arange(min(keep, len(tokens)))[::-1]
+                if keep
+                else columns[index]
+            )
             rest[index, where] = 0
             if tokens:
                 self._compare(output[index, where], row, row.length - len(where), call)
         assert not rest.any(), f"{call['do']}: outputs at padding are zeros"
-        assert not keep or output.shape[1] == min(keep, max(map(len, more))), f"{call['do']}: outputs of {keep} tokens at most"
+        assert not keep or output.shape[1] == min(keep, max(map(len, more))), (
+            f"{call['do']}: outputs of {keep} tokens at most"
+        )
         self._own(output)
 
     def _step(self, twin: Twin, call: Call) -> None:
         """Keys: times; texts, one per row; copy."""
         for _ in range(call["times"]):
-            more = [[Token(call["texts"][index % len(call["texts"])] % TEXTS)] for index in range(len(twin.rows))]
+            more = [
+                [Token(call["texts"][index % len(call["texts"])] % TEXTS)]
+                for index in range(len(twin.rows))
+            ]
             if not self.subject.cached or not twin.rows or self._beyond(twin.rows, more):
-                self._must_refuse(twin, lambda: twin.session.step(np.repeat(self.subject.texts[:1, 0], max(len(twin.rows), 1), 0)))
+                self._must_refuse(
+                    twin,
+                    lambda: twin.session.step(
+                        np.repeat(self.subject.texts[:1, 0], max(len(twin.rows), 1), 0)
+                    ),
+                )
                 return
             for row, tokens in zip(twin.rows, more, strict=True):
                 row.read(tokens, 1)
             self.steps += 1
-            output = twin.session.step(np.concatenate([self.subject.tokens(row.tokens, row.length - 1) for row in twin.rows]), copy=call["copy"])
+            output = twin.session.step(
+                np.concatenate(
+                    [self.subject.tokens(row.tokens, row.length - 1) for row in twin.rows]
+                ),
+                copy=call["copy"],
+            )
             for index, row in enumerate(twin.rows):
                 self._compare(output[index : index + 1], row, row.length - 1, call)
             if call["copy"]:
@@ -193,24 +293,46 @@ class Driver:
 
     def _speculate(self, twin: Twin, call: Call) -> None:
         """Keys: times; texts, one per row. Generate in a fork, with drafts that are looked up wherever possible, and compare with what plain decoding chooses."""
-        more = [[Token(call["texts"][index % len(call["texts"])] % TEXTS)] for index in range(len(twin.rows))]
+        more = [
+            [Token(call["texts"][index % len(call["texts"])] % TEXTS)]
+            for index in range(len(twin.rows))
+        ]
         short = self.subject.replaces and self.limit < LEAST_REWIND
-        if self.manifest.kind != "decoder" or not twin.rows or short or self._beyond(twin.rows, [tokens * call["times"] for tokens in more]):
+        if (
+            self.manifest.kind != "decoder"
+            or not twin.rows
+            or short
+            or self._beyond(twin.rows, [tokens * call["times"] for tokens in more])
+        ):
             return
         session, plain = twin.session.fork(), twin.session.fork()
         session.pass_costs = Free(separate=False)
-        prompt = [self.subject.tokens([*row.tokens, *tokens], row.length) for row, tokens in zip(twin.rows, more, strict=True)]
+        prompt = [
+            self.subject.tokens([*row.tokens, *tokens], row.length)
+            for row, tokens in zip(twin.rows, more, strict=True)
+        ]
         before = [self.subject.tokens(row.tokens, 0) for row in twin.rows]
-        ids = np.stack(list(session.generate(prompt, call["times"], stop=(), speculate="lookup", before=before)), axis=1)
-        assert session.length.tolist() == [row.length + call["times"] for row in twin.rows], f"got lengths {session.length.tolist()}"
+        ids = np.stack(
+            list(
+                session.generate(prompt, call["times"], stop=(), speculate="lookup", before=before)
+            ),
+            axis=1,
+        )
+        assert session.length.tolist() == [row.length + call["times"] for row in twin.rows], (
+            f"got lengths {session.length.tolist()}"
+        )
         for index, row in enumerate(twin.rows):
-            expected = self.subject.expected(row.start, [*row.tokens, *more[index]], row.source).values()
+            expected = self.subject.expected(
+                row.start, [*row.tokens, *more[index]], row.source
+            ).values()
             bound = max(against.bound for _, against in expected)
             read: List[Any] = [[]] * len(twin.rows)
             read[index] = [*prompt[index], *ids[index, :-1]]
             logits = plain.prefill(read)[index]
             short_of = logits.max(-1) - logits[np.arange(len(logits)), ids[index]]
-            assert (short_of <= 2 * bound * np.abs(logits).max()).all(), f"ids {ids[index].tolist()} are {short_of.max():.3g} from the likeliest"
+            assert (short_of <= 2 * bound * np.abs(logits).max()).all(), (
+                f"ids {ids[index].tolist()} are {short_of.max():.3g} from the likeliest"
+            )
 
     def _rewind(self, twin: Twin, call: Call) -> None:
         """Keys: n, one number or one per row."""
@@ -218,9 +340,23 @@ class Driver:
         fits = isinstance(n, int) or len(n) == max(len(rows), 1)
         back = [n] * max(len(rows), 1) if isinstance(n, int) else list(n)
         held = [row.length for row in rows] or [0]
-        wrong = not self.subject.cached or not fits or any(not 0 <= count <= most for count, most in zip(back, held, strict=False))
-        if not wrong and self.subject.replaces and any(count > row.length - row.reach for count, row in zip(back, rows, strict=False) if count):
-            assert any(not row.remembers(count) for count, row in zip(back, rows, strict=False)), "rewinds within the limit are remembered"
+        wrong = (
+            not self.subject.cached
+            or not fits
+            or any(not 0 <= count <= most for count, most in zip(back, held, strict=False))
+        )
+        if (
+            not wrong
+            and self.subject.replaces
+            and any(
+                count > row.length - row.reach
+                for count, row in zip(back, rows, strict=False)
+                if count
+            )
+        ):
+            assert any(not row.remembers(count) for count, row in zip(back, rows, strict=False)), (
+                "rewinds within the limit are remembered"
+            )
             wrong = True
         if wrong:
             self._must_refuse(twin, lambda: twin.session.rewind(n))
@@ -237,7 +373,10 @@ class Driver:
         """Save the session, and go on with a restored one as with a fork. What a restored session remembers of states that calls replace is not what `Reading` tells."""
         with tempfile.TemporaryDirectory() as folder:
             twin.session.save(Path(folder) / "saved")
-            other = Twin(self.subject.model.restore(Path(folder) / "saved", **self.options), [row.copy() for row in twin.rows])
+            other = Twin(
+                self.subject.model.restore(Path(folder) / "saved", **self.options),
+                [row.copy() for row in twin.rows],
+            )
         self._check_lengths(other)
         self._look_ahead(other)
         if not self.subject.replaces:
@@ -245,15 +384,31 @@ class Driver:
 
     def _admit(self, twin: Twin, call: Call) -> None:
         """Keys: rows, start, padding, chunk, keep, as for `_prefill`."""
-        more = [[Token(text % TEXTS, self._beside(beside))] * count for text, beside, count in call["rows"]]
+        more = [
+            [Token(text % TEXTS, self._beside(beside))] * count
+            for text, beside, count in call["rows"]
+        ]
         shaped = np.shape(call["start"]) in ((), (len(more),))
-        starts = np.broadcast_to(0 if call["start"] is None else call["start"], len(more)) if shaped else []
-        rows = [Reading(int(start), self.limit, source=source) for start, source in zip(starts, self._sources(len(starts)), strict=True)]
+        starts = (
+            np.broadcast_to(0 if call["start"] is None else call["start"], len(more))
+            if shaped
+            else []
+        )
+        rows = [
+            Reading(int(start), self.limit, source=source)
+            for start, source in zip(starts, self._sources(len(starts)), strict=True)
+        ]
         arguments, columns = self._given(call, more, rows)
         arguments.pop("token_types", None)
         if self.subject.encoded:
             arguments["encoder"] = [self.subject.encoded[row.source] for row in rows]
-        if not self.subject.cached or self.subject.columns or not shaped or not all(more) or self._beyond(rows, more):
+        if (
+            not self.subject.cached
+            or self.subject.columns
+            or not shaped
+            or not all(more)
+            or self._beyond(rows, more)
+        ):
             self._must_refuse(twin, lambda: twin.session.admit(**arguments))
             return
         self._take(rows, more, call, twin.session.admit(**arguments), columns)
@@ -266,7 +421,9 @@ class Driver:
         known = twin.rows[call["row"]]
         key, ids = str(known.source), [token.text * 1000 + token.beside for token in known.tokens]
         if known.start:
-            self._must_refuse(twin, lambda: twin.session.share(call["row"], ids, self.prefixes, key))
+            self._must_refuse(
+                twin, lambda: twin.session.share(call["row"], ids, self.prefixes, key)
+            )
             return
         twin.session.share(call["row"], ids, self.prefixes, key)
         ((text, beside, count),) = call["rows"]
@@ -298,7 +455,9 @@ class Driver:
 
     def _wrong(self, twin: Twin, call: Call) -> None:
         """Keys: name, a name of tests.fuzz.wrong."""
-        self._must_refuse(twin, lambda: wrong_calls(self.subject)[call["name"]](self.subject, twin.session))
+        self._must_refuse(
+            twin, lambda: wrong_calls(self.subject)[call["name"]](self.subject, twin.session)
+        )
 
     def _beside(self, which: int) -> int:
         return which if self.manifest.axes or self.subject.segments else -1
@@ -310,7 +469,9 @@ class Driver:
             make()
         except ValueError as error:
             line = str(error)
-            assert line.startswith("session: ") and "\n" not in line and len(line) < 1000, f"expected a refusal of one line, got {line!r}"
+            assert line.startswith("session: ") and "\n" not in line and len(line) < 1000, (
+                f"expected a refusal of one line, got {line!r}"
+            )
         else:
             raise AssertionError("expected a refusal, got an answer")
         self._check_lengths(twin)
@@ -321,21 +482,32 @@ class Driver:
         rows = [row.copy() for row in twin.rows]
         if not self.subject.cached or not rows or self._beyond(rows, [[Token(0)]] * len(rows)):
             return
-        self._step(Twin(twin.session.fork(), rows), {"do": "step ahead", "times": 1, "texts": [0], "copy": True})
+        self._step(
+            Twin(twin.session.fork(), rows),
+            {"do": "step ahead", "times": 1, "texts": [0], "copy": True},
+        )
 
     def _check_lengths(self, twin: Twin) -> None:
         session, rows = twin.session, twin.rows
         assert session.batch == len(rows), f"expected {len(rows)} rows, got {session.batch}"
-        assert session.length.tolist() == [row.length for row in rows], f"expected lengths {[row.length for row in rows]}, got {session.length.tolist()}"
-        assert session.position.tolist() == [row.start + row.length for row in rows], f"got positions {session.position.tolist()}"
+        assert session.length.tolist() == [row.length for row in rows], (
+            f"expected lengths {[row.length for row in rows]}, got {session.length.tolist()}"
+        )
+        assert session.position.tolist() == [row.start + row.length for row in rows], (
+            f"got positions {session.position.tolist()}"
+        )
 
     def _compare(self, output: np.ndarray, row: Reading, first: int, call: Call) -> None:
         """Check the outputs of a row from its token `first` on."""
-        for name, (full, against) in self.subject.expected(row.start, row.tokens, row.source).items():
+        for name, (full, against) in self.subject.expected(
+            row.start, row.tokens, row.source
+        ).items():
             errors = Errors()
             errors.add(output, full[first : row.length])
             bound = against.bound * (against.of_few if len(output) < MANY else 1)
-            error = cell_error(errors, against.rounds) * _share(full[first : row.length], full) / bound
+            error = (
+                cell_error(errors, against.rounds) * _share(full[first : row.length], full) / bound
+            )
             self.worst[name] = max(self.worst.get(name, 0.0), error)
             where = f"{call['do']}: a row from position {row.start}, its tokens {first} .. {row.length - 1}"
             assert error <= 1, f"{where}: error {error:.3g} of {bound:.2g} against {name}"
@@ -346,7 +518,19 @@ class Driver:
 
 def _share(part: np.ndarray, whole: np.ndarray) -> float:
     """Return the root mean square of some outputs of a row relative to that of all its outputs, at most 1. Verification pools the tokens of a row in the same way."""
-    return min(1.0, float(np.sqrt(np.square(part, dtype=np.float64).mean() / (np.square(whole, dtype=np.float64).mean() or 1.0)))) if part.size else 1.0
+    return (
+        min(
+            1.0,
+            float(
+                np.sqrt(
+                    np.square(part, dtype=np.float64).mean()
+                    / (np.square(whole, dtype=np.float64).mean() or 1.0)
+                )
+            ),
+        )
+        if part.size
+        else 1.0
+    )
 
 
 def replay(subject: Subject, options: Dict[str, Any], calls: Sequence[Call]) -> Driver:

@@ -17,7 +17,16 @@ VALUES: Tuple[Any, ...] = (
     "decoder", "encoder", "onnx", "ort", "torchscript", "pt2", "../model.onnx", "/etc/passwd", "model.pt", "a\nb", "\x00", "é" * 200, "x" * 100_000,
     [], {}, [[]], {"a": {}}, [0] * 1000,
 )  # fmt: skip
-EXTRA = ("extra/a", "data/weights/model.pt", "data/constants/custom_obj_0", "models/b.json", "data/aotinductor/a/b.so", "../../a", "data.pkl", "constants.pkl")
+EXTRA = (
+    "extra/a",
+    "data/weights/model.pt",
+    "data/constants/custom_obj_0",
+    "models/b.json",
+    "data/aotinductor/a/b.so",
+    "../../a",
+    "data.pkl",
+    "constants.pkl",
+)
 
 
 def _graph(folder: Path) -> Path:
@@ -26,7 +35,9 @@ def _graph(folder: Path) -> Path:
 
 def _weights(folder: Path) -> Path:
     """Return the file with the weights, which may be the graph's own file."""
-    return next(path for path in sorted(folder.iterdir(), reverse=True) if path.name.startswith("model."))
+    return next(
+        path for path in sorted(folder.iterdir(), reverse=True) if path.name.startswith("model.")
+    )
 
 
 def flip_bytes(path: Path, chance: Random) -> None:
@@ -36,14 +47,32 @@ def flip_bytes(path: Path, chance: Random) -> None:
         return
     start = chance.randrange(len(content))
     for _ in range(chance.choice((1, 1, 2, 4, 8))):
-        at = min(start + chance.randrange(16), len(content) - 1) if chance.random() < 0.5 else chance.randrange(len(content))
-        content[at] ^= 1 << chance.randrange(8) if chance.random() < 0.5 else chance.randrange(1, 256)
+        at = (
+            min(start + chance.randrange(16), len(content) - 1)
+            if chance.random() < 0.5
+            else chance.randrange(len(content))
+        )
+        content[at] ^= (
+            1 << chance.randrange(8) if chance.random() < 0.5 else chance.randrange(1, 256)
+        )
     path.write_bytes(bytes(content))
 
 
 def truncate(path: Path, chance: Random) -> None:
     content = path.read_bytes()
-    path.write_bytes(content[: chance.choice((0, 1, len(content) // 2, max(len(content) - 1, 0), chance.randrange(len(content) + 1)))])
+    path.write_bytes(
+        content[
+            : chance.choice(
+                (
+                    0,
+                    1,
+                    len(content) // 2,
+                    max(len(content) - 1, 0),
+                    chance.randrange(len(content) + 1),
+                )
+            )
+        ]
+    )
 
 
 def splice(path: Path, chance: Random) -> None:
@@ -51,12 +80,20 @@ def splice(path: Path, chance: Random) -> None:
     content = path.read_bytes()
     a, b = sorted((chance.randrange(len(content) + 1), chance.randrange(len(content) + 1)))
     b = min(b, a + chance.choice((1, 8, 64, 4096)))
-    part = chance.choice((b"", content[a:b] * 2, bytes(b - a), chance.randbytes(b - a), content[b:] + content[a:b]))
+    part = chance.choice(
+        (b"", content[a:b] * 2, bytes(b - a), chance.randbytes(b - a), content[b:] + content[a:b])
+    )
     path.write_bytes(content[:a] + part + content[b:])
 
 
 def _places(node: Any, path: Tuple[Any, ...] = ()) -> List[Tuple[Any, ...]]:
-    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    items = (
+        node.items()
+        if isinstance(node, dict)
+        else enumerate(node)
+        if isinstance(node, list)
+        else ()
+    )
     found = [path] if path else []
     for key, value in items:
         found += _places(value, (*path, key))
@@ -108,7 +145,21 @@ def _manifest_text(folder: Path, chance: Random) -> None:
     path = folder / FILE_NAME
     text = path.read_bytes()
     at = chance.randrange(len(text))
-    piece = chance.choice((b"[" * 100_000, b'{"a":' * 2000, b"NaN", b"1e999", b"9" * 5000, b"\xff\xfe", b"\x00", b"\\ud800", b"/*", b",", b"}"))
+    piece = chance.choice(
+        (
+            b"[" * 100_000,
+            b'{"a":' * 2000,
+            b"NaN",
+            b"1e999",
+            b"9" * 5000,
+            b"\xff\xfe",
+            b"\x00",
+            b"\\ud800",
+            b"/*",
+            b",",
+            b"}",
+        )
+    )
     path.write_bytes(text[:at] + piece + text[at:])
 
 
@@ -120,7 +171,9 @@ def _swap(folder: Path, chance: Random) -> None:
 
 
 def _other_graph(folder: Path, chance: Random) -> None:
-    _graph(folder).write_bytes(chance.choice((b"", b"PK\x03\x04", b"\x08\x0a", bytes(1000), chance.randbytes(5000))))
+    _graph(folder).write_bytes(
+        chance.choice((b"", b"PK\x03\x04", b"\x08\x0a", bytes(1000), chance.randbytes(5000)))
+    )
 
 
 def _remove(folder: Path, chance: Random) -> None:

@@ -28,13 +28,22 @@ class Judge:
         """Return PROVED, DISPROVED, or a description of the finding."""
         try:
             found = verify(folder, provider="cpu", record=False)
-        except (ValueError, GraphError) as refusal:  # the reference is missing, or a call is out of range
+        except (
+            ValueError,
+            GraphError,
+        ) as refusal:  # the reference is missing, or a call is out of range
             return DISPROVED if "\n" not in str(refusal) else f"raised {str(refusal)[:200]!r}"
         if not found["passed"]:
             return DISPROVED
         given = numbers(folder)
         bound = REACH * found["tolerance"]
-        wrong = given is None or self.expected is None or any(not worst_error(a, b) <= bound for a, b in zip(given, self.expected, strict=True))
+        wrong = (
+            given is None
+            or self.expected is None
+            or any(
+                not worst_error(a, b) <= bound for a, b in zip(given, self.expected, strict=True)
+            )
+        )
         return "verification passes an artefact that gives other numbers" if wrong else PROVED
 
 
@@ -43,7 +52,11 @@ def numbers(folder: Path) -> Optional[List[np.ndarray]]:
     try:
         session = load(folder, provider="cpu", threads=1).session()
         width = int(session.manifest.inputs[0].axes[-1])
-        x = np.random.default_rng(7).standard_normal((2, 20, width)).astype(session.manifest.inputs[0].dtype)
+        x = (
+            np.random.default_rng(7)
+            .standard_normal((2, 20, width))
+            .astype(session.manifest.inputs[0].dtype)
+        )
         made = [session.prefill(x[:, :9], start=[3, 11]), session.prefill(x[:, 9:13], chunk=3)]
         session.rewind([2, 0])
         made += [session.step(x[:, 13 + index]) for index in range(3)]

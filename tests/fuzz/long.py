@@ -26,14 +26,32 @@ NO_ENCODER = ("complex_order", "integer")
 LINEAR = ("rope", "learned", "nope", "input_rnn", "sinusoidal")
 READING = ("rope", "t5", "learned", "input_rnn")
 BYTES = ("rope", "alibi", "learned", "rope-partial")
-EXPERTS = ("rope", "alibi", "t5", "shaw", "fox", "learned", "rope_longrope-short", "conditional_conv")
+EXPERTS = (
+    "rope",
+    "alibi",
+    "t5",
+    "shaw",
+    "fox",
+    "learned",
+    "rope_longrope-short",
+    "conditional_conv",
+)
 AROUND = ("rope", "alibi", "fox", "mrope", "conditional_conv", "t5", "shaw", "nope")
 LONG = 600  # number of positions with which caches grow past a bucket
 SHORT = 40  # number of positions otherwise
 SEQUENCES, CALLS = 12, 30  # sequences of a unit, and calls of a sequence
 # Targets and formats whose graphs OpenVINO reads; the others are refused (tests/runtime/graphs/test_openvino.py).
-OPENVINO_READS = [("onnx", "float32"), ("onnx", "float16"), ("ort", "float32"), ("ort", "int4"), ("ort", "int4-128")]
-DRAWN, FORMATS = 10, 2  # specs of other formats and providers of each module, and formats among them, each of which is traced
+OPENVINO_READS = [
+    ("onnx", "float32"),
+    ("onnx", "float16"),
+    ("ort", "float32"),
+    ("ort", "int4"),
+    ("ort", "int4-128"),
+]
+DRAWN, FORMATS = (
+    10,
+    2,
+)  # specs of other formats and providers of each module, and formats among them, each of which is traced
 
 
 @dataclasses.dataclass
@@ -67,11 +85,26 @@ def groups(chosen: random.Random, only: Sequence[str] = ()) -> Iterator[List[Spe
     """
     present = available()
     while True:
-        modules = [(variant, kind) for variant in VARIANTS for kind in ("decoder", "block") if works(variant, "causal")]
-        modules += [(v, "encoder") for v, what in VARIANTS.items() if works(v, "bidirectional") and what["name"] not in NO_ENCODER]
-        modules += [(name, "bidirectional") for name in REGISTRY if works(name, "bidirectional")] + [(variant, "linear") for variant in LINEAR]
-        modules += [(variant, "reading") for variant in READING] + [(variant, "bytes") for variant in BYTES]
-        modules += [(variant, "experts") for variant in EXPERTS] + [(variant, kind) for variant in AROUND for kind in OWN]
+        modules = [
+            (variant, kind)
+            for variant in VARIANTS
+            for kind in ("decoder", "block")
+            if works(variant, "causal")
+        ]
+        modules += [
+            (v, "encoder")
+            for v, what in VARIANTS.items()
+            if works(v, "bidirectional") and what["name"] not in NO_ENCODER
+        ]
+        modules += [
+            (name, "bidirectional") for name in REGISTRY if works(name, "bidirectional")
+        ] + [(variant, "linear") for variant in LINEAR]
+        modules += [(variant, "reading") for variant in READING] + [
+            (variant, "bytes") for variant in BYTES
+        ]
+        modules += [(variant, "experts") for variant in EXPERTS] + [
+            (variant, kind) for variant in AROUND for kind in OWN
+        ]
         chosen.shuffle(modules)
         for variant, kind in modules:
             size = SHORT if kind in ("encoder", "bidirectional") or chosen.random() < 0.7 else LONG
@@ -79,16 +112,30 @@ def groups(chosen: random.Random, only: Sequence[str] = ()) -> Iterator[List[Spe
             forms = sorted({spec.form for spec in others} - {"float32"})
             forms = ["float32", *chosen.sample(forms, min(FORMATS, len(forms)))]
             others = [spec for spec in others if spec.form in forms]
-            plain, others = ([spec for spec in specs if not only or spec.provider in only] for specs in (plain, others))
-            yield [*plain, *sorted(chosen.sample(others, min(DRAWN, len(others))), key=lambda spec: (spec.form, spec.signature))]
+            plain, others = (
+                [spec for spec in specs if not only or spec.provider in only]
+                for specs in (plain, others)
+            )
+            yield [
+                *plain,
+                *sorted(
+                    chosen.sample(others, min(DRAWN, len(others))),
+                    key=lambda spec: (spec.form, spec.signature),
+                ),
+            ]
 
 
 def available() -> List[str]:
     """Return the installed providers of ONNX graphs besides cpu. A processor without bfloat16 refuses openvino-bf16 later."""
-    return [*(["cuda"] if cuda.obstacle() is None else []), *(providers.OPENVINO if importlib.util.find_spec("openvino") else ())]
+    return [
+        *(["cuda"] if cuda.obstacle() is None else []),
+        *(providers.OPENVINO if importlib.util.find_spec("openvino") else ()),
+    ]
 
 
-def _specs(variant: str, kind: str, size: int, present: Sequence[str]) -> Tuple[List[Spec], List[Spec]]:
+def _specs(
+    variant: str, kind: str, size: int, present: Sequence[str]
+) -> Tuple[List[Spec], List[Spec]]:
     """Return the specs of a module in float32 on the processor, and those in other formats and on other providers."""
     every = [
         Spec(variant, kind, target, signature, size, form, provider)
@@ -98,8 +145,11 @@ def _specs(variant: str, kind: str, size: int, present: Sequence[str]) -> Tuple[
         for provider in ("cpu", *(() if target in providers.TORCH_TARGETS else present))
         if provider not in providers.OPENVINO or (target, form) in OPENVINO_READS
         if (target != "ort-cuda" or provider == "cuda") and signature in able.layout
-        if provider != "cuda" or not ("weights" in how or "cache" in how)  # which run on the CPU only
-        if how.get("dtype", "float32") in able.dtypes and ("weights" not in how or able.few_bits) and ("cache" not in how or (able.int8_cache and kind in CALIBRATED))
+        if provider != "cuda"
+        or not ("weights" in how or "cache" in how)  # which run on the CPU only
+        if how.get("dtype", "float32") in able.dtypes
+        and ("weights" not in how or able.few_bits)
+        and ("cache" not in how or (able.int8_cache and kind in CALIBRATED))
     ]
     plain = [spec for spec in every if (spec.form, spec.provider) == ("float32", "cpu")]
     return plain, [spec for spec in every if spec not in plain]
@@ -126,8 +176,16 @@ def run_unit(spec: Spec, number: int) -> Unit:
             run_state_machine_as_test(machine, settings=how)  # type: ignore[no-untyped-call]
         except Exception as error:  # noqa: BLE001  any exception is a finding
             noted = " ".join([said.getvalue(), *getattr(error, "__notes__", [])])
-            blob = noted[noted.find("@reproduce_failure") :].split(" as a decorator")[0] if "@reproduce_failure" in noted else ""
-            found = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", **machine.record, "blob": blob}
+            blob = (
+                noted[noted.find("@reproduce_failure") :].split(" as a decorator")[0]
+                if "@reproduce_failure" in noted
+                else ""
+            )
+            found = {
+                "error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
+                **machine.record,
+                "blob": blob,
+            }
             return Unit(spec, number, "finding", time.monotonic() - begun, machine.total, found)
         finally:
             subject.cache_clear()
@@ -147,25 +205,44 @@ def run_group(specs: List[Spec], number: int, end: float) -> List[Unit]:
 def line(unit: Unit) -> str:
     """Format a unit as one line, followed by the data to replay a finding."""
     total = unit.total
-    counts = f"{total['sequences']} sequences, {total['calls']} calls, {total['steps']} steps, worst {_worst([unit])}" if total else ""
+    counts = (
+        f"{total['sequences']} sequences, {total['calls']} calls, {total['steps']} steps, worst {_worst([unit])}"
+        if total
+        else ""
+    )
     shown = f"{unit.spec}: seed {unit.seed}, {unit.seconds:.1f} s, {unit.outcome} {counts}".rstrip()
     if not unit.finding:
         return shown
-    replayed = {name: unit.finding[name] for name in ("spec", "options", "calls") if name in unit.finding}
+    replayed = {
+        name: unit.finding[name] for name in ("spec", "options", "calls") if name in unit.finding
+    }
     return "\n  ".join((shown, unit.finding["error"], json.dumps(replayed), unit.finding["blob"]))
 
 
 def summary(units: List[Unit]) -> Dict[str, Any]:
     """Return the totals of all units."""
     driven = [unit for unit in units if unit.total]
-    total = {name: sum(unit.total[name] for unit in driven) for name in ("sequences", "calls", "steps", "refused")}
+    total = {
+        name: sum(unit.total[name] for unit in driven)
+        for name in ("sequences", "calls", "steps", "refused")
+    }
     return {
         **total,
-        "worst": {form: _worst([unit for unit in driven if unit.spec.form == form and unit.outcome == "passed"]) for form in sorted({u.spec.form for u in driven})},
+        "worst": {
+            form: _worst(
+                [unit for unit in driven if unit.spec.form == form and unit.outcome == "passed"]
+            )
+            for form in sorted({u.spec.form for u in driven})
+        },
         "artefacts": len({unit.spec for unit in driven}),
         "variants": len({unit.spec.variant for unit in driven}),
-        **{f"by_{name}": _calls(driven, name) for name in ("target", "signature", "form", "provider", "kind")},
-        "cannot_be_exported": sorted({f"{unit.spec}: {unit.outcome}" for unit in units if not unit.total}),
+        **{
+            f"by_{name}": _calls(driven, name)
+            for name in ("target", "signature", "form", "provider", "kind")
+        },
+        "cannot_be_exported": sorted(
+            {f"{unit.spec}: {unit.outcome}" for unit in units if not unit.total}
+        ),
         "findings": [unit.finding for unit in units if unit.finding],
     }
 
@@ -173,7 +250,9 @@ def summary(units: List[Unit]) -> Dict[str, Any]:
 def _worst(units: List[Unit]) -> Dict[str, float]:
     """Return the worst errors of some units relative to their bounds, by reference."""
     names = sorted({name for unit in units for name in unit.total["worst"]})
-    return {name: round(max(unit.total["worst"].get(name, 0.0) for unit in units), 2) for name in names}
+    return {
+        name: round(max(unit.total["worst"].get(name, 0.0) for unit in units), 2) for name in names
+    }
 
 
 def _calls(units: List[Unit], name: str) -> Dict[str, int]:

@@ -43,7 +43,9 @@ class Machine(RuleBasedStateMachine):
         for name in COUNTED:
             self.total[name] += getattr(self.driver, name) - before[name]
         worst = self.total["worst"]
-        worst |= {name: max(error, worst.get(name, 0.0)) for name, error in self.driver.worst.items()}
+        worst |= {
+            name: max(error, worst.get(name, 0.0)) for name, error in self.driver.worst.items()
+        }
 
     def teardown(self) -> None:
         if hasattr(self, "driver"):
@@ -57,23 +59,42 @@ class Machine(RuleBasedStateMachine):
 
     def room(self, twin: Twin) -> int:
         """Return the number of tokens that every row has room for."""
-        ends = [min(self.subject.spec.size - row.start, self.driver.capacity) - row.length for row in twin.rows]
+        ends = [
+            min(self.subject.spec.size - row.start, self.driver.capacity) - row.length
+            for row in twin.rows
+        ]
         return max(min(ends, default=min(self.subject.spec.size, self.driver.capacity)), 0)
 
-    def drawn_rows(self, draw: Callable[[Any], Any], count: int, room: int, least: int) -> List[List[int]]:
+    def drawn_rows(
+        self, draw: Callable[[Any], Any], count: int, room: int, least: int
+    ) -> List[List[int]]:
         few = st.integers(min(least, room), min(7, room))
-        tokens = st.one_of(few, few, few, st.integers(min(least, room), room), st.integers(0, room + 2))
-        beside = st.integers(-1, TEXTS - 1) if self.driver.manifest.axes or self.subject.segments else st.just(-1)
+        tokens = st.one_of(
+            few, few, few, st.integers(min(least, room), room), st.integers(0, room + 2)
+        )
+        beside = (
+            st.integers(-1, TEXTS - 1)
+            if self.driver.manifest.axes or self.subject.segments
+            else st.just(-1)
+        )
         return [[draw(st.integers(0, TEXTS - 1)), draw(beside), draw(tokens)] for _ in range(count)]
 
     def drawn_start(self, draw: Callable[[Any], Any], count: int) -> Any:
         """Draw start positions: None, one number or one per row, up to the end of the range."""
-        one = st.one_of(st.integers(0, 9), st.integers(0, self.subject.spec.size - 1), st.just(self.subject.spec.size - 1))
+        one = st.one_of(
+            st.integers(0, 9),
+            st.integers(0, self.subject.spec.size - 1),
+            st.just(self.subject.spec.size - 1),
+        )
         return draw(st.one_of(st.none(), one, st.lists(one, min_size=count, max_size=count)))
 
     def common(self, draw: Callable[[Any], Any]) -> Dict[str, Any]:
         chunk = draw(st.one_of(st.none(), st.sampled_from([1, 2, 3, 5, 16, 10**6])))
-        return {"padding": draw(st.one_of(st.none(), st.integers(0, 99))), "chunk": chunk, "keep": draw(st.sampled_from([None, None, 0, 1, 1, 3, 40]))}
+        return {
+            "padding": draw(st.one_of(st.none(), st.integers(0, 99))),
+            "chunk": chunk,
+            "keep": draw(st.sampled_from([None, None, 0, 1, 1, 3, 40])),
+        }
 
     @rule(data=st.data())
     def prefill(self, data: Any) -> None:
@@ -106,20 +127,47 @@ class Machine(RuleBasedStateMachine):
             return
         on, twin = self.choose(data.draw)
         room = self.room(twin)
-        if twin.rows and not room and data.draw(st.integers(0, 7)):  # no position is left: rewind all rows
+        if (
+            twin.rows and not room and data.draw(st.integers(0, 7))
+        ):  # no position is left: rewind all rows
             self.make({"do": "rewind", "on": on, "n": [row.length for row in twin.rows]})
             return
-        times = data.draw(st.one_of(st.integers(1, max(min(5, room), 1)), st.integers(1, max(min(40, room), 1)), st.integers(1, 40)))
-        texts = data.draw(st.lists(st.integers(0, TEXTS - 1), min_size=1, max_size=max(len(twin.rows), 1)))
-        self.make({"do": "step", "on": on, "times": times, "texts": texts, "copy": data.draw(st.booleans())})
+        times = data.draw(
+            st.one_of(
+                st.integers(1, max(min(5, room), 1)),
+                st.integers(1, max(min(40, room), 1)),
+                st.integers(1, 40),
+            )
+        )
+        texts = data.draw(
+            st.lists(st.integers(0, TEXTS - 1), min_size=1, max_size=max(len(twin.rows), 1))
+        )
+        self.make(
+            {
+                "do": "step",
+                "on": on,
+                "times": times,
+                "texts": texts,
+                "copy": data.draw(st.booleans()),
+            }
+        )
 
     @rule(data=st.data())
     def speculate(self, data: Any) -> None:
         if self.instead(data, self.subject.cached and self.driver.manifest.kind == "decoder"):
             return
         on, twin = self.choose(data.draw)
-        texts = data.draw(st.lists(st.integers(0, TEXTS - 1), min_size=1, max_size=max(len(twin.rows), 1)))
-        self.make({"do": "speculate", "on": on, "times": data.draw(st.integers(1, max(min(24, self.room(twin)), 1))), "texts": texts})
+        texts = data.draw(
+            st.lists(st.integers(0, TEXTS - 1), min_size=1, max_size=max(len(twin.rows), 1))
+        )
+        self.make(
+            {
+                "do": "speculate",
+                "on": on,
+                "times": data.draw(st.integers(1, max(min(24, self.room(twin)), 1))),
+                "texts": texts,
+            }
+        )
 
     @rule(data=st.data())
     def rewind(self, data: Any) -> None:
@@ -128,8 +176,15 @@ class Machine(RuleBasedStateMachine):
         on, twin = self.choose(data.draw)
         held = [row.length for row in twin.rows]
         least, most = min(held, default=0), max(held, default=0)
-        one = st.one_of(st.integers(0, min(4, least)), st.integers(0, least), st.integers(0, most + 1))
-        each = st.tuples(*(st.one_of(st.integers(0, min(4, count)), st.integers(0, count)) for count in held or [0]))
+        one = st.one_of(
+            st.integers(0, min(4, least)), st.integers(0, least), st.integers(0, most + 1)
+        )
+        each = st.tuples(
+            *(
+                st.one_of(st.integers(0, min(4, count)), st.integers(0, count))
+                for count in held or [0]
+            )
+        )
         n = data.draw(st.one_of(one, each))
         self.make({"do": "rewind", "on": on, "n": n if isinstance(n, int) else list(n)})
 
@@ -150,7 +205,10 @@ class Machine(RuleBasedStateMachine):
         on, twin = self.choose(data.draw)
         count = data.draw(st.integers(1, 2))
         start = self.drawn_start(data.draw, count)
-        ends = [self.subject.spec.size - int(first) for first in ([0] if start is None else [start] if isinstance(start, int) else start)]
+        ends = [
+            self.subject.spec.size - int(first)
+            for first in ([0] if start is None else [start] if isinstance(start, int) else start)
+        ]
         rows = self.drawn_rows(data.draw, count, min([*ends, self.driver.capacity]), 1)
         self.make({"do": "admit", "on": on, "rows": rows, "start": start, **self.common(data.draw)})
 
@@ -161,16 +219,31 @@ class Machine(RuleBasedStateMachine):
             self._drawn_prefill(data.draw)
             return
         row = data.draw(st.integers(0, len(twin.rows) - 1))
-        cut = data.draw(st.one_of(st.just(twin.rows[row].length), st.integers(0, twin.rows[row].length)))
-        rows = self.drawn_rows(data.draw, 1, max(min(self.subject.spec.size, self.driver.capacity) - cut, 0), 1)
-        self.make({"do": "begin", "on": on, "row": row, "cut": cut, "rows": rows, **self.common(data.draw)})
+        cut = data.draw(
+            st.one_of(st.just(twin.rows[row].length), st.integers(0, twin.rows[row].length))
+        )
+        rows = self.drawn_rows(
+            data.draw, 1, max(min(self.subject.spec.size, self.driver.capacity) - cut, 0), 1
+        )
+        self.make(
+            {
+                "do": "begin",
+                "on": on,
+                "row": row,
+                "cut": cut,
+                "rows": rows,
+                **self.common(data.draw),
+            }
+        )
 
     @rule(data=st.data())
     def retire(self, data: Any) -> None:
         if self.instead(data, self.subject.cached and not self.subject.columns):
             return
         on, twin = self.choose(data.draw)
-        self.make({"do": "retire", "on": on, "row": data.draw(st.integers(0, max(len(twin.rows) - 1, 0)))})
+        self.make(
+            {"do": "retire", "on": on, "row": data.draw(st.integers(0, max(len(twin.rows) - 1, 0)))}
+        )
 
     @rule(data=st.data())
     def reset(self, data: Any) -> None:
@@ -180,7 +253,13 @@ class Machine(RuleBasedStateMachine):
     def wrong(self, data: Any) -> None:
         if self.instead(data, data.draw(st.booleans())):
             return
-        self.make({"do": "wrong", "on": self.choose(data.draw)[0], "name": data.draw(st.sampled_from(sorted(wrong_calls(self.subject))))})
+        self.make(
+            {
+                "do": "wrong",
+                "on": self.choose(data.draw)[0],
+                "name": data.draw(st.sampled_from(sorted(wrong_calls(self.subject)))),
+            }
+        )
 
 
 def machine_of(subject: Subject) -> Type[Machine]:

@@ -32,7 +32,18 @@ BATCH = 50  # number of mutations per child process
 REFUSED = "refused"
 GOOD = (REFUSED, PROVED, DISPROVED)
 # Audit events that must not occur while an artefact is loaded, once the libraries are imported.
-FORBIDDEN = ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.fork", "socket.connect", "pickle.find_class", "os.remove", "os.rename", "shutil.rmtree")
+FORBIDDEN = (
+    "os.system",
+    "subprocess.Popen",
+    "os.exec",
+    "os.posix_spawn",
+    "os.fork",
+    "socket.connect",
+    "pickle.find_class",
+    "os.remove",
+    "os.rename",
+    "shutil.rmtree",
+)
 
 
 @dataclass(frozen=True)
@@ -103,8 +114,14 @@ def outcome(folder: Path, resealed: bool, judge: Callable[[Path], str]) -> str:
         load(folder, provider="cpu", threads=1)
     except (ValueError, RuntimeError) as refusal:
         line = str(refusal)
-        ours = type(refusal) in (ValueError, RuntimeError) and line.startswith(("artefact ", "runtime: ", "session: "))
-        return REFUSED if ours and "\n" not in line and len(line) < 2000 else f"raised {type(refusal).__name__}: {line[:200]!r}"
+        ours = type(refusal) in (ValueError, RuntimeError) and line.startswith(
+            ("artefact ", "runtime: ", "session: ")
+        )
+        return (
+            REFUSED
+            if ours and "\n" not in line and len(line) < 2000
+            else f"raised {type(refusal).__name__}: {line[:200]!r}"
+        )
     except Exception as error:  # noqa: BLE001  any other exception is a finding
         return f"raised {type(error).__name__}: {str(error)[:200]!r}"
     if not resealed:
@@ -117,7 +134,10 @@ class Watch:
 
     def __init__(self, around: Path) -> None:
         self.around, self.heard = str(around), ""
-        self._libraries = tuple(str(Path(path).resolve()) for path in {sys.prefix, sys.base_prefix, Path(__file__).parents[2]})
+        self._libraries = tuple(
+            str(Path(path).resolve())
+            for path in {sys.prefix, sys.base_prefix, Path(__file__).parents[2]}
+        )
 
     def hear(self, event: str, arguments: Any) -> None:
         if event in FORBIDDEN:
@@ -143,7 +163,9 @@ def _child(source: Path, around: Path, cases: List[Case], to: Connection) -> Non
         to.send((case.number, edit, watch.heard or found))
 
 
-def run(source: Path, cases: List[Case], keep: Optional[Path] = None, limit: float = LIMIT) -> "Report":
+def run(
+    source: Path, cases: List[Case], keep: Optional[Path] = None, limit: float = LIMIT
+) -> "Report":
     """Load every mutation of an artefact.
 
     Args:
@@ -157,14 +179,18 @@ def run(source: Path, cases: List[Case], keep: Optional[Path] = None, limit: flo
         waiting = waiting[done:]
     for finding in report.findings if keep else ():
         assert keep is not None
-        finding.case.write(source, keep / f"{source.name}-{finding.case.seed}-{finding.case.number}")
+        finding.case.write(
+            source, keep / f"{source.name}-{finding.case.seed}-{finding.case.number}"
+        )
     return report
 
 
 def _batch(source: Path, around: Path, cases: List[Case], limit: float, report: "Report") -> int:
     """Run cases in one child process until it ends. Return the number of finished cases."""
     here, there = multiprocessing.get_context("fork").Pipe(duplex=False)
-    child = multiprocessing.get_context("fork").Process(target=_child, args=(source, around, cases, there))
+    child = multiprocessing.get_context("fork").Process(
+        target=_child, args=(source, around, cases, there)
+    )
     child.start()
     there.close()
     edit, done = "", 0
@@ -226,15 +252,22 @@ def main(arguments: Optional[List[str]] = None) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         source = Path(temporary) / options.target
         export(seeded(block("rope", max_positions=64)), options.target, source, verify=False)
-        cases = [Case(options.seed, number, options.resealed) for number in range(options.first, options.first + options.count)]
+        cases = [
+            Case(options.seed, number, options.resealed)
+            for number in range(options.first, options.first + options.count)
+        ]
         report = run(source, cases, options.keep)
-    print(f"target {options.target}, seed {options.seed}, {options.count} mutations, {'resealed' if options.resealed else 'hashes unchanged'}")
+    print(
+        f"target {options.target}, seed {options.seed}, {options.count} mutations, {'resealed' if options.resealed else 'hashes unchanged'}"
+    )
     for name, count in sorted(report.counts.items()):
         print(f"{count:6} {name}")
     for name, count in sorted(report.edits.items()):
         print(f"       {count:6} {name}")
     for finding in report.findings:
-        print(f"finding: --first {finding.case.number} --count 1, {finding.edit}: {finding.outcome}")
+        print(
+            f"finding: --first {finding.case.number} --count 1, {finding.edit}: {finding.outcome}"
+        )
     return 1 if report.findings else 0
 
 

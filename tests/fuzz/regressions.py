@@ -7,14 +7,31 @@ FOUND: Dict[str, Dict[str, Any]] = {
     "a row at the end of the range beside a longer one": {
         "spec": ["alibi-rounded", "decoder", "ort", "positions", 40],
         "options": {"batch": 1, "capacity": None, "rewind": 256},
-        "calls": [{"do": "admit", "on": 0, "rows": [[0, -1, 2], [0, -1, 1]], "start": [0, 39], "padding": None, "chunk": None, "keep": None}],
+        "calls": [
+            {
+                "do": "admit",
+                "on": 0,
+                "rows": [[0, -1, 2], [0, -1, 1]],
+                "start": [0, 39],
+                "padding": None,
+                "chunk": None,
+                "keep": None,
+            }
+        ],
     },
     # The slot of a step that might have broken off was filled although a full cache does not have it: IndexError.
     "a fork of a cache that steps have filled to its end": {
         "spec": ["rope", "decoder", "ort", "mask", 40],
         "options": {"batch": 1, "capacity": None, "rewind": 256},
         "calls": [
-            {"do": "prefill", "on": 0, "rows": [[0, -1, 21]], "start": None, "padding": None, "chunk": None},
+            {
+                "do": "prefill",
+                "on": 0,
+                "rows": [[0, -1, 21]],
+                "start": None,
+                "padding": None,
+                "chunk": None,
+            },
             {"do": "step", "on": 0, "times": 19, "texts": [0], "copy": False},
             {"do": "fork", "on": 0},
             {"do": "rewind", "on": 0, "n": 3},
@@ -26,7 +43,14 @@ FOUND: Dict[str, Dict[str, Any]] = {
         "spec": ["rope", "decoder", "ort", "mask", 40],
         "options": {"batch": 1, "capacity": None, "rewind": 256},
         "calls": [
-            {"do": "prefill", "on": 0, "rows": [[0, -1, 0], [0, -1, 1]], "start": None, "padding": None, "chunk": None},
+            {
+                "do": "prefill",
+                "on": 0,
+                "rows": [[0, -1, 0], [0, -1, 1]],
+                "start": None,
+                "padding": None,
+                "chunk": None,
+            },
             {"do": "step", "on": 0, "times": 1, "texts": [0], "copy": False},
         ],
     },
@@ -35,7 +59,14 @@ FOUND: Dict[str, Dict[str, Any]] = {
         "spec": ["rope", "bidirectional", "ort", "positions", 40],
         "options": {"batch": 1, "capacity": None, "rewind": 256},
         "calls": [
-            {"do": "prefill", "on": 0, "rows": [[0, -1, 5]], "start": None, "padding": None, "chunk": None},
+            {
+                "do": "prefill",
+                "on": 0,
+                "rows": [[0, -1, 5]],
+                "start": None,
+                "padding": None,
+                "chunk": None,
+            },
             {"do": "wrong", "on": 0, "name": "start past the range"},
         ],
     },
@@ -44,7 +75,14 @@ FOUND: Dict[str, Dict[str, Any]] = {
         "spec": ["rope_longrope-short", "decoder", "ort", "mask", 40],
         "options": {"batch": 1, "capacity": None, "rewind": 256},
         "calls": [
-            {"do": "prefill", "on": 0, "rows": [[0, -1, count] for count in counts], "start": None, "padding": None, "chunk": None}
+            {
+                "do": "prefill",
+                "on": 0,
+                "rows": [[0, -1, count] for count in counts],
+                "start": None,
+                "padding": None,
+                "chunk": None,
+            }
             for counts in ((0, 0, 31, 0), (0, 0, 0, 2), (0, 0, 0, 8))
         ],
     },
@@ -53,8 +91,22 @@ FOUND: Dict[str, Dict[str, Any]] = {
         "spec": ["nope", "linear", "onnx", "positions", 40],
         "options": {"batch": 1, "capacity": None, "rewind": 20},
         "calls": [
-            {"do": "prefill", "on": 0, "rows": [[0, -1, 1]], "start": None, "padding": None, "chunk": None},
-            {"do": "prefill", "on": 0, "rows": [[0, -1, 6]], "start": None, "padding": None, "chunk": 2},
+            {
+                "do": "prefill",
+                "on": 0,
+                "rows": [[0, -1, 1]],
+                "start": None,
+                "padding": None,
+                "chunk": None,
+            },
+            {
+                "do": "prefill",
+                "on": 0,
+                "rows": [[0, -1, 6]],
+                "start": None,
+                "padding": None,
+                "chunk": 2,
+            },
             {"do": "step", "on": 0, "times": 15, "texts": [0], "copy": False},
             {"do": "rewind", "on": 0, "n": 21},
             {"do": "rewind", "on": 0, "n": 1},
@@ -65,7 +117,14 @@ FOUND: Dict[str, Dict[str, Any]] = {
         "spec": ["rope", "linear", "onnx", "mask", 40],
         "options": {"batch": 1, "capacity": None, "rewind": 256},
         "calls": [
-            {"do": "prefill", "on": 0, "rows": [[0, -1, 3]], "start": None, "padding": None, "chunk": None},
+            {
+                "do": "prefill",
+                "on": 0,
+                "rows": [[0, -1, 3]],
+                "start": None,
+                "padding": None,
+                "chunk": None,
+            },
             {"do": "step", "on": 0, "times": 1, "texts": [0], "copy": True},
         ],
     },
@@ -74,8 +133,25 @@ FOUND: Dict[str, Dict[str, Any]] = {
         f"{name}: one line": {
             "spec": ["mrope", "block", "ort", "positions", 40],
             "options": {"batch": 1, "capacity": None, "rewind": 256},
-            "calls": [{"do": "prefill", "on": 0, "rows": [[0, -1, 5]], "start": None, "padding": None, "chunk": None}, {"do": "wrong", "on": 0, "name": name}],
+            "calls": [
+                {
+                    "do": "prefill",
+                    "on": 0,
+                    "rows": [[0, -1, 5]],
+                    "start": None,
+                    "padding": None,
+                    "chunk": None,
+                },
+                {"do": "wrong", "on": 0, "name": name},
+            ],
         }
-        for name in ("start of another rank", "rewind of another rank", "ragged rows in a row", "mask of ragged lists", "step of ragged lists", "grid of ragged lists")
+        for name in (
+            "start of another rank",
+            "rewind of another rank",
+            "ragged rows in a row",
+            "mask of ragged lists",
+            "step of ragged lists",
+            "grid of ragged lists",
+        )
     },
 }

@@ -70,13 +70,25 @@ class Around(torch.nn.Module):
     def __init__(self, inner: torch.nn.Module, ids: int = 0) -> None:
         super().__init__()
         self.table: torch.nn.Module = torch.nn.Embedding(ids, WIDTH) if ids else torch.nn.Identity()
-        self.norm, self.block, self.head = torch.nn.LayerNorm(WIDTH), inner, torch.nn.Linear(WIDTH, 5)
+        self.norm, self.block, self.head = (
+            torch.nn.LayerNorm(WIDTH),
+            inner,
+            torch.nn.Linear(WIDTH, 5),
+        )
 
     def forward(
-        self, x: torch.Tensor, positions: torch.Tensor, coordinates: torch.Tensor, key_positions: torch.Tensor, write_index: torch.Tensor, states: List[torch.Tensor]
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        coordinates: torch.Tensor,
+        key_positions: torch.Tensor,
+        write_index: torch.Tensor,
+        states: List[torch.Tensor],
     ) -> Tuple[torch.Tensor, List[torch.Tensor]]:
         x = self.table(x)
-        y, present = self.block(self.norm(x), positions, coordinates, key_positions, write_index, states)
+        y, present = self.block(
+            self.norm(x), positions, coordinates, key_positions, write_index, states
+        )
         return self.head(torch.nn.functional.gelu(x + y)), present
 
 
@@ -84,14 +96,18 @@ def experts(variant: str, size: int) -> Any:
     """Describe a decoder with a mixture of experts in every layer."""
     whole = decoder(variant, max_positions=size)
     mlp = {"name": "experts", "hidden": 24, "experts": 5, "chosen": 2}
-    return replace(whole, layers={name: replace(kind, mlp=mlp) for name, kind in whole.layers.items()})
+    return replace(
+        whole, layers={name: replace(kind, mlp=mlp) for name, kind in whole.layers.items()}
+    )
 
 
 KINDS: Dict[str, Callable[[str, int], Any]] = {
     "decoder": lambda variant, size: decoder(variant, max_positions=size),
     "block": lambda variant, size: block(variant, max_positions=size),
     "reading": lambda variant, size: reading(variant, max_positions=size),
-    "linear": lambda variant, size: decoder(variant, max_positions=size, mechanism="linear", kv_heads=6),
+    "linear": lambda variant, size: decoder(
+        variant, max_positions=size, mechanism="linear", kv_heads=6
+    ),
     "bidirectional": lambda variant, size: block(variant, max_positions=size, causal=False),
     "encoder": lambda variant, size: replace(encoder(variant), max_positions=size),
     "experts": experts,
@@ -113,7 +129,9 @@ class Subject:
         made, how = sources(spec.variant, spec.kind, spec.size), dict(FORMS[spec.form])
         if "cache" in how:
             how["calibrate"] = str(_sample(spec.kind, folder))
-        export(made, spec.target, folder / "artefact", signature=spec.signature, verify=False, **how)  # type: ignore[arg-type]
+        export(
+            made, spec.target, folder / "artefact", signature=spec.signature, verify=False, **how
+        )  # type: ignore[arg-type]
         self.spec, self.model = spec, load(folder / "artefact", provider=spec.provider, threads=1)
         self.manifest = self.model.manifest
         if spec.provider == "openvino-bf16":
@@ -127,27 +145,53 @@ class Subject:
         self.segments = 0 if self.manifest.axes else self.manifest.segments
         random = np.random.default_rng(0)
         dtype = self.manifest.dtype
-        self.texts = random.integers(61, size=(TEXTS, spec.size)) if self.vocabulary else random.standard_normal((TEXTS, spec.size, WIDTH)).astype(dtype)
-        self.beside = random.integers(self.segments or spec.size, size=(TEXTS, self.manifest.axes or 1, spec.size))
-        numbers = sum(int(value.axes[1]) * int(value.axes[3]) for value in self.manifest.encoder[1:])
-        self.encoded = [random.standard_normal((length, numbers)).astype(dtype) for length in ENCODED] if numbers else []
+        self.texts = (
+            random.integers(61, size=(TEXTS, spec.size))
+            if self.vocabulary
+            else random.standard_normal((TEXTS, spec.size, WIDTH)).astype(dtype)
+        )
+        self.beside = random.integers(
+            self.segments or spec.size, size=(TEXTS, self.manifest.axes or 1, spec.size)
+        )
+        numbers = sum(
+            int(value.axes[1]) * int(value.axes[3]) for value in self.manifest.encoder[1:]
+        )
+        self.encoded = (
+            [random.standard_normal((length, numbers)).astype(dtype) for length in ENCODED]
+            if numbers
+            else []
+        )
         self._against, self._passes = references(made, self), {}  # type: ignore[var-annotated]
 
     def tokens(self, row: List[Token], first: int = 0) -> np.ndarray:
         """Return the tokens of a row from index `first` on, [n] or [n,E]."""
         empty = self.texts[0, :0]
-        return np.stack([self.texts[token.text, place] for place, token in enumerate(row[first:], first)]) if row[first:] else empty
+        return (
+            np.stack(
+                [self.texts[token.text, place] for place, token in enumerate(row[first:], first)]
+            )
+            if row[first:]
+            else empty
+        )
 
     def numbers(self, row: List[Token], start: int, first: int = 0) -> np.ndarray:
         """Return the coordinates [axes,n] or segments [1,n] of a row from index `first` on."""
         none = [start if self.manifest.axes else 0, 1 if self.manifest.axes else 0]
         columns = [
-            self.beside[token.beside, :, place] if token.beside >= 0 else np.full(self.beside.shape[1], none[0] + none[1] * place)
+            self.beside[token.beside, :, place]
+            if token.beside >= 0
+            else np.full(self.beside.shape[1], none[0] + none[1] * place)
             for place, token in enumerate(row[first:], first)
         ]
-        return np.stack(columns, axis=1).astype(np.int64) if columns else np.zeros((self.beside.shape[1], 0), np.int64)
+        return (
+            np.stack(columns, axis=1).astype(np.int64)
+            if columns
+            else np.zeros((self.beside.shape[1], 0), np.int64)
+        )
 
-    def expected(self, start: int, row: List[Token], source: int = 0) -> Dict[str, Tuple[np.ndarray, "Reference"]]:
+    def expected(
+        self, start: int, row: List[Token], source: int = 0
+    ) -> Dict[str, Tuple[np.ndarray, "Reference"]]:
         """Return the outputs for a single row in one pass, at least [len(row),V], and the reference that computed them, by its name.
 
         Causal models are given further tokens after the row.
@@ -155,22 +199,37 @@ class Subject:
         Args:
             source: index of its encoder sequence in `encoded`, if the model reads an encoder.
         """
-        wanted = min(-(-len(row) // ROUND) * ROUND, self.spec.size - start) if self.cached else len(row)
+        wanted = (
+            min(-(-len(row) // ROUND) * ROUND, self.spec.size - start) if self.cached else len(row)
+        )
         whole = tuple(row) + (row[-1],) * (wanted - len(row))
         key = (start, source, whole)
         if key not in self._passes:
             if len(self._passes) >= KEPT:
                 self._passes.clear()
-            self._passes[key] = {name: (self._pass(each, start, list(whole), source), each) for name, each in self._against.items()}
+            self._passes[key] = {
+                name: (self._pass(each, start, list(whole), source), each)
+                for name, each in self._against.items()
+            }
         return self._passes[key]  # type: ignore[no-any-return]
 
     def _pass(self, against: "Reference", start: int, row: List[Token], source: int) -> np.ndarray:
         numbers, session = self.numbers(row, start)[:, None], against.session
-        tokens, *given = (array if array.dtype == np.int64 else array.astype(session.manifest.dtype) for array in (self.tokens(row), *self.encoded[source : source + 1]))
+        tokens, *given = (
+            array if array.dtype == np.int64 else array.astype(session.manifest.dtype)
+            for array in (self.tokens(row), *self.encoded[source : source + 1])
+        )
         grid: Optional[np.ndarray] = numbers if self.manifest.axes else None
         session.reset()
         types = numbers[0] if self.segments else None
-        return session.prefill(tokens[None], start=start, chunk=len(row), grid=grid, token_types=types, encoder=given or None)[0]
+        return session.prefill(
+            tokens[None],
+            start=start,
+            chunk=len(row),
+            grid=grid,
+            token_types=types,
+            encoder=given or None,
+        )[0]
 
 
 class Reference(NamedTuple):
@@ -191,9 +250,19 @@ def references(made: Sources, subject: Subject) -> Dict[str, Reference]:
     spec, manifest, how = subject.spec, subject.manifest, FORMS[subject.spec.form]
     assert manifest.reference is not None
     accuracy = accuracy_on(spec.provider, manifest.reference)
-    module, of_few = eager_session(made.of(manifest.dtype, how.get("weights")).model), UNEVEN if accuracy.rounds else 1.0
+    module, of_few = (
+        eager_session(made.of(manifest.dtype, how.get("weights")).model),
+        UNEVEN if accuracy.rounds else 1.0,
+    )
     found = {"its module": Reference(module, accuracy.tolerance, accuracy.rounds, of_few)}
-    return {**found, "its own full pass": Reference(subject.model.session(), accuracy.tolerance / 2, True)} if accuracy.rounds else found
+    return (
+        {
+            **found,
+            "its own full pass": Reference(subject.model.session(), accuracy.tolerance / 2, True),
+        }
+        if accuracy.rounds
+        else found
+    )
 
 
 @functools.lru_cache(maxsize=8)
@@ -203,7 +272,12 @@ def sources(variant: str, kind: str, size: int) -> Sources:
         return Sources(seeded(KINDS[kind](variant, size)))
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        return Sources(OwnModule(Around(seeded(block(variant, max_positions=size)), OWN[kind]).eval(), vocabulary=OWN[kind] or None))
+        return Sources(
+            OwnModule(
+                Around(seeded(block(variant, max_positions=size)), OWN[kind]).eval(),
+                vocabulary=OWN[kind] or None,
+            )
+        )
 
 
 def _check_verified(folder: Path, spec: Spec) -> None:
@@ -214,7 +288,9 @@ def _check_verified(folder: Path, spec: Spec) -> None:
     """
     proof = verify(folder, spec.provider, record=False)
     if not proof["passed"]:
-        raise ValueError(f"fuzz: expected {spec} to pass verification, got {format_cell(proof, worst_cell(proof))} at '{worst_cell(proof)}'; users are told the same")
+        raise ValueError(
+            f"fuzz: expected {spec} to pass verification, got {format_cell(proof, worst_cell(proof))} at '{worst_cell(proof)}'; users are told the same"
+        )
 
 
 def _sample(kind: str, folder: Path) -> Path:

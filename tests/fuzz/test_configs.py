@@ -18,23 +18,75 @@ from tests.fuzz.config_values import DELETED  # noqa: E402
 from tests.fuzz.configs import case, compared  # noqa: E402
 from tests.models.checkpoints import saved  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns about deprecated configurations
+pytestmark = pytest.mark.filterwarnings(
+    "ignore"
+)  # transformers warns about deprecated configurations
 BASES = bases()
 FALCON = {"alibi": True, "num_attention_heads": 16}
 # Model type, index of its base, changed keys, and the outcome or a part of our refusal.
 FIXED: Dict[str, Any] = {
-    "alibi of 16 heads in the new architecture": ("falcon", 0, {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}, "equal"),
-    "alibi of 6 heads": ("falcon", 0, {"alibi": True, "num_attention_heads": 6, "hidden_size": 96}, "equal"),
+    "alibi of 16 heads in the new architecture": (
+        "falcon",
+        0,
+        {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2},
+        "equal",
+    ),
+    "alibi of 6 heads": (
+        "falcon",
+        0,
+        {"alibi": True, "num_attention_heads": 6, "hidden_size": 96},
+        "equal",
+    ),
     "slices that are summed with biases": ("bloom", 0, {"pretraining_tp": 2}, "equal"),
-    "slices that are summed without biases": ("bloom", 0, {"pretraining_tp": 2, "slow_but_exact": True}, "expected slow_but_exact to be false"),
-    "a range under a name that is not read": ("gemma3_text", 0, {"n_ctx": 10, "max_position_embeddings": DELETED}, "max_position_embeddings in place of n_ctx"),
-    "heads under a name that is not read": ("modernbert", 0, {"n_heads": 1, "num_attention_heads": DELETED}, "num_attention_heads in place of n_heads"),
-    "an activation that is written twice": ("mt5", 1, {"feed_forward_proj": "gated-silu"}, "expected dense_act_fn to be 'silu', got 'gelu_new'"),
-    "an activation that is a list": ("bert", 0, {"hidden_act": ["silu"]}, "expected hidden_act to be a name, got ['silu']"),
-    "layers that are a flag": ("llama4_text", 0, {"moe_layers": True}, "expected moe_layers to be a list of layers, got True"),
+    "slices that are summed without biases": (
+        "bloom",
+        0,
+        {"pretraining_tp": 2, "slow_but_exact": True},
+        "expected slow_but_exact to be false",
+    ),
+    "a range under a name that is not read": (
+        "gemma3_text",
+        0,
+        {"n_ctx": 10, "max_position_embeddings": DELETED},
+        "max_position_embeddings in place of n_ctx",
+    ),
+    "heads under a name that is not read": (
+        "modernbert",
+        0,
+        {"n_heads": 1, "num_attention_heads": DELETED},
+        "num_attention_heads in place of n_heads",
+    ),
+    "an activation that is written twice": (
+        "mt5",
+        1,
+        {"feed_forward_proj": "gated-silu"},
+        "expected dense_act_fn to be 'silu', got 'gelu_new'",
+    ),
+    "an activation that is a list": (
+        "bert",
+        0,
+        {"hidden_act": ["silu"]},
+        "expected hidden_act to be a name, got ['silu']",
+    ),
+    "layers that are a flag": (
+        "llama4_text",
+        0,
+        {"moe_layers": True},
+        "expected moe_layers to be a list of layers, got True",
+    ),
     "another window": ("mistral", 0, {"sliding_window": 5}, "equal"),
-    "a rotation that grows": ("qwen2_vl", 0, {"text_config": {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}}, "expected rope_type default, or yarn"),
-    "an unknown activation": ("gpt2", 0, {"activation_function": "quick_gelu"}, "expected activation_function to be one of"),
+    "a rotation that grows": (
+        "qwen2_vl",
+        0,
+        {"text_config": {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}},
+        "expected rope_type default, or yarn",
+    ),
+    "an unknown activation": (
+        "gpt2",
+        0,
+        {"activation_function": "quick_gelu"},
+        "expected activation_function to be one of",
+    ),
 }
 
 
@@ -42,15 +94,26 @@ FIXED: Dict[str, Any] = {
 def test_a_configuration_is_read_as_transformers_reads_it_or_refused(name: str) -> None:
     model_type, index, changes, wanted = FIXED[name]
     found = compared(BASES[model_type][index], changes)
-    assert wanted == found.outcome or any(wanted in said for said in found.said if said.startswith("ours: ValueError")), found
+    assert wanted == found.outcome or any(
+        wanted in said for said in found.said if said.startswith("ours: ValueError")
+    ), found
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("base", [base for each in BASES.values() for base in each], ids=lambda base: f"{base.model_type} {base.name}")
+@pytest.mark.parametrize(
+    "base",
+    [base for each in BASES.values() for base in each],
+    ids=lambda base: f"{base.model_type} {base.name}",
+)
 def test_every_base_of_the_search_equals_transformers(base: Any) -> None:
     found = compared(base, {})
-    if base.name == "phi3":  # transformers turns keys with other factors from 9 tokens on, but not those in the cache; its full pass equals ours
-        assert found.outcome == "transformers differs from its own decode" and max(found.shares.values()) <= 1, found
+    if (
+        base.name == "phi3"
+    ):  # transformers turns keys with other factors from 9 tokens on, but not those in the cache; its full pass equals ours
+        assert (
+            found.outcome == "transformers differs from its own decode"
+            and max(found.shares.values()) <= 1
+        ), found
     else:
         assert found.outcome == "equal"
 
@@ -74,13 +137,21 @@ def test_long_rows_show_that_alibi_is_rounded_to_bfloat16(monkeypatch: pytest.Mo
 
 
 PLANTED: Dict[str, Callable[..., Any]] = {
-    "number": lambda self, key, *default, right=Settings.number: right(self, key, *default) * (3 if key == "rms_norm_eps" else 1),
-    "window": lambda self, key, *default, right=Settings.window: (right(self, key, *default) or 0) + 1,
+    "number": lambda self, key, *default, right=Settings.number: (
+        right(self, key, *default) * (3 if key == "rms_norm_eps" else 1)
+    ),
+    "window": lambda self, key, *default, right=Settings.window: (
+        (right(self, key, *default) or 0) + 1
+    ),
 }
 
 
-@pytest.mark.parametrize(("method", "changes"), [("number", {"rms_norm_eps": 0.01}), ("window", {"sliding_window": 5})])
-def test_a_wrongly_read_key_is_a_finding(method: str, changes: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("method", "changes"), [("number", {"rms_norm_eps": 0.01}), ("window", {"sliding_window": 5})]
+)
+def test_a_wrongly_read_key_is_a_finding(
+    method: str, changes: Dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Settings, method, PLANTED[method])
     assert compared(BASES["mistral"][0], changes).outcome == "silent difference"
 
@@ -91,7 +162,17 @@ def test_a_case_is_repeated_by_its_seed() -> None:
 
 # Values that no model has: refused before anything of that size is built.
 HOSTILE: Dict[str, Any] = {
-    **{f"{key}={value:.0e}": (key, value) for key in ("num_hidden_layers", "head_dim", "hidden_size", "vocab_size", "num_attention_heads") for value in (1e9, 2.0**63)},
+    **{
+        f"{key}={value:.0e}": (key, value)
+        for key in (
+            "num_hidden_layers",
+            "head_dim",
+            "hidden_size",
+            "vocab_size",
+            "num_attention_heads",
+        )
+        for value in (1e9, 2.0**63)
+    },
     "experts": ("num_local_experts", 10**9),
     "a range above int64": ("max_position_embeddings", 2**63),
     "a table of positions": ("max_position_embeddings", 2 * 10**9),
@@ -108,12 +189,17 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_size_beyond_the_checkpoint_is_refused_at_once_and_in_little_memory(name: str, llama: Path, tmp_path: Path) -> None:
+def test_a_size_beyond_the_checkpoint_is_refused_at_once_and_in_little_memory(
+    name: str, llama: Path, tmp_path: Path
+) -> None:
     key, value = HOSTILE[name]
     for file in llama.iterdir():
         (tmp_path / file.name).symlink_to(file)
     (tmp_path / "config.json").unlink()
-    config = {**json.loads((llama / "config.json").read_text()), key: int(value) if isinstance(value, float) else value}
+    config = {
+        **json.loads((llama / "config.json").read_text()),
+        key: int(value) if isinstance(value, float) else value,
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     tracemalloc.start()
     begun = time.process_time()

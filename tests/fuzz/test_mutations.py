@@ -30,7 +30,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
 
 @pytest.mark.parametrize("resealed", [False, True], ids=["sealed", "resealed"])
 @pytest.mark.parametrize("target", ["ort", "torchscript"])
-def test_mutations_are_refused_in_one_line_or_load_without_harm(target: str, resealed: bool, made: Dict[str, Path]) -> None:
+def test_mutations_are_refused_in_one_line_or_load_without_harm(
+    target: str, resealed: bool, made: Dict[str, Path]
+) -> None:
     report = mutations.run(made[target], [Case(1, number, resealed) for number in range(40)])
     assert not report.findings, report.findings
     assert report.counts[REFUSED] + report.counts[PROVED] + report.counts[DISPROVED] == 40
@@ -39,7 +41,9 @@ def test_mutations_are_refused_in_one_line_or_load_without_harm(target: str, res
 
 def test_a_mutation_is_the_same_each_time(made: Dict[str, Path], tmp_path: Path) -> None:
     for number in range(10):
-        edits = [Case(3, number, True).write(made["ort"], tmp_path / name) for name in ("one", "other")]
+        edits = [
+            Case(3, number, True).write(made["ort"], tmp_path / name) for name in ("one", "other")
+        ]
         assert edits[0] == edits[1]
         assert mutations._content(tmp_path / "one") == mutations._content(tmp_path / "other")
 
@@ -60,7 +64,9 @@ FAULTS: Dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("expected", FAULTS)
-def test_a_planted_fault_of_loading_is_found(expected: str, made: Dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_fault_of_loading_is_found(
+    expected: str, made: Dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
 
     def loaded(*_: Any, **__: Any) -> None:
@@ -70,14 +76,21 @@ def test_a_planted_fault_of_loading_is_found(expected: str, made: Dict[str, Path
 
     monkeypatch.setattr(mutations, "Judge", lambda source: lambda folder: PROVED)
     monkeypatch.setattr(mutations, "load", loaded)
-    report = mutations.run(made["ort"], [Case(1, number, True) for number in range(4)], keep=tmp_path / "kept", limit=1.0)
+    report = mutations.run(
+        made["ort"],
+        [Case(1, number, True) for number in range(4)],
+        keep=tmp_path / "kept",
+        limit=1.0,
+    )
     assert [finding.case.number for finding in report.findings][:1] == [1]
     assert report.findings[0].outcome.startswith(expected)
     assert sum(report.counts.values()) == 4
     assert (tmp_path / "kept" / "ort-1-1").is_dir()
 
 
-def test_verification_that_passes_other_numbers_is_found(made: Dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verification_that_passes_other_numbers_is_found(
+    made: Dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     judge = Judge(made["ort"])
     assert judge(made["ort"]) == PROVED
     export(seeded(block("nope", max_positions=64), seed=1), "ort", tmp_path / "other", verify=False)
@@ -88,6 +101,11 @@ def test_verification_that_passes_other_numbers_is_found(made: Dict[str, Path], 
     assert judge(tmp_path / "other") == DISPROVED  # the reference belongs to another artefact
 
 
-def test_a_mutation_that_loads_with_its_old_hashes_is_found(made: Dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mutation_that_loads_with_its_old_hashes_is_found(
+    made: Dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mutations, "load", lambda *_, **__: None)
-    assert mutations.run(made["ort"], [Case(1, 0, False)]).findings[0].outcome == "loaded although a hash differs"
+    assert (
+        mutations.run(made["ort"], [Case(1, 0, False)]).findings[0].outcome
+        == "loaded although a hash differs"
+    )

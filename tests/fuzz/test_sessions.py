@@ -21,7 +21,15 @@ from tests.fuzz.subjects import Spec, Subject, subject
 from tests.fuzz.wrong import WRONG, WRONG_ACTIVATIONS, WRONG_IDS
 
 PHASES = (Phase.generate, Phase.shrink)
-FAST = settings(derandomize=True, max_examples=10, stateful_step_count=20, deadline=None, database=None, suppress_health_check=list(HealthCheck), phases=PHASES)
+FAST = settings(
+    derandomize=True,
+    max_examples=10,
+    stateful_step_count=20,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+    phases=PHASES,
+)
 EVERYWHERE = ("onnx", "onnx-static", "ort", "torchscript")
 SPECS = [  # blocks if one layer is enough for the test, since tracing takes most of the time
     *(Spec("rope", "decoder", target) for target in EVERYWHERE),
@@ -30,7 +38,10 @@ SPECS = [  # blocks if one layer is enough for the test, since tracing takes mos
     *(Spec("input_rnn", "decoder", target) for target in EVERYWHERE),
     *(Spec("fox", "block", target) for target in ("onnx-static", "ort")),
     *(Spec("mrope", "block", target) for target in ("onnx", "ort", "torchscript")),
-    *(Spec("alibi", "block", target, "positions", 600) for target in ("onnx", "onnx-static", "ort")),
+    *(
+        Spec("alibi", "block", target, "positions", 600)
+        for target in ("onnx", "onnx-static", "ort")
+    ),
     *(Spec("rope_longrope-short", "block", target) for target in ("ort", "torchscript")),
     Spec("rope_longrope-short", "block", "onnx-static", "mask"),
     *(Spec("conditional_conv", "block", target) for target in ("onnx", "ort")),
@@ -64,7 +75,10 @@ def made(spec: Spec) -> Subject:
 THOROUGH = (
     *(Spec("rope", "linear", target) for target in ("onnx", "onnx-static", "ort")),
     *(Spec("input_rnn", "decoder", target) for target in ("onnx", "onnx-static", "ort")),
-    *(Spec("rope", "decoder", target, "mask") for target in ("onnx", "onnx-static", "torchscript", "pt2")),
+    *(
+        Spec("rope", "decoder", target, "mask")
+        for target in ("onnx", "onnx-static", "torchscript", "pt2")
+    ),
     *(Spec("mrope", "block", target) for target in ("onnx", "torchscript")),
     Spec("conditional_conv", "block", "onnx"),
     Spec("cope", "block", "onnx-static"),
@@ -76,7 +90,13 @@ THOROUGH = (
 
 def grouped(specs: List[Spec]) -> List[Any]:
     """Return parameters that run all specs of a module in one process, which traces it once."""
-    marks = {spec: [pytest.mark.xdist_group(f"{spec.variant} {spec.kind}"), *([pytest.mark.exhaustive] if spec in THOROUGH else [])] for spec in specs}
+    marks = {
+        spec: [
+            pytest.mark.xdist_group(f"{spec.variant} {spec.kind}"),
+            *([pytest.mark.exhaustive] if spec in THOROUGH else []),
+        ]
+        for spec in specs
+    }
     return [pytest.param(spec, id=str(spec), marks=marks[spec]) for spec in specs]
 
 
@@ -91,31 +111,61 @@ def test_random_calls_give_what_each_row_alone_would_give(spec: Spec) -> None:
     assert machine.total["calls"] > 100
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(" ".join(FOUND[name]["spec"][:2]))) for name in FOUND])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.xdist_group(" ".join(FOUND[name]["spec"][:2])))
+        for name in FOUND
+    ],
+)
 def test_what_was_found_once_stays_mended(name: str) -> None:
     found = FOUND[name]
     replay(made(Spec(*found["spec"])), found["options"], found["calls"])
 
 
-FILLED: Dict[str, Any] = {"do": "prefill", "on": 0, "rows": [[0, -1, 5], [1, -1, 3]], "start": None, "padding": None, "chunk": None}
-REFUSING = [Spec("rope", "decoder", "ort"), Spec("alibi", "block", "onnx", size=600), Spec("mrope", "block", "ort"), Spec("learned", "encoder", "torchscript")]
+FILLED: Dict[str, Any] = {
+    "do": "prefill",
+    "on": 0,
+    "rows": [[0, -1, 5], [1, -1, 3]],
+    "start": None,
+    "padding": None,
+    "chunk": None,
+}
+REFUSING = [
+    Spec("rope", "decoder", "ort"),
+    Spec("alibi", "block", "onnx", size=600),
+    Spec("mrope", "block", "ort"),
+    Spec("learned", "encoder", "torchscript"),
+]
 OPTIONS = {"batch": 1, "capacity": None, "rewind": 256}
 
 
 @pytest.mark.parametrize("calls", [[], [FILLED]], ids=["empty", "filled"])
 @pytest.mark.parametrize("spec", grouped(REFUSING))
-def test_wrong_calls_are_refused_in_one_line_and_change_nothing(spec: Spec, calls: List[Any]) -> None:
+def test_wrong_calls_are_refused_in_one_line_and_change_nothing(
+    spec: Spec, calls: List[Any]
+) -> None:
     names = [*WRONG, *(WRONG_IDS if made(spec).vocabulary else WRONG_ACTIVATIONS)]
     assert len(names) > 90
     for name in names:
         replay(made(spec), OPTIONS, [*calls, {"do": "wrong", "on": 0, "name": name}])
 
 
-def _forgets_starts(self: CacheManager, state: Any, starts: np.ndarray, right: Any = CacheManager.opened) -> Any:
+def _forgets_starts(
+    self: CacheManager, state: Any, starts: np.ndarray, right: Any = CacheManager.opened
+) -> Any:
     return right(self, state, np.where(starts > 5, starts - 1, starts))
 
 
-def _moves_too_little(self: BufferedCaches, row: int, source: Any, first: int, slots: int, right: Any = BufferedCaches.copy, **places: int) -> None:
+def _moves_too_little(
+    self: BufferedCaches,
+    row: int,
+    source: Any,
+    first: int,
+    slots: int,
+    right: Any = BufferedCaches.copy,
+    **places: int,
+) -> None:
     right(self, row, source, first, max(slots - 1, 0), **places)
 
 
@@ -132,19 +182,37 @@ def _swallows(self: Session, n: Any, right: Any = Session.rewind) -> None:
         (CacheManager, "without", lambda self, state, row: state),
         (Prefix, "write", lambda self, caches, row: None),
     ],
-    ids=["a start off by one", "a moved row short of a token", "a rewind cut short", "a row that stays", "a prefix that is not copied"],
+    ids=[
+        "a start off by one",
+        "a moved row short of a token",
+        "a rewind cut short",
+        "a row that stays",
+        "a prefix that is not copied",
+    ],
 )
 @pytest.mark.xdist_group("rope decoder")
-def test_a_planted_fault_of_a_session_is_found_by_random_calls(owner: type, name: str, fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_fault_of_a_session_is_found_by_random_calls(
+    owner: type, name: str, fault: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine = machine_of(made(Spec("rope", "decoder", "ort")))
     monkeypatch.setattr(owner, name, fault)
     with pytest.raises((AssertionError, ValueError)):
-        run_state_machine_as_test(machine, settings=settings(FAST, max_examples=300, phases=(Phase.generate,)))  # type: ignore[no-untyped-call]
+        run_state_machine_as_test(
+            machine, settings=settings(FAST, max_examples=300, phases=(Phase.generate,))
+        )  # type: ignore[no-untyped-call]
 
 
-def test_a_difference_that_rounding_would_hide_is_found_by_the_full_pass_of_the_artefact(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_difference_that_rounding_would_hide_is_found_by_the_full_pass_of_the_artefact(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     driven = made(Spec("rope", "block", "ort", form="int8"))
     step = Session.step
-    monkeypatch.setattr(Session, "step", lambda self, inputs, copy=True: step(self, inputs, copy) * np.float32(1.05))
+    monkeypatch.setattr(
+        Session, "step", lambda self, inputs, copy=True: step(self, inputs, copy) * np.float32(1.05)
+    )
     with pytest.raises(AssertionError, match="against its own full pass"):
-        replay(driven, OPTIONS, [FILLED, {"do": "step", "on": 0, "times": 1, "texts": [0], "copy": True}])
+        replay(
+            driven,
+            OPTIONS,
+            [FILLED, {"do": "step", "on": 0, "times": 1, "texts": [0], "copy": True}],
+        )

@@ -17,7 +17,12 @@ SIZES = {
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
 }  # fmt: skip
-YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
 LONGROPE = {
     "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], "long_factor": [2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
@@ -25,7 +30,12 @@ LONGROPE = {
 # Settings of each model that differ from SIZES. The first word of a name is the family.
 MODELS: Dict[str, Dict[str, Any]] = {
     "llama": {"rope_parameters": LLAMA3, "tie_word_embeddings": True},
-    "llama with biases": {"attention_bias": True, "mlp_bias": True, "head_dim": 24, "num_key_value_heads": 4},
+    "llama with biases": {
+        "attention_bias": True,
+        "mlp_bias": True,
+        "head_dim": 24,
+        "num_key_value_heads": 4,
+    },
     "mistral": {"sliding_window": 512, "head_dim": 32, "num_key_value_heads": 1},
     "qwen2": {"rope_parameters": YARN},
     "smollm3": {"num_hidden_layers": 5, "attention_bias": True},
@@ -34,66 +44,202 @@ MODELS: Dict[str, Dict[str, Any]] = {
     "phi3 plain": {"tie_word_embeddings": True, "sliding_window": 512},
     **earlier.MODELS,
 }
-CONFIGS = {"llama": "LlamaConfig", "mistral": "MistralConfig", "qwen2": "Qwen2Config", "smollm3": "SmolLM3Config", "phi3": "Phi3Config", **earlier.CONFIGS}
+CONFIGS = {
+    "llama": "LlamaConfig",
+    "mistral": "MistralConfig",
+    "qwen2": "Qwen2Config",
+    "smollm3": "SmolLM3Config",
+    "phi3": "Phi3Config",
+    **earlier.CONFIGS,
+}
 
 # Recent families.
-BY_TYPE = {"sliding_attention": {"rope_type": "default", "rope_theta": 1000.0}, "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 100000.0}}
+BY_TYPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 100000.0},
+}
 MODELS |= {
     "qwen3": {"head_dim": 32, "rope_parameters": YARN},
     "qwen3 with windows": {
-        "head_dim": 24, "num_key_value_heads": 1, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1, "attention_bias": True,
+        "head_dim": 24,
+        "num_key_value_heads": 1,
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "max_window_layers": 1,
+        "attention_bias": True,
         "tie_word_embeddings": True,
     },
     "olmo2": {"rope_parameters": LLAMA3},
-    "olmo2 with biases": {"attention_bias": True, "num_key_value_heads": 4, "tie_word_embeddings": True, "rms_norm_eps": 1e-3},
-    "gemma": {"head_dim": 32, "hidden_act": "gelu"},
-    "gemma with biases": {"head_dim": 16, "num_key_value_heads": 1, "attention_bias": True, "tie_word_embeddings": False, "hidden_act": "relu"},
-    "gemma2": {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 8, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0},
-    "gemma2 without caps": {
-        "head_dim": 32, "num_hidden_layers": 3, "sliding_window": 5, "attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True,
-        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "num_key_value_heads": 4, "tie_word_embeddings": False,
+    "olmo2 with biases": {
+        "attention_bias": True,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": True,
+        "rms_norm_eps": 1e-3,
     },
-    "gemma3_text": {"head_dim": 32, "query_pre_attn_scalar": 40, "sliding_window": 8, "sliding_window_pattern": 2, "rope_parameters": BY_TYPE},
-    "gemma3_text plain": {"head_dim": 16, "num_hidden_layers": 7, "sliding_window": 8, "final_logit_softcapping": 4.0, "tie_word_embeddings": False},
+    "gemma": {"head_dim": 32, "hidden_act": "gelu"},
+    "gemma with biases": {
+        "head_dim": 16,
+        "num_key_value_heads": 1,
+        "attention_bias": True,
+        "tie_word_embeddings": False,
+        "hidden_act": "relu",
+    },
+    "gemma2": {
+        "head_dim": 16,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 8,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 5.0,
+    },
+    "gemma2 without caps": {
+        "head_dim": 32,
+        "num_hidden_layers": 3,
+        "sliding_window": 5,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "attention_bias": True,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": False,
+    },
+    "gemma3_text": {
+        "head_dim": 32,
+        "query_pre_attn_scalar": 40,
+        "sliding_window": 8,
+        "sliding_window_pattern": 2,
+        "rope_parameters": BY_TYPE,
+    },
+    "gemma3_text plain": {
+        "head_dim": 16,
+        "num_hidden_layers": 7,
+        "sliding_window": 8,
+        "final_logit_softcapping": 4.0,
+        "tie_word_embeddings": False,
+    },
     "cohere": {"logit_scale": 0.25},
     "cohere with norms": {
-        "logit_scale": 2.0, "use_qk_norm": True, "attention_bias": True, "num_key_value_heads": 4, "tie_word_embeddings": False, "rope_parameters": LLAMA3,
+        "logit_scale": 2.0,
+        "use_qk_norm": True,
+        "attention_bias": True,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": False,
+        "rope_parameters": LLAMA3,
     },
     "cohere2": {"num_hidden_layers": 5, "sliding_window": 8, "logit_scale": 0.5},
-    "cohere2 with biases": {"logit_scale": 2.0, "head_dim": 32, "sliding_window": 8, "sliding_window_pattern": 2, "attention_bias": True, "tie_word_embeddings": False},
+    "cohere2 with biases": {
+        "logit_scale": 2.0,
+        "head_dim": 32,
+        "sliding_window": 8,
+        "sliding_window_pattern": 2,
+        "attention_bias": True,
+        "tie_word_embeddings": False,
+    },
     "glm": {"head_dim": 32},
-    "glm without biases": {"head_dim": 16, "attention_bias": False, "num_key_value_heads": 4, "partial_rotary_factor": 1.0, "tie_word_embeddings": True},
+    "glm without biases": {
+        "head_dim": 16,
+        "attention_bias": False,
+        "num_key_value_heads": 4,
+        "partial_rotary_factor": 1.0,
+        "tie_word_embeddings": True,
+    },
     "stablelm": {},
     "stablelm in parallel": {
-        "use_qkv_bias": True, "qk_layernorm": True, "use_parallel_residual": True, "partial_rotary_factor": 0.5, "tie_word_embeddings": True,
+        "use_qkv_bias": True,
+        "qk_layernorm": True,
+        "use_parallel_residual": True,
+        "partial_rotary_factor": 0.5,
+        "tie_word_embeddings": True,
     },
-    "ministral3": {"head_dim": 32, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.5, "original_max_position_embeddings": 9}},
+    "ministral3": {
+        "head_dim": 32,
+        "rope_parameters": {
+            **YARN,
+            "llama_4_scaling_beta": 0.5,
+            "original_max_position_embeddings": 9,
+        },
+    },
     "ministral3 with a window": {
-        "head_dim": 16, "sliding_window": 8, "num_key_value_heads": 4, "tie_word_embeddings": True,
-        "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
+        "head_dim": 16,
+        "sliding_window": 8,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": True,
+        "rope_parameters": {
+            **YARN,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
     },
     "mixtral": {"num_local_experts": 5},
-    "mixtral with a window": {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 8, "tie_word_embeddings": True},
-    "qwen3_moe": {"head_dim": 32, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+    "mixtral with a window": {
+        "head_dim": 32,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 3,
+        "sliding_window": 8,
+        "tie_word_embeddings": True,
+    },
+    "qwen3_moe": {
+        "head_dim": 32,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+    },
     "qwen3_moe with dense layers": {
-        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True, "num_hidden_layers": 4, "decoder_sparse_step": 2,
-        "mlp_only_layers": [3], "attention_bias": True, "use_sliding_window": True, "sliding_window": 8, "tie_word_embeddings": True,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+        "num_hidden_layers": 4,
+        "decoder_sparse_step": 2,
+        "mlp_only_layers": [3],
+        "attention_bias": True,
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "tie_word_embeddings": True,
     },
     "gpt_oss": {
-        "head_dim": 32, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 8, "swiglu_limit": 0.5,
+        "head_dim": 32,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "sliding_window": 8,
+        "swiglu_limit": 0.5,
         "rope_parameters": {**YARN, "truncate": False, "rope_theta": 150000.0},
     },
     "gpt_oss without biases": {
-        "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 4, "sliding_window": 5, "attention_bias": False, "num_hidden_layers": 3,
-        "layer_types": ["full_attention", "sliding_attention", "full_attention"], "rope_parameters": YARN, "swiglu_alpha": 1.0, "tie_word_embeddings": True,
+        "head_dim": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 4,
+        "sliding_window": 5,
+        "attention_bias": False,
+        "num_hidden_layers": 3,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "rope_parameters": YARN,
+        "swiglu_alpha": 1.0,
+        "tie_word_embeddings": True,
     },
     "llama4_text": {
-        "head_dim": 32, "num_hidden_layers": 4, "attention_chunk_size": 10, "num_local_experts": 4, "intermediate_size_mlp": 40, "interleave_moe_layer_step": 2,
-        "attn_temperature_tuning": False, "rope_parameters": LLAMA3,
+        "head_dim": 32,
+        "num_hidden_layers": 4,
+        "attention_chunk_size": 10,
+        "num_local_experts": 4,
+        "intermediate_size_mlp": 40,
+        "interleave_moe_layer_step": 2,
+        "attn_temperature_tuning": False,
+        "rope_parameters": LLAMA3,
     },
     "llama4_text with temperatures": {
-        "head_dim": 16, "num_hidden_layers": 3, "attention_chunk_size": 7, "num_local_experts": 3, "num_experts_per_tok": 2, "intermediate_size_mlp": 40,
-        "no_rope_layers": [0, 1, 0], "floor_scale": 5, "attn_scale": 0.5, "attention_bias": True, "use_qk_norm": False, "tie_word_embeddings": True,
+        "head_dim": 16,
+        "num_hidden_layers": 3,
+        "attention_chunk_size": 7,
+        "num_local_experts": 3,
+        "num_experts_per_tok": 2,
+        "intermediate_size_mlp": 40,
+        "no_rope_layers": [0, 1, 0],
+        "floor_scale": 5,
+        "attn_scale": 0.5,
+        "attention_bias": True,
+        "use_qk_norm": False,
+        "tie_word_embeddings": True,
     },
 }
 CONFIGS |= {
@@ -106,13 +252,18 @@ MODELS |= latent.MODELS
 CONFIGS |= latent.CONFIGS
 
 # Patterns that transformers cannot compute: its temperatures use the column of a token as its position, and its rounded ALiBi always counts from 0.
-WITHOUT: Dict[str, Tuple[str, ...]] = {"llama4_text with temperatures": BY_POSITION, "falcon with alibi": ("shifted",)}
+WITHOUT: Dict[str, Tuple[str, ...]] = {
+    "llama4_text with temperatures": BY_POSITION,
+    "falcon with alibi": ("shifted",),
+}
 
 
 def described(name: str) -> Any:
     """Return transformers' configuration of a model. It has its own copy of nested entries, in which transformers writes."""
     sizes = {**earlier.SIZES, **latent.SIZES}.get(name.split()[0], SIZES)
-    return getattr(transformers, CONFIGS[name.split()[0]])(**copy.deepcopy({**sizes, **MODELS[name]}))
+    return getattr(transformers, CONFIGS[name.split()[0]])(
+        **copy.deepcopy({**sizes, **MODELS[name]})
+    )
 
 
 def made(name: str) -> Any:
@@ -127,7 +278,9 @@ def randomised(model: Any) -> Any:
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape) * (0.15 if parameter.dim() > 1 else 0.1))
         for key, parameter in model.named_parameters():
-            if ("norm" in key or ".ln_" in key) and not model.config.model_type.startswith("gemma"):  # Gemma saves w - 1
+            if ("norm" in key or ".ln_" in key) and not model.config.model_type.startswith(
+                "gemma"
+            ):  # Gemma saves w - 1
                 parameter += 1.0
         for key, buffer in model.named_buffers():
             if key.endswith("e_score_correction_bias"):  # a weight, though not trained by gradients
@@ -135,7 +288,9 @@ def randomised(model: Any) -> Any:
     return model.eval()
 
 
-def saved(name: str, folder: Path, dtype: Optional[torch.dtype] = None, shard: str = "5GB") -> Tuple[Any, Path]:
+def saved(
+    name: str, folder: Path, dtype: Optional[torch.dtype] = None, shard: str = "5GB"
+) -> Tuple[Any, Path]:
     """Save transformers' model, and return it with its folder. With a dtype, weights are saved in it, and the returned float32 model has the rounded weights."""
     model = made(name)
     if dtype is not None:

@@ -4,17 +4,44 @@ from typing import Any, Dict, Tuple
 
 SHARED = {"vocab_size": 61, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 GPT = {**SHARED, "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 512}
-PLAIN = {**SHARED, "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 48, "max_position_embeddings": 512}
+PLAIN = {
+    **SHARED,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 512,
+}
 # Default settings of each family.
 SIZES: Dict[str, Dict[str, Any]] = {
     "gpt2": GPT,
     "gpt_neox": PLAIN,
     "gptj": {**GPT, "n_embd": 128, "rotary_dim": 16},
     "phi": PLAIN,
-    "opt": {**SHARED, "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "ffn_dim": 48, "max_position_embeddings": 512},
+    "opt": {
+        **SHARED,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "ffn_dim": 48,
+        "max_position_embeddings": 512,
+    },
     "mpt": {**SHARED, "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 512},
-    "falcon": {**SHARED, "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "max_position_embeddings": 512},
-    "xglm": {**SHARED, "d_model": 64, "attention_heads": 4, "num_layers": 2, "ffn_dim": 48, "max_position_embeddings": 512},
+    "falcon": {
+        **SHARED,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 512,
+    },
+    "xglm": {
+        **SHARED,
+        "d_model": 64,
+        "attention_heads": 4,
+        "num_layers": 2,
+        "ffn_dim": 48,
+        "max_position_embeddings": 512,
+    },
     "bloom": {**SHARED, "hidden_size": 64, "n_head": 4, "n_layer": 2, "seq_length": 512},
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 20000.0, "factor": 4.0, "partial_rotary_factor": 0.5}
@@ -73,7 +100,11 @@ BARE: Dict[str, Tuple[str, Tuple[str, ...]]] = {
 }
 WITH_BUFFERS = {
     "xglm": ("model.embed_positions.weights",),
-    "gpt_neox": ("gpt_neox.layers.0.attention.bias", "gpt_neox.layers.1.attention.masked_bias", "gpt_neox.layers.0.attention.rotary_emb.inv_freq"),
+    "gpt_neox": (
+        "gpt_neox.layers.0.attention.bias",
+        "gpt_neox.layers.1.attention.masked_bias",
+        "gpt_neox.layers.0.attention.rotary_emb.inv_freq",
+    ),
     "gptj": ("transformer.h.0.attn.bias", "transformer.h.1.attn.masked_bias"),
 }
 # Keys of config.json in published models that transformers 5 does not write; None for keys that published models lack.

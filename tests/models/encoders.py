@@ -12,8 +12,22 @@ BERT = {
     "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 768, "initializer_range": 0.02,
     "intermediate_size": 3072, "max_position_embeddings": 512, "num_attention_heads": 12, "num_hidden_layers": 12, "layer_norm_eps": 1e-12,
 }  # fmt: skip
-ROBERTA = {**BERT, "max_position_embeddings": 514, "layer_norm_eps": 1e-5, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
-DEBERTA = {**BERT, "relative_attention": True, "pos_att_type": "c2p|p2c", "layer_norm_eps": 1e-7, "max_relative_positions": -1, "type_vocab_size": 0}
+ROBERTA = {
+    **BERT,
+    "max_position_embeddings": 514,
+    "layer_norm_eps": 1e-5,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "pad_token_id": 1,
+}
+DEBERTA = {
+    **BERT,
+    "relative_attention": True,
+    "pos_att_type": "c2p|p2c",
+    "layer_norm_eps": 1e-7,
+    "max_relative_positions": -1,
+    "type_vocab_size": 0,
+}
 # config.json of published models.
 PUBLISHED: Dict[str, Dict[str, Any]] = {
     "bert-base-uncased": {
@@ -74,8 +88,18 @@ SIZES = {
     "vocab_size": 61, "hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 40, "max_position_embeddings": 64,
     "layer_norm_eps": 1e-7, "pad_token_id": PADDING, "bos_token_id": 0, "eos_token_id": 2,
 }  # fmt: skip
-LOCAL = {"norm_eps": 1e-5, "local_attention": 8, "num_hidden_layers": 5, "cls_token_id": 0, "sep_token_id": 2}
-RELATIVE = {"relative_attention": True, "position_biased_input": False, "pos_att_type": ["c2p", "p2c"]}
+LOCAL = {
+    "norm_eps": 1e-5,
+    "local_attention": 8,
+    "num_hidden_layers": 5,
+    "cls_token_id": 0,
+    "sep_token_id": 2,
+}
+RELATIVE = {
+    "relative_attention": True,
+    "position_biased_input": False,
+    "pos_att_type": ["c2p", "p2c"],
+}
 # Settings of each model that differ from SIZES. The first word of a name is the family.
 MODELS: Dict[str, Dict[str, Any]] = {
     "bert": {"type_vocab_size": 3},
@@ -141,8 +165,13 @@ ALONE = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel"}
 def described(name: str) -> Any:
     """Return transformers' configuration of a model."""
     family = name.split()[0]
-    spelled = {KEYS.get(family, {}).get(key, key): value for key, value in {**SIZES, **MODELS[name]}.items()}
-    return getattr(transformers, CONFIGS[family])(**{key: value for key, value in spelled.items() if key})
+    spelled = {
+        KEYS.get(family, {}).get(key, key): value
+        for key, value in {**SIZES, **MODELS[name]}.items()
+    }
+    return getattr(transformers, CONFIGS[family])(
+        **{key: value for key, value in spelled.items() if key}
+    )
 
 
 def made(name: str, head: str = "AutoModel") -> Any:
@@ -159,7 +188,11 @@ def made(name: str, head: str = "AutoModel") -> Any:
 def built(config: Any, head: str = "AutoModel") -> Any:
     """Return transformers' model of a configuration, with a head as in `made`."""
     alone = ALONE.get(config.model_type) if head == "AutoModel" else None
-    return getattr(transformers, alone)(config) if alone else getattr(transformers, head).from_config(config)
+    return (
+        getattr(transformers, alone)(config)
+        if alone
+        else getattr(transformers, head).from_config(config)
+    )
 
 
 def randomised(model: Any) -> Any:
@@ -171,7 +204,9 @@ def randomised(model: Any) -> Any:
             parameter.copy_(torch.randn(parameter.shape) * (0.25 if parameter.dim() > 1 else 0.1))
             if "norm" in key.lower() and key.endswith("weight"):
                 parameter += 1.0
-        if model.config.model_type in ALONE:  # T5 does not divide scores by sqrt(D), so its queries are smaller
+        if (
+            model.config.model_type in ALONE
+        ):  # T5 does not divide scores by sqrt(D), so its queries are smaller
             for key, parameter in model.named_parameters():
                 if key.endswith(".q.weight"):
                     parameter *= model.config.d_kv**-0.5
@@ -180,7 +215,17 @@ def randomised(model: Any) -> Any:
 
 def read(name: str, folder: Path, **options: Any) -> Any:
     """Load our model from a folder. XLNet needs max_positions, which its config does not have."""
-    return from_pretrained(folder, **{**({"max_positions": SIZES["max_position_embeddings"]} if name.startswith("xlnet") else {}), **options})
+    return from_pretrained(
+        folder,
+        **{
+            **(
+                {"max_positions": SIZES["max_position_embeddings"]}
+                if name.startswith("xlnet")
+                else {}
+            ),
+            **options,
+        },
+    )
 
 
 def saved(name: str, folder: Path, head: str = "AutoModel") -> Tuple[Any, Path]:

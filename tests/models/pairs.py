@@ -26,7 +26,10 @@ WHISPER = {
 }  # fmt: skip
 MODELS: Dict[str, Tuple[str, Dict[str, Any]]] = {
     "t5 both parts": ("T5", T5),
-    "t5 both parts, untied": ("T5", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "t5 both parts, untied": (
+        "T5",
+        {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    ),
     "mt5 both parts": ("MT5", {**T5, "num_decoder_layers": 2, "d_kv": 8}),
     "whisper": ("Whisper", WHISPER),
     "whisper relu": ("Whisper", {**WHISPER, "activation_function": "relu", "decoder_layers": 1}),
@@ -37,8 +40,12 @@ def made(name: str) -> Any:
     """Return transformers' model with random parameters, float32, in eval mode."""
     torch.manual_seed(0)
     kind, keys = MODELS[name]
-    model = getattr(transformers, f"{kind}ForConditionalGeneration")(getattr(transformers, f"{kind}Config")(**keys))
-    if name == "t5 both parts, untied":  # transformers 5 ties all new T5 models; published checkpoints may have a separate head
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")(
+        getattr(transformers, f"{kind}Config")(**keys)
+    )
+    if (
+        name == "t5 both parts, untied"
+    ):  # transformers 5 ties all new T5 models; published checkpoints may have a separate head
         model.lm_head.weight = torch.nn.Parameter(torch.randn(model.lm_head.weight.shape))
     return randomised(model)
 
@@ -50,7 +57,9 @@ def randomised(model: Any) -> Any:
             parameter.copy_(torch.randn(parameter.shape) * (0.2 if parameter.dim() > 1 else 0.1))
             if "norm" in key and key.endswith("weight"):
                 parameter += 1.0
-            if model.config.model_type != "whisper" and key.endswith(".q.weight"):  # T5 does not divide scores by sqrt(D), so its queries are smaller
+            if model.config.model_type != "whisper" and key.endswith(
+                ".q.weight"
+            ):  # T5 does not divide scores by sqrt(D), so its queries are smaller
                 parameter *= model.config.d_kv**-0.5
     return model.eval()
 
@@ -64,34 +73,69 @@ def inputs(whisper: bool) -> Tuple[np.ndarray, np.ndarray]:
     """Return the encoder's inputs for three rows and their mask [3,Q]. For Whisper the mask is all ones."""
     random = np.random.default_rng(5)
     if whisper:
-        return random.standard_normal((3, WHISPER["num_mel_bins"], 2 * SOURCES)).astype(np.float32), np.ones((3, SOURCES), np.int64)
-    return random.integers(3, 61, (3, SOURCES)), (np.arange(SOURCES)[None] < np.array(LENGTHS)[:, None]).astype(np.int64)
+        return random.standard_normal((3, WHISPER["num_mel_bins"], 2 * SOURCES)).astype(
+            np.float32
+        ), np.ones((3, SOURCES), np.int64)
+    return random.integers(3, 61, (3, SOURCES)), (
+        np.arange(SOURCES)[None] < np.array(LENGTHS)[:, None]
+    ).astype(np.int64)
 
 
 def ours_of(features: np.ndarray) -> np.ndarray:
     """Convert frames [B,C,2Q] of a spectrogram to inputs of our encoder, two frames for each token [B,Q,2C]. Token ids are returned unchanged."""
-    return np.ascontiguousarray(features.transpose(0, 2, 1)).reshape(len(features), features.shape[2] // 2, -1) if features.ndim == 3 else features
+    return (
+        np.ascontiguousarray(features.transpose(0, 2, 1)).reshape(
+            len(features), features.shape[2] // 2, -1
+        )
+        if features.ndim == 3
+        else features
+    )
 
 
 class Peer:
     """Transformers' model with fixed encoder inputs, called like a decoder with token ids."""
 
     def __init__(self, model: Any, untied: bool = False) -> None:
-        self.model, self.config, self.untied, self.whisper = model, model.config, untied, model.config.model_type == "whisper"
+        self.model, self.config, self.untied, self.whisper = (
+            model,
+            model.config,
+            untied,
+            model.config.model_type == "whisper",
+        )
         read, mask = inputs(self.whisper)
-        self.given = {"input_features": torch.from_numpy(read)} if self.whisper else {"input_ids": torch.from_numpy(read), "attention_mask": torch.from_numpy(mask)}
+        self.given = (
+            {"input_features": torch.from_numpy(read)}
+            if self.whisper
+            else {"input_ids": torch.from_numpy(read), "attention_mask": torch.from_numpy(mask)}
+        )
 
-    def __call__(self, tokens: torch.Tensor, attention_mask: Any = None, position_ids: Any = None, **cache: Any) -> Any:
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        **cache: Any,
+    ) -> Any:
         given = {key: value[: len(tokens)] for key, value in self.given.items()}
-        places = {"decoder_position_ids": position_ids} if self.whisper else {}  # T5 uses distances only
-        return self.model(**given, decoder_input_ids=tokens, decoder_attention_mask=attention_mask, **places, **cache)
+        places = (
+            {"decoder_position_ids": position_ids} if self.whisper else {}
+        )  # T5 uses distances only
+        return self.model(
+            **given,
+            decoder_input_ids=tokens,
+            decoder_attention_mask=attention_mask,
+            **places,
+            **cache,
+        )
 
     def save_pretrained(self, folder: Path) -> None:
         """Save the model like a published one. transformers 5 writes tie_word_embeddings=true for all T5 models, and ignores the key when it loads them."""
         self.model.save_pretrained(folder)
         if self.untied:
             path = folder / "config.json"
-            path.write_text(json.dumps({**json.loads(path.read_text()), "tie_word_embeddings": False}))
+            path.write_text(
+                json.dumps({**json.loads(path.read_text()), "tie_word_embeddings": False})
+            )
 
 
 class Reading:
@@ -106,9 +150,11 @@ class Reading:
         self.session, self.encoded, self.step = session, encoded, session.step
 
     def prefill(self, inputs: Any, **how: Any) -> np.ndarray:
-        return self.session.prefill(inputs, encoder=None if self.session.length.any() else self.encoded[: len(inputs)], **how)
-
-
+        return self.session.prefill(
+            inputs,
+            encoder=None if self.session.length.any() else self.encoded[: len(inputs)],
+            **how,
+        )
 
 
 def saved(name: str, folder: Path) -> Tuple[Peer, Any, List[np.ndarray]]:

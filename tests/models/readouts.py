@@ -12,9 +12,17 @@ DENSE, NORMALIZE = {"name": "dense", "size": 7, "activation": "tanh"}, {"name": 
 
 def sentences(variant: str, *pooling: str, layers: Any = (DENSE, NORMALIZE)) -> StackConfig:
     """Return an encoder that pools its hidden states."""
-    return replace(encoder(variant), readout=ReadoutConfig(output="sentence_embedding", pooling=pooling, layers=tuple(layers)))
+    return replace(
+        encoder(variant),
+        readout=ReadoutConfig(output="sentence_embedding", pooling=pooling, layers=tuple(layers)),
+    )
 
 
 def labels(variant: str) -> StackConfig:
     """Return an encoder with an output for each token."""
-    return replace(encoder(variant), readout=ReadoutConfig(output="logits", layers=({"name": "norm"}, {"name": "dense", "size": 3})))
+    return replace(
+        encoder(variant),
+        readout=ReadoutConfig(
+            output="logits", layers=({"name": "norm"}, {"name": "dense", "size": 3})
+        ),
+    )

@@ -13,8 +13,19 @@ from tests.models.encoders import SIZES, saved
 PACKAGE = "sentence_transformers.models"
 MOST = 9  # tokens of a text, with [CLS] and [SEP]
 SPECIAL = ("[CLS]", "[PAD]", "[SEP]", "[UNK]")
-TEXTS = ["w5 w6", "w7 w8 w9 W5 w6 unknown", "", "w5", " ".join(f"w{4 + index % 50}" for index in range(30))]
-DENSE = {"in_features": SIZES["hidden_size"], "out_features": 7, "bias": True, "activation_function": "torch.nn.modules.activation.Tanh"}
+TEXTS = [
+    "w5 w6",
+    "w7 w8 w9 W5 w6 unknown",
+    "",
+    "w5",
+    " ".join(f"w{4 + index % 50}" for index in range(30)),
+]
+DENSE = {
+    "in_features": SIZES["hidden_size"],
+    "out_features": 7,
+    "bias": True,
+    "activation_function": "torch.nn.modules.activation.Tanh",
+}
 
 
 def tokenizer() -> bytes:
@@ -24,13 +35,21 @@ def tokenizer() -> bytes:
     words = [*SPECIAL, *(f"w{index}" for index in range(len(SPECIAL), SIZES["vocab_size"]))]
     made = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, "[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 2)])
+    made.post_processor = processors.TemplateProcessing(
+        "[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 2)]
+    )
     made.enable_truncation(5)
     made.enable_padding(pad_id=1, length=5)
     return made.to_str().encode()
 
 
-def folder(path: Path, pooling: Dict[str, Any], after: Sequence[Any] = (), lower: bool = False, name: str = "bert") -> Any:
+def folder(
+    path: Path,
+    pooling: Dict[str, Any],
+    after: Sequence[Any] = (),
+    lower: bool = False,
+    name: str = "bert",
+) -> Any:
     """Write a folder, and return transformers' model of its encoder.
 
     Args:
@@ -40,15 +59,28 @@ def folder(path: Path, pooling: Dict[str, Any], after: Sequence[Any] = (), lower
     peer, _ = saved(name, path)
     (path / "tokenizer.json").write_bytes(tokenizer())
     special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "model_max_length": 64}
-    (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **special}))
-    (path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": MOST, "do_lower_case": lower}))
-    modules = [("Transformer", ""), ("Pooling", "1_Pooling"), *((one, f"{index}_{one}") for index, one in enumerate(_names(after), 2))]
+    (path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **special})
+    )
+    (path / "sentence_bert_config.json").write_text(
+        json.dumps({"max_seq_length": MOST, "do_lower_case": lower})
+    )
+    modules = [
+        ("Transformer", ""),
+        ("Pooling", "1_Pooling"),
+        *((one, f"{index}_{one}") for index, one in enumerate(_names(after), 2)),
+    ]
     for index, given in enumerate(after, 2):
         if isinstance(given, dict):
             _dense(path / f"{index}_Dense", given)
     (path / "1_Pooling").mkdir()
-    (path / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": SIZES["hidden_size"], **pooling}))
-    listed = [{"idx": index, "name": str(index), "path": place, "type": f"{PACKAGE}.{kind}"} for index, (kind, place) in enumerate(modules)]
+    (path / "1_Pooling" / "config.json").write_text(
+        json.dumps({"word_embedding_dimension": SIZES["hidden_size"], **pooling})
+    )
+    listed = [
+        {"idx": index, "name": str(index), "path": place, "type": f"{PACKAGE}.{kind}"}
+        for index, (kind, place) in enumerate(modules)
+    ]
     (path / "modules.json").write_text(json.dumps(listed))
     return peer
 
@@ -56,7 +88,10 @@ def folder(path: Path, pooling: Dict[str, Any], after: Sequence[Any] = (), lower
 def dense_weights(index: int) -> Dict[str, Tensor]:
     """Return the weights of the module Dense at this place."""
     random = torch.Generator().manual_seed(index)
-    return {"linear.weight": 0.3 * torch.randn(7, SIZES["hidden_size"], generator=random), "linear.bias": torch.randn(7, generator=random)}
+    return {
+        "linear.weight": 0.3 * torch.randn(7, SIZES["hidden_size"], generator=random),
+        "linear.bias": torch.randn(7, generator=random),
+    }
 
 
 def _names(after: Sequence[Any]) -> Sequence[str]:

@@ -21,7 +21,9 @@ HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def _weights(folder: Path, change: Callable[[Dict[str, torch.Tensor]], Any]) -> None:
-    weights = {name: value.clone() for name, value in load_file(folder / "model.safetensors").items()}
+    weights = {
+        name: value.clone() for name, value in load_file(folder / "model.safetensors").items()
+    }
     change(weights)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
@@ -52,28 +54,39 @@ def llama(tmp_path: Path) -> Path:
 
 def _same(ours: torch.nn.Module, theirs: torch.nn.Module) -> bool:
     """Return whether both models have the same numbers as parameters, in any order. Tests of families check their places."""
-    numbers = [torch.cat([p.detach().flatten() for p in model.parameters()]).sort().values for model in (ours, theirs)]
+    numbers = [
+        torch.cat([p.detach().flatten() for p in model.parameters()]).sort().values
+        for model in (ours, theirs)
+    ]
     return torch.equal(*numbers)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_weights_of_any_float_dtype_are_loaded_as_float32(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_weights_of_any_float_dtype_are_loaded_as_float32(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
     peer, folder = saved("qwen2", tmp_path, dtype)
     ours = from_pretrained(folder)
-    assert {parameter.dtype for parameter in ours.parameters()} == {torch.float32} and _same(ours, peer)
+    assert {parameter.dtype for parameter in ours.parameters()} == {torch.float32} and _same(
+        ours, peer
+    )
 
 
 @pytest.mark.parametrize("name", ["qwen2", "llama"])
 def test_sharded_weights_are_loaded(name: str, tmp_path: Path) -> None:
     peer, folder = saved(name, tmp_path, shard="20KB")
-    assert len(list(folder.glob("*.safetensors"))) > 2 and not (folder / "model.safetensors").exists()
+    assert (
+        len(list(folder.glob("*.safetensors"))) > 2 and not (folder / "model.safetensors").exists()
+    )
     assert _same(from_pretrained(folder), peer)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "llama"])
 def test_pytorch_model_bin_is_loaded(name: str, llama: Path, tmp_path: Path) -> None:
     peer, folder = saved(name, tmp_path / "torch")
-    torch.save(peer.state_dict(), folder / "pytorch_model.bin")  # contains the table twice if the head is tied
+    torch.save(
+        peer.state_dict(), folder / "pytorch_model.bin"
+    )  # contains the table twice if the head is tied
     (folder / "model.safetensors").unlink()
     assert _same(from_pretrained(folder), peer)
 
@@ -99,11 +112,18 @@ ODD = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*(prototype|beta|implicitly disabled):UserWarning")  # of torch, when such tensors are made here
+@pytest.mark.filterwarnings(
+    "ignore:.*(prototype|beta|implicitly disabled):UserWarning"
+)  # of torch, when such tensors are made here
 @pytest.mark.parametrize("name", ODD)
-def test_a_tensor_that_is_not_dense_in_pytorch_model_bin_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+def test_a_tensor_that_is_not_dense_in_pytorch_model_bin_is_refused_in_one_line(
+    name: str, tmp_path: Path
+) -> None:
     torch.save({"a": ODD[name](torch.eye(4))}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="^checkpoint: expected pytorch_model.bin to hold dense tensors with all their numbers, got a with layout .*safetensors$"):
+    with pytest.raises(
+        ValueError,
+        match="^checkpoint: expected pytorch_model.bin to hold dense tensors with all their numbers, got a with layout .*safetensors$",
+    ):
         Checkpoint(tmp_path)
 
 
@@ -114,13 +134,19 @@ class Damaged:
 
 def test_a_damaged_pickle_in_pytorch_model_bin_is_refused_in_one_line(tmp_path: Path) -> None:
     torch.save({"a": Damaged()}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="^checkpoint: expected pytorch_model.bin to hold only tensors, .*missing 6 required .*safetensors$"):
+    with pytest.raises(
+        ValueError,
+        match="^checkpoint: expected pytorch_model.bin to hold only tensors, .*missing 6 required .*safetensors$",
+    ):
         Checkpoint(tmp_path)
 
 
 def test_a_file_of_a_whole_module_is_refused_by_the_name_of_its_class(tmp_path: Path) -> None:
     torch.save(torch.nn.Linear(2, 2), tmp_path / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="got an object of torch.nn.modules.linear.Linear; save the state_dict of the model, or save it as safetensors$"):
+    with pytest.raises(
+        ValueError,
+        match="got an object of torch.nn.modules.linear.Linear; save the state_dict of the model, or save it as safetensors$",
+    ):
         Checkpoint(tmp_path)
 
 
@@ -132,15 +158,28 @@ def test_a_tied_head_may_be_saved_only_as_a_copy_of_the_token_table(llama: Path)
 
 
 def test_inv_freq_buffers_of_old_versions_are_ignored(llama: Path) -> None:
-    _weights(llama, lambda weights: weights.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}))
+    _weights(
+        llama,
+        lambda weights: weights.update(
+            {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
+        ),
+    )
     assert _same(from_pretrained(llama), made("llama"))
 
 
 CHANGED: Dict[str, Any] = {
     "no tensor": (lambda w: w.pop(Q), f"got no {Q}"),
     "a tensor more": (lambda w: w.update({"score.weight": torch.ones(2)}), "got also score.weight"),
-    "another shape": (lambda w: w.update({Q: torch.ones(32, 64)}), rf"expected {Q} with shape \[64, 64\] by config.json, got \[32, 64\]"),
-    "q and k the wrong way round": (lambda w: w.update({Q: w[Q.replace("q_", "k_")].clone(), Q.replace("q_", "k_"): w[Q].clone()}), "by config.json, got"),
+    "another shape": (
+        lambda w: w.update({Q: torch.ones(32, 64)}),
+        rf"expected {Q} with shape \[64, 64\] by config.json, got \[32, 64\]",
+    ),
+    "q and k the wrong way round": (
+        lambda w: w.update(
+            {Q: w[Q.replace("q_", "k_")].clone(), Q.replace("q_", "k_"): w[Q].clone()}
+        ),
+        "by config.json, got",
+    ),
     "another dtype": (lambda w: w.update({Q: w[Q].double()}), f"got F64 in {Q}"),
     "whole numbers": (lambda w: w.update({Q: w[Q].to(torch.int8)}), f"got I8 in {Q}"),
 }
@@ -173,8 +212,14 @@ def test_an_index_that_does_not_match_its_files_is_refused(tmp_path: Path) -> No
     path = folder / "model.safetensors.index.json"
     index = json.loads(path.read_text())
     first, other = sorted(set(index["weight_map"].values()))[:2]
-    for place, message in (("../weights.safetensors", "in its own folder"), ("absent.safetensors", "a file absent.safetensors"), (other, "that the index lists")):
-        changed = {name: place if file == first else file for name, file in index["weight_map"].items()}
+    for place, message in (
+        ("../weights.safetensors", "in its own folder"),
+        ("absent.safetensors", "a file absent.safetensors"),
+        (other, "that the index lists"),
+    ):
+        changed = {
+            name: place if file == first else file for name, file in index["weight_map"].items()
+        }
         path.write_text(json.dumps({"weight_map": changed}))
         assert message in _refusal(folder)
     path.write_text("{}")
@@ -192,25 +237,109 @@ def test_tensors_are_read_one_at_a_time(llama: Path) -> None:
 
 REFUSED: Dict[str, Any] = {
     "an activation": ("qwen2", {"hidden_act": "xielu"}, "got 'xielu'"),
-    "an unknown key": ("qwen2", {"final_logit_softcapping": 30.0}, "got final_logit_softcapping=30.0"),
-    "a quantised model": ("llama", {"quantization_config": {"bits": 4}}, "expected quant_method in quantization_config to be one of gptq"),
+    "an unknown key": (
+        "qwen2",
+        {"final_logit_softcapping": 30.0},
+        "got final_logit_softcapping=30.0",
+    ),
+    "a quantised model": (
+        "llama",
+        {"quantization_config": {"bits": 4}},
+        "expected quant_method in quantization_config to be one of gptq",
+    ),
     "a window of nothing": ("mistral", {"sliding_window": 0}, "null or an integer above 0, got 0"),
-    "a window by default": ("mistral", {"sliding_window": ...}, "expected sliding_window in config.json, got none"),
-    "windows that are not there": ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "got sliding_attention without a window"),
-    "layers of another kind": ("qwen2", {"layer_types": ["full_attention", "linear_attention"]}, "got linear_attention"),
-    "a size that is no number": ("llama", {"hidden_size": "64"}, "hidden_size to be an integer above 0, got '64'"),
-    "a missing size": ("llama", {"intermediate_size": ...}, "expected intermediate_size in config.json, got none"),
-    "a size that no memory holds": ("llama", {"hidden_size": 10**18}, "hidden_size to be at most 1048576 (width)"),
-    "a missing epsilon": ("llama", {"rms_norm_eps": ...}, "expected rms_norm_eps in config.json, got none"),
-    "a missing number of groups": ("qwen2", {"num_key_value_heads": ...}, "expected num_key_value_heads in config.json, got none"),
-    "an epsilon that is none": ("llama", {"rms_norm_eps": None}, "rms_norm_eps to be a number above 0, got None"),
-    "a bias that is no flag": ("llama", {"attention_bias": 1}, "attention_bias to be true or false, got 1"),
-    "a part of a head": ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "rotation of whole heads"),
-    "rotations by layer type": ("llama", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "expected one rotation for all layers"),
-    "an unknown rotation": ("llama", {"rope_parameters": {"rope_type": "spiral"}}, "rope_type to be one of"),
-    "yarn in phi3": ("phi3 plain", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}}, "default or longrope, got yarn"),
-    "turned pairs of neighbours": ("llama", {"rope_interleaved": True}, "rope_interleaved to be False, got True"),
-    "layers to turn that are too few": ("smollm3", {"no_rope_layers": [1]}, "each of 5 layers, got 1"),
+    "a window by default": (
+        "mistral",
+        {"sliding_window": ...},
+        "expected sliding_window in config.json, got none",
+    ),
+    "windows that are not there": (
+        "qwen2",
+        {"layer_types": ["full_attention", "sliding_attention"]},
+        "got sliding_attention without a window",
+    ),
+    "layers of another kind": (
+        "qwen2",
+        {"layer_types": ["full_attention", "linear_attention"]},
+        "got linear_attention",
+    ),
+    "a size that is no number": (
+        "llama",
+        {"hidden_size": "64"},
+        "hidden_size to be an integer above 0, got '64'",
+    ),
+    "a missing size": (
+        "llama",
+        {"intermediate_size": ...},
+        "expected intermediate_size in config.json, got none",
+    ),
+    "a size that no memory holds": (
+        "llama",
+        {"hidden_size": 10**18},
+        "hidden_size to be at most 1048576 (width)",
+    ),
+    "a missing epsilon": (
+        "llama",
+        {"rms_norm_eps": ...},
+        "expected rms_norm_eps in config.json, got none",
+    ),
+    "a missing number of groups": (
+        "qwen2",
+        {"num_key_value_heads": ...},
+        "expected num_key_value_heads in config.json, got none",
+    ),
+    "an epsilon that is none": (
+        "llama",
+        {"rms_norm_eps": None},
+        "rms_norm_eps to be a number above 0, got None",
+    ),
+    "a bias that is no flag": (
+        "llama",
+        {"attention_bias": 1},
+        "attention_bias to be true or false, got 1",
+    ),
+    "a part of a head": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.5,
+            }
+        },
+        "rotation of whole heads",
+    ),
+    "rotations by layer type": (
+        "llama",
+        {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+        "expected one rotation for all layers",
+    ),
+    "an unknown rotation": (
+        "llama",
+        {"rope_parameters": {"rope_type": "spiral"}},
+        "rope_type to be one of",
+    ),
+    "yarn in phi3": (
+        "phi3 plain",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 2.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+        "default or longrope, got yarn",
+    ),
+    "turned pairs of neighbours": (
+        "llama",
+        {"rope_interleaved": True},
+        "rope_interleaved to be False, got True",
+    ),
+    "layers to turn that are too few": (
+        "smollm3",
+        {"no_rope_layers": [1]},
+        "each of 5 layers, got 1",
+    ),
 }
 
 
@@ -222,7 +351,9 @@ def test_a_key_that_changes_the_computation_is_refused_by_name(case: str, tmp_pa
     assert message in _refusal(folder)
 
 
-@pytest.mark.parametrize("family", ["bart", "marian", "mamba", "LLAMA", "", None, ["llama"], "settings", "gated"])
+@pytest.mark.parametrize(
+    "family", ["bart", "marian", "mamba", "LLAMA", "", None, ["llama"], "settings", "gated"]
+)
 def test_an_unknown_model_type_is_refused(family: Any, llama: Path) -> None:
     _config(llama, model_type=family)
     assert f"model_type to be one of {', '.join(FILES)}, got {family!r}" in _refusal(llama)
@@ -232,12 +363,17 @@ def test_an_unknown_model_type_is_refused(family: Any, llama: Path) -> None:
     ("family", "message"),
     [
         ("llama4", "got 'llama4'; save its text model, whose type is llama4_text, or describe"),
-        ("qwen3_5", "got 'qwen3_5' (three of four layers are gated delta rules, a linear attention that is not supported); the nearest type that is read is qwen3"),
+        (
+            "qwen3_5",
+            "got 'qwen3_5' (three of four layers are gated delta rules, a linear attention that is not supported); the nearest type that is read is qwen3",
+        ),
         ("LLAMA", "; the nearest type that is read is llama; describe"),
         ("zamba", "got 'zamba'; describe the model"),
     ],
 )
-def test_an_unknown_model_type_is_answered_with_the_nearest_one(family: str, message: str, llama: Path) -> None:
+def test_an_unknown_model_type_is_answered_with_the_nearest_one(
+    family: str, message: str, llama: Path
+) -> None:
     _config(llama, model_type=family)
     assert message in _refusal(llama)
 
@@ -251,10 +387,14 @@ def test_max_positions_is_any_integer(tmp_path: Path) -> None:
 def test_layers_and_defaults_of_smollm3_are_those_of_transformers(tmp_path: Path) -> None:
     folder = saved("smollm3", tmp_path)[1]
     written = from_pretrained(folder).config
-    _config(folder, no_rope_layers=..., rope_parameters=..., tie_word_embeddings=..., layer_types=...)
+    _config(
+        folder, no_rope_layers=..., rope_parameters=..., tie_word_embeddings=..., layer_types=...
+    )
     assert from_pretrained(folder).config == written
     assert [len(kind.attention.encodings) for kind in written.kinds] == [1, 1, 1, 0, 1]
-    assert "layer to be 0 .. 4, got 5" in _refusal(folder, layer=5) and "got -1" in _refusal(folder, layer=-1)
+    assert "layer to be 0 .. 4, got 5" in _refusal(folder, layer=5) and "got -1" in _refusal(
+        folder, layer=-1
+    )
 
 
 def test_layers_with_equal_rotations_share_a_table(tmp_path: Path) -> None:

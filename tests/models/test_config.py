@@ -24,7 +24,10 @@ def test_configs_survive_json(variant: str) -> None:
         ({"wdith": 3}, "wdith"),
         ({"attention": {"heads": 6, "kv_heads": 4, "head_size": 16}}, "divisible by kv_heads"),
         ({"attention": {"heads": 0, "kv_heads": 3, "head_size": 16}}, "at least 1"),
-        ({"attention": {"heads": 6, "kv_heads": 3, "head_size": 16, "softcap": -1.0}}, "softcap to be a finite number above 0"),
+        (
+            {"attention": {"heads": 6, "kv_heads": 3, "head_size": 16, "softcap": -1.0}},
+            "softcap to be a finite number above 0",
+        ),
         ({"attention": {"heads": 6, "kv_heads": 3}}, "head_size"),
         ({"width": "48"}, "width"),
         ({"width": 0}, "width to be at least 1"),
@@ -42,35 +45,95 @@ def test_width_that_heads_do_not_divide_needs_a_head_size() -> None:
     assert block_config(width=10, heads=4, head_size=8, max_positions=8).attention.head_size == 8
 
 
-@pytest.mark.parametrize(("on_tokens", "in_layers"), [("nope", "sinusoidal"), ("alibi", "nope"), ("rope", "rope"), ("t5", "rope"), ("sinusoidal", "learned")])
-def test_encodings_at_a_place_where_they_have_no_effect_are_refused_by_name(on_tokens: str, in_layers: str) -> None:
+@pytest.mark.parametrize(
+    ("on_tokens", "in_layers"),
+    [
+        ("nope", "sinusoidal"),
+        ("alibi", "nope"),
+        ("rope", "rope"),
+        ("t5", "rope"),
+        ("sinusoidal", "learned"),
+    ],
+)
+def test_encodings_at_a_place_where_they_have_no_effect_are_refused_by_name(
+    on_tokens: str, in_layers: str
+) -> None:
     plain = decoder("nope")
     kind = plain.layers["layer"]
     changed = replace(kind, attention=replace(kind.attention, encodings=(VARIANTS[in_layers],)))
-    with pytest.raises(ValueError, match="encodings at the place where they act, got .* (on tokens|in layers); put it"):
-        Stack(replace(plain, tokens=replace(plain.tokens, encodings=(VARIANTS[on_tokens],)), layers={"layer": changed}))
+    with pytest.raises(
+        ValueError,
+        match="encodings at the place where they act, got .* (on tokens|in layers); put it",
+    ):
+        Stack(
+            replace(
+                plain,
+                tokens=replace(plain.tokens, encodings=(VARIANTS[on_tokens],)),
+                layers={"layer": changed},
+            )
+        )
 
 
 def test_encodings_with_different_numbers_of_coordinates_are_refused() -> None:
     with pytest.raises(ValueError, match="same coordinates, got encodings of 0 and 3 axes"):
-        Stack(decoder_config(61, 2, 40, block("nope"), layer_encodings=[VARIANTS["rope"], VARIANTS["mrope"]]))
-    assert Stack(decoder_config(61, 2, 40, block("nope"), layer_encodings=[VARIANTS["nope"], VARIANTS["mrope"]])).axes == 3
+        Stack(
+            decoder_config(
+                61, 2, 40, block("nope"), layer_encodings=[VARIANTS["rope"], VARIANTS["mrope"]]
+            )
+        )
+    assert (
+        Stack(
+            decoder_config(
+                61, 2, 40, block("nope"), layer_encodings=[VARIANTS["nope"], VARIANTS["mrope"]]
+            )
+        ).axes
+        == 3
+    )
 
 
 def test_layers_share_the_tables_of_equal_encodings() -> None:
-    stack = Stack(decoder_config(61, 5, 40, block("learned"), layer_encodings=[VARIANTS["rope"], VARIANTS["nope"], VARIANTS["rope"]]))
-    assert len({id(attention.encoding) for attention in stack.attentions()}) == 2 and len(stack.masks) == 1
+    stack = Stack(
+        decoder_config(
+            61,
+            5,
+            40,
+            block("learned"),
+            layer_encodings=[VARIANTS["rope"], VARIANTS["nope"], VARIANTS["rope"]],
+        )
+    )
+    assert (
+        len({id(attention.encoding) for attention in stack.attentions()}) == 2
+        and len(stack.masks) == 1
+    )
 
 
 BAD_PARTS = {
-    "norm": ({"norms": ({"name": "batch"}, {"name": "rms"})}, "norm: expected name to be one of rms, layer, none, got 'batch'"),
+    "norm": (
+        {"norms": ({"name": "batch"}, {"name": "rms"})},
+        "norm: expected name to be one of rms, layer, none, got 'batch'",
+    ),
     "one norm too few": ({"norms": ({"name": "rms"},)}, "expected 2 norms for residual pre, got 1"),
-    "residual": ({"residual": {"name": "highway"}}, "residual: expected name to be one of pre, alone, post"),
-    "activation": ({"mlp": {"name": "gated", "hidden": 8, "activation": "step"}}, "activation to be one of silu"),
-    "parameter": ({"mlp": {"name": "gated", "hidden": 8, "depth": 2}}, "mlp gated: expected parameter to be one of hidden, activation, bias, got 'depth'"),
+    "residual": (
+        {"residual": {"name": "highway"}},
+        "residual: expected name to be one of pre, alone, post",
+    ),
+    "activation": (
+        {"mlp": {"name": "gated", "hidden": 8, "activation": "step"}},
+        "activation to be one of silu",
+    ),
+    "parameter": (
+        {"mlp": {"name": "gated", "hidden": 8, "depth": 2}},
+        "mlp gated: expected parameter to be one of hidden, activation, bias, got 'depth'",
+    ),
     "missing parameter": ({"mlp": {"name": "gated"}}, "mlp gated: expected hidden to be given"),
-    "no whole number": ({"mlp": {"name": "gated", "hidden": 8.5}}, "expected hidden to be a whole number"),
-    "no flag": ({"mlp": {"name": "gated", "hidden": 8, "bias": 1}}, "expected bias to be true or false"),
+    "no whole number": (
+        {"mlp": {"name": "gated", "hidden": 8.5}},
+        "expected hidden to be a whole number",
+    ),
+    "no flag": (
+        {"mlp": {"name": "gated", "hidden": 8, "bias": 1}},
+        "expected bias to be true or false",
+    ),
     "no name": ({"residual": {}}, "residual: expected a specification with a name"),
 }
 
@@ -85,13 +148,38 @@ def test_unknown_parts_are_refused_by_name(part: str) -> None:
 
 BAD_ATTENTION = {
     "window of nothing": ({"sees": {"name": "window", "size": 0}}, "size to be at least 1"),
-    "sight": ({"sees": {"name": "dilated"}}, "sees: expected name to be one of causal, window, chunk, both, near"),
-    "capped content": ({"encodings": ({"name": "cope"},), "softcap": 5.0}, "expected no softcap with cope"),
-    "two that score": ({"encodings": ({"name": "shaw"}, {"name": "cope"})}, "at most one encoding that overrides rescore, got Shaw and CoPE"),
-    "backward only": ({"encodings": ({"name": "cope"},), "sees": {"name": "both"}}, "expected causal attention for CoPE, got bidirectional"),
-    "linear window": ({"mechanism": "linear", "kv_heads": 6, "sees": {"name": "window", "size": 4}}, "linear attention: expected sees causal or both"),
-    "linear norm": ({"mechanism": "linear", "kv_heads": 6, "head_norm": {"name": "head", "norm": {"name": "rms"}}}, "got head_norm"),
-    "linear scores": ({"mechanism": "linear", "kv_heads": 6, "encodings": ({"name": "alibi"},)}, "since there are no scores, got alibi"),
+    "sight": (
+        {"sees": {"name": "dilated"}},
+        "sees: expected name to be one of causal, window, chunk, both, near",
+    ),
+    "capped content": (
+        {"encodings": ({"name": "cope"},), "softcap": 5.0},
+        "expected no softcap with cope",
+    ),
+    "two that score": (
+        {"encodings": ({"name": "shaw"}, {"name": "cope"})},
+        "at most one encoding that overrides rescore, got Shaw and CoPE",
+    ),
+    "backward only": (
+        {"encodings": ({"name": "cope"},), "sees": {"name": "both"}},
+        "expected causal attention for CoPE, got bidirectional",
+    ),
+    "linear window": (
+        {"mechanism": "linear", "kv_heads": 6, "sees": {"name": "window", "size": 4}},
+        "linear attention: expected sees causal or both",
+    ),
+    "linear norm": (
+        {
+            "mechanism": "linear",
+            "kv_heads": 6,
+            "head_norm": {"name": "head", "norm": {"name": "rms"}},
+        },
+        "got head_norm",
+    ),
+    "linear scores": (
+        {"mechanism": "linear", "kv_heads": 6, "encodings": ({"name": "alibi"},)},
+        "since there are no scores, got alibi",
+    ),
 }
 
 
@@ -114,7 +202,10 @@ def test_short_forms_refuse_unknown_parts() -> None:
 
 def test_a_mixture_of_causal_and_bidirectional_layers_is_refused() -> None:
     plain = decoder("nope")
-    near = replace(plain.layers["layer"], attention=replace(plain.layers["layer"].attention, sees={"name": "near", "reach": 3}))
+    near = replace(
+        plain.layers["layer"],
+        attention=replace(plain.layers["layer"].attention, sees={"name": "near", "reach": 3}),
+    )
     with pytest.raises(ValueError, match="all layers to be causal or none"):
         replace(plain, layers={**plain.layers, "near": near}, order=("layer", "near"))
     with pytest.raises(ValueError, match="order to name each kind in layers"):

@@ -23,8 +23,14 @@ BLOCK = block_config(WIDTH, 4, ROWS, encoding=SPEC)
 MODELS: Dict[str, Any] = {
     "decoder": decoder_config(61, 2, 40, BLOCK),
     "block": BLOCK,
-    "embeddings": StackConfig(width=WIDTH, max_positions=ROWS, tokens=TokensConfig(vocabulary=61, encodings=(SPEC,))),
-    "two encodings": StackConfig(width=WIDTH, max_positions=ROWS, tokens=TokensConfig(vocabulary=61, encodings=({"name": "sinusoidal"}, SPEC))),
+    "embeddings": StackConfig(
+        width=WIDTH, max_positions=ROWS, tokens=TokensConfig(vocabulary=61, encodings=(SPEC,))
+    ),
+    "two encodings": StackConfig(
+        width=WIDTH,
+        max_positions=ROWS,
+        tokens=TokensConfig(vocabulary=61, encodings=({"name": "sinusoidal"}, SPEC)),
+    ),
 }
 
 
@@ -35,13 +41,20 @@ def _learned(offset: int = 0) -> Learned:
 
 def _inputs(name: str, tokens: int) -> np.ndarray:
     drawn = np.random.default_rng(0)
-    return drawn.standard_normal((1, tokens, WIDTH)).astype(np.float32) if name == "block" else drawn.integers(0, 61, (1, tokens))
+    return (
+        drawn.standard_normal((1, tokens, WIDTH)).astype(np.float32)
+        if name == "block"
+        else drawn.integers(0, 61, (1, tokens))
+    )
 
 
 @pytest.mark.parametrize("offset", [0, 2])
 def test_copied_rows_repeat(offset: int) -> None:
     learned = _learned(offset)
-    table, made = learned.table.weight.detach().numpy(), learned.extended(LONGER, "copied").table.weight.detach().numpy()
+    table, made = (
+        learned.table.weight.detach().numpy(),
+        learned.extended(LONGER, "copied").table.weight.detach().numpy(),
+    )
     for row in range(LONGER + offset):
         old = row if row < offset else offset + (row - offset) % ROWS
         assert np.array_equal(made[row], table[old])
@@ -50,9 +63,16 @@ def test_copied_rows_repeat(offset: int) -> None:
 @pytest.mark.parametrize("rows", [ROWS, LONGER, 1000])
 def test_interpolated_rows_match_torch(rows: int) -> None:
     learned = _learned(offset=2)
-    table, made = learned.table.weight.detach(), learned.extended(rows, "interpolated").table.weight.detach()
-    wanted = torch.nn.functional.interpolate(table[2:].double().T[None], size=rows, mode="linear", align_corners=True)[0].T
-    assert torch.equal(made[:2], table[:2]) and worst_error(made[2:].numpy(), wanted.numpy()) <= tolerance("float32", 1, 1)
+    table, made = (
+        learned.table.weight.detach(),
+        learned.extended(rows, "interpolated").table.weight.detach(),
+    )
+    wanted = torch.nn.functional.interpolate(
+        table[2:].double().T[None], size=rows, mode="linear", align_corners=True
+    )[0].T
+    assert torch.equal(made[:2], table[:2]) and worst_error(
+        made[2:].numpy(), wanted.numpy()
+    ) <= tolerance("float32", 1, 1)
 
 
 def test_a_single_row_is_interpolated_to_itself() -> None:
@@ -63,10 +83,17 @@ def test_a_single_row_is_interpolated_to_itself() -> None:
 
 def test_hierarchical_positions_combine_two_trained_rows() -> None:
     learned, share = _learned(offset=2), 0.3
-    table, made = learned.table.weight.detach().double().numpy()[2:], learned.hierarchical(ROWS**2, share)
-    rows = made.embed(torch.zeros(1, ROWS**2, WIDTH), torch.arange(ROWS**2)[None])[0].detach().numpy()
+    table, made = (
+        learned.table.weight.detach().double().numpy()[2:],
+        learned.hierarchical(ROWS**2, share),
+    )
+    rows = (
+        made.embed(torch.zeros(1, ROWS**2, WIDTH), torch.arange(ROWS**2)[None])[0].detach().numpy()
+    )
     base = (table - share * table[0]) / (1 - share)
-    wanted = np.stack([share * base[p // ROWS] + (1 - share) * base[p % ROWS] for p in range(ROWS**2)])
+    wanted = np.stack(
+        [share * base[p // ROWS] + (1 - share) * base[p % ROWS] for p in range(ROWS**2)]
+    )
     assert worst_error(rows, wanted) <= tolerance("float32", 1, 2)
 
 
@@ -74,13 +101,20 @@ def test_hierarchical_positions_combine_two_trained_rows() -> None:
 @pytest.mark.parametrize("way", ["copied", "hierarchical"])
 def test_positions_of_the_old_range_keep_their_outputs(way: str, name: str) -> None:
     model, inputs = seeded(MODELS[name]), _inputs(name, ROWS)
-    longer = to_hierarchical(model, LONGER) if way == "hierarchical" else extend_positions(model, LONGER)
+    longer = (
+        to_hierarchical(model, LONGER) if way == "hierarchical" else extend_positions(model, LONGER)
+    )
     assert longer.config.max_positions == LONGER and model.config.max_positions == ROWS
-    assert worst_error(eager_session(longer).prefill(inputs), eager_session(model).prefill(inputs)) <= tolerance("float32", 2, 64)
+    assert worst_error(
+        eager_session(longer).prefill(inputs), eager_session(model).prefill(inputs)
+    ) <= tolerance("float32", 2, 64)
 
 
 def test_copied_rows_repeat_in_the_model() -> None:
-    session, inputs = eager_session(extend_positions(seeded(MODELS["embeddings"]), LONGER)), _inputs("embeddings", ROWS)
+    session, inputs = (
+        eager_session(extend_positions(seeded(MODELS["embeddings"]), LONGER)),
+        _inputs("embeddings", ROWS),
+    )
     first = session.prefill(inputs)
     session.reset()
     assert np.array_equal(first, session.prefill(inputs, start=3 * ROWS))
@@ -97,29 +131,67 @@ def test_growing_does_not_change_the_original_model() -> None:
 
 
 CASES = [("copied", "torchscript"), ("interpolated", "ort"), ("hierarchical", "torchscript")]
-MORE = [(way, target) for way in ("copied", "interpolated", "hierarchical") for target in ("onnx", "onnx-static", "pt2", "ort-cuda")]
+MORE = [
+    (way, target)
+    for way in ("copied", "interpolated", "hierarchical")
+    for target in ("onnx", "onnx-static", "pt2", "ort-cuda")
+]
 
 
-@pytest.mark.parametrize(("way", "target"), [*CASES, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in MORE)])
+@pytest.mark.parametrize(
+    ("way", "target"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in MORE)],
+)
 def test_a_longer_model_is_certified_over_its_range(way: str, target: str, tmp_path: Path) -> None:
     model = seeded(MODELS["decoder"])
-    longer = to_hierarchical(model, LONGER) if way == "hierarchical" else extend_positions(model, LONGER, way)
+    longer = (
+        to_hierarchical(model, LONGER)
+        if way == "hierarchical"
+        else extend_positions(model, LONGER, way)
+    )
     manifest = export_model(longer, target, tmp_path / "model")
     assert manifest.certificate is not None and manifest.certificate["passed"]
-    assert load(tmp_path / "model", provider="cpu").session().prefill(_inputs("decoder", LONGER)).shape == (1, LONGER, 61)
+    assert load(tmp_path / "model", provider="cpu").session().prefill(
+        _inputs("decoder", LONGER)
+    ).shape == (1, LONGER, 61)
 
 
 REFUSED = {
-    "a shorter range": (lambda: extend_positions(seeded(BLOCK), ROWS - 1), f"expected max_positions of at least {ROWS}, the number of rows, got {ROWS - 1}"),
-    "an unknown way": (lambda: extend_positions(seeded(BLOCK), LONGER, "mirrored"), "expected by to be one of copied, interpolated, got 'mirrored'"),
-    "more than the square": (lambda: to_hierarchical(seeded(BLOCK), ROWS**2 + 1), f"expected max_positions up to {ROWS**2}, the square of the rows"),
-    "a share of a half": (lambda: to_hierarchical(seeded(BLOCK), LONGER, 0.5), "hierarchical: expected share between 0 and 1 and not 0.5"),
-    "another encoding": (lambda: extend_positions(seeded(block_config(WIDTH, 4, ROWS)), LONGER), "expected one learned token encoding, got NoPE"),
+    "a shorter range": (
+        lambda: extend_positions(seeded(BLOCK), ROWS - 1),
+        f"expected max_positions of at least {ROWS}, the number of rows, got {ROWS - 1}",
+    ),
+    "an unknown way": (
+        lambda: extend_positions(seeded(BLOCK), LONGER, "mirrored"),
+        "expected by to be one of copied, interpolated, got 'mirrored'",
+    ),
+    "more than the square": (
+        lambda: to_hierarchical(seeded(BLOCK), ROWS**2 + 1),
+        f"expected max_positions up to {ROWS**2}, the square of the rows",
+    ),
+    "a share of a half": (
+        lambda: to_hierarchical(seeded(BLOCK), LONGER, 0.5),
+        "hierarchical: expected share between 0 and 1 and not 0.5",
+    ),
+    "another encoding": (
+        lambda: extend_positions(seeded(block_config(WIDTH, 4, ROWS)), LONGER),
+        "expected one learned token encoding, got NoPE",
+    ),
     "another table": (
-        lambda: extend_positions(seeded(decoder_config(61, 1, 40, BLOCK, layer_encodings=[{"name": "infused", "table": "trained"}])), LONGER),
+        lambda: extend_positions(
+            seeded(
+                decoder_config(
+                    61, 1, 40, BLOCK, layer_encodings=[{"name": "infused", "table": "trained"}]
+                )
+            ),
+            LONGER,
+        ),
         "expected only one weight whose shape depends on max_positions, got also layers.0.attention.encoding.table.weight",
     ),
-    "no model": (lambda: extend_positions(torch.nn.Linear(2, 2), LONGER), "expected a Stack or an AttentionBlock, got Linear"),
+    "no model": (
+        lambda: extend_positions(torch.nn.Linear(2, 2), LONGER),
+        "expected a Stack or an AttentionBlock, got Linear",
+    ),
 }
 
 

@@ -31,13 +31,24 @@ def _described() -> Iterator[Tuple[str, Dict[str, Any]]]:
         for base in models:
             for part in ("encoder", "decoder") if base.kind == "pair" else (None,):
                 ranged = 512 if model_type == "xlnet" else None
-                yield f"{base.name} {part}", to_json(families.read(as_saved(config_of(base)), ranged, part)[0])
-    yield from ((name, to_json(config)) for name, (config, _) in {**OF_PARTS, "block": (SMALL, 1)}.items())
+                yield (
+                    f"{base.name} {part}",
+                    to_json(families.read(as_saved(config_of(base)), ranged, part)[0]),
+                )
+    yield from (
+        (name, to_json(config)) for name, (config, _) in {**OF_PARTS, "block": (SMALL, 1)}.items()
+    )
 
 
 def _settings(values: Any, path: Tuple[Any, ...] = ()) -> Iterator[Tuple[Any, ...]]:
     """Yield the path of every value in nested mappings and lists that is no mapping or list itself."""
-    entries = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else None
+    entries = (
+        values.items()
+        if isinstance(values, dict)
+        else enumerate(values)
+        if isinstance(values, list)
+        else None
+    )
     if entries is None:
         yield path
     else:
@@ -52,7 +63,15 @@ def _changed(values: Dict[str, Any], path: Tuple[Any, ...]) -> Dict[str, Any]:
     for key in path[:-1]:
         place = place[key]
     value = place[path[-1]]
-    place[path[-1]] = not value if isinstance(value, bool) else {"name": "other"} if value is None else value + "s" if isinstance(value, str) else 3 * value + 5
+    place[path[-1]] = (
+        not value
+        if isinstance(value, bool)
+        else {"name": "other"}
+        if value is None
+        else value + "s"
+        if isinstance(value, str)
+        else 3 * value + 5
+    )
     return changed
 
 
@@ -62,7 +81,11 @@ def test_every_setting_of_every_family_is_printed() -> None:
     silent: List[str] = []
     for name, values in described.items():
         printed = lines(values)
-        silent += [f"{name}: {path}" for path in _settings(values) if lines(_changed(values, path)) == printed]
+        silent += [
+            f"{name}: {path}"
+            for path in _settings(values)
+            if lines(_changed(values, path)) == printed
+        ]
     assert silent == []
 
 
@@ -71,7 +94,9 @@ def test_a_setting_that_is_new_to_the_printer_is_printed() -> None:
     values["layers"]["layer"]["drop"] = 0.25
     values["layers"]["layer"]["attention"]["temper"] = 0.5
     values["guard"] = 7
-    assert {("  drop", "0.25"), ("guard", "7")} <= set(lines(values)) and any("temper 0.5" in text for _, text in lines(values))
+    assert {("  drop", "0.25"), ("guard", "7")} <= set(lines(values)) and any(
+        "temper 0.5" in text for _, text in lines(values)
+    )
 
 
 @pytest.mark.parametrize("name", PARTS["residual"])
@@ -79,7 +104,10 @@ def test_the_steps_of_a_layer_are_those_of_its_residual(name: str) -> None:
     arrangement = PARTS["residual"][name]
     formula, steps = RESIDUALS[name]
     assert str(arrangement.__doc__).startswith(formula)
-    assert steps.count("norm") == len(arrangement.NORMS) and steps.count("mlp") == steps.count("attention") == 1
+    assert (
+        steps.count("norm") == len(arrangement.NORMS)
+        and steps.count("mlp") == steps.count("attention") == 1
+    )
     assert steps.startswith("norm:input attention") == arrangement.of_input
 
 
@@ -87,12 +115,23 @@ def test_equal_layers_are_printed_once_with_their_indices() -> None:
     values = to_json(PRESETS["tiny-rope"])
     kind = values["layers"]["layer"]
     values |= {"layers": {"near": kind, "far": kind}, "order": ["near", "near", "far", "near"]}
-    assert [title for title, _ in lines(values) if title.startswith("layer")] == ["layers 0-1, 3", "layer 2"]
+    assert [title for title, _ in lines(values) if title.startswith("layer")] == [
+        "layers 0-1, 3",
+        "layer 2",
+    ]
 
 
 def test_values_of_an_unexpected_form_raise_no_error() -> None:
     values = to_json(PRESETS["tiny-rope"])
-    for path in [*_settings(values), ("tokens",), ("layers",), ("order",), ("layers", "layer"), ("layers", "layer", "norms"), ("norm",)]:
+    for path in [
+        *_settings(values),
+        ("tokens",),
+        ("layers",),
+        ("order",),
+        ("layers", "layer"),
+        ("layers", "layer", "norms"),
+        ("norm",),
+    ]:
         for value in (None, [], {}, "\x1b[2J\n", [[[[[[[1]]]]]]], {"name": {"name": {}}}):
             changed = copy.deepcopy(values)
             place: Any = changed
@@ -102,13 +141,21 @@ def test_values_of_an_unexpected_form_raise_no_error() -> None:
             assert all(text.isprintable() for line in lines(changed) for text in line)
 
 
-def test_describe_prints_a_checkpoint_a_preset_and_a_block(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_describe_prints_a_checkpoint_a_preset_and_a_block(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     base = bases()["gemma2"][0]
     (tmp_path / "config.json").write_text(json.dumps(as_saved(config_of(base))))  # no weights
     for arguments, expected in (
-        ([str(tmp_path)], {"tokens": "scale 8.0", "  attention": "window (size 8)", "head": "softcap 5.0"}),
+        (
+            [str(tmp_path)],
+            {"tokens": "scale 8.0", "  attention": "window (size 8)", "head": "softcap 5.0"},
+        ),
         (["tiny-alibi"], {"  encoding": "alibi", "  mlp": "gated"}),
-        (["block", "--heads", "4", "--kv-heads", "2", "--encoding", "rope:theta=5"], {"projection": "4 query heads over 2", "encoding": "theta 5.0"}),
+        (
+            ["block", "--heads", "4", "--kv-heads", "2", "--encoding", "rope:theta=5"],
+            {"projection": "4 query heads over 2", "encoding": "theta 5.0"},
+        ),
     ):
         assert main(["describe", *arguments]) == 0
         printed = capsys.readouterr().out.splitlines()
@@ -119,7 +166,10 @@ def test_describe_prints_a_checkpoint_a_preset_and_a_block(tmp_path: Path, capsy
 
 BAD = {
     "a name that is not known": (["tiny-rop"], "did you mean tiny-rope?"),
-    "an option of a block for a preset": (["tiny-rope", "--heads", "4"], "expected no options for a preset, got --heads"),
+    "an option of a block for a preset": (
+        ["tiny-rope", "--heads", "4"],
+        "expected no options for a preset, got --heads",
+    ),
     "a part of a block": (["block", "--part", "encoder"], "for a block, got --part"),
 }
 
@@ -136,7 +186,12 @@ def test_inspect_and_describe_print_the_layers_of_an_artefact_without_torch(tmp_
     export_model(seeded(SMALL), "torchscript", tmp_path / "block", verify=False)
     program = "import sys; from posenc_export.commands.cli import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
     outputs = [
-        subprocess.run([sys.executable, "-c", program, command, str(tmp_path / "block")], capture_output=True, text=True, check=True).stdout
+        subprocess.run(
+            [sys.executable, "-c", program, command, str(tmp_path / "block")],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
         for command in ("inspect", "describe")
     ]
     assert outputs[0].endswith("\n\n" + outputs[1]) and "visible keys causal" in outputs[1]

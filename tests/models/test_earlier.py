@@ -25,7 +25,9 @@ LENGTH = 40
 def _config(name: str, **changes: Any) -> Dict[str, Any]:
     """Return config.json of a model with changed values."""
     family = name.split()[0]
-    config = getattr(transformers, earlier.CONFIGS[family])(**{**earlier.SIZES[family], **earlier.MODELS[name]})
+    config = getattr(transformers, earlier.CONFIGS[family])(
+        **{**earlier.SIZES[family], **earlier.MODELS[name]}
+    )
     values = {**json.loads(config.to_json_string()), **changes}
     return {key: value for key, value in values.items() if value is not None}
 
@@ -45,13 +47,22 @@ def _logits(model: Any) -> Tuple[np.ndarray, np.ndarray]:
 def test_logits_of_the_oracle_match_transformers(name: str, tmp_path: Path) -> None:
     peer, folder = saved(name, tmp_path / "checkpoint")
     tokens, wanted = _logits(peer)
-    assert np.abs(from_pretrained(folder).exact(tokens, range(LENGTH), range(LENGTH)) - wanted).max() < 2e-5  # type: ignore[operator]
+    assert (
+        np.abs(from_pretrained(folder).exact(tokens, range(LENGTH), range(LENGTH)) - wanted).max()
+        < 2e-5
+    )  # type: ignore[operator]
 
 
 def _rewritten(folder: Path, base: str, buffers: Sequence[str]) -> None:
     """Save the weights under names without prefix, together with buffers."""
-    weights = {key.removeprefix(base): value.clone() for key, value in load_file(folder / "model.safetensors").items()}
-    save_file({**weights, **{key: torch.zeros(1, 1, 4, 4) for key in buffers}}, folder / "model.safetensors")
+    weights = {
+        key.removeprefix(base): value.clone()
+        for key, value in load_file(folder / "model.safetensors").items()
+    }
+    save_file(
+        {**weights, **{key: torch.zeros(1, 1, 4, 4) for key in buffers}},
+        folder / "model.safetensors",
+    )
 
 
 @pytest.mark.parametrize("name", [*earlier.BARE, *earlier.WITH_BUFFERS])
@@ -59,7 +70,10 @@ def test_names_and_buffers_of_published_checkpoints_load(name: str, tmp_path: Pa
     peer, folder = saved(name, tmp_path)
     _rewritten(folder, *earlier.BARE.get(name, ("", earlier.WITH_BUFFERS.get(name, ()))))
     tokens, wanted = _logits(peer)
-    assert np.abs(from_pretrained(folder).exact(tokens, range(LENGTH), range(LENGTH)) - wanted).max() < 2e-5  # type: ignore[operator]
+    assert (
+        np.abs(from_pretrained(folder).exact(tokens, range(LENGTH), range(LENGTH)) - wanted).max()
+        < 2e-5
+    )  # type: ignore[operator]
 
 
 # A model, a regular expression for its description as JSON, and a wrong replacement.
@@ -81,7 +95,9 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_wrong_description_gives_other_logits(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_description_gives_other_logits(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name, right, wrong = FAULTS[fault]
     peer, folder = saved(name, tmp_path)
     tokens, wanted = _logits(peer)
@@ -91,10 +107,17 @@ def test_a_wrong_description_gives_other_logits(fault: str, tmp_path: Path, monk
     if wrong == "parallel":
         changed["layers"]["layer"]["norms"] = changed["layers"]["layer"]["norms"][:1]
         (folder / "model.safetensors").write_bytes(_without(folder / "model.safetensors", "ln_mlp"))
-    changed["layers"] = {kind: layer for kind, layer in changed["layers"].items() if kind in changed["order"]}
+    changed["layers"] = {
+        kind: layer for kind, layer in changed["layers"].items() if kind in changed["order"]
+    }
     assert from_json(changed) != description
-    monkeypatch.setattr(families, "read", lambda config, max_positions, part, lengths: (from_json(changed), family))
-    assert np.abs(from_pretrained(folder).exact(tokens, range(LENGTH), range(LENGTH)) - wanted).max() > 2e-4  # type: ignore[operator]
+    monkeypatch.setattr(
+        families, "read", lambda config, max_positions, part, lengths: (from_json(changed), family)
+    )
+    assert (
+        np.abs(from_pretrained(folder).exact(tokens, range(LENGTH), range(LENGTH)) - wanted).max()
+        > 2e-4
+    )  # type: ignore[operator]
 
 
 def test_slopes_of_mpt_follow_alibi_bias_max(tmp_path: Path) -> None:
@@ -104,7 +127,9 @@ def test_slopes_of_mpt_follow_alibi_bias_max(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     model = from_pretrained(folder)
     of_eight = peer.transformer.build_mpt_alibi_tensor
-    peer.transformer.build_mpt_alibi_tensor = lambda heads, length, device=None: of_eight(heads, length, alibi_bias_max=16, device=device)
+    peer.transformer.build_mpt_alibi_tensor = lambda heads, length, device=None: of_eight(
+        heads, length, alibi_bias_max=16, device=device
+    )
     tokens, wanted = _logits(peer)
     assert np.abs(model.exact(tokens, range(LENGTH), range(LENGTH)) - wanted).max() < 2e-5  # type: ignore[operator]
 
@@ -128,32 +153,84 @@ REFUSED: Dict[str, Tuple[str, Dict[str, Any], str]] = {
     "gpt2 rotation": ("gpt2", {"rope_theta": 10000.0}, "rope_theta"),
     "gpt2 activation": ("gpt2", {"activation_function": "quick_gelu"}, "activation_function"),
     "gpt2 epsilon": ("gpt2", {"layer_norm_epsilon": None}, "layer_norm_epsilon"),
-    "gpt_neox theta": ("gpt_neox", {"rope_parameters": None, "rope_theta": 20000.0}, "expected rotary_emb_base in place of rope_theta"),
-    "gpt_neox share": ("gpt_neox", {"rope_parameters": None, "rotary_pct": 0.5, "partial_rotary_factor": 0.25}, "expected rotary_pct in place of"),
+    "gpt_neox theta": (
+        "gpt_neox",
+        {"rope_parameters": None, "rope_theta": 20000.0},
+        "expected rotary_emb_base in place of rope_theta",
+    ),
+    "gpt_neox share": (
+        "gpt_neox",
+        {"rope_parameters": None, "rotary_pct": 0.5, "partial_rotary_factor": 0.25},
+        "expected rotary_pct in place of",
+    ),
     "gpt_neox unknown": ("gpt_neox", {"num_key_value_heads": 2}, "num_key_value_heads=2"),
     "gptj theta": ("gptj", {"rope_theta": 20000.0}, "rope_theta=20000.0"),
     "gptj rotary": ("gptj", {"rotary": False}, "rotary to be True"),
-    "opt narrow tokens": ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim to be 64, got 32"),
+    "opt narrow tokens": (
+        "opt",
+        {"word_embed_proj_dim": 32},
+        "word_embed_proj_dim to be 64, got 32",
+    ),
     "opt unknown": ("opt", {"rotary_dim": 32}, "rotary_dim=32"),
-    "bloom sums": ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm"),
+    "bloom sums": (
+        "bloom",
+        {"apply_residual_connection_post_layernorm": True},
+        "apply_residual_connection_post_layernorm",
+    ),
     "bloom width": ("bloom", {"n_inner": 80}, "n_inner to be null or 256"),
     "bloom range": ("bloom", {"seq_length": None}, "give max_positions"),
     "bloom unknown": ("bloom", {"alibi": False}, "alibi=False"),
-    "mpt rows": ("mpt", {"attn_config": {"alibi": False}}, "attn_config.alibi to be True, got False"),
-    "mpt heads": ("mpt", {"attn_config": {"attn_type": "multiquery_attention"}}, "attn_config.attn_type"),
+    "mpt rows": (
+        "mpt",
+        {"attn_config": {"alibi": False}},
+        "attn_config.alibi to be True, got False",
+    ),
+    "mpt heads": (
+        "mpt",
+        {"attn_config": {"attn_type": "multiquery_attention"}},
+        "attn_config.attn_type",
+    ),
     "mpt norms of heads": ("mpt", {"attn_config": {"qk_ln": True}}, "attn_config.qk_ln"),
     "mpt unknown in attention": ("mpt", {"attn_config": {"rope": True}}, "attn_config.rope=True"),
-    "mpt slopes": ("mpt", {"attn_config": {"alibi_bias_max": 0}}, "attn_config.alibi_bias_max to be a number above 0, got 0"),
+    "mpt slopes": (
+        "mpt",
+        {"attn_config": {"alibi_bias_max": 0}},
+        "attn_config.alibi_bias_max to be a number above 0, got 0",
+    ),
     "mpt attention": ("mpt", {"attn_config": 3}, "attn_config to be a mapping"),
-    "mpt clip": ("mpt", {"attn_config": {"clip_qkv": 0}}, "attn_config.clip_qkv to be a number above 0, got 0"),
+    "mpt clip": (
+        "mpt",
+        {"attn_config": {"clip_qkv": 0}},
+        "attn_config.clip_qkv to be a number above 0, got 0",
+    ),
     "mpt norm": ("mpt", {"norm_type": "rmsnorm"}, "norm_type"),
     "mpt biases": ("mpt", {"no_bias": False}, "no_bias"),
     "mpt factor": ("mpt", {"logit_scale": "inv_sqrt_d_model"}, "logit_scale"),
-    "falcon in turn": ("falcon new", {"parallel_attn": False}, "parallel_attn to be true with new_decoder_architecture"),
-    "falcon heads": ("falcon", {"multi_query": False, "num_kv_heads": 2}, "num_kv_heads to be 4 without multi_query"),
-    "falcon norms": ("falcon", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn to be 1 without"),
-    "falcon sums": ("falcon", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm"),
-    "falcon share": ("falcon", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "rotation of whole heads"),
+    "falcon in turn": (
+        "falcon new",
+        {"parallel_attn": False},
+        "parallel_attn to be true with new_decoder_architecture",
+    ),
+    "falcon heads": (
+        "falcon",
+        {"multi_query": False, "num_kv_heads": 2},
+        "num_kv_heads to be 4 without multi_query",
+    ),
+    "falcon norms": (
+        "falcon",
+        {"num_ln_in_parallel_attn": 2},
+        "num_ln_in_parallel_attn to be 1 without",
+    ),
+    "falcon sums": (
+        "falcon",
+        {"apply_residual_connection_post_layernorm": True},
+        "apply_residual_connection_post_layernorm",
+    ),
+    "falcon share": (
+        "falcon",
+        {"rope_parameters": {"partial_rotary_factor": 0.5}},
+        "rotation of whole heads",
+    ),
     "falcon unknown": ("falcon", {"head_dim": 32}, "head_dim=32"),
     "xglm padding": ("xglm", {"pad_token_id": 5}, "pad_token_id to be null, 0 or 1"),
     "xglm cross": ("xglm", {"add_cross_attention": True}, "add_cross_attention"),
@@ -171,13 +248,19 @@ def test_configs_that_cannot_be_exported_are_refused_by_name(case: str) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "opt"])
 def test_a_range_unlike_the_position_table_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="max_positions to be 512, the rows of the position table, got 64"):
+    with pytest.raises(
+        ValueError, match="max_positions to be 512, the rows of the position table, got 64"
+    ):
         families.read(_config(name), 64)
 
 
 @pytest.mark.parametrize("name", ["gpt_neox", "phi"])
 def test_partial_rotary_factor_defaults_to_the_value_of_the_family(name: str) -> None:
-    assert _described(name, rope_parameters=None) == _described(name) == _described(name, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+    assert (
+        _described(name, rope_parameters=None)
+        == _described(name)
+        == _described(name, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+    )
 
 
 def test_a_bloom_config_without_seq_length_takes_max_positions() -> None:

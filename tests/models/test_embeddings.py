@@ -21,30 +21,51 @@ from tests.models import checkpoints, encoders, pairs  # noqa: E402
 SEGMENTED = StackConfig(
     width=48,
     max_positions=64,
-    tokens=TokensConfig(vocabulary=61, scale=3.0, encodings=({"name": "learned"},), segments=3, norm={"name": "layer", "epsilon": 1e-5}),
+    tokens=TokensConfig(
+        vocabulary=61,
+        scale=3.0,
+        encodings=({"name": "learned"},),
+        segments=3,
+        norm={"name": "layer", "epsilon": 1e-5},
+    ),
 )
 PLAIN = StackConfig(width=48, max_positions=64, tokens=TokensConfig(vocabulary=61))
-TOKENS, POSITIONS = np.random.default_rng(0).integers(5, 61, (2, 12)), np.arange(7, 19)[None].repeat(2, 0)
+TOKENS, POSITIONS = (
+    np.random.default_rng(0).integers(5, 61, (2, 12)),
+    np.arange(7, 19)[None].repeat(2, 0),
+)
 TYPES = np.random.default_rng(1).integers(0, 3, (2, 12))
 Embed = Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def _bert(peer: Any, ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor) -> torch.Tensor:
-    made: torch.Tensor = peer.embeddings(input_ids=ids, position_ids=positions, token_type_ids=types)
+def _bert(
+    peer: Any, ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor
+) -> torch.Tensor:
+    made: torch.Tensor = peer.embeddings(
+        input_ids=ids, position_ids=positions, token_type_ids=types
+    )
     return made
 
 
-def _gpt2(peer: Any, ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor) -> torch.Tensor:
+def _gpt2(
+    peer: Any, ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor
+) -> torch.Tensor:
     made: torch.Tensor = peer.transformer.wte(ids) + peer.transformer.wpe(positions)
     return made
 
 
-def _bloom(peer: Any, ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor) -> torch.Tensor:
-    made: torch.Tensor = peer.transformer.word_embeddings_layernorm(peer.transformer.word_embeddings(ids))
+def _bloom(
+    peer: Any, ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor
+) -> torch.Tensor:
+    made: torch.Tensor = peer.transformer.word_embeddings_layernorm(
+        peer.transformer.word_embeddings(ids)
+    )
     return made
 
 
-def _gemma(peer: Any, ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor) -> torch.Tensor:
+def _gemma(
+    peer: Any, ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor
+) -> torch.Tensor:
     made: torch.Tensor = peer.model.embed_tokens(ids)
     return made
 
@@ -61,12 +82,16 @@ PEERS: Dict[str, Tuple[Any, Embed]] = {
 def test_embeddings_match_transformers(name: str, tmp_path: Path) -> None:
     models, embed = PEERS[name]
     peer, folder = models.saved(name, tmp_path / "checkpoint")
-    export_model(from_pretrained(folder, part="embeddings"), "torchscript", tmp_path / "model", verify=False)
+    export_model(
+        from_pretrained(folder, part="embeddings"), "torchscript", tmp_path / "model", verify=False
+    )
     session = load(tmp_path / "model", provider="cpu").session()
     types = {"token_types": TYPES} if session.manifest.segments else {}
     with torch.no_grad():
         wanted = embed(peer, *(torch.from_numpy(rows) for rows in (TOKENS, POSITIONS, TYPES)))
-    assert worst_error(session.prefill(TOKENS, start=7, **types), wanted.numpy()) <= tolerance("float32", 1, 48)
+    assert worst_error(session.prefill(TOKENS, start=7, **types), wanted.numpy()) <= tolerance(
+        "float32", 1, 48
+    )
 
 
 CALLS = [(target, signature) for target in TARGETS for signature in TARGETS[target].layout]
@@ -74,11 +99,18 @@ QUICK = {("ort", "positions"), ("ort", "mask"), ("torchscript", "positions")}
 
 
 @pytest.mark.parametrize("config", [SEGMENTED, PLAIN], ids=["segments", "tokens alone"])
-@pytest.mark.parametrize(("target", "signature"), [pytest.param(*call, marks=() if call in QUICK else pytest.mark.exhaustive) for call in CALLS])
-def test_the_embedding_part_is_certified_against_the_oracle(config: StackConfig, target: str, signature: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("target", "signature"),
+    [pytest.param(*call, marks=() if call in QUICK else pytest.mark.exhaustive) for call in CALLS],
+)
+def test_the_embedding_part_is_certified_against_the_oracle(
+    config: StackConfig, target: str, signature: str, tmp_path: Path
+) -> None:
     manifest = export_model(seeded(config), target, tmp_path / "model", signature)
     assert manifest.certificate is not None and manifest.certificate["passed"]
-    assert {"oracle, start 0", *(["segments: oracle"] if config.tokens.segments else [])} <= set(manifest.certificate["cells"])
+    assert {"oracle, start 0", *(["segments: oracle"] if config.tokens.segments else [])} <= set(
+        manifest.certificate["cells"]
+    )
 
 
 def test_verification_detects_positions_off_by_one(tmp_path: Path) -> None:
@@ -89,37 +121,80 @@ def test_verification_detects_positions_off_by_one(tmp_path: Path) -> None:
     assert not verify(tmp_path / "model", model)["passed"]
 
 
-def test_the_command_exports_and_describes_the_embedding_part(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_command_exports_and_describes_the_embedding_part(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     _, folder = encoders.saved("bert", tmp_path / "checkpoint")
-    assert main(["export", str(folder), "--part", "embeddings", "--target", "ort", "--signature", "mask", "-o", str(tmp_path / "model"), "--json"]) == 0
+    assert (
+        main(
+            [
+                "export",
+                str(folder),
+                "--part",
+                "embeddings",
+                "--target",
+                "ort",
+                "--signature",
+                "mask",
+                "-o",
+                str(tmp_path / "model"),
+                "--json",
+            ]
+        )
+        == 0
+    )
     assert json.loads(capsys.readouterr().out)[0]["passed"]
     assert main(["inspect", str(tmp_path / "model")]) == 0 and "learned" in capsys.readouterr().out
 
 
-def test_the_command_exports_an_embedding_part_over_a_longer_range(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_command_exports_an_embedding_part_over_a_longer_range(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     peer, folder = encoders.saved("bert", tmp_path / "checkpoint")
     longer = ["--part", "embeddings", "--max-positions", "100", "--longer", "hierarchical"]
-    assert main(["export", str(folder), *longer, "--target", "torchscript", "-o", str(tmp_path / "model"), "--json"]) == 0
+    assert (
+        main(
+            [
+                "export",
+                str(folder),
+                *longer,
+                "--target",
+                "torchscript",
+                "-o",
+                str(tmp_path / "model"),
+                "--json",
+            ]
+        )
+        == 0
+    )
     assert json.loads(capsys.readouterr().out)[0]["passed"]
     session = load(tmp_path / "model", provider="cpu").session()
     with torch.no_grad():
         wanted = _bert(peer, *(torch.from_numpy(rows) for rows in (TOKENS, POSITIONS, TYPES)))
-    assert worst_error(session.prefill(TOKENS, start=7, token_types=TYPES), wanted.numpy()) <= tolerance("float32", 1, 48)
+    assert worst_error(
+        session.prefill(TOKENS, start=7, token_types=TYPES), wanted.numpy()
+    ) <= tolerance("float32", 1, 48)
     assert session.manifest.max_positions == 100
 
 
 def test_part_and_layer_together_are_refused(tmp_path: Path) -> None:
     _, folder = encoders.saved("bert", tmp_path / "checkpoint")
-    with pytest.raises(ValueError, match="expected layer or part embeddings, got both, with layer 1; leave one out"):
+    with pytest.raises(
+        ValueError, match="expected layer or part embeddings, got both, with layer 1; leave one out"
+    ):
         from_pretrained(folder, layer=1, part="embeddings")
 
 
 def test_a_model_that_is_loaded_in_two_parts_has_no_embedding_part(tmp_path: Path) -> None:
     pairs.saved("whisper", tmp_path / "checkpoint")
-    with pytest.raises(ValueError, match="whisper: expected part encoder or decoder, got 'embeddings'"):
+    with pytest.raises(
+        ValueError, match="whisper: expected part encoder or decoder, got 'embeddings'"
+    ):
         from_pretrained(tmp_path / "checkpoint", part="embeddings")
 
 
 def test_a_head_without_layers_is_refused() -> None:
     with pytest.raises(ValueError, match="expected layers before a head or key_values"):
-        StackConfig(width=48, max_positions=64, tokens=TokensConfig(vocabulary=61), head=HeadConfig())
+        StackConfig(
+            width=48, max_positions=64, tokens=TokensConfig(vocabulary=61), head=HeadConfig()
+        )

@@ -32,7 +32,9 @@ def test_segments_change_outputs_and_default_to_zero() -> None:
 def test_invalid_segments_are_refused(types: np.ndarray, message: str) -> None:
     module, manifest = eager(seeded(encoder("alibi")))
     with pytest.raises(ValueError, match=message):
-        Model(TorchGraph(module, manifest)).session().prefill(np.arange(12)[None], token_types=types)
+        Model(TorchGraph(module, manifest)).session().prefill(
+            np.arange(12)[None], token_types=types
+        )
 
 
 def test_methods_that_need_a_cache_or_a_vocabulary_are_refused() -> None:
@@ -42,7 +44,10 @@ def test_methods_that_need_a_cache_or_a_vocabulary_are_refused() -> None:
     for call, message in (
         (lambda: session.step(ids[:, 0]), "expected a model with a cache for step"),
         (lambda: session.rewind(1), "expected a model with a cache for rewind"),
-        (lambda: list(session.generate(ids, 2)), "expected a decoder, .* for generate, got kind encoder"),
+        (
+            lambda: list(session.generate(ids, 2)),
+            "expected a decoder, .* for generate, got kind encoder",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             call()

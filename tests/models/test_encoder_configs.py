@@ -22,53 +22,168 @@ ROTATIONS = {"modernbert", "roformer"}
 
 @pytest.mark.parametrize("name", MODELS)
 def test_only_rotary_families_have_a_rotation(name: str) -> None:
-    config, _ = families.read(_config(name), SIZES["max_position_embeddings"] if name.startswith("xlnet") else None)
-    turned = any("rope" in spec["name"] for kind in config.kinds for spec in (*kind.attention.encodings, *config.tokens.encodings))
+    config, _ = families.read(
+        _config(name), SIZES["max_position_embeddings"] if name.startswith("xlnet") else None
+    )
+    turned = any(
+        "rope" in spec["name"]
+        for kind in config.kinds
+        for spec in (*kind.attention.encodings, *config.tokens.encodings)
+    )
     assert turned == (name.split()[0] in ROTATIONS)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_configs_are_read(name: str) -> None:
     config, _ = families.read(PUBLISHED[name], 512 if name.startswith("xlnet") else None)
-    assert (config.width, len(config.order)) == (PUBLISHED[name].get("hidden_size", 768), len(config.kinds))
-    assert config.max_positions == {"ModernBERT-base": 8192, "roformer_chinese_base": 1536}.get(name, 512)
+    assert (config.width, len(config.order)) == (
+        PUBLISHED[name].get("hidden_size", 768),
+        len(config.kinds),
+    )
+    assert config.max_positions == {"ModernBERT-base": 8192, "roformer_chinese_base": 1536}.get(
+        name, 512
+    )
 
 
 REFUSED = {
-    "an unknown key": ("bert", {"new_key": 1}, "expected only known keys in config.json, got new_key=1"),
+    "an unknown key": (
+        "bert",
+        {"new_key": 1},
+        "expected only known keys in config.json, got new_key=1",
+    ),
     "a rotation in a family that has none": ("bert", {"rope_theta": 10000.0}, "got rope_theta"),
     "a decoder": ("bert", {"is_decoder": True}, "is_decoder to be False, got True"),
-    "an encoder beside a decoder": ("bert", {"is_encoder_decoder": True}, "is_encoder_decoder to be False, got True"),
-    "cross-attention": ("roberta", {"add_cross_attention": True}, "add_cross_attention to be False, got True"),
-    "relative keys": ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type to be 'absolute', got 'relative_key'"),
+    "an encoder beside a decoder": (
+        "bert",
+        {"is_encoder_decoder": True},
+        "is_encoder_decoder to be False, got True",
+    ),
+    "cross-attention": (
+        "roberta",
+        {"add_cross_attention": True},
+        "add_cross_attention to be False, got True",
+    ),
+    "relative keys": (
+        "bert",
+        {"position_embedding_type": "relative_key"},
+        "position_embedding_type to be 'absolute', got 'relative_key'",
+    ),
     "pruned heads": ("bert", {"pruned_heads": {"0": [1]}}, "pruned_heads to be {}, got"),
-    "no epsilon": ("bert", {"layer_norm_eps": ...}, "expected layer_norm_eps in config.json, got none"),
-    "no number of segments": ("bert", {"type_vocab_size": -1}, "type_vocab_size to be an integer of 0 or more, got -1"),
+    "no epsilon": (
+        "bert",
+        {"layer_norm_eps": ...},
+        "expected layer_norm_eps in config.json, got none",
+    ),
+    "no number of segments": (
+        "bert",
+        {"type_vocab_size": -1},
+        "type_vocab_size to be an integer of 0 or more, got -1",
+    ),
     "an activation": ("bert", {"hidden_act": "mish"}, "hidden_act to be one of .*, got 'mish'"),
-    "no padding": ("roberta", {"pad_token_id": None}, "pad_token_id to be an integer of 0 or more, got None"),
-    "padding above the table": ("roberta", {"pad_token_id": 63}, "max_position_embeddings to be above 64, the number of unused rows, got 64"),
-    "buckets": ("mpnet", {"relative_attention_num_buckets": 16}, "relative_attention_num_buckets to be 32, got 16"),
+    "no padding": (
+        "roberta",
+        {"pad_token_id": None},
+        "pad_token_id to be an integer of 0 or more, got None",
+    ),
+    "padding above the table": (
+        "roberta",
+        {"pad_token_id": 63},
+        "max_position_embeddings to be above 64, the number of unused rows, got 64",
+    ),
+    "buckets": (
+        "mpnet",
+        {"relative_attention_num_buckets": 16},
+        "relative_attention_num_buckets to be 32, got 16",
+    ),
     "values that turn": ("roformer", {"rotary_value": True}, "rotary_value to be False, got True"),
     "a narrow table": ("electra", {"embedding_size": 32}, "embedding_size to be 48, got 32"),
-    "a narrow table by default": ("electra", {"embedding_size": ...}, "embedding_size to be 48, got 128"),
-    "no distances": ("deberta", {"relative_attention": False}, "relative_attention to be True, got False"),
-    "no distances by default": ("deberta-v2", {"relative_attention": ...}, "relative_attention to be True, got False"),
-    "no term": ("deberta", {"pos_att_type": []}, "pos_att_type to be c2p, p2c or both, got ..; other values"),
-    "another term": ("deberta-v2", {"pos_att_type": "c2p|p2p"}, "pos_att_type to be c2p, p2c or both, got 'c2p.p2p'"),
-    "absolute positions beside distances": ("deberta", {"position_biased_input": True}, "position_biased_input to be False, got True"),
-    "heads that are mixed": ("deberta", {"talking_head": True}, "talking_head to be False, got True"),
-    "an activation of t5": ("t5", {"feed_forward_proj": "gated-mish"}, "feed_forward_proj to be one of silu, .*, got gated-mish"),
-    "no buckets": ("t5", {"relative_attention_num_buckets": ...}, "expected relative_attention_num_buckets in config.json, got none"),
-    "a convolution": ("deberta-v2", {"conv_kernel_size": 3, "conv_act": "gelu"}, "conv_kernel_size to be 0, got 3"),
-    "a norm of distances": ("deberta-v2", {"norm_rel_ebd": "batch_norm"}, "norm_rel_ebd to be none or layer_norm, got 'batch_norm'"),
-    "odd buckets": ("deberta-v2", {"position_buckets": 7}, "position_buckets to be .* even and below max_relative_positions, got 7 and 20"),
+    "a narrow table by default": (
+        "electra",
+        {"embedding_size": ...},
+        "embedding_size to be 48, got 128",
+    ),
+    "no distances": (
+        "deberta",
+        {"relative_attention": False},
+        "relative_attention to be True, got False",
+    ),
+    "no distances by default": (
+        "deberta-v2",
+        {"relative_attention": ...},
+        "relative_attention to be True, got False",
+    ),
+    "no term": (
+        "deberta",
+        {"pos_att_type": []},
+        "pos_att_type to be c2p, p2c or both, got ..; other values",
+    ),
+    "another term": (
+        "deberta-v2",
+        {"pos_att_type": "c2p|p2p"},
+        "pos_att_type to be c2p, p2c or both, got 'c2p.p2p'",
+    ),
+    "absolute positions beside distances": (
+        "deberta",
+        {"position_biased_input": True},
+        "position_biased_input to be False, got True",
+    ),
+    "heads that are mixed": (
+        "deberta",
+        {"talking_head": True},
+        "talking_head to be False, got True",
+    ),
+    "an activation of t5": (
+        "t5",
+        {"feed_forward_proj": "gated-mish"},
+        "feed_forward_proj to be one of silu, .*, got gated-mish",
+    ),
+    "no buckets": (
+        "t5",
+        {"relative_attention_num_buckets": ...},
+        "expected relative_attention_num_buckets in config.json, got none",
+    ),
+    "a convolution": (
+        "deberta-v2",
+        {"conv_kernel_size": 3, "conv_act": "gelu"},
+        "conv_kernel_size to be 0, got 3",
+    ),
+    "a norm of distances": (
+        "deberta-v2",
+        {"norm_rel_ebd": "batch_norm"},
+        "norm_rel_ebd to be none or layer_norm, got 'batch_norm'",
+    ),
+    "odd buckets": (
+        "deberta-v2",
+        {"position_buckets": 7},
+        "position_buckets to be .* even and below max_relative_positions, got 7 and 20",
+    ),
     "attention one way": ("xlnet", {"attn_type": "uni"}, "attn_type to be 'bi', got 'uni'"),
     "two directions of data": ("xlnet", {"bi_data": True}, "bi_data to be False, got True"),
-    "distances that are cut off": ("xlnet", {"clamp_len": "far"}, "clamp_len to be an integer, got 'far'"),
-    "no range": ("xlnet", {}, "expected max_position_embeddings in config.json, got none; give max_positions"),
-    "layer types": ("modernbert", {"layer_types": ["chunked_attention"] * 5}, "layer_types to be full_attention or sliding_attention, got 'chunked_attention'"),
-    "too few layer types": ("modernbert", {"layer_types": ["full_attention"]}, "layer_types with an entry for each of 5 layers"),
-    "one rotation for all": ("modernbert", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "rope_parameters to map full_attention and"),
+    "distances that are cut off": (
+        "xlnet",
+        {"clamp_len": "far"},
+        "clamp_len to be an integer, got 'far'",
+    ),
+    "no range": (
+        "xlnet",
+        {},
+        "expected max_position_embeddings in config.json, got none; give max_positions",
+    ),
+    "layer types": (
+        "modernbert",
+        {"layer_types": ["chunked_attention"] * 5},
+        "layer_types to be full_attention or sliding_attention, got 'chunked_attention'",
+    ),
+    "too few layer types": (
+        "modernbert",
+        {"layer_types": ["full_attention"]},
+        "layer_types with an entry for each of 5 layers",
+    ),
+    "one rotation for all": (
+        "modernbert",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+        "rope_parameters to map full_attention and",
+    ),
     "theta twice": ("modernbert", {"local_rope_theta": 1e4}, "got local_rope_theta"),
 }
 
@@ -77,10 +192,22 @@ REFUSED = {
 def test_configs_that_cannot_be_exported_are_refused_by_name(case: str) -> None:
     name, changes, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
-        families.read(_config(name, **changes), 64 if name == "xlnet" and case != "no range" else None)
+        families.read(
+            _config(name, **changes), 64 if name == "xlnet" and case != "no range" else None
+        )
 
 
 def test_older_configs_of_modernbert_give_the_same_description() -> None:
-    old = _config("modernbert", layer_types=..., rope_parameters=..., global_rope_theta=160000.0, local_rope_theta=10000.0, global_attn_every_n_layers=3)
+    old = _config(
+        "modernbert",
+        layer_types=...,
+        rope_parameters=...,
+        global_rope_theta=160000.0,
+        local_rope_theta=10000.0,
+        global_attn_every_n_layers=3,
+    )
     assert families.read(old)[0] == families.read(_config("modernbert"))[0]
-    assert families.read(_config("modernbert", layer_types=..., rope_parameters=...))[0] == families.read(old)[0]
+    assert (
+        families.read(_config("modernbert", layer_types=..., rope_parameters=...))[0]
+        == families.read(old)[0]
+    )

@@ -19,7 +19,9 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 from tests.models.encoders import MODELS, read, saved  # noqa: E402
 from tests.models.patterns import ENCODER, share, theirs, tokens_of  # noqa: E402
 
-pytestmark = pytest.mark.xdist_group("encoder families")  # one worker, so that each model is traced once
+pytestmark = pytest.mark.xdist_group(
+    "encoder families"
+)  # one worker, so that each model is traced once
 SIGNATURES = {name: tuple(TARGETS[name].layout) for name in ("ort", "onnx", "torchscript", "pt2")}
 PEERS: Dict[str, Tuple[Any, Sources, Path]] = {}
 
@@ -44,15 +46,26 @@ def _session(name: str, target: str, signature: str, folders: Path) -> Session:
     return load(place, threads=1, provider="cpu").session()
 
 
-CALLS = [(target, signature) for target, signatures in SIGNATURES.items() for signature in signatures]
+CALLS = [
+    (target, signature) for target, signatures in SIGNATURES.items() for signature in signatures
+]
 QUICK = {("torchscript", "positions"): tuple(MODELS), ("ort", "mask"): ("bert", "deberta-v2")}
-CASES = [pytest.param(name, *call, marks=() if name in QUICK.get(call, ()) else pytest.mark.exhaustive) for name in MODELS for call in CALLS]
+CASES = [
+    pytest.param(name, *call, marks=() if name in QUICK.get(call, ()) else pytest.mark.exhaustive)
+    for name in MODELS
+    for call in CALLS
+]
 
 
 @pytest.mark.parametrize("pattern", ENCODER)
 @pytest.mark.parametrize(("name", "target", "signature"), CASES)
-def test_hidden_states_match_transformers(name: str, target: str, signature: str, pattern: str, folders: Path) -> None:
-    assert share(ENCODER[pattern](_peer(name, folders)[0], _session(name, target, signature, folders))) <= 1
+def test_hidden_states_match_transformers(
+    name: str, target: str, signature: str, pattern: str, folders: Path
+) -> None:
+    assert (
+        share(ENCODER[pattern](_peer(name, folders)[0], _session(name, target, signature, folders)))
+        <= 1
+    )
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta other", "roformer", "xlnet"])
@@ -65,10 +78,21 @@ def test_token_types_change_hidden_states(name: str, folders: Path) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_an_encoder_has_no_states_and_returns_hidden_states(name: str, folders: Path) -> None:
     model = _peer(name, folders)[1].of("float32").model
-    assert model.config.head is None and not any(attention.states() for attention in model.attentions())
+    assert model.config.head is None and not any(
+        attention.states() for attention in model.attentions()
+    )
 
 
-@pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("mpnet", "modernbert other", "xlnet")), "deberta-v2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            pytest.param(name, marks=pytest.mark.exhaustive)
+            for name in ("mpnet", "modernbert other", "xlnet")
+        ),
+        "deberta-v2",
+    ],
+)
 def test_an_export_of_an_encoder_is_certified_against_the_oracle(name: str, folders: Path) -> None:
     manifest = export_model(_peer(name, folders)[1], "ort", folders / f"{name} certified")
     assert manifest.certificate is not None and manifest.certificate["passed"]
@@ -83,28 +107,63 @@ HEADS = {
     "roformer": ("AutoModelForMaskedLM",),
     "electra": ("AutoModelForPreTraining", "AutoModelForMaskedLM"),
     "distilbert": ("AutoModelForMaskedLM", "AutoModelForSequenceClassification"),
-    "xlnet": ("AutoModelForCausalLM", "AutoModelForSequenceClassification", "AutoModelForQuestionAnswering"),
+    "xlnet": (
+        "AutoModelForCausalLM",
+        "AutoModelForSequenceClassification",
+        "AutoModelForQuestionAnswering",
+    ),
     "deberta": ("AutoModelForMaskedLM", "AutoModelForSequenceClassification"),
     "deberta-v2": ("AutoModelForMaskedLM", "AutoModelForMultipleChoice"),
 }
 
 
-@pytest.mark.parametrize(("name", "head"), [(name, head) for name, heads in HEADS.items() for head in heads])
+@pytest.mark.parametrize(
+    ("name", "head"), [(name, head) for name, heads in HEADS.items() for head in heads]
+)
 def test_heads_of_other_tasks_are_left_out(name: str, head: str, tmp_path: Path) -> None:
     peer, folder = saved(name, tmp_path, head)
-    assert share([(eager_session(read(name, folder)).prefill(tokens_of(low=5)), theirs(peer.base_model, tokens_of(low=5), "last_hidden_state"))]) <= 1
+    assert (
+        share(
+            [
+                (
+                    eager_session(read(name, folder)).prefill(tokens_of(low=5)),
+                    theirs(peer.base_model, tokens_of(low=5), "last_hidden_state"),
+                )
+            ]
+        )
+        <= 1
+    )
 
 
 def test_the_encoder_of_t5_is_loaded_without_its_decoder(tmp_path: Path) -> None:
     peer, folder = saved("t5", tmp_path, "AutoModelForSeq2SeqLM")
-    assert share([(eager_session(read("t5", folder)).prefill(tokens_of(low=5)), theirs(peer.get_encoder(), tokens_of(low=5), "last_hidden_state"))]) <= 1
+    assert (
+        share(
+            [
+                (
+                    eager_session(read("t5", folder)).prefill(tokens_of(low=5)),
+                    theirs(peer.get_encoder(), tokens_of(low=5), "last_hidden_state"),
+                )
+            ]
+        )
+        <= 1
+    )
 
 
 @pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize("name", ["mpnet", "roformer", "deberta", "xlnet", "t5"])
-def test_a_single_layer_gives_the_outputs_of_that_layer(name: str, layer: int, folders: Path) -> None:
-    model, block = _peer(name, folders)[1].of("float32").model, read(name, _peer(name, folders)[2], layer=layer)
-    for (key, own), (_, whole) in zip(block.attention.named_parameters(), model.layers[layer].attention.named_parameters(), strict=True):
+def test_a_single_layer_gives_the_outputs_of_that_layer(
+    name: str, layer: int, folders: Path
+) -> None:
+    model, block = (
+        _peer(name, folders)[1].of("float32").model,
+        read(name, _peer(name, folders)[2], layer=layer),
+    )
+    for (key, own), (_, whole) in zip(
+        block.attention.named_parameters(),
+        model.layers[layer].attention.named_parameters(),
+        strict=True,
+    ):
         assert torch.equal(own, whole), key
 
 
@@ -112,15 +171,33 @@ def test_norms_with_tensorflow_names_are_loaded(tmp_path: Path) -> None:
     name = "bert"
     peer, folder = saved(name, tmp_path)
     file = folder / "model.safetensors"
-    weights = {name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value for name, value in load_file(file).items()}
+    weights = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): value
+        for name, value in load_file(file).items()
+    }
     assert any("gamma" in name for name in weights)
     save_file(weights, file)
-    assert share([(eager_session(read(name, folder)).prefill(tokens_of(low=5)), theirs(peer, tokens_of(low=5), "last_hidden_state"))]) <= 1
+    assert (
+        share(
+            [
+                (
+                    eager_session(read(name, folder)).prefill(tokens_of(low=5)),
+                    theirs(peer, tokens_of(low=5), "last_hidden_state"),
+                )
+            ]
+        )
+        <= 1
+    )
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "mpnet", "distilbert"])
 def test_a_range_unlike_the_position_table_is_refused(name: str, folders: Path) -> None:
-    with pytest.raises(ValueError, match="max_positions to be .*, the rows of the position table, got 20; leave it out"):
+    with pytest.raises(
+        ValueError,
+        match="max_positions to be .*, the rows of the position table, got 20; leave it out",
+    ):
         from_pretrained(_peer(name, folders)[2], max_positions=20)
 
 
@@ -134,17 +211,28 @@ SPANS = [(256, 512), (128, 512), (64, 1024), (48, 100), (16, 20)]
 
 @pytest.mark.parametrize(("buckets", "relative"), SPANS)
 def test_buckets_of_distances_match_transformers(buckets: int, relative: int) -> None:
-    theirs = pytest.importorskip("transformers.models.deberta_v2.modeling_deberta_v2").make_log_bucket_position
+    theirs = pytest.importorskip(
+        "transformers.models.deberta_v2.modeling_deberta_v2"
+    ).make_log_bucket_position
     distances = torch.arange(-2 * relative, 2 * relative + 1)
-    ours = encodings.build({"name": "deberta", "version": "v2", "span": buckets, "max_relative": relative}, Geometry(8, 2, 4, 16, causal=False))
+    ours = encodings.build(
+        {"name": "deberta", "version": "v2", "span": buckets, "max_relative": relative},
+        Geometry(8, 2, 4, 16, causal=False),
+    )
     wanted = (theirs(distances, buckets, relative).long() + buckets).clamp(0, 2 * buckets - 1)
     assert torch.equal(ours.of_distance[distances.clamp(-relative, relative) + relative], wanted)
 
 
 def test_buckets_of_mpnet_match_transformers(folders: Path) -> None:
-    peer, ours = _peer("mpnet", folders)[0], _peer("mpnet", folders)[1].of("float32").model.attentions()[0].encoding
+    peer, ours = (
+        _peer("mpnet", folders)[0],
+        _peer("mpnet", folders)[1].of("float32").model.attentions()[0].encoding,
+    )
     distances = torch.arange(-300, 301)
-    assert torch.equal(ours.of_distance[distances.clamp(-128, 128) + 128], peer.encoder.relative_position_bucket(distances))
+    assert torch.equal(
+        ours.of_distance[distances.clamp(-128, 128) + 128],
+        peer.encoder.relative_position_bucket(distances),
+    )
 
 
 def _swapped(first: str, second: str) -> Callable[[Dict[str, torch.Tensor]], None]:
@@ -174,16 +262,33 @@ FAULTS: Dict[str, Any] = {
     "activation": ("bert", {"hidden_act": "gelu_new"}, _nothing),
     "heads": ("bert", {"num_attention_heads": 6}, _nothing),
     "keys for values": ("bert", {}, _swapped("self.key", "self.value")),
-    "one norm for the other": ("bert", {}, _swapped("attention.output.LayerNorm", "output.LayerNorm")),
+    "one norm for the other": (
+        "bert",
+        {},
+        _swapped("attention.output.LayerNorm", "output.LayerNorm"),
+    ),
     "buckets of a shuffled table": ("mpnet", {}, _halves("relative_attention_bias")),
     "one bias for the other": ("deberta", {}, _swapped("q_bias", "v_bias")),
-    "projections of distances": ("deberta-v2 other", {}, _swapped("pos_key_proj", "pos_query_proj")),
+    "projections of distances": (
+        "deberta-v2 other",
+        {},
+        _swapped("pos_key_proj", "pos_query_proj"),
+    ),
     "distances in another order": ("deberta", {}, _halves("rel_embeddings")),
     "another last bucket": ("deberta-v2 other", {"max_relative_positions": 24}, _nothing),
     "one trained vector for the other": ("xlnet", {}, _swapped("r_w_bias", "r_r_bias")),
     "gate for up": ("modernbert", {}, _halves("Wi")),
     "a window one narrower": ("modernbert", {"local_attention": 6}, _nothing),
-    "theta of one layer type": ("modernbert other", {"rope_parameters": {"full_attention": {"rope_theta": 300.0}, "sliding_attention": {"rope_theta": 20.0}}}, _nothing),
+    "theta of one layer type": (
+        "modernbert other",
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_theta": 300.0},
+                "sliding_attention": {"rope_theta": 20.0},
+            }
+        },
+        _nothing,
+    ),
     "layer types": ("modernbert", {"layer_types": ["full_attention"] * 5}, _nothing),
 }
 
@@ -197,4 +302,14 @@ def test_a_wrongly_read_checkpoint_is_detected(fault: str, tmp_path: Path) -> No
     weights = load_file(folder / "model.safetensors")
     change(weights)
     save_file({key: value.clone() for key, value in weights.items()}, folder / "model.safetensors")
-    assert share([(eager_session(read(name, folder)).prefill(tokens_of(low=5)), theirs(peer, tokens_of(low=5), "last_hidden_state"))]) > 1
+    assert (
+        share(
+            [
+                (
+                    eager_session(read(name, folder)).prefill(tokens_of(low=5)),
+                    theirs(peer, tokens_of(low=5), "last_hidden_state"),
+                )
+            ]
+        )
+        > 1
+    )

@@ -46,9 +46,14 @@ def _prepared(name: str, target: str, folders: Path) -> Tuple[Any, Session]:
     return peer, SESSIONS[name, target].session()
 
 
-QUICK = {"ort": ("phi3", "gemma2", "falcon with alibi"), "torchscript": tuple(dict.fromkeys(name.split()[0] for name in MODELS))}
+QUICK = {
+    "ort": ("phi3", "gemma2", "falcon with alibi"),
+    "torchscript": tuple(dict.fromkeys(name.split()[0] for name in MODELS)),
+}
 CASES = [
-    pytest.param(name, target, pattern, marks=() if name in QUICK.get(target, ()) else pytest.mark.exhaustive)
+    pytest.param(
+        name, target, pattern, marks=() if name in QUICK.get(target, ()) else pytest.mark.exhaustive
+    )
     for name in MODELS
     for target in ("ort", "onnx", "onnx-static", "torchscript")
     for pattern in DECODER
@@ -64,27 +69,58 @@ def test_logits_match_transformers(name: str, target: str, pattern: str, folders
 def test_kept_logits_match_transformers(folders: Path) -> None:
     peer, session = _prepared("phi3", "ort", folders)
     tokens = tokens_of()
-    assert share([(session.prefill(tokens, logits_to_keep=3, chunk=7), theirs(peer, tokens, logits_to_keep=np.arange(37, 40)))]) <= 1
+    assert (
+        share(
+            [
+                (
+                    session.prefill(tokens, logits_to_keep=3, chunk=7),
+                    theirs(peer, tokens, logits_to_keep=np.arange(37, 40)),
+                )
+            ]
+        )
+        <= 1
+    )
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK["ort"] else pytest.mark.exhaustive) for name in MODELS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in QUICK["ort"] else pytest.mark.exhaustive)
+        for name in MODELS
+    ],
+)
 def test_every_layer_is_fused_on_ort(name: str, folders: Path) -> None:
     manifest = _prepared(name, "ort", folders)[1].manifest
     assert fused_layers(manifest) == len(manifest.config["order"])
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name.split()[0] in ("bloom", "gpt2", "opt", "mpt", "xglm") or "alibi" in name])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in MODELS
+        if name.split()[0] in ("bloom", "gpt2", "opt", "mpt", "xglm") or "alibi" in name
+    ],
+)
 def test_families_without_rotation_have_no_rotation(name: str, folders: Path) -> None:
     config = _checkpoint(name, folders)[1].model.config
-    named = [spec["name"] for kind in config.kinds for spec in (*config.tokens.encodings, *kind.attention.encodings)]
+    named = [
+        spec["name"]
+        for kind in config.kinds
+        for spec in (*config.tokens.encodings, *kind.attention.encodings)
+    ]
     assert named and set(named) <= {"learned", "alibi", "sinusoidal"}
 
 
 @pytest.mark.parametrize("name", ["phi3", "gpt_oss"])
-def test_an_export_of_a_checkpoint_is_certified_against_the_oracle(name: str, folders: Path) -> None:
+def test_an_export_of_a_checkpoint_is_certified_against_the_oracle(
+    name: str, folders: Path
+) -> None:
     _prepared(name, "ort", folders)
     manifest = export_model(PEERS[name][1], "ort", folders / f"{name} certified")
-    assert manifest.certificate is not None and manifest.certificate["passed"] and not manifest.source
+    assert (
+        manifest.certificate is not None and manifest.certificate["passed"] and not manifest.source
+    )
     assert any(cell.startswith("oracle") for cell in manifest.certificate["cells"])
 
 
@@ -95,9 +131,17 @@ def test_a_single_layer_matches_the_attention_of_transformers(layer: int, folder
     positions = torch.arange(20)[None]
     mask = torch.full((20, 20), -torch.inf).triu(1)[None, None]
     with torch.no_grad():
-        wanted = peer.model.layers[layer].self_attn(x, position_embeddings=peer.model.rotary_emb(x, positions), attention_mask=mask)[0].numpy()
+        wanted = (
+            peer.model.layers[layer]
+            .self_attn(
+                x, position_embeddings=peer.model.rotary_emb(x, positions), attention_mask=mask
+            )[0]
+            .numpy()
+        )
     block = from_pretrained(folders / "smollm3", layer=layer)
-    assert [spec["name"] for spec in block.config.attention.encodings] == ([] if layer == 3 else ["rope"])
+    assert [spec["name"] for spec in block.config.attention.encodings] == (
+        [] if layer == 3 else ["rope"]
+    )
     assert share([(eager_session(block).prefill(x.numpy()), wanted)]) <= 1
 
 
@@ -116,14 +160,26 @@ def _nothing(weights: Dict[str, torch.Tensor]) -> None:
 
 # Faults: wrong values in the config, or a wrong change of the weights.
 FAULTS: Dict[str, Any] = {
-    "theta": ("mistral", {"rope_parameters": {"rope_type": "default", "rope_theta": 20000.0}}, _nothing),
+    "theta": (
+        "mistral",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 20000.0}},
+        _nothing,
+    ),
     "epsilon": ("qwen2", {"rms_norm_eps": 1e-3}, _nothing),
-    "a scaling left out": ("qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}, _nothing),
+    "a scaling left out": (
+        "qwen2",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+        _nothing,
+    ),
     "a layer that turns": ("smollm3", {"no_rope_layers": [1, 1, 1, 1, 1]}, _nothing),
     "other factors": ("phi3", {"original_max_position_embeddings": 512}, _nothing),
     "keys for values": ("qwen2", {}, _swapped("k_proj", "v_proj")),
     "gate for up": ("llama", {}, _swapped("gate_proj", "up_proj")),
-    "one norm for the other": ("llama", {}, _swapped("input_layernorm", "post_attention_layernorm")),
+    "one norm for the other": (
+        "llama",
+        {},
+        _swapped("input_layernorm", "post_attention_layernorm"),
+    ),
     "layers in another order": ("llama", {}, _swapped("layers.0", "layers.1")),
 }
 
@@ -137,4 +193,14 @@ def test_a_wrongly_read_checkpoint_is_detected(fault: str, tmp_path: Path) -> No
     weights = load_file(folder / "model.safetensors")
     change(weights)
     save_file({key: value.clone() for key, value in weights.items()}, folder / "model.safetensors")
-    assert share([(eager_session(from_pretrained(folder)).prefill(tokens_of()), theirs(peer, tokens_of()))]) > 1
+    assert (
+        share(
+            [
+                (
+                    eager_session(from_pretrained(folder)).prefill(tokens_of()),
+                    theirs(peer, tokens_of()),
+                )
+            ]
+        )
+        > 1
+    )

@@ -9,7 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from posenc_export import AttentionBlock, OwnModule, Stack, block_config, compare, decoder_config, encoder_config, load
+from posenc_export import (
+    AttentionBlock,
+    OwnModule,
+    Stack,
+    block_config,
+    compare,
+    decoder_config,
+    encoder_config,
+    load,
+)
 from posenc_export.commands.cli import main
 from posenc_export.export import export
 from posenc_export.export.expected import eager_session
@@ -34,7 +43,9 @@ def _mha(**options: Any) -> nn.MultiheadAttention:
 
 
 def _causal(module: nn.MultiheadAttention) -> Any:
-    return lambda x: module(x, x, x, attn_mask=nn.Transformer.generate_square_subsequent_mask(x.size(1)))
+    return lambda x: module(
+        x, x, x, attn_mask=nn.Transformer.generate_square_subsequent_mask(x.size(1))
+    )
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -42,12 +53,18 @@ def test_multihead_attention_of_torch_is_found_by_its_names(bias: bool) -> None:
     original = _mha(bias=bias)
     ours = AttentionBlock.from_state_dict(original.state_dict(), HEADS, 100, encoding="nope")
     found = compare(ours, _causal(original), X)
-    assert found["passed"] and {"full pass", "batch 3, start 0: steps", "batch 3, start 0: rewind"} <= set(found["cells"])
+    assert found["passed"] and {
+        "full pass",
+        "batch 3, start 0: steps",
+        "batch 3, start 0: rewind",
+    } <= set(found["cells"])
 
 
 def test_bidirectional_attention_is_compared_without_a_cache() -> None:
     original = _mha()
-    ours = AttentionBlock.from_state_dict(original.state_dict(), HEADS, 100, encoding="nope", causal=False)
+    ours = AttentionBlock.from_state_dict(
+        original.state_dict(), HEADS, 100, encoding="nope", causal=False
+    )
     assert compare(ours, lambda x: original(x, x, x), X)["passed"]
 
 
@@ -67,10 +84,28 @@ FORMS = {
 def test_names_of_common_models_are_found(form: str, prefix: str) -> None:
     original = _mha()
     q, k, v = original.in_proj_weight.chunk(3)
-    matrices = {"q": q, "k": k, "v": v, "qkv": original.in_proj_weight, "o": original.out_proj.weight}
-    biases = {**dict(zip("qkv", original.in_proj_bias.chunk(3), strict=True)), "qkv": original.in_proj_bias, "o": original.out_proj.bias}
-    parts = dict(zip(("q", "k", "v", "o") if len(FORMS[form].split()) == 4 else ("qkv", "o"), FORMS[form].split(), strict=True))
-    weights = {f"{prefix}{name}.weight": matrices[part] for part, name in parts.items()} | {f"{prefix}{name}.bias": biases[part] for part, name in parts.items()}
+    matrices = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "qkv": original.in_proj_weight,
+        "o": original.out_proj.weight,
+    }
+    biases = {
+        **dict(zip("qkv", original.in_proj_bias.chunk(3), strict=True)),
+        "qkv": original.in_proj_bias,
+        "o": original.out_proj.bias,
+    }
+    parts = dict(
+        zip(
+            ("q", "k", "v", "o") if len(FORMS[form].split()) == 4 else ("qkv", "o"),
+            FORMS[form].split(),
+            strict=True,
+        )
+    )
+    weights = {f"{prefix}{name}.weight": matrices[part] for part, name in parts.items()} | {
+        f"{prefix}{name}.bias": biases[part] for part, name in parts.items()
+    }
     weights |= {"other.weight": torch.ones(3)} if prefix else {"rotary_emb.inv_freq": torch.ones(4)}
     ours = AttentionBlock.from_state_dict(weights, HEADS, 100, prefix, encoding="nope")
     assert compare(ours, _causal(original), X)["passed"]
@@ -78,9 +113,15 @@ def test_names_of_common_models_are_found(form: str, prefix: str) -> None:
 
 def test_matrices_of_gpt2_are_transposed() -> None:
     original = _mha()
-    weights = {"c_attn.weight": original.in_proj_weight.T, "c_attn.bias": original.in_proj_bias, "c_proj.weight": original.out_proj.weight.T}
+    weights = {
+        "c_attn.weight": original.in_proj_weight.T,
+        "c_attn.bias": original.in_proj_bias,
+        "c_proj.weight": original.out_proj.weight.T,
+    }
     weights |= {"c_proj.bias": original.out_proj.bias, "bias": torch.ones(1, 1, 100, 100)}
-    assert compare(AttentionBlock.from_state_dict(weights, HEADS, 100, encoding="nope"), _causal(original), X)["passed"]
+    assert compare(
+        AttentionBlock.from_state_dict(weights, HEADS, 100, encoding="nope"), _causal(original), X
+    )["passed"]
 
 
 REFUSED = {
@@ -96,47 +137,106 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_names_that_cannot_be_decided_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=re.escape(REFUSED[name])) as refused:
-        find({"q_proj.weight": (WIDTH, WIDTH), "o_proj.weight": (WIDTH, WIDTH), name: (WIDTH, WIDTH)})
+        find(
+            {"q_proj.weight": (WIDTH, WIDTH), "o_proj.weight": (WIDTH, WIDTH), name: (WIDTH, WIDTH)}
+        )
     assert "\n" not in str(refused.value)
 
 
 def test_a_prefix_without_tensors_is_refused_with_those_that_have_some() -> None:
-    with pytest.raises(ValueError, match="begin with 'layer.0.', got none; give one of layers.0.attn., layers.1.attn."):
-        find({f"layers.{n}.attn.{name}.weight": (WIDTH, WIDTH) for n in range(2) for name in ("wq", "wk", "wv", "wo")}, "layer.0.")
+    with pytest.raises(
+        ValueError,
+        match="begin with 'layer.0.', got none; give one of layers.0.attn., layers.1.attn.",
+    ):
+        find(
+            {
+                f"layers.{n}.attn.{name}.weight": (WIDTH, WIDTH)
+                for n in range(2)
+                for name in ("wq", "wk", "wv", "wo")
+            },
+            "layer.0.",
+        )
 
 
 def test_a_prefix_for_names_without_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="begin with 'model.', got none; leave --prefix out: the names have none"):
+    with pytest.raises(
+        ValueError, match="begin with 'model.', got none; leave --prefix out: the names have none"
+    ):
         find({"in_proj_weight": (3 * WIDTH, WIDTH), "out_proj.weight": (WIDTH, WIDTH)}, "model.")
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_the_command_reads_a_file_of_torch_and_prints_which_tensor_is_which(nested: bool, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_command_reads_a_file_of_torch_and_prints_which_tensor_is_which(
+    nested: bool, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     weights = {f"layers.0.attn.{name}": value for name, value in _mha().state_dict().items()}
     torch.save({"state_dict": weights, "step": 3} if nested else weights, tmp_path / "model.pt")
-    chosen = ["--weights", str(tmp_path / "model.pt"), "--prefix", "layers.0.attn.", "--heads", str(HEADS), "--encoding", "nope", "--no-verify"]
-    assert main(["export", "block", *chosen, "--target", "torchscript", "-o", str(tmp_path / "a"), "--json"]) == 0
+    chosen = [
+        "--weights",
+        str(tmp_path / "model.pt"),
+        "--prefix",
+        "layers.0.attn.",
+        "--heads",
+        str(HEADS),
+        "--encoding",
+        "nope",
+        "--no-verify",
+    ]
+    assert (
+        main(
+            [
+                "export",
+                "block",
+                *chosen,
+                "--target",
+                "torchscript",
+                "-o",
+                str(tmp_path / "a"),
+                "--json",
+            ]
+        )
+        == 0
+    )
     printed = capsys.readouterr()
-    assert json.loads(printed.out) and "posenc: weights: qkv is layers.0.attn.in_proj_weight [72, 24]" in printed.err
-    assert f"posenc: block: encoding nope, heads {HEADS}, kv heads {HEADS}, head size {WIDTH // HEADS}, causal\n" in printed.err
+    assert (
+        json.loads(printed.out)
+        and "posenc: weights: qkv is layers.0.attn.in_proj_weight [72, 24]" in printed.err
+    )
+    assert (
+        f"posenc: block: encoding nope, heads {HEADS}, kv heads {HEADS}, head size {WIDTH // HEADS}, causal\n"
+        in printed.err
+    )
 
 
 def test_a_wrong_theta_is_reported_as_a_difference_after_the_first_token() -> None:
-    weights = {name: torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(n)) / 4 for n, name in enumerate(("wq", "wk", "wv", "wo"))}
-    ours, other = (AttentionBlock.from_state_dict(weights, HEADS, 100, encoding=spec) for spec in ("rope", "rope:theta=500"))
-    with pytest.raises(ValueError, match="only after the first token: check heads, encoding, theta, layout.*; docs/from-your-weights.md lists what often differs"):
+    weights = {
+        name: torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(n)) / 4
+        for n, name in enumerate(("wq", "wk", "wv", "wo"))
+    }
+    ours, other = (
+        AttentionBlock.from_state_dict(weights, HEADS, 100, encoding=spec)
+        for spec in ("rope", "rope:theta=500")
+    )
+    with pytest.raises(
+        ValueError,
+        match="only after the first token: check heads, encoding, theta, layout.*; docs/from-your-weights.md lists what often differs",
+    ):
         compare(ours, other, X)
 
 
 def test_wrong_weights_are_reported_as_a_difference_from_the_first_token_on() -> None:
-    ours = AttentionBlock.from_state_dict(_mha(bias=False).state_dict(), HEADS, 100, encoding="nope")
+    ours = AttentionBlock.from_state_dict(
+        _mha(bias=False).state_dict(), HEADS, 100, encoding="nope"
+    )
     with pytest.raises(ValueError, match="from the first token on: check weights, biases, norms"):
         compare(ours, _causal(_mha()), X)
 
 
 def test_an_original_that_attends_to_later_tokens_is_found() -> None:
     ours = AttentionBlock.from_state_dict(_mha().state_dict(), HEADS, 100, encoding="nope")
-    with pytest.raises(ValueError, match="and the original is not causal, as ours is: .*; give it a causal mask"):
+    with pytest.raises(
+        ValueError, match="and the original is not causal, as ours is: .*; give it a causal mask"
+    ):
         compare(ours, lambda x: _mha()(x, x, x), X)
 
 
@@ -149,7 +249,11 @@ def test_a_wrong_number_of_heads_is_reported() -> None:
 @pytest.mark.exhaustive
 def test_an_artefact_is_compared_with_the_original(tmp_path: Path) -> None:
     original = _mha()
-    export(AttentionBlock.from_state_dict(original.state_dict(), HEADS, 100, encoding="nope"), "ort", tmp_path / "a")
+    export(
+        AttentionBlock.from_state_dict(original.state_dict(), HEADS, 100, encoding="nope"),
+        "ort",
+        tmp_path / "a",
+    )
     assert compare(load(tmp_path / "a", provider="cpu"), _causal(original), X)["passed"]
 
 
@@ -174,13 +278,19 @@ def test_a_model_called_with_x_alone_gives_the_full_pass(name: str) -> None:
     x = torch.randint(61, (2, 9)) if ids else torch.randn(2, 9, model.config.width)
     with torch.no_grad():
         found = model(x)
-    assert worst_error(found.numpy(), eager_session(model).prefill(x.numpy())) <= tolerance("float32", 2, 64)
+    assert worst_error(found.numpy(), eager_session(model).prefill(x.numpy())) <= tolerance(
+        "float32", 2, 64
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_of_a_call_with_x_alone_reach_all_weights(name: str) -> None:
     model = seeded(MODELS[name]).train()
-    x = torch.randint(61, (2, 9)) if isinstance(model, Stack) else torch.randn(2, 9, model.config.width)
+    x = (
+        torch.randint(61, (2, 9))
+        if isinstance(model, Stack)
+        else torch.randn(2, 9, model.config.width)
+    )
     model(x).square().sum().backward()
     assert [name for name, value in model.named_parameters() if value.grad is None] == []
 
@@ -200,26 +310,47 @@ def test_a_module_around_a_block_is_called_with_x_alone() -> None:
 
 
 def test_a_sequence_beyond_the_range_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected at most 8 tokens, the range of positions, got 12"):
+    with pytest.raises(
+        ValueError, match="expected at most 8 tokens, the range of positions, got 12"
+    ):
         seeded(block_config(WIDTH, HEADS, 8))(X)
 
 
 def test_a_module_in_place_of_its_state_dict_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^weights: expected tensors by name, got module MultiheadAttention; give its state_dict\(\)$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^weights: expected tensors by name, got module MultiheadAttention; give its state_dict\(\)$",
+    ):
         AttentionBlock.from_state_dict(_mha(), HEADS, 64)  # type: ignore[arg-type]
 
 
 def test_a_module_without_a_block_names_the_page() -> None:
-    with pytest.raises(ValueError, match="expected one AttentionBlock or Stack in it, got none; .* as docs/from-your-weights.md shows"):
+    with pytest.raises(
+        ValueError,
+        match="expected one AttentionBlock or Stack in it, got none; .* as docs/from-your-weights.md shows",
+    ):
         as_model(nn.Linear(3, 3))
 
 
 @pytest.mark.parametrize("exported", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
-def test_the_programs_of_the_page_run(exported: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_programs_of_the_page_run(
+    exported: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     names: Dict[str, Any] = {"__name__": "page"}
     for program in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
-        kept = program if exported else re.sub(r"^(export_model\(|print\(compare\(load\().*$", "", program, flags=re.MULTILINE)
+        kept = (
+            program
+            if exported
+            else re.sub(
+                r"^(export_model\(|print\(compare\(load\().*$", "", program, flags=re.MULTILINE
+            )
+        )
         exec(compile(kept, "page", "exec"), names)
     assert names["losses"][-1] < names["losses"][0] / 2
-    assert not exported or sorted(path.name for path in Path("build").iterdir()) == ["layer", "learner", "mha", "stack"]
+    assert not exported or sorted(path.name for path in Path("build").iterdir()) == [
+        "layer",
+        "learner",
+        "mha",
+        "stack",
+    ]

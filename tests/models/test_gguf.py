@@ -20,7 +20,20 @@ from posenc_export.models.pretrained import from_pretrained  # noqa: E402
 from tests.models import gguf_files  # noqa: E402
 
 NORMS_MOVED = 2.0**-22  # 1 is added to these norms and subtracted again, in float32
-KINDS = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+KINDS = (
+    "F16",
+    "BF16",
+    "Q8_0",
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+)
 DOWN, TABLE = "layers.0.mlp.down.weight", "tokens.embedding.weight"
 
 
@@ -36,7 +49,10 @@ def test_a_gguf_file_gives_the_model_it_was_written_from(name: str, tmp_path: Pa
 
 def _same(found: Any, wanted: Any, error: float) -> None:
     parameters = dict(wanted.named_parameters())
-    assert {name: (one - parameters[name]).abs().max().item() <= error for name, one in found.named_parameters()} == dict.fromkeys(parameters, True)
+    assert {
+        name: (one - parameters[name]).abs().max().item() <= error
+        for name, one in found.named_parameters()
+    } == dict.fromkeys(parameters, True)
     assert all(torch.isfinite(one).all() for one in parameters.values())
 
 
@@ -46,7 +62,9 @@ def test_every_type_is_read_as_the_library_gguf_reads_it(kind: str, tmp_path: Pa
     wanted = gguf_files.write("llama wide", gguf_files.made("llama wide"), path, Types[kind])
     found = {name: one.detach().numpy() for name, one in from_pretrained(path).named_parameters()}
     assert read_parts(path)[0].tensors[0].tensor_type.name == kind
-    assert np.array_equal(found[TABLE], wanted["token_embd.weight"]) and np.array_equal(found[DOWN], wanted["blk.0.ffn_down.weight"])
+    assert np.array_equal(found[TABLE], wanted["token_embd.weight"]) and np.array_equal(
+        found[DOWN], wanted["blk.0.ffn_down.weight"]
+    )
     turned = wanted["blk.0.attn_q.weight"].reshape(4, 32, 2, 256).swapaxes(1, 2).reshape(256, 256)
     assert np.array_equal(found["layers.0.attention.projection.qkv.weight"][:256], turned)
 
@@ -55,20 +73,35 @@ def test_every_type_is_read_as_the_library_gguf_reads_it(kind: str, tmp_path: Pa
 def test_blocks_are_codes_scales_and_offsets_of_the_same_weights(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     wanted = gguf_files.write("llama wide", gguf_files.made("llama wide"), path, Types[kind])
-    tensor = next(tensor for tensor in read_parts(path)[0].tensors if tensor.name == "blk.0.ffn_down.weight")
-    blocks, weights = GGUFMatrix(tensor).blocks(), wanted["blk.0.ffn_down.weight"].reshape(256, 8, 32)
+    tensor = next(
+        tensor for tensor in read_parts(path)[0].tensors if tensor.name == "blk.0.ffn_down.weight"
+    )
+    blocks, weights = (
+        GGUFMatrix(tensor).blocks(),
+        wanted["blk.0.ffn_down.weight"].reshape(256, 8, 32),
+    )
     assert blocks is not None
     offsets = np.zeros_like(blocks.scales) if blocks.offsets is None else blocks.offsets
-    assert np.abs(blocks.codes * blocks.scales[..., None] + offsets[..., None] - weights).max() <= (0 if blocks.offsets is None else 2.0**-22 * np.abs(weights).max())
+    assert np.abs(blocks.codes * blocks.scales[..., None] + offsets[..., None] - weights).max() <= (
+        0 if blocks.offsets is None else 2.0**-22 * np.abs(weights).max()
+    )
     half = 1 << (blocks.bits - 1)
     assert -half <= blocks.codes.min() and blocks.codes.max() < half
 
 
 def test_a_file_in_parts_is_read_whole(tmp_path: Path) -> None:
-    peer, first, second = gguf_files.made("llama"), tmp_path / "a-00001-of-00002.gguf", tmp_path / "a-00002-of-00002.gguf"
+    peer, first, second = (
+        gguf_files.made("llama"),
+        tmp_path / "a-00001-of-00002.gguf",
+        tmp_path / "a-00002-of-00002.gguf",
+    )
     gguf_files.write("llama", peer, tmp_path / "whole.gguf")
-    gguf_files.write("llama", peer, first, metadata={"split.count": 2}, only=lambda name: "blk.1." not in name)
-    gguf_files.write("llama", peer, second, metadata={"split.count": 2}, only=lambda name: "blk.1." in name)
+    gguf_files.write(
+        "llama", peer, first, metadata={"split.count": 2}, only=lambda name: "blk.1." not in name
+    )
+    gguf_files.write(
+        "llama", peer, second, metadata={"split.count": 2}, only=lambda name: "blk.1." in name
+    )
     _same(from_pretrained(first), from_pretrained(tmp_path / "whole.gguf"), 0.0)
     assert "expected the first of 2 files" in _refusal(second)
     second.unlink()
@@ -85,7 +118,12 @@ def _refusal(path: Path) -> str:
 
 @pytest.fixture
 def llama(tmp_path: Path) -> Path:
-    gguf_files.write("llama", gguf_files.made("llama"), tmp_path / "model.gguf", metadata={"tokenizer.ggml.model": "none"})
+    gguf_files.write(
+        "llama",
+        gguf_files.made("llama"),
+        tmp_path / "model.gguf",
+        metadata={"tokenizer.ggml.model": "none"},
+    )
     return tmp_path / "model.gguf"
 
 
@@ -112,11 +150,31 @@ def test_a_wrong_count_is_refused_without_reading_for_long(llama: Path) -> None:
 
 
 CHANGED: Dict[str, Any] = {
-    "an unknown architecture": (b"llama", b"lamma", "expected general.architecture to be one of llama, .* got 'lamma'; did you mean llama"),
-    "an unknown key": (b"llama.feed_forward_length", b"llama.feed_forward_lengtj", "feed_forward_length to be an integer above 0, got None"),
-    "a key that is not read": (b"llama.attention.value_length", b"llama.attention.valve_length", "got also attention.valve_length"),
-    "an unknown tensor": (b"blk.1.ffn_up.weight", b"blk.1.ffn_ub.weight", "got no blk.1.ffn_up.weight"),
-    "other factors": (struct.pack("<f", 8.0), struct.pack("<f", 7.0), "expected rope_freqs.weight to be factors of Llama 3's scaling"),
+    "an unknown architecture": (
+        b"llama",
+        b"lamma",
+        "expected general.architecture to be one of llama, .* got 'lamma'; did you mean llama",
+    ),
+    "an unknown key": (
+        b"llama.feed_forward_length",
+        b"llama.feed_forward_lengtj",
+        "feed_forward_length to be an integer above 0, got None",
+    ),
+    "a key that is not read": (
+        b"llama.attention.value_length",
+        b"llama.attention.valve_length",
+        "got also attention.valve_length",
+    ),
+    "an unknown tensor": (
+        b"blk.1.ffn_up.weight",
+        b"blk.1.ffn_ub.weight",
+        "got no blk.1.ffn_up.weight",
+    ),
+    "other factors": (
+        struct.pack("<f", 8.0),
+        struct.pack("<f", 7.0),
+        "expected rope_freqs.weight to be factors of Llama 3's scaling",
+    ),
 }
 
 
@@ -132,9 +190,16 @@ def test_what_cannot_be_read_is_refused_by_name(case: str, llama: Path) -> None:
 def test_a_tensor_of_another_size_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     gguf_files.write("llama", gguf_files.made("llama"), path, metadata={"feed_forward_length": 100})
-    assert "expected blk.0.ffn_gate.weight with sizes [100, 64] by the metadata, got [96, 64]" in _refusal(path)
+    assert (
+        "expected blk.0.ffn_gate.weight with sizes [100, 64] by the metadata, got [96, 64]"
+        in _refusal(path)
+    )
 
 
 def test_factors_of_1_scale_nothing(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GGUFCheckpoint, "_read", lambda self, name: np.ones(8, np.float32))
-    assert [spec["name"] for kind in from_pretrained(llama).config.kinds for spec in kind.attention.encodings] == ["rope", "rope"]
+    assert [
+        spec["name"]
+        for kind in from_pretrained(llama).config.kinds
+        for spec in kind.attention.encodings
+    ] == ["rope", "rope"]

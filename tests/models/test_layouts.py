@@ -20,7 +20,9 @@ def _config(layout: str, rotary: Optional[int] = None, bias: bool = True) -> Blo
 def _output(block: AttentionBlock, x: torch.Tensor) -> torch.Tensor:
     positions = torch.arange(x.size(1)).expand(len(x), -1)
     empty = [torch.zeros(len(x), 3, 0, 16) for _ in range(2)]
-    return block(x, positions, positions, positions, torch.zeros(len(x), dtype=torch.int64), empty)[0].detach()
+    return block(x, positions, positions, positions, torch.zeros(len(x), dtype=torch.int64), empty)[
+        0
+    ].detach()
 
 
 @pytest.mark.parametrize("rotary", [None, 8])
@@ -30,8 +32,12 @@ def test_weights_reordered_to_half_give_the_same_outputs(rotary: Optional[int]) 
     before = _output(interleaved, x)
     for name in ("weight", "bias"):
         q, k, v = getattr(interleaved.attention.projection.qkv, name).data.split([96, 48, 48])
-        getattr(half.attention.projection.qkv, name).data = torch.cat((to_half(q, 6, rotary), to_half(k, 3, rotary), v))
-    half.attention.projection.output.weight.data = interleaved.attention.projection.output.weight.data
+        getattr(half.attention.projection.qkv, name).data = torch.cat(
+            (to_half(q, 6, rotary), to_half(k, 3, rotary), v)
+        )
+    half.attention.projection.output.weight.data = (
+        interleaved.attention.projection.output.weight.data
+    )
     assert not torch.allclose(_output(seeded(_config("half", rotary)), x), before, atol=1e-3)
     assert torch.allclose(_output(half, x), before, atol=1e-6)
 
@@ -44,10 +50,18 @@ def test_to_interleaved_inverts_to_half() -> None:
 
 def test_weights_of_meta_checkpoints_are_converted() -> None:
     torch.manual_seed(3)
-    layer = {"wq": torch.randn(96, 48), "wk": torch.randn(48, 48), "wv": torch.randn(48, 48), "wo": torch.randn(48, 96)}
+    layer = {
+        "wq": torch.randn(96, 48),
+        "wk": torch.randn(48, 48),
+        "wv": torch.randn(48, 48),
+        "wo": torch.randn(48, 96),
+    }
     x, length = 0.1 * torch.randn(1, 7, 48), 7
     frequencies = 1e4 ** (-torch.arange(0, 16, 2, dtype=torch.float64) / 16)
-    waves = torch.polar(torch.ones(length, 8, dtype=torch.float64), torch.outer(torch.arange(length, dtype=torch.float64), frequencies))
+    waves = torch.polar(
+        torch.ones(length, 8, dtype=torch.float64),
+        torch.outer(torch.arange(length, dtype=torch.float64), frequencies),
+    )
 
     def turned(y: torch.Tensor, heads: int) -> torch.Tensor:
         pairs = torch.view_as_complex(y.double().view(length, heads, 8, 2).contiguous())
@@ -55,11 +69,19 @@ def test_weights_of_meta_checkpoints_are_converted() -> None:
 
     q, k = turned(x[0] @ layer["wq"].T, 6), turned(x[0] @ layer["wk"].T, 3).repeat_interleave(2, 1)
     v = (x[0] @ layer["wv"].T).double().view(length, 3, 16).repeat_interleave(2, 1)
-    scores = torch.einsum("ihd,jhd->hij", q, k) / 4 + torch.full((length, length), -torch.inf).triu(1).double()
-    expected = torch.einsum("hij,jhd->ihd", scores.softmax(-1), v).flatten(1).float() @ layer["wo"].T
+    scores = (
+        torch.einsum("ihd,jhd->hij", q, k) / 4
+        + torch.full((length, length), -torch.inf).triu(1).double()
+    )
+    expected = (
+        torch.einsum("hij,jhd->ihd", scores.softmax(-1), v).flatten(1).float() @ layer["wo"].T
+    )
     block = seeded(_config("half", bias=False))
     converted = from_complex(layer, 6, 3)
-    block.attention.projection.qkv.weight.data, block.attention.projection.output.weight.data = converted["qkv"], converted["output"]
+    block.attention.projection.qkv.weight.data, block.attention.projection.output.weight.data = (
+        converted["qkv"],
+        converted["output"],
+    )
     assert torch.allclose(_output(block, x)[0], expected, atol=1e-5)
 
 

@@ -22,7 +22,9 @@ def _peer(trained: int = TRAINED) -> Any:
     """Return a model whose weights and magnitude do not depend on the trained length."""
     torch.manual_seed(0)
     rotation = {**LONGROPE, "attention_factor": 1.25, "original_max_position_embeddings": trained}
-    config = transformers.Phi3Config(**{**SIZES, "rope_parameters": rotation, "original_max_position_embeddings": trained})
+    config = transformers.Phi3Config(
+        **{**SIZES, "rope_parameters": rotation, "original_max_position_embeddings": trained}
+    )
     return transformers.Phi3ForCausalLM(config).eval()
 
 
@@ -34,25 +36,61 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _differs(folder: Path, peer: Any, tokens: np.ndarray, **given: Any) -> bool:
-    return share([(eager_session(from_pretrained(folder, **given)).prefill(tokens), theirs(peer, tokens))]) > 1
+    return (
+        share(
+            [
+                (
+                    eager_session(from_pretrained(folder, **given)).prefill(tokens),
+                    theirs(peer, tokens),
+                )
+            ]
+        )
+        > 1
+    )
 
 
-def test_prompts_beyond_the_trained_length_equal_those_of_transformers_by_default(folder: Path) -> None:
+def test_prompts_beyond_the_trained_length_equal_those_of_transformers_by_default(
+    folder: Path,
+) -> None:
     assert not _differs(folder, _peer(), LONG)
 
 
-def test_greedy_tokens_after_a_prompt_beyond_the_trained_length_equal_those_of_transformers(folder: Path) -> None:
-    wanted = _peer().generate(torch.from_numpy(LONG[:1]), max_new_tokens=12, do_sample=False)[0, LONG.shape[1] :].tolist()
-    found = [int(token[0]) for token in eager_session(from_pretrained(folder)).generate(LONG[:1], 12, stop=())]
+def test_greedy_tokens_after_a_prompt_beyond_the_trained_length_equal_those_of_transformers(
+    folder: Path,
+) -> None:
+    wanted = (
+        _peer()
+        .generate(torch.from_numpy(LONG[:1]), max_new_tokens=12, do_sample=False)[
+            0, LONG.shape[1] :
+        ]
+        .tolist()
+    )
+    found = [
+        int(token[0])
+        for token in eager_session(from_pretrained(folder)).generate(LONG[:1], 12, stop=())
+    ]
     assert found[: len(wanted)] == wanted
 
 
-def test_long_factors_of_short_prompts_are_those_of_a_model_with_a_shorter_trained_length(folder: Path) -> None:
-    assert _differs(folder, _peer(), SHORT, lengths="long") and not _differs(folder, _peer(8), SHORT, lengths="long")
+def test_long_factors_of_short_prompts_are_those_of_a_model_with_a_shorter_trained_length(
+    folder: Path,
+) -> None:
+    assert _differs(folder, _peer(), SHORT, lengths="long") and not _differs(
+        folder, _peer(8), SHORT, lengths="long"
+    )
 
 
-@pytest.mark.parametrize("given", [{"max_positions": TRAINED}, {"max_positions": TRAINED, "lengths": "short"}, {"lengths": "by_position"}])
-def test_prompts_up_to_the_trained_length_equal_those_of_transformers_with_short_factors(given: Dict[str, Any], folder: Path) -> None:
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"max_positions": TRAINED},
+        {"max_positions": TRAINED, "lengths": "short"},
+        {"lengths": "by_position"},
+    ],
+)
+def test_prompts_up_to_the_trained_length_equal_those_of_transformers_with_short_factors(
+    given: Dict[str, Any], folder: Path
+) -> None:
     assert not _differs(folder, _peer(), SHORT, **given)
 
 
@@ -64,13 +102,24 @@ def test_by_position_no_division_into_calls_changes_a_result(folder: Path) -> No
 
 
 @pytest.mark.parametrize(("lengths", "entries"), [(None, 16), ("by_position", 16 + 12)])
-def test_fixed_factors_need_one_copy_of_each_key(lengths: Optional[str], entries: int, folder: Path) -> None:
-    assert {attention.encoding.key_size(16) for attention in from_pretrained(folder, lengths=lengths).attentions()} == {entries}
+def test_fixed_factors_need_one_copy_of_each_key(
+    lengths: Optional[str], entries: int, folder: Path
+) -> None:
+    assert {
+        attention.encoding.key_size(16)
+        for attention in from_pretrained(folder, lengths=lengths).attentions()
+    } == {entries}
 
 
 REFUSED = {
-    "unknown": ({"lengths": "longest"}, "expected lengths to be one of long, short, by_position, got 'longest'"),
-    "short beyond": ({"lengths": "short"}, f"expected max_positions of at most the trained length {TRAINED} with lengths short, got 512"),
+    "unknown": (
+        {"lengths": "longest"},
+        "expected lengths to be one of long, short, by_position, got 'longest'",
+    ),
+    "short beyond": (
+        {"lengths": "short"},
+        f"expected max_positions of at most the trained length {TRAINED} with lengths short, got 512",
+    ),
 }
 
 

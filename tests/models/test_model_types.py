@@ -12,7 +12,9 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 from bench import model_types  # noqa: E402
 
 PAGE = Path(__file__).parents[2] / "docs/model-types.md"
-pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns about deprecated configurations
+pytestmark = pytest.mark.filterwarnings(
+    "ignore"
+)  # transformers warns about deprecated configurations
 # Keys without effect in the models that are read, with the reason.
 SILENT = {("smollm3", "sliding_window"): "layers with windows are refused by use_sliding_window"}
 
@@ -21,16 +23,44 @@ def _whole(name: str) -> Dict[str, Any]:
     """Return the default configuration, including defaults of all keys about positions."""
     config = model_types.default_config(name)
     whole = json.loads(transformers.CONFIG_MAPPING[name]().to_json_string(use_diff=False))
-    return {**{key: whole[key] for key in model_types.known_keys(name)}, **config, **OFF_DEFAULT.get(name, {})}
+    return {
+        **{key: whole[key] for key in model_types.known_keys(name)},
+        **config,
+        **OFF_DEFAULT.get(name, {}),
+    }
 
 
 # Types whose defaults are refused or leave keys unused, with settings of a published model.
 OFF_DEFAULT: Dict[str, Dict[str, Any]] = {
-    "deberta": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False},
-    "deberta-v2": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
+    "deberta": {
+        "relative_attention": True,
+        "pos_att_type": ["c2p", "p2c"],
+        "position_biased_input": False,
+    },
+    "deberta-v2": {
+        "relative_attention": True,
+        "pos_att_type": ["c2p", "p2c"],
+        "position_biased_input": False,
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+    },
     "electra": {"embedding_size": 256},
-    "glm4v_text": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12], "partial_rotary_factor": 0.5}},
-    "phi3": {"rope_parameters": {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}},
+    "glm4v_text": {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "mrope_section": [8, 12, 12],
+            "partial_rotary_factor": 0.5,
+        }
+    },
+    "phi3": {
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0] * 48,
+            "long_factor": [2.0] * 48,
+        }
+    },
 }
 OTHERS: List[Any] = [None, True, False, 1, 3, 7, 96, 0.5, "other", [1], {"rope_type": "other"}]
 
@@ -42,25 +72,46 @@ def _effect(name: str, key: str, value: Any) -> str:
     for part in parts:
         before = model_types.described(config, part)
         try:
-            found.add("felt" if model_types.described({**config, key: value}, part) != before else "nothing")
+            found.add(
+                "felt"
+                if model_types.described({**config, key: value}, part) != before
+                else "nothing"
+            )
         except ValueError as refusal:
             found.add("refused" if str(refusal) else "nothing")
     return "felt" if "felt" in found else "refused" if "refused" in found else "nothing"
 
 
-CASES = [(name, key) for name in families.FILES for key in model_types.known_keys(name) if (name, key) not in SILENT]
+CASES = [
+    (name, key)
+    for name in families.FILES
+    for key in model_types.known_keys(name)
+    if (name, key) not in SILENT
+]
 
 
 @pytest.mark.parametrize(("name", "key"), CASES)
 def test_every_key_about_positions_is_used_or_refused(name: str, key: str) -> None:
-    effects = {str(value): _effect(name, key, value) for value in OTHERS if value != _whole(name)[key]}
+    effects = {
+        str(value): _effect(name, key, value) for value in OTHERS if value != _whole(name)[key]
+    }
     assert set(effects.values()) & {"felt", "refused"}, effects
 
 
 def test_the_page_lists_refused_types_by_reason_and_every_type_once() -> None:
-    rows = [model_types.Row("bert", "read", "", ["theta"]), *(model_types.Row(f"other-{n}", "refused", model_types.NO_FAMILY, ["window"]) for n in range(40))]
+    rows = [
+        model_types.Row("bert", "read", "", ["theta"]),
+        *(
+            model_types.Row(f"other-{n}", "refused", model_types.NO_FAMILY, ["window"])
+            for n in range(40)
+        ),
+    ]
     page = model_types.table(rows, "5.0")
-    assert page.count("No family reads it (40):") == 1 and page.count("| `bert` | read |  | theta |") == 1 and len(page.splitlines()) < 30
+    assert (
+        page.count("No family reads it (40):") == 1
+        and page.count("| `bert` | read |  | theta |") == 1
+        and len(page.splitlines()) < 30
+    )
     assert all(page.count(f"`{row.name}`") == 1 for row in rows)
 
 

@@ -17,7 +17,9 @@ from tests.models.checkpoints import saved  # noqa: E402
 
 GROUP, K = 32, 64
 Q = "model.layers.0.self_attn.q_proj"
-Made = Tuple[Dict[str, torch.Tensor], np.ndarray]  # the tensors of a linear layer, and the weights [N,K] that they stand for
+Made = Tuple[
+    Dict[str, torch.Tensor], np.ndarray
+]  # the tensors of a linear layer, and the weights [N,K] that they stand for
 
 
 def _packed(codes: np.ndarray, bits: int, order: Tuple[int, ...] = ()) -> torch.Tensor:
@@ -25,18 +27,31 @@ def _packed(codes: np.ndarray, bits: int, order: Tuple[int, ...] = ()) -> torch.
     per = 32 // bits
     words = np.zeros((*codes.shape[:-1], codes.shape[-1] // per), np.uint64)
     for place in range(per):
-        words |= codes[..., order[place] if order else place :: per].astype(np.uint64) << np.uint64(place * bits)
+        words |= codes[..., order[place] if order else place :: per].astype(np.uint64) << np.uint64(
+            place * bits
+        )
     return torch.from_numpy(words.astype(np.uint32).view(np.int32))
 
 
-def _random(rows: int, bits: int, groups: int = K // GROUP) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _random(
+    rows: int, bits: int, groups: int = K // GROUP
+) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return codes [rows,K], scales and zeros [rows,groups]."""
     source = np.random.default_rng(rows)
     scales = source.uniform(0.01, 0.02, (rows, groups)).astype(np.float16).astype(np.float32)
-    return source.integers(0, 1 << bits, (rows, K)), scales, source.integers(0, 1 << bits, (rows, groups))
+    return (
+        source.integers(0, 1 << bits, (rows, K)),
+        scales,
+        source.integers(0, 1 << bits, (rows, groups)),
+    )
 
 
-def _weights(codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray, groups: np.ndarray = np.arange(K) // GROUP) -> np.ndarray:
+def _weights(
+    codes: np.ndarray,
+    scales: np.ndarray,
+    zeros: np.ndarray,
+    groups: np.ndarray = np.arange(K) // GROUP,
+) -> np.ndarray:
     return ((codes - zeros[:, groups]) * scales[:, groups]).astype(np.float32)
 
 
@@ -44,32 +59,53 @@ def _gptq(rows: int, bits: int = 4, less: int = 1, shuffled: bool = False) -> Ma
     codes, scales, zeros = _random(rows, bits)
     groups = np.random.default_rng(5).permutation(K) // GROUP if shuffled else np.arange(K) // GROUP
     stored = (zeros - less) & ((1 << bits) - 1)
-    tensors = {"qweight": _packed(codes, bits).T, "qzeros": _packed(stored.T, bits), "scales": torch.from_numpy(scales.T).half(), "g_idx": torch.from_numpy(groups).int()}
+    tensors = {
+        "qweight": _packed(codes, bits).T,
+        "qzeros": _packed(stored.T, bits),
+        "scales": torch.from_numpy(scales.T).half(),
+        "g_idx": torch.from_numpy(groups).int(),
+    }
     return tensors, _weights(codes, scales, zeros, groups)
 
 
 def _awq(rows: int) -> Made:
     codes, scales, zeros = _random(rows, 4)
     order = (0, 2, 4, 6, 1, 3, 5, 7)
-    return {"qweight": _packed(codes.T, 4, order), "qzeros": _packed(zeros.T, 4, order), "scales": torch.from_numpy(scales.T).half()}, _weights(codes, scales, zeros)
+    return {
+        "qweight": _packed(codes.T, 4, order),
+        "qzeros": _packed(zeros.T, 4, order),
+        "scales": torch.from_numpy(scales.T).half(),
+    }, _weights(codes, scales, zeros)
 
 
 def _pack_quantized(rows: int, bits: int = 4, zero: bool = False) -> Made:
     codes, scales, zeros = _random(rows, bits)
     zeros = zeros if zero else np.full_like(zeros, 1 << (bits - 1))
-    tensors = {"weight_packed": _packed(codes, bits), "weight_scale": torch.from_numpy(scales), "weight_shape": torch.tensor([rows, K])}
-    return {**tensors, **({"weight_zero_point": _packed(zeros.T, bits).T} if zero else {})}, _weights(codes, scales, zeros)
+    tensors = {
+        "weight_packed": _packed(codes, bits),
+        "weight_scale": torch.from_numpy(scales),
+        "weight_shape": torch.tensor([rows, K]),
+    }
+    return {
+        **tensors,
+        **({"weight_zero_point": _packed(zeros.T, bits).T} if zero else {}),
+    }, _weights(codes, scales, zeros)
 
 
 def _int8(rows: int) -> Made:
     codes, scales, _ = _random(rows, 8, 1)
     weights = (codes - 128) * scales
-    return {"weight": torch.from_numpy(codes - 128).to(torch.int8), "weight_scale": torch.from_numpy(scales)}, weights.astype(np.float32)
+    return {
+        "weight": torch.from_numpy(codes - 128).to(torch.int8),
+        "weight_scale": torch.from_numpy(scales),
+    }, weights.astype(np.float32)
 
 
 def _float8(rows: int, end: str = "weight_scale", block: int = 0) -> Made:
     source = np.random.default_rng(rows)
-    weight = torch.from_numpy(source.normal(size=(rows, K)).astype(np.float32)).to(torch.float8_e4m3fn)
+    weight = torch.from_numpy(source.normal(size=(rows, K)).astype(np.float32)).to(
+        torch.float8_e4m3fn
+    )
     shape = (-(-rows // block), -(-K // block)) if block else (rows, 1)
     scales = source.uniform(0.01, 0.02, shape).astype(np.float32)
     whole = scales.repeat(block, 0)[:rows].repeat(block, 1)[:, :K] if block else scales
@@ -77,21 +113,44 @@ def _float8(rows: int, end: str = "weight_scale", block: int = 0) -> Made:
 
 
 def _of_groups(form: str, **weights: Any) -> Dict[str, Any]:
-    return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": {"weights": weights, "targets": ["Linear"]}}, "ignore": ["lm_head"]}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "config_groups": {"group_0": {"weights": weights, "targets": ["Linear"]}},
+        "ignore": ["lm_head"],
+    }
 
 
 CASES: Dict[str, Tuple[Dict[str, Any], Callable[[int], Made]]] = {
     "GPTQ": ({"quant_method": "gptq", "bits": 4, "group_size": GROUP}, _gptq),
-    "GPTQ in 8 bits": ({"quant_method": "gptq", "bits": 8, "group_size": GROUP}, lambda rows: _gptq(rows, 8)),
-    "GPTQ, second version": ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"}, lambda rows: _gptq(rows, less=0)),
-    "GPTQ in another order": ({"quant_method": "gptq", "bits": 4, "desc_act": True}, lambda rows: _gptq(rows, shuffled=True)),
+    "GPTQ in 8 bits": (
+        {"quant_method": "gptq", "bits": 8, "group_size": GROUP},
+        lambda rows: _gptq(rows, 8),
+    ),
+    "GPTQ, second version": (
+        {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"},
+        lambda rows: _gptq(rows, less=0),
+    ),
+    "GPTQ in another order": (
+        {"quant_method": "gptq", "bits": 4, "desc_act": True},
+        lambda rows: _gptq(rows, shuffled=True),
+    ),
     "AWQ": ({"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}, _awq),
     "packed": (_of_groups("pack-quantized", num_bits=4, type="int"), _pack_quantized),
-    "packed with zeros": (_of_groups("pack-quantized", num_bits=4, type="int", symmetric=False), lambda rows: _pack_quantized(rows, zero=True)),
-    "packed in 8 bits": (_of_groups("pack-quantized", num_bits=8, type="int"), lambda rows: _pack_quantized(rows, 8)),
+    "packed with zeros": (
+        _of_groups("pack-quantized", num_bits=4, type="int", symmetric=False),
+        lambda rows: _pack_quantized(rows, zero=True),
+    ),
+    "packed in 8 bits": (
+        _of_groups("pack-quantized", num_bits=8, type="int"),
+        lambda rows: _pack_quantized(rows, 8),
+    ),
     "int8": (_of_groups("int-quantized", num_bits=8, type="int"), _int8),
     "float8": (_of_groups("float-quantized", num_bits=8, type="float"), _float8),
-    "fp8 in blocks": ({"quant_method": "fp8", "weight_block_size": [32, 32]}, lambda rows: _float8(rows, "weight_scale_inv", 32)),
+    "fp8 in blocks": (
+        {"quant_method": "fp8", "weight_block_size": [32, 32]},
+        lambda rows: _float8(rows, "weight_scale_inv", 32),
+    ),
 }
 
 
@@ -100,12 +159,21 @@ def _quantized(case: str, folder: Path) -> Tuple[Path, Path]:
     config, make = CASES[case]
     for place in ("quantized", "plain"):
         saved("llama with biases", folder / place)
-    few, plain = (load_file(folder / place / "model.safetensors") for place in ("quantized", "plain"))
-    for name in [name for name, tensor in plain.items() if name.endswith("proj.weight") and tensor.shape[1] == K]:
+    few, plain = (
+        load_file(folder / place / "model.safetensors") for place in ("quantized", "plain")
+    )
+    for name in [
+        name
+        for name, tensor in plain.items()
+        if name.endswith("proj.weight") and tensor.shape[1] == K
+    ]:
         tensors, weights = make(len(plain[name]))
         plain[name] = torch.from_numpy(weights)
         del few[name]
-        few |= {name.removesuffix("weight") + end: tensor.contiguous() for end, tensor in tensors.items()}
+        few |= {
+            name.removesuffix("weight") + end: tensor.contiguous()
+            for end, tensor in tensors.items()
+        }
     save_file(few, folder / "quantized" / "model.safetensors", {"format": "pt"})
     save_file(plain, folder / "plain" / "model.safetensors", {"format": "pt"})
     path = folder / "quantized" / "config.json"
@@ -118,10 +186,19 @@ def test_weights_are_those_that_the_codes_stand_for(case: str, tmp_path: Path) -
     found, wanted = map(from_pretrained, _quantized(case, tmp_path))
     parameters = dict(wanted.named_parameters())
     assert found.config == wanted.config
-    assert {name: torch.equal(one, parameters[name]) for name, one in found.named_parameters()} == dict.fromkeys(parameters, True)
+    assert {
+        name: torch.equal(one, parameters[name]) for name, one in found.named_parameters()
+    } == dict.fromkeys(parameters, True)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if "float" not in case and "fp8" not in case and "another order" not in case])
+@pytest.mark.parametrize(
+    "case",
+    [
+        case
+        for case in CASES
+        if "float" not in case and "fp8" not in case and "another order" not in case
+    ],
+)
 def test_codes_of_others_are_kept(case: str, tmp_path: Path) -> None:
     model = from_pretrained(_quantized(case, tmp_path)[0])
     rounded, parameters = kept(model).weights, dict(model.named_parameters())
@@ -131,10 +208,26 @@ def test_codes_of_others_are_kept(case: str, tmp_path: Path) -> None:
         assert np.abs(codes.weight - weight).max() <= 2.0**-21 * np.abs(weight).max()
 
 
-@pytest.mark.parametrize("case", ["AWQ", *(pytest.param(case, marks=pytest.mark.exhaustive) for case in ("GPTQ", "int8", "packed", "GPTQ in another order"))])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "AWQ",
+        *(
+            pytest.param(case, marks=pytest.mark.exhaustive)
+            for case in ("GPTQ", "int8", "packed", "GPTQ in another order")
+        ),
+    ],
+)
 def test_an_artefact_with_kept_codes_is_certified(case: str, tmp_path: Path) -> None:
-    manifest = export_model(from_pretrained(_quantized(case, tmp_path)[0]), "ort", tmp_path / "artefact", weights="keep")
-    assert manifest.certificate is not None and manifest.certificate["passed"] and manifest.quality is not None and manifest.quality.error < 0.05
+    manifest = export_model(
+        from_pretrained(_quantized(case, tmp_path)[0]), "ort", tmp_path / "artefact", weights="keep"
+    )
+    assert (
+        manifest.certificate is not None
+        and manifest.certificate["passed"]
+        and manifest.quality is not None
+        and manifest.quality.error < 0.05
+    )
 
 
 def test_four_bit_floating_point_experts_are_read(tmp_path: Path) -> None:
@@ -143,22 +236,52 @@ def test_four_bit_floating_point_experts_are_read(tmp_path: Path) -> None:
     held = load_file(path)
     experts, inputs, outputs = held.pop(name).shape
     source = np.random.default_rng(0)
-    blocks, powers = source.integers(0, 256, (experts, outputs, inputs // 32, 16), np.uint8), source.integers(120, 128, (experts, outputs, inputs // 32), np.uint8)
-    save_file({**held, f"{name}_blocks": torch.from_numpy(blocks), f"{name}_scales": torch.from_numpy(powers)}, path, {"format": "pt"})
+    blocks, powers = (
+        source.integers(0, 256, (experts, outputs, inputs // 32, 16), np.uint8),
+        source.integers(120, 128, (experts, outputs, inputs // 32), np.uint8),
+    )
+    save_file(
+        {
+            **held,
+            f"{name}_blocks": torch.from_numpy(blocks),
+            f"{name}_scales": torch.from_numpy(powers),
+        },
+        path,
+        {"format": "pt"},
+    )
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "mxfp4"}}))
+    (folder / "config.json").write_text(
+        json.dumps({**config, "quantization_config": {"quant_method": "mxfp4"}})
+    )
     found = from_pretrained(folder).layers[0].mlp.gates[1, 32, 3].item()
-    code = blocks[1, 6, 1, 0] & 15  # gates and ups alternate; input 32 is the first of the second block
+    code = (
+        blocks[1, 6, 1, 0] & 15
+    )  # gates and ups alternate; input 32 is the first of the second block
     value = (0, 0.5, 1, 1.5, 2, 3, 4, 6)[code & 7] * (-1 if code & 8 else 1)
     assert found == value * 2.0 ** (int(powers[1, 6, 1]) - 127)
 
 
 REFUSED: Dict[str, Tuple[Dict[str, Any], str]] = {
-    "another method": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "to be one of gptq, .*, got 'bitsandbytes'"),
-    "three bits": ({"quant_method": "gptq", "bits": 3}, "expected bits in quantization_config to be 2 or 4 or 8, got 3"),
-    "another order of AWQ": ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "expected version .* got 'gemv'"),
-    "quantized caches": ({**_of_groups("pack-quantized", num_bits=4), "kv_cache_scheme": {"num_bits": 8}}, "quantized caches, got bits 4"),
-    "other tensors": ({"quant_method": "fp8"}, "expected tensors NAME.weight by quantization_config fp8, got none"),
+    "another method": (
+        {"quant_method": "bitsandbytes", "load_in_4bit": True},
+        "to be one of gptq, .*, got 'bitsandbytes'",
+    ),
+    "three bits": (
+        {"quant_method": "gptq", "bits": 3},
+        "expected bits in quantization_config to be 2 or 4 or 8, got 3",
+    ),
+    "another order of AWQ": (
+        {"quant_method": "awq", "bits": 4, "version": "gemv"},
+        "expected version .* got 'gemv'",
+    ),
+    "quantized caches": (
+        {**_of_groups("pack-quantized", num_bits=4), "kv_cache_scheme": {"num_bits": 8}},
+        "quantized caches, got bits 4",
+    ),
+    "other tensors": (
+        {"quant_method": "fp8"},
+        "expected tensors NAME.weight by quantization_config fp8, got none",
+    ),
     "no mapping": ("gptq", "got 'gptq'"),  # type: ignore[dict-item]
 }
 
@@ -167,7 +290,9 @@ REFUSED: Dict[str, Tuple[Dict[str, Any], str]] = {
 def test_other_quantizations_are_refused_by_name(case: str, tmp_path: Path) -> None:
     folder = _quantized("GPTQ", tmp_path)[0]
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": REFUSED[case][0]}))
+    (folder / "config.json").write_text(
+        json.dumps({**config, "quantization_config": REFUSED[case][0]})
+    )
     with pytest.raises(ValueError, match=REFUSED[case][1]) as refused:
         from_pretrained(folder)
     assert "\n" not in str(refused.value)
@@ -177,7 +302,14 @@ def test_missing_and_misshapen_parts_are_refused_by_name(tmp_path: Path) -> None
     folder = _quantized("GPTQ", tmp_path)[0]
     held = load_file(folder / "model.safetensors")
     other = torch.zeros(1, 1, dtype=torch.int32)
-    for changed, message in (({f"{Q}.scales": None}, f"{Q}.scales beside"), ({f"{Q}.qzeros": other}, f"expected {Q}.weight in the layout")):
-        save_file({name: one for name, one in {**held, **changed}.items() if one is not None}, folder / "model.safetensors", {"format": "pt"})
+    for changed, message in (
+        ({f"{Q}.scales": None}, f"{Q}.scales beside"),
+        ({f"{Q}.qzeros": other}, f"expected {Q}.weight in the layout"),
+    ):
+        save_file(
+            {name: one for name, one in {**held, **changed}.items() if one is not None},
+            folder / "model.safetensors",
+            {"format": "pt"},
+        )
         with pytest.raises(ValueError, match=message):
             from_pretrained(folder)

@@ -46,18 +46,35 @@ def _session(name: str, target: str, signature: str, folders: Path) -> Session:
     return load(place, threads=1, provider="cpu").session()
 
 
-CALLS = [(target, signature) for target in ("ort", "onnx", "onnx-static", "torchscript", "pt2") for signature in TARGETS[target].layout]
-QUICK = {("torchscript", "positions"): tuple(MODELS), ("ort", "positions"): ("whisper",), ("onnx", "mask"): ("t5 both parts",)}
-CASES = [pytest.param(name, *call, marks=() if name in QUICK.get(call, ()) else pytest.mark.exhaustive) for name in MODELS for call in CALLS]
+CALLS = [
+    (target, signature)
+    for target in ("ort", "onnx", "onnx-static", "torchscript", "pt2")
+    for signature in TARGETS[target].layout
+]
+QUICK = {
+    ("torchscript", "positions"): tuple(MODELS),
+    ("ort", "positions"): ("whisper",),
+    ("onnx", "mask"): ("t5 both parts",),
+}
+CASES = [
+    pytest.param(name, *call, marks=() if name in QUICK.get(call, ()) else pytest.mark.exhaustive)
+    for name in MODELS
+    for call in CALLS
+]
 
 
 @pytest.mark.parametrize("pattern", DECODER)
 @pytest.mark.parametrize(("name", "target", "signature"), CASES)
-def test_logits_match_transformers(name: str, target: str, signature: str, pattern: str, folders: Path) -> None:
+def test_logits_match_transformers(
+    name: str, target: str, signature: str, pattern: str, folders: Path
+) -> None:
     if signature == "mask" and pattern == "shifted":
         pytest.skip("positions count the mask from 0")
     peer, _, encoded, _ = _pair(name, folders)
-    assert share(DECODER[pattern](peer, Reading(_session(name, target, signature, folders), encoded))) <= 1  # type: ignore[arg-type]
+    assert (
+        share(DECODER[pattern](peer, Reading(_session(name, target, signature, folders), encoded)))
+        <= 1
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["t5 both parts", "whisper"])
@@ -71,19 +88,36 @@ def test_both_parts_are_certified(name: str, folders: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_a_decoder_in_half_precision_is_certified(folders: Path) -> None:
-    manifest = export_model(_pair("t5 both parts", folders)[1], "ort", folders / "half", dtype="float16")
+    manifest = export_model(
+        _pair("t5 both parts", folders)[1], "ort", folders / "half", dtype="float16"
+    )
     assert manifest.certificate is not None and manifest.certificate["passed"]
 
 
-def test_verification_detects_a_row_with_the_encoder_outputs_of_another(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EncoderOutputs, "ordered", lambda self, order: EncoderOutputs(self.select(slice(len(order)))))  # rows are reordered, encoder outputs are not
+def test_verification_detects_a_row_with_the_encoder_outputs_of_another(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        EncoderOutputs,
+        "ordered",
+        lambda self, order: EncoderOutputs(self.select(slice(len(order)))),
+    )  # rows are reordered, encoder outputs are not
     with pytest.raises(VerificationError, match="rows come and go|beside guests"):
         export_model(_pair("t5 both parts", folders)[1], "ort", folders / "fault")
 
 
-def test_verification_detects_attention_to_padding_of_the_encoder(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verification_detects_attention_to_padding_of_the_encoder(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     masked = EncoderOutputs.select
-    monkeypatch.setattr(EncoderOutputs, "select", lambda self, window: {**masked(self, window), MASK: np.ones_like(self.arrays[MASK][window])})
+    monkeypatch.setattr(
+        EncoderOutputs,
+        "select",
+        lambda self, window: {
+            **masked(self, window),
+            MASK: np.ones_like(self.arrays[MASK][window]),
+        },
+    )
     with pytest.raises(VerificationError, match="do not deploy"):
         export_model(_pair("t5 both parts", folders)[1], "ort", folders / "mask fault")
 
@@ -108,22 +142,51 @@ def test_a_fork_uses_the_same_encoder_outputs(folders: Path) -> None:
 def test_greedy_generation_matches_transformers(folders: Path) -> None:
     peer, _, encoded, _ = _pair("mt5 both parts", folders)
     start = np.zeros((3, 1), np.int64)
-    made = np.stack(list(_session("mt5 both parts", "onnx", "positions", folders).generate(start, max_tokens=12, encoder=encoded, stop=(1,))), 1)
+    made = np.stack(
+        list(
+            _session("mt5 both parts", "onnx", "positions", folders).generate(
+                start, max_tokens=12, encoder=encoded, stop=(1,)
+            )
+        ),
+        1,
+    )
     with torch.no_grad():
-        wanted = peer.model.generate(**peer.given, max_new_tokens=12, do_sample=False, num_beams=1, decoder_start_token_id=0)[:, 1:].numpy()
-    assert (np.where(made < 0, 0, made) == wanted).all()  # transformers pads with 0 after the end of a text
+        wanted = peer.model.generate(
+            **peer.given, max_new_tokens=12, do_sample=False, num_beams=1, decoder_start_token_id=0
+        )[:, 1:].numpy()
+    assert (
+        np.where(made < 0, 0, made) == wanted
+    ).all()  # transformers pads with 0 after the end of a text
 
 
 REFUSED: Dict[str, Tuple[Any, str]] = {
-    "none": (lambda session, rows: session.prefill([[3], [4]]), "expected encoder=, the outputs of the encoder for each row, got none"),
-    "too few rows": (lambda session, rows: session.prefill([[3], [4]], encoder=rows[:1]), r"expected encoder with 2 rows of at least one token, got rows of \[13\]"),
-    "an empty row": (lambda session, rows: session.prefill([[3], [4]], encoder=[rows[0], rows[1][:0]]), r"got rows of \[13, 0\] tokens"),
-    "another width": (lambda session, rows: session.prefill([[3]], encoder=[rows[0][:, :-1]]), r"expected rows of encoder of shape \['encoder_sequence_length', 384\]"),
+    "none": (
+        lambda session, rows: session.prefill([[3], [4]]),
+        "expected encoder=, the outputs of the encoder for each row, got none",
+    ),
+    "too few rows": (
+        lambda session, rows: session.prefill([[3], [4]], encoder=rows[:1]),
+        r"expected encoder with 2 rows of at least one token, got rows of \[13\]",
+    ),
+    "an empty row": (
+        lambda session, rows: session.prefill([[3], [4]], encoder=[rows[0], rows[1][:0]]),
+        r"got rows of \[13, 0\] tokens",
+    ),
+    "another width": (
+        lambda session, rows: session.prefill([[3]], encoder=[rows[0][:, :-1]]),
+        r"expected rows of encoder of shape \['encoder_sequence_length', 384\]",
+    ),
     "a second time": (
-        lambda session, rows: (session.prefill([[3]], encoder=rows[:1]), session.prefill([[3]], encoder=rows[:1])),
+        lambda session, rows: (
+            session.prefill([[3]], encoder=rows[:1]),
+            session.prefill([[3]], encoder=rows[:1]),
+        ),
         "expected encoder only with the first tokens of a row",
     ),
-    "admitted without": (lambda session, rows: (session.prefill([[3]], encoder=rows[:1]), session.admit([[3]])), "expected encoder="),
+    "admitted without": (
+        lambda session, rows: (session.prefill([[3]], encoder=rows[:1]), session.admit([[3]])),
+        "expected encoder=",
+    ),
 }
 
 
@@ -131,19 +194,30 @@ REFUSED: Dict[str, Tuple[Any, str]] = {
 def test_invalid_encoder_outputs_are_refused(what: str, folders: Path) -> None:
     call, said = REFUSED[what]
     with pytest.raises(ValueError, match=said):
-        call(_session("t5 both parts", "ort", "positions", folders), _pair("t5 both parts", folders)[2])
+        call(
+            _session("t5 both parts", "ort", "positions", folders),
+            _pair("t5 both parts", folders)[2],
+        )
 
 
 def test_encoder_outputs_are_refused_by_a_decoder_without_encoder() -> None:
-    with pytest.raises(ValueError, match="expected no encoder for a model that reads none, got one"):
-        eager_session(seeded(decoder_config(61, 1, 40, block("rope")))).prefill([[3]], encoder=np.zeros((1, 3, 8), np.float32))
+    with pytest.raises(
+        ValueError, match="expected no encoder for a model that reads none, got one"
+    ):
+        eager_session(seeded(decoder_config(61, 1, 40, block("rope")))).prefill(
+            [[3]], encoder=np.zeros((1, 3, 8), np.float32)
+        )
 
 
 @pytest.mark.parametrize(
     ("name", "part", "said"),
     [
         ("t5 both parts", "head", "t5: expected part encoder or decoder or embeddings, got 'head'"),
-        ("whisper", None, "whisper: expected part encoder or decoder, got none; give part='encoder' or part='decoder'"),
+        (
+            "whisper",
+            None,
+            "whisper: expected part encoder or decoder, got none; give part='encoder' or part='decoder'",
+        ),
     ],
 )
 def test_an_unknown_part_is_refused(name: str, part: Any, said: str, folders: Path) -> None:
@@ -151,25 +225,81 @@ def test_an_unknown_part_is_refused(name: str, part: Any, said: str, folders: Pa
         from_pretrained(_pair(name, folders)[3], part=part)
 
 
-def test_the_command_exports_both_parts_and_generates_from_a_text(folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_command_exports_both_parts_and_generates_from_a_text(
+    folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
     peer, _, _, folder = _pair("mt5 both parts", folders)
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{index}": index for index in range(61)}, unk_token="w2"))
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({f"w{index}": index for index in range(61)}, unk_token="w2")
+    )
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     words.save(str(folder / "tokenizer.json"))
-    (folder / "generation_config.json").write_text('{"decoder_start_token_id": 0, "eos_token_id": 1}')
+    (folder / "generation_config.json").write_text(
+        '{"decoder_start_token_id": 0, "eos_token_id": 1}'
+    )
     for part in ("encoder", "decoder"):
-        assert main(["export", str(folder), "--part", part, "--target", "onnx", "--no-verify", "-o", str(tmp_path / part)]) == 0
+        assert (
+            main(
+                [
+                    "export",
+                    str(folder),
+                    "--part",
+                    part,
+                    "--target",
+                    "onnx",
+                    "--no-verify",
+                    "-o",
+                    str(tmp_path / part),
+                ]
+            )
+            == 0
+        )
     capsys.readouterr()
-    asked = ["generate", str(tmp_path / "decoder"), "--encoder", str(tmp_path / "encoder"), "--prompt", "w7 w9 w21 w40", "--max-tokens", "6", "--json"]
+    asked = [
+        "generate",
+        str(tmp_path / "decoder"),
+        "--encoder",
+        str(tmp_path / "encoder"),
+        "--prompt",
+        "w7 w9 w21 w40",
+        "--max-tokens",
+        "6",
+        "--json",
+    ]
     assert main(asked) == 0
     made = json.loads(capsys.readouterr().out)["tokens"]
     with torch.no_grad():
-        wanted = peer.model.generate(input_ids=torch.tensor([[7, 9, 21, 40]]), max_new_tokens=6, do_sample=False, num_beams=1, decoder_start_token_id=0)
+        wanted = peer.model.generate(
+            input_ids=torch.tensor([[7, 9, 21, 40]]),
+            max_new_tokens=6,
+            do_sample=False,
+            num_beams=1,
+            decoder_start_token_id=0,
+        )
     assert made == wanted[0, 1:].tolist()[: len(made)] and len(made) in (6, wanted.shape[1] - 1)
 
 
-def test_the_command_refuses_an_encoder_for_a_decoder_without_encoder(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    export_model(seeded(decoder_config(256, 1, 40, block("rope"))), "onnx", tmp_path / "alone", verify=False)
-    assert main(["generate", str(tmp_path / "alone"), "--encoder", str(tmp_path / "alone"), "--prompt", "x"]) == 2
-    assert "expected a decoder that reads an encoder and has start_ids, got one that reads none" in capsys.readouterr().err
+def test_the_command_refuses_an_encoder_for_a_decoder_without_encoder(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    export_model(
+        seeded(decoder_config(256, 1, 40, block("rope"))), "onnx", tmp_path / "alone", verify=False
+    )
+    assert (
+        main(
+            [
+                "generate",
+                str(tmp_path / "alone"),
+                "--encoder",
+                str(tmp_path / "alone"),
+                "--prompt",
+                "x",
+            ]
+        )
+        == 2
+    )
+    assert (
+        "expected a decoder that reads an encoder and has start_ids, got one that reads none"
+        in capsys.readouterr().err
+    )

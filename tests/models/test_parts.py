@@ -33,10 +33,25 @@ def _random(module: torch.nn.Module) -> torch.nn.Module:
     return module.eval()
 
 
-NORMS = (RMS, LAYER, {**LAYER, "bias": False}, {**LAYER, "weight": False, "bias": False}, {**RMS, "weight": False}, {"name": "none"})
+NORMS = (
+    RMS,
+    LAYER,
+    {**LAYER, "bias": False},
+    {**LAYER, "weight": False, "bias": False},
+    {**RMS, "weight": False},
+    {"name": "none"},
+)
 TOKENWISE = {
     **{f"norm {spec}": ("norm", spec, (24,)) for spec in NORMS},
-    **{f"mlp {name} {act}": ("mlp", {"name": name, "hidden": 40, "activation": act, "bias": True}, (24,)) for name in ("plain", "gated") for act in ACTIVATIONS},
+    **{
+        f"mlp {name} {act}": (
+            "mlp",
+            {"name": name, "hidden": 40, "activation": act, "bias": True},
+            (24,),
+        )
+        for name in ("plain", "gated")
+        for act in ACTIVATIONS
+    },
 }
 
 
@@ -45,15 +60,22 @@ def test_a_part_matches_its_formula(case: str) -> None:
     kind, spec, context = TOKENWISE[case]
     part: Any = _random(build(kind, spec, *context))
     x = torch.randn(3, 5, 24) * 2
-    assert worst_error(part(x).detach().numpy(), part.exact(x.double().numpy())) <= tolerance("float32", 1, 40)
+    assert worst_error(part(x).detach().numpy(), part.exact(x.double().numpy())) <= tolerance(
+        "float32", 1, 40
+    )
 
 
 @pytest.mark.parametrize("name", PARTS["head_norm"])
 @pytest.mark.parametrize("norm", [RMS, LAYER], ids=lambda norm: norm["name"])
 def test_a_head_norm_matches_its_formula(name: str, norm: Dict[str, Any]) -> None:
-    part: Any = _random(build("head_norm", {"name": name, **({} if name == "none" else {"norm": norm})}, 3, 8))
+    part: Any = _random(
+        build("head_norm", {"name": name, **({} if name == "none" else {"norm": norm})}, 3, 8)
+    )
     x = torch.randn(1, 5, 24) * 2
-    assert worst_error(part(x)[0].detach().numpy(), part.exact(x[0].double().numpy().reshape(5, 3, 8)).reshape(5, 24)) <= tolerance("float32", 1, 24)
+    assert worst_error(
+        part(x)[0].detach().numpy(),
+        part.exact(x[0].double().numpy().reshape(5, 3, 8)).reshape(5, 24),
+    ) <= tolerance("float32", 1, 24)
 
 
 # x: input of the layer, a: attention, m: MLP, then the norms in the order of computation.
@@ -62,7 +84,9 @@ ARRANGEMENTS: Dict[str, Callable[..., Any]] = {
     "alone": lambda x, a, m, n: m(x + a(n(x))),
     "post": lambda x, a, m, n, o: o((between := n(x + a(x))) + m(between)),
     "after": lambda x, a, m, n, o: (between := x + n(a(x))) + o(m(between)),
-    "sandwich": lambda x, a, m, n, after, o, last: (between := x + after(a(n(x)))) + last(m(o(between))),
+    "sandwich": lambda x, a, m, n, after, o, last: (
+        (between := x + after(a(n(x)))) + last(m(o(between)))
+    ),
     "parallel": lambda x, a, m, n: x + a(n(x)) + m(n(x)),
     "parallel_norms": lambda x, a, m, n, o: x + a(n(x)) + m(o(x)),
 }
@@ -73,11 +97,18 @@ def test_an_arrangement_of_norms_and_sums_matches_its_formula(name: str) -> None
     norms: List[Any] = [_random(build("norm", RMS, 24)) for _ in PARTS["residual"][name].NORMS]
     for index, norm in enumerate(norms):
         norm.weight.data += index  # so that no norm can stand for another
-    part, x, a, m = build("residual", {"name": name}, norms), torch.randn(5, 24), lambda x: 3 * x - 1, lambda x: x * x
+    part, x, a, m = (
+        build("residual", {"name": name}, norms),
+        torch.randn(5, 24),
+        lambda x: 3 * x - 1,
+        lambda x: x * x,
+    )
     between = part.after_attention(x, a(part.attention_input(x)))
     y, exact = part.after_mlp(between, m(part.mlp_input(x, between))), x.double().numpy()
     expected = ARRANGEMENTS[name](exact, a, m, *(norm.exact for norm in norms))
-    assert worst_error(y.detach().numpy(), expected) <= tolerance("float32", 1, 24) and np.allclose(part.exact(exact, a, m), expected, 1e-12)
+    assert worst_error(y.detach().numpy(), expected) <= tolerance("float32", 1, 24) and np.allclose(
+        part.exact(exact, a, m), expected, 1e-12
+    )
 
 
 SIGHTS: Dict[str, Dict[str, Any]] = {
@@ -96,8 +127,12 @@ def test_mask_numbers_of_a_sight_match_its_rule(sight: str) -> None:
     part = build("sees", SIGHTS[sight])
     for query in range(12):
         for key in range(12):
-            reach = (part.before < 0 or query - key <= part.before) and (part.after < 0 or key - query <= part.after)
-            assert part.exact(query, key) == (reach and (part.chunk == 0 or query // part.chunk == key // part.chunk))
+            reach = (part.before < 0 or query - key <= part.before) and (
+                part.after < 0 or key - query <= part.after
+            )
+            assert part.exact(query, key) == (
+                reach and (part.chunk == 0 or query // part.chunk == key // part.chunk)
+            )
 
 
 def _kinds(**changes: Any) -> StackConfig:
@@ -105,24 +140,42 @@ def _kinds(**changes: Any) -> StackConfig:
     plain = decoder("rope")
     kind = plain.layers["layer"]
     changed = replace(kind, attention=replace(kind.attention, **changes))
-    return replace(plain, layers={"changed": changed, "plain": kind}, order=("changed", "plain", "changed"))
+    return replace(
+        plain, layers={"changed": changed, "plain": kind}, order=("changed", "plain", "changed")
+    )
 
 
 def _layers(residual: str, norms: int, **changes: Any) -> StackConfig:
     plain = decoder("rope")
-    return replace(plain, layers={"layer": replace(plain.layers["layer"], residual={"name": residual}, norms=(RMS,) * norms, **changes)})
+    return replace(
+        plain,
+        layers={
+            "layer": replace(
+                plain.layers["layer"], residual={"name": residual}, norms=(RMS,) * norms, **changes
+            )
+        },
+    )
 
 
 def _latent(value_size: int) -> StackConfig:
     """Describe three layers, two of them with latent attention and rotation of half of each key."""
-    heads, projection = decoder("rope").layers["layer"].attention.heads, {"name": "latent", "rotary": 8, "value_size": value_size, "rank": 20, "query_rank": 28}
-    return _kinds(kv_heads=heads, encodings=({"name": "rope", "rotary": 8, "layout": "interleaved"},), projection=projection)
+    heads, projection = (
+        decoder("rope").layers["layer"].attention.heads,
+        {"name": "latent", "rotary": 8, "value_size": value_size, "rank": 20, "query_rank": 28},
+    )
+    return _kinds(
+        kv_heads=heads,
+        encodings=({"name": "rope", "rotary": 8, "layout": "interleaved"},),
+        projection=projection,
+    )
 
 
 def _of_encoder(**changes: Any) -> StackConfig:
     plain = encoder("rope")
     kind = plain.layers["layer"]
-    return replace(plain, layers={"layer": replace(kind, attention=replace(kind.attention, **changes))})
+    return replace(
+        plain, layers={"layer": replace(kind, attention=replace(kind.attention, **changes))}
+    )
 
 
 EXPERTS = {"name": "experts", "experts": 6, "chosen": 3, "hidden": 20, "factor": 1.5, "shared": 12}
@@ -154,7 +207,12 @@ MODELS: Dict[str, Any] = {
     "near": (_of_encoder(sees=SIGHTS["near"]), 0),
     "no segments": (replace(encoder("learned"), tokens=replace(encoder("learned").tokens, segments=0)), 0),
 }  # fmt: skip
-QUICK = {"all of them": ("ort", "torchscript"), "chunk": ("torchscript",), "near": ("torchscript",), "no segments": ("torchscript",)}
+QUICK = {
+    "all of them": ("ort", "torchscript"),
+    "chunk": ("torchscript",),
+    "near": ("torchscript",),
+    "no segments": ("torchscript",),
+}
 
 
 @functools.lru_cache(maxsize=None)
@@ -178,7 +236,14 @@ def _spread(model: Any) -> Any:
 @pytest.mark.parametrize(
     ("name", "target"),
     [
-        pytest.param(name, target, marks=[pytest.mark.xdist_group(name), *([] if target in QUICK.get(name, ()) else [pytest.mark.exhaustive])])
+        pytest.param(
+            name,
+            target,
+            marks=[
+                pytest.mark.xdist_group(name),
+                *([] if target in QUICK.get(name, ()) else [pytest.mark.exhaustive]),
+            ],
+        )
         for name in MODELS
         for target in TARGETS
     ],
@@ -191,23 +256,48 @@ def test_a_model_of_these_parts_is_certified(name: str, target: str, tmp_path: P
 
 
 def test_layers_of_several_kinds_share_one_table_of_angles(tmp_path: Path) -> None:
-    export(Sources(seeded(_kinds(sees={"name": "window", "size": 5}))), "onnx", tmp_path / "a", verify=False)
-    shapes = [tuple(value.dims) for value in onnx.load(tmp_path / "a" / "model.onnx", load_external_data=False).graph.initializer]
+    export(
+        Sources(seeded(_kinds(sees={"name": "window", "size": 5}))),
+        "onnx",
+        tmp_path / "a",
+        verify=False,
+    )
+    shapes = [
+        tuple(value.dims)
+        for value in onnx.load(
+            tmp_path / "a" / "model.onnx", load_external_data=False
+        ).graph.initializer
+    ]
     assert shapes.count((1100, 8)) == 2  # cosines and sines
 
 
 @pytest.mark.parametrize(
     "name",
-    ["window and bias", "chunk", pytest.param("latent", marks=pytest.mark.exhaustive), pytest.param("all of them", marks=pytest.mark.xdist_group("all of them"))],
+    [
+        "window and bias",
+        "chunk",
+        pytest.param("latent", marks=pytest.mark.exhaustive),
+        pytest.param("all of them", marks=pytest.mark.xdist_group("all of them")),
+    ],
 )
-@pytest.mark.parametrize("target", ["torchscript", *(pytest.param(t, marks=pytest.mark.exhaustive) for t in ("ort", "onnx", "onnx-static"))])
-def test_windows_count_positions_in_an_attention_mask_with_gaps(name: str, target: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "target",
+    [
+        "torchscript",
+        *(pytest.param(t, marks=pytest.mark.exhaustive) for t in ("ort", "onnx", "onnx-static")),
+    ],
+)
+def test_windows_count_positions_in_an_attention_mask_with_gaps(
+    name: str, target: str, tmp_path: Path
+) -> None:
     manifest = export(_sources(name), target, tmp_path / "a", signature="mask")
     assert manifest.certificate is not None and manifest.certificate["passed"]
 
 
 @pytest.mark.parametrize("name", ["all of them", "chunk", "window and bias", "latent"])
-@pytest.mark.parametrize("target", [pytest.param(t, marks=pytest.mark.exhaustive) for t in ("ort", "onnx")])
+@pytest.mark.parametrize(
+    "target", [pytest.param(t, marks=pytest.mark.exhaustive) for t in ("ort", "onnx")]
+)
 def test_parts_are_certified_in_float16(name: str, target: str, tmp_path: Path) -> None:
     manifest = export(_sources(name), target, tmp_path / "a", dtype="float16")
     assert manifest.certificate is not None and manifest.certificate["passed"]
@@ -219,9 +309,21 @@ def _steps(config: StackConfig, tokens: np.ndarray) -> np.ndarray:
 
 
 CHANGES: List[Any] = [
-    ("a window one short", {"sees": {"name": "window", "size": 5}}, {"sees": {"name": "window", "size": 4}}),
-    ("a window one long", {"sees": {"name": "window", "size": 5}}, {"sees": {"name": "window", "size": 6}}),
-    ("a chunk for a window", {"sees": {"name": "window", "size": 5}}, {"sees": {"name": "chunk", "size": 5}}),
+    (
+        "a window one short",
+        {"sees": {"name": "window", "size": 5}},
+        {"sees": {"name": "window", "size": 4}},
+    ),
+    (
+        "a window one long",
+        {"sees": {"name": "window", "size": 5}},
+        {"sees": {"name": "window", "size": 6}},
+    ),
+    (
+        "a chunk for a window",
+        {"sees": {"name": "window", "size": 5}},
+        {"sees": {"name": "chunk", "size": 5}},
+    ),
     ("no cap", {"softcap": 0.3}, {}),
     ("another cap", {"softcap": 0.3}, {"softcap": 0.31}),
     ("another scale", {"scale": 0.25}, {"scale": 0.26}),
@@ -248,6 +350,19 @@ def test_a_row_without_visible_keys_gives_zero_with_softcap_and_sinks() -> None:
 
 def test_a_block_supports_the_parts_of_a_decoder(tmp_path: Path) -> None:
     plain = block("rope")
-    config = replace(plain, attention=replace(plain.attention, sees={"name": "window", "size": 5}, softcap=0.5, sinks=True, head_norm=HEADS["head"]))
+    config = replace(
+        plain,
+        attention=replace(
+            plain.attention,
+            sees={"name": "window", "size": 5},
+            softcap=0.5,
+            sinks=True,
+            head_norm=HEADS["head"],
+        ),
+    )
     manifest = export(_spread(seeded(config)), "ort", tmp_path / "a")
-    assert manifest.certificate is not None and manifest.certificate["passed"] and manifest.operators["GroupQueryAttention"] == 1
+    assert (
+        manifest.certificate is not None
+        and manifest.certificate["passed"]
+        and manifest.operators["GroupQueryAttention"] == 1
+    )

@@ -17,17 +17,28 @@ from posenc_export.shared import preset_folders
 from posenc_export.shared.numerics import worst_error
 
 NAMES = preset_folders.NAMES
-TEXT = np.frombuffer(b"def read_lines(path):\n    with open(path) as file:\n", np.uint8).astype(np.int64)[None]
+TEXT = np.frombuffer(b"def read_lines(path):\n    with open(path) as file:\n", np.uint8).astype(
+    np.int64
+)[None]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_preset_gives_the_logits_of_its_artefact(name: str) -> None:
     model, found = presets.load_preset(name), load(name, provider="cpu", threads=1)
     assert found.manifest.reference is not None and found.manifest.source == {"preset": name}
-    assert worst_error(found.session().prefill(TEXT), eager_session(model).prefill(TEXT)) <= found.manifest.reference.tolerance
+    assert (
+        worst_error(found.session().prefill(TEXT), eager_session(model).prefill(TEXT))
+        <= found.manifest.reference.tolerance
+    )
 
 
-@pytest.mark.parametrize("name", ["small-t5", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in NAMES if name != "small-t5")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "small-t5",
+        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in NAMES if name != "small-t5"),
+    ],
+)
 def test_the_artefact_of_a_preset_passes_verification(name: str) -> None:
     assert verify(name, provider="cpu")["passed"]
 
@@ -42,21 +53,45 @@ def test_writing_a_preset_again_gives_the_same_weights(name: str, tmp_path: Path
 
 def test_a_preset_runs_without_torch_and_onnx() -> None:
     code = "import sys; sys.modules |= dict.fromkeys(('torch', 'onnx', 'safetensors')); from posenc_export.commands.cli import main; sys.exit(main(sys.argv[1:]))"
-    done = subprocess.run([sys.executable, "-c", code, "generate", "tiny-rope", "--prompt", "def ", "--max-tokens", "8"], capture_output=True, text=True)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            code,
+            "generate",
+            "tiny-rope",
+            "--prompt",
+            "def ",
+            "--max-tokens",
+            "8",
+        ],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0 and done.stdout.startswith("def ") and not done.stderr
 
 
-def test_the_installed_package_is_used_outside_the_source_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_installed_package_is_used_outside_the_source_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = tmp_path / "posenc_export_presets"
     shutil.copytree(preset_folders.SOURCE_TREE / "tiny-rope", package / "tiny-rope")
     (package / "__init__.py").touch()
     monkeypatch.setattr(preset_folders, "SOURCE_TREE", tmp_path / "none")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert preset_folders.preset_folder("tiny-rope") == package / "tiny-rope" and preset_folders.preset_folder("tiny-alibi") is None
+    assert (
+        preset_folders.preset_folder("tiny-rope") == package / "tiny-rope"
+        and preset_folders.preset_folder("tiny-alibi") is None
+    )
 
 
-def test_a_preset_without_installed_weights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preset_without_installed_weights_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(preset_folders, "SOURCE_TREE", tmp_path)
     monkeypatch.setattr(preset_folders, "PACKAGE", "posenc_export_presets_that_no_one_installed")
-    with pytest.raises(ValueError, match=r"preset tiny-rope: expected the package posenc-export-presets with its weights, got none; run pip install"):
+    with pytest.raises(
+        ValueError,
+        match=r"preset tiny-rope: expected the package posenc-export-presets with its weights, got none; run pip install",
+    ):
         presets.load_preset("tiny-rope")

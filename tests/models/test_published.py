@@ -58,23 +58,54 @@ def test_a_published_configuration_is_described(name: str) -> None:
     kind = made.kinds[0]
     (encoding,), a = kind.attention.encodings, kind.attention
     assert made.head is not None
-    assert (a.heads, a.kv_heads, a.head_size, made.max_positions, encoding["name"], encoding["theta"], made.head.tied) == wanted
-    assert (len(made.order), made.tokens.vocabulary, kind.mlp["hidden"]) == (config["num_hidden_layers"], config["vocab_size"], config["intermediate_size"])
-    assert a.projection == {"name": "grouped", "bias": config["model_type"] == "qwen2", "output_bias": False}
+    assert (
+        a.heads,
+        a.kv_heads,
+        a.head_size,
+        made.max_positions,
+        encoding["name"],
+        encoding["theta"],
+        made.head.tied,
+    ) == wanted
+    assert (len(made.order), made.tokens.vocabulary, kind.mlp["hidden"]) == (
+        config["num_hidden_layers"],
+        config["vocab_size"],
+        config["intermediate_size"],
+    )
+    assert a.projection == {
+        "name": "grouped",
+        "bias": config["model_type"] == "qwen2",
+        "output_bias": False,
+    }
 
 
-def test_smollm3_leaves_every_fourth_of_36_layers_without_rotation_and_is_tied_without_saying_so() -> None:
+def test_smollm3_leaves_every_fourth_of_36_layers_without_rotation_and_is_tied_without_saying_so() -> (
+    None
+):
     made, _ = families.read(SMOLLM3)
-    assert [[spec["name"] for spec in kind.attention.encodings] for kind in made.kinds] == [["rope"], ["rope"], ["rope"], []] * 9
-    assert made.head is not None and made.head.tied and made.kinds[0].attention.encodings[0]["theta"] == 5000000.0
+    assert [[spec["name"] for spec in kind.attention.encodings] for kind in made.kinds] == [
+        ["rope"],
+        ["rope"],
+        ["rope"],
+        [],
+    ] * 9
+    assert (
+        made.head is not None
+        and made.head.tied
+        and made.kinds[0].attention.encodings[0]["theta"] == 5000000.0
+    )
 
 
 def test_phi_4_mini_turns_three_quarters_of_a_head_with_the_magnitude_of_its_length() -> None:
     spec = families.read(PHI4_MINI, max_positions=4096)[0].kinds[0].attention.encodings[0]
     assert spec["rotary"] == 96 and spec["original_max_positions"] == 4096
-    assert spec["attention_factor"] == pytest.approx((1 + 5 * 0.6931471805599453 / 8.317766166719343) ** 0.5)  # 131072 / 4096 = 2^5, ln 4096
+    assert spec["attention_factor"] == pytest.approx(
+        (1 + 5 * 0.6931471805599453 / 8.317766166719343) ** 0.5
+    )  # 131072 / 4096 = 2^5, ln 4096
 
 
 @pytest.mark.parametrize(("config", "window"), [(MISTRAL, 4096), (PHI3, 2047)])
 def test_a_published_window_is_seen_by_every_layer(config: Dict[str, Any], window: int) -> None:
-    assert {json.dumps(kind.attention.sees) for kind in families.read(config)[0].kinds} == {json.dumps({"name": "window", "size": window})}
+    assert {json.dumps(kind.attention.sees) for kind in families.read(config)[0].kinds} == {
+        json.dumps({"name": "window", "size": window})
+    }

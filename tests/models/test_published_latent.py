@@ -50,20 +50,59 @@ def test_deepseek_v3_is_described() -> None:
     assert made.order == ("dense",) * 3 + ("experts",) * 58
     dense, experts = made.layers["dense"], made.layers["experts"]
     attention = experts.attention
-    assert attention == dense.attention and (attention.heads, attention.kv_heads, attention.head_size) == (128, 128, 192)
-    assert attention.projection == {"name": "latent", "rotary": 64, "value_size": 128, "rank": 512, "query_rank": 1536, "bias": False, "epsilon": 1e-6}
-    assert attention.scale == pytest.approx(192**-0.5 * (1 + 0.1 * 3.6888794541139363) ** 2)  # ln 40
+    assert attention == dense.attention and (
+        attention.heads,
+        attention.kv_heads,
+        attention.head_size,
+    ) == (128, 128, 192)
+    assert attention.projection == {
+        "name": "latent",
+        "rotary": 64,
+        "value_size": 128,
+        "rank": 512,
+        "query_rank": 1536,
+        "bias": False,
+        "epsilon": 1e-6,
+    }
+    assert attention.scale == pytest.approx(
+        192**-0.5 * (1 + 0.1 * 3.6888794541139363) ** 2
+    )  # ln 40
     (rotation,) = attention.encodings
-    assert (rotation["name"], rotation["rotary"], rotation["layout"], rotation["factor"]) == ("rope_yarn", 64, "interleaved", 40.0)
-    assert (dense.mlp["hidden"], experts.mlp["hidden"], experts.mlp["shared"], experts.mlp["factor"]) == (18432, 2048, 2048, 2.5)
-    assert experts.mlp["choice"] == {"name": "groups", "groups": 8, "kept": 4} and experts.mlp["weights"] == "sigmoid_of_chosen"
+    assert (rotation["name"], rotation["rotary"], rotation["layout"], rotation["factor"]) == (
+        "rope_yarn",
+        64,
+        "interleaved",
+        40.0,
+    )
+    assert (
+        dense.mlp["hidden"],
+        experts.mlp["hidden"],
+        experts.mlp["shared"],
+        experts.mlp["factor"],
+    ) == (18432, 2048, 2048, 2.5)
+    assert (
+        experts.mlp["choice"] == {"name": "groups", "groups": 8, "kept": 4}
+        and experts.mlp["weights"] == "sigmoid_of_chosen"
+    )
 
 
 # A configuration, and expected values of its description: heads, kv heads, head size, tied, encoding.
 PUBLISHED: Dict[str, Any] = {
-    "Qwen2-VL-7B": (QWEN2_VL, (28, 4, 128, False), {"name": "mrope", "theta": 1000000.0, "time": 16, "height": 24}),
-    "Qwen2.5-VL-3B": (QWEN2_5_VL, (16, 2, 128, True), {"name": "mrope", "theta": 1000000.0, "time": 16, "height": 24}),
-    "Qwen3-VL-4B": (QWEN3_VL, (32, 8, 128, True), {"name": "mrope_interleaved", "theta": 5000000.0, "height": 20, "width": 20}),
+    "Qwen2-VL-7B": (
+        QWEN2_VL,
+        (28, 4, 128, False),
+        {"name": "mrope", "theta": 1000000.0, "time": 16, "height": 24},
+    ),
+    "Qwen2.5-VL-3B": (
+        QWEN2_5_VL,
+        (16, 2, 128, True),
+        {"name": "mrope", "theta": 1000000.0, "time": 16, "height": 24},
+    ),
+    "Qwen3-VL-4B": (
+        QWEN3_VL,
+        (32, 8, 128, True),
+        {"name": "mrope_interleaved", "theta": 5000000.0, "height": 20, "width": 20},
+    ),
 }
 
 
@@ -72,5 +111,8 @@ def test_the_text_model_of_a_vision_model_is_described(name: str) -> None:
     config, wanted, encoding = PUBLISHED[name]
     made, _ = families.read(config)
     (attention,) = {id(kind.attention): kind.attention for kind in made.kinds}.values()
-    assert made.head is not None and (attention.heads, attention.kv_heads, attention.head_size, made.head.tied) == wanted
+    assert (
+        made.head is not None
+        and (attention.heads, attention.kv_heads, attention.head_size, made.head.tied) == wanted
+    )
     assert attention.encodings == (encoding,) and attention.sees == {"name": "causal"}

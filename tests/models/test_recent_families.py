@@ -19,41 +19,161 @@ from posenc_export.export.expected import eager_session  # noqa: E402
 from tests.models.checkpoints import CONFIGS, LLAMA3, MODELS, YARN, saved  # noqa: E402
 from tests.models.patterns import share, theirs, tokens_of  # noqa: E402
 
-DENSE = ("qwen3", "olmo2", "gemma", "gemma2", "gemma3_text", "cohere", "cohere2", "glm", "stablelm", "ministral3")
-RECENT = [name for name in CONFIGS if name in (*DENSE, "mixtral", "qwen3_moe", "gpt_oss", "llama4_text")]
+DENSE = (
+    "qwen3",
+    "olmo2",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "cohere",
+    "cohere2",
+    "glm",
+    "stablelm",
+    "ministral3",
+)
+RECENT = [
+    name for name in CONFIGS if name in (*DENSE, "mixtral", "qwen3_moe", "gpt_oss", "llama4_text")
+]
 NAMES = [name for name in MODELS if name.split()[0] in RECENT]
 
 
 # A family, a change of its config.json that is not supported, and a part of the message.
 REFUSED: Dict[str, Tuple[str, Dict[str, Any], str]] = {
-    **{f"{name}: an unknown key": (name, {"attention_sigmoid": True}, "got attention_sigmoid=True") for name in RECENT},
-    "qwen3: a size of transformers' own": ("qwen3", {"head_dim": ...}, "expected head_dim in config.json, got none"),
-    "gemma: attention both ways": ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention to be false or null, got True"),
-    "gemma: two activations": ("gemma", {"hidden_activation": "relu"}, "hidden_activation to be null or gelu_pytorch_tanh"),
-    "gemma2: attention both ways": ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention to be false or null, got True"),
-    "gemma2: a cap below 0": ("gemma2", {"attn_logit_softcapping": -1.0}, "attn_logit_softcapping to be a number above 0, got -1.0"),
-    "gemma2: no scale": ("gemma2", {"query_pre_attn_scalar": ...}, "expected query_pre_attn_scalar in config.json, got none"),
+    **{
+        f"{name}: an unknown key": (name, {"attention_sigmoid": True}, "got attention_sigmoid=True")
+        for name in RECENT
+    },
+    "qwen3: a size of transformers' own": (
+        "qwen3",
+        {"head_dim": ...},
+        "expected head_dim in config.json, got none",
+    ),
+    "gemma: attention both ways": (
+        "gemma",
+        {"use_bidirectional_attention": True},
+        "use_bidirectional_attention to be false or null, got True",
+    ),
+    "gemma: two activations": (
+        "gemma",
+        {"hidden_activation": "relu"},
+        "hidden_activation to be null or gelu_pytorch_tanh",
+    ),
+    "gemma2: attention both ways": (
+        "gemma2",
+        {"use_bidirectional_attention": True},
+        "use_bidirectional_attention to be false or null, got True",
+    ),
+    "gemma2: a cap below 0": (
+        "gemma2",
+        {"attn_logit_softcapping": -1.0},
+        "attn_logit_softcapping to be a number above 0, got -1.0",
+    ),
+    "gemma2: no scale": (
+        "gemma2",
+        {"query_pre_attn_scalar": ...},
+        "expected query_pre_attn_scalar in config.json, got none",
+    ),
     "gemma2: no window": ("gemma2", {"sliding_window": None}, "sliding_attention without a window"),
-    "gemma3_text: attention both ways": ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention to be false or null, got True"),
-    "gemma3_text: a cap that nobody reads": ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping to be false or null, got 50.0"),
-    "gemma3_text: one rotation": ("gemma3_text", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}, "rope_parameters to be nested by layer type"),
-    "gemma3_text: part of a head": ("gemma3_text", {"partial_rotary_factor": 0.5}, "rotation of whole heads"),
-    "gemma3_text: two periods": ("gemma3_text", {"sliding_window_pattern": 2, "_sliding_window_pattern": 3}, "or _sliding_window_pattern, got 2 and 3"),
-    "cohere: no scale": ("cohere", {"logit_scale": None}, "logit_scale to be a number above 0, got None"),
-    "cohere2: norms of queries": ("cohere2", {"use_qk_norm": True}, "use_qk_norm to be False, got True"),
-    "cohere2: chunks": ("cohere2", {"layer_types": ["chunked_attention"] * 5}, "got chunked_attention"),
-    "ministral3: no temperature": ("ministral3", {"rope_parameters": YARN}, "with llama_4_scaling_beta, got"),
-    "ministral3: rows of its own": ("ministral3", {"rope_parameters": ...}, "expected rope_parameters in config.json, got none"),
-    "ministral3: layers by type": ("ministral3", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types to be full_attention"),
-    "mixtral: a window by type": ("mixtral with a window", {"layer_types": ["full_attention", "sliding_attention"]}, "expected layer_types to be"),
-    "mixtral: no experts": ("mixtral", {"num_local_experts": 0}, "num_local_experts to be an integer above 0, got 0"),
-    "gpt_oss: another rotation": ("gpt_oss", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "expected rope_type yarn, got rope"),
-    "gpt_oss: another activation": ("gpt_oss", {"hidden_act": "relu"}, "hidden_act to be silu, got relu"),
-    "gpt_oss: two numbers of experts": ("gpt_oss", {"experts_per_token": 3}, "experts_per_token to be 2, got 3"),
-    "llama4_text: windows": ("llama4_text", {"layer_types": ["sliding_attention"] * 4}, "layer_types to be full_attention, or chunked_attention"),
-    "llama4_text: chunks without a size": ("llama4_text", {"attention_chunk_size": None}, "chunked_attention with attention_chunk_size"),
-    "llama4_text: a longer rotation": ("llama4_text", {"rope_parameters": YARN}, "keeps the lengths of queries and keys with use_qk_norm, got yarn"),
-    "llama4_text: too few layers": ("llama4_text", {"no_rope_layers": [1]}, "no_rope_layers with an entry for each of 4 layers, got 1"),
+    "gemma3_text: attention both ways": (
+        "gemma3_text",
+        {"use_bidirectional_attention": True},
+        "use_bidirectional_attention to be false or null, got True",
+    ),
+    "gemma3_text: a cap that nobody reads": (
+        "gemma3_text",
+        {"attn_logit_softcapping": 50.0},
+        "attn_logit_softcapping to be false or null, got 50.0",
+    ),
+    "gemma3_text: one rotation": (
+        "gemma3_text",
+        {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}},
+        "rope_parameters to be nested by layer type",
+    ),
+    "gemma3_text: part of a head": (
+        "gemma3_text",
+        {"partial_rotary_factor": 0.5},
+        "rotation of whole heads",
+    ),
+    "gemma3_text: two periods": (
+        "gemma3_text",
+        {"sliding_window_pattern": 2, "_sliding_window_pattern": 3},
+        "or _sliding_window_pattern, got 2 and 3",
+    ),
+    "cohere: no scale": (
+        "cohere",
+        {"logit_scale": None},
+        "logit_scale to be a number above 0, got None",
+    ),
+    "cohere2: norms of queries": (
+        "cohere2",
+        {"use_qk_norm": True},
+        "use_qk_norm to be False, got True",
+    ),
+    "cohere2: chunks": (
+        "cohere2",
+        {"layer_types": ["chunked_attention"] * 5},
+        "got chunked_attention",
+    ),
+    "ministral3: no temperature": (
+        "ministral3",
+        {"rope_parameters": YARN},
+        "with llama_4_scaling_beta, got",
+    ),
+    "ministral3: rows of its own": (
+        "ministral3",
+        {"rope_parameters": ...},
+        "expected rope_parameters in config.json, got none",
+    ),
+    "ministral3: layers by type": (
+        "ministral3",
+        {"layer_types": ["full_attention", "sliding_attention"]},
+        "layer_types to be full_attention",
+    ),
+    "mixtral: a window by type": (
+        "mixtral with a window",
+        {"layer_types": ["full_attention", "sliding_attention"]},
+        "expected layer_types to be",
+    ),
+    "mixtral: no experts": (
+        "mixtral",
+        {"num_local_experts": 0},
+        "num_local_experts to be an integer above 0, got 0",
+    ),
+    "gpt_oss: another rotation": (
+        "gpt_oss",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+        "expected rope_type yarn, got rope",
+    ),
+    "gpt_oss: another activation": (
+        "gpt_oss",
+        {"hidden_act": "relu"},
+        "hidden_act to be silu, got relu",
+    ),
+    "gpt_oss: two numbers of experts": (
+        "gpt_oss",
+        {"experts_per_token": 3},
+        "experts_per_token to be 2, got 3",
+    ),
+    "llama4_text: windows": (
+        "llama4_text",
+        {"layer_types": ["sliding_attention"] * 4},
+        "layer_types to be full_attention, or chunked_attention",
+    ),
+    "llama4_text: chunks without a size": (
+        "llama4_text",
+        {"attention_chunk_size": None},
+        "chunked_attention with attention_chunk_size",
+    ),
+    "llama4_text: a longer rotation": (
+        "llama4_text",
+        {"rope_parameters": YARN},
+        "keeps the lengths of queries and keys with use_qk_norm, got yarn",
+    ),
+    "llama4_text: too few layers": (
+        "llama4_text",
+        {"no_rope_layers": [1]},
+        "no_rope_layers with an entry for each of 4 layers, got 1",
+    ),
     "stablelm: another head size": ("stablelm", {"head_dim": 32}, "head_dim to be 16, got 32"),
 }
 
@@ -78,20 +198,46 @@ FELT: Dict[str, Tuple[str, Dict[str, Any]]] = {
     "gemma2: no cap of scores": ("gemma2", {"attn_logit_softcapping": None}),
     "gemma2: no cap of logits": ("gemma2", {"final_logit_softcapping": None}),
     "gemma2: another scale": ("gemma2", {"query_pre_attn_scalar": 16}),
-    "gemma3_text: the window elsewhere": ("gemma3_text", {"layer_types": ["full_attention", "sliding_attention"]}),
+    "gemma3_text: the window elsewhere": (
+        "gemma3_text",
+        {"layer_types": ["full_attention", "sliding_attention"]},
+    ),
     "gemma3_text: no cap of logits": ("gemma3_text plain", {"final_logit_softcapping": None}),
     "cohere: another scale": ("cohere", {"logit_scale": 0.3}),
-    "cohere: another theta": ("cohere", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+    "cohere: another theta": (
+        "cohere",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+    ),
     "cohere2: a longer window": ("cohere2", {"sliding_window": 9}),
-    "glm: less turns": ("glm", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}}),
+    "glm: less turns": (
+        "glm",
+        {
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.25,
+            }
+        },
+    ),
     "qwen3: a longer window": ("qwen3 with windows", {"sliding_window": 9}),
-    "ministral3: another temperature": ("ministral3", {"rope_parameters": {**MODELS["ministral3"]["rope_parameters"], "llama_4_scaling_beta": 0.4}}),
+    "ministral3: another temperature": (
+        "ministral3",
+        {
+            "rope_parameters": {
+                **MODELS["ministral3"]["rope_parameters"],
+                "llama_4_scaling_beta": 0.4,
+            }
+        },
+    ),
     "mixtral: one expert less": ("mixtral", {"num_experts_per_tok": 1}),
     "qwen3_moe: weights of those chosen": ("qwen3_moe", {"norm_topk_prob": True}),
     "gpt_oss: another limit": ("gpt_oss", {"swiglu_limit": 7.0}),
     "gpt_oss: another slope": ("gpt_oss", {"swiglu_alpha": 1.0}),
     "gpt_oss: a longer window": ("gpt_oss", {"sliding_window": 9}),
-    "gpt_oss: a ramp on whole pairs": ("gpt_oss", {"rope_parameters": {**MODELS["gpt_oss"]["rope_parameters"], "truncate": True}}),
+    "gpt_oss: a ramp on whole pairs": (
+        "gpt_oss",
+        {"rope_parameters": {**MODELS["gpt_oss"]["rope_parameters"], "truncate": True}},
+    ),
     "llama4_text: other chunks": ("llama4_text", {"attention_chunk_size": 11}),
     "llama4_text: no norms": ("llama4_text", {"use_qk_norm": False}),
     "llama4_text: another temperature": ("llama4_text with temperatures", {"attn_scale": 0.4}),
@@ -105,7 +251,17 @@ def test_a_wrongly_read_config_is_detected(case: str, tmp_path: Path) -> None:
     peer, folder = saved(name, tmp_path)
     config = {**json.loads((folder / "config.json").read_text()), **changes}
     (folder / "config.json").write_text(json.dumps(config))
-    assert share([(eager_session(from_pretrained(folder)).prefill(tokens_of()), theirs(peer, tokens_of()))]) > 1
+    assert (
+        share(
+            [
+                (
+                    eager_session(from_pretrained(folder)).prefill(tokens_of()),
+                    theirs(peer, tokens_of()),
+                )
+            ]
+        )
+        > 1
+    )
 
 
 # Keys of older versions in configs on the hub, and the equivalent keys of today.
@@ -152,11 +308,18 @@ OLDER: Dict[str, Tuple[str, Dict[str, Any], Dict[str, Any]]] = {
 @pytest.mark.parametrize("case", OLDER)
 def test_older_key_names_give_the_same_description(case: str, tmp_path: Path) -> None:
     name, older, today = OLDER[case]
-    assert families.read(config_of(name, tmp_path, older))[0] == families.read(config_of(name, tmp_path, today))[0]
+    assert (
+        families.read(config_of(name, tmp_path, older))[0]
+        == families.read(config_of(name, tmp_path, today))[0]
+    )
 
 
-@pytest.mark.parametrize("target", [pytest.param("ort", marks=pytest.mark.exhaustive), "torchscript"])
-def test_temperatures_of_llama4_count_positions_where_transformers_counts_columns(target: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "target", [pytest.param("ort", marks=pytest.mark.exhaustive), "torchscript"]
+)
+def test_temperatures_of_llama4_count_positions_where_transformers_counts_columns(
+    target: str, tmp_path: Path
+) -> None:
     peer, folder = saved("llama4_text with temperatures", tmp_path / "checkpoint")
     export_model(from_pretrained(folder), target, tmp_path / "exported", verify=False)
     session, tokens = load(tmp_path / "exported", threads=1, provider="cpu").session(), tokens_of(1)
@@ -180,7 +343,11 @@ def test_temperatures_of_llama4_count_positions_where_transformers_counts_column
 )
 def test_experts_match_their_oracle(weights: str, parts: Dict[str, Any]) -> None:
     torch.manual_seed(0)
-    made = build("mlp", {"name": "experts", "experts": 5, "chosen": 2, "hidden": 8, "weights": weights, **parts}, 16)
+    made = build(
+        "mlp",
+        {"name": "experts", "experts": 5, "chosen": 2, "hidden": 8, "weights": weights, **parts},
+        16,
+    )
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter)
     x = torch.randn(2, 7, 16)

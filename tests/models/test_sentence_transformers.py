@@ -22,7 +22,9 @@ POOLINGS: Dict[str, Callable[[Tensor], Tensor]] = {
     "max": lambda x: x.amax(0),
     "mean": lambda x: x.mean(0),
     "mean_sqrt_len_tokens": lambda x: x.sum(0) / len(x) ** 0.5,
-    "weightedmean": lambda x: (x * torch.arange(1, len(x) + 1)[:, None]).sum(0) / (len(x) * (len(x) + 1) / 2),
+    "weightedmean": lambda x: (
+        (x * torch.arange(1, len(x) + 1)[:, None]).sum(0) / (len(x) * (len(x) + 1) / 2)
+    ),
     "lasttoken": lambda x: x[-1],
 }
 
@@ -34,9 +36,16 @@ def ids_of(text: str, lower: bool = False) -> Tensor:
     return torch.tensor([[0, *known[: MOST - 2], 2]])
 
 
-def theirs(peer: Any, pooling: Callable[[Tensor], Tensor], after: Callable[[Tensor], Tensor] = lambda x: x, lower: bool = False) -> np.ndarray:
+def theirs(
+    peer: Any,
+    pooling: Callable[[Tensor], Tensor],
+    after: Callable[[Tensor], Tensor] = lambda x: x,
+    lower: bool = False,
+) -> np.ndarray:
     with torch.no_grad():
-        return torch.stack([after(pooling(peer(ids_of(text, lower)).last_hidden_state[0])) for text in TEXTS]).numpy()
+        return torch.stack(
+            [after(pooling(peer(ids_of(text, lower)).last_hidden_state[0])) for text in TEXTS]
+        ).numpy()
 
 
 def ours(path: Path, **how: str) -> np.ndarray:
@@ -49,21 +58,39 @@ def close(actual: np.ndarray, expected: np.ndarray) -> bool:
 
 
 @pytest.mark.parametrize("name", POOLINGS)
-def test_each_pooling_equals_its_formula_on_the_hidden_states_of_transformers(name: str, tmp_path: Path) -> None:
+def test_each_pooling_equals_its_formula_on_the_hidden_states_of_transformers(
+    name: str, tmp_path: Path
+) -> None:
     peer = folder(tmp_path, {"pooling_mode": name})
     assert close(ours(tmp_path), theirs(peer, POOLINGS[name]))
 
 
-def test_several_poolings_in_older_settings_are_concatenated_in_the_order_of_the_library(tmp_path: Path) -> None:
-    peer = folder(tmp_path, {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True, "pooling_mode_cls_token": False})
-    assert close(ours(tmp_path, signature="mask"), theirs(peer, lambda x: torch.cat((x.amax(0), x.mean(0)))))
+def test_several_poolings_in_older_settings_are_concatenated_in_the_order_of_the_library(
+    tmp_path: Path,
+) -> None:
+    peer = folder(
+        tmp_path,
+        {
+            "pooling_mode_mean_tokens": True,
+            "pooling_mode_max_tokens": True,
+            "pooling_mode_cls_token": False,
+        },
+    )
+    assert close(
+        ours(tmp_path, signature="mask"), theirs(peer, lambda x: torch.cat((x.amax(0), x.mean(0))))
+    )
 
 
 def test_a_dense_layer_and_normalization_follow_the_pooling(tmp_path: Path) -> None:
-    peer, weights = folder(tmp_path, {"pooling_mode_mean_tokens": True}, [DENSE, "Normalize"]), dense_weights(2)
+    peer, weights = (
+        folder(tmp_path, {"pooling_mode_mean_tokens": True}, [DENSE, "Normalize"]),
+        dense_weights(2),
+    )
 
     def after(x: Tensor) -> Tensor:
-        return torch.nn.functional.normalize(torch.tanh(weights["linear.weight"] @ x + weights["linear.bias"]), dim=0)
+        return torch.nn.functional.normalize(
+            torch.tanh(weights["linear.weight"] @ x + weights["linear.bias"]), dim=0
+        )
 
     assert close(ours(tmp_path), theirs(peer, POOLINGS["mean"], after))
 
@@ -75,7 +102,9 @@ def test_text_becomes_lower_case_where_the_folder_says_so(tmp_path: Path) -> Non
 
 def test_prompts_are_put_before_texts_by_name_and_by_default(tmp_path: Path) -> None:
     folder(tmp_path, {"pooling_mode": "mean"})
-    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "w9 "}, "default_prompt_name": "query"}))
+    (tmp_path / "config_sentence_transformers.json").write_text(
+        json.dumps({"prompts": {"query": "w9 "}, "default_prompt_name": "query"})
+    )
     export(from_pretrained(tmp_path), "torchscript", tmp_path / "artefact", verify=False)
     model = load(tmp_path / "artefact")
     assert np.array_equal(model.encode(["w5"]), model.encode(["w5"], prompt="query"))
@@ -94,7 +123,10 @@ def test_embeddings_do_not_depend_on_the_texts_that_are_read_together(tmp_path: 
 
 def test_the_encoder_alone_and_a_layer_are_read_from_the_folder(tmp_path: Path) -> None:
     folder(tmp_path, {"pooling_mode": "mean"})
-    assert from_pretrained(tmp_path, part="embeddings").config.readout is None and from_pretrained(tmp_path, layer=1).config.width == 48
+    assert (
+        from_pretrained(tmp_path, part="embeddings").config.readout is None
+        and from_pretrained(tmp_path, layer=1).config.width == 48
+    )
 
 
 def _rewritten(path: Path, change: Callable[[Any], Any]) -> None:
@@ -106,18 +138,66 @@ def _other_type(kind: str) -> Callable[[Any], Any]:
 
 
 REFUSED: Dict[str, Tuple[str, Callable[[Any], Any], str]] = {
-    "an unknown module": ("modules.json", _other_type("sentence_transformers.models.LSTM"), "expected modules Pooling, Dense and Normalize .*, got LSTM"),
-    "a module of the checkpoint": ("modules.json", _other_type("custom_st.Pooler"), "got custom_st.Pooler at place 2"),
-    "no pooling": ("modules.json", lambda modules: modules[:1], "expected Pooling after Transformer in modules.json, got none"),
-    "a path outside": ("modules.json", lambda modules: [*modules[:1], {**modules[1], "path": "../other"}], "expected modules within their folder"),
-    "an unknown pooling": ("1_Pooling/config.json", lambda _: {"pooling_mode": "median"}, "expected pooling_mode to be one of cls, .*, got 'median'"),
-    "pooling without the prompt": ("1_Pooling/config.json", lambda _: {"include_prompt": False}, "got include_prompt false"),
-    "an unknown key": ("1_Pooling/config.json", lambda _: {"pooling_layers": 2}, "got pooling_layers"),
-    "another activation": ("2_Dense/config.json", lambda config: {**config, "activation_function": "os.system"}, "got os.system"),
-    "a residual": ("2_Dense/config.json", lambda config: {**config, "use_residual": True}, "without use_residual"),
-    "another size": ("2_Dense/config.json", lambda config: {**config, "out_features": 8}, "expected layers after width 48 with the tensors"),
-    "another task": ("sentence_bert_config.json", lambda _: {"transformer_task": "fill-mask"}, "got 'fill-mask'"),
-    "no length": ("sentence_bert_config.json", lambda _: {"max_seq_length": 0}, "expected max_seq_length to be a whole number"),
+    "an unknown module": (
+        "modules.json",
+        _other_type("sentence_transformers.models.LSTM"),
+        "expected modules Pooling, Dense and Normalize .*, got LSTM",
+    ),
+    "a module of the checkpoint": (
+        "modules.json",
+        _other_type("custom_st.Pooler"),
+        "got custom_st.Pooler at place 2",
+    ),
+    "no pooling": (
+        "modules.json",
+        lambda modules: modules[:1],
+        "expected Pooling after Transformer in modules.json, got none",
+    ),
+    "a path outside": (
+        "modules.json",
+        lambda modules: [*modules[:1], {**modules[1], "path": "../other"}],
+        "expected modules within their folder",
+    ),
+    "an unknown pooling": (
+        "1_Pooling/config.json",
+        lambda _: {"pooling_mode": "median"},
+        "expected pooling_mode to be one of cls, .*, got 'median'",
+    ),
+    "pooling without the prompt": (
+        "1_Pooling/config.json",
+        lambda _: {"include_prompt": False},
+        "got include_prompt false",
+    ),
+    "an unknown key": (
+        "1_Pooling/config.json",
+        lambda _: {"pooling_layers": 2},
+        "got pooling_layers",
+    ),
+    "another activation": (
+        "2_Dense/config.json",
+        lambda config: {**config, "activation_function": "os.system"},
+        "got os.system",
+    ),
+    "a residual": (
+        "2_Dense/config.json",
+        lambda config: {**config, "use_residual": True},
+        "without use_residual",
+    ),
+    "another size": (
+        "2_Dense/config.json",
+        lambda config: {**config, "out_features": 8},
+        "expected layers after width 48 with the tensors",
+    ),
+    "another task": (
+        "sentence_bert_config.json",
+        lambda _: {"transformer_task": "fill-mask"},
+        "got 'fill-mask'",
+    ),
+    "no length": (
+        "sentence_bert_config.json",
+        lambda _: {"max_seq_length": 0},
+        "expected max_seq_length to be a whole number",
+    ),
     "no JSON": ("modules.json", lambda _: {}, "expected modules.json to be a JSON list, got dict"),
 }
 
@@ -138,12 +218,20 @@ def test_texts_and_artefacts_that_cannot_be_embedded_are_refused(tmp_path: Path)
     export(from_pretrained(tmp_path), "torchscript", tmp_path / "plain", verify=False)
     with pytest.raises(ValueError, match="expected a list of texts, got 'one text'"):
         load(tmp_path / "pooled").encode("one text")
-    with pytest.raises(ValueError, match="expected an artefact with output sentence_embedding, got last_hidden_state"):
+    with pytest.raises(
+        ValueError,
+        match="expected an artefact with output sentence_embedding, got last_hidden_state",
+    ):
         load(tmp_path / "plain").encode(["one text"])
 
 
-def test_the_description_names_pooling_and_layers(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_description_names_pooling_and_layers(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     folder(tmp_path, {"pooling_mode": "mean"}, [DENSE, "Normalize"])
     assert main(["describe", str(tmp_path)]) == 0
     found = " ".join(capsys.readouterr().out.split())
-    assert "sentence_embedding: pooling mean, then dense (size 7, bias, activation tanh), then normalize" in found
+    assert (
+        "sentence_embedding: pooling mean, then dense (size 7, bias, activation tanh), then normalize"
+        in found
+    )

@@ -36,7 +36,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _weights(checkpoint: Path, path: Path) -> Path:
     """Write the attention weights of layer 1 to a file."""
     prefix = "model.layers.1.self_attn."
-    save_file({name.removeprefix(prefix): value for name, value in load_file(checkpoint / "model.safetensors").items() if name.startswith(prefix)}, path)
+    save_file(
+        {
+            name.removeprefix(prefix): value
+            for name, value in load_file(checkpoint / "model.safetensors").items()
+            if name.startswith(prefix)
+        },
+        path,
+    )
     return path
 
 
@@ -45,59 +52,131 @@ def _exported(arguments: List[str], capsys: pytest.CaptureFixture) -> Any:
     return json.loads(capsys.readouterr().out)[0]
 
 
-def test_a_checkpoint_is_exported_and_verified_in_another_process(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_checkpoint_is_exported_and_verified_in_another_process(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     folder = str(tmp_path / "model")
     assert _exported([str(checkpoint), "-o", folder, "--max-positions", "300"], capsys)["passed"]
     hidden = "import sys; sys.modules['torch'] = None; from posenc_export.commands.cli import main; sys.exit(main(['verify', sys.argv[1], '--json']))"
-    done = subprocess.run([sys.executable, "-c", hidden, folder], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", hidden, folder], capture_output=True, text=True, check=True
+    )
     assert json.loads(done.stdout)["passed"]
     tokens = np.arange(3, 43)[None]
     wanted = eager_session(from_pretrained(checkpoint)).prefill(tokens)
     model = load(folder, provider="cpu")
-    assert np.allclose(model.session().prefill(tokens, chunk=9), wanted, atol=2e-5) and model.manifest.max_positions == 300
+    assert (
+        np.allclose(model.session().prefill(tokens, chunk=9), wanted, atol=2e-5)
+        and model.manifest.max_positions == 300
+    )
     assert model.manifest.source == {"checkpoint": "checkpoint"}
 
 
 def test_the_name_of_a_checkpoint_is_that_of_its_folder_file_or_hub() -> None:
-    names = {"a/b": "b", "a/b.Q4_1.gguf": "b.Q4_1", "hub/models--org--name-1--2/snapshots/12ab": "org/name-1--2", "hub/models--org--n/snapshots/12ab/q.gguf": "org/n"}
+    names = {
+        "a/b": "b",
+        "a/b.Q4_1.gguf": "b.Q4_1",
+        "hub/models--org--name-1--2/snapshots/12ab": "org/name-1--2",
+        "hub/models--org--n/snapshots/12ab/q.gguf": "org/n",
+    }
     assert {path: checkpoint_name(Path(path)) for path in names} == names
 
 
-def test_a_layer_and_a_file_with_its_weights_give_the_same_block(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_layer_and_a_file_with_its_weights_give_the_same_block(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     layer, block = str(tmp_path / "layer"), str(tmp_path / "block")
     weights = str(_weights(checkpoint, tmp_path / "attention.safetensors"))
     assert _exported([str(checkpoint), "--layer", "1", "-o", layer], capsys)["passed"]
     spec = "rope_llama3:theta=500000,factor=8,original_max_positions=64"
-    assert _exported(["block", "--weights", weights, "--heads", "4", "--encoding", spec, "--max-positions", "512", "-o", block], capsys)["passed"]
+    assert _exported(
+        [
+            "block",
+            "--weights",
+            weights,
+            "--heads",
+            "4",
+            "--encoding",
+            spec,
+            "--max-positions",
+            "512",
+            "-o",
+            block,
+        ],
+        capsys,
+    )["passed"]
     x = np.random.default_rng(0).standard_normal((1, 30, 64), dtype=np.float32)
-    outputs = [load(folder, provider="cpu").session().prefill(x, start=200) for folder in (layer, block)]
+    outputs = [
+        load(folder, provider="cpu").session().prefill(x, start=200) for folder in (layer, block)
+    ]
     assert np.array_equal(*outputs) and main(["verify", block, "--no-record"]) == 0
 
 
 WRONG = {
     "a folder that is no checkpoint": (["{tmp}"], "expected a file config.json"),
-    "a path that is none": (["./checkpont"], "expected model to be block, a folder with a checkpoint"),
+    "a path that is none": (
+        ["./checkpont"],
+        "expected model to be block, a folder with a checkpoint",
+    ),
     "a layer that is not there": (["{checkpoint}", "--layer", "2"], "layer to be 0 .. 1, got 2"),
-    "a width beside a checkpoint": (["{checkpoint}", "--width", "64"], "expected options of a checkpoint, got --width"),
-    "weights beside a checkpoint": (["{checkpoint}", "--weights", "x.safetensors"], "got --weights"),
-    "a layer of a preset": (["tiny-rope", "--layer", "1"], "expected no options of a block or checkpoint for the preset tiny-rope, got --layer"),
-    "a longer range without a number": (["{checkpoint}", "--longer", "copied"], "expected --max-positions with --longer copied, got none"),
-    "a longer range of a rotation": (["{checkpoint}", "--longer", "copied", "--max-positions", "900"], "expected one learned token encoding, got NoPE"),
-    "a layout without weights": (["block", "--layout", "half"], "a block with random weights, got --layout"),
+    "a width beside a checkpoint": (
+        ["{checkpoint}", "--width", "64"],
+        "expected options of a checkpoint, got --width",
+    ),
+    "weights beside a checkpoint": (
+        ["{checkpoint}", "--weights", "x.safetensors"],
+        "got --weights",
+    ),
+    "a layer of a preset": (
+        ["tiny-rope", "--layer", "1"],
+        "expected no options of a block or checkpoint for the preset tiny-rope, got --layer",
+    ),
+    "a longer range without a number": (
+        ["{checkpoint}", "--longer", "copied"],
+        "expected --max-positions with --longer copied, got none",
+    ),
+    "a longer range of a rotation": (
+        ["{checkpoint}", "--longer", "copied", "--max-positions", "900"],
+        "expected one learned token encoding, got NoPE",
+    ),
+    "a layout without weights": (
+        ["block", "--layout", "half"],
+        "a block with random weights, got --layout",
+    ),
     "no number of heads": (["block", "--weights", "{weights}"], "give --heads H"),
-    "a size beside weights": (["block", "--weights", "{weights}", "--heads", "4", "--head-size", "16"], "which determine the sizes, got --head-size"),
-    "another number of heads": (["block", "--weights", "{weights}", "--heads", "6"], "expected o with shape"),
-    "no file": (["block", "--weights", "{tmp}/none.safetensors", "--heads", "4"], "expected a file none.safetensors"),
-    "no output projection": (["block", "--weights", "{headless}", "--heads", "4"], "expected an output projection, got q"),
+    "a size beside weights": (
+        ["block", "--weights", "{weights}", "--heads", "4", "--head-size", "16"],
+        "which determine the sizes, got --head-size",
+    ),
+    "another number of heads": (
+        ["block", "--weights", "{weights}", "--heads", "6"],
+        "expected o with shape",
+    ),
+    "no file": (
+        ["block", "--weights", "{tmp}/none.safetensors", "--heads", "4"],
+        "expected a file none.safetensors",
+    ),
+    "no output projection": (
+        ["block", "--weights", "{headless}", "--heads", "4"],
+        "expected an output projection, got q",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_an_invalid_export_is_one_line_status_2_and_nothing_written(case: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    weights, headless = _weights(checkpoint, tmp_path / "attention.safetensors"), tmp_path / "headless.safetensors"
+def test_an_invalid_export_is_one_line_status_2_and_nothing_written(
+    case: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    weights, headless = (
+        _weights(checkpoint, tmp_path / "attention.safetensors"),
+        tmp_path / "headless.safetensors",
+    )
     save_file({"q": torch.ones(8, 8)}, headless)
     arguments, message = WRONG[case]
-    given = [part.format(checkpoint=checkpoint, weights=weights, headless=headless, tmp=tmp_path) for part in arguments]
+    given = [
+        part.format(checkpoint=checkpoint, weights=weights, headless=headless, tmp=tmp_path)
+        for part in arguments
+    ]
     assert main(["export", *given, "--target", "ort", "-o", str(tmp_path / "artefact")]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 1 and message in errors[0] and not (tmp_path / "artefact").exists()
@@ -108,7 +187,9 @@ def _give_text(checkpoint: Path) -> None:
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[unk]": 0, "Paris": 1}, "[unk]"))
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     (checkpoint / "tokenizer.json").write_text(words.to_str())
-    (checkpoint / "chat_template.jinja").write_text("{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}")
+    (checkpoint / "chat_template.jinja").write_text(
+        "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    )
 
 
 @pytest.mark.exhaustive
@@ -119,17 +200,38 @@ def test_the_programs_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     names: dict = {}
     for program in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
         exec(program, names)
-    assert names["logits"].shape == (1, 5, 61) and names["translated"].shape[0] == 2 and names["output"].shape == (1, 40, 64)
+    assert (
+        names["logits"].shape == (1, 5, 61)
+        and names["translated"].shape[0] == 2
+        and names["output"].shape == (1, 40, 64)
+    )
     assert (tmp_path / "build/block/posenc.json").is_file()
-    assert [names[name].config.max_positions for name in ("longer", "stretched", "built")] == [512, 512, 4096]
-    assert names["tags"].shape == (1, 7) and names["tag"].shape == (1, 5, 7) and names["score"].shape == (1, 5, 1)
+    assert [names[name].config.max_positions for name in ("longer", "stretched", "built")] == [
+        512,
+        512,
+        4096,
+    ]
+    assert (
+        names["tags"].shape == (1, 7)
+        and names["tag"].shape == (1, 5, 7)
+        and names["score"].shape == (1, 5, 1)
+    )
 
 
-def test_the_program_of_the_page_of_sessions_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    export(seeded(block_config(512, 8, 2048, kv_heads=2)), "ort", tmp_path / "build/block", verify=False)
+def test_the_program_of_the_page_of_sessions_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export(
+        seeded(block_config(512, 8, 2048, kv_heads=2)),
+        "ort",
+        tmp_path / "build/block",
+        verify=False,
+    )
     monkeypatch.chdir(tmp_path)
     names: dict = {}
-    for program in re.findall(r"```python\n(.*?)```", (PAGE.parent / "sessions.md").read_text(), re.DOTALL):
+    for program in re.findall(
+        r"```python\n(.*?)```", (PAGE.parent / "sessions.md").read_text(), re.DOTALL
+    ):
         exec(program, names)
     assert names["output"].shape == (1, 512) and names["session"].length.tolist() == [8]
     assert names["outputs"].shape == (2, 30, 512) and names["rows"].length.tolist() == [30, 12]
@@ -137,6 +239,8 @@ def test_the_program_of_the_page_of_sessions_runs(tmp_path: Path, monkeypatch: p
 
 def test_the_description_in_the_page_of_models_builds_a_model() -> None:
     names: dict = {}
-    for program in re.findall(r"```python\n(.*?)```", (PAGE.parent / "models.md").read_text(), re.DOTALL):
+    for program in re.findall(
+        r"```python\n(.*?)```", (PAGE.parent / "models.md").read_text(), re.DOTALL
+    ):
         exec(program, names)
     assert names["model"].config == names["config"] and len(names["model"].layers) == 4

@@ -33,12 +33,24 @@ class Tagger(torch.nn.Module):
 
     def __init__(self, inner: torch.nn.Module) -> None:
         super().__init__()
-        self.norm, self.block, self.head = torch.nn.LayerNorm(WIDTH), inner, torch.nn.Linear(WIDTH, 5)
+        self.norm, self.block, self.head = (
+            torch.nn.LayerNorm(WIDTH),
+            inner,
+            torch.nn.Linear(WIDTH, 5),
+        )
 
     def forward(
-        self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, write_index: Tensor, states: List[Tensor]
+        self,
+        x: Tensor,
+        positions: Tensor,
+        coordinates: Tensor,
+        key_positions: Tensor,
+        write_index: Tensor,
+        states: List[Tensor],
     ) -> Tuple[Tensor, List[Tensor]]:
-        y, present = self.block(self.norm(x), positions, coordinates, key_positions, write_index, states)
+        y, present = self.block(
+            self.norm(x), positions, coordinates, key_positions, write_index, states
+        )
         return self.head(torch.nn.functional.gelu(x + y)), present
 
 
@@ -107,23 +119,58 @@ def _sources(name: str) -> Sources:
     return Sources(MODELS[name]())
 
 
-QUICK = [("a block with rotation", "ort"), ("a block with a state", "torchscript"), ("ids of its own", "onnx"), ("a decoder", "ort"), ("several layers", "ort")]
-MORE = [(name, target) for name in MODELS for target in ("onnx", "onnx-static", "ort", "ort-cuda", "pt2")]
+QUICK = [
+    ("a block with rotation", "ort"),
+    ("a block with a state", "torchscript"),
+    ("ids of its own", "onnx"),
+    ("a decoder", "ort"),
+    ("several layers", "ort"),
+]
+MORE = [
+    (name, target)
+    for name in MODELS
+    for target in ("onnx", "onnx-static", "ort", "ort-cuda", "pt2")
+]
 MORE += [(name, "torchscript") for name in MODELS if "block" in name or "layers" in name]
-CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in MORE if case not in QUICK)]
+CASES = [
+    *QUICK,
+    *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in MORE if case not in QUICK),
+]
 
 
 @pytest.mark.parametrize(("name", "target"), CASES)
-def test_a_module_around_a_block_matches_eager_at_every_cut(name: str, target: str, tmp_path: Path) -> None:
+def test_a_module_around_a_block_matches_eager_at_every_cut(
+    name: str, target: str, tmp_path: Path
+) -> None:
     certificate = export(_sources(name), target, tmp_path / "artefact").certificate
-    assert certificate is not None and certificate["passed"] and "oracle, start 0" in certificate["cells"]
-    assert certificate["against"] == "the formula of its block in float64, its own layers in float64"
+    assert (
+        certificate is not None
+        and certificate["passed"]
+        and "oracle, start 0" in certificate["cells"]
+    )
+    assert (
+        certificate["against"] == "the formula of its block in float64, its own layers in float64"
+    )
 
 
-@pytest.mark.parametrize("signature", ["mask", pytest.param("positions", marks=pytest.mark.exhaustive)])
-def test_a_module_can_be_exported_with_the_signatures_of_its_block(signature: str, tmp_path: Path) -> None:
-    manifest = export(_sources("a block with rotation"), "ort", tmp_path / "artefact", signature=signature, dtype="float16")
-    assert manifest.kind == "module" and manifest.config["name"] == "tests.models.test_user_module.Tagger" and manifest.certificate["passed"]  # type: ignore[index]
+@pytest.mark.parametrize(
+    "signature", ["mask", pytest.param("positions", marks=pytest.mark.exhaustive)]
+)
+def test_a_module_can_be_exported_with_the_signatures_of_its_block(
+    signature: str, tmp_path: Path
+) -> None:
+    manifest = export(
+        _sources("a block with rotation"),
+        "ort",
+        tmp_path / "artefact",
+        signature=signature,
+        dtype="float16",
+    )
+    assert (
+        manifest.kind == "module"
+        and manifest.config["name"] == "tests.models.test_user_module.Tagger"
+        and manifest.certificate["passed"]
+    )  # type: ignore[index]
 
 
 def test_an_artefact_of_a_module_matches_the_module(tmp_path: Path) -> None:
@@ -131,51 +178,88 @@ def test_an_artefact_of_a_module_matches_the_module(tmp_path: Path) -> None:
     model: Any = sources.model
     export(sources, "ort", tmp_path / "artefact", verify=False)
     session = load(tmp_path / "artefact", provider="cpu").session()
-    actual = np.concatenate([session.prefill(ids[:, :7], start=90), session.prefill(ids[:, 7:])], axis=1)
+    actual = np.concatenate(
+        [session.prefill(ids[:, :7], start=90), session.prefill(ids[:, 7:])], axis=1
+    )
     place = torch.arange(90, 102)[None]
     with torch.no_grad():
-        expected, _ = model.module(torch.from_numpy(ids), place, place, place, torch.zeros(1, dtype=torch.int64), _empty(model))
+        expected, _ = model.module(
+            torch.from_numpy(ids),
+            place,
+            place,
+            place,
+            torch.zeros(1, dtype=torch.int64),
+            _empty(model),
+        )
     assert worst_error(actual, expected.numpy()) <= tolerance("float32", *model.extent())
 
 
 def _empty(model: OwnModule) -> List[Tensor]:
-    return [torch.zeros(1, state.sizes[0], 0, state.sizes[1]) for attention in model.attentions() for state in attention.states()]
+    return [
+        torch.zeros(1, state.sizes[0], 0, state.sizes[1])
+        for attention in model.attentions()
+        for state in attention.states()
+    ]
 
 
 def test_a_module_from_ids_to_logits_generates(tmp_path: Path) -> None:
     export(_sources("ids of its own"), "ort", tmp_path / "artefact", verify=False)
-    tokens = [int(token[0]) for token in load(tmp_path / "artefact", provider="cpu").session().generate([[3, 4]], max_tokens=3)]
+    tokens = [
+        int(token[0])
+        for token in load(tmp_path / "artefact", provider="cpu")
+        .session()
+        .generate([[3, 4]], max_tokens=3)
+    ]
     assert len(tokens) == 3 and all(0 <= token < 50 for token in tokens)
 
 
-def test_generate_names_the_outputs_of_a_module_that_has_none_for_each_token_id(tmp_path: Path) -> None:
+def test_generate_names_the_outputs_of_a_module_that_has_none_for_each_token_id(
+    tmp_path: Path,
+) -> None:
     export(_sources("a block with rotation"), "ort", tmp_path / "artefact", verify=False)
-    with pytest.raises(ValueError, match="got an own module with 5 outputs for no token ids; call prefill"):
+    with pytest.raises(
+        ValueError, match="got an own module with 5 outputs for no token ids; call prefill"
+    ):
         next(load(tmp_path / "artefact", provider="cpu").session().generate([[3, 4]], max_tokens=3))
 
 
 def test_layers_over_hidden_states_are_a_model_of_their_own(tmp_path: Path) -> None:
-    manifest = export(Sources(seeded(decoder_config(0, 2, 64, block("alibi")))), "ort", tmp_path / "artefact")
+    manifest = export(
+        Sources(seeded(decoder_config(0, 2, 64, block("alibi")))), "ort", tmp_path / "artefact"
+    )
     assert manifest.kind == "encoder" and manifest.states and manifest.certificate["passed"]  # type: ignore[index]
 
 
 def test_an_encoding_is_given_as_text_too() -> None:
-    as_text, as_spec = (block_config(64, 4, 256, encoding=spec) for spec in ("rope:theta=500", {"name": "rope", "theta": 500.0}))
+    as_text, as_spec = (
+        block_config(64, 4, 256, encoding=spec)
+        for spec in ("rope:theta=500", {"name": "rope", "theta": 500.0})
+    )
     assert as_text == as_spec
-    assert decoder_config(9, 2, 96, as_text, layer_encodings=["alibi"]) == decoder_config(9, 2, 96, as_text, layer_encodings=[{"name": "alibi"}])
+    assert decoder_config(9, 2, 96, as_text, layer_encodings=["alibi"]) == decoder_config(
+        9, 2, 96, as_text, layer_encodings=[{"name": "alibi"}]
+    )
 
 
 def test_an_artefact_of_a_module_can_only_be_verified_with_the_module(tmp_path: Path) -> None:
     export(_sources("a block with rotation"), "ort", tmp_path / "artefact", verify=False)
     assert verify(tmp_path / "artefact", _tagger())["passed"]
-    with pytest.raises(ValueError, match=r"got the description of a user's own module tests\.models\.test_user_module\.Tagger; pass the module"):
+    with pytest.raises(
+        ValueError,
+        match=r"got the description of a user's own module tests\.models\.test_user_module\.Tagger; pass the module",
+    ):
         verify(tmp_path / "artefact")
 
 
 def test_a_module_that_cannot_run_in_float64_says_so_in_its_certificate() -> None:
     single = OwnModule(Single(seeded(block("rope"))).eval())
     module, manifest = eager(single)
-    certificate = certify(Model(TorchGraph(module, manifest)).session(), single, expected_outputs(single, manifest), lambda _: None)
+    certificate = certify(
+        Model(TorchGraph(module, manifest)).session(),
+        single,
+        expected_outputs(single, manifest),
+        lambda _: None,
+    )
     assert certificate["passed"] and certificate["against"].endswith("its own layers in float32")
 
 
@@ -192,7 +276,12 @@ def test_a_fault_in_the_block_of_a_module_is_detected() -> None:
     model = OwnModule(_tagger())
     model.inner().attention.encoding.sin.rows.neg_()  # type: ignore[union-attr]
     module, manifest = eager(model)
-    certificate = certify(Model(TorchGraph(module, manifest)).session(), model, expected_outputs(model, manifest), lambda _: None)
+    certificate = certify(
+        Model(TorchGraph(module, manifest)).session(),
+        model,
+        expected_outputs(model, manifest),
+        lambda _: None,
+    )
     assert certificate["cells"]["oracle, start 0"] > certificate["tolerance"]
 
 
@@ -200,7 +289,11 @@ def test_a_module_in_training_mode_is_not_changed() -> None:
     module = _tagger().train()
     before = copy.deepcopy(module.state_dict())
     eager_session(Sources(module).of("float32").model)
-    assert module.training and module.norm.training and all(torch.equal(before[name], value) for name, value in module.state_dict().items())
+    assert (
+        module.training
+        and module.norm.training
+        and all(torch.equal(before[name], value) for name, value in module.state_dict().items())
+    )
 
 
 def _around(body: Any, inner: Any = None) -> torch.nn.Module:
@@ -214,24 +307,75 @@ def _branching(self: Any, x: Tensor, *where: Any) -> Any:
 
 
 WRONG = {
-    "no block": (lambda: torch.nn.Linear(3, 3), "own module Linear: expected one AttentionBlock or Stack in it, got none"),
-    "two blocks": (lambda: torch.nn.Sequential(seeded(block("rope")), seeded(block("rope"))), "got 2; .* which reads hidden states with decoder_config.0, layers"),
-    "segments": (lambda: Cooled(seeded(encoder("learned"))), "expected a Stack without segments, got 3 token types"),
-    "float64 weights": (lambda: _tagger().double(), "expected float32 weights, got float64 in norm.weight"),
-    "x alone": (lambda: _around(lambda self, x: x), "expected forward.x, positions, coordinates, key_positions, write_index, states.*got TypeError"),
-    "another width": (lambda: _around(lambda self, x, *w: self.block(x[..., :9], *w)), r"with x as hidden states of width 48, got RuntimeError"),
-    "no call": (lambda: _around(lambda self, x, *w: (x, w[-1])), "expected forward to call the block once, got 0"),
-    "two calls": (lambda: _around(lambda self, x, *w: self.block(self.block(x, *w)[0], *w)), "expected forward to call the block once, got 2"),
-    "moved positions": (lambda: _around(lambda self, x, p, *w: self.block(x, p + 1, *w)), "expected positions to be passed to the block unchanged"),
-    "no states": (lambda: _around(lambda self, x, *w: self.block(x, *w)[0]), "the states from the block, got Tensor; return output, states"),
-    "two outputs": (lambda: _around(lambda self, x, *w: _twice(*self.block(x, *w))), "got several outputs; concatenate them along the last axis"),
-    "a tuple": (lambda: _around(lambda self, x, *w: _paired(*self.block(x, *w))), "got several outputs; concatenate them along the last axis"),
-    "other states": (lambda: _around(lambda self, x, *w: (self.block(x, *w)[0], list(w[-1]))), "got other states"),
-    "a mean over tokens": (lambda: _around(lambda self, x, *w: _pooled(*self.block(x, *w))), r"got an output \[2, 48\] of float32 for B=2, S=3"),
-    "a sum over tokens": (lambda: _around(lambda self, x, *w: self.block(x.cumsum(1), *w)), "expected layers outside the block to act on each token separately"),
-    "both": (lambda: OwnModule(_tagger(), vocabulary=3, width=48), "expected vocabulary or width, got both"),
+    "no block": (
+        lambda: torch.nn.Linear(3, 3),
+        "own module Linear: expected one AttentionBlock or Stack in it, got none",
+    ),
+    "two blocks": (
+        lambda: torch.nn.Sequential(seeded(block("rope")), seeded(block("rope"))),
+        "got 2; .* which reads hidden states with decoder_config.0, layers",
+    ),
+    "segments": (
+        lambda: Cooled(seeded(encoder("learned"))),
+        "expected a Stack without segments, got 3 token types",
+    ),
+    "float64 weights": (
+        lambda: _tagger().double(),
+        "expected float32 weights, got float64 in norm.weight",
+    ),
+    "x alone": (
+        lambda: _around(lambda self, x: x),
+        "expected forward.x, positions, coordinates, key_positions, write_index, states.*got TypeError",
+    ),
+    "another width": (
+        lambda: _around(lambda self, x, *w: self.block(x[..., :9], *w)),
+        r"with x as hidden states of width 48, got RuntimeError",
+    ),
+    "no call": (
+        lambda: _around(lambda self, x, *w: (x, w[-1])),
+        "expected forward to call the block once, got 0",
+    ),
+    "two calls": (
+        lambda: _around(lambda self, x, *w: self.block(self.block(x, *w)[0], *w)),
+        "expected forward to call the block once, got 2",
+    ),
+    "moved positions": (
+        lambda: _around(lambda self, x, p, *w: self.block(x, p + 1, *w)),
+        "expected positions to be passed to the block unchanged",
+    ),
+    "no states": (
+        lambda: _around(lambda self, x, *w: self.block(x, *w)[0]),
+        "the states from the block, got Tensor; return output, states",
+    ),
+    "two outputs": (
+        lambda: _around(lambda self, x, *w: _twice(*self.block(x, *w))),
+        "got several outputs; concatenate them along the last axis",
+    ),
+    "a tuple": (
+        lambda: _around(lambda self, x, *w: _paired(*self.block(x, *w))),
+        "got several outputs; concatenate them along the last axis",
+    ),
+    "other states": (
+        lambda: _around(lambda self, x, *w: (self.block(x, *w)[0], list(w[-1]))),
+        "got other states",
+    ),
+    "a mean over tokens": (
+        lambda: _around(lambda self, x, *w: _pooled(*self.block(x, *w))),
+        r"got an output \[2, 48\] of float32 for B=2, S=3",
+    ),
+    "a sum over tokens": (
+        lambda: _around(lambda self, x, *w: self.block(x.cumsum(1), *w)),
+        "expected layers outside the block to act on each token separately",
+    ),
+    "both": (
+        lambda: OwnModule(_tagger(), vocabulary=3, width=48),
+        "expected vocabulary or width, got both",
+    ),
     "no width": (lambda: OwnModule(_tagger(), width=0), "expected width of at least 1, got 0"),
-    "no module": (lambda: 3, "expected a Stack, an AttentionBlock or a torch.nn.Module around one, got int"),
+    "no module": (
+        lambda: 3,
+        "expected a Stack, an AttentionBlock or a torch.nn.Module around one, got int",
+    ),
 }
 
 
@@ -258,12 +402,23 @@ def test_modules_of_another_form_are_refused(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("torchscript", "own module Own: expected code that TorchScript compiles, got NotSupportedError.*; write forward with the arguments of AttentionBlock.forward"),
-        ("onnx", "target onnx: own module Own: expected code that torch.onnx.export traces, got GuardOnDataDependentSymNode"),
-        ("pt2", "target pt2: own module Own: expected code that torch.export traces with dynamic sizes, got"),
+        (
+            "torchscript",
+            "own module Own: expected code that TorchScript compiles, got NotSupportedError.*; write forward with the arguments of AttentionBlock.forward",
+        ),
+        (
+            "onnx",
+            "target onnx: own module Own: expected code that torch.onnx.export traces, got GuardOnDataDependentSymNode",
+        ),
+        (
+            "pt2",
+            "target pt2: own module Own: expected code that torch.export traces with dynamic sizes, got",
+        ),
     ],
 )
-def test_code_that_a_target_does_not_support_is_refused_in_one_line(target: str, message: str, tmp_path: Path) -> None:
+def test_code_that_a_target_does_not_support_is_refused_in_one_line(
+    target: str, message: str, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match=message) as refused:
         export(_around(_branching), target, tmp_path / "artefact")
     assert "\n" not in str(refused.value) and not list(tmp_path.iterdir())
@@ -281,16 +436,24 @@ def tagged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ({"outputs": 6}, "expected outputs.0. of kind module to be output float32 .*6"),
         ({"outputs": "5"}, "expected whole numbers for the sizes of the model in config, got '5'"),
-        ({"width": "batch_size"}, "expected whole numbers for the sizes of the model in config, got 'batch_size'"),
+        (
+            {"width": "batch_size"},
+            "expected whole numbers for the sizes of the model in config, got 'batch_size'",
+        ),
         ({"width": 47}, "expected inputs.0. of kind module to be hidden_states"),
-        ({"tokens": {"vocabulary": 9, "segments": 0}}, "expected inputs.0. of kind module to be input_ids int64"),
+        (
+            {"tokens": {"vocabulary": 9, "segments": 0}},
+            "expected inputs.0. of kind module to be input_ids int64",
+        ),
         ({"tokens": {"vocabulary": 0}}, "expected inputs.0. of kind module to be input_ids"),
         ({"tokens": []}, "expected config.tokens to be an object"),
         ({"kind": "block"}, "expected config.kind to be module as kind, got 'block'"),
         ({"max_positions": 7}, "expected config.max_positions to be 1100 as max_positions, got 7"),
     ],
 )
-def test_a_manifest_of_a_module_that_contradicts_itself_is_refused(config: Any, message: str, tagged: Path, tmp_path: Path) -> None:
+def test_a_manifest_of_a_module_that_contradicts_itself_is_refused(
+    config: Any, message: str, tagged: Path, tmp_path: Path
+) -> None:
     shutil.copytree(tagged, tmp_path / "artefact")
     manifest = manifests.read(tmp_path / "artefact")
     manifests.write(manifest.replace(config={**manifest.config, **config}), tmp_path / "artefact")
@@ -305,5 +468,8 @@ def test_a_buffer_that_a_module_changes_is_refused_by_name(tmp_path: Path) -> No
 
     module = _around(counting)
     module.register_buffer("count", torch.zeros(()))
-    with pytest.raises(ValueError, match="expected state as inputs and outputs of the graph, got mutation of model.module.count"):
+    with pytest.raises(
+        ValueError,
+        match="expected state as inputs and outputs of the graph, got mutation of model.module.count",
+    ):
         export(module, "onnx", tmp_path / "artefact")

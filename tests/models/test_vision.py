@@ -32,7 +32,11 @@ def _prepared(name: str, target: str, folders: Path) -> Tuple[Any, Session]:
     peer, sources = PEERS[name]
     if (name, target) not in SESSIONS:
         manifest = export_model(sources, target, folders / f"{name} {target}", verify=False)
-        assert target != "ort" or manifest.operators["GroupQueryAttention"] == peer.config.text_config.num_hidden_layers
+        assert (
+            target != "ort"
+            or manifest.operators["GroupQueryAttention"]
+            == peer.config.text_config.num_hidden_layers
+        )
         SESSIONS[name, target] = load(folders / f"{name} {target}", threads=1, provider="cpu")
     return peer, SESSIONS[name, target].session()
 
@@ -41,7 +45,9 @@ QUICK = {"ort": ("qwen3_vl",), "torchscript": tuple(MODELS)}
 each = pytest.mark.parametrize(
     ("name", "target"),
     [
-        pytest.param(name, target, marks=() if name in QUICK.get(target, ()) else pytest.mark.exhaustive)
+        pytest.param(
+            name, target, marks=() if name in QUICK.get(target, ()) else pytest.mark.exhaustive
+        )
         for name in MODELS
         for target in ("ort", "onnx", "onnx-static", "torchscript")
     ],
@@ -49,7 +55,9 @@ each = pytest.mark.parametrize(
 
 
 @each
-def test_logits_of_images_and_videos_match_transformers_at_every_split(name: str, target: str, folders: Path) -> None:
+def test_logits_of_images_and_videos_match_transformers_at_every_split(
+    name: str, target: str, folders: Path
+) -> None:
     peer, session = _prepared(name, target, folders)
     tokens, grid = tokens_of(), places()
     wanted = theirs(peer, tokens, position_ids=grid)
@@ -58,19 +66,46 @@ def test_logits_of_images_and_videos_match_transformers_at_every_split(name: str
     assert share([(session.prefill(tokens, chunk=7, grid=grid), wanted)]) <= 1
     session.reset()
     first = session.prefill(tokens[:, :29], grid=grid[:, :, :29])
-    steps = [session.prefill(tokens[:, index : index + 1], grid=grid[:, :, index : index + 1]) for index in range(29, LENGTH)]
+    steps = [
+        session.prefill(tokens[:, index : index + 1], grid=grid[:, :, index : index + 1])
+        for index in range(29, LENGTH)
+    ]
     assert share([(np.concatenate((first, *steps), axis=1), wanted)]) <= 1
 
 
 @each
-def test_logits_of_text_match_transformers_step_by_step(name: str, target: str, folders: Path) -> None:
+def test_logits_of_text_match_transformers_step_by_step(
+    name: str, target: str, folders: Path
+) -> None:
     peer, session = _prepared(name, target, folders)
     tokens = tokens_of()
     wanted = theirs(peer, tokens)
     first = session.prefill(tokens[:, :3])
-    assert share([(np.concatenate((first, np.stack([session.step(tokens[:, index]) for index in range(3, LENGTH)], 1)), axis=1), wanted)]) <= 1
+    assert (
+        share(
+            [
+                (
+                    np.concatenate(
+                        (
+                            first,
+                            np.stack(
+                                [session.step(tokens[:, index]) for index in range(3, LENGTH)], 1
+                            ),
+                        ),
+                        axis=1,
+                    ),
+                    wanted,
+                )
+            ]
+        )
+        <= 1
+    )
     session.reset()
-    wanted = theirs(peer, tokens, position_ids=np.arange(300, 300 + LENGTH)[None, None].repeat(3, 0).repeat(2, 1))
+    wanted = theirs(
+        peer,
+        tokens,
+        position_ids=np.arange(300, 300 + LENGTH)[None, None].repeat(3, 0).repeat(2, 1),
+    )
     assert share([(session.prefill(tokens, start=300), wanted)]) <= 1
 
 
@@ -81,7 +116,20 @@ def test_logits_of_padded_images_match_transformers(name: str, target: str, fold
     padded, behind = np.zeros((2, LENGTH + 6), np.int64), np.zeros((3, 2, LENGTH + 6), np.int64)
     mask = np.stack([np.arange(LENGTH + 6) >= 6, np.arange(LENGTH + 6) >= 2]).astype(np.int64)
     for row, begin in enumerate((6, 2)):
-        padded[row, begin:], behind[:, row, begin:] = tokens[row].tolist() + [5] * (6 - begin), grid.max() + 1
+        padded[row, begin:], behind[:, row, begin:] = (
+            tokens[row].tolist() + [5] * (6 - begin),
+            grid.max() + 1,
+        )
         behind[:, row, begin : begin + LENGTH] = grid[:, row]
     wanted = theirs(peer, padded, attention_mask=mask, position_ids=behind)
-    assert share([(session.prefill(padded, attention_mask=mask, grid=behind)[mask == 1], wanted[mask == 1])]) <= 1
+    assert (
+        share(
+            [
+                (
+                    session.prefill(padded, attention_mask=mask, grid=behind)[mask == 1],
+                    wanted[mask == 1],
+                )
+            ]
+        )
+        <= 1
+    )

@@ -24,11 +24,24 @@ TOWERS = {
     "glm4v": {"depth": 1, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "patch_size": 4, "image_size": 16, "intermediate_size": 40},
     "glm_ocr": {"depth": 1, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "patch_size": 4, "image_size": 16, "intermediate_size": 40},
 }  # fmt: skip
-CLASSES = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL", "glm4v": "Glm4v", "glm_ocr": "GlmOcr"}
+CLASSES = {
+    "qwen2_vl": "Qwen2VL",
+    "qwen2_5_vl": "Qwen2_5_VL",
+    "qwen3_vl": "Qwen3VL",
+    "glm4v": "Glm4v",
+    "glm_ocr": "GlmOcr",
+}
 
 
 def _axes(*sections: int, **more: Any) -> Dict[str, Any]:
-    return {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": list(sections), **more}}
+    return {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": list(sections),
+            **more,
+        }
+    }
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
@@ -62,16 +75,27 @@ ROWS: List[List[Tuple[int, int, Tuple[int, ...]]]] = [
 def described(name: str, class_name: str = "") -> Any:
     """Return transformers' configuration of a model, or with a name of a class that of another family with the same keys."""
     own, (text, tied) = re.split("[ ,]", name)[0], MODELS[name]
-    ids = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": MARK, "vision_end_token_id": MARK}
+    ids = {
+        "image_token_id": IMAGE,
+        "video_token_id": VIDEO,
+        "vision_start_token_id": MARK,
+        "vision_end_token_id": MARK,
+    }
     made = getattr(transformers, (class_name or CLASSES[own]) + "Config")
-    return made(text_config={**TEXT, **text}, vision_config=TOWERS[own], tie_word_embeddings=tied, **ids)
+    return made(
+        text_config={**TEXT, **text}, vision_config=TOWERS[own], tie_word_embeddings=tied, **ids
+    )
 
 
 def saved(name: str, folder: Path) -> Any:
     """Save transformers' model in a folder, and return it."""
     torch.manual_seed(0)
     config = described(name)
-    model = randomised(getattr(transformers, CLASSES[name.replace(",", "").split()[0]] + "ForConditionalGeneration")(config))
+    model = randomised(
+        getattr(
+            transformers, CLASSES[name.replace(",", "").split()[0]] + "ForConditionalGeneration"
+        )(config)
+    )
     model.save_pretrained(folder)
     return model
 
@@ -81,5 +105,11 @@ def places() -> np.ndarray:
     rows = []
     for runs in ROWS:
         kinds = [kind for kind, count, _ in runs for _ in range(count)]
-        rows.append(coordinates(kinds, [grid for kind, _, grid in runs if kind == 1], [grid for kind, _, grid in runs if kind == 2]))
+        rows.append(
+            coordinates(
+                kinds,
+                [grid for kind, _, grid in runs if kind == 1],
+                [grid for kind, _, grid in runs if kind == 2],
+            )
+        )
     return np.stack(rows, 1)

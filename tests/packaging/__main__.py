@@ -24,7 +24,11 @@ TOP = Path(__file__).parents[2]
 WHEEL_BYTES = 1_000_000
 ARTEFACTS = (("tiny-rope", "ort"), ("tiny-rope", "onnx-static"), ("tiny-alibi", "onnx"))
 NOT_IN_SDIST = re.compile(r"\.ci/|\.gitignore$|(models|export|runtime)$")
-TESTS = ("tests/test_docs.py", "tests/shared/test_tables.py", "tests/runtime/artefact/test_manifest.py")  # quick tests that read documents, models and artefacts
+TESTS = (
+    "tests/test_docs.py",
+    "tests/shared/test_tables.py",
+    "tests/runtime/artefact/test_manifest.py",
+)  # quick tests that read documents, models and artefacts
 NO_TORCH = "import importlib.util, sys; sys.exit(any(map(importlib.util.find_spec, ('torch', 'onnx', 'posenc_export_presets'))))"
 PROMPT = "def read_lines(path):"
 PRESET = "import sys; from posenc_export import load_preset; load_preset(sys.argv[1])"
@@ -36,10 +40,22 @@ def run(*command: object, folder: Path = TOP, path: str = "") -> str:
     Raises:
         SystemExit: the command fails.
     """
-    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PIP_CONSTRAINT")}
-    done = subprocess.run([*map(str, command)], cwd=folder, env={**environment, "PYTHONPATH": path}, capture_output=True, text=True)
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("PYTHONPATH", "PIP_CONSTRAINT")
+    }
+    done = subprocess.run(
+        [*map(str, command)],
+        cwd=folder,
+        env={**environment, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
     if done.returncode:
-        raise SystemExit(f"packaging: expected {' '.join(map(str, command))} to end with 0, got {done.returncode}\n{done.stdout}{done.stderr}")
+        raise SystemExit(
+            f"packaging: expected {' '.join(map(str, command))} to end with 0, got {done.returncode}\n{done.stdout}{done.stderr}"
+        )
     return done.stdout
 
 
@@ -58,8 +74,14 @@ def check_wheel(wheel: Path) -> None:
     tracked = set(run("git", "ls-files", "posenc_export").split())
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
-    expect(found == tracked, "the wheel to have the files of posenc_export", sorted(found ^ tracked))
-    expect(wheel.stat().st_size < WHEEL_BYTES, f"a wheel below {WHEEL_BYTES} bytes", wheel.stat().st_size)
+    expect(
+        found == tracked, "the wheel to have the files of posenc_export", sorted(found ^ tracked)
+    )
+    expect(
+        wheel.stat().st_size < WHEEL_BYTES,
+        f"a wheel below {WHEEL_BYTES} bytes",
+        wheel.stat().st_size,
+    )
 
 
 def check_sdist(sdist: Path) -> None:
@@ -67,36 +89,87 @@ def check_sdist(sdist: Path) -> None:
     tracked = {name for name in run("git", "ls-files").split() if not NOT_IN_SDIST.match(name)}
     with tarfile.open(sdist) as archive:
         found = {member.name.partition("/")[2] for member in archive if member.isfile()}
-    expect(tracked <= found, "the source distribution to have every file of the tree", sorted(tracked - found))
+    expect(
+        tracked <= found,
+        "the source distribution to have every file of the tree",
+        sorted(tracked - found),
+    )
 
 
 def lowest(folder: Path) -> List[str]:
     """Return the requirements for the lowest version of every dependency of the runtime."""
     project = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
-    floors = [requirement.partition(",")[0].replace(">=", "==") for requirement in (*project["dependencies"], *project["optional-dependencies"]["cpu"])]
+    floors = [
+        requirement.partition(",")[0].replace(">=", "==")
+        for requirement in (*project["dependencies"], *project["optional-dependencies"]["cpu"])
+    ]
     (folder / "lowest.txt").write_text("\n".join(floors) + "\n")
     return ["-c", str(folder / "lowest.txt")]
 
 
-def try_runtime(distribution: Path, constraints: Sequence[str], artefacts: Sequence[Path], folder: Path) -> str:
+def try_runtime(
+    distribution: Path, constraints: Sequence[str], artefacts: Sequence[Path], folder: Path
+) -> str:
     """Install `posenc-export[cpu]` into an empty environment and verify the artefacts there; return the installed versions."""
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
-    run(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", f"{distribution}[cpu]", *constraints)
+    run(
+        python,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--disable-pip-version-check",
+        f"{distribution}[cpu]",
+        *constraints,
+    )
     run(python, "-c", NO_TORCH)
     for artefact in artefacts:
         run(folder / "bin" / "posenc", "verify", artefact, folder=folder)
-        run(folder / "bin" / "posenc", "generate", artefact, "--prompt", "def ", "--max-tokens", 8, folder=folder)
-    versions = dict(line.split("==") for line in run(python, "-m", "pip", "freeze", "--disable-pip-version-check").split() if "==" in line)
+        run(
+            folder / "bin" / "posenc",
+            "generate",
+            artefact,
+            "--prompt",
+            "def ",
+            "--max-tokens",
+            8,
+            folder=folder,
+        )
+    versions = dict(
+        line.split("==")
+        for line in run(python, "-m", "pip", "freeze", "--disable-pip-version-check").split()
+        if "==" in line
+    )
     return ", ".join(f"{name} {versions[name]}" for name in ("onnxruntime", "numpy", "msgspec"))
 
 
 def try_presets(wheels: Dict[str, Path], folder: Path) -> None:
     """Check that the wheel refuses a preset until the package with the weights is installed."""
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "--target", folder]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--target",
+        folder,
+    ]
     run(*pip, wheels["posenc_export"])
-    alone = subprocess.run([sys.executable, "-c", PRESET, "tiny-rope"], cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, capture_output=True, text=True)
-    expect("expected the package posenc-export-presets with its weights" in alone.stderr, "a refusal without weights", alone.stderr)
+    alone = subprocess.run(
+        [sys.executable, "-c", PRESET, "tiny-rope"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+    )
+    expect(
+        "expected the package posenc-export-presets with its weights" in alone.stderr,
+        "a refusal without weights",
+        alone.stderr,
+    )
     run(*pip, wheels["posenc_export_presets"])
     run(sys.executable, "-c", PRESET, "tiny-rope", folder=folder, path=str(folder))
 
@@ -105,10 +178,23 @@ def try_first_text(wheels: Dict[str, Path], folder: Path) -> float:
     """Install both wheels into an empty environment, and generate text with a preset; return the seconds from the installation to the text."""
     venv.create(folder, with_pip=True)
     began = time.monotonic()
-    run(folder / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check", f"{wheels['posenc_export']}[cpu]", wheels["posenc_export_presets"])
-    text = run(folder / "bin" / "posenc", "generate", "tiny-rope", "--prompt", PROMPT, folder=folder)
+    run(
+        folder / "bin" / "python",
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--disable-pip-version-check",
+        f"{wheels['posenc_export']}[cpu]",
+        wheels["posenc_export_presets"],
+    )
+    text = run(
+        folder / "bin" / "posenc", "generate", "tiny-rope", "--prompt", PROMPT, folder=folder
+    )
     seconds = time.monotonic() - began
-    expect(text.startswith(PROMPT) and len(text) > len(PROMPT) + 32, "a text of 64 bytes more", text)
+    expect(
+        text.startswith(PROMPT) and len(text) > len(PROMPT) + 32, "a text of 64 bytes more", text
+    )
     run(folder / "bin" / "posenc", "verify", "tiny-rope", folder=folder)
     return seconds
 
@@ -119,12 +205,24 @@ def try_tests(sdist: Path, folder: Path) -> str:
         archive.extractall(folder, filter="data")
     tree = next(folder.iterdir())
     run(sys.executable, "-m", "pytest", "-q", "--collect-only", folder=tree, path=str(tree))
-    return run(sys.executable, "-m", "pytest", "-q", "-m", "not exhaustive", *TESTS, folder=tree, path=str(tree)).splitlines()[-1]
+    return run(
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "not exhaustive",
+        *TESTS,
+        folder=tree,
+        path=str(tree),
+    ).splitlines()[-1]
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run all checks and return exit status 0; raise SystemExit if one fails."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", type=Path, default=TOP / "build" / "wheels")
     output = parser.parse_args(arguments).output.resolve()
     for source in (TOP, TOP / "packages" / "presets"):
@@ -139,13 +237,34 @@ def main(arguments: Sequence[str]) -> int:
         place = Path(temporary)
         (place / "presets").mkdir()
         try_presets(wheels, place / "presets")
-        print(f"from pip install to the first text: {try_first_text(wheels, place / 'first'):.0f} s", flush=True)
+        print(
+            f"from pip install to the first text: {try_first_text(wheels, place / 'first'):.0f} s",
+            flush=True,
+        )
         artefacts = [place / f"{preset}-{target}" for preset, target in ARTEFACTS]
         for (preset, target), artefact in zip(ARTEFACTS, artefacts, strict=True):
-            run(sys.executable, "-m", "posenc_export.commands.cli", "export", preset, "--target", target, "-o", artefact, path=str(TOP))
-        tried = {"wheel, newest": (wheels["posenc_export"], []), "wheel, lowest": (wheels["posenc_export"], lowest(place)), "sdist, newest": (sdist, [])}
+            run(
+                sys.executable,
+                "-m",
+                "posenc_export.commands.cli",
+                "export",
+                preset,
+                "--target",
+                target,
+                "-o",
+                artefact,
+                path=str(TOP),
+            )
+        tried = {
+            "wheel, newest": (wheels["posenc_export"], []),
+            "wheel, lowest": (wheels["posenc_export"], lowest(place)),
+            "sdist, newest": (sdist, []),
+        }
         for title, (distribution, constraints) in tried.items():
-            print(f"{title}: {try_runtime(distribution, constraints, artefacts, place / title.replace(', ', '-'))}", flush=True)
+            print(
+                f"{title}: {try_runtime(distribution, constraints, artefacts, place / title.replace(', ', '-'))}",
+                flush=True,
+            )
         print(f"tests of the sdist: {try_tests(sdist, place / 'sdist')}")
     return 0
 

@@ -21,14 +21,23 @@ def _described(monkeypatch: pytest.MonkeyPatch, url: str) -> Dict[str, Any]:
     return given
 
 
-def test_pictures_and_pages_have_absolute_links_that_name_files_of_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_and_pages_have_absolute_links_that_name_files_of_the_tree(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     links = re.findall(r"\]\(([^)]*)\)", _described(monkeypatch, f"{ADDRESS}/")["long_description"])
     own = [link for link in links if link.startswith(ADDRESS)]
     assert own and not [link for link in links if not re.match("https?:", link)]
-    assert all((TOP / re.sub(rf"{ADDRESS}/(raw|blob)/HEAD/|#.*", "", link)).exists() for link in own)
-    assert f"]({ADDRESS}/raw/HEAD/docs/" in "".join(f"]({link}" for link in own if link.endswith(".svg"))
+    assert all(
+        (TOP / re.sub(rf"{ADDRESS}/(raw|blob)/HEAD/|#.*", "", link)).exists() for link in own
+    )
+    assert f"]({ADDRESS}/raw/HEAD/docs/" in "".join(
+        f"]({link}" for link in own if link.endswith(".svg")
+    )
 
 
 def test_the_description_is_the_readme_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     given = _described(monkeypatch, "")
-    assert given["long_description"] == (TOP / "README.md").read_text(encoding="utf-8") and given["project_urls"] == {}
+    assert (
+        given["long_description"] == (TOP / "README.md").read_text(encoding="utf-8")
+        and given["project_urls"] == {}
+    )

@@ -58,19 +58,40 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_page_holds_all_that_a_browser_loads(folder: Path, web: Path, tmp_path: Path) -> None:
     write(folder, tmp_path / "page", web)
-    found = {str(path.relative_to(tmp_path / "page")) for path in (tmp_path / "page").rglob("*") if path.is_file()}
-    assert found == {*BYTE_PAGE, "page.json", "model.onnx", "model.onnx.data", *(f"onnxruntime-web/{name}" for name in (*WEB, *WEBGPU))}
+    found = {
+        str(path.relative_to(tmp_path / "page"))
+        for path in (tmp_path / "page").rglob("*")
+        if path.is_file()
+    }
+    assert found == {
+        *BYTE_PAGE,
+        "page.json",
+        "model.onnx",
+        "model.onnx.data",
+        *(f"onnxruntime-web/{name}" for name in (*WEB, *WEBGPU)),
+    }
     shown = json.loads((tmp_path / "page" / "page.json").read_bytes())
-    assert shown["attention"] == [0] and shown["onnxruntime_web"] == "1.2.3" and shown["digest"] == manifests.read(folder).digest
-    assert not re.search(r'(src|href)="(?!page\.js|style\.css|data:)', (tmp_path / "page" / "index.html").read_text())  # loads nothing from other servers
+    assert (
+        shown["attention"] == [0]
+        and shown["onnxruntime_web"] == "1.2.3"
+        and shown["digest"] == manifests.read(folder).digest
+    )
+    assert not re.search(
+        r'(src|href)="(?!page\.js|style\.css|data:)', (tmp_path / "page" / "index.html").read_text()
+    )  # loads nothing from other servers
 
 
-def test_a_page_is_replaced_by_another_and_by_nothing_else(folder: Path, web: Path, tmp_path: Path) -> None:
+def test_a_page_is_replaced_by_another_and_by_nothing_else(
+    folder: Path, web: Path, tmp_path: Path
+) -> None:
     write(folder, tmp_path / "page", web)
     (tmp_path / "page" / "index.html").write_text("of an older version")
     write(folder, tmp_path / "page", web)
     assert "of an older version" not in (tmp_path / "page" / "index.html").read_text()
-    with pytest.raises(ValueError, match="export: expected a folder that is new, empty or an artefact, got .*page, which contains certificate.js"):
+    with pytest.raises(
+        ValueError,
+        match="export: expected a folder that is new, empty or an artefact, got .*page, which contains certificate.js",
+    ):
         check_folder(tmp_path / "page")
 
 
@@ -83,57 +104,97 @@ PLACES = {
 
 
 @pytest.mark.parametrize("message", PLACES)
-def test_a_page_overwrites_no_file_that_is_not_its_own(message: str, folder: Path, web: Path, tmp_path: Path) -> None:
+def test_a_page_overwrites_no_file_that_is_not_its_own(
+    message: str, folder: Path, web: Path, tmp_path: Path
+) -> None:
     shutil.copytree(folder, tmp_path / "artefact")
-    for path, text in (("site/index.html", "mine"), ("page/onnxruntime-web/mine", "mine"), ("page/page.json", '{"files": ["onnxruntime-web/ort.wasm.min.mjs"]}')):
+    for path, text in (
+        ("site/index.html", "mine"),
+        ("page/onnxruntime-web/mine", "mine"),
+        ("page/page.json", '{"files": ["onnxruntime-web/ort.wasm.min.mjs"]}'),
+    ):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match=f"page: expected a folder that is new, empty or a page.*{message}"):
+    with pytest.raises(
+        ValueError, match=f"page: expected a folder that is new, empty or a page.*{message}"
+    ):
         write(folder, tmp_path / PLACES[message], web)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_the_graph_of_a_page_gives_the_attention_that_the_evaluator_of_onnx_gives(folder: Path, web: Path, tmp_path: Path) -> None:
+def test_the_graph_of_a_page_gives_the_attention_that_the_evaluator_of_onnx_gives(
+    folder: Path, web: Path, tmp_path: Path
+) -> None:
     manifest = write(folder, tmp_path, web)
     feeds, names = _feeds(manifest), ["logits", "attention.0"]
-    found = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"]).run(names, feeds)
+    found = onnxruntime.InferenceSession(
+        str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"]
+    ).run(names, feeds)
     expected = ReferenceEvaluator(str(tmp_path / "model.onnx")).run(names, feeds)
     bound = manifest.reference.tolerance if manifest.reference else 0.0
-    assert all(worst_error(np.asarray(each), np.asarray(other)) <= bound for each, other in zip(found, expected, strict=True))
-    assert np.triu(np.asarray(found[1]), 1).max() == 0 and np.asarray(found[1]).shape == (1, 6, len(PROMPT), len(PROMPT))
+    assert all(
+        worst_error(np.asarray(each), np.asarray(other)) <= bound
+        for each, other in zip(found, expected, strict=True)
+    )
+    assert np.triu(np.asarray(found[1]), 1).max() == 0 and np.asarray(found[1]).shape == (
+        1,
+        6,
+        len(PROMPT),
+        len(PROMPT),
+    )
 
 
-def test_a_page_of_target_ort_gives_the_attention_of_target_onnx(folder: Path, web: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_page_of_target_ort_gives_the_attention_of_target_onnx(
+    folder: Path, web: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     fused = artefact(tmp_path_factory.getbasetemp(), "ort")
     found = []
     for name, source in (("onnx", folder), ("ort", fused)):
         feeds = _feeds(write(source, tmp_path / name, web))
-        graph = onnxruntime.InferenceSession(str(tmp_path / name / "model.onnx"), providers=["CPUExecutionProvider"])
+        graph = onnxruntime.InferenceSession(
+            str(tmp_path / name / "model.onnx"), providers=["CPUExecutionProvider"]
+        )
         found.append(np.tril(np.asarray(graph.run(["attention.0"], feeds)[0])))
     shown = json.loads((tmp_path / "ort" / "page.json").read_bytes())
-    assert worst_error(found[1], found[0]) <= manifests.read(fused).reference.tolerance and found[0].max() > 0.5
+    assert (
+        worst_error(found[1], found[0]) <= manifests.read(fused).reference.tolerance
+        and found[0].max() > 0.5
+    )
     assert shown["states"][0]["shape"][2] == shown["context"] and not shown["webgpu"]
 
 
 def test_the_pattern_of_alibi_is_its_slope_on_the_distance(folder: Path) -> None:
-    alibi: Dict[str, Any] = json.loads(json.dumps(manifests.read(folder).config).replace('"rope"', '"alibi"'))
+    alibi: Dict[str, Any] = json.loads(
+        json.dumps(manifests.read(folder).config).replace('"rope"', '"alibi"')
+    )
     layers = patterns_by_layer(manifests.read(folder).replace(config=alibi), 9)
-    slopes = 2.0 ** -np.array([2, 4, 6, 8, 1, 3])  # of six heads: those of four, then every other one of eight (Press et al. 2022, 3)
+    slopes = 2.0 ** -np.array(
+        [2, 4, 6, 8, 1, 3]
+    )  # of six heads: those of four, then every other one of eight (Press et al. 2022, 3)
     assert len(layers) == 1 and layers[0] is not None
     assert layers[0]["heads"] == np.exp(-slopes[:, None] * np.arange(9)).round(4).tolist()
 
 
 def test_an_encoding_with_trained_numbers_has_no_pattern_of_its_own(folder: Path) -> None:
-    t5: Dict[str, Any] = json.loads(json.dumps(manifests.read(folder).config).replace('"rope"', '"t5"'))
+    t5: Dict[str, Any] = json.loads(
+        json.dumps(manifests.read(folder).config).replace('"rope"', '"t5"')
+    )
     assert patterns_by_layer(manifests.read(folder).replace(config=t5), 9) == [None]
 
 
-def test_what_a_page_cannot_run_is_refused_by_name(web: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    with pytest.raises(ValueError, match="page: expected a decoder for target ort or onnx, float32, got decoder for target onnx-static, float32"):
+def test_what_a_page_cannot_run_is_refused_by_name(
+    web: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with pytest.raises(
+        ValueError,
+        match="page: expected a decoder for target ort or onnx, float32, got decoder for target onnx-static, float32",
+    ):
         write(artefact(tmp_path_factory.getbasetemp(), "onnx-static"), tmp_path / "page", web)
     export(sources(encoder("rope")), "onnx", tmp_path / "encoder", verify=False)
-    with pytest.raises(ValueError, match="got encoder for target onnx, float32; encoders have no page"):
+    with pytest.raises(
+        ValueError, match="got encoder for target onnx, float32; encoders have no page"
+    ):
         write(tmp_path / "encoder", tmp_path / "page", web)
     assert not (tmp_path / "page").exists()
 
@@ -141,13 +202,26 @@ def test_what_a_page_cannot_run_is_refused_by_name(web: Path, tmp_path: Path, tm
 @pytest.mark.exhaustive
 def test_a_vocabulary_that_needs_a_tokenizer_is_refused_by_name(web: Path, tmp_path: Path) -> None:
     export(sources(decoder("rope")), "onnx", tmp_path / "a", verify=False)
-    with pytest.raises(ValueError, match=r"page: expected a decoder with a tokenizer, or a byte-level one \(vocabulary 256\), got 61 token ids and no tokenizer.json"):
+    with pytest.raises(
+        ValueError,
+        match=r"page: expected a decoder with a tokenizer, or a byte-level one \(vocabulary 256\), got 61 token ids and no tokenizer.json",
+    ):
         write(tmp_path / "a", tmp_path / "page", web)
 
 
-def test_a_missing_onnxruntime_web_is_one_line_with_the_way_to_get_it(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    assert main(["page", str(folder), "-o", str(tmp_path / "page"), "--onnxruntime-web", str(tmp_path)]) == 2
-    assert "npm install onnxruntime-web" in capsys.readouterr().err and not (tmp_path / "page").exists()
+def test_a_missing_onnxruntime_web_is_one_line_with_the_way_to_get_it(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert (
+        main(
+            ["page", str(folder), "-o", str(tmp_path / "page"), "--onnxruntime-web", str(tmp_path)]
+        )
+        == 2
+    )
+    assert (
+        "npm install onnxruntime-web" in capsys.readouterr().err
+        and not (tmp_path / "page").exists()
+    )
 
 
 # Shows a page in a frame and posts the frame's document when its check is complete, or its program. Chromium's own --dump-dom does not wait for a GPU.
@@ -184,8 +258,13 @@ SOFTWARE_ADAPTER = (
 
 def with_chromium(test: Any) -> Any:
     """Mark a test that opens a page in Chromium."""
-    test = pytest.mark.skipif("POSENC_NODE_MODULES" not in os.environ, reason="POSENC_NODE_MODULES names no node_modules folder with onnxruntime-web")(test)
-    return pytest.mark.exhaustive(pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")(test))
+    test = pytest.mark.skipif(
+        "POSENC_NODE_MODULES" not in os.environ,
+        reason="POSENC_NODE_MODULES names no node_modules folder with onnxruntime-web",
+    )(test)
+    return pytest.mark.exhaustive(
+        pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")(test)
+    )
 
 
 def opened(folder: Path, query: str, *options: str) -> Tuple[Dict[str, str], str]:
@@ -196,7 +275,17 @@ def opened(folder: Path, query: str, *options: str) -> Tuple[Dict[str, str], str
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     address = f"http://127.0.0.1:{server.server_address[1]}/frame.html?{query}"
-    browser = subprocess.Popen([str(BROWSER), "--headless=new", "--no-sandbox", f"--user-data-dir={folder / 'profile'}", *options, address], stderr=subprocess.DEVNULL)
+    browser = subprocess.Popen(
+        [
+            str(BROWSER),
+            "--headless=new",
+            "--no-sandbox",
+            f"--user-data-dir={folder / 'profile'}",
+            *options,
+            address,
+        ],
+        stderr=subprocess.DEVNULL,
+    )
     try:
         document = handler.documents.get(timeout=300)
     finally:
@@ -207,30 +296,53 @@ def opened(folder: Path, query: str, *options: str) -> Tuple[Dict[str, str], str
         server.server_close()
     body = re.search(r"<body [^>]*>", document)
     assert body is not None, document
-    return {name: html.unescape(value) for name, value in re.findall(r'data-(\w+)="([^"]*)"', body[0])}, document
+    return {
+        name: html.unescape(value) for name, value in re.findall(r'data-(\w+)="([^"]*)"', body[0])
+    }, document
 
 
 @with_chromium
-@pytest.mark.parametrize(("preset", "target"), [("tiny-rope", "onnx"), ("tiny-rope", "ort"), ("tiny-alibi", "ort"), ("small-t5", "ort")])
-def test_a_browser_continues_a_text_as_a_session_does(preset: str, target: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("preset", "target"),
+    [("tiny-rope", "onnx"), ("tiny-rope", "ort"), ("tiny-alibi", "ort"), ("small-t5", "ort")],
+)
+def test_a_browser_continues_a_text_as_a_session_does(
+    preset: str, target: str, tmp_path: Path
+) -> None:
     export(load_preset(preset), target, tmp_path / "a", verify=False)
-    write(tmp_path / "a", tmp_path / "page", Path(os.environ["POSENC_NODE_MODULES"]) / "onnxruntime-web")
+    write(
+        tmp_path / "a",
+        tmp_path / "page",
+        Path(os.environ["POSENC_NODE_MODULES"]) / "onnxruntime-web",
+    )
     found, document = opened(tmp_path, f"temperature=0&text={quote(TEXT)}", "--disable-gpu")
-    tokens: List[int] = [int(token[0]) for token in load(tmp_path / "a", provider="cpu").session().generate([list(TEXT.encode())], 96)]
+    tokens: List[int] = [
+        int(token[0])
+        for token in load(tmp_path / "a", provider="cpu")
+        .session()
+        .generate([list(TEXT.encode())], 96)
+    ]
     assert found["added"] == bytes(tokens).decode() and found["checked"] == "true"
-    assert document.count('class="head"') == {"tiny-rope": 20, "tiny-alibi": 30, "small-t5": 20}[preset]
+    assert (
+        document.count('class="head"')
+        == {"tiny-rope": 20, "tiny-alibi": 30, "small-t5": 20}[preset]
+    )
 
 
 @with_chromium
 @pytest.mark.parametrize("target", ["onnx", "onnx-static", "ort"])
-def test_the_program_that_inspect_prints_for_a_page_decodes_as_a_session_does(target: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_program_that_inspect_prints_for_a_page_decodes_as_a_session_does(
+    target: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     folder = artefact(tmp_path_factory.getbasetemp(), target)
     (tmp_path / "page").mkdir()
     (tmp_path / "page" / "FOLDER").symlink_to(folder)
     (tmp_path / "page" / "node_modules").symlink_to(os.environ["POSENC_NODE_MODULES"])
     (tmp_path / "page" / "index.html").write_text(program(manifests.read(folder), "web"))
     _, document = opened(tmp_path, "count=12&prompt=5,7,9", "--disable-gpu")
-    tokens = [int(token[0]) for token in load(folder, provider="cpu").session().generate([[5, 7, 9]], 12)]
+    tokens = [
+        int(token[0]) for token in load(folder, provider="cpu").session().generate([[5, 7, 9]], 12)
+    ]
     assert f'<pre id="output">{" ".join(map(str, tokens))}\n</pre>' in document
 
 
@@ -240,22 +352,44 @@ def test_webgpu_gives_the_text_of_webassembly(folder: Path, tmp_path: Path) -> N
     query = f"temperature=0&text={quote(TEXT)}"
     wanted, _ = opened(tmp_path, query)
     found, document = opened(tmp_path, f"{query}&provider=webgpu", *SOFTWARE_ADAPTER)
-    assert (found["provider"], found["added"]) == ("webgpu", wanted["added"]) and "WebGPU on google swiftshader" in document
+    assert (found["provider"], found["added"]) == (
+        "webgpu",
+        wanted["added"],
+    ) and "WebGPU on google swiftshader" in document
 
 
 @with_chromium
-def test_webgpu_is_not_used_when_its_logits_differ_from_those_of_webassembly(folder: Path, tmp_path: Path) -> None:
+def test_webgpu_is_not_used_when_its_logits_differ_from_those_of_webassembly(
+    folder: Path, tmp_path: Path
+) -> None:
     write(folder, tmp_path / "page", Path(os.environ["POSENC_NODE_MODULES"]) / "onnxruntime-web")
     described = json.loads((tmp_path / "page" / "page.json").read_bytes())
-    certificate = {"passed": True, "tolerance": 1e-12, "worst": 0.0, "cells": 1, "machine": "another"}
-    (tmp_path / "page" / "page.json").write_text(json.dumps({**described, "certificate": certificate}))
+    certificate = {
+        "passed": True,
+        "tolerance": 1e-12,
+        "worst": 0.0,
+        "cells": 1,
+        "machine": "another",
+    }
+    (tmp_path / "page" / "page.json").write_text(
+        json.dumps({**described, "certificate": certificate})
+    )
     found, document = opened(tmp_path, "provider=webgpu", *SOFTWARE_ADAPTER)
-    assert found["provider"] == "wasm" and re.search("WebGPU is not used: on google swiftshader it differs by .*, expected at most 1.0e.12", document)
+    assert found["provider"] == "wasm" and re.search(
+        "WebGPU is not used: on google swiftshader it differs by .*, expected at most 1.0e.12",
+        document,
+    )
 
 
 @with_chromium
-def test_a_page_of_target_ort_does_not_show_the_choice_of_webgpu(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    write(artefact(tmp_path_factory.getbasetemp(), "ort"), tmp_path / "page", Path(os.environ["POSENC_NODE_MODULES"]) / "onnxruntime-web")
+def test_a_page_of_target_ort_does_not_show_the_choice_of_webgpu(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    write(
+        artefact(tmp_path_factory.getbasetemp(), "ort"),
+        tmp_path / "page",
+        Path(os.environ["POSENC_NODE_MODULES"]) / "onnxruntime-web",
+    )
     shown = 'setInterval(() => document.body.dataset.choice = getComputedStyle(document.getElementById("provider").labels[0]).display, 10)'
     with (tmp_path / "page" / "index.html").open("a") as page:
         page.write(f"<script>{shown}</script>")
@@ -267,4 +401,8 @@ def test_a_page_of_target_ort_does_not_show_the_choice_of_webgpu(tmp_path: Path,
 def test_a_browser_without_an_adapter_stays_with_webassembly(folder: Path, tmp_path: Path) -> None:
     write(folder, tmp_path / "page", Path(os.environ["POSENC_NODE_MODULES"]) / "onnxruntime-web")
     found, document = opened(tmp_path, "provider=webgpu", "--disable-gpu")
-    assert found["provider"] == "wasm" and "WebGPU is not used: this browser has no adapter. The model runs on WebAssembly." in document
+    assert (
+        found["provider"] == "wasm"
+        and "WebGPU is not used: this browser has no adapter. The model runs on WebAssembly."
+        in document
+    )

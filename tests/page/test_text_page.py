@@ -34,8 +34,16 @@ TEMPLATE = (
 def _artefact(folder: Path, target: str, **files: bytes) -> Path:
     """Export a seeded decoder with a tokenizer of 300 ids and a token <s>."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer, tokenizer.decoder = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False), tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=["<s>"], initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    tokenizer.pre_tokenizer, tokenizer.decoder = (
+        tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False),
+        tokenizers.decoders.ByteLevel(),
+    )
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<s>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
     tokenizer.train_from_iterator([*TEXTS, *(json.dumps(talk) for talk in TALKS)], trainer)
     stack = seeded(decoder_config(vocabulary=300, layers=1, hidden=40, block=block("rope")))
     stack.text = Text(tokenizer=tokenizer.to_str().encode(), files=files)  # type: ignore[union-attr,assignment]
@@ -45,7 +53,9 @@ def _artefact(folder: Path, target: str, **files: bytes) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _artefact(tmp_path_factory.mktemp("text") / "artefact", "ort", **{"chat_template.jinja": TEMPLATE})
+    return _artefact(
+        tmp_path_factory.mktemp("text") / "artefact", "ort", **{"chat_template.jinja": TEMPLATE}
+    )
 
 
 @pytest.fixture
@@ -55,44 +65,86 @@ def web(tmp_path: Path) -> Path:
     for name in files:
         (tmp_path / "node_modules" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "node_modules" / name).write_text(name)
-    (tmp_path / "node_modules" / "onnxruntime-web" / "package.json").write_text('{"version": "1.2.3"}')
+    (tmp_path / "node_modules" / "onnxruntime-web" / "package.json").write_text(
+        '{"version": "1.2.3"}'
+    )
     return tmp_path / "node_modules" / "onnxruntime-web"
 
 
-def test_a_page_holds_the_tokenizer_the_template_and_tokens_to_compare(folder: Path, web: Path, tmp_path: Path) -> None:
+def test_a_page_holds_the_tokenizer_the_template_and_tokens_to_compare(
+    folder: Path, web: Path, tmp_path: Path
+) -> None:
     write(folder, tmp_path / "page", web)
-    found = {str(path.relative_to(tmp_path / "page")) for path in (tmp_path / "page").rglob("*") if path.is_file()}
+    found = {
+        str(path.relative_to(tmp_path / "page"))
+        for path in (tmp_path / "page").rglob("*")
+        if path.is_file()
+    }
     model = {"page.json", "model.onnx", "model.onnx.data", "tokenizer.json"}
-    assert found == {*TEXT_PAGE, *model, *(f"onnxruntime-web/{name}" for name in WEB), *(f"text/{name}" for name in LIBRARIES)}
-    shown, chat = json.loads((tmp_path / "page" / "page.json").read_bytes()), needed_chat_codec(folder, manifests.read(folder))
-    assert shown["template"] == TEMPLATE.decode() and shown["ends"] == list(chat.ends) and shown["states"][0]["shape"] == [1, 3, 0, 16]
-    assert shown["samples"][: len(TEXTS)] == [{"text": text, "ids": chat.codec.encode(text)} for text in TEXTS]
-    assert shown["samples"][len(TEXTS) :] == [{"messages": talk, "ids": chat.encode(talk)} for talk in TALKS]
+    assert found == {
+        *TEXT_PAGE,
+        *model,
+        *(f"onnxruntime-web/{name}" for name in WEB),
+        *(f"text/{name}" for name in LIBRARIES),
+    }
+    shown, chat = (
+        json.loads((tmp_path / "page" / "page.json").read_bytes()),
+        needed_chat_codec(folder, manifests.read(folder)),
+    )
+    assert (
+        shown["template"] == TEMPLATE.decode()
+        and shown["ends"] == list(chat.ends)
+        and shown["states"][0]["shape"] == [1, 3, 0, 16]
+    )
+    assert shown["samples"][: len(TEXTS)] == [
+        {"text": text, "ids": chat.codec.encode(text)} for text in TEXTS
+    ]
+    assert shown["samples"][len(TEXTS) :] == [
+        {"messages": talk, "ids": chat.encode(talk)} for talk in TALKS
+    ]
 
 
 def test_a_library_that_is_not_there_is_named(folder: Path, web: Path, tmp_path: Path) -> None:
     shutil.rmtree(web.parent / "@huggingface" / "jinja")
-    with pytest.raises(ValueError, match="page: expected the npm package @huggingface/jinja beside onnxruntime-web .*, got none; npm install @huggingface/jinja"):
+    with pytest.raises(
+        ValueError,
+        match="page: expected the npm package @huggingface/jinja beside onnxruntime-web .*, got none; npm install @huggingface/jinja",
+    ):
         write(folder, tmp_path / "page", web)
     assert not (tmp_path / "page").exists()
 
 
-def test_calls_that_give_other_logits_than_a_session_are_found(folder: Path, web: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_that_give_other_logits_than_a_session_are_found(
+    folder: Path, web: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     inputs = graph._inputs
-    monkeypatch.setattr(graph, "_inputs", lambda manifest, tokens, held: inputs(manifest, [*tokens[:-1], 0], held))
-    with pytest.raises(ValueError, match="page: expected calls of the graph to give the logits of a session within"):
+    monkeypatch.setattr(
+        graph, "_inputs", lambda manifest, tokens, held: inputs(manifest, [*tokens[:-1], 0], held)
+    )
+    with pytest.raises(
+        ValueError, match="page: expected calls of the graph to give the logits of a session within"
+    ):
         write(folder, tmp_path / "page", web)
 
 
 @with_chromium
 @pytest.mark.parametrize("target", ["ort", "onnx"])
-def test_a_browser_gives_the_tokens_of_a_conversation_on_a_session(target: str, tmp_path: Path) -> None:
+def test_a_browser_gives_the_tokens_of_a_conversation_on_a_session(
+    target: str, tmp_path: Path
+) -> None:
     source = _artefact(tmp_path / "a", target, **{"chat_template.jinja": TEMPLATE})
     write(source, tmp_path / "page", Path(os.environ["POSENC_NODE_MODULES"]) / "onnxruntime-web")
     message = "Hello, na\u00efve \U0001f642 world"
-    found, document = opened(tmp_path, f"temperature=0&tokens=40&message={quote(message)}", "--disable-gpu")
+    found, document = opened(
+        tmp_path, f"temperature=0&tokens=40&message={quote(message)}", "--disable-gpu"
+    )
     model = load(source, provider="cpu")
     chat = Chat(model.session(), needed_chat_codec(source, model.manifest))
     reply = "".join(chat.reply(message, 40))
-    assert [int(token) for token in found["tokens"].split()] == chat.tokens and found["reply"] == reply.rstrip("\ufffd")
-    assert found["checked"] == "true" and f"{len(TEXTS) + len(TALKS)} texts have the tokens" in document
+    assert [int(token) for token in found["tokens"].split()] == chat.tokens and found[
+        "reply"
+    ] == reply.rstrip("\ufffd")
+    assert (
+        found["checked"] == "true"
+        and f"{len(TEXTS) + len(TALKS)} texts have the tokens" in document
+    )

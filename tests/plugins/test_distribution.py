@@ -19,17 +19,44 @@ from posenc_export.testing import check_encoding
 pytest.importorskip("setuptools", reason="setuptools builds the distribution")
 pytestmark = pytest.mark.xdist_group("distribution")  # one worker builds it
 TOP, HERE = Path(__file__).parents[2], Path(__file__).parent
-BLOCK = ["export", "block", "--width", "48", "--heads", "6", "--kv-heads", "3", "--head-size", "16", "--max-positions", "64", "--target", "ort"]
+BLOCK = [
+    "export",
+    "block",
+    "--width",
+    "48",
+    "--heads",
+    "6",
+    "--kv-heads",
+    "3",
+    "--head-size",
+    "16",
+    "--max-positions",
+    "64",
+    "--target",
+    "ort",
+]
 HIDDEN = "import sys; sys.modules['torch'] = None; from posenc_export.commands.cli import main; sys.exit(main(['verify', sys.argv[1], '--json']))"
 
 
 @pytest.fixture(scope="module")
 def distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder in which the distribution is installed, not yet on the path."""
-    source, target = tmp_path_factory.mktemp("source") / "dist", tmp_path_factory.mktemp("installed")
+    source, target = (
+        tmp_path_factory.mktemp("source") / "dist",
+        tmp_path_factory.mktemp("installed"),
+    )
     shutil.copytree(HERE / "dist", source)
-    offline = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "-q"]
-    subprocess.run([sys.executable, "-m", "pip", "install", *offline, "--target", str(target), str(source)], check=True)
+    offline = [
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "--disable-pip-version-check",
+        "-q",
+    ]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", *offline, "--target", str(target), str(source)],
+        check=True,
+    )
     return target
 
 
@@ -42,7 +69,13 @@ def installed(distribution: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _proved_elsewhere(folder: Path) -> Any:
     """Verify an artefact in a process that has neither torch nor the distribution."""
     environment = {**os.environ, "PYTHONPATH": str(TOP)}
-    done = subprocess.run([sys.executable, "-c", HIDDEN, str(folder)], capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", HIDDEN, str(folder)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
     return json.loads(done.stdout)
 
 
@@ -56,33 +89,52 @@ def artefact(distribution: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
-def test_an_installed_encoding_is_verified_in_another_process_without_its_package(artefact: Path) -> None:
+def test_an_installed_encoding_is_verified_in_another_process_without_its_package(
+    artefact: Path,
+) -> None:
     assert _proved_elsewhere(artefact)["passed"]
 
 
-def test_an_installed_encoding_is_rebuilt_and_verified_against_its_module(artefact: Path, installed: Path) -> None:
+def test_an_installed_encoding_is_rebuilt_and_verified_against_its_module(
+    artefact: Path, installed: Path
+) -> None:
     assert verify(artefact)["passed"]
 
 
-def test_an_installed_function_is_exported_and_verified_in_another_process(installed: Path, tmp_path: Path) -> None:
+def test_an_installed_function_is_exported_and_verified_in_another_process(
+    installed: Path, tmp_path: Path
+) -> None:
     assert main([*BLOCK, "--encoding", "slow", "-o", str(tmp_path / "artefact")]) == 0
     assert _proved_elsewhere(tmp_path / "artefact")["passed"]
 
 
-def test_an_artefact_names_the_package_and_inspect_prints_it(artefact: Path, capsys: pytest.CaptureFixture) -> None:
+def test_an_artefact_names_the_package_and_inspect_prints_it(
+    artefact: Path, capsys: pytest.CaptureFixture
+) -> None:
     assert main(["inspect", str(artefact)]) == 0
-    assert ["package", "cosine, from posenc-mine 1.2.3"] in [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert ["package", "cosine, from posenc-mine 1.2.3"] in [
+        line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()
+    ]
 
 
 def test_the_error_about_rebuilding_without_the_package_names_it(artefact: Path) -> None:
-    with pytest.raises(ValueError, match=r"encoding cosine: expected posenc-mine 1\.2\.3, .* got no such encoding; install posenc-mine"):
+    with pytest.raises(
+        ValueError,
+        match=r"encoding cosine: expected posenc-mine 1\.2\.3, .* got no such encoding; install posenc-mine",
+    ):
         verify(artefact)
 
 
-def test_list_shows_installed_encodings_and_why_others_cannot_be_used(installed: Path, capsys: pytest.CaptureFixture) -> None:
+def test_list_shows_installed_encodings_and_why_others_cannot_be_used(
+    installed: Path, capsys: pytest.CaptureFixture
+) -> None:
     assert main(["list", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["encodings"]}
-    assert (rows["cosine"]["hook"], rows["cosine"]["parameters"], rows["cosine"]["package"]) == ("bias", "period=24", "posenc-mine 1.2.3")
+    assert (rows["cosine"]["hook"], rows["cosine"]["parameters"], rows["cosine"]["package"]) == (
+        "bias",
+        "period=24",
+        "posenc-mine 1.2.3",
+    )
     assert rows["slow"]["source"] == "A slow decay, as one function (made for these tests)."
     refused = {name for name, row in rows.items() if row["source"].startswith("refused: ")}
     assert refused == {"absent", "failing", "period", "alibi"} and rows["rope"]["package"] == "-"
@@ -95,7 +147,9 @@ def test_an_installed_encoding_is_plotted(spec: str, installed: Path, tmp_path: 
     assert (tmp_path / "picture.svg").read_text().startswith("<?xml")
 
 
-def test_an_artefact_of_an_installed_encoding_is_plotted(artefact: Path, installed: Path, tmp_path: Path) -> None:
+def test_an_artefact_of_an_installed_encoding_is_plotted(
+    artefact: Path, installed: Path, tmp_path: Path
+) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     assert main(["plot", str(artefact), "-o", str(tmp_path / "picture.svg")]) == 0
     assert "cosine, period=20 (artefact, layer 0)" in (tmp_path / "picture.svg").read_text()
@@ -103,8 +157,13 @@ def test_an_artefact_of_an_installed_encoding_is_plotted(artefact: Path, install
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["cosine", "slow"])
-def test_an_installed_encoding_passes_the_checks_for_authors_on_every_target(name: str, installed: Path) -> None:
-    assert all(certificate["passed"] for certificate in check_encoding(encodings.KNOWN[name])["targets"].values())
+def test_an_installed_encoding_passes_the_checks_for_authors_on_every_target(
+    name: str, installed: Path
+) -> None:
+    assert all(
+        certificate["passed"]
+        for certificate in check_encoding(encodings.KNOWN[name])["targets"].values()
+    )
 
 
 REFUSED = {
@@ -120,37 +179,62 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("spec", REFUSED)
-def test_an_unusable_encoding_is_one_line_and_status_2(spec: str, installed: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_an_unusable_encoding_is_one_line_and_status_2(
+    spec: str, installed: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     assert main([*BLOCK, "--encoding", spec, "-o", str(tmp_path / "artefact")]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 1 and REFUSED[spec] in errors[0] and not list(tmp_path.iterdir())
 
 
-def test_a_broken_entry_point_does_not_affect_commands_that_do_not_use_it(distribution: Path) -> None:
+def test_a_broken_entry_point_does_not_affect_commands_that_do_not_use_it(
+    distribution: Path,
+) -> None:
     """Run in a new process, because encodings are registered when modules are imported."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TOP), str(distribution)])}
     program = "from posenc_export import load_preset; print(type(load_preset('small-alibi').attentions()[0].encoding).__module__)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
+    )
     assert done.stdout.strip() == "posenc_export.encodings.alibi"
 
 
-def test_a_module_of_the_distribution_is_exported_and_verified_in_another_process(installed: Path, tmp_path: Path) -> None:
+def test_a_module_of_the_distribution_is_exported_and_verified_in_another_process(
+    installed: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "artefact"
     assert main(["export", "posenc_mine.tagger:trained", "--target", "ort", "-o", str(folder)]) == 0
-    assert _proved_elsewhere(folder)["passed"] and verify(folder, importlib.import_module("posenc_mine.tagger").trained())["passed"]
+    assert (
+        _proved_elsewhere(folder)["passed"]
+        and verify(folder, importlib.import_module("posenc_mine.tagger").trained())["passed"]
+    )
     assert load(folder, provider="cpu").manifest.packages["slow"].version == "1.2.3"
 
 
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("posenc_mine.taggers:trained", "expected a module posenc_mine.taggers that can be imported, got No module named"),
-        ("posenc_mine.tagger:untrained", "expected a model or a function without arguments in posenc_mine.tagger, got no name untrained; did you mean trained?"),
-        ("posenc_mine.cosine:CosineOracle", "to be a model or a function without arguments, got missing a required argument: 'period'; write a function"),
-        ("posenc_mine.tagger:torch", "expected torch in posenc_mine.tagger to be a model or a function without arguments"),
+        (
+            "posenc_mine.taggers:trained",
+            "expected a module posenc_mine.taggers that can be imported, got No module named",
+        ),
+        (
+            "posenc_mine.tagger:untrained",
+            "expected a model or a function without arguments in posenc_mine.tagger, got no name untrained; did you mean trained?",
+        ),
+        (
+            "posenc_mine.cosine:CosineOracle",
+            "to be a model or a function without arguments, got missing a required argument: 'period'; write a function",
+        ),
+        (
+            "posenc_mine.tagger:torch",
+            "expected torch in posenc_mine.tagger to be a model or a function without arguments",
+        ),
     ],
 )
-def test_a_function_that_returns_no_model_is_one_line_and_status_2(model: str, message: str, installed: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_function_that_returns_no_model_is_one_line_and_status_2(
+    model: str, message: str, installed: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     assert main(["export", model, "--target", "ort", "-o", str(tmp_path / "artefact")]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 1 and message in errors[0] and not list(tmp_path.iterdir())

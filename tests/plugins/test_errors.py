@@ -10,7 +10,20 @@ from posenc_export import encodings
 from posenc_export.commands.cli import main
 from posenc_export.encodings import Geometry, Oracle, PositionEncoding
 
-BLOCK = ["export", "block", "--width", "16", "--heads", "2", "--max-positions", "32", "--target", "torchscript", "--verify", "quick"]
+BLOCK = [
+    "export",
+    "block",
+    "--width",
+    "16",
+    "--heads",
+    "2",
+    "--max-positions",
+    "32",
+    "--target",
+    "torchscript",
+    "--verify",
+    "quick",
+]
 
 
 class OffByOne(PositionEncoding):
@@ -58,12 +71,26 @@ def registered() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("name", "status", "message"),
     [
-        ("off_by_one", 1, "encoding off_by_one disagrees with its oracle; run posenc_export.testing.check_encoding on OffByOne"),
-        ("raising", 2, "test_errors.py:38 to run, got KeyError: 'slope'; correct the code there, and run posenc_export.testing.check_encoding"),
-        ("refusing", 2, "posenc: encoding refusing: expected a head size that is a multiple of 5, got 8"),
+        (
+            "off_by_one",
+            1,
+            "encoding off_by_one disagrees with its oracle; run posenc_export.testing.check_encoding on OffByOne",
+        ),
+        (
+            "raising",
+            2,
+            "test_errors.py:38 to run, got KeyError: 'slope'; correct the code there, and run posenc_export.testing.check_encoding",
+        ),
+        (
+            "refusing",
+            2,
+            "posenc: encoding refusing: expected a head size that is a multiple of 5, got 8",
+        ),
     ],
 )
-def test_an_error_of_an_own_encoding_is_one_line_that_says_where(name: str, status: int, message: str, tmp_path: Path, capsys: Any) -> None:
+def test_an_error_of_an_own_encoding_is_one_line_that_says_where(
+    name: str, status: int, message: str, tmp_path: Path, capsys: Any
+) -> None:
     assert main([*BLOCK, "--encoding", name, "-o", str(tmp_path / "artefact")]) == status
     lines = capsys.readouterr().err.splitlines()
     assert [line for line in lines if message in line] == lines[-1:]

@@ -25,7 +25,9 @@ def as_before() -> Iterator[None]:
 
 
 @pytest.mark.exhaustive
-def test_the_programs_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_before: None) -> None:
+def test_the_programs_of_the_page_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_before: None
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     names: dict = {}
@@ -35,7 +37,10 @@ def test_the_programs_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
             (tmp_path / file[1]).write_text(program)
         else:
             exec(program, names)
-    assert names["manifest"].packages["decay"].name == "decay" and names["found"]["targets"]["torchscript"]["passed"]
+    assert (
+        names["manifest"].packages["decay"].name == "decay"
+        and names["found"]["targets"]["torchscript"]["passed"]
+    )
 
 
 def test_the_package_of_the_page_installs_the_files_of_its_entry_points() -> None:
@@ -43,4 +48,6 @@ def test_the_package_of_the_page_installs_the_files_of_its_entry_points() -> Non
     package = tomllib.loads(content)
     offered = package["project"]["entry-points"]
     assert set(offered) == {GROUP}
-    assert {place.partition(":")[0] for place in offered[GROUP].values()} == set(package["tool"]["setuptools"]["py-modules"])
+    assert {place.partition(":")[0] for place in offered[GROUP].values()} == set(
+        package["tool"]["setuptools"]["py-modules"]
+    )

@@ -64,11 +64,16 @@ def excess(actual: np.ndarray, expected: np.ndarray) -> float:
     return worst_error(actual, expected) / tolerance("float32", 2, 48)
 
 
-def worst_ahead(session: Session, kind: str, order: Sequence[int], steps: int = 2, back: Optional[int] = None) -> float:
+def worst_ahead(
+    session: Session, kind: str, order: Sequence[int], steps: int = 2, back: Optional[int] = None
+) -> float:
     """Feed further tokens to a session whose row b reads texts()[order[b]]: a ragged call, a rewind, then steps. Return the worst excess."""
     worst = 0.0
     at = session.length
-    more = [row[a : a + 2 + index % 2] for index, (row, a) in enumerate(zip(texts()[list(order)], at, strict=True))]
+    more = [
+        row[a : a + 2 + index % 2]
+        for index, (row, a) in enumerate(zip(texts()[list(order)], at, strict=True))
+    ]
     result = session.prefill(more)
     for index, (row, a, part) in enumerate(zip(order, at, more, strict=True)):
         worst = max(worst, excess(result[index, : len(part)], full(kind)[row, a : a + len(part)]))

@@ -21,7 +21,12 @@ MODELS: Dict[str, Tuple[List[int], str, Dict[str, int], Dict[str, Any]]] = {
     "glm_ocr": (SPLIT, "GlmOcrModel", {}, {"split": True}),
     "qwen3_vl": (SPLIT, "Qwen3VLModel", {}, {"split": True}),
     "qwen2_vl": (WHOLE, "Qwen2VLModel", {}, {}),
-    "ernie4_5_vl_moe": ([0, *[2] * 4, 0, *[2] * 4], "Ernie4_5_VLMoeModel", {"temporal_merge_size": 2}, {"merge_time": 2}),
+    "ernie4_5_vl_moe": (
+        [0, *[2] * 4, 0, *[2] * 4],
+        "Ernie4_5_VLMoeModel",
+        {"temporal_merge_size": 2},
+        {"merge_time": 2},
+    ),
     "qwen2_5_vl": (WHOLE, "Qwen2_5_VLModel", {"tokens_per_second": 3}, {"intervals": [0.9, 5.1]}),
 }
 
@@ -32,10 +37,15 @@ def _theirs(name: str, kinds: List[int]) -> Tuple[Any, Any]:
     _, cls, keys, _ = MODELS[name]
     model = getattr(importlib.import_module(f"transformers.models.{name}.modeling_{name}"), cls)
     numbers = SimpleNamespace(vision_config=SimpleNamespace(spatial_merge_size=2, **keys))
-    me = SimpleNamespace(config=numbers, get_vision_position_ids=functools.partial(model.get_vision_position_ids, None))
+    me = SimpleNamespace(
+        config=numbers,
+        get_vision_position_ids=functools.partial(model.get_vision_position_ids, None),
+    )
     given = torch.tensor([kinds])
     seconds = {"second_per_grid_ts": torch.tensor([0.3, 1.7])} if name == "qwen2_5_vl" else {}
-    return model.get_rope_index(me, given * 0, given, torch.tensor(IMAGES), torch.tensor(VIDEOS), **seconds)  # type: ignore[no-any-return]
+    return model.get_rope_index(
+        me, given * 0, given, torch.tensor(IMAGES), torch.tensor(VIDEOS), **seconds
+    )  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -57,26 +67,42 @@ def test_following_text_of_each_row_starts_after_its_largest_coordinate() -> Non
 @pytest.mark.parametrize(
     ("places", "count", "named"),
     [
-        (np.zeros((3, 4), np.int64), 1, "expected places to be whole numbers [3,B,S] and count 0 or more, got int64 [3, 4] and 1"),
+        (
+            np.zeros((3, 4), np.int64),
+            1,
+            "expected places to be whole numbers [3,B,S] and count 0 or more, got int64 [3, 4] and 1",
+        ),
         (np.zeros((3, 1, 4)), 1, "got float64 [3, 1, 4] and 1"),
         (np.zeros((3, 1, 0), np.int64), 1, "got int64 [3, 1, 0] and 1"),
         (np.zeros((3, 1, 4), np.int64), -1, "got int64 [3, 1, 4] and -1"),
     ],
 )
-def test_arrays_of_another_shape_than_three_coordinates_per_row_are_refused(places: np.ndarray, count: int, named: str) -> None:
+def test_arrays_of_another_shape_than_three_coordinates_per_row_are_refused(
+    places: np.ndarray, count: int, named: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(named)):
         following(places, count)
 
 
 def test_a_merge_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="merge and merge_time of at least 1, got 'largest', 2 and 0"):
+    with pytest.raises(
+        ValueError, match="merge and merge_time of at least 1, got 'largest', 2 and 0"
+    ):
         coordinates([2], videos=[(1, 2, 2)], merge_time=0)
 
 
 def test_text_after_an_image_continues_from_the_largest_coordinate_or_from_the_sides() -> None:
     kinds = [0, 2, 2, 2, 0]
-    assert coordinates(kinds, videos=[(3, 2, 2)]).tolist() == [[0, 1, 2, 3, 4], [0, 1, 1, 1, 4], [0, 1, 1, 1, 4]]
-    assert coordinates(kinds, videos=[(3, 2, 2)], behind="sides").tolist() == [[0, 1, 2, 3, 2], [0, 1, 1, 1, 2], [0, 1, 1, 1, 2]]
+    assert coordinates(kinds, videos=[(3, 2, 2)]).tolist() == [
+        [0, 1, 2, 3, 4],
+        [0, 1, 1, 1, 4],
+        [0, 1, 1, 1, 4],
+    ]
+    assert coordinates(kinds, videos=[(3, 2, 2)], behind="sides").tolist() == [
+        [0, 1, 2, 3, 2],
+        [0, 1, 1, 1, 2],
+        [0, 1, 1, 1, 2],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -86,13 +112,24 @@ def test_text_after_an_image_continues_from_the_largest_coordinate_or_from_the_s
         ({"kinds": [0, 3]}, "expected kinds 0, 1 or 2"),
         ({"kinds": [0, 1, 1], "images": [(1, 4, 4)]}, "got 2 tokens for grid [1, 4, 4]"),
         ({"kinds": [0, 1]}, "got 1 tokens for grid [0, 0, 0]"),
-        ({"kinds": [0], "images": [(1, 2, 2)]}, "expected tokens for every image and video, got too few for 1 images and 0 videos"),
+        (
+            {"kinds": [0], "images": [(1, 2, 2)]},
+            "expected tokens for every image and video, got too few for 1 images and 0 videos",
+        ),
         ({"kinds": [1], "images": [(2, 2)]}, "expected images as three whole numbers above 0 each"),
-        ({"kinds": [2], "videos": [(1, 2, 2)], "intervals": [1.0, 2.0]}, "one finite interval for each of 1 videos, or no intervals with split frames, got [1.0, 2.0]"),
-        ({"kinds": [2], "videos": [(1, 2, 2)], "intervals": [1.0], "split": True}, "no intervals with split frames, got [1.0]"),
+        (
+            {"kinds": [2], "videos": [(1, 2, 2)], "intervals": [1.0, 2.0]},
+            "one finite interval for each of 1 videos, or no intervals with split frames, got [1.0, 2.0]",
+        ),
+        (
+            {"kinds": [2], "videos": [(1, 2, 2)], "intervals": [1.0], "split": True},
+            "no intervals with split frames, got [1.0]",
+        ),
         ({"kinds": [0], "behind": "video"}, "expected behind to be one of largest, sides"),
     ],
 )
-def test_grids_that_do_not_match_their_tokens_are_refused(given: Dict[str, Any], named: str) -> None:
+def test_grids_that_do_not_match_their_tokens_are_refused(
+    given: Dict[str, Any], named: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(named)):
         coordinates(**given)

@@ -34,14 +34,24 @@ def opened(folder: Path) -> Model:
 def prompts(count: int, longest: int, seed: int = 0) -> List[List[int]]:
     """Return random prompts of letters, of different lengths."""
     random = np.random.default_rng(seed)
-    return [random.integers(97, 123, random.integers(1, longest + 1)).tolist() for _ in range(count)]
+    return [
+        random.integers(97, 123, random.integers(1, longest + 1)).tolist() for _ in range(count)
+    ]
 
 
 def alone(model: Model, requests: Sequence[Request]) -> Dict[Request, List[int]]:
     """Return the tokens that a separate session generates for each request."""
     found = {}
     for each in requests:
-        made = model.session().generate([list(each.prompt)], each.max_tokens, each.temperature, each.top_k, each.top_p, each.seed, each.stop_ids)
+        made = model.session().generate(
+            [list(each.prompt)],
+            each.max_tokens,
+            each.temperature,
+            each.top_k,
+            each.top_p,
+            each.seed,
+            each.stop_ids,
+        )
         found[each] = [int(token[0]) for token in made]
     return found
 

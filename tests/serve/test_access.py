@@ -20,7 +20,7 @@ CONNECTIONS = 4
 
 
 @pytest.fixture(scope="module")
-def port(model: Model) -> Iterator[int]:  # noqa: F811
+def port(model: Model) -> Iterator[int]:
     """A server as `posenc serve` runs it, with a key, an allowed page and few connections."""
     from posenc_export.commands.serve import listen
     from posenc_export.serve.access import access
@@ -29,13 +29,24 @@ def port(model: Model) -> Iterator[int]:  # noqa: F811
 
     listening = Listener(listen("127.0.0.1", 0), CONNECTIONS + OVER)
     allowed = access("127.0.0.1", *listening.getsockname(), ["https://page.example"], "secret")
-    with running(application("tiny", model, ByteCodec(), LIMITS, allowed), listening=listening, **settings(CONNECTIONS, 600)) as (port, _):
+    with running(
+        application("tiny", model, ByteCodec(), LIMITS, allowed),
+        listening=listening,
+        **settings(CONNECTIONS, 600),
+    ) as (port, _):
         yield port
 
 
-def _status(port: int, headers: Dict[str, str], path: str = "/v1/completions", method: Optional[str] = None) -> int:
+def _status(
+    port: int, headers: Dict[str, str], path: str = "/v1/completions", method: Optional[str] = None
+) -> int:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    connection.request(method or ("POST" if "complet" in path else "GET"), path, BODY if "complet" in path else None, headers)
+    connection.request(
+        method or ("POST" if "complet" in path else "GET"),
+        path,
+        BODY if "complet" in path else None,
+        headers,
+    )
     status = connection.getresponse().status
     connection.close()
     return status
@@ -56,26 +67,47 @@ def test_pages_of_the_server_and_allowed_ones_may_send_requests(port: int) -> No
         assert _status(port, {**JSON, **KEY, "Origin": origin}) == 200
 
 
-@pytest.mark.parametrize("origin", ["https://evil.example", "http://localhost:1", "null", "https://page.example.evil"])
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "http://localhost:1", "null", "https://page.example.evil"]
+)
 @pytest.mark.parametrize("path", ["/v1/completions", "/health"])
 def test_other_pages_may_not(origin: str, path: str, port: int) -> None:
     assert _status(port, {**JSON, **KEY, "Origin": origin}, path) == 403
 
 
 def test_a_browser_that_asks_ahead_is_told_which_pages_may_send_requests(port: int) -> None:
-    ahead = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
-    assert [_status(port, {**ahead, "Origin": origin}, method="OPTIONS") for origin in ("https://page.example", "https://evil.example")] == [200, 400]
+    ahead = {
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "content-type",
+    }
+    assert [
+        _status(port, {**ahead, "Origin": origin}, method="OPTIONS")
+        for origin in ("https://page.example", "https://evil.example")
+    ] == [200, 400]
 
 
-@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded", "application/jsonp"])
+@pytest.mark.parametrize(
+    "kind", [None, "text/plain", "application/x-www-form-urlencoded", "application/jsonp"]
+)
 def test_a_body_that_is_not_declared_as_json_is_refused(kind: Optional[str], port: int) -> None:
     assert _status(port, {**KEY, **({"Content-Type": kind} if kind else {})}) == 415
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/models", "/metrics"])
-@pytest.mark.parametrize("key", [{}, {"Authorization": "Bearer secreT"}, {"Authorization": "Basic secret"}, {"Authorization": "Bearer sécret"}])
+@pytest.mark.parametrize(
+    "key",
+    [
+        {},
+        {"Authorization": "Bearer secreT"},
+        {"Authorization": "Basic secret"},
+        {"Authorization": "Bearer sécret"},
+    ],
+)
 def test_requests_without_the_key_are_refused(path: str, key: Dict[str, str], port: int) -> None:
-    assert (_status(port, {**JSON, **key}, path), _status(port, {**JSON, **KEY}, path)) == (401, 200)
+    assert (_status(port, {**JSON, **key}, path), _status(port, {**JSON, **KEY}, path)) == (
+        401,
+        200,
+    )
 
 
 def test_health_needs_no_key(port: int) -> None:
@@ -88,10 +120,19 @@ def test_a_server_on_all_addresses_accepts_every_name_but_no_other_page() -> Non
     assert access("0.0.0.0", "0.0.0.0", 8000).hosts == access("::", "::", 8000).hosts == ("*",)
     assert access("0.0.0.0", "0.0.0.0", 8000).origins == ()
     assert "server.example" in access("server.example", "192.0.2.1", 8000).hosts
-    assert {"http://localhost", "http://localhost:80"} <= set(access("127.0.0.1", "127.0.0.1", 80).origins)
+    assert {"http://localhost", "http://localhost:80"} <= set(
+        access("127.0.0.1", "127.0.0.1", 80).origins
+    )
 
 
-@pytest.mark.parametrize(("given", "said"), [({"key": ""}, "expected a key"), ({"key": "a b"}, "expected a key"), ({"origins": ["page.example"]}, "expected an origin")])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"key": ""}, "expected a key"),
+        ({"key": "a b"}, "expected a key"),
+        ({"origins": ["page.example"]}, "expected an origin"),
+    ],
+)
 def test_keys_and_origins_that_cannot_be_compared_are_refused(given: Any, said: str) -> None:
     from posenc_export.serve.access import access
 
@@ -103,7 +144,10 @@ def test_keys_and_origins_that_cannot_be_compared_are_refused(given: Any, said: 
 def _silent(port: int, count: int) -> Iterator[List[socket.socket]]:
     """Context manager that opens connections without sending anything."""
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10)) for _ in range(count)]
+        yield [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            for _ in range(count)
+        ]
 
 
 def test_silent_connections_make_room_for_requests(port: int) -> None:
@@ -112,7 +156,9 @@ def test_silent_connections_make_room_for_requests(port: int) -> None:
         assert [_status(port, {**JSON, **KEY}) for _ in range(3)] == [200] * 3
 
 
-def test_requests_beyond_the_connections_are_refused_and_further_connections_closed(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_beyond_the_connections_are_refused_and_further_connections_closed(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from posenc_export.serve.connections import OVER
 
     for seconds in ("PATIENCE", "SENDING"):
@@ -124,7 +170,9 @@ def test_requests_beyond_the_connections_are_refused_and_further_connections_clo
         assert [each.recv(64) for each in late[1:]] == [b"", b""]
 
 
-def test_a_connection_without_a_request_is_closed(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_without_a_request_is_closed(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("posenc_export.serve.connections.SENDING", 0.1)
     with _silent(port, 1) as (silent,):
         assert silent.recv(64) == b""

@@ -42,61 +42,142 @@ def stop(model: Model) -> int:
 def port(model: Model) -> Iterator[int]:
     from posenc_export.serve.app import application
 
-    with running(application("tiny", model, ByteCodec(), LIMITS, chat=ChatCodec(ByteCodec(), TEMPLATE, {}))) as (port, _):
+    with running(
+        application("tiny", model, ByteCodec(), LIMITS, chat=ChatCodec(ByteCodec(), TEMPLATE, {}))
+    ) as (port, _):
         yield port
 
 
 def _expected(model: Model, prompt: bytes, count: int) -> str:
-    return bytes(int(token[0]) for token in model.session().generate([list(prompt)], count)).decode(errors="replace")
+    return bytes(int(token[0]) for token in model.session().generate([list(prompt)], count)).decode(
+        errors="replace"
+    )
 
 
 def test_a_reply_is_the_continuation_of_the_rendered_conversation(port: int, model: Model) -> None:
-    turns = [{"role": "system", "content": "Be"}, {"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "tool_calls": None}]
-    last = {"role": "user", "content": [{"type": "text", "text": "c"}, {"type": "text", "text": "d"}]}
+    turns = [
+        {"role": "system", "content": "Be"},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "tool_calls": None},
+    ]
+    last = {
+        "role": "user",
+        "content": [{"type": "text", "text": "c"}, {"type": "text", "text": "d"}],
+    }
     status, answer = Client(port).ask(CHAT, {**HELLO, "messages": [*turns, last]})
-    assert status == 200 and answer["object"] == "chat.completion" and answer["id"].startswith("chatcmpl-")
+    assert (
+        status == 200
+        and answer["object"] == "chat.completion"
+        and answer["id"].startswith("chatcmpl-")
+    )
     (choice,) = answer["choices"]
     prompt = b"s:Be\nu:a\na:b\nu:c\nd\na:"
-    assert choice["message"] == {"role": "assistant", "content": _expected(model, prompt, 12)} and choice["finish_reason"] == "length"
-    assert answer["usage"] == {"prompt_tokens": len(prompt), "completion_tokens": 12, "total_tokens": len(prompt) + 12}
+    assert (
+        choice["message"] == {"role": "assistant", "content": _expected(model, prompt, 12)}
+        and choice["finish_reason"] == "length"
+    )
+    assert answer["usage"] == {
+        "prompt_tokens": len(prompt),
+        "completion_tokens": 12,
+        "total_tokens": len(prompt) + 12,
+    }
 
 
 def test_a_stream_begins_with_the_role_and_has_the_text_of_the_whole_reply(port: int) -> None:
     openai = pytest.importorskip("openai")
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client:
+    with openai.OpenAI(
+        base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0
+    ) as client:
         given: Dict[str, Any] = {**HELLO, "model": "tiny", "n": 2, "seed": 3, "temperature": 0.9}
         whole = client.chat.completions.create(**given)
-        parts = list(client.chat.completions.create(**given, stream=True, stream_options={"include_usage": True}))
+        parts = list(
+            client.chat.completions.create(
+                **given, stream=True, stream_options={"include_usage": True}
+            )
+        )
         for choice in whole.choices:
-            mine = [part.choices[0] for part in parts if part.choices and part.choices[0].index == choice.index]
+            mine = [
+                part.choices[0]
+                for part in parts
+                if part.choices and part.choices[0].index == choice.index
+            ]
             assert [part.delta.role for part in mine] == ["assistant", *[None] * (len(mine) - 1)]
-            assert "".join(part.delta.content for part in mine) == choice.message.content and mine[-1].finish_reason == choice.finish_reason == "length"
-        assert parts[-1].usage == whole.usage and whole.usage.completion_tokens == 24 and parts[0].object == "chat.completion.chunk"
-        again = client.chat.completions.create(**{**given, "messages": [*HELLO["messages"], whole.choices[0].message, {"role": "user", "content": "?"}]})
+            assert (
+                "".join(part.delta.content for part in mine) == choice.message.content
+                and mine[-1].finish_reason == choice.finish_reason == "length"
+            )
+        assert (
+            parts[-1].usage == whole.usage
+            and whole.usage.completion_tokens == 24
+            and parts[0].object == "chat.completion.chunk"
+        )
+        again = client.chat.completions.create(
+            **{
+                **given,
+                "messages": [
+                    *HELLO["messages"],
+                    whole.choices[0].message,
+                    {"role": "user", "content": "?"},
+                ],
+            }
+        )
         assert again.choices[0].message.role == "assistant"
 
 
 def test_log_probabilities_come_with_each_token(port: int) -> None:
     openai = pytest.importorskip("openai")
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client:
+    with openai.OpenAI(
+        base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0
+    ) as client:
         given: Dict[str, Any] = {**HELLO, "model": "tiny", "logprobs": True, "top_logprobs": 3}
         whole = client.chat.completions.create(**given).choices[0].logprobs.content
-        streamed = [one for part in client.chat.completions.create(**given, stream=True) for one in part.choices[0].logprobs.content]
+        streamed = [
+            one
+            for part in client.chat.completions.create(**given, stream=True)
+            for one in part.choices[0].logprobs.content
+        ]
     assert len(whole) == 12 and streamed == whole
     for token in whole:
-        assert token.top_logprobs[0].logprob == token.logprob < 0 and token.top_logprobs[0].token == token.token and len(token.top_logprobs) == 3
+        assert (
+            token.top_logprobs[0].logprob == token.logprob < 0
+            and token.top_logprobs[0].token == token.token
+            and len(token.top_logprobs) == 3
+        )
 
 
-def test_log_probabilities_of_completions_name_each_token_and_its_place_in_the_text(port: int) -> None:
+def test_log_probabilities_of_completions_name_each_token_and_its_place_in_the_text(
+    port: int,
+) -> None:
     openai = pytest.importorskip("openai")
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client:
-        given: Dict[str, Any] = {"model": "tiny", "prompt": "Hello", "max_tokens": 24, "temperature": 0, "logprobs": 2}
+    with openai.OpenAI(
+        base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0
+    ) as client:
+        given: Dict[str, Any] = {
+            "model": "tiny",
+            "prompt": "Hello",
+            "max_tokens": 24,
+            "temperature": 0,
+            "logprobs": 2,
+        }
         choice = client.completions.create(**given).choices[0]
-        parts = [part.choices[0].logprobs for part in client.completions.create(**given, stream=True) if part.choices[0].logprobs]
+        parts = [
+            part.choices[0].logprobs
+            for part in client.completions.create(**given, stream=True)
+            if part.choices[0].logprobs
+        ]
     found = choice.logprobs
-    assert len(found.tokens) == 24 and all(listed[token] == own < 0 for listed, token, own in zip(found.top_logprobs, found.tokens, found.token_logprobs, strict=True))
+    assert len(found.tokens) == 24 and all(
+        listed[token] == own < 0
+        for listed, token, own in zip(
+            found.top_logprobs, found.tokens, found.token_logprobs, strict=True
+        )
+    )
     assert all(1 <= len(listed) <= 2 for listed in found.top_logprobs)
-    assert all(token in (choice.text[place], "\ufffd") for token, place in zip(found.tokens, found.text_offset, strict=True) if place < len(choice.text))
+    assert all(
+        token in (choice.text[place], "\ufffd")
+        for token, place in zip(found.tokens, found.text_offset, strict=True)
+        if place < len(choice.text)
+    )
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
         assert [one for part in parts for one in getattr(part, name)] == getattr(found, name)
 
@@ -109,25 +190,42 @@ def test_log_probabilities_are_logarithms_of_the_softmax() -> None:
     assert np.allclose([value for _, value in found], [1 - total, 3 - total, 3 - total], rtol=1e-12)
 
 
-def test_a_reply_ends_at_the_ids_of_the_model_and_at_stop_strings(port: int, stop: int, model: Model) -> None:
-    whole = Client(port).ask(CHAT, {**HELLO, "stop_token_ids": [stop], "logprobs": True, "return_token_ids": True})[1]["choices"][0]
+def test_a_reply_ends_at_the_ids_of_the_model_and_at_stop_strings(
+    port: int, stop: int, model: Model
+) -> None:
+    whole = Client(port).ask(
+        CHAT, {**HELLO, "stop_token_ids": [stop], "logprobs": True, "return_token_ids": True}
+    )[1]["choices"][0]
     assert whole["finish_reason"] == "stop" and whole["token_ids"][-1] == stop
-    assert [token["token"] for token in whole["logprobs"]["content"]] == [ByteCodec().spelled(token) for token in whole["token_ids"][:-1]]
+    assert [token["token"] for token in whole["logprobs"]["content"]] == [
+        ByteCodec().spelled(token) for token in whole["token_ids"][:-1]
+    ]
     text = _expected(model, b"u:Hello\na:", 12)
     choice = Client(port).ask(CHAT, {**HELLO, "stop": [text[4:6]]})[1]["choices"][0]
-    assert choice["message"]["content"] == text[: text.find(text[4:6])] and choice["finish_reason"] == "stop"
+    assert (
+        choice["message"]["content"] == text[: text.find(text[4:6])]
+        and choice["finish_reason"] == "stop"
+    )
 
 
 def test_a_reply_without_max_tokens_goes_to_the_end_of_the_context(port: int) -> None:
-    answer = Client(port).ask(CHAT, {"messages": [{"role": "user", "content": "x" * 50}], "temperature": 0})[1]
-    assert answer["usage"]["total_tokens"] == 120 and answer["choices"][0]["finish_reason"] == "length"
+    answer = Client(port).ask(
+        CHAT, {"messages": [{"role": "user", "content": "x" * 50}], "temperature": 0}
+    )[1]
+    assert (
+        answer["usage"]["total_tokens"] == 120 and answer["choices"][0]["finish_reason"] == "length"
+    )
 
 
 MESSAGE = {"role": "user", "content": "a"}
 BAD: Dict[str, Any] = {
     "no messages": {"messages": []},
     "a role that is unknown": {"messages": [{"role": "tool", "content": "a"}]},
-    "an image": {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+    "an image": {
+        "messages": [
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+        ]
+    },
     "a tool": {"messages": [MESSAGE], "tools": [{"type": "function", "function": {"name": "f"}}]},
     "a reply in JSON": {"messages": [MESSAGE], "response_format": {"type": "json_object"}},
     "alternatives without probabilities": {"messages": [MESSAGE], "top_logprobs": 2},
@@ -149,10 +247,17 @@ def test_fields_of_unsupported_features_are_named(port: int) -> None:
     tools = {"messages": [MESSAGE], "tools": BAD["a tool"]["tools"]}
     called = {"messages": [{**MESSAGE, "tool_calls": [1]}]}
     penalty = {"messages": [MESSAGE], "frequency_penalty": 0.5}
-    tool, call, number = [Client(port).ask(CHAT, body)[1]["error"]["message"] for body in (tools, called, penalty)]
+    tool, call, number = [
+        Client(port).ask(CHAT, body)[1]["error"]["message"] for body in (tools, called, penalty)
+    ]
     assert tool.startswith("tools: expected no tools, which this server does not support, got [{")
-    assert call.startswith("messages: expected no tool_calls, which this server does not support, got [1]")
-    assert number == "frequency_penalty: expected 0, which is the only supported value, got 0.5; /docs lists the fields"
+    assert call.startswith(
+        "messages: expected no tool_calls, which this server does not support, got [1]"
+    )
+    assert (
+        number
+        == "frequency_penalty: expected 0, which is the only supported value, got 0.5; /docs lists the fields"
+    )
 
 
 def test_a_model_without_a_template_says_so(model: Model) -> None:
@@ -160,6 +265,9 @@ def test_a_model_without_a_template_says_so(model: Model) -> None:
 
     with running(application("tiny", model, ByteCodec(), LIMITS)) as (port, _):
         status, answer = Client(port).ask(CHAT, HELLO)
-        assert (status, "expected a model with a chat template" in answer["error"]["message"]) == (400, True)
+        assert (status, "expected a model with a chat template" in answer["error"]["message"]) == (
+            400,
+            True,
+        )
         listed: List[Any] = Client(port).ask("/openapi.json")[1]["paths"]
         assert CHAT in listed

@@ -33,7 +33,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 @pytest.fixture
 def client(model: Model) -> Iterator[TestClient]:
-    with TestClient(application("tiny", model, Limits(queue=2), Access(key=KEY)), headers={"Authorization": f"Bearer {KEY}"}) as client:
+    with TestClient(
+        application("tiny", model, Limits(queue=2), Access(key=KEY)),
+        headers={"Authorization": f"Bearer {KEY}"},
+    ) as client:
         yield client
 
 
@@ -43,18 +46,36 @@ def embedded(client: TestClient, **body: Any) -> Any:
     return response.json()
 
 
-def test_texts_and_token_ids_give_embeddings_in_order_with_token_counts(client: TestClient, model: Model) -> None:
-    found, expected = embedded(client, input=["w5 w6", "w7"], model="tiny"), model.encode(["w5 w6", "w7"])
-    assert found["object"] == "list" and found["model"] == "tiny" and found["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
+def test_texts_and_token_ids_give_embeddings_in_order_with_token_counts(
+    client: TestClient, model: Model
+) -> None:
+    found, expected = (
+        embedded(client, input=["w5 w6", "w7"], model="tiny"),
+        model.encode(["w5 w6", "w7"]),
+    )
+    assert (
+        found["object"] == "list"
+        and found["model"] == "tiny"
+        and found["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
+    )
     assert [entry["index"] for entry in found["data"]] == [0, 1]
-    assert np.array_equal(np.array([entry["embedding"] for entry in found["data"]], np.float32), expected)
+    assert np.array_equal(
+        np.array([entry["embedding"] for entry in found["data"]], np.float32), expected
+    )
     for same in ("w5 w6", [0, 5, 6, 2], [[0, 5, 6, 2]]):
-        assert np.allclose(embedded(client, input=same)["data"][0]["embedding"], expected[0], atol=1e-6)
+        assert np.allclose(
+            embedded(client, input=same)["data"][0]["embedding"], expected[0], atol=1e-6
+        )
 
 
 def test_base64_holds_the_bytes_of_float32_numbers(client: TestClient) -> None:
-    plain, coded = (embedded(client, input="w5", encoding_format=form)["data"][0]["embedding"] for form in ("float", "base64"))
-    assert np.array_equal(np.frombuffer(base64.b64decode(coded), "<f4"), np.array(plain, np.float32))
+    plain, coded = (
+        embedded(client, input="w5", encoding_format=form)["data"][0]["embedding"]
+        for form in ("float", "base64")
+    )
+    assert np.array_equal(
+        np.frombuffer(base64.b64decode(coded), "<f4"), np.array(plain, np.float32)
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,18 +91,29 @@ def test_base64_holds_the_bytes_of_float32_numbers(client: TestClient) -> None:
         ({}, 400, "input: field required"),
     ],
 )
-def test_what_cannot_be_embedded_is_refused(body: Any, status: int, message: str, client: TestClient) -> None:
+def test_what_cannot_be_embedded_is_refused(
+    body: Any, status: int, message: str, client: TestClient
+) -> None:
     response = client.post("/v1/embeddings", json=body)
     assert response.status_code == status and message in response.json()["error"]["message"]
 
 
 def test_the_listed_length_is_that_at_which_texts_are_cut(client: TestClient, model: Model) -> None:
     (row,) = sentences.rows_of(model, ["w5 " * 200])
-    assert client.get("/v1/models").json()["data"][0]["max_model_len"] == len(row) < model.manifest.max_positions
+    assert (
+        client.get("/v1/models").json()["data"][0]["max_model_len"]
+        == len(row)
+        < model.manifest.max_positions
+    )
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("POST", "/v1/chat/completions", 404), ("GET", "/v1/embeddings", 405)])
-def test_another_path_or_method_is_answered_with_those_of_this_server(method: str, path: str, status: int, client: TestClient) -> None:
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("POST", "/v1/chat/completions", 404), ("GET", "/v1/embeddings", 405)],
+)
+def test_another_path_or_method_is_answered_with_those_of_this_server(
+    method: str, path: str, status: int, client: TestClient
+) -> None:
     response = client.request(method, path)
     assert response.status_code == status
     said = f"request: expected a method and path that /docs lists, got {method} {path}; POST /v1/embeddings embeds texts, since tiny is an encoder"
@@ -89,11 +121,25 @@ def test_another_path_or_method_is_answered_with_those_of_this_server(method: st
 
 
 def test_the_key_guards_embeddings_and_models_but_not_health(client: TestClient) -> None:
-    assert client.get("/health").json() == {"status": "ready"} and client.get("/v1/models").json()["data"][0]["id"] == "tiny"
+    assert (
+        client.get("/health").json() == {"status": "ready"}
+        and client.get("/v1/models").json()["data"][0]["id"] == "tiny"
+    )
     for path in ("/v1/embeddings", "/v1/models"):
-        assert client.request("POST" if "emb" in path else "GET", path, json={"input": "w5"}, headers={"Authorization": ""}).status_code == 401
+        assert (
+            client.request(
+                "POST" if "emb" in path else "GET",
+                path,
+                json={"input": "w5"},
+                headers={"Authorization": ""},
+            ).status_code
+            == 401
+        )
 
 
 def test_a_model_without_embeddings_is_refused_before_it_is_served(model: Model) -> None:
-    with pytest.raises(ValueError, match="expected an artefact with output sentence_embedding, got a module in memory"):
+    with pytest.raises(
+        ValueError,
+        match="expected an artefact with output sentence_embedding, got a module in memory",
+    ):
         application("tiny", Model(model.graph), Limits())

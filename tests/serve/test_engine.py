@@ -18,7 +18,15 @@ from posenc_export.serve.batch import Batch
 from posenc_export.serve.completion import Stops
 from posenc_export.serve.engine import Engine
 from posenc_export.serve.metrics import Metrics
-from posenc_export.serve.requests import Full, Limits, Refused, Request, Stopping, Token, check_model
+from posenc_export.serve.requests import (
+    Full,
+    Limits,
+    Refused,
+    Request,
+    Stopping,
+    Token,
+    check_model,
+)
 from tests.serve.models import alone, artefact, opened, prompts, slow  # noqa: F401
 from tests.soak.steps import resident
 
@@ -45,13 +53,21 @@ class Gathered:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Model]:
-    return {target: opened(artefact(tmp_path_factory.getbasetemp(), target)) for target in ("ort", "onnx-static")}
+    return {
+        target: opened(artefact(tmp_path_factory.getbasetemp(), target))
+        for target in ("ort", "onnx-static")
+    }
 
 
 @pytest.mark.parametrize("target", ["ort", "onnx-static"])
-def test_every_request_gets_the_tokens_that_it_gets_alone(target: str, models: Dict[str, Model]) -> None:
+def test_every_request_gets_the_tokens_that_it_gets_alone(
+    target: str, models: Dict[str, Model]
+) -> None:
     lengths = np.random.default_rng(1).integers(1, 40, 24).tolist()
-    requests = [Request(tuple(prompt), length) for prompt, length in zip(prompts(24, 60), lengths, strict=True)]
+    requests = [
+        Request(tuple(prompt), length)
+        for prompt, length in zip(prompts(24, 60), lengths, strict=True)
+    ]
     gathered = Gathered(models[target])
     for first in range(0, len(requests), 4):
         gathered.engine.submit(requests[first : first + 4])
@@ -61,31 +77,67 @@ def test_every_request_gets_the_tokens_that_it_gets_alone(target: str, models: D
 
 
 @pytest.mark.parametrize("target", ["ort", "onnx-static"])
-def test_requests_whose_tokens_are_drafted_get_the_tokens_that_they_get_alone(target: str, models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speculation, "best_count", lambda costs, acceptance, found, most, per_token: min(3, max(most)))
+def test_requests_whose_tokens_are_drafted_get_the_tokens_that_they_get_alone(
+    target: str, models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        speculation,
+        "best_count",
+        lambda costs, acceptance, found, most, per_token: min(3, max(most)),
+    )
     lengths = np.random.default_rng(1).integers(1, 40, 16).tolist()
     texts = [prompt * 3 for prompt in prompts(16, 12)]
     stops = [(int(token),) for token in np.random.default_rng(2).integers(0, 256, 16)]
-    requests = [Request(tuple(text), length, 0.9 * (seed % 2), seed=seed, stop_ids=stops[seed]) for seed, (text, length) in enumerate(zip(texts, lengths, strict=True))]
-    gathered = Gathered(models[target], dataclasses.replace(LIMITS, speculate=True, rows=3, prefix_memory=1 << 20))
+    requests = [
+        Request(tuple(text), length, 0.9 * (seed % 2), seed=seed, stop_ids=stops[seed])
+        for seed, (text, length) in enumerate(zip(texts, lengths, strict=True))
+    ]
+    gathered = Gathered(
+        models[target], dataclasses.replace(LIMITS, speculate=True, rows=3, prefix_memory=1 << 20)
+    )
     gathered.engine.submit(requests)
     gathered.engine.close()
     assert gathered.made == alone(models[target], requests)
-    assert gathered.engine._batch.speculator is not None and gathered.engine._batch.speculator.drafted > 0
+    assert (
+        gathered.engine._batch.speculator is not None
+        and gathered.engine._batch.speculator.drafted > 0
+    )
 
 
-def test_drafted_and_accepted_tokens_are_counted_under_the_names_that_are_usual(models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speculation, "best_count", lambda costs, acceptance, found, most, per_token: min(3, max(most)))
+def test_drafted_and_accepted_tokens_are_counted_under_the_names_that_are_usual(
+    models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        speculation,
+        "best_count",
+        lambda costs, acceptance, found, most, per_token: min(3, max(most)),
+    )
     found: List[Dict[str, float]] = []
     for speculate in (True, False):
         gathered = Gathered(models["ort"], dataclasses.replace(LIMITS, speculate=speculate))
         gathered.engine.submit([Request((97, 98, 99) * 4, 80)])
         gathered.engine.close()
-        lines = Metrics("tiny", models["ort"].manifest, gathered.engine).text().decode().splitlines()
-        found.append({name: float(value) for name, value in (line.split() for line in lines if not line.startswith("#") and ("spec_decode" in line or "passes" in line))})
-    drafts, drafted, accepted = (found[0][f"posenc_spec_decode_num_{name}_total"] for name in ("drafts", "draft_tokens", "accepted_tokens"))
+        lines = (
+            Metrics("tiny", models["ort"].manifest, gathered.engine).text().decode().splitlines()
+        )
+        found.append(
+            {
+                name: float(value)
+                for name, value in (
+                    line.split()
+                    for line in lines
+                    if not line.startswith("#") and ("spec_decode" in line or "passes" in line)
+                )
+            }
+        )
+    drafts, drafted, accepted = (
+        found[0][f"posenc_spec_decode_num_{name}_total"]
+        for name in ("drafts", "draft_tokens", "accepted_tokens")
+    )
     assert 0 < drafts < drafted <= 3 * drafts and 0 < accepted < drafted
-    assert 1 + found[0]["posenc_decode_passes_total"] + accepted == 80  # the first token follows the prompt
+    assert (
+        1 + found[0]["posenc_decode_passes_total"] + accepted == 80
+    )  # the first token follows the prompt
     assert not found[1]
 
 
@@ -94,9 +146,15 @@ def test_what_the_checkpoint_forbids_or_forces_is_not_generated_as_in_a_session(
     speculate: bool, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = opened(artefact(tmp_path_factory.getbasetemp(), "ort"))
-    requests = [Request(prompt, 20, 0.9 * (seed % 2), seed=seed) for seed, prompt in enumerate([(97,), (98,), *map(tuple, prompts(6, 12))])]
+    requests = [
+        Request(prompt, 20, 0.9 * (seed % 2), seed=seed)
+        for seed, prompt in enumerate([(97,), (98,), *map(tuple, prompts(6, 12))])
+    ]
     free = alone(model, requests)
-    suppressed, first = {token for tokens in free.values() for token in tokens[:3]} - {5}, tuple(range(100))
+    suppressed, first = (
+        {token for tokens in free.values() for token in tokens[:3]} - {5},
+        tuple(range(100)),
+    )
     known = Generation(suppressed=tuple(sorted(suppressed)), suppressed_first=first, forced_first=5)
     monkeypatch.setattr(model.graph, "manifest", model.manifest.replace(generation=known))
     gathered = Gathered(model, dataclasses.replace(LIMITS, speculate=speculate))
@@ -109,7 +167,10 @@ def test_what_the_checkpoint_forbids_or_forces_is_not_generated_as_in_a_session(
 
 
 def test_draws_follow_the_seed_of_each_request(models: Dict[str, Model]) -> None:
-    requests = [Request(tuple(prompt), 20, 0.9, 30, 0.95, seed) for seed, prompt in enumerate(prompts(8, 12))]
+    requests = [
+        Request(tuple(prompt), 20, 0.9, 30, 0.95, seed)
+        for seed, prompt in enumerate(prompts(8, 12))
+    ]
     gathered = Gathered(models["ort"])
     gathered.engine.submit(requests)
     gathered.engine.close()
@@ -126,7 +187,9 @@ def test_requests_that_are_cancelled_leave_the_others_as_they_are(models: Dict[s
     gathered.engine.close()
     for index, request in enumerate(requests):
         count = len(gathered.made[request])
-        assert gathered.made[request] == expected[request][:count] and (index % 3 == 0 or count == 60)
+        assert gathered.made[request] == expected[request][:count] and (
+            index % 3 == 0 or count == 60
+        )
     assert any(len(gathered.made[request]) < 60 for request in requests[::3])
 
 
@@ -140,9 +203,19 @@ def test_a_stop_id_ends_a_row_and_is_its_last_token(models: Dict[str, Model]) ->
     assert gathered.made == alone(models["ort"], [request]) and gathered.ended[request] == "stop"
 
 
-def test_what_the_limits_or_the_vocabulary_do_not_allow_is_refused(models: Dict[str, Model]) -> None:
+def test_what_the_limits_or_the_vocabulary_do_not_allow_is_refused(
+    models: Dict[str, Model],
+) -> None:
     engine = Gathered(models["ort"]).engine
-    for request in (Request((), 1), Request((5,) * 201, 1), Request((256,), 1), Request((-1,), 1), Request((5,), 0), Request((5,), 201), Request((5,) * 150, 151)):
+    for request in (
+        Request((), 1),
+        Request((5,) * 201, 1),
+        Request((256,), 1),
+        Request((-1,), 1),
+        Request((5,), 0),
+        Request((5,), 201),
+        Request((5,) * 150, 151),
+    ):
         with pytest.raises(Refused, match="expected .* got"):
             engine.submit([request])
     with pytest.raises(Refused, match="at most 64 continuations"):
@@ -165,7 +238,9 @@ def test_a_full_queue_takes_no_more_and_keeps_what_it_has(models: Dict[str, Mode
     assert gathered.made == alone(models["ort"], [running, *waiting])
 
 
-def test_a_graph_that_stops_fails_its_rows_and_the_next_request_is_served(models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_stops_fails_its_rows_and_the_next_request_is_served(
+    models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
     gathered, broken = Gathered(models["ort"]), threading.Event()
     session = gathered.engine._batch.session
     step = session.step
@@ -182,13 +257,20 @@ def test_a_graph_that_stops_fails_its_rows_and_the_next_request_is_served(models
     assert broken.wait(30)
     gathered.engine.submit([kept])
     gathered.engine.close()
-    assert gathered.ended == {lost: "error", kept: "length"} and gathered.made[kept] == alone(models["ort"], [kept])[kept]
+    assert (
+        gathered.ended == {lost: "error", kept: "length"}
+        and gathered.made[kept] == alone(models["ort"], [kept])[kept]
+    )
 
 
 @pytest.mark.parametrize("error", [MemoryError("planted"), GraphError(RuntimeError("planted"))])
 @pytest.mark.parametrize("breaks", ["admit", "step"])
 def test_an_engine_whose_graph_runs_no_more_ends_and_leaves_nobody_waiting(
-    breaks: str, error: Exception, models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    breaks: str,
+    error: Exception,
+    models: Dict[str, Model],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def end(*_: Any, **__: Any) -> np.ndarray:
         raise error
@@ -204,14 +286,23 @@ def test_an_engine_whose_graph_runs_no_more_ends_and_leaves_nobody_waiting(
         gathered.engine.submit(requests)
 
 
-def test_caches_that_do_not_fit_the_memory_are_refused_before_the_engine_is_ready(models: Dict[str, Model]) -> None:
-    with pytest.raises(ValueError, match="serve: expected memory for caches of 1000000000000 rows of 300 tokens, got an error"):
+def test_caches_that_do_not_fit_the_memory_are_refused_before_the_engine_is_ready(
+    models: Dict[str, Model],
+) -> None:
+    with pytest.raises(
+        ValueError,
+        match="serve: expected memory for caches of 1000000000000 rows of 300 tokens, got an error",
+    ):
         Gathered(models["ort"], Limits(rows=10**12, context=300, prompt=200, tokens=200))
 
 
-def test_the_memory_of_all_rows_is_there_before_the_first_request(models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_all_rows_is_there_before_the_first_request(
+    models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
     grown: Dict[str, int] = {}
-    monkeypatch.setattr(Batch, "probe", lambda batch, rows: batch.session.admit([[0]]))  # steps of all rows write to many pages, but not to all
+    monkeypatch.setattr(
+        Batch, "probe", lambda batch, rows: batch.session.admit([[0]])
+    )  # steps of all rows write to many pages, but not to all
     for name, touch in (("reserved", lambda buffer: None), ("written", Buffer.touch)):
         monkeypatch.setattr(Buffer, "touch", touch)
         before = resident()
@@ -222,7 +313,9 @@ def test_the_memory_of_all_rows_is_there_before_the_first_request(models: Dict[s
     assert size > 2**26 and grown["reserved"] < size / 2 < grown["written"]
 
 
-def test_all_rows_have_their_caches_before_the_first_request(models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_rows_have_their_caches_before_the_first_request(
+    models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
     gathered, graph = Gathered(models["ort"]), models["ort"].graph
     monkeypatch.setattr(graph, "open", None)
     requests = [Request(tuple(prompt), 100) for prompt in prompts(10, 60, seed=4)]
@@ -232,9 +325,14 @@ def test_all_rows_have_their_caches_before_the_first_request(models: Dict[str, M
 
 
 @pytest.mark.parametrize(("target", "signature"), [("onnx", "positions"), ("ort", "mask")])
-def test_an_artefact_whose_rows_share_columns_is_refused_by_name(target: str, signature: str, models: Dict[str, Model]) -> None:
+def test_an_artefact_whose_rows_share_columns_is_refused_by_name(
+    target: str, signature: str, models: Dict[str, Model]
+) -> None:
     manifest = models["ort"].manifest.replace(target=target, signature=signature, layout="columns")
-    with pytest.raises(ValueError, match=f"serve: expected rows with cache slots of their own, got target {target} with signature {signature}; export target ort"):
+    with pytest.raises(
+        ValueError,
+        match=f"serve: expected rows with cache slots of their own, got target {target} with signature {signature}; export target ort",
+    ):
         check_model(manifest, LIMITS)
 
 
@@ -244,6 +342,12 @@ def test_the_pieces_of_a_text_do_not_change_where_it_stops() -> None:
         text = "".join(random.choice(list("abc"), random.integers(0, 24)))
         cuts = np.sort(random.integers(0, len(text) + 1, 6))
         stops = Stops(strings)
-        found = "".join(stops.push(text[begin:end]) for begin, end in itertools.pairwise([0, *cuts, len(text)])) + stops.rest()
+        found = (
+            "".join(
+                stops.push(text[begin:end])
+                for begin, end in itertools.pairwise([0, *cuts, len(text)])
+            )
+            + stops.rest()
+        )
         ends = [text.find(string) for string in strings if string in text]
         assert stops.found == bool(ends) and found == text[: min(ends, default=len(text))]

@@ -34,7 +34,9 @@ class Failing(ByteCodec):
         return super().pieces(prompt)
 
 
-def test_a_request_that_fails_in_the_middle_leaves_no_row_behind(app: Any, port: int, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_request_that_fails_in_the_middle_leaves_no_row_behind(
+    app: Any, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     service, queued = app.state.service, []
     monkeypatch.setattr(service, "codec", Failing())
     monkeypatch.setattr(service.engine, "submit", queued.append)
@@ -42,29 +44,43 @@ def test_a_request_that_fails_in_the_middle_leaves_no_row_behind(app: Any, port:
     assert (status, queued) == (400, []) and "planted" in answer["error"]["message"]
 
 
-def test_a_text_that_the_tokenizer_cannot_encode_is_refused(app: Any, port: int, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_text_that_the_tokenizer_cannot_encode_is_refused(
+    app: Any, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
     codec = TokenizerCodec.__new__(TokenizerCodec)
     codec.tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="none"))
     monkeypatch.setattr(app.state.service, "codec", codec)
     status, answer = Client(port).ask("/v1/completions", {"prompt": "b"})
-    assert status == 400 and answer["error"]["message"].startswith("text: expected a text that the tokenizer can encode, got an error")
+    assert status == 400 and answer["error"]["message"].startswith(
+        "text: expected a text that the tokenizer can encode, got an error"
+    )
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_tokens_that_the_tokenizer_cannot_decode_end_the_request_with_an_error(stream: bool, app: Any, port: int, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_tokens_that_the_tokenizer_cannot_decode_end_the_request_with_an_error(
+    stream: bool, app: Any, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def push(pieces: Any, token: int) -> str:
         raise ValueError("planted")
 
     monkeypatch.setattr("posenc_export.runtime.artefact.tokenizer.BytePieces.push", push)
-    said = list(Client(port).events(LONG))[-1] if stream else Client(port).ask("/v1/completions", LONG)[1]
+    said = (
+        list(Client(port).events(LONG))[-1]
+        if stream
+        else Client(port).ask("/v1/completions", LONG)[1]
+    )
     end = time.monotonic() + 10
-    while app.state.service.open and time.monotonic() < end:  # a client sees the end of a stream before the server has finished with it
+    while (
+        app.state.service.open and time.monotonic() < end
+    ):  # a client sees the end of a stream before the server has finished with it
         time.sleep(0.01)
     assert said["error"]["type"] == "server_error" and not app.state.service.open
 
 
-def test_other_requests_are_answered_while_a_long_text_is_tokenized(app: Any, port: int, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_other_requests_are_answered_while_a_long_text_is_tokenized(
+    app: Any, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun, done = threading.Event(), threading.Event()
 
     class Slow(ByteCodec):
@@ -75,7 +91,11 @@ def test_other_requests_are_answered_while_a_long_text_is_tokenized(app: Any, po
 
     monkeypatch.setattr(app.state.service, "codec", Slow())
     answers: List[Any] = []
-    asking = threading.Thread(target=lambda: answers.append(Client(port).ask("/v1/completions", {"prompt": "a", "max_tokens": 2})))
+    asking = threading.Thread(
+        target=lambda: answers.append(
+            Client(port).ask("/v1/completions", {"prompt": "a", "max_tokens": 2})
+        )
+    )
     asking.start()
     assert begun.wait(30)
     other = Client(port)
@@ -87,48 +107,68 @@ def test_other_requests_are_answered_while_a_long_text_is_tokenized(app: Any, po
 
 
 @pytest.fixture
-def short(app: Any, monkeypatch: pytest.MonkeyPatch, slow: None) -> None:  # noqa: F811
+def short(app: Any, monkeypatch: pytest.MonkeyPatch, slow: None) -> None:
     """Give requests a tenth of a second."""
     monkeypatch.setattr(app.state.service, "limits", dataclasses.replace(LIMITS))
     vars(app.state.service.limits)["seconds"] = 0.1
 
 
-def test_a_stream_that_takes_too_long_ends_with_an_error(app: Any, port: int, short: None) -> None:  # noqa: F811
+def test_a_stream_that_takes_too_long_ends_with_an_error(app: Any, port: int, short: None) -> None:
     events = list(Client(port).events(LONG))
-    assert len(events) > 1 and "choices" in events[0] and "got a longer one" in events[-1]["error"]["message"]
+    assert (
+        len(events) > 1
+        and "choices" in events[0]
+        and "got a longer one" in events[-1]["error"]["message"]
+    )
     assert not app.state.service.open
 
 
-def test_an_answer_that_takes_too_long_is_refused(app: Any, port: int, short: None) -> None:  # noqa: F811
+def test_an_answer_that_takes_too_long_is_refused(app: Any, port: int, short: None) -> None:
     status, answer = Client(port).ask("/v1/completions", LONG)
-    assert status == 504 and answer["error"]["type"] == "server_error" and not app.state.service.open
+    assert (
+        status == 504 and answer["error"]["type"] == "server_error" and not app.state.service.open
+    )
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_that_the_end_of_the_server_cuts_ends_with_an_error(stream: bool, folder: Path, model: Model, slow: None, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
+def test_a_request_that_the_end_of_the_server_cuts_ends_with_an_error(
+    stream: bool, folder: Path, model: Model, slow: None, caplog: pytest.LogCaptureFixture
+) -> None:
     from posenc_export.serve.app import application
 
-    with running(application("tiny", model, ByteCodec(), LIMITS), timeout_graceful_shutdown=0) as (port, server):  # noqa: F811
+    with running(application("tiny", model, ByteCodec(), LIMITS), timeout_graceful_shutdown=0) as (
+        port,
+        server,
+    ):
         client = Client(port)
-        client.connection.request("POST", "/v1/completions", json.dumps({**LONG, "stream": stream}), JSON)
+        client.connection.request(
+            "POST", "/v1/completions", json.dumps({**LONG, "stream": stream}), JSON
+        )
         while not server.server_state.tasks:
             time.sleep(0.01)
         time.sleep(0.1)
         server.should_exit = True
         said = client.connection.getresponse().read().decode()
         client.connection.close()
-    assert "got the end of the server" in said.strip().splitlines()[-1] and "Exception" not in caplog.text
+    assert (
+        "got the end of the server" in said.strip().splitlines()[-1]
+        and "Exception" not in caplog.text
+    )
 
 
-def test_a_server_whose_engine_ends_says_so_and_exits_with_a_code(folder: Path) -> None:  # noqa: F811
+def test_a_server_whose_engine_ends_says_so_and_exits_with_a_code(folder: Path) -> None:
     code = f"import sys\nfrom posenc_export.commands.cli import main\n{STEP}sys.exit(main(['serve', {str(folder)!r}, '--port', '0', '--context', '300', '--json']))"
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         assert process.stdout is not None
         port = int(json.loads(process.stdout.readline())["url"].rpartition(":")[2])
         assert Client(port).ask("/v1/completions", LONG)[0] == 500
         _, said = process.communicate(timeout=30)
-        assert process.returncode == 1 and "the engine has ended" in said and "Traceback" not in said
+        assert (
+            process.returncode == 1 and "the engine has ended" in said and "Traceback" not in said
+        )
     finally:
         process.kill()
         process.communicate()
@@ -149,7 +189,7 @@ def test_a_body_of_many_parts_is_read_in_linear_time() -> None:
     assert time.perf_counter() - begun < 2  # 0.05 s; 10 s if each part copied those before it
 
 
-def test_a_body_that_does_not_arrive_is_refused(port: int, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_body_that_does_not_arrive_is_refused(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("posenc_export.serve.http.SENDING", 0.1)
     client = Client(port)
     client.connection.putrequest("POST", "/v1/completions")

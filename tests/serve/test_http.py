@@ -40,18 +40,32 @@ class Client:
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
 
     def ask(self, path: str, body: Optional[Dict[str, Any]] = None) -> Tuple[int, Any]:
-        self.connection.request("GET" if body is None else "POST", path, None if body is None else json.dumps(body), JSON)
+        self.connection.request(
+            "GET" if body is None else "POST",
+            path,
+            None if body is None else json.dumps(body),
+            JSON,
+        )
         with contextlib.closing(self.connection):
             answer = self.connection.getresponse()
             text = answer.read().decode()
-        return answer.status, json.loads(text) if answer.headers["content-type"].startswith("application/json") else text
+        return answer.status, json.loads(text) if answer.headers["content-type"].startswith(
+            "application/json"
+        ) else text
 
     def events(self, body: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
         """Yield server-sent events up to [DONE]. Closes the connection if the caller stops earlier."""
-        self.connection.request("POST", "/v1/completions", json.dumps({**body, "stream": True, "return_token_ids": True}), JSON)
+        self.connection.request(
+            "POST",
+            "/v1/completions",
+            json.dumps({**body, "stream": True, "return_token_ids": True}),
+            JSON,
+        )
         answer = self.connection.getresponse()
         try:
-            assert answer.status == 200 and answer.headers["content-type"].startswith("text/event-stream"), answer.read()
+            assert answer.status == 200 and answer.headers["content-type"].startswith(
+                "text/event-stream"
+            ), answer.read()
             for line in answer:
                 if line.strip() == b"data: [DONE]":
                     return
@@ -101,7 +115,11 @@ def port(app: Any) -> Iterator[int]:
 
 
 def _metric(port: int, name: str) -> float:
-    lines = [line for line in Client(port).ask("/metrics")[1].splitlines() if line.startswith(f"{name} ") or line.startswith(f"{name}{{")]
+    lines = [
+        line
+        for line in Client(port).ask("/metrics")[1].splitlines()
+        if line.startswith(f"{name} ") or line.startswith(f"{name}{{")
+    ]
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
@@ -113,7 +131,9 @@ def _until(port: int, name: str, value: float) -> None:
         time.sleep(0.01)
 
 
-def test_sixteen_clients_get_what_each_gets_alone_while_others_leave(port: int, model: Model) -> None:
+def test_sixteen_clients_get_what_each_gets_alone_while_others_leave(
+    port: int, model: Model
+) -> None:
     requests = [Request(tuple(prompt), 24) for prompt in prompts(48, 120, seed=3)]
     expected = alone(model, requests)
 
@@ -122,7 +142,11 @@ def test_sixteen_clients_get_what_each_gets_alone_while_others_leave(port: int, 
         body = {"prompt": list(request.prompt), "max_tokens": request.max_tokens, "temperature": 0}
         if index % 3 == 0:  # a response without streaming
             status, answer = Client(port).ask("/v1/completions", {**body, "return_token_ids": True})
-            assert status == 200 and answer["usage"] == {"prompt_tokens": len(request.prompt), "completion_tokens": 24, "total_tokens": len(request.prompt) + 24}
+            assert status == 200 and answer["usage"] == {
+                "prompt_tokens": len(request.prompt),
+                "completion_tokens": 24,
+                "total_tokens": len(request.prompt) + 24,
+            }
             return list(answer["choices"][0]["token_ids"])
         made: List[int] = []
         for event in Client(port).events(body):
@@ -134,7 +158,9 @@ def test_sixteen_clients_get_what_each_gets_alone_while_others_leave(port: int, 
     with ThreadPoolExecutor(16) as clients:
         found = list(clients.map(one, range(len(requests))))
     for index, request in enumerate(requests):
-        assert found[index] == expected[request][: len(found[index])] and len(found[index]) >= (5 if index % 3 == 1 else 24), index
+        assert found[index] == expected[request][: len(found[index])] and len(found[index]) >= (
+            5 if index % 3 == 1 else 24
+        ), index
     _until(port, "posenc_running_rows", 0)
 
 
@@ -143,7 +169,9 @@ def test_sixteen_clients_get_what_each_gets_alone_while_others_leave(port: int, 
 def test_a_client_that_leaves_ends_its_row(stream: bool, port: int) -> None:
     cancelled = 'posenc_requests_total{outcome="cancelled"}'
     before, client = _metric(port, cancelled), Client(port)
-    client.connection.request("POST", "/v1/completions", json.dumps({**LONG, "stream": stream}), JSON)
+    client.connection.request(
+        "POST", "/v1/completions", json.dumps({**LONG, "stream": stream}), JSON
+    )
     _until(port, "posenc_running_rows", 1)
     client.connection.close()
     _until(port, "posenc_running_rows", 0)
@@ -151,30 +179,62 @@ def test_a_client_that_leaves_ends_its_row(stream: bool, port: int) -> None:
 
 
 def test_a_stream_has_the_text_and_the_counts_of_the_whole_answer(port: int) -> None:
-    body = {"prompt": ["import", "def f(x):"], "max_tokens": 30, "seed": 5, "temperature": 0.8, "n": 2}
+    body = {
+        "prompt": ["import", "def f(x):"],
+        "max_tokens": 30,
+        "seed": 5,
+        "temperature": 0.8,
+        "n": 2,
+    }
     _, whole = Client(port).ask("/v1/completions", body)
     events = list(Client(port).events({**body, "stream_options": {"include_usage": True}}))
     for index, choice in enumerate(whole["choices"]):
-        mine = [event["choices"][0] for event in events if event["choices"] and event["choices"][0]["index"] == index]
-        assert "".join(part["text"] for part in mine) == choice["text"] and mine[-1]["finish_reason"] == choice["finish_reason"] == "length"
-    assert events[-1]["usage"] == whole["usage"] == {"prompt_tokens": 15, "completion_tokens": 120, "total_tokens": 135}
+        mine = [
+            event["choices"][0]
+            for event in events
+            if event["choices"] and event["choices"][0]["index"] == index
+        ]
+        assert (
+            "".join(part["text"] for part in mine) == choice["text"]
+            and mine[-1]["finish_reason"] == choice["finish_reason"] == "length"
+        )
+    assert (
+        events[-1]["usage"]
+        == whole["usage"]
+        == {"prompt_tokens": 15, "completion_tokens": 120, "total_tokens": 135}
+    )
 
 
 def test_text_ends_before_a_stop_string_and_its_row_is_free_again(port: int) -> None:
     body = {"prompt": "def", "max_tokens": 200, "temperature": 0}
     text = Client(port).ask("/v1/completions", body)[1]["choices"][0]["text"]
     stop = text[11:14]
-    choice = Client(port).ask("/v1/completions", {**body, "stop": ["never there", stop]})[1]["choices"][0]
+    choice = Client(port).ask("/v1/completions", {**body, "stop": ["never there", stop]})[1][
+        "choices"
+    ][0]
     assert choice["text"] == text[: text.find(stop)] and choice["finish_reason"] == "stop"
     _until(port, "posenc_running_rows", 0)
 
 
 def test_null_and_neutral_values_are_those_of_fields_that_are_left_out(port: int) -> None:
     body = {"prompt": "def", "max_tokens": 5, "temperature": 0}
-    neutral = {"presence_penalty": 0.0, "frequency_penalty": 0, "logit_bias": {}, "echo": False, "best_of": 1, "n": 1}
-    nulls = dict.fromkeys(("top_p", "seed", "stop", "stream", "logprobs", "suffix", "model", "user"))
-    answers = [Client(port).ask("/v1/completions", given) for given in (body, {**body, **neutral, **nulls})]
-    assert [status for status, _ in answers] == [200, 200] and answers[0][1]["choices"] == answers[1][1]["choices"]
+    neutral = {
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0,
+        "logit_bias": {},
+        "echo": False,
+        "best_of": 1,
+        "n": 1,
+    }
+    nulls = dict.fromkeys(
+        ("top_p", "seed", "stop", "stream", "logprobs", "suffix", "model", "user")
+    )
+    answers = [
+        Client(port).ask("/v1/completions", given) for given in (body, {**body, **neutral, **nulls})
+    ]
+    assert [status for status, _ in answers] == [200, 200] and answers[0][1]["choices"] == answers[
+        1
+    ][1]["choices"]
 
 
 BAD: Dict[str, Any] = {
@@ -202,12 +262,18 @@ BAD: Dict[str, Any] = {
 def test_what_cannot_be_honoured_is_refused_in_one_line(case: str, port: int) -> None:
     status, answer = Client(port).ask("/v1/completions", BAD[case])
     assert status == 400 and answer["error"]["type"] == "invalid_request_error"
-    assert "\n" not in answer["error"]["message"] and "got" in answer["error"]["message"] and len(answer["error"]["message"]) < 300
+    assert (
+        "\n" not in answer["error"]["message"]
+        and "got" in answer["error"]["message"]
+        and len(answer["error"]["message"]) < 300
+    )
 
 
 def test_a_body_beyond_the_limit_is_refused_before_it_is_read_to_its_end(port: int) -> None:
     status, answer = Client(port).ask("/v1/completions", {"prompt": "a" * (1 << 20)})
-    assert status == 413 and answer["error"]["message"].startswith("body: expected at most 1048576 bytes")
+    assert status == 413 and answer["error"]["message"].startswith(
+        "body: expected at most 1048576 bytes"
+    )
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -219,23 +285,44 @@ def test_a_graph_that_stops_is_said_and_logged_and_the_next_request_is_served(
         raise GraphError(RuntimeError("planted"))
 
     monkeypatch.setattr(Batch, "step", stop)
-    said = list(Client(port).events(LONG))[-1] if stream else Client(port).ask("/v1/completions", LONG)[1]
+    said = (
+        list(Client(port).events(LONG))[-1]
+        if stream
+        else Client(port).ask("/v1/completions", LONG)[1]
+    )
     assert said["error"]["type"] == "server_error" and "planted" in caplog.text
     assert Client(port).ask("/v1/completions", {**LONG, "max_tokens": 3})[0] == 200
 
 
 def test_another_model_is_not_found_and_the_served_one_is_listed(port: int, model: Model) -> None:
     status, answer = Client(port).ask("/v1/completions", {"prompt": "a", "model": "other"})
-    assert status == 404 and answer["error"]["message"] == "model: expected tiny, got other; /v1/models lists what is served"
+    assert (
+        status == 404
+        and answer["error"]["message"]
+        == "model: expected tiny, got other; /v1/models lists what is served"
+    )
     card = Client(port).ask("/v1/models")[1]["data"][0]
-    assert (card["id"], card["max_model_len"], card["digest"]) == ("tiny", 300, model.manifest.digest)
+    assert (card["id"], card["max_model_len"], card["digest"]) == (
+        "tiny",
+        300,
+        model.manifest.digest,
+    )
 
 
-@pytest.mark.parametrize(("path", "status", "got"), [("/v1/completion", 404, "POST /v1/completion"), ("/v1/models", 405, "POST /v1/models")])
-def test_another_path_or_method_is_refused_by_name(path: str, status: int, got: str, port: int) -> None:
+@pytest.mark.parametrize(
+    ("path", "status", "got"),
+    [("/v1/completion", 404, "POST /v1/completion"), ("/v1/models", 405, "POST /v1/models")],
+)
+def test_another_path_or_method_is_refused_by_name(
+    path: str, status: int, got: str, port: int
+) -> None:
     said = Client(port).ask(path, {"prompt": "a"})
     rule = "request: expected a method and path that /docs lists"
-    assert said[0] == status and said[1]["error"]["message"] == f"{rule}, got {got}; POST /v1/completions completes a text"
+    assert (
+        said[0] == status
+        and said[1]["error"]["message"]
+        == f"{rule}, got {got}; POST /v1/completions completes a text"
+    )
 
 
 @pytest.mark.usefixtures("slow")
@@ -248,7 +335,11 @@ def test_more_requests_than_rows_and_queue_hold_are_told_to_come_later(port: int
         client.connection.request("POST", "/v1/completions", json.dumps({**LONG, "n": 20}), JSON)
     _until(port, "posenc_waiting_requests", 40)
     status, answer = Client(port).ask("/v1/completions", LONG)
-    assert status == 429 and answer["error"]["type"] == "rate_limit_error" and "40 of 40 waiting" in answer["error"]["message"]
+    assert (
+        status == 429
+        and answer["error"]["type"] == "rate_limit_error"
+        and "40 of 40 waiting" in answer["error"]["message"]
+    )
     for each in (*streams, *(client.connection for client in waiting)):
         each.close()
     _until(port, "posenc_running_rows", 0)
@@ -256,24 +347,60 @@ def test_more_requests_than_rows_and_queue_hold_are_told_to_come_later(port: int
 
 def test_health_and_the_description_of_the_api_are_there(port: int) -> None:
     assert Client(port).ask("/health") == (200, {"status": "ready"})
-    assert "max_tokens" in Client(port).ask("/openapi.json")[1]["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    assert (
+        "max_tokens"
+        in Client(port).ask("/openapi.json")[1]["paths"]["/v1/completions"]["post"]["requestBody"][
+            "content"
+        ]["application/json"]["schema"]["properties"]
+    )
 
 
 def test_the_client_of_openai_reads_answers_and_streams(port: int) -> None:
     openai = pytest.importorskip("openai")
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client:
-        given = {"model": "tiny", "prompt": "def f(x):", "max_tokens": 20, "temperature": 0, "seed": 1}
+    with openai.OpenAI(
+        base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0
+    ) as client:
+        given = {
+            "model": "tiny",
+            "prompt": "def f(x):",
+            "max_tokens": 20,
+            "temperature": 0,
+            "seed": 1,
+        }
         whole = client.completions.create(**given)
-        streamed = "".join(part.choices[0].text for part in client.completions.create(**given, stream=True))
+        streamed = "".join(
+            part.choices[0].text for part in client.completions.create(**given, stream=True)
+        )
         assert streamed == whole.choices[0].text and whole.usage.completion_tokens == 20
         with pytest.raises(openai.BadRequestError, match="got"):
             client.completions.create(**{**given, "max_tokens": 1000})
         assert [card.id for card in client.models.list()] == ["tiny"]
 
 
-def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(folder: Path, model: Model) -> None:
-    command = [sys.executable, "-m", "posenc_export.commands.cli", "serve", str(folder), "--port", "0", "--context", "1100", "--threads", "1", "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(
+    folder: Path, model: Model
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "posenc_export.commands.cli",
+        "serve",
+        str(folder),
+        "--port",
+        "0",
+        "--context",
+        "1100",
+        "--threads",
+        "1",
+        "--json",
+    ]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     try:
         assert process.stdout is not None
         port = int(json.loads(process.stdout.readline())["url"].rpartition(":")[2])

@@ -11,14 +11,19 @@ from tests.serve.models import artefact, opened
 pytestmark = pytest.mark.xdist_group("serve")
 
 
-def test_caches_beyond_the_memory_are_refused_with_the_context_that_fits(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_caches_beyond_the_memory_are_refused_with_the_context_that_fits(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     model = opened(artefact(tmp_path_factory.getbasetemp(), "ort"))
     (key, value) = model.session()._cache_manager.open_caches(3, 40).past
     each = (key.array.nbytes + value.array.nbytes) // (3 * 40)
     assert bytes_per_slot(model.manifest) == each
     check_memory(model.manifest, Limits(rows=4, context=100), 4 * 100 * each)
     check_memory(model.manifest, Limits(rows=4, context=100), None)
-    with pytest.raises(ValueError, match=r"serve: expected memory for caches of 4 rows of 101 tokens, got .*; .* with these rows at most 100\Z"):
+    with pytest.raises(
+        ValueError,
+        match=r"serve: expected memory for caches of 4 rows of 101 tokens, got .*; .* with these rows at most 100\Z",
+    ):
         check_memory(model.manifest, Limits(rows=4, context=101), 4 * 100 * each)
 
 

@@ -26,28 +26,46 @@ COMMON = tuple(np.random.default_rng(7).integers(97, 123, 3 * BLOCK).tolist())
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Model]:
-    return {target: opened(artefact(tmp_path_factory.getbasetemp(), target)) for target in ("ort", "onnx-static")}
+    return {
+        target: opened(artefact(tmp_path_factory.getbasetemp(), target))
+        for target in ("ort", "onnx-static")
+    }
 
 
 def _limits(model: Model, blocks: int) -> Limits:
-    return Limits(rows=5, queue=64, context=300, prompt=200, tokens=200, chunk=48, prefix_memory=blocks * BLOCK * bytes_per_slot(model.manifest))
+    return Limits(
+        rows=5,
+        queue=64,
+        context=300,
+        prompt=200,
+        tokens=200,
+        chunk=48,
+        prefix_memory=blocks * BLOCK * bytes_per_slot(model.manifest),
+    )
 
 
 def _requests(count: int, tokens: int = 12) -> List[Request]:
     """Return requests that begin with 0 .. 3 blocks of the same tokens."""
-    return [Request((*COMMON[: BLOCK * (index % 4)], *prompt), tokens) for index, prompt in enumerate(prompts(count, 70, seed=3))]
+    return [
+        Request((*COMMON[: BLOCK * (index % 4)], *prompt), tokens)
+        for index, prompt in enumerate(prompts(count, 70, seed=3))
+    ]
 
 
 @pytest.mark.parametrize("blocks", [2, 5, 200])
 @pytest.mark.parametrize("target", ["ort", "onnx-static"])
-def test_requests_that_share_prefixes_get_the_tokens_that_they_get_alone(target: str, blocks: int, models: Dict[str, Model]) -> None:
+def test_requests_that_share_prefixes_get_the_tokens_that_they_get_alone(
+    target: str, blocks: int, models: Dict[str, Model]
+) -> None:
     model, requests = models[target], _requests(24)
     gathered = Gathered(model, _limits(model, blocks))
     for first in range(0, len(requests), 4):
         gathered.engine.submit(requests[first : first + 4])
     gathered.engine.close()
     prefixes = gathered.engine.prefixes
-    assert prefixes is not None and 0 < prefixes.used <= blocks and (prefixes.hits > 5 or blocks < 200)
+    assert (
+        prefixes is not None and 0 < prefixes.used <= blocks and (prefixes.hits > 5 or blocks < 200)
+    )
     assert gathered.made == alone(model, requests)
 
 
@@ -74,7 +92,10 @@ def test_a_conversation_is_continued_from_its_reply(models: Dict[str, Model]) ->
     second = Request((*first.prompt, *gathered.made[first], 97), 5)
     gathered.engine.submit([second])
     gathered.engine.close()
-    assert gathered.engine.prefixes is not None and gathered.engine.prefixes.tokens == (40 + 59) // BLOCK * BLOCK
+    assert (
+        gathered.engine.prefixes is not None
+        and gathered.engine.prefixes.tokens == (40 + 59) // BLOCK * BLOCK
+    )
     assert gathered.made[second] == alone(model, [second])[second]
 
 
@@ -84,15 +105,22 @@ def test_requests_of_different_users_share_nothing(models: Dict[str, Model]) -> 
     for user in ("a", "b", "", "a"):
         gathered.engine.submit([Request(COMMON, 2, sharing=user)])
     gathered.engine.close()
-    assert gathered.engine.prefixes is not None and (gathered.engine.prefixes.hits, gathered.engine.prefixes.used) == (1, 9)
+    assert gathered.engine.prefixes is not None and (
+        gathered.engine.prefixes.hits,
+        gathered.engine.prefixes.used,
+    ) == (1, 9)
 
 
 @pytest.mark.exhaustive  # its export takes seconds
 def test_a_model_whose_states_are_replaced_is_served_without_sharing(tmp_path: Path) -> None:
-    config = decoder_config(vocabulary=256, layers=1, hidden=40, block=block("rope", mechanism="linear", kv_heads=6))
+    config = decoder_config(
+        vocabulary=256, layers=1, hidden=40, block=block("rope", mechanism="linear", kv_heads=6)
+    )
     export(sources(config), "ort", tmp_path / "a", verify=False)
     model, requests = opened(tmp_path / "a"), _requests(6)
-    gathered = Gathered(model, Limits(rows=3, context=300, prompt=200, tokens=200, chunk=16, prefix_memory=10**7))
+    gathered = Gathered(
+        model, Limits(rows=3, context=300, prompt=200, tokens=200, chunk=16, prefix_memory=10**7)
+    )
     gathered.engine.submit(requests)
     gathered.engine.close()
     assert gathered.engine.prefixes is None and gathered.made == alone(model, requests)
@@ -136,12 +164,23 @@ def test_a_turn_ends_when_another_chunk_would_take_longer_than_its_time() -> Non
 
 
 @pytest.mark.usefixtures("slow")
-def test_running_rows_wait_for_one_chunk_at_most(models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_rows_wait_for_one_chunk_at_most(
+    models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, fed = models["ort"], []
     gathered = Gathered(model, Limits(rows=3, context=300, prompt=200, tokens=200, chunk=200))
     pace = gathered.engine._batch.pace
-    monkeypatch.setattr(pace, "stepped", lambda seconds: setattr(pace, "step", 1e-9))  # reading takes longer than that
-    monkeypatch.setattr(pace, "read", lambda tokens, offset, seconds, read=pace.read: (fed.append(tokens), read(tokens, offset, 1.0)))
+    monkeypatch.setattr(
+        pace, "stepped", lambda seconds: setattr(pace, "step", 1e-9)
+    )  # reading takes longer than that
+    monkeypatch.setattr(
+        pace,
+        "read",
+        lambda tokens, offset, seconds, read=pace.read: (
+            fed.append(tokens),
+            read(tokens, offset, 1.0),
+        ),
+    )
     running: Any = Request((97,), 60)
     gathered.engine.submit([running])
     while not gathered.made[running]:
@@ -154,18 +193,29 @@ def test_running_rows_wait_for_one_chunk_at_most(models: Dict[str, Model], monke
 
 
 @pytest.mark.usefixtures("slow")
-def test_what_running_rows_write_is_kept_as_soon_as_a_block_is_full(models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_running_rows_write_is_kept_as_soon_as_a_block_is_full(
+    models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, copied = models["ort"], []
     gathered = Gathered(model, _limits(model, 50))
     session = gathered.engine._batch.session
-    monkeypatch.setattr(session, "share", lambda row, tokens, *given, share=session.share: (copied.append(len(tokens)), share(row, tokens, *given)))
+    monkeypatch.setattr(
+        session,
+        "share",
+        lambda row, tokens, *given, share=session.share: (
+            copied.append(len(tokens)),
+            share(row, tokens, *given),
+        ),
+    )
     request = Request(COMMON[:40], 60)
     gathered.engine.submit([request])
     gathered.engine.close()
     assert copied == [40, 2 * BLOCK, 3 * BLOCK] and gathered.made == alone(model, [request])
 
 
-def test_the_memory_of_prefixes_is_written_before_the_first_request(models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_prefixes_is_written_before_the_first_request(
+    models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
     touched: List[int] = []
     monkeypatch.setattr(BufferedCaches, "touch", lambda caches: touched.append(caches.extent))
     gathered = Gathered(models["ort"], _limits(models["ort"], 50))

@@ -8,11 +8,17 @@ from posenc_export.serve.requests import Request
 from tests.serve.models import alone, artefact, opened, prompts
 from tests.serve.test_http import Client
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.xdist_group("serve"), pytest.mark.filterwarnings("ignore")]  # warnings of Ray
+pytestmark = [
+    pytest.mark.exhaustive,
+    pytest.mark.xdist_group("serve"),
+    pytest.mark.filterwarnings("ignore"),
+]  # warnings of Ray
 PORT = 8765
 
 
-def test_a_deployment_of_ray_serve_answers_as_a_session_does(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deployment_of_ray_serve_answers_as_a_session_does(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ray = pytest.importorskip("ray")
     pytest.importorskip("fastapi")
     from ray import serve
@@ -21,7 +27,11 @@ def test_a_deployment_of_ray_serve_answers_as_a_session_does(tmp_path_factory: p
 
     folder: Path = artefact(tmp_path_factory.getbasetemp(), "ort")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(num_cpus=2, include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parents[2])}})
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parents[2])}},
+    )
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": PORT})
         serve.run(application(Arguments(folder=str(folder), rows=4)))
@@ -30,9 +40,15 @@ def test_a_deployment_of_ray_serve_answers_as_a_session_does(tmp_path_factory: p
         for index, request in enumerate(requests):
             body = {"prompt": list(request.prompt), "max_tokens": 12, "temperature": 0}
             if index % 2:
-                found = [token for event in Client(PORT).events(body) for token in event["choices"][0]["token_ids"]]
+                found = [
+                    token
+                    for event in Client(PORT).events(body)
+                    for token in event["choices"][0]["token_ids"]
+                ]
             else:
-                found = Client(PORT).ask("/v1/completions", {**body, "return_token_ids": True})[1]["choices"][0]["token_ids"]
+                found = Client(PORT).ask("/v1/completions", {**body, "return_token_ids": True})[1][
+                    "choices"
+                ][0]["token_ids"]
             assert found == expected[request]
         assert Client(PORT).ask("/health") == (200, {"status": "ready"})
     finally:

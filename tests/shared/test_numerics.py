@@ -17,7 +17,14 @@ from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.manifest import Calibration
 from posenc_export.runtime.artefact.schema import Reference, Weights
 from posenc_export.runtime.verification import proof, reference
-from posenc_export.shared.numerics import LIMIT, Errors, cell_error, division_tolerance, rounding_tolerance, tolerance
+from posenc_export.shared.numerics import (
+    LIMIT,
+    Errors,
+    cell_error,
+    division_tolerance,
+    rounding_tolerance,
+    tolerance,
+)
 from tests.tiny import block, decoder
 from tests.traces import sources
 
@@ -30,7 +37,9 @@ FORMATS = {
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-def test_the_tolerance_of_a_format_is_at_most_the_limit_and_the_same_at_every_depth(format_: str) -> None:
+def test_the_tolerance_of_a_format_is_at_most_the_limit_and_the_same_at_every_depth(
+    format_: str,
+) -> None:
     found = set()
     for layers in (1, 48):
         model = seeded(decoder_config(61, layers, 8, block_config(8, 1, 16)))
@@ -40,19 +49,29 @@ def test_the_tolerance_of_a_format_is_at_most_the_limit_and_the_same_at_every_de
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("at", [0, 1])
-def test_a_number_that_is_not_finite_is_seen_in_every_pair_and_on_both_sides(bad: float, at: int) -> None:
+def test_a_number_that_is_not_finite_is_seen_in_every_pair_and_on_both_sides(
+    bad: float, at: int
+) -> None:
     good, wrong = np.ones((2, 3), np.float32), np.array([[1, 1, bad], [1, 1, 1]], np.float32)
     for pair in ((wrong, good), (good, wrong)):
         errors = Errors()
         for index in range(2):
             errors.add(*(pair if index == at else (good, good)))
-        assert errors.largest == np.inf and cell_error(errors, True) == np.inf and cell_error(errors, False) == np.inf
+        assert (
+            errors.largest == np.inf
+            and cell_error(errors, True) == np.inf
+            and cell_error(errors, False) == np.inf
+        )
 
 
 def test_zeros_have_an_error_of_1_and_pass_no_tolerance() -> None:
     errors = Errors()
     errors.add(np.zeros((3, 5, 7)), np.random.default_rng(0).standard_normal((3, 5, 7)))
-    assert errors.rms == 1 and cell_error(errors, True) == 1 and rounding_tolerance(1.0) == LIMIT == division_tolerance(1.0, 1.0, LIMIT)
+    assert (
+        errors.rms == 1
+        and cell_error(errors, True) == 1
+        and rounding_tolerance(1.0) == LIMIT == division_tolerance(1.0, 1.0, LIMIT)
+    )
 
 
 def test_errors_are_pooled_over_all_pairs() -> None:
@@ -62,19 +81,28 @@ def test_errors_are_pooled_over_all_pairs() -> None:
     errors = Errors()
     for pair in zip(actual, expected, strict=True):
         errors.add(*pair)
-    flat = np.concatenate([x.reshape(-1) for x in actual]), np.concatenate([x.reshape(-1) for x in expected])
-    assert errors.rms == pytest.approx(np.sqrt(np.square(flat[0] - flat[1]).mean() / np.square(flat[1]).mean()))
+    flat = (
+        np.concatenate([x.reshape(-1) for x in actual]),
+        np.concatenate([x.reshape(-1) for x in expected]),
+    )
+    assert errors.rms == pytest.approx(
+        np.sqrt(np.square(flat[0] - flat[1]).mean() / np.square(flat[1]).mean())
+    )
 
 
 def test_expected_outputs_that_are_not_finite_are_an_error_of_the_reference(tmp_path: Path) -> None:
     model = seeded(block("rope"))
     model.attentions()[0].projection.output.weight.data[0, 0] = np.nan
-    with pytest.raises(ValueError, match="expected finite outputs of the module, got NaN or infinity for 'start 0'"):
+    with pytest.raises(
+        ValueError, match="expected finite outputs of the module, got NaN or infinity for 'start 0'"
+    ):
         export(model, "ort", tmp_path / "made")
     manifest = export(sources(block("rope")), "ort", tmp_path / "kept", verify=False)
     path = tmp_path / "kept" / reference.FILE_NAME
     path.write_bytes(b"\xff" * path.stat().st_size)
-    with pytest.raises(ValueError, match="expected finite outputs of the module, got NaN or infinity"):
+    with pytest.raises(
+        ValueError, match="expected finite outputs of the module, got NaN or infinity"
+    ):
         reference.read(manifest, tmp_path / "kept")
 
 
@@ -84,10 +112,15 @@ def test_a_tolerance_outside_0_to_1_is_refused(given: float, tmp_path: Path) -> 
         export(sources(block("rope")), "ort", tmp_path / "made", tolerance=given)
 
 
-def test_a_tolerance_above_the_limit_must_be_given_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tolerance_above_the_limit_must_be_given_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     manifest = export(sources(decoder("rope")), "ort", tmp_path / "made", tolerance=0.5)
     assert manifest.certificate is not None and manifest.certificate["tolerance"] == 0.5
-    with pytest.raises(ValueError, match="expected an artefact with a tolerance of at most 0.1, got 0.5; export it again, or give tolerance 0.5"):
+    with pytest.raises(
+        ValueError,
+        match="expected an artefact with a tolerance of at most 0.1, got 0.5; export it again, or give tolerance 0.5",
+    ):
         verify(tmp_path / "made")
     assert verify(tmp_path / "made", tolerance=1e-5)["passed"]
     assert main(["verify", str(tmp_path / "made"), "--tolerance", "1e-9"]) == 1
@@ -102,12 +135,20 @@ def test_a_tolerance_of_an_earlier_version_is_not_accepted_in_silence() -> None:
 
 
 def test_the_error_of_a_graph_is_shown_as_what_it_is() -> None:
-    certificate = {"cells": {"a": 1e300, "b": 1e-7}, "tolerance": 1e-5, "failures": {"a": "session: expected the graph to run, got RuntimeError: no kernel"}}
-    assert "got session: expected the graph to run, got RuntimeError: no kernel at 'a'" in str(VerificationError(certificate))
+    certificate = {
+        "cells": {"a": 1e300, "b": 1e-7},
+        "tolerance": 1e-5,
+        "failures": {"a": "session: expected the graph to run, got RuntimeError: no kernel"},
+    }
+    assert "got session: expected the graph to run, got RuntimeError: no kernel at 'a'" in str(
+        VerificationError(certificate)
+    )
 
 
 def test_divisions_may_differ_by_twice_the_noise_or_twice_the_error_of_the_full_pass() -> None:
-    assert [division_tolerance(*given, 0.1) for given in ((0.01, 0.001), (0.001, 0.01), (0.2, 0.001))] == [0.02, 0.02, 0.1]
+    assert [
+        division_tolerance(*given, 0.1) for given in ((0.01, 0.001), (0.001, 0.01), (0.2, 0.001))
+    ] == [0.02, 0.02, 0.1]
 
 
 def test_divisions_are_compared_with_the_artefacts_own_full_pass(tmp_path: Path) -> None:
@@ -115,13 +156,22 @@ def test_divisions_are_compared_with_the_artefacts_own_full_pass(tmp_path: Path)
     assert made is not None
     full, steps = (made["cells"][f"batch 3, start 0: {cell}"] for cell in ("full pass", "steps"))
     assert made["bounds"]["batch 3, start 0: steps"] <= made["tolerance"] and steps <= 2 * full
-    assert made["bounds"]["oracle, start 0"] == tolerance("float32", *extent(sources(block("rope")).model)) and "batch 3, start 0: full pass" not in made["bounds"]
+    assert (
+        made["bounds"]["oracle, start 0"]
+        == tolerance("float32", *extent(sources(block("rope")).model))
+        and "batch 3, start 0: full pass" not in made["bounds"]
+    )
     assert load(tmp_path / "made", provider="cpu").manifest.quality.exact <= 1e-5  # type: ignore[union-attr]
 
 
 def test_float32_artefacts_have_no_cells_of_their_own_full_pass(tmp_path: Path) -> None:
     manifest = export(sources(decoder("rope")), "ort", tmp_path / "made")
-    assert manifest.reference is not None and manifest.reference.noise == 0 and manifest.certificate is not None and not manifest.certificate["bounds"]
+    assert (
+        manifest.reference is not None
+        and manifest.reference.noise == 0
+        and manifest.certificate is not None
+        and not manifest.certificate["bounds"]
+    )
     assert not any("full pass" in cell for cell in manifest.certificate["cells"])
     kept = manifests.read(tmp_path / "made")
     assert replace(proof.Accuracy(kept.reference.tolerance), noise=0.0).rounds is False  # type: ignore[union-attr]

@@ -4,11 +4,21 @@ from posenc_export.shared.tables import aligned
 
 
 def test_columns_are_aligned_and_numbers_are_right_aligned() -> None:
-    assert aligned(("name", "n"), [("a", "5"), ("long", "120")]) == ["name    n", "a       5", "long  120"]
+    assert aligned(("name", "n"), [("a", "5"), ("long", "120")]) == [
+        "name    n",
+        "a       5",
+        "long  120",
+    ]
 
 
 def test_the_widest_cells_of_long_lines_are_wrapped() -> None:
-    assert aligned(("name", "what"), [("a", "one two three"), ("b", "four")], 12) == ["name  what", "a     one", "      two", "      three", "b     four"]
+    assert aligned(("name", "what"), [("a", "one two three"), ("b", "four")], 12) == [
+        "name  what",
+        "a     one",
+        "      two",
+        "      three",
+        "b     four",
+    ]
 
 
 def test_a_word_that_is_longer_than_a_line_is_not_split() -> None:

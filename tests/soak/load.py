@@ -34,7 +34,10 @@ LIMIT = 8 * 2**20  # most growth of the server in bytes
 RECOVERED = 1.0  # most seconds to the first answer after the load
 CLIENTS = 48  # clients that send requests at a time
 DIFFERENT, TOKENS = 64, 24  # number of different requests, most tokens of each
-BEGINNINGS = [[], *(np.random.default_rng(seed).integers(97, 123, 3 * BLOCK).tolist() for seed in range(15))]
+BEGINNINGS = [
+    [],
+    *(np.random.default_rng(seed).integers(97, 123, 3 * BLOCK).tolist() for seed in range(15)),
+]
 PREFIX_MEMORY = 1  # MB, less than all requests together need
 REFUSED = (429, 503)
 
@@ -73,7 +76,11 @@ async def asked(port: int, case: Case) -> Tuple[int, List[int]]:
         return 0, []
     if not head.startswith(b"HTTP/1.1 200"):
         return int(head.split()[1]) if head else 0, []
-    lines = [line[6:] if line.startswith(b"data: ") else line for line in rest.splitlines() if b'"choices"' in line]
+    lines = [
+        line[6:] if line.startswith(b"data: ") else line
+        for line in rest.splitlines()
+        if b'"choices"' in line
+    ]
     return 200, [token for line in lines for token in json.loads(line)["choices"][0]["token_ids"]]
 
 
@@ -97,7 +104,12 @@ async def slow(port: int, case: Case, kind: int, ended: asyncio.Event) -> None:
         with contextlib.suppress(ConnectionError):
             reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
             whole = message(case.body)
-            parts = ([], [whole[place : place + 1] for place in range(40)], [message(b"", 1000)] + [b" "] * 900, [whole])[kind % 4]
+            parts = (
+                [],
+                [whole[place : place + 1] for place in range(40)],
+                [message(b"", 1000)] + [b" "] * 900,
+                [whole],
+            )[kind % 4]
             try:
                 for part in parts:
                     writer.write(part)
@@ -124,7 +136,13 @@ async def leaving(port: int, case: Case, found: "Counter[str]") -> None:
     whole = message(case.body)
     with contextlib.suppress(ConnectionError):
         _, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(whole[: random.choice((10, len(whole) // 2, len(whole) - 1, len(whole), len(whole), len(whole)))])
+        writer.write(
+            whole[
+                : random.choice(
+                    (10, len(whole) // 2, len(whole) - 1, len(whole), len(whole), len(whole))
+                )
+            ]
+        )
         await asyncio.sleep(random.uniform(0, 0.05))
         writer.transport.abort()
     found["left"] += 1
@@ -132,27 +150,65 @@ async def leaving(port: int, case: Case, found: "Counter[str]") -> None:
 
 def cases(folder: Path) -> List[Case]:
     """Return requests, half of them streams, with the tokens that a session gives."""
-    requests = [Request((*BEGINNINGS[index % len(BEGINNINGS)], *prompt), 1 + index % TOKENS) for index, prompt in enumerate(prompts(DIFFERENT, 60, seed=5))]
+    requests = [
+        Request((*BEGINNINGS[index % len(BEGINNINGS)], *prompt), 1 + index % TOKENS)
+        for index, prompt in enumerate(prompts(DIFFERENT, 60, seed=5))
+    ]
     expected = alone(opened(folder), requests)
-    return [Case(_body(request, bool(index % 2)), expected[request]) for index, request in enumerate(requests)]
+    return [
+        Case(_body(request, bool(index % 2)), expected[request])
+        for index, request in enumerate(requests)
+    ]
 
 
 def _body(request: Request, stream: bool) -> bytes:
-    body = {"prompt": list(request.prompt), "max_tokens": request.max_tokens, "temperature": 0, "stream": stream, "return_token_ids": True}
+    body = {
+        "prompt": list(request.prompt),
+        "max_tokens": request.max_tokens,
+        "temperature": 0,
+        "stream": stream,
+        "return_token_ids": True,
+    }
     return json.dumps(body).encode()
 
 
 @contextlib.contextmanager
 def server(folder: Path, files: int) -> Iterator[Tuple[int, "subprocess.Popen[str]", Path]]:
     """Context manager that runs a server; gives its port, the process and the file of its errors."""
-    command = [sys.executable, "-m", "posenc_export.commands.cli", "serve", str(folder), "--port", "0", "--context", "256", "--threads", "1", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "posenc_export.commands.cli",
+        "serve",
+        str(folder),
+        "--port",
+        "0",
+        "--context",
+        "256",
+        "--threads",
+        "1",
+        "--json",
+    ]
     command += ["--prefix-memory", str(PREFIX_MEMORY)]
-    with tempfile.TemporaryDirectory() as temporary, open(Path(temporary) / "errors", "w") as errors:
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        open(Path(temporary) / "errors", "w") as errors,
+    ):
         limited = ["sh", "-c", f'ulimit -n {files} && exec "$@"', "sh", *command]
-        process = subprocess.Popen(limited, stdout=subprocess.PIPE, stderr=errors, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        process = subprocess.Popen(
+            limited,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
         try:
             assert process.stdout is not None
-            yield int(json.loads(process.stdout.readline())["url"].rpartition(":")[2]), process, Path(errors.name)
+            yield (
+                int(json.loads(process.stdout.readline())["url"].rpartition(":")[2]),
+                process,
+                Path(errors.name),
+            )
         finally:
             process.terminate()
             process.communicate()
@@ -160,13 +216,19 @@ def server(folder: Path, files: int) -> Iterator[Tuple[int, "subprocess.Popen[st
 
 def resident(process: "subprocess.Popen[str]") -> int:
     """Return the resident memory of the process in bytes."""
-    return int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * os.sysconf(
+        "SC_PAGE_SIZE"
+    )
 
 
 def prefix_metrics(port: int) -> Dict[str, int]:
     """Return the counts of shared prefixes."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
-        lines = [line.split() for line in answer.read().decode().splitlines() if line.startswith("posenc_prefix")]
+        lines = [
+            line.split()
+            for line in answer.read().decode().splitlines()
+            if line.startswith("posenc_prefix")
+        ]
     return {name.removeprefix("posenc_"): int(float(value)) for name, value in lines}
 
 
@@ -181,7 +243,10 @@ async def loaded(port: int, load: Load, given: List[Case]) -> Tuple["Counter[str
             if index * load.leaving // load.requests != (index + 1) * load.leaving // load.requests:
                 await leaving(port, random.choice(given), found)
 
-    holding = [asyncio.create_task(slow(port, given[index % len(given)], index, ended)) for index in range(load.slow)]
+    holding = [
+        asyncio.create_task(slow(port, given[index % len(given)], index, ended))
+        for index in range(load.slow)
+    ]
     await asyncio.gather(*(one(index) for index in range(load.requests)))
     ended.set()
     await asyncio.gather(*holding)
@@ -195,19 +260,37 @@ def measured(folder: Path, load: Load) -> Dict[str, Any]:
     """Run a server and its load. Return the figures, with a list of failures under "wrong"."""
     given = cases(folder)
     with server(folder, load.files) as (port, process, errors):
-        asyncio.run(loaded(port, Load(max(load.requests // 4, 100), load.slow, load.leaving), given))  # memory that stays in use from the first load on
+        asyncio.run(
+            loaded(port, Load(max(load.requests // 4, 100), load.slow, load.leaving), given)
+        )  # memory that stays in use from the first load on
         before, since = resident(process), time.perf_counter()
         found, recovered = asyncio.run(loaded(port, load, given))
         seconds, after, said = time.perf_counter() - since, resident(process), errors.read_text()
-        shared, room = prefix_metrics(port), PREFIX_MEMORY * 10**6 // (bytes_per_slot(manifests.read(folder)) * BLOCK) * BLOCK
+        shared, room = (
+            prefix_metrics(port),
+            PREFIX_MEMORY * 10**6 // (bytes_per_slot(manifests.read(folder)) * BLOCK) * BLOCK,
+        )
         running = process.poll() is None
     wrong = [f"{found[kind]} {kind}" for kind in ("wrong", "missing") if found[kind]]
     wrong += [f"memory grew by {after - before} bytes"] if after - before > LIMIT else []
     wrong += [f"{recovered:.2f} s to recover"] if recovered > RECOVERED else []
     wrong += [f"errors: {said[-2000:]}"] if "Traceback" in said or "rror" in said else []
     wrong += [] if running else ["the server has ended"]
-    wrong += [] if shared["prefix_hits_total"] > load.requests // 4 and shared["prefix_kept_tokens"] == room else [f"prefixes: {shared} of {room} tokens"]
-    return {**load._asdict(), **found, **shared, "before": before, "after": after, "recovered": round(recovered, 3), "seconds": round(seconds, 1), "wrong": wrong}
+    wrong += (
+        []
+        if shared["prefix_hits_total"] > load.requests // 4 and shared["prefix_kept_tokens"] == room
+        else [f"prefixes: {shared} of {room} tokens"]
+    )
+    return {
+        **load._asdict(),
+        **found,
+        **shared,
+        "before": before,
+        "after": after,
+        "recovered": round(recovered, 3),
+        "seconds": round(seconds, 1),
+        "wrong": wrong,
+    }
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
@@ -219,7 +302,10 @@ def main(arguments: Optional[List[str]] = None) -> int:
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings of torch and other libraries during export
-        figures = measured(artefact(Path(folder), "ort"), Load(options.requests, options.slow, options.leaving, options.files))
+        figures = measured(
+            artefact(Path(folder), "ort"),
+            Load(options.requests, options.slow, options.leaving, options.files),
+        )
     print(json.dumps(figures), flush=True)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,5 @@
 """The server under a short load. The long one: `make soak`."""
 
-
 import pytest
 
 from tests.serve.models import artefact
@@ -11,8 +10,12 @@ pytest.importorskip("prometheus_client")
 pytestmark = pytest.mark.xdist_group("serve")
 
 
-@pytest.mark.parametrize("size", [(100, 40, 20, 100), pytest.param((2000, 200, 200, 100), marks=pytest.mark.exhaustive)])
-def test_a_server_with_few_files_answers_everyone_while_others_are_slow_or_leave(size: tuple[int, ...], tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize(
+    "size", [(100, 40, 20, 100), pytest.param((2000, 200, 200, 100), marks=pytest.mark.exhaustive)]
+)
+def test_a_server_with_few_files_answers_everyone_while_others_are_slow_or_leave(
+    size: tuple[int, ...], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     from tests.soak import load
 
     figures = load.measured(artefact(tmp_path_factory.getbasetemp(), "ort"), load.Load(*size))

@@ -9,7 +9,13 @@ from posenc_export.runtime import Session
 from tests.soak import steps
 
 
-@pytest.mark.parametrize(("target", "way", "count"), [pytest.param("ort", "rewinding", 20_000, marks=pytest.mark.exhaustive), ("onnx-static", "exchanging", 1_500)])
+@pytest.mark.parametrize(
+    ("target", "way", "count"),
+    [
+        pytest.param("ort", "rewinding", 20_000, marks=pytest.mark.exhaustive),
+        ("onnx-static", "exchanging", 1_500),
+    ],
+)
 def test_steps_without_end_keep_memory_flat(target: str, way: str, count: int) -> None:
     figure = steps.soak(target, way, count)
     assert not figure["wrong"], figure

@@ -24,7 +24,9 @@ class Rooted(PositionEncoding):
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
-        distance = (q_positions[:, None, :, None] - k_positions[:, None, None, :]).abs().to(torch.float32)
+        distance = (
+            (q_positions[:, None, :, None] - k_positions[:, None, None, :]).abs().to(torch.float32)
+        )
         return -self.slopes.rows[:, None, None] * torch.sqrt(distance)
 
     def oracle(self) -> Oracle:
@@ -57,7 +59,9 @@ class NotAhead(PositionEncoding):
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         """q_positions [B,S], k_positions [B,T] int64 to [B,1,S,T] float32."""
-        return -torch.sqrt((q_positions[:, None, :, None] - k_positions[:, None, None, :]).to(torch.float32))
+        return -torch.sqrt(
+            (q_positions[:, None, :, None] - k_positions[:, None, None, :]).to(torch.float32)
+        )
 
 
 class NotAheadOracle(Oracle, of=NotAhead):
@@ -85,7 +89,9 @@ class Rounded(PositionEncoding):
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
-        return self.slope[:, None, None].float() * (q_positions[:, None, :, None] - k_positions[:, None, None, :])
+        return self.slope[:, None, None].float() * (
+            q_positions[:, None, :, None] - k_positions[:, None, None, :]
+        )
 
 
 class RoundedOracle(Oracle, of=Rounded):
@@ -126,19 +132,28 @@ class ColumnsAsRows(OnGrid):
 
 
 class ColumnsAsRowsOracle(RoPE2DOracle, of=ColumnsAsRows):
-    def rotated(self, x: np.ndarray, place: Union[int, Sequence[int]], frequencies: np.ndarray) -> np.ndarray:
+    def rotated(
+        self, x: np.ndarray, place: Union[int, Sequence[int]], frequencies: np.ndarray
+    ) -> np.ndarray:
         return super().rotated(x, place if isinstance(place, int) else place[::-1], frequencies)
 
 
 def test_an_oracle_on_a_grid_gets_coordinates() -> None:
     assert set(check_encoding(OnGrid, targets=[], faults=[])["oracle"]) == {"rotate"}
-    with pytest.raises(AssertionError, match=r"ColumnsAsRows: expected rotate within .* worst at coordinates \(\d+, \d+\), entry \d+ of \w+ head \d: exp"):
+    with pytest.raises(
+        AssertionError,
+        match=r"ColumnsAsRows: expected rotate within .* worst at coordinates \(\d+, \d+\), entry \d+ of \w+ head \d: exp",
+    ):
         check_encoding(ColumnsAsRows, targets=[], faults=[])
 
 
 def test_a_correct_encoding_passes_and_every_fault_is_detected() -> None:
     found = check_encoding(Rooted, {"strength": 0.5}, targets=["ort"])
-    assert found["targets"]["ort"]["passed"] and set(found["faults"]) == set(FAULTS) - {"states forgotten"} and set(found["oracle"]) == {"bias"}
+    assert (
+        found["targets"]["ort"]["passed"]
+        and set(found["faults"]) == set(FAULTS) - {"states forgotten"}
+        and set(found["oracle"]) == {"bias"}
+    )
 
 
 @pytest.mark.exhaustive
@@ -157,23 +172,43 @@ def test_the_oracle_of_a_causal_encoding_is_not_asked_for_keys_after_the_query()
 
 
 def test_an_oracle_that_reads_a_buffer_as_a_weight_is_told_what_to_do() -> None:
-    with pytest.raises(ValueError, match=r"expected its oracle to read the name of a trained number \(it has none\), got slope, a buffer; keep fixed"):
+    with pytest.raises(
+        ValueError,
+        match=r"expected its oracle to read the name of a trained number \(it has none\), got slope, a buffer; keep fixed",
+    ):
         check_encoding(ReadsBuffer, targets=[], faults=[])
 
 
 def test_a_lost_state_is_detected() -> None:
-    assert set(check_encoding(encodings.REGISTRY["fox"], targets=[], faults=["states forgotten"])["faults"]) == {"states forgotten"}
+    assert set(
+        check_encoding(encodings.REGISTRY["fox"], targets=[], faults=["states forgotten"])["faults"]
+    ) == {"states forgotten"}
 
 
 @pytest.mark.parametrize(
     ("cls", "message"),
     [
-        (AnotherOracle, r"AnotherOracle: expected bias within .* of its oracle, got 1\.0e-03, worst at query 1099, key 0, head 5: expected -33\.18\d*, got -33\.15"),
-        (NotAhead, 'expected finite numbers at query 0, key 1, head 0, got nan from bias and .*, or set works_in = ..causal",. in the class'),
-        (Rounded, "worst at query .*; slope is float16: keep fixed numbers in a Table and trained ones in an Exact, which are float32"),
-        (of_function, "expected finite numbers at query 0, key 1, head 0, got nan from your function; compute with the absolute distance, or select with"),
+        (
+            AnotherOracle,
+            r"AnotherOracle: expected bias within .* of its oracle, got 1\.0e-03, worst at query 1099, key 0, head 5: expected -33\.18\d*, got -33\.15",
+        ),
+        (
+            NotAhead,
+            'expected finite numbers at query 0, key 1, head 0, got nan from bias and .*, or set works_in = ..causal",. in the class',
+        ),
+        (
+            Rounded,
+            "worst at query .*; slope is float16: keep fixed numbers in a Table and trained ones in an Exact, which are float32",
+        ),
+        (
+            of_function,
+            "expected finite numbers at query 0, key 1, head 0, got nan from your function; compute with the absolute distance, or select with",
+        ),
         (NoOracle, "check_encoding NoOracle: expected bias within"),
-        (Nothing, "expected the grid to detect the planted fault 'offset ignored', got no difference"),
+        (
+            Nothing,
+            "expected the grid to detect the planted fault 'offset ignored', got no difference",
+        ),
     ],
 )
 def test_an_incorrect_encoding_raises_an_assertion_error(cls: Any, message: str) -> None:
@@ -183,7 +218,10 @@ def test_an_incorrect_encoding_raises_an_assertion_error(cls: Any, message: str)
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [({"faults": ["all"]}, "expected faults to be among offset ignored"), ({"parameters": {"strenght": 1.0}}, "expected parameter to be one of strength, got")],
+    [
+        ({"faults": ["all"]}, "expected faults to be among offset ignored"),
+        ({"parameters": {"strenght": 1.0}}, "expected parameter to be one of strength, got"),
+    ],
 )
 def test_invalid_arguments_of_the_checks_are_refused(given: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -13,11 +13,17 @@ from posenc_export.runtime.artefact.manifest import Manifest
 
 def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Opened:
     if batch > 1:
-        raise ValueError(f"genai: expected a batch of 1 row, because a Generator appends tokens to larger batches only once, got {batch}; pass --batch 1")
+        raise ValueError(
+            f"genai: expected a batch of 1 row, because a Generator appends tokens to larger batches only once, got {batch}; pass --batch 1"
+        )
     config = onnxruntime_genai.Config(str(folder))
     # Without this, version 0.18 takes as long as with one thread on 2 cores. It sometimes crashed after an overlay with a segmentation fault.
-    config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
-    return Opened(GenaiSession(onnxruntime_genai.Model(config), manifest.max_positions), manifest.source)
+    config.overlay(
+        json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}})
+    )
+    return Opened(
+        GenaiSession(onnxruntime_genai.Model(config), manifest.max_positions), manifest.source
+    )
 
 
 class GenaiSession(CallSession):
@@ -37,7 +43,10 @@ class GenaiSession(CallSession):
         self.generator: Any = None
         parameters = onnxruntime_genai.GeneratorParams(self.model)
         parameters.set_search_options(max_length=self.max_positions)
-        self.generator, self.tokens = onnxruntime_genai.Generator(self.model, parameters), np.zeros((1, 0), np.int32)
+        self.generator, self.tokens = (
+            onnxruntime_genai.Generator(self.model, parameters),
+            np.zeros((1, 0), np.int32),
+        )
 
     def rewind(self, n: int) -> None:
         remaining = self.tokens[:, :-n]

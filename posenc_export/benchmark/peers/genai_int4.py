@@ -39,10 +39,36 @@ def build(checkpoint: Path, built: Path, precision: str, provider: str, *options
         ValueError: the builder failed.
     """
     words = Tokenizer(models.WordLevel({"first": 0, "second": 1}, unk_token="first"))
-    PreTrainedTokenizerFast(tokenizer_object=words, bos_token="first", eos_token="second").save_pretrained(checkpoint)
-    command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", checkpoint.name, "-o", built.name, "-p", precision, "-e", provider, "-c", "cache"]
+    PreTrainedTokenizerFast(
+        tokenizer_object=words, bos_token="first", eos_token="second"
+    ).save_pretrained(checkpoint)
+    command = [
+        sys.executable,
+        "-m",
+        "onnxruntime_genai.models.builder",
+        "-i",
+        checkpoint.name,
+        "-o",
+        built.name,
+        "-p",
+        precision,
+        "-e",
+        provider,
+        "-c",
+        "cache",
+    ]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     extra = ["--extra_options", *OPTIONS, *options]
-    done = subprocess.run([*command, *extra], cwd=checkpoint.parent, env=environment, capture_output=True, text=True, errors="replace", check=False)
+    done = subprocess.run(
+        [*command, *extra],
+        cwd=checkpoint.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
     if done.returncode:
-        raise ValueError(f"genai: expected the model builder to succeed, got exit status {done.returncode}; its last lines: {done.stderr[-500:]}")
+        raise ValueError(
+            f"genai: expected the model builder to succeed, got exit status {done.returncode}; its last lines: {done.stderr[-500:]}"
+        )

@@ -26,17 +26,32 @@ class HandGraph:
     """
 
     def __init__(self, attention: Dict[str, Any], slots: int) -> None:
-        self.heads, self.kv_heads, self.head_size = attention["heads"], attention["kv_heads"], attention["head_size"]
+        self.heads, self.kv_heads, self.head_size = (
+            attention["heads"],
+            attention["kv_heads"],
+            attention["head_size"],
+        )
         self.rotates = [spec["name"] for spec in attention["encodings"]] == ["rope"]
         self.nodes: List[Any] = []
         self.weights: Arrays = {}
         if self.rotates:
-            angles = np.arange(slots)[:, None] * BASE ** (-np.arange(0, self.head_size, 2) / self.head_size)
+            angles = np.arange(slots)[:, None] * BASE ** (
+                -np.arange(0, self.head_size, 2) / self.head_size
+            )
             self.weights |= {"cos": np.cos(angles), "sin": np.sin(angles)}
 
-    def node(self, kind: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: Any) -> str:
+    def node(
+        self,
+        kind: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        domain: str = "",
+        **attributes: Any,
+    ) -> str:
         """Add a node and return its first output."""
-        self.nodes.append(helper.make_node(kind, list(inputs), list(outputs), domain=domain, **attributes))
+        self.nodes.append(
+            helper.make_node(kind, list(inputs), list(outputs), domain=domain, **attributes)
+        )
         return outputs[0]
 
     def product(self, x: str, name: str, weight: np.ndarray) -> str:
@@ -46,23 +61,51 @@ class HandGraph:
 
     def attend(self, x: str, layer: int, qkv: np.ndarray, back: np.ndarray, output: str) -> str:
         """Add the attention of one layer with its cache and output projection."""
-        sources = [self.product(x, f"qkv.{layer}", qkv), "", "", f"past.{layer}.key", f"past.{layer}.value", "seqlens_k", "total_sequence_length"]
+        sources = [
+            self.product(x, f"qkv.{layer}", qkv),
+            "",
+            "",
+            f"past.{layer}.key",
+            f"past.{layer}.value",
+            "seqlens_k",
+            "total_sequence_length",
+        ]
         attended = [f"attended.{layer}", f"present.{layer}.key", f"present.{layer}.value"]
-        sizes = {"num_heads": self.heads, "kv_num_heads": self.kv_heads, "do_rotary": int(self.rotates)}
-        self.node("GroupQueryAttention", sources + ["cos", "sin"] * self.rotates, attended, DOMAIN, **sizes)
+        sizes = {
+            "num_heads": self.heads,
+            "kv_num_heads": self.kv_heads,
+            "do_rotary": int(self.rotates),
+        }
+        self.node(
+            "GroupQueryAttention",
+            sources + ["cos", "sin"] * self.rotates,
+            attended,
+            DOMAIN,
+            **sizes,
+        )
         return self.product(attended[0], output, back)
 
-    def normed(self, x: str, before: str, name: str, weight: np.ndarray, epsilon: float) -> List[str]:
+    def normed(
+        self, x: str, before: str, name: str, weight: np.ndarray, epsilon: float
+    ) -> List[str]:
         """Add the norm of x + before; return the norm and the sum."""
         self.weights[f"{name}.weight"] = weight
         outputs = [name, "", "", f"{name}.sum"]
-        self.node("SkipSimplifiedLayerNormalization", [x, before, f"{name}.weight"], outputs, DOMAIN, epsilon=epsilon)
+        self.node(
+            "SkipSimplifiedLayerNormalization",
+            [x, before, f"{name}.weight"],
+            outputs,
+            DOMAIN,
+            epsilon=epsilon,
+        )
         return [outputs[0], outputs[3]]
 
     def gated(self, x: str, name: str, gate_and_up: np.ndarray, down: np.ndarray) -> str:
         """Add a gated MLP. QuickGelu with alpha 1 is SiLU."""
         both = [f"{name}.gate", f"{name}.up"]
-        self.node("Split", [self.product(x, f"{name}.both", gate_and_up)], both, axis=-1, num_outputs=2)
+        self.node(
+            "Split", [self.product(x, f"{name}.both", gate_and_up)], both, axis=-1, num_outputs=2
+        )
         activated = self.node("QuickGelu", both[:1], [f"{name}.activated"], DOMAIN, alpha=1.0)
         return self.product(self.node("Mul", [activated, both[1]], [f"{name}.inner"]), name, down)
 
@@ -70,21 +113,44 @@ class HandGraph:
         """Return the serialised model with inputs source, caches [B,K,M,D], seqlens_k [B] and total_sequence_length [], and outputs result and caches."""
         cache = ["batch", self.kv_heads, "capacity", self.head_size]
         names = [f"{layer}.{part}" for layer in range(layers) for part in ("key", "value")]
-        inputs = [source, *(helper.make_tensor_value_info(f"past.{name}", FLOAT, cache) for name in names)]
-        inputs += [helper.make_tensor_value_info("seqlens_k", INT32, ["batch"]), helper.make_tensor_value_info("total_sequence_length", INT32, [])]
-        outputs = [result, *(helper.make_tensor_value_info(f"present.{name}", FLOAT, cache) for name in names)]
-        arrays = {name: array if array.dtype == np.int64 else np.ascontiguousarray(array, np.float32) for name, array in self.weights.items()}
+        inputs = [
+            source,
+            *(helper.make_tensor_value_info(f"past.{name}", FLOAT, cache) for name in names),
+        ]
+        inputs += [
+            helper.make_tensor_value_info("seqlens_k", INT32, ["batch"]),
+            helper.make_tensor_value_info("total_sequence_length", INT32, []),
+        ]
+        outputs = [
+            result,
+            *(helper.make_tensor_value_info(f"present.{name}", FLOAT, cache) for name in names),
+        ]
+        arrays = {
+            name: array if array.dtype == np.int64 else np.ascontiguousarray(array, np.float32)
+            for name, array in self.weights.items()
+        }
         weights = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
         graph = helper.make_graph(self.nodes, "hand_written", inputs, outputs, weights)
         imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)]
-        return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION).SerializeToString()  # type: ignore[no-any-return]
+        return helper.make_model(
+            graph, opset_imports=imports, ir_version=IR_VERSION
+        ).SerializeToString()  # type: ignore[no-any-return]
 
 
 def block(config: Dict[str, Any], weights: Arrays) -> bytes:
     """Return the graph of a block that `shapes.is_plain_block` accepts: hidden_states [B,S,E] to output [B,S,E]. weights: by parameter name of AttentionBlock."""
     graph = HandGraph(config["attention"], config["max_positions"])
-    graph.attend("hidden_states", 0, weights["attention.projection.qkv.weight"], weights["attention.projection.output.weight"], "output")
-    source, result = (helper.make_tensor_value_info(name, FLOAT, ["batch", "new", config["width"]]) for name in ("hidden_states", "output"))
+    graph.attend(
+        "hidden_states",
+        0,
+        weights["attention.projection.qkv.weight"],
+        weights["attention.projection.output.weight"],
+        "output",
+    )
+    source, result = (
+        helper.make_tensor_value_info(name, FLOAT, ["batch", "new", config["width"]])
+        for name in ("hidden_states", "output")
+    )
     return graph.model(source, result, 1)
 
 
@@ -95,16 +161,57 @@ def decoder(config: Dict[str, Any], weights: Arrays) -> bytes:
     table = graph.weights["table"] = weights["tokens.embedding.weight"]
     total = graph.node("Gather", ["table", "input_ids"], ["embedded"])
     graph.weights["norm.first.weight"] = weights["layers.0.residual.attention_norm.weight"]
-    x = graph.node("SimplifiedLayerNormalization", [total, "norm.first.weight"], ["norm.first"], axis=-1, epsilon=epsilon)
+    x = graph.node(
+        "SimplifiedLayerNormalization",
+        [total, "norm.first.weight"],
+        ["norm.first"],
+        axis=-1,
+        epsilon=epsilon,
+    )
     for layer in range(layers):
-        own = {name.removeprefix(f"layers.{layer}."): array for name, array in weights.items() if name.startswith(f"layers.{layer}.")}
-        added = graph.attend(x, layer, own["attention.projection.qkv.weight"], own["attention.projection.output.weight"], f"back.{layer}")
-        x, total = graph.normed(total, added, f"norm.mlp.{layer}", own["residual.mlp_norm.weight"], epsilon)
-        added = graph.gated(x, f"mlp.{layer}", np.concatenate((own["mlp.gate.weight"], own["mlp.up.weight"])), own["mlp.down.weight"])
-        following = "norm.weight" if layer == layers - 1 else f"layers.{layer + 1}.residual.attention_norm.weight"
+        own = {
+            name.removeprefix(f"layers.{layer}."): array
+            for name, array in weights.items()
+            if name.startswith(f"layers.{layer}.")
+        }
+        added = graph.attend(
+            x,
+            layer,
+            own["attention.projection.qkv.weight"],
+            own["attention.projection.output.weight"],
+            f"back.{layer}",
+        )
+        x, total = graph.normed(
+            total, added, f"norm.mlp.{layer}", own["residual.mlp_norm.weight"], epsilon
+        )
+        added = graph.gated(
+            x,
+            f"mlp.{layer}",
+            np.concatenate((own["mlp.gate.weight"], own["mlp.up.weight"])),
+            own["mlp.down.weight"],
+        )
+        following = (
+            "norm.weight"
+            if layer == layers - 1
+            else f"layers.{layer + 1}.residual.attention_norm.weight"
+        )
         x, total = graph.normed(total, added, f"norm.after.{layer}", weights[following], epsilon)
     graph.weights["head"] = weights.get("head.linear.weight", table).T
-    graph.weights |= {"from": np.array([-1]), "to": np.array([np.iinfo(np.int64).max]), "token_axis": np.array([1])}
-    graph.node("MatMul", [graph.node("Slice", [x, "from", "to", "token_axis"], ["last"]), "head"], ["logits"])
+    graph.weights |= {
+        "from": np.array([-1]),
+        "to": np.array([np.iinfo(np.int64).max]),
+        "token_axis": np.array([1]),
+    }
+    graph.node(
+        "MatMul",
+        [graph.node("Slice", [x, "from", "to", "token_axis"], ["last"]), "head"],
+        ["logits"],
+    )
     source = helper.make_tensor_value_info("input_ids", INT64, ["batch", "new"])
-    return graph.model(source, helper.make_tensor_value_info("logits", FLOAT, ["batch", 1, config["tokens"]["vocabulary"]]), layers)
+    return graph.model(
+        source,
+        helper.make_tensor_value_info(
+            "logits", FLOAT, ["batch", 1, config["tokens"]["vocabulary"]]
+        ),
+        layers,
+    )

@@ -20,7 +20,9 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
     model, source = rebuilt(manifest)
     assert isinstance(model, AttentionBlock)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit announces its retirement at every call
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # torch.jit announces its retirement at every call
         warnings.simplefilter("ignore", FutureWarning)
         module = torch.jit.freeze(torch.jit.script(HandBlock(model).eval()))
     return Opened(HandSession(module, model, batch), source)
@@ -38,9 +40,15 @@ class HandBlock(torch.nn.Module):
         attention, projection = model.config.attention, model.get_submodule("attention.projection")
         self.qkv: Any = projection.qkv
         self.output: Any = projection.output
-        self.heads, self.kv_heads, self.head_size = attention.heads, attention.kv_heads, attention.head_size
+        self.heads, self.kv_heads, self.head_size = (
+            attention.heads,
+            attention.kv_heads,
+            attention.head_size,
+        )
         self.rotates = [spec["name"] for spec in attention.encodings] == ["rope"]
-        angles = torch.arange(model.config.max_positions)[:, None] * BASE ** (-torch.arange(0, self.head_size, 2, dtype=torch.float64) / self.head_size)
+        angles = torch.arange(model.config.max_positions)[:, None] * BASE ** (
+            -torch.arange(0, self.head_size, 2, dtype=torch.float64) / self.head_size
+        )
         self.cos: Tensor
         self.sin: Tensor
         self.register_buffer("cos", angles.cos().float())
@@ -57,7 +65,11 @@ class HandBlock(torch.nn.Module):
         values.index_copy_(2, columns, v.transpose(1, 2))
         visible = None if x.size(1) == 1 else torch.arange(end) <= columns.unsqueeze(1)
         y = torch.nn.functional.scaled_dot_product_attention(
-            q.transpose(1, 2), keys[:, :, :end], values[:, :, :end], attn_mask=visible, enable_gqa=self.heads != self.kv_heads
+            q.transpose(1, 2),
+            keys[:, :, :end],
+            values[:, :, :end],
+            attn_mask=visible,
+            enable_gqa=self.heads != self.kv_heads,
         )
         return self.output(y.transpose(1, 2).flatten(2))
 
@@ -80,11 +92,20 @@ class HandSession(CallSession):
     def __init__(self, module: torch.jit.ScriptModule, model: AttentionBlock, batch: int) -> None:
         attention = model.config.attention
         self.module, self.step_column = module, torch.zeros(1, dtype=torch.int64)
-        self.keys, self.values = (torch.zeros(batch, attention.kv_heads, model.config.max_positions, attention.head_size) for _ in range(2))
+        self.keys, self.values = (
+            torch.zeros(batch, attention.kv_heads, model.config.max_positions, attention.head_size)
+            for _ in range(2)
+        )
 
     def call(self, inputs: np.ndarray) -> np.ndarray:
         end = self.length + inputs.shape[1]
-        columns = self.step_column.fill_(self.length) if inputs.shape[1] == 1 else torch.arange(self.length, end)
+        columns = (
+            self.step_column.fill_(self.length)
+            if inputs.shape[1] == 1
+            else torch.arange(self.length, end)
+        )
         with torch.inference_mode():
-            output: np.ndarray = self.module(torch.from_numpy(inputs), columns, end, self.keys, self.values).numpy()
+            output: np.ndarray = self.module(
+                torch.from_numpy(inputs), columns, end, self.keys, self.values
+            ).numpy()
         return output

@@ -37,15 +37,24 @@ class HandSession(CallSession):
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.add_session_config_entry("session.set_denormal_as_zero", "1")  # as the runtime does
-        self.session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        self.session = onnxruntime.InferenceSession(
+            graph, options, providers=["CPUExecutionProvider"]
+        )
         self.caches: Dict[str, np.ndarray] = {}
         for value in self.session.get_inputs():
             if value.name.startswith("past."):
-                self.caches[value.name] = np.zeros((batch, value.shape[1], capacity, value.shape[3]), np.float32)
+                self.caches[value.name] = np.zeros(
+                    (batch, value.shape[1], capacity, value.shape[3]), np.float32
+                )
         self.seqlens, self.total = np.zeros(batch, np.int32), np.zeros((), np.int32)
-        self.chunk = CHUNK if batch == 1 else None  # GroupQueryAttention supports several rows of several tokens only with an empty cache
+        self.chunk = (
+            CHUNK if batch == 1 else None
+        )  # GroupQueryAttention supports several rows of several tokens only with an empty cache
         source = self.session.get_inputs()[0]
-        self.step_input = np.zeros((batch, 1, *source.shape[2:]), np.int64 if source.type == "tensor(int64)" else np.float32)
+        self.step_input = np.zeros(
+            (batch, 1, *source.shape[2:]),
+            np.int64 if source.type == "tensor(int64)" else np.float32,
+        )
         self.step_run, self.step_output = self._bound(self.step_input)
 
     def call(self, inputs: np.ndarray) -> np.ndarray:
@@ -65,10 +74,18 @@ class HandSession(CallSession):
         rows = result.shape[1] if isinstance(result.shape[1], int) else inputs.shape[1]
         output = np.zeros((len(inputs), rows, result.shape[-1]), np.float32)
         binding = self.session.io_binding()
-        fed = {source.name: inputs, "seqlens_k": self.seqlens, "total_sequence_length": self.total, **self.caches}
+        fed = {
+            source.name: inputs,
+            "seqlens_k": self.seqlens,
+            "total_sequence_length": self.total,
+            **self.caches,
+        }
         for name, array in fed.items():
             binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array))
-        written = {result.name: output, **{name.replace("past.", "present."): array for name, array in self.caches.items()}}
+        written = {
+            result.name: output,
+            **{name.replace("past.", "present."): array for name, array in self.caches.items()},
+        }
         for name, array in written.items():
             binding.bind_ortvalue_output(name, onnxruntime.OrtValue.ortvalue_from_numpy(array))
         return binding, output

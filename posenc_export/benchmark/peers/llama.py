@@ -47,16 +47,29 @@ def _config(config: Dict[str, Any]) -> LlamaConfig:
 def _renamed(model: Any, config: Dict[str, Any]) -> Dict[str, torch.Tensor]:
     """Return the model's weights under the parameter names of LlamaForCausalLM."""
     attention = config["layers"][config["order"][0]]["attention"]
-    sizes = [heads * attention["head_size"] for heads in (attention["heads"], attention["kv_heads"], attention["kv_heads"])]
+    sizes = [
+        heads * attention["head_size"]
+        for heads in (attention["heads"], attention["kv_heads"], attention["kv_heads"])
+    ]
     own = dict(model.named_parameters())
     table = own["tokens.embedding.weight"]
-    state = {"model.embed_tokens.weight": table, "model.norm.weight": own["norm.weight"], "lm_head.weight": own.get("head.linear.weight", table)}
+    state = {
+        "model.embed_tokens.weight": table,
+        "model.norm.weight": own["norm.weight"],
+        "lm_head.weight": own.get("head.linear.weight", table),
+    }
     for index in range(len(config["order"])):
         ours, theirs = f"layers.{index}.", f"model.layers.{index}."
         projected = own[f"{ours}attention.projection.qkv.weight"].split(sizes)
-        state |= {f"{theirs}self_attn.{name}_proj.weight": weight for name, weight in zip("qkv", projected, strict=True)}
+        state |= {
+            f"{theirs}self_attn.{name}_proj.weight": weight
+            for name, weight in zip("qkv", projected, strict=True)
+        }
         state[f"{theirs}self_attn.o_proj.weight"] = own[f"{ours}attention.projection.output.weight"]
-        state |= {f"{theirs}mlp.{name}_proj.weight": own[f"{ours}mlp.{name}.weight"] for name in ("gate", "up", "down")}
+        state |= {
+            f"{theirs}mlp.{name}_proj.weight": own[f"{ours}mlp.{name}.weight"]
+            for name in ("gate", "up", "down")
+        }
         state[f"{theirs}input_layernorm.weight"] = own[f"{ours}residual.attention_norm.weight"]
         state[f"{theirs}post_attention_layernorm.weight"] = own[f"{ours}residual.mlp_norm.weight"]
     return state
@@ -79,6 +92,11 @@ class LlamaSession(CallSession):
 
     def call(self, inputs: np.ndarray) -> np.ndarray:
         with torch.inference_mode():
-            output = self.model(input_ids=torch.from_numpy(inputs), past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+            output = self.model(
+                input_ids=torch.from_numpy(inputs),
+                past_key_values=self.cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
         logits: np.ndarray = output.logits.numpy()
         return logits

@@ -16,7 +16,10 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
     torch.set_num_threads(1)  # a second thread pool would slow down that of ONNX Runtime
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    return Opened(OptimumSession(ORTModelForCausalLM.from_pretrained(folder, session_options=options), batch), manifest.source)
+    return Opened(
+        OptimumSession(ORTModelForCausalLM.from_pretrained(folder, session_options=options), batch),
+        manifest.source,
+    )
 
 
 class OptimumSession(CallSession):
@@ -26,7 +29,9 @@ class OptimumSession(CallSession):
 
     def __init__(self, model: Any, batch: int) -> None:
         self.model = model
-        self.chunk = CHUNK if batch == 1 else None  # GroupQueryAttention supports several rows of several tokens only with an empty cache
+        self.chunk = (
+            CHUNK if batch == 1 else None
+        )  # GroupQueryAttention supports several rows of several tokens only with an empty cache
 
     def reset(self) -> None:
         super().reset()
@@ -34,12 +39,20 @@ class OptimumSession(CallSession):
 
     def rewind(self, n: int) -> None:
         super().rewind(n)
-        self.past = tuple(tuple(part[:, :, : self.length].contiguous() for part in layer) for layer in self.past or ())
+        self.past = tuple(
+            tuple(part[:, :, : self.length].contiguous() for part in layer)
+            for layer in self.past or ()
+        )
 
     def call(self, inputs: np.ndarray) -> np.ndarray:
         mask = torch.ones((len(inputs), self.length + inputs.shape[1]), dtype=torch.int64)
         with torch.inference_mode():
-            output = self.model(input_ids=torch.from_numpy(inputs), attention_mask=mask, past_key_values=self.past, use_cache=True)
+            output = self.model(
+                input_ids=torch.from_numpy(inputs),
+                attention_mask=mask,
+                past_key_values=self.past,
+                use_cache=True,
+            )
         self.past = output.past_key_values
         logits: np.ndarray = output.logits.numpy()
         return logits

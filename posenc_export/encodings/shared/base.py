@@ -60,15 +60,27 @@ class Weights(Dict[str, np.ndarray]):
     """
 
     def __init__(self, encoding: Any) -> None:
-        super().__init__({} if encoding is None else {name: in_float64(value) for name, value in encoding.named_parameters()})
-        self.cls, self.fixed = type(encoding).__name__, () if encoding is None else tuple(name for name, _ in encoding.named_buffers())
+        super().__init__(
+            {}
+            if encoding is None
+            else {name: in_float64(value) for name, value in encoding.named_parameters()}
+        )
+        self.cls, self.fixed = (
+            type(encoding).__name__,
+            () if encoding is None else tuple(name for name, _ in encoding.named_buffers()),
+        )
 
     def __missing__(self, name: str) -> np.ndarray:
         found, remedy = repr(name), "read one of these, or an attribute of self.encoding"
         if name in self.fixed:
-            found, remedy = f"{name}, a buffer", "keep fixed numbers in a Table and trained ones in an Exact"
+            found, remedy = (
+                f"{name}, a buffer",
+                "keep fixed numbers in a Table and trained ones in an Exact",
+            )
         rule = f"the name of a trained number ({', '.join(self) or 'it has none'})"
-        raise ValueError(f"encoding {self.cls}: expected its oracle to read {rule}, got {found}; {remedy}")
+        raise ValueError(
+            f"encoding {self.cls}: expected its oracle to read {rule}, got {found}; {remedy}"
+        )
 
 
 class Oracle:
@@ -133,12 +145,23 @@ class Oracle:
         """Term of the score of one query q [D] and one rotated key k [D], at positions query and key, that depends on content."""
         return 0.0
 
-    def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
+    def scores(
+        self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]
+    ) -> np.ndarray:
         """Scores [n] of one query q [D] at position query against rotated keys [n,D] at positions, oldest first."""
         scale = self.score_scale(len(q))
-        return np.array([scale * float(q @ k) + self.bias(head, query, p) + self.content(head, q, k, query, p) for k, p in zip(keys, positions, strict=True)])
+        return np.array(
+            [
+                scale * float(q @ k)
+                + self.bias(head, query, p)
+                + self.content(head, q, k, query, p)
+                for k, p in zip(keys, positions, strict=True)
+            ]
+        )
 
-    def values(self, head: int, values: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
+    def values(
+        self, head: int, values: np.ndarray, query: int, positions: Sequence[int]
+    ) -> np.ndarray:
         """Values [n,D] that a query at position query mixes, given the values [n,D] at positions."""
         return values
 
@@ -169,7 +192,9 @@ class PositionEncoding(torch.nn.Module):
         """x [B,S,E], positions [B,S] int64 (-1 padding) to [B,S,E]."""
         return x
 
-    def embed_next(self, x: Tensor, positions: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
+    def embed_next(
+        self, x: Tensor, positions: Tensor, states: List[Tensor]
+    ) -> Tuple[Tensor, List[Tensor]]:
         """`embed` for encodings with states: takes the states that `embed_states` declares and returns their next values too."""
         return self.embed(x, positions), states
 
@@ -181,7 +206,9 @@ class PositionEncoding(torch.nn.Module):
         """q_positions [B,S], k_positions [B,T] int64 to biases [B,H,S,T] float32, or None for no bias; entries at padding are ignored."""
         return None
 
-    def observe(self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
+    def observe(
+        self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]
+    ) -> List[Tensor]:
         """Return the next values of the states that `layer_states` declares, which `rescore` receives.
 
         x [B,S,E] is the input of the attention and k [B,S,K,D] its rotated keys. Tensors returned after the states reach the `rescore` of this call only.
@@ -189,7 +216,15 @@ class PositionEncoding(torch.nn.Module):
         return states
 
     def rescore(
-        self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor,
+        positions: Tensor,
+        key_positions: Tensor,
+        scale: float,
+        states: List[Tensor],
     ) -> Tensor:
         """Compute the attention, for encodings whose scores depend on content: q [B,S,H,D] (rotated), keys and values [B,K,T,D], mask [B,1 or H,S,T],
         positions [B,S], key_positions [B,T] to [B,S,H*D]. T depends on the cache of the target, so that only `ops` may refer to it."""
@@ -246,12 +281,16 @@ class Table(torch.nn.Module):
         with np.errstate(over="ignore"):  # reported below
             self.exact = np.ascontiguousarray(rows, dtype=np.float32)
         if not np.isfinite(self.exact).all():
-            raise ValueError("encoding: expected tables of finite numbers, got infinity or NaN; choose parameters closer to their defaults")
+            raise ValueError(
+                "encoding: expected tables of finite numbers, got infinity or NaN; choose parameters closer to their defaults"
+            )
         self.register_buffer("rows", torch.from_numpy(self.exact), persistent=False)
 
     def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
         super()._apply(fn, recurse)
-        if self.rows.device.type != "meta":  # a cast to float16 loses digits: restore the exact rows
+        if (
+            self.rows.device.type != "meta"
+        ):  # a cast to float16 loses digits: restore the exact rows
             self.rows = torch.from_numpy(self.exact).to(self.rows.device)
         return self
 

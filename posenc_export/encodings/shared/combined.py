@@ -13,7 +13,11 @@ from posenc_export.encodings.shared.base import Oracle, PositionEncoding, StateS
 def overrides(encoding: PositionEncoding, *hooks: str) -> bool:
     """Whether an encoding, or a part of a combined one, overrides one of these hooks."""
     parts = encoding.parts if isinstance(encoding, Combined) else [encoding]
-    return any(getattr(type(part), hook) is not getattr(PositionEncoding, hook) for part in parts for hook in hooks)
+    return any(
+        getattr(type(part), hook) is not getattr(PositionEncoding, hook)
+        for part in parts
+        for hook in hooks
+    )
 
 
 def axes_of(parts: Sequence[PositionEncoding]) -> int:
@@ -25,7 +29,9 @@ def axes_of(parts: Sequence[PositionEncoding]) -> int:
     axes = {part.axes for part in parts if overrides(part, "embed", "embed_next", "rotate")}
     if len(axes) > 1:
         counts = " and ".join(map(str, sorted(axes)))
-        raise ValueError(f"encodings: expected encodings that read the same coordinates, got encodings of {counts} axes; use encodings of one kind")
+        raise ValueError(
+            f"encodings: expected encodings that read the same coordinates, got encodings of {counts} axes; use encodings of one kind"
+        )
     return max(axes, default=0)
 
 
@@ -50,15 +56,23 @@ class Combined(PositionEncoding):
         for hooks in (("rescore", "observe"), ("score_scale",), ("key_size",), ("token_width",)):
             both = [type(part).__name__ for part in parts if overrides(part, *hooks)]
             if len(both) > 1:
-                raise ValueError(f"encodings: expected at most one encoding that overrides {hooks[0]}, got {' and '.join(both)}; leave one out")
+                raise ValueError(
+                    f"encodings: expected at most one encoding that overrides {hooks[0]}, got {' and '.join(both)}; leave one out"
+                )
         self.parts = torch.nn.ModuleList(parts)
         self.axes, self.chunk = axes_of(parts), min(part.chunk for part in parts)
         self.shared = all(part.shared for part in parts)
-        self.works_in = tuple(kind for kind in ("causal", "bidirectional") if all(kind in part.works_in for part in parts))
+        self.works_in = tuple(
+            kind
+            for kind in ("causal", "bidirectional")
+            if all(kind in part.works_in for part in parts)
+        )
         self.counts = [len(part.embed_states()) for part in parts]
         self.by_content = [overrides(part, "rescore", "observe") for part in parts]
 
-    def embed_next(self, x: Tensor, positions: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
+    def embed_next(
+        self, x: Tensor, positions: Tensor, states: List[Tensor]
+    ) -> Tuple[Tensor, List[Tensor]]:
         """`embed_next` of every part, with its states."""
         present: List[Tensor] = []
         first = 0
@@ -83,7 +97,9 @@ class Combined(PositionEncoding):
                 total = one if total is None else total + one
         return total
 
-    def observe(self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]) -> List[Tensor]:
+    def observe(
+        self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]
+    ) -> List[Tensor]:
         """`observe` of the part that computes scores from content; the other parts have no layer states."""
         for index, part in enumerate(self.parts):
             if self.by_content[index]:
@@ -91,7 +107,15 @@ class Combined(PositionEncoding):
         return states
 
     def rescore(
-        self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, key_positions: Tensor, scale: float, states: List[Tensor]
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor,
+        positions: Tensor,
+        key_positions: Tensor,
+        scale: float,
+        states: List[Tensor],
     ) -> Tensor:
         """`rescore` of the part that computes scores from content, or plain attention."""
         y: Optional[Tensor] = None
@@ -125,7 +149,8 @@ class Combined(PositionEncoding):
 
     def score_scale(self, head_size: int) -> float:
         """`score_scale` of the part that overrides it, or 1 / sqrt(D)."""
-        scaling = next((part for part in self.parts if overrides(part, "score_scale")), self.parts[0])  # type: ignore[arg-type]
+        scales = (part for part in self.parts if overrides(part, "score_scale"))  # type: ignore[arg-type]
+        scaling = next(scales, self.parts[0])
         return float(scaling.score_scale(head_size))  # type: ignore[operator]
 
 
@@ -136,7 +161,10 @@ class CombinedOracle(Oracle, of=Combined):
 
     def _overriding(self, hook: str) -> Oracle:
         """The part that overrides a hook, or the first part."""
-        return next((part for part in self.parts if getattr(type(part), hook) is not getattr(Oracle, hook)), self.parts[0])
+        return next(
+            (part for part in self.parts if getattr(type(part), hook) is not getattr(Oracle, hook)),
+            self.parts[0],
+        )
 
     def begin(self, positions: Sequence[int]) -> None:
         for part in self.parts:
@@ -170,12 +198,19 @@ class CombinedOracle(Oracle, of=Combined):
     def content(self, head: int, q: np.ndarray, k: np.ndarray, query: int, key: int) -> float:
         return sum(part.content(head, q, k, query, key) for part in self.parts)
 
-    def scores(self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
+    def scores(
+        self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]
+    ) -> np.ndarray:
         by_content = self._overriding("scores")
         if type(by_content).scores is Oracle.scores:
             return super().scores(head, q, keys, query, positions)
-        added = [sum(part.bias(head, query, p) for part in self.parts if part is not by_content) for p in positions]
+        added = [
+            sum(part.bias(head, query, p) for part in self.parts if part is not by_content)
+            for p in positions
+        ]
         return by_content.scores(head, q, keys, query, positions) + np.array(added)
 
-    def values(self, head: int, values: np.ndarray, query: int, positions: Sequence[int]) -> np.ndarray:
+    def values(
+        self, head: int, values: np.ndarray, query: int, positions: Sequence[int]
+    ) -> np.ndarray:
         return self._overriding("values").values(head, values, query, positions)

@@ -16,7 +16,11 @@ from posenc_export.encodings.shared.rotary import Layout, multiply_pairs
 Function = Callable[..., Tensor]
 CONVERTED = "Converting a tensor to a Python"  # start of torch's warning about a trace that depends on a value
 ROUNDED = 2.0**-50  # relative error of angles in float64: a product of three rounded numbers
-ALLOWED = (torch.float64, torch.int64, torch.bool)  # result dtypes of a function that keeps the precision of float64
+ALLOWED = (
+    torch.float64,
+    torch.int64,
+    torch.bool,
+)  # result dtypes of a function that keeps the precision of float64
 
 
 def bias(function: Function) -> Type[PositionEncoding]:
@@ -64,10 +68,16 @@ class FunctionBias(PositionEncoding):
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
         self.register_buffer("head", torch.arange(geometry.heads)[:, None, None], persistent=False)
-        example = (self.head, torch.tensor([[7, 8, 9]] * 2)[:, None, :, None], torch.tensor([[5, 6, 7, 8]] * 2)[:, None, None])
+        example = (
+            self.head,
+            torch.tensor([[7, 8, 9]] * 2)[:, None, :, None],
+            torch.tensor([[5, 6, 7, 8]] * 2)[:, None, None],
+        )
         shape = tuple(_tensor(self.function(*example), type(self)).shape)
         if not _broadcasts(shape, (2, geometry.heads, 3, 4)):
-            raise ValueError(f"bias {type(self).__name__}: expected scores that broadcast to [B,H,S,T], got {list(shape)}; keep the axes of head, query and key")
+            raise ValueError(
+                f"bias {type(self).__name__}: expected scores that broadcast to [B,H,S,T], got {list(shape)}; keep the axes of head, query and key"
+            )
         self.whole = len(shape) == 4 and shape[0] == 2 and shape[2:] == (3, 4)
         self.traced = _traced(self.function, example, type(self))
 
@@ -114,19 +124,33 @@ class FunctionRotation(PositionEncoding):
         super().__init__()
         name = type(self).__name__
         if geometry.head_size % 2:
-            raise ValueError(f"rotation {name}: expected an even head size, got {geometry.head_size}; choose another head size")
-        positions, pairs = torch.arange(geometry.max_positions)[:, None], torch.arange(geometry.head_size // 2)
+            raise ValueError(
+                f"rotation {name}: expected an even head size, got {geometry.head_size}; choose another head size"
+            )
+        positions, pairs = (
+            torch.arange(geometry.max_positions)[:, None],
+            torch.arange(geometry.head_size // 2),
+        )
         with float64():
             angles = _double(self.function(pairs, positions), type(self))
         if not _broadcasts(tuple(angles.shape), (len(positions), len(pairs))):
-            raise ValueError(f"rotation {name}: expected angles that broadcast to [M,D/2], got {list(angles.shape)}; keep the axes of pair and position")
+            raise ValueError(
+                f"rotation {name}: expected angles that broadcast to [M,D/2], got {list(angles.shape)}; keep the axes of pair and position"
+            )
         angles = angles.expand(len(positions), len(pairs))
-        self.interleaved, self.linear = layout == "interleaved", torch.allclose(angles, positions * angles[min(1, len(angles) - 1)], rtol=ROUNDED, atol=0.0)
+        self.interleaved, self.linear = (
+            layout == "interleaved",
+            torch.allclose(
+                angles, positions * angles[min(1, len(angles) - 1)], rtol=ROUNDED, atol=0.0
+            ),
+        )
         self.cos, self.sin = Table(angles.cos().numpy()), Table(angles.sin().numpy())
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
-        return ops.rotate_both(q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear)
+        return ops.rotate_both(
+            q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear
+        )
 
 
 class FunctionRotationOracle(Oracle, of=FunctionRotation):
@@ -135,7 +159,11 @@ class FunctionRotationOracle(Oracle, of=FunctionRotation):
         self.angles: Dict[Tuple[int, int], float] = {}  # all heads are rotated alike
 
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
-        return multiply_pairs(x, [cmath.exp(1j * self._angle(k, position)) for k in range(len(x) // 2)], self.encoding.interleaved)
+        return multiply_pairs(
+            x,
+            [cmath.exp(1j * self._angle(k, position)) for k in range(len(x) // 2)],
+            self.encoding.interleaved,
+        )
 
     def _angle(self, pair: int, position: int) -> float:
         if (pair, position) not in self.angles:
@@ -159,15 +187,30 @@ def float64() -> Iterator[None]:
 def _named(base: Type[PositionEncoding], function: Function) -> Type[PositionEncoding]:
     """Make a subclass with the name, module and documentation of the function."""
     if not callable(function):
-        raise ValueError(f"encoding: expected a function of positions, got {function!r}; pass a callable that takes tensors")
+        raise ValueError(
+            f"encoding: expected a function of positions, got {function!r}; pass a callable that takes tensors"
+        )
     name = getattr(function, "__name__", type(function).__name__)
-    where = {"__module__": getattr(function, "__module__", base.__module__), "__doc__": getattr(function, "__doc__", None) or base.__doc__}
-    return type(name, (base,), {"function": staticmethod(function), "__qualname__": getattr(function, "__qualname__", name), **where})
+    where = {
+        "__module__": getattr(function, "__module__", base.__module__),
+        "__doc__": getattr(function, "__doc__", None) or base.__doc__,
+    }
+    return type(
+        name,
+        (base,),
+        {
+            "function": staticmethod(function),
+            "__qualname__": getattr(function, "__qualname__", name),
+            **where,
+        },
+    )
 
 
 def _tensor(result: Any, cls: Type[PositionEncoding]) -> Tensor:
     if not isinstance(result, Tensor):
-        raise ValueError(f"encoding {cls.__name__}: expected a function that returns a tensor, got {type(result).__name__}; use torch operations on its arguments")
+        raise ValueError(
+            f"encoding {cls.__name__}: expected a function that returns a tensor, got {type(result).__name__}; use torch operations on its arguments"
+        )
     return result
 
 
@@ -175,14 +218,21 @@ def _double(result: Any, cls: Type[PositionEncoding]) -> Tensor:
     """The result of a function as float64; refused if it was computed in a lower precision."""
     tensor = _tensor(result, cls)
     if tensor.dtype not in ALLOWED:
-        rule, remedy = "a function that keeps the precision of float64", "remove casts and tensors of that dtype"
-        raise ValueError(f"encoding {cls.__name__}: expected {rule}, got a result in {str(tensor.dtype).removeprefix('torch.')}; {remedy}")
+        rule, remedy = (
+            "a function that keeps the precision of float64",
+            "remove casts and tensors of that dtype",
+        )
+        raise ValueError(
+            f"encoding {cls.__name__}: expected {rule}, got a result in {str(tensor.dtype).removeprefix('torch.')}; {remedy}"
+        )
     return tensor.to(torch.float64)
 
 
 def _broadcasts(shape: Tuple[int, ...], wanted: Tuple[int, ...]) -> bool:
     """Whether a shape broadcasts to `wanted` exactly, without enlarging it."""
-    return len(shape) <= len(wanted) and all(size in (1, most) for size, most in zip(shape[::-1], wanted[::-1], strict=False))
+    return len(shape) <= len(wanted) and all(
+        size in (1, most) for size, most in zip(shape[::-1], wanted[::-1], strict=False)
+    )
 
 
 class _Called(torch.nn.Module):
@@ -194,14 +244,23 @@ class _Called(torch.nn.Module):
         return self.function(head, query, key)
 
 
-def _traced(function: Function, example: Tuple[Tensor, ...], cls: Type[PositionEncoding]) -> torch.nn.Module:
+def _traced(
+    function: Function, example: Tuple[Tensor, ...], cls: Type[PositionEncoding]
+) -> torch.nn.Module:
     """Trace a function, for TorchScript."""
     with warnings.catch_warnings(record=True) as raised:
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit warns of its deprecation at every call
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # torch.jit warns of its deprecation at every call
         warnings.simplefilter("always", torch.jit.TracerWarning)
         traced: torch.nn.Module = torch.jit.trace(_Called(function), example, check_trace=False)
-    branch = next((str(warning.message) for warning in raised if str(warning.message).startswith(CONVERTED)), None)
+    branch = next(
+        (str(warning.message) for warning in raised if str(warning.message).startswith(CONVERTED)),
+        None,
+    )
     if branch is not None:  # a trace would record one side of the branch only
         problem = branch.partition(" might ")[0]
-        raise ValueError(f"encoding {cls.__name__}: expected a function that does not branch on values, got {problem}; use torch.where")
+        raise ValueError(
+            f"encoding {cls.__name__}: expected a function that does not branch on values, got {problem}; use torch.where"
+        )
     return traced

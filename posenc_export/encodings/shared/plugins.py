@@ -74,25 +74,42 @@ class Known(Encodings):
             ValueError: several encodings have the name; the message names their packages.
         """
         cls = self.built_in.get(name) or self.registered.get(name)
-        others = [str(_package(point)) for point in _offered().get(name, ()) if cls is None or not _refers_to(point, cls)]
+        others = [
+            str(_package(point))
+            for point in _offered().get(name, ())
+            if cls is None or not _refers_to(point, cls)
+        ]
         first = [] if cls is None else [str(self.origin(name) or "this package")]
         if len(first + others) > 1:
             remedy = "rename one in its package, or uninstall it"
-            raise ValueError(f"encoding {name}: expected one encoding of that name, got one from each of {' and '.join(first + others)}; {remedy}")
+            raise ValueError(
+                f"encoding {name}: expected one encoding of that name, got one from each of {' and '.join(first + others)}; {remedy}"
+            )
 
     def add(self, name: str, cls: Type[PositionEncoding]) -> None:
         """Register an encoding, see `encodings.register`."""
         where = f"register {name!r}"
         if not isinstance(name, str) or not NAME.match(name):
-            raise ValueError(f"{where}: expected a name of lower-case letters, digits and _, got {name!r}; choose another name")
+            raise ValueError(
+                f"{where}: expected a name of lower-case letters, digits and _, got {name!r}; choose another name"
+            )
         check_class(where, cls)
         before = self.registered.get(name)
-        again = before is not None and (before.__module__, before.__qualname__) == (cls.__module__, cls.__qualname__)  # as when a notebook cell is run again
+        again = before is not None and (before.__module__, before.__qualname__) == (
+            cls.__module__,
+            cls.__qualname__,
+        )  # as when a notebook cell is run again
         if name in self.built_in or (before is not None and not again):
-            raise ValueError(f"{where}: expected an unused name, got the name of {(before or self.built_in[name]).__qualname__}; choose another name")
-        others = [str(_package(point)) for point in _offered().get(name, ()) if not _refers_to(point, cls)]
+            raise ValueError(
+                f"{where}: expected an unused name, got the name of {(before or self.built_in[name]).__qualname__}; choose another name"
+            )
+        others = [
+            str(_package(point)) for point in _offered().get(name, ()) if not _refers_to(point, cls)
+        ]
         if others:
-            raise ValueError(f"{where}: expected an unused name, got the name of an entry point of {', '.join(others)}; choose another name")
+            raise ValueError(
+                f"{where}: expected an unused name, got the name of an entry point of {', '.join(others)}; choose another name"
+            )
         self.registered[name] = cls
 
     def origin(self, name: str) -> Optional[Package]:
@@ -114,19 +131,36 @@ def check_class(where: str, cls: Any) -> None:
     Raises:
         ValueError: not a subclass of PositionEncoding, a constructor without a geometry, a parameter without a name or a type.
     """
-    if not isinstance(cls, type) or not issubclass(cls, PositionEncoding) or cls is PositionEncoding:
-        kind = cls.__qualname__ if isinstance(cls, type) else f"an object of {type(cls).__qualname__}"
-        raise ValueError(f"{where}: expected a subclass of posenc_export.encodings.PositionEncoding, got {kind}; derive the class from it")
+    if (
+        not isinstance(cls, type)
+        or not issubclass(cls, PositionEncoding)
+        or cls is PositionEncoding
+    ):
+        kind = (
+            cls.__qualname__ if isinstance(cls, type) else f"an object of {type(cls).__qualname__}"
+        )
+        raise ValueError(
+            f"{where}: expected a subclass of posenc_export.encodings.PositionEncoding, got {kind}; derive the class from it"
+        )
     try:
         parameters = list(inspect.signature(cls.__init__, eval_str=True).parameters.values())[1:]
     except NameError as error:
-        raise ValueError(f"{where}: expected annotations that can be evaluated, got {error}; import the name at run time") from None
+        raise ValueError(
+            f"{where}: expected annotations that can be evaluated, got {error}; import the name at run time"
+        ) from None
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    if not parameters or parameters[0].kind not in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
-        raise ValueError(f"{where}: expected a constructor that takes a Geometry first, got {cls.__qualname__} without it; write __init__(self, geometry: Geometry)")
+    if not parameters or parameters[0].kind not in (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    ):
+        raise ValueError(
+            f"{where}: expected a constructor that takes a Geometry first, got {cls.__qualname__} without it; write __init__(self, geometry: Geometry)"
+        )
     for parameter in parameters[1:]:
         if parameter.kind not in named or parameter.annotation is inspect.Parameter.empty:
-            raise ValueError(f"{where}: expected parameters with names and types, got {str(parameter)!r}; write {parameter.name}: float, or another type")
+            raise ValueError(
+                f"{where}: expected parameters with names and types, got {str(parameter)!r}; write {parameter.name}: float, or another type"
+            )
 
 
 def modules() -> Set[str]:
@@ -134,7 +168,11 @@ def modules() -> Set[str]:
     classes: List[Type[PositionEncoding]] = [PositionEncoding]
     for cls in classes:  # the list grows until it has every subclass
         classes += cls.__subclasses__()
-    return {cls.__module__ for cls in classes if cls.__module__.partition(".")[0] != GROUP.partition(".")[0]}
+    return {
+        cls.__module__
+        for cls in classes
+        if cls.__module__.partition(".")[0] != GROUP.partition(".")[0]
+    }
 
 
 def _offered() -> Dict[str, Tuple[metadata.EntryPoint, ...]]:
@@ -164,15 +202,23 @@ def _loaded(point: metadata.EntryPoint) -> Type[PositionEncoding]:
         cls = point.load()
     except Exception as error:  # code of another package may raise anything: report it in one line with the name of the package
         problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise ValueError(f"{where}: expected {described} to be importable, got {problem}; repair or uninstall {_package(point).name}") from error
+        raise ValueError(
+            f"{where}: expected {described} to be importable, got {problem}; repair or uninstall {_package(point).name}"
+        ) from error
     check_class(f"{where}, {described}", cls)
     if not NAME.match(point.name):
-        raise ValueError(f"{where}: expected a name of lower-case letters, digits and _, got {described}; rename it in the package")
+        raise ValueError(
+            f"{where}: expected a name of lower-case letters, digits and _, got {described}; rename it in the package"
+        )
     return cls  # type: ignore[no-any-return]
 
 
 def _package(point: metadata.EntryPoint) -> Package:
-    return Package(point.dist.name, point.dist.version) if point.dist is not None else Package(point.value, "")
+    return (
+        Package(point.dist.name, point.dist.version)
+        if point.dist is not None
+        else Package(point.value, "")
+    )
 
 
 def _refers_to(point: metadata.EntryPoint, cls: Type[PositionEncoding]) -> bool:

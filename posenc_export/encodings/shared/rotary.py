@@ -63,14 +63,32 @@ class Rotation(PositionEncoding):
 
     above = {"theta": 0}
 
-    def __init__(self, geometry: Geometry, frequencies: Tensor, layout: Layout, magnitude: float = 1.0, numbers: Optional[Tensor] = None) -> None:
+    def __init__(
+        self,
+        geometry: Geometry,
+        frequencies: Tensor,
+        layout: Layout,
+        magnitude: float = 1.0,
+        numbers: Optional[Tensor] = None,
+    ) -> None:
         super().__init__()
         if not 0 < magnitude < math.inf:
             raise ValueError(f"rope: expected attention_factor above 0 and finite, got {magnitude}")
-        self.interleaved, self.size, self.magnitude = layout == "interleaved", 2 * len(frequencies), magnitude
+        self.interleaved, self.size, self.magnitude = (
+            layout == "interleaved",
+            2 * len(frequencies),
+            magnitude,
+        )
         self.single = frequencies.tolist() if frequencies.dtype == torch.float32 else []
-        angles = (torch.arange(geometry.max_positions, dtype=frequencies.dtype)[:, None] if numbers is None else numbers) * frequencies
-        self.cos, self.sin = Table((angles.cos() * magnitude).numpy()), Table((angles.sin() * magnitude).numpy())
+        angles = (
+            torch.arange(geometry.max_positions, dtype=frequencies.dtype)[:, None]
+            if numbers is None
+            else numbers
+        ) * frequencies
+        self.cos, self.sin = (
+            Table((angles.cos() * magnitude).numpy()),
+            Table((angles.sin() * magnitude).numpy()),
+        )
 
     def frequency(self, k: int) -> float:
         """The frequency w_k of pair k, float64."""
@@ -84,24 +102,37 @@ class Rotation(PositionEncoding):
 class Rotary(Rotation):
     """Pairs of queries and keys are rotated by p w_k and scaled by a magnitude. For the arguments see Rotation."""
 
-    def __init__(self, geometry: Geometry, frequencies: Tensor, layout: Layout, magnitude: float = 1.0) -> None:
+    def __init__(
+        self, geometry: Geometry, frequencies: Tensor, layout: Layout, magnitude: float = 1.0
+    ) -> None:
         super().__init__(geometry, frequencies, layout, magnitude)
-        self.linear = not self.single  # angles rounded to float32 are not proportional to the position
+        self.linear = (
+            not self.single
+        )  # angles rounded to float32 are not proportional to the position
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
-        return ops.rotate_both(q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear)
+        return ops.rotate_both(
+            q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear
+        )
 
 
 class RotationOracle(Oracle, of=Rotation):
     def __init__(self, encoding: Rotation) -> None:
         super().__init__(encoding)
-        self.frequencies = encoding.single or [encoding.frequency(k) for k in range(encoding.size // 2)]
+        self.frequencies = encoding.single or [
+            encoding.frequency(k) for k in range(encoding.size // 2)
+        ]
 
     def rotate(self, x: np.ndarray, position: Place) -> np.ndarray:
         e = self.encoding
-        angles = [angle_of(e.number(k, position), frequency, bool(e.single)) for k, frequency in enumerate(self.frequencies)]
-        return multiply_pairs(x, [cmath.rect(e.magnitude, angle) for angle in angles], e.interleaved)
+        angles = [
+            angle_of(e.number(k, position), frequency, bool(e.single))
+            for k, frequency in enumerate(self.frequencies)
+        ]
+        return multiply_pairs(
+            x, [cmath.rect(e.magnitude, angle) for angle in angles], e.interleaved
+        )
 
 
 def angle_of(number: float, frequency: float, single: bool) -> float:

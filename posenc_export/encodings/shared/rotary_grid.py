@@ -28,17 +28,35 @@ class RotaryGrid(Rotation):
     axes = 2
 
     def __init__(
-        self, geometry: Geometry, frequencies: Tensor, axis_of_pair: List[int], layout: Layout, points: Optional[Tensor] = None, magnitude: float = 1.0
+        self,
+        geometry: Geometry,
+        frequencies: Tensor,
+        axis_of_pair: List[int],
+        layout: Layout,
+        points: Optional[Tensor] = None,
+        magnitude: float = 1.0,
     ) -> None:
-        super().__init__(geometry, frequencies, layout, magnitude, None if points is None else points.t()[:, axis_of_pair])
+        super().__init__(
+            geometry,
+            frequencies,
+            layout,
+            magnitude,
+            None if points is None else points.t()[:, axis_of_pair],
+        )
         self.axis_of_pair = axis_of_pair
         self.of_axis: Tensor
-        self.register_buffer("of_axis", torch.tensor(axis_of_pair)[None] == torch.arange(max(axis_of_pair) + 1)[:, None], persistent=False)
+        self.register_buffer(
+            "of_axis",
+            torch.tensor(axis_of_pair)[None] == torch.arange(max(axis_of_pair) + 1)[:, None],
+            persistent=False,
+        )
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], coordinates [axes,B,S] int64 to the same shapes and dtypes."""
         cos, sin = self.select_axes(self.cos(positions)), self.select_axes(self.sin(positions))
-        return ops.apply_rotation(q, cos, sin, self.interleaved), ops.apply_rotation(k, cos, sin, self.interleaved)
+        return ops.apply_rotation(q, cos, sin, self.interleaved), ops.apply_rotation(
+            k, cos, sin, self.interleaved
+        )
 
     def select_axes(self, rows: Tensor) -> Tensor:
         """Select the axis of each pair from rows [axes,B,S,r/2]: [B,S,1,r/2]."""

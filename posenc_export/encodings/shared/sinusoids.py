@@ -15,10 +15,16 @@ def frequencies(size: int, base: float = BASE) -> np.ndarray:
 def rows(angles: np.ndarray, interleaved: bool = True) -> np.ndarray:
     """Sines and cosines [n,2 pairs] of angles [n,pairs]; all sines come before all cosines unless interleaved."""
     waves = (np.sin(angles), np.cos(angles))
-    return np.stack(waves, axis=-1).reshape(len(angles), -1) if interleaved else np.concatenate(waves, axis=1)
+    return (
+        np.stack(waves, axis=-1).reshape(len(angles), -1)
+        if interleaved
+        else np.concatenate(waves, axis=1)
+    )
 
 
 def row(position: int, size: int, base: float = BASE) -> np.ndarray:
     """The interleaved sinusoid [size] of a position, one entry at a time; for oracles."""
     angles = [position / math.pow(base, (n - n % 2) / size) for n in range(size)]
-    return np.array([math.cos(angle) if n % 2 else math.sin(angle) for n, angle in enumerate(angles)])
+    return np.array(
+        [math.cos(angle) if n % 2 else math.sin(angle) for n, angle in enumerate(angles)]
+    )

@@ -6,7 +6,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.shared.base import Geometry, PositionEncoding, Table, prepare_if_changed, prepare_loaded, weight_versions
+from posenc_export.encodings.shared.base import (
+    Geometry,
+    PositionEncoding,
+    Table,
+    prepare_if_changed,
+    prepare_loaded,
+    weight_versions,
+)
 
 MOST_STEPS = 1 << 22  # steps of a recurrence, which run one after the other; 20 to 100 us each
 
@@ -28,8 +35,12 @@ class Trajectory(PositionEncoding):
     def __init__(self, name: str, geometry: Geometry, substeps: int = 1) -> None:
         super().__init__()
         if geometry.max_positions * substeps > MOST_STEPS:
-            positions = f"{geometry.max_positions} positions" + (f" of {substeps} substeps" if substeps > 1 else "")
-            raise ValueError(f"{name}: expected at most {MOST_STEPS} steps, which run one after the other, got {positions}; choose fewer")
+            positions = f"{geometry.max_positions} positions" + (
+                f" of {substeps} substeps" if substeps > 1 else ""
+            )
+            raise ValueError(
+                f"{name}: expected at most {MOST_STEPS} steps, which run one after the other, got {positions}; choose fewer"
+            )
         self.count = geometry.max_positions
         self.first = torch.nn.Parameter(torch.randn(geometry.width))
         self.register_load_state_dict_post_hook(prepare_loaded)

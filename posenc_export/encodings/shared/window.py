@@ -17,7 +17,9 @@ def window_of(name: str, geometry: Geometry, rows: int, columns: int) -> Tuple[i
     """
     side = math.isqrt(geometry.max_positions - 1) + 1
     if (rows or side) * (columns or side) < geometry.max_positions:
-        raise ValueError(f"{name}: expected a window that holds max_positions {geometry.max_positions}, got {rows} x {columns}; set rows=N, columns=N")
+        raise ValueError(
+            f"{name}: expected a window that holds max_positions {geometry.max_positions}, got {rows} x {columns}; set rows=N, columns=N"
+        )
     return rows or side, columns or side
 
 
@@ -27,6 +29,10 @@ def offset_index(q_positions: Tensor, k_positions: Tensor, rows: int, columns: i
     Position p is at row p // columns and column p % columns. Entries at padding are arbitrary.
     """
     q, k = q_positions.clamp(min=0).unsqueeze(2), k_positions.clamp(min=0).unsqueeze(1)
-    down = torch.div(q, columns, rounding_mode="floor") - torch.div(k, columns, rounding_mode="floor") + (rows - 1)
+    down = (
+        torch.div(q, columns, rounding_mode="floor")
+        - torch.div(k, columns, rounding_mode="floor")
+        + (rows - 1)
+    )
     right = torch.remainder(q, columns) - torch.remainder(k, columns) + (columns - 1)
     return (down * (2 * columns - 1) + right).clamp(0, (2 * rows - 1) * (2 * columns - 1) - 1)

@@ -13,7 +13,13 @@ from posenc_export.encodings.shared.rotary_grid import RotaryGrid
 
 Truncate = Literal["yes", "no"]
 RampBy = Literal["pairs", "turns"]
-UNSCALED = (32768, 32.0, 1.0, None, "yes")  # defaults of the YaRN parameters of rotations by coordinates
+UNSCALED = (
+    32768,
+    32.0,
+    1.0,
+    None,
+    "yes",
+)  # defaults of the YaRN parameters of rotations by coordinates
 
 
 @dataclass(frozen=True)
@@ -36,9 +42,14 @@ class Ramp:
     def frequencies(self, powers: Tensor) -> Tensor:
         """powers 1 / w_k [r/2] to scaled frequencies [r/2], in the dtype of powers."""
         if self.by_turns:
-            interpolated = 1 - ((self.length / (2 * math.pi * powers) - self.low) / (self.high - self.low)).clamp(0, 1)
+            interpolated = 1 - (
+                (self.length / (2 * math.pi * powers) - self.low) / (self.high - self.low)
+            ).clamp(0, 1)
         else:
-            interpolated = ((torch.arange(len(powers), dtype=powers.dtype) - self.low) / (self.high - self.low or 0.001)).clamp(0, 1)
+            interpolated = (
+                (torch.arange(len(powers), dtype=powers.dtype) - self.low)
+                / (self.high - self.low or 0.001)
+            ).clamp(0, 1)
         kept = 1 - interpolated
         return 1.0 / (self.factor * powers) * (1 - kept) + 1.0 / powers * kept
 
@@ -51,7 +62,15 @@ class Ramp:
 
 
 def ramp_of(
-    name: str, size: int, theta: float, factor: float, length: int, beta_fast: float, beta_slow: float, truncate: Truncate, ramp: RampBy = "pairs"
+    name: str,
+    size: int,
+    theta: float,
+    factor: float,
+    length: int,
+    beta_fast: float,
+    beta_slow: float,
+    truncate: Truncate,
+    ramp: RampBy = "pairs",
 ) -> Ramp:
     """The ramp for rotary size r and base theta. For the arguments see RoPEYaRN.
 
@@ -61,10 +80,14 @@ def ramp_of(
     if not theta > 1:
         raise ValueError(f"{name}: expected theta above 1, got {theta}")
     if not beta_fast > beta_slow > 0:
-        raise ValueError(f"{name}: expected beta_fast above beta_slow above 0, got {beta_fast} and {beta_slow}")
+        raise ValueError(
+            f"{name}: expected beta_fast above beta_slow above 0, got {beta_fast} and {beta_slow}"
+        )
     if ramp == "turns":
         if truncate == "no":
-            raise ValueError(f"{name}: expected truncate=yes with ramp=turns, which has no ends in pairs, got truncate=no; leave it out")
+            raise ValueError(
+                f"{name}: expected truncate=yes with ramp=turns, which has no ends in pairs, got truncate=no; leave it out"
+            )
         return Ramp(float(factor), length, float(beta_slow), float(beta_fast), True)
     first, last = (_pair(turns, size, float(theta), length) for turns in (beta_fast, beta_slow))
     if truncate == "yes":
@@ -83,11 +106,17 @@ def scaled_powers(theta: float, size: int, dtype: torch.dtype, scaling: Optional
     return scaling.frequencies(theta ** (torch.arange(0, size, 2, dtype=dtype) / size))
 
 
-def magnitude_of(factor: float, given: Optional[float], mscale: float = 0.0, mscale_all_dim: float = 0.0) -> float:
+def magnitude_of(
+    factor: float, given: Optional[float], mscale: float = 0.0, mscale_all_dim: float = 0.0
+) -> float:
     """The factor on cos and sin: `given`, else m(mscale) / m(mscale_all_dim) if both are above 0, else m(1)."""
     if given is not None:
         return float(given)
-    return stretched(factor, mscale) / stretched(factor, mscale_all_dim) if mscale > 0 and mscale_all_dim > 0 else stretched(factor, 1.0)
+    return (
+        stretched(factor, mscale) / stretched(factor, mscale_all_dim)
+        if mscale > 0 and mscale_all_dim > 0
+        else stretched(factor, 1.0)
+    )
 
 
 def stretched(factor: float, scale: float) -> float:
@@ -132,12 +161,27 @@ class YaRNGrid(RotaryGrid):
         truncate: Truncate,
     ) -> None:
         size = 2 * len(axis_of_pair)
-        scaling = None if factor == 1 else ramp_of(name, size, theta, factor, length, beta_fast, beta_slow, truncate)
-        if scaling is None and (length, beta_fast, beta_slow, attention_factor, truncate) != UNSCALED:
+        scaling = (
+            None
+            if factor == 1
+            else ramp_of(name, size, theta, factor, length, beta_fast, beta_slow, truncate)
+        )
+        if (
+            scaling is None
+            and (length, beta_fast, beta_slow, attention_factor, truncate) != UNSCALED
+        ):
             names = "original_max_positions, beta_fast, beta_slow, attention_factor and truncate"
-            raise ValueError(f"{name}: expected factor above 1 with {names} of YaRN, got {factor}; set factor or leave them out")
+            raise ValueError(
+                f"{name}: expected factor above 1 with {names} of YaRN, got {factor}; set factor or leave them out"
+            )
         frequencies = scaled_powers(float(theta), size, dtype_of(numerics), scaling)
-        super().__init__(geometry, frequencies, axis_of_pair, layout, magnitude=magnitude_of(factor, attention_factor))
+        super().__init__(
+            geometry,
+            frequencies,
+            axis_of_pair,
+            layout,
+            magnitude=magnitude_of(factor, attention_factor),
+        )
         self.theta, self.scaling = float(theta), scaling
 
     def frequency(self, k: int) -> float:

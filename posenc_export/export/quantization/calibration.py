@@ -25,10 +25,14 @@ from posenc_export.shared.progress import Progress, Steps, silent
 LENGTH = 256  # tokens per window
 WINDOWS = 512  # largest number of windows
 LARGEST_CODE = 127
-LEAST = 2.0**-8  # smallest scale of a channel, relative to the largest scale of the cache: other text may have larger values in a channel than the sample
+LEAST = (
+    2.0**-8
+)  # smallest scale of a channel, relative to the largest scale of the cache: other text may have larger values in a channel than the sample
 MEMORY = 1 << 30  # bytes of moments that are accumulated in one pass over the sample
 
-Hook = Callable[[torch.nn.Module, Any, Any], None]  # of a module that has run; takes its inputs and outputs
+Hook = Callable[
+    [torch.nn.Module, Any, Any], None
+]  # of a module that has run; takes its inputs and outputs
 
 
 @dataclass(frozen=True)
@@ -70,15 +74,21 @@ def read(path: Union[str, Path], model: Model, what: str = "calibration data") -
     """
     manifest = eager(model)[1]
     if manifest.encoder:
-        raise ValueError(f"export: expected a model that reads no encoder for {what}, got one that does; omit the {what}")
+        raise ValueError(
+            f"export: expected a model that reads no encoder for {what}, got one that does; omit the {what}"
+        )
     content, source = Path(path).read_bytes(), manifest.inputs[0]
     if source.dtype == "int64":
         sample = of_text(content, model, what)
     else:
         rows = _numbers(Path(path), int(source.axes[-1]))
-        sample = Sample(_windows(rows, min(LENGTH, manifest.max_positions)), hashlib.sha256(content).hexdigest())
+        sample = Sample(
+            _windows(rows, min(LENGTH, manifest.max_positions)), hashlib.sha256(content).hexdigest()
+        )
     if not len(sample.windows):
-        raise ValueError(f"export: expected at least {min(LENGTH, manifest.max_positions)} tokens of {what}, got fewer in {path}; pass a longer file")
+        raise ValueError(
+            f"export: expected at least {min(LENGTH, manifest.max_positions)} tokens of {what}, got fewer in {path}; pass a longer file"
+        )
     return dataclasses.replace(sample, windows=sample.windows[:WINDOWS])
 
 
@@ -88,7 +98,11 @@ def of_text(content: bytes, model: Model, what: str = "text") -> Sample:
     Raises:
         ValueError: a model without a tokenizer and with a vocabulary other than bytes; a tokenizer with token ids that the model does not have.
     """
-    manifest, tokenizer, digest = eager(model)[1], text_of(model).tokenizer, hashlib.sha256(content).hexdigest()
+    manifest, tokenizer, digest = (
+        eager(model)[1],
+        text_of(model).tokenizer,
+        hashlib.sha256(content).hexdigest(),
+    )
     length = min(LENGTH, manifest.max_positions)
     if not tokenizer and manifest.vocabulary != BYTES:
         rule = f"export: expected a model with a tokenizer or of bytes (vocabulary {BYTES}) for {what} from a file"
@@ -96,19 +110,32 @@ def of_text(content: bytes, model: Model, what: str = "text") -> Sample:
     if not tokenizer:
         return Sample(_windows(np.frombuffer(content, np.uint8).astype(np.int64), length), digest)
     reader = read_tokenizer(tokenizer)
-    ids = np.array(reader.encode(content.decode("utf-8", "replace"), add_special_tokens=False).ids, np.int64)
+    ids = np.array(
+        reader.encode(content.decode("utf-8", "replace"), add_special_tokens=False).ids, np.int64
+    )
     if ids.size and ids.max() >= manifest.vocabulary:
-        raise ValueError(f"export: expected token ids below {manifest.vocabulary} for {what}, got {ids.max()} from the tokenizer; save the tokenizer of the model")
+        raise ValueError(
+            f"export: expected token ids below {manifest.vocabulary} for {what}, got {ids.max()} from the tokenizer; save the tokenizer of the model"
+        )
     begin = _begin(reader)
     rows = _windows(ids, length - len(begin)) if len(begin) < length else ids[:0].reshape(0, length)
     fronts = np.broadcast_to(np.array(begin, np.int64), (len(rows), len(begin)))
-    return Sample(np.concatenate([fronts, rows], axis=1), digest, len(begin), len(content) / max(len(ids), 1))
+    return Sample(
+        np.concatenate([fronts, rows], axis=1), digest, len(begin), len(content) / max(len(ids), 1)
+    )
 
 
 def _begin(reader: Any) -> List[int]:
     """Return the token ids that a tokenizer puts in front of a text."""
     plain, whole = (reader.encode("a", add_special_tokens=special).ids for special in (False, True))
-    return next((whole[:index] for index in range(len(whole)) if whole[index : index + len(plain)] == plain), [])
+    return next(
+        (
+            whole[:index]
+            for index in range(len(whole))
+            if whole[index : index + len(plain)] == plain
+        ),
+        [],
+    )
 
 
 def _windows(rows: np.ndarray, length: int) -> np.ndarray:
@@ -123,21 +150,46 @@ def _numbers(path: Path, width: int) -> np.ndarray:
         rows = np.load(path, allow_pickle=False)
     except (EOFError, ValueError) as error:
         raise ValueError(f"{rule}, got {path.name} ({error}); write it with numpy.save") from None
-    if not isinstance(rows, np.ndarray) or rows.dtype != np.float32 or rows.ndim != 2 or rows.shape[1] != width or not np.isfinite(rows).all():
-        found = f"{rows.dtype} {list(rows.shape)}" if isinstance(rows, np.ndarray) else "several arrays"
+    if (
+        not isinstance(rows, np.ndarray)
+        or rows.dtype != np.float32
+        or rows.ndim != 2
+        or rows.shape[1] != width
+        or not np.isfinite(rows).all()
+    ):
+        found = (
+            f"{rows.dtype} {list(rows.shape)}" if isinstance(rows, np.ndarray) else "several arrays"
+        )
         raise ValueError(f"{rule}, all finite, got {found}; write it with numpy.save")
     return rows
 
 
 def moments(model: Model, sample: Sample, say: Progress = silent) -> Iterator[Dict[str, Tensor]]:
     """Yield the mean of x x' [K,K] float64 over the inputs x of each linear layer, by name, in groups that take at most MEMORY. Each group takes a pass."""
-    layers, same = linear_layers(model), {f"{name}.up": f"{name}.gate" for name, part in model.named_modules() if isinstance(part, Gated)}
+    layers, same = (
+        linear_layers(model),
+        {
+            f"{name}.up": f"{name}.gate"
+            for name, part in model.named_modules()
+            if isinstance(part, Gated)
+        },
+    )
     for group in _groups({name: part for name, part in layers.items() if name not in same}):
-        sums = {name: torch.zeros((part.in_features, part.in_features), dtype=torch.float64) for name, part in group.items()}
+        sums = {
+            name: torch.zeros((part.in_features, part.in_features), dtype=torch.float64)
+            for name, part in group.items()
+        }
         with ExitStack() as hooks:
             for name, part in group.items():
                 hooks.callback(part.register_forward_hook(_add_to(sums[name])).remove)
-            run(model, sample, say, "measuring inputs of weights", head=not isinstance(model, Stack) or any(name.startswith("head.") for name in group))
+            run(
+                model,
+                sample,
+                say,
+                "measuring inputs of weights",
+                head=not isinstance(model, Stack)
+                or any(name.startswith("head.") for name in group),
+            )
         for total in sums.values():
             total /= sample.described.tokens
         yield sums | {name: sums[first] for name, first in same.items() if first in sums}
@@ -171,7 +223,11 @@ def cache_scales(model: Model, sample: Sample, say: Progress = silent) -> Dict[s
     The windows are placed at positions over the whole range, because rotations move large values between channels.
     """
     largest: Dict[str, Tensor] = {}
-    starts = np.linspace(0, model.config.max_positions - sample.windows.shape[1], len(sample.windows)).astype(int).tolist()
+    starts = (
+        np.linspace(0, model.config.max_positions - sample.windows.shape[1], len(sample.windows))
+        .astype(int)
+        .tolist()
+    )
     with ExitStack() as hooks:
         for layer, attention in enumerate(model.attentions()):
             hook = _largest_of(attention, f"past_key_values.{layer}.", largest)
@@ -187,7 +243,11 @@ def _scales(largest: np.ndarray) -> np.ndarray:
 
 def _largest_of(attention: Any, prefix: str, largest: Dict[str, Tensor]) -> Hook:
     """Return a hook that records the largest magnitude of each channel of the keys and values that an attention layer caches in `largest`."""
-    caches = [(index, prefix + spec.name) for index, spec in enumerate(attention.states()) if spec.grows and spec.name in ("key", "value")]
+    caches = [
+        (index, prefix + spec.name)
+        for index, spec in enumerate(attention.states())
+        if spec.grows and spec.name in ("key", "value")
+    ]
 
     def record(_: torch.nn.Module, __: Any, outputs: Any) -> None:
         for index, name in caches:
@@ -197,7 +257,14 @@ def _largest_of(attention: Any, prefix: str, largest: Dict[str, Tensor]) -> Hook
     return record
 
 
-def run(model: Model, sample: Sample, say: Progress, what: str, starts: Optional[Sequence[int]] = None, head: bool = False) -> None:
+def run(
+    model: Model,
+    sample: Sample,
+    say: Progress,
+    what: str,
+    starts: Optional[Sequence[int]] = None,
+    head: bool = False,
+) -> None:
     """Run the model on every window.
 
     Args:

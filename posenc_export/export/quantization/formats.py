@@ -3,7 +3,20 @@
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 import numpy as np
 import torch
@@ -21,7 +34,9 @@ from posenc_export.shared.progress import Progress, Steps, silent
 LONGEST_ROW = 4096  # number of inputs assumed for a linear layer without blocks; error bounds grow with its logarithm
 RELEASED = 16  # weights whose memory is released at a time, after they were rounded
 ROWS = 4096  # rows of a weight that are rounded at a time
-CACHED = 1 << 16  # weights that scales are chosen for at a time, by one thread: arrays of them stay in its cache
+CACHED = (
+    1 << 16
+)  # weights that scales are chosen for at a time, by one thread: arrays of them stay in its cache
 # Candidate scales, relative to the scale with which the weights of a block just fit. Smaller scales clip the largest weights and round the others finer.
 SEARCHED = tuple(float(factor) for factor in np.linspace(0.7, 1.05, 11))
 REFITTED = 2  # times that the best scale of a block is replaced by the one with the least error for its codes
@@ -58,18 +73,34 @@ class Codes:
             return None
         zeros = np.rint(-self.offsets / np.where(self.scales == 0, np.float32(1), self.scales))
         half = 1 << (bits - 1)
-        whole = np.array_equal(-zeros * self.scales, self.offsets) and -half <= zeros.min() and zeros.max() < half
+        whole = (
+            np.array_equal(-zeros * self.scales, self.offsets)
+            and -half <= zeros.min()
+            and zeros.max() < half
+        )
         return zeros.astype(np.int8) if whole else None
 
     def kept(self, keep: Keep) -> "Codes":
         """Return the same codes in arrays that `keep` returns."""
-        return Codes(keep(self.codes), keep(self.scales), self.inputs, None if self.offsets is None else keep(self.offsets))
+        return Codes(
+            keep(self.codes),
+            keep(self.scales),
+            self.inputs,
+            None if self.offsets is None else keep(self.offsets),
+        )
 
     @staticmethod
-    def joined(parts: Sequence["Codes"], how: Callable[[Sequence[np.ndarray]], np.ndarray] = np.concatenate) -> "Codes":
+    def joined(
+        parts: Sequence["Codes"], how: Callable[[Sequence[np.ndarray]], np.ndarray] = np.concatenate
+    ) -> "Codes":
         """Return codes of several weights with the same inputs in one, joined by a function of arrays."""
         offsets = [part.offsets for part in parts if part.offsets is not None]
-        return Codes(how([part.codes for part in parts]), how([part.scales for part in parts]), parts[0].inputs, how(offsets) if offsets else None)
+        return Codes(
+            how([part.codes for part in parts]),
+            how([part.scales for part in parts]),
+            parts[0].inputs,
+            how(offsets) if offsets else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -101,21 +132,46 @@ class Grid:
         return self._in_parts(weight, gptq.order_of(moments))
 
     def _in_parts(self, weight: np.ndarray, order: Optional[gptq.Order]) -> Codes:
-        return Codes.joined([self._part(weight[first : first + ROWS], order) for first in range(0, len(weight), ROWS)])
+        return Codes.joined(
+            [
+                self._part(weight[first : first + ROWS], order)
+                for first in range(0, len(weight), ROWS)
+            ]
+        )
 
     def _part(self, weight: np.ndarray, order: Optional[gptq.Order]) -> Codes:
         blocks, inputs = self._blocks(weight), weight.shape[1]
-        sizes = self._blocks(np.ones((1, inputs), np.float32) if order is None else order.sizes.numpy().astype(np.float32)[None])
+        sizes = self._blocks(
+            np.ones((1, inputs), np.float32)
+            if order is None
+            else order.sizes.numpy().astype(np.float32)[None]
+        )
         rows = max(1, CACHED // inputs)
         with ThreadPoolExecutor() as pool:
-            found = list(pool.map(lambda first: self._in_cache(blocks[first : first + rows], sizes, order is None), range(0, len(blocks), rows)))
+            found = list(
+                pool.map(
+                    lambda first: self._in_cache(
+                        blocks[first : first + rows], sizes, order is None
+                    ),
+                    range(0, len(blocks), rows),
+                )
+            )
         codes, scales, zeros = (np.concatenate(part) for part in zip(*found, strict=True))
         if order is not None:
-            steps, offsets = (torch.from_numpy(np.repeat(part, blocks.shape[2], axis=1)[:, :inputs]) for part in (scales, zeros))
-            codes = self._blocks(gptq.codes(torch.from_numpy(weight), steps, offsets, order, -self.half, self.half - 1).numpy()).astype(np.int8)
+            steps, offsets = (
+                torch.from_numpy(np.repeat(part, blocks.shape[2], axis=1)[:, :inputs])
+                for part in (scales, zeros)
+            )
+            codes = self._blocks(
+                gptq.codes(
+                    torch.from_numpy(weight), steps, offsets, order, -self.half, self.half - 1
+                ).numpy()
+            ).astype(np.int8)
         return Codes(codes, scales, inputs, -zeros * scales if self.zeros else None)
 
-    def _in_cache(self, blocks: np.ndarray, sizes: np.ndarray, nearest: bool) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _in_cache(
+        self, blocks: np.ndarray, sizes: np.ndarray, nearest: bool
+    ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return codes of few blocks, none if the nearest are not wanted, and the best scales and zero points."""
         scales, zeros = self._best(blocks, sizes)
         codes = self._nearest(blocks, scales, zeros) if nearest else blocks[:0]
@@ -137,17 +193,30 @@ class Grid:
         for _ in range(REFITTED):
             codes = self._nearest(blocks, *best) - best[1][..., None]
             squares = (sizes * np.square(codes)).sum(2)
-            fitted = self._short((sizes * codes * blocks).sum(2) / np.where(squares == 0, np.float32(1), squares))
+            fitted = self._short(
+                (sizes * codes * blocks).sum(2) / np.where(squares == 0, np.float32(1), squares)
+            )
             best, error = self._better(blocks, sizes, best, error, (fitted, best[1]))
         return best
 
-    def _better(self, blocks: np.ndarray, sizes: np.ndarray, best: Tuple[np.ndarray, np.ndarray], error: np.ndarray, other: Tuple[np.ndarray, np.ndarray]) -> Any:
+    def _better(
+        self,
+        blocks: np.ndarray,
+        sizes: np.ndarray,
+        best: Tuple[np.ndarray, np.ndarray],
+        error: np.ndarray,
+        other: Tuple[np.ndarray, np.ndarray],
+    ) -> Any:
         """Return for each block the better one of two scales and zero points, and its error."""
         found = self._error(blocks, sizes, *other)
-        chosen = tuple(np.where(found < error, new, old) for new, old in zip(other, best, strict=True))
+        chosen = tuple(
+            np.where(found < error, new, old) for new, old in zip(other, best, strict=True)
+        )
         return chosen, np.minimum(found, error)
 
-    def _error(self, blocks: np.ndarray, sizes: np.ndarray, scales: np.ndarray, zeros: np.ndarray) -> np.ndarray:
+    def _error(
+        self, blocks: np.ndarray, sizes: np.ndarray, scales: np.ndarray, zeros: np.ndarray
+    ) -> np.ndarray:
         """Return the squared error of each block [N,blocks]."""
         made = (self._nearest(blocks, scales, zeros) - zeros[..., None]) * scales[..., None]
         error: np.ndarray = (sizes * np.square(made - blocks)).sum(2)
@@ -175,7 +244,10 @@ class Grid:
         if self.zeros:
             lowest, highest = np.minimum(blocks.min(2), 0), np.maximum(blocks.max(2), 0)
             scales = self._short((highest - lowest) * np.float32(factor / (2 * self.half - 1)))
-            zeros = np.rint(-np.float32(factor) * lowest / np.where(scales == 0, np.float32(1), scales)) - self.half
+            zeros = (
+                np.rint(-np.float32(factor) * lowest / np.where(scales == 0, np.float32(1), scales))
+                - self.half
+            )
             return scales, np.clip(zeros, -self.half, self.half - 1)
         at = np.abs(blocks).argmax(2)[..., None]
         largest = np.take_along_axis(blocks, at, 2)[..., 0]
@@ -227,7 +299,10 @@ FORMATS: Dict[str, Format] = {
     "int4": Format(Grid(4, 32, zeros=True), Grid(4, 32, zeros=True)),
     "int4-128": Format(Grid(4, 128, zeros=True), Grid(4, 128, zeros=True)),
 }
-KEEP, KEPT = "keep", Format(Grid(8, 32), Grid(8, 32))  # the blocks of a GGUF file (kept.py), and the grid of those that do not fit
+KEEP, KEPT = (
+    "keep",
+    Format(Grid(8, 32), Grid(8, 32)),
+)  # the blocks of a GGUF file (kept.py), and the grid of those that do not fit
 MIXED = "mixed"  # a format of FORMATS for each weight (mixed.py)
 
 
@@ -252,8 +327,12 @@ class Rounded(NamedTuple):
 
 
 def rounded(
-    model: Model, weights: str, moments: Iterable[Mapping[str, torch.Tensor]] = (), formats: Optional[Mapping[str, str]] = None,
-    keep: Keep = in_memory, say: Progress = silent,
+    model: Model,
+    weights: str,
+    moments: Iterable[Mapping[str, torch.Tensor]] = (),
+    formats: Optional[Mapping[str, str]] = None,
+    keep: Keep = in_memory,
+    say: Progress = silent,
 ) -> Rounded:
     """Return a copy of a float32 model with the weights of its linear layers, its experts and its token table rounded to the grids of a format.
 
@@ -269,23 +348,47 @@ def rounded(
         say: reports how many weights are rounded.
     """
     made, kind = sharing_weights(model), format_of(weights)
-    del model  # a caller that passes its only reference releases each weight as soon as it is rounded
-    places, names = slots(made), {id(parameter): name for name, parameter in made.named_parameters()}
+    del (
+        model
+    )  # a caller that passes its only reference releases each weight as soon as it is rounded
+    places, names = (
+        slots(made),
+        {id(parameter): name for name, parameter in made.named_parameters()},
+    )
     read_by = {layer: names[id(part.weight)] for layer, part in linear_layers(made).items()}
-    left = {names[id(weight)]: (weight, grid) for weight, grid in (*_matrices(made, kind), *((weight, None) for weight in _of_experts(made)))}
+    left = {
+        names[id(weight)]: (weight, grid)
+        for weight, grid in (
+            *_matrices(made, kind),
+            *((weight, None) for weight in _of_experts(made)),
+        )
+    }
     found: Dict[str, Optional[OnGrid]] = dict.fromkeys(left)
     done: List[torch.Tensor] = []
     steps = Steps(say, f"rounding to {weights}", len(left), "weights")
     for group in itertools.chain(moments, [{}]):
-        known = {read_by[layer]: moment for layer, moment in group.items()}  # a tied table has the moments of its head
+        known = {
+            read_by[layer]: moment for layer, moment in group.items()
+        }  # a tied table has the moments of its head
         for name in [name for name in left if name in known or not known]:
             weight, grid = left.pop(name)
             if grid is not None and formats is not None:
                 grid = FORMATS[formats[name]].projections
-            grid, codes = _rounded_experts(weight, kind) if grid is None else (grid, _rounded_matrix(weight, grid, known.get(name)))
+            grid, codes = (
+                _rounded_experts(weight, kind)
+                if grid is None
+                else (grid, _rounded_matrix(weight, grid, known.get(name)))
+            )
             found[name] = grid, codes.kept(keep)
-            numbers = codes.weight if weight.dim() == 2 else np.ascontiguousarray(codes.weight.swapaxes(1, 2))
-            fill(places[id(weight)], torch.nn.Parameter(torch.from_numpy(keep(numbers)), weight.requires_grad))
+            numbers = (
+                codes.weight
+                if weight.dim() == 2
+                else np.ascontiguousarray(codes.weight.swapaxes(1, 2))
+            )
+            fill(
+                places[id(weight)],
+                torch.nn.Parameter(torch.from_numpy(keep(numbers)), weight.requires_grad),
+            )
             done.append(weight)
             if len(done) == RELEASED:
                 page_out(done)
@@ -297,21 +400,36 @@ def rounded(
 
 def _rounded_matrix(weight: torch.Tensor, grid: Grid, moments: Optional[torch.Tensor]) -> Codes:
     numbers = weight.detach().numpy()
-    return grid.rounded(numbers) if moments is None or grid.bits == 8 else grid.compensated(numbers, moments)
+    return (
+        grid.rounded(numbers)
+        if moments is None or grid.bits == 8
+        else grid.compensated(numbers, moments)
+    )
 
 
 def _rounded_experts(weights: torch.Tensor, kind: Format) -> OnGrid:
     grid = replace(kind.projections, zeros=False)  # operators of experts have none
-    return grid, Codes.joined([grid.rounded(one.T.contiguous().numpy()) for one in weights.detach()], np.stack)
+    return grid, Codes.joined(
+        [grid.rounded(one.T.contiguous().numpy()) for one in weights.detach()], np.stack
+    )
 
 
 def _matrices(model: Model, kind: Format) -> List[Tuple[torch.Tensor, Optional[Grid]]]:
     """Return the weights [N,K] of linear layers and token tables that are rounded, each once, with their grids."""
     if activations_of(model) == "float32" and kind.projections.bits == 8:
         return []
-    downs = {id(part.down): kind.downs or kind.projections for part in model.modules() if isinstance(part, (Gated, Plain))}
-    grids = {id(layer.weight): (layer.weight, downs.get(id(layer), kind.projections)) for layer in linear_layers(model).values()}
-    grids |= {id(table.weight): (table.weight, kind.tables) for table in tables(model)}  # a tied head has the grid of its table
+    downs = {
+        id(part.down): kind.downs or kind.projections
+        for part in model.modules()
+        if isinstance(part, (Gated, Plain))
+    }
+    grids = {
+        id(layer.weight): (layer.weight, downs.get(id(layer), kind.projections))
+        for layer in linear_layers(model).values()
+    }
+    grids |= {
+        id(table.weight): (table.weight, kind.tables) for table in tables(model)
+    }  # a tied head has the grid of its table
     return list(grids.values())
 
 
@@ -325,17 +443,34 @@ def _of_experts(model: Model) -> Iterator[torch.Tensor]:
 def linear_layers(model: Model) -> Dict[str, torch.nn.Linear]:
     """Return the linear layers whose weights are rounded, by name."""
     kept = _kept(model)
-    return {name: part for name, part in model.named_modules() if isinstance(part, torch.nn.Linear) and name not in kept}
+    return {
+        name: part
+        for name, part in model.named_modules()
+        if isinstance(part, torch.nn.Linear) and name not in kept
+    }
 
 
 def tables(model: Model) -> List[torch.nn.Embedding]:
     """Return the token tables whose weights are rounded."""
     kept = _kept(model)
-    return [part for name, part in model.named_modules() if isinstance(part, torch.nn.Embedding) and name not in kept]
+    return [
+        part
+        for name, part in model.named_modules()
+        if isinstance(part, torch.nn.Embedding) and name not in kept
+    ]
 
 
 def _kept(model: Model) -> Set[str]:
     """Return the names of modules that stay in float32: encodings, tables of token types, and routers, since another expert would change an output abruptly."""
-    inside = {id(part) for encoding in model.modules() if isinstance(encoding, PositionEncoding) for part in encoding.modules()}
+    inside = {
+        id(part)
+        for encoding in model.modules()
+        if isinstance(encoding, PositionEncoding)
+        for part in encoding.modules()
+    }
     inside |= {id(part.router) for part in model.modules() if isinstance(part, Experts)}
-    return {name for name, part in model.named_modules(remove_duplicate=False) if id(part) in inside or name.rpartition(".")[2] == "segments"}
+    return {
+        name
+        for name, part in model.named_modules(remove_duplicate=False)
+        if id(part) in inside or name.rpartition(".")[2] == "segments"
+    }

@@ -29,14 +29,18 @@ class Order(NamedTuple):
 def order_of(moments: Tensor) -> Order:
     """Return the order for inputs x with mean x x' = `moments` [K,K] float64."""
     sizes = moments.diagonal()
-    damping = DAMPING * float(sizes.mean()) or 1.0  # if all inputs are 0, weights are rounded independently
+    damping = (
+        DAMPING * float(sizes.mean()) or 1.0
+    )  # if all inputs are 0, weights are rounded independently
     columns = sizes.argsort(descending=True, stable=True)
     damped = moments[columns][:, columns] + damping * torch.eye(len(columns), dtype=moments.dtype)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
     return Order(columns, torch.linalg.cholesky(inverse, upper=True).float(), sizes + damping)
 
 
-def codes(weight: Tensor, scales: Tensor, zeros: Tensor, order: Order, least: int, most: int) -> Tensor:
+def codes(
+    weight: Tensor, scales: Tensor, zeros: Tensor, order: Order, least: int, most: int
+) -> Tensor:
     """Return codes [N,K] float32, whole numbers, with which (code - zero) * scale replaces a weight [N,K] float32.
 
     Args:
@@ -44,14 +48,18 @@ def codes(weight: Tensor, scales: Tensor, zeros: Tensor, order: Order, least: in
         least, most: smallest and largest code.
     """
     columns, factor, _ = order
-    remaining, steps, zeros = (one.T[columns] for one in (weight, scales, zeros))  # transposed, so that a column is contiguous in memory
+    remaining, steps, zeros = (
+        one.T[columns] for one in (weight, scales, zeros)
+    )  # transposed, so that a column is contiguous in memory
     steps = torch.where(steps == 0, torch.ones_like(steps), steps)
     found = torch.empty_like(remaining)
     for first in range(0, len(remaining), COLUMNS):
         end = min(first + COLUMNS, len(remaining))
         lost = torch.empty_like(remaining[first:end])
         for column in range(first, end):
-            found[column] = ((remaining[column] / steps[column]).round() + zeros[column]).clamp(least, most)
+            found[column] = ((remaining[column] / steps[column]).round() + zeros[column]).clamp(
+                least, most
+            )
             rounded = (found[column] - zeros[column]) * steps[column]
             error = (remaining[column] - rounded) / factor[column, column]
             remaining[column:end] -= error * factor[column, column:end, None]

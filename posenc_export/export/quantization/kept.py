@@ -5,7 +5,15 @@ from typing import List, Optional, Tuple
 import numpy as np
 import torch
 
-from posenc_export.export.quantization.formats import KEPT, Codes, Grid, OnGrid, Rounded, linear_layers, tables
+from posenc_export.export.quantization.formats import (
+    KEPT,
+    Codes,
+    Grid,
+    OnGrid,
+    Rounded,
+    linear_layers,
+    tables,
+)
 from posenc_export.export.signatures import Model
 from posenc_export.export.weight_file import Keep, in_memory
 from posenc_export.models.blocks import Blocks, Matrix, Stored
@@ -27,19 +35,32 @@ def kept(model: Model, keep: Keep = in_memory) -> Rounded:
     """
     stored = getattr(model, "stored", {})
     if any(isinstance(part, Experts) for part in model.modules()):
-        raise ValueError("export: expected a model without experts for weights keep, got one with experts; choose weights int8, or omit weights")
+        raise ValueError(
+            "export: expected a model without experts for weights keep, got one with experts; choose weights int8, or omit weights"
+        )
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     matrices = [part.weight for part in (*linear_layers(model).values(), *tables(model))]
-    wanted = dict.fromkeys(names[id(weight)] for weight in matrices if names[id(weight)] in stored)  # a tied weight once
-    found = {name: _on_grid(stored[name], keep) for name in wanted if all(part.quantized for part in stored[name].parts)}
+    wanted = dict.fromkeys(
+        names[id(weight)] for weight in matrices if names[id(weight)] in stored
+    )  # a tied weight once
+    found = {
+        name: _on_grid(stored[name], keep)
+        for name in wanted
+        if all(part.quantized for part in stored[name].parts)
+    }
     if not found:
-        raise ValueError("export: expected a model from a checkpoint with quantized weights for weights keep, got another; choose another format or omit weights")
+        raise ValueError(
+            "export: expected a model from a checkpoint with quantized weights for weights keep, got another; choose another format or omit weights"
+        )
     changed = {name: codes for name, ((_, codes), exact) in found.items() if not exact}
     made = sharing_weights(model)
     places = slots(made)
     for name, codes in changed.items():
         weight = made.get_parameter(name)
-        fill(places[id(weight)], torch.nn.Parameter(torch.from_numpy(keep(codes.weight)), weight.requires_grad))
+        fill(
+            places[id(weight)],
+            torch.nn.Parameter(torch.from_numpy(keep(codes.weight)), weight.requires_grad),
+        )
     return Rounded(made, {name: on_grid for name, (on_grid, _) in found.items()})
 
 
@@ -49,8 +70,14 @@ def _on_grid(stored: Stored, keep: Keep) -> Tuple[OnGrid, bool]:
     parts = [one or _rounded(part) for one, part in zip(blocks, stored.parts, strict=True)]
     block = min(part.codes.shape[2] for part in parts)
     parts = [part.cut(block) for part in parts]
-    codes, scales = (np.concatenate([getattr(part, name) for part in parts])[stored.rows] for name in ("codes", "scales"))
-    on_grid = Grid(max(part.bits for part in parts), block), Codes(codes, scales, codes.shape[1] * block, _offsets(parts, stored.rows)).kept(keep)
+    codes, scales = (
+        np.concatenate([getattr(part, name) for part in parts])[stored.rows]
+        for name in ("codes", "scales")
+    )
+    on_grid = (
+        Grid(max(part.bits for part in parts), block),
+        Codes(codes, scales, codes.shape[1] * block, _offsets(parts, stored.rows)).kept(keep),
+    )
     return on_grid, None not in blocks
 
 
@@ -63,4 +90,6 @@ def _offsets(parts: List[Blocks], rows: np.ndarray) -> Optional[np.ndarray]:
     """Return the offsets of all parts, 0 for those without; None if no part has one."""
     if all(part.offsets is None for part in parts):
         return None
-    return np.concatenate([np.zeros_like(part.scales) if part.offsets is None else part.offsets for part in parts])[rows]
+    return np.concatenate(
+        [np.zeros_like(part.scales) if part.offsets is None else part.offsets for part in parts]
+    )[rows]

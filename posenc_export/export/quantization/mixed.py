@@ -12,13 +12,24 @@ from torch import Tensor
 
 from posenc_export.export.describe import Model
 from posenc_export.export.quantization.calibration import Sample
-from posenc_export.export.quantization.formats import FORMATS, Grid, OnGrid, activations_of, linear_layers, tables
+from posenc_export.export.quantization.formats import (
+    FORMATS,
+    Grid,
+    OnGrid,
+    activations_of,
+    linear_layers,
+    tables,
+)
 from posenc_export.export.quantization.text import reads_text
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import WEIGHTS
 from posenc_export.shared.progress import Progress, Steps, silent
 
-CANDIDATES = ("int4-128", "int4", "int8-32")  # the smallest first; linear layers and tables have the same grid in each
+CANDIDATES = (
+    "int4-128",
+    "int4",
+    "int8-32",
+)  # the smallest first; linear layers and tables have the same grid in each
 WINDOWS = 8  # of calibration data that losses are estimated on
 ROWS = 256  # of a weight that are rounded to estimate its error
 PAGE = 4096  # bytes; tensors are stored page-aligned (export/targets/external_data.py)
@@ -40,7 +51,10 @@ class Sensitivity:
     def __init__(self, part: Reader) -> None:
         linear = isinstance(part, torch.nn.Linear)
         self.inputs = torch.zeros(part.weight.size(1), dtype=torch.float64) if linear else None
-        self.outputs, self.tokens = torch.zeros(part.weight.size(0 if linear else 1), dtype=torch.float64), 0
+        self.outputs, self.tokens = (
+            torch.zeros(part.weight.size(0 if linear else 1), dtype=torch.float64),
+            0,
+        )
 
     def add(self, _: torch.nn.Module, inputs: Sequence[Any], output: Tensor) -> None:
         """Add the inputs of a layer that has run, and the derivatives as soon as they are known."""
@@ -90,10 +104,14 @@ def check_written(manifest: Manifest, size: float) -> None:
     found = sum(manifest.files[name].bytes for name in ("model.onnx", WEIGHTS)) / MB
     if found > size:
         remedy = f"give {2 * size - found:.1f}, which leaves room for other constants"
-        raise ValueError(f"export: expected graph and weights of at most {size:g} MB, got {found:.1f}; {remedy}")
+        raise ValueError(
+            f"export: expected graph and weights of at most {size:g} MB, got {found:.1f}; {remedy}"
+        )
 
 
-def formats_within(model: Model, sample: Sample, size: float, say: Progress = silent) -> Dict[str, str]:
+def formats_within(
+    model: Model, sample: Sample, size: float, say: Progress = silent
+) -> Dict[str, str]:
     """Return the format of each weight, a key of FORMATS, by name of the parameter.
 
     Args:
@@ -103,14 +121,22 @@ def formats_within(model: Model, sample: Sample, size: float, say: Progress = si
         ValueError: no choice of formats is that small; the message has the smallest size.
     """
     readers = _readers(model)
-    choices = {name: _choices(parts) for name, parts in _measured(model, sample, readers, say).items()}
+    choices = {
+        name: _choices(parts) for name, parts in _measured(model, sample, readers, say).items()
+    }
     rounded_weights = {id(parts[0].weight) for parts in readers.values()}
-    others = [part for part in (*model.parameters(), *model.buffers()) if id(part) not in rounded_weights]
-    rest = sum(_aligned(part.numel() * part.element_size()) for part in others) + GRAPH * (len(choices) + 1)
+    others = [
+        part for part in (*model.parameters(), *model.buffers()) if id(part) not in rounded_weights
+    ]
+    rest = sum(_aligned(part.numel() * part.element_size()) for part in others) + GRAPH * (
+        len(choices) + 1
+    )
     least = rest + sum(found[0].bytes for found in choices.values())
     if size * MB < least:
         smallest = -(-least // 10**4) / 100
-        raise ValueError(f"export: expected a size of at least {smallest:g} MB for this model, got {size:g}; give {smallest:g} or more, or export a smaller model")
+        raise ValueError(
+            f"export: expected a size of at least {smallest:g} MB for this model, got {size:g}; give {smallest:g} or more, or export a smaller model"
+        )
     chosen = _within(list(choices.values()), int(size * MB) - rest)
     return {name: one.format for name, one in zip(choices, chosen, strict=True)}
 
@@ -131,19 +157,27 @@ def _readers(model: Model) -> Dict[str, List[Reader]]:
     return found
 
 
-def _measured(model: Model, sample: Sample, readers: Mapping[str, List[Reader]], say: Progress = silent) -> Dict[str, List[Tuple[Reader, Sensitivity]]]:
+def _measured(
+    model: Model, sample: Sample, readers: Mapping[str, List[Reader]], say: Progress = silent
+) -> Dict[str, List[Tuple[Reader, Sensitivity]]]:
     """Return the sensitivity of each reader on the first windows of a sample."""
     found = {name: [(part, Sensitivity(part)) for part in parts] for name, parts in readers.items()}
     with ExitStack() as undo, torch.enable_grad():
-        for parameter in model.parameters():  # derivatives are computed with respect to activations only
+        for (
+            parameter
+        ) in model.parameters():  # derivatives are computed with respect to activations only
             undo.callback(parameter.requires_grad_, parameter.requires_grad)
             parameter.requires_grad_(False)
         for table in tables(model):
-            undo.callback(table.register_forward_hook(lambda _, __, rows: rows.requires_grad_()).remove)
+            undo.callback(
+                table.register_forward_hook(lambda _, __, rows: rows.requires_grad_()).remove
+            )
         for part, sensitivity in (pair for pairs in found.values() for pair in pairs):
             undo.callback(part.register_forward_hook(sensitivity.add).remove)
         windows = sample.windows[:WINDOWS]
-        steps = Steps(say, "estimating the loss of each weight", len(windows), "windows of calibration data")
+        steps = Steps(
+            say, "estimating the loss of each weight", len(windows), "windows of calibration data"
+        )
         for window in windows:
             _cross_entropy(model, torch.from_numpy(window[None])).backward()  # type: ignore[no-untyped-call]
             steps.advance()
@@ -154,9 +188,17 @@ def _cross_entropy(model: Model, tokens: Tensor) -> Tensor:
     """Return the cross-entropy of a window [1,L] int64, summed over its tokens."""
     positions = torch.arange(tokens.size(1))[None]
     coordinates = positions.expand(model.axes, *positions.shape) if model.axes else positions
-    carried = [*model.token_encoding.embed_states(), *(state for attention in model.attentions() for state in attention.states())]
-    states = [torch.zeros((1, state.sizes[0], 0, state.sizes[1]) if state.grows else (1, *state.sizes)) for state in carried]
-    logits = model(tokens, positions, coordinates, positions, torch.zeros(1, dtype=torch.int64), states)[0]
+    carried = [
+        *model.token_encoding.embed_states(),
+        *(state for attention in model.attentions() for state in attention.states()),
+    ]
+    states = [
+        torch.zeros((1, state.sizes[0], 0, state.sizes[1]) if state.grows else (1, *state.sizes))
+        for state in carried
+    ]
+    logits = model(
+        tokens, positions, coordinates, positions, torch.zeros(1, dtype=torch.int64), states
+    )[0]
     return torch.nn.functional.cross_entropy(logits[0, :-1], tokens[0, 1:], reduction="sum")
 
 
@@ -169,7 +211,17 @@ def _choices(parts: Sequence[Tuple[Reader, Sensitivity]]) -> List[Choice]:
         grid = FORMATS[name].projections
         errors = torch.from_numpy(grid.rounded(sampled).weight - sampled)
         loss = sum(sensitivity.loss(errors, rows) for _, sensitivity in parts)
-        found.append(Choice(name, _stored(grid, weight.shape, any(isinstance(part, torch.nn.Embedding) for part, _ in parts)), loss))
+        found.append(
+            Choice(
+                name,
+                _stored(
+                    grid,
+                    weight.shape,
+                    any(isinstance(part, torch.nn.Embedding) for part, _ in parts),
+                ),
+                loss,
+            )
+        )
     kept: List[Choice] = []
     for choice in found:
         if not kept or choice.loss < kept[-1].loss:
@@ -190,7 +242,9 @@ def _within(choices: Sequence[Sequence[Choice]], most: int) -> List[Choice]:
     """Return one choice for each weight, together at most `most` bytes. Of the steps to larger formats that fit, the one that gains most per byte comes first."""
     chosen, left = [0] * len(choices), most - sum(each[0].bytes for each in choices)
     steps = [(index, step) for index, each in enumerate(choices) for step in range(len(each) - 1)]
-    steps.sort(key=lambda at: _gain(*choices[at[0]][at[1] : at[1] + 2]), reverse=True)  # gains of a weight fall from step to step
+    steps.sort(
+        key=lambda at: _gain(*choices[at[0]][at[1] : at[1] + 2]), reverse=True
+    )  # gains of a weight fall from step to step
     for index, step in steps:
         cost = choices[index][step + 1].bytes - choices[index][step].bytes
         if chosen[index] == step and cost <= left:

@@ -31,7 +31,10 @@ Norm = Union[RMSNorm, LayerNorm]
 def smoothed(model: Model, sample: Sample, say: Progress = silent) -> Model:
     """Return a model with the same outputs whose norms, and the weights that read them, are scaled. Other parameters are shared with `model`."""
     groups = [part.weight for _, norm, linears in _groups(model) for part in (norm, *linears)]
-    changed = {id(parameter) for parameter in (*groups, *(getattr(norm, "bias", None) for _, norm, _ in _groups(model)))}
+    changed = {
+        id(parameter)
+        for parameter in (*groups, *(getattr(norm, "bias", None) for _, norm, _ in _groups(model)))
+    }
     largest = _largest(model, sample, say)
     page_out(model.parameters())  # weights that are copied are not read again
     made = sharing_weights(model, changed)
@@ -50,7 +53,12 @@ def _largest(model: Model, sample: Sample, say: Progress) -> Dict[str, Tensor]:
                 found[name] = torch.maximum(found[name], y.abs().flatten(0, -2).amax(0))
 
             hooks.callback(norm.register_forward_hook(record).remove)
-        run(model, sample.kept(WINDOWS * sample.windows.shape[1]), say, "measuring inputs of weights")
+        run(
+            model,
+            sample.kept(WINDOWS * sample.windows.shape[1]),
+            say,
+            "measuring inputs of weights",
+        )
     return found
 
 
@@ -59,7 +67,9 @@ def _scale(model: Model, largest: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, norm, linears in _groups(model):
             weights = torch.stack([linear.weight.abs().amax(0) for linear in linears]).amax(0)
-            scale = torch.exp2(torch.log2(largest[name].clamp(min=LEAST) / weights.clamp(min=LEAST)).div(2).round())
+            scale = torch.exp2(
+                torch.log2(largest[name].clamp(min=LEAST) / weights.clamp(min=LEAST)).div(2).round()
+            )
             for parameter in (norm.weight, getattr(norm, "bias", None)):
                 if parameter is not None:
                     parameter /= scale
@@ -71,14 +81,34 @@ def _groups(model: Model) -> Iterator[Tuple[str, Norm, List[torch.nn.Linear]]]:
     """Yield norms with a weight whose output only linear layers read, with these layers."""
     for name, layer in model.named_modules():
         residual = getattr(layer, "residual", None)
-        if isinstance(layer, Layer) and isinstance(residual, Residual) and residual.of_input and residual.adds_mlp and not residual.parallel:
+        if (
+            isinstance(layer, Layer)
+            and isinstance(residual, Residual)
+            and residual.of_input
+            and residual.adds_mlp
+            and not residual.parallel
+        ):
             attention, mlp = layer.attention, layer.mlp
-            if isinstance(attention, Attention) and isinstance(attention.projection, Grouped) and not attention.by_content:
-                yield from _group(f"{name}.residual.attention_norm", residual.attention_norm, [attention.projection.qkv])
+            if (
+                isinstance(attention, Attention)
+                and isinstance(attention.projection, Grouped)
+                and not attention.by_content
+            ):
+                yield from _group(
+                    f"{name}.residual.attention_norm",
+                    residual.attention_norm,
+                    [attention.projection.qkv],
+                )
             if isinstance(mlp, (Gated, Plain)):
-                yield from _group(f"{name}.residual.mlp_norm", residual.mlp_norm, [mlp.gate, mlp.up] if isinstance(mlp, Gated) else [mlp.up])
+                yield from _group(
+                    f"{name}.residual.mlp_norm",
+                    residual.mlp_norm,
+                    [mlp.gate, mlp.up] if isinstance(mlp, Gated) else [mlp.up],
+                )
 
 
-def _group(name: str, norm: torch.nn.Module, linears: List[torch.nn.Linear]) -> Iterator[Tuple[str, Norm, List[torch.nn.Linear]]]:
+def _group(
+    name: str, norm: torch.nn.Module, linears: List[torch.nn.Linear]
+) -> Iterator[Tuple[str, Norm, List[torch.nn.Linear]]]:
     if isinstance(norm, (RMSNorm, LayerNorm)) and norm.weight is not None:
         yield name, norm, linears

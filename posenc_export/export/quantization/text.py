@@ -13,7 +13,9 @@ from posenc_export.export.quantization.calibration import Sample
 from posenc_export.runtime.artefact.tokenizer import BYTES
 
 TEXT = Path(__file__).with_name("text.txt")
-CALIBRATION = Path(__file__).with_name("calibration.txt")  # for models with a tokenizer, if there is no other calibration data
+CALIBRATION = Path(__file__).with_name(
+    "calibration.txt"
+)  # for models with a tokenizer, if there is no other calibration data
 WINDOWS = 8  # of calibration data that are held out, or of the text of the package
 TOKENS = 2048  # of the text of the package that are measured
 MOST = 64  # windows that are measured of a file given for this purpose
@@ -34,7 +36,9 @@ class MeasuredText:
     sample: Sample
 
 
-def with_text(sample: Optional[Sample], given: Union[str, Path, None], model: Model) -> Tuple[Optional[Sample], Optional[MeasuredText]]:
+def with_text(
+    sample: Optional[Sample], given: Union[str, Path, None], model: Model
+) -> Tuple[Optional[Sample], Optional[MeasuredText]]:
     """Return the calibration data that weights are rounded with, and the text that the loss is measured on.
 
     The text is the file `given`; otherwise windows that are held out of the calibration data, if there are at least SHARE; otherwise the text of the package. It is
@@ -45,14 +49,19 @@ def with_text(sample: Optional[Sample], given: Union[str, Path, None], model: Mo
     """
     if given is not None:
         if not reads_text(model):
-            raise ValueError("export: expected a decoder with a tokenizer or of bytes, which reads no encoder, for a text to measure it on, got another; omit the text")
+            raise ValueError(
+                "export: expected a decoder with a tokenizer or of bytes, which reads no encoder, for a text to measure it on, got another; omit the text"
+            )
         text = calibration.read(given, model, "text")
         return sample, MeasuredText(FILE, _spread(text, MOST))
     if not reads_text(model):
         return sample, None
     if sample is not None and len(sample.windows) >= SHARE:
         count = min(WINDOWS, len(sample.windows) // SHARE)
-        kept, held = (dataclasses.replace(sample, windows=part) for part in (sample.windows[:-count], sample.windows[-count:]))
+        kept, held = (
+            dataclasses.replace(sample, windows=part)
+            for part in (sample.windows[:-count], sample.windows[-count:])
+        )
         return kept, MeasuredText(HELD_OUT, held)
     text = calibration.of_text(TEXT.read_bytes(), model)
     if not len(text.windows):

@@ -53,7 +53,9 @@ TARGETS = {
     "onnx": Target(
         "ai.onnx operators, opset 23",
         "grows: past in, present out",
-        lambda source, manifest, folder: write_onnx(source, manifest, onnx_growing.LOWERING, folder, Standard),
+        lambda source, manifest, folder: write_onnx(
+            source, manifest, onnx_growing.LOWERING, folder, Standard
+        ),
         COLUMNS,
         "append",
         {"capacity_bucket": 0, "continuation_rows": 0, "contiguous": False},
@@ -62,7 +64,9 @@ TARGETS = {
     "onnx-static": Target(
         "ai.onnx operators, opset 24 (23 without caches)",
         "fixed capacity, in place, grown in buckets",
-        lambda source, manifest, folder: write_onnx(source, manifest, onnx_static.LOWERING, folder, Standard),
+        lambda source, manifest, folder: write_onnx(
+            source, manifest, onnx_static.LOWERING, folder, Standard
+        ),
         ROWS,
         "in_place",
         {"capacity_bucket": BUCKET, "continuation_rows": 0, "contiguous": False},
@@ -71,7 +75,9 @@ TARGETS = {
     "ort": Target(
         "com.microsoft fused operators where exact",
         "fixed capacity, in place, cost of the valid length",
-        lambda source, manifest, folder: write_onnx(source, manifest, ort.LOWERING, folder, Fused, ort_layers.FUSIONS),
+        lambda source, manifest, folder: write_onnx(
+            source, manifest, ort.LOWERING, folder, Fused, ort_layers.FUSIONS
+        ),
         ROWS,
         "in_place",
         {"capacity_bucket": 0, "continuation_rows": 1, "contiguous": True},
@@ -100,7 +106,9 @@ TARGETS = {
         "as ort, in half precision, for the CUDA provider",
         "fixed capacity on the device, in place",
         ort_cuda.write,
-        {"positions": "rows"},  # no "mask": GroupQueryAttention reads lengths on the host, where lengths computed on the device are 0
+        {
+            "positions": "rows"
+        },  # no "mask": GroupQueryAttention reads lengths on the host, where lengths computed on the device are 0
         "in_place",
         {"capacity_bucket": 0, "continuation_rows": 1, "contiguous": True},
         ("float16", "bfloat16"),  # GroupQueryAttention has no float32 kernel for CUDA

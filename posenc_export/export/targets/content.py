@@ -25,7 +25,9 @@ def wave_products(op: Builder, node: graph.WaveProducts) -> ir.Value:
     return op.Reshape(products, [0, size(q, 1), -1, 0])
 
 
-def consecutive_wave_products(op: Builder, node: graph.WaveProducts, first: ir.Value, total: ir.Value) -> ir.Value:
+def consecutive_wave_products(
+    op: Builder, node: graph.WaveProducts, first: ir.Value, total: ir.Value
+) -> ir.Value:
     """Multiply with the keys at positions first [B,1], first + 1, ..., of which there are total [], in blocks: [B,H,S,T].
 
     (x, y) times (cos((b + n) w), sin((b + n) w)) is (x cos(b w) + y sin(b w), y cos(b w) - x sin(b w)) times (cos(n w), sin(n w)). The first factor is computed
@@ -40,7 +42,9 @@ def consecutive_wave_products(op: Builder, node: graph.WaveProducts, first: ir.V
     of_starts = op.Unsqueeze(op.Gather(waves, starts), [1, 2])
     cos, sin = op.several(2, "Split", of_starts, axis=-1, num_outputs=2)
     x, y = op.several(2, "Split", op.Unsqueeze(q, [3]), axis=-1, num_outputs=2)
-    (x_cos, x_sin), (y_cos, y_sin) = ([op.Mul(part, wave) for wave in (cos, sin)] for part in (x, y))
+    (x_cos, x_sin), (y_cos, y_sin) = (
+        [op.Mul(part, wave) for wave in (cos, sin)] for part in (x, y)
+    )
     rotated = op.Concat(op.Add(x_cos, y_sin), op.Sub(y_cos, x_sin), axis=-1)
     front = op.constant([0])
     shared = op.Slice(waves, front, op.Unsqueeze(block, front), front)
@@ -74,7 +78,9 @@ def collect_by_distance(op: Builder, node: graph.CollectByDistance) -> ir.Value:
     leading = op.Slice(op.Shape(weights), [0], [3])
     shape = op.Concat(leading, [left + right + 1], axis=0)
     zeros = op.Expand(op.constant(0, "float32"), shape)
-    return op.ScatterElements(zeros, _for_every_head(op, index, weights), weights, axis=-1, reduction="add")
+    return op.ScatterElements(
+        zeros, _for_every_head(op, index, weights), weights, axis=-1, reduction="add"
+    )
 
 
 def collect_from_slots(op: Builder, node: graph.CollectByDistance, slots: ir.Value) -> ir.Value:

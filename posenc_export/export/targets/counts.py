@@ -6,7 +6,9 @@ from posenc_export.export.targets import standard
 from posenc_export.export.targets.rewriter import DOUBLE, FLOAT, INT64, Builder, size
 from posenc_export.ops.graph import Append, RowsAtCounts
 
-KEYS_PER_ROW = 4  # keys that are counted first, for each row of the table: enough for gates of 1/4 on average
+KEYS_PER_ROW = (
+    4  # keys that are counted first, for each row of the table: enough for gates of 1/4 on average
+)
 
 
 def rows_at_counts(op: Builder, node: RowsAtCounts) -> ir.Value:
@@ -14,7 +16,9 @@ def rows_at_counts(op: Builder, node: RowsAtCounts) -> ir.Value:
     return _rows_at(op, _gates(op, node, node.keys, node.mask), node.rows)
 
 
-def rows_at_last_counts(op: Builder, node: RowsAtCounts, append: Append, first: ir.Value, total: ir.Value) -> ir.Value:
+def rows_at_last_counts(
+    op: Builder, node: RowsAtCounts, append: Append, first: ir.Value, total: ir.Value
+) -> ir.Value:
     """Read rows [B,H,S,R] at the counts of the keys that `append` caches, without counting all of them: [B,H,S,T].
 
     Counts grow from the last key to the first and are at most R - 1. If the gates of the last keys add up to R for every query, the counts of all earlier keys
@@ -36,7 +40,9 @@ def rows_at_last_counts(op: Builder, node: RowsAtCounts, append: Append, first: 
     least = op.ReduceMin(op.ReduceSum(last, [-1]), keepdims=0)
     # The sum is rounded, so that a sum of R - 1 would not be enough.
     start = op.Where(op.GreaterOrEqual(least, op.constant(count, "float32")), recent, [0])
-    earlier = _gates(op, node, op.Slice(past, start, recent, axis), _columns(op, mask, start, recent))
+    earlier = _gates(
+        op, node, op.Slice(past, start, recent, axis), _columns(op, mask, start, recent)
+    )
     counted = _rows_at(op, op.Concat(earlier, last, axis=3), rows)
     largest = _columns(op, rows, op.constant([count - 1]), op.constant([count]))
     uncounted = op.Expand(largest, op.Concat([1, 1, 1], start, axis=0))
@@ -50,7 +56,9 @@ def _columns(op: Builder, x: ir.Value, start: ir.Value, end: ir.Value) -> ir.Val
 
 def _gates(op: Builder, node: RowsAtCounts, keys: ir.Value, mask: ir.Value) -> ir.Value:
     """Gates sigmoid(q k) [B,H,S,T] float32 of visible keys, 0 for others."""
-    visible = op.GreaterOrEqual(standard.in_float(op, mask), op.constant(0, "float32"))  # CUDA compares no bfloat16
+    visible = op.GreaterOrEqual(
+        standard.in_float(op, mask), op.constant(0, "float32")
+    )  # CUDA compares no bfloat16
     queries = op.Shape(node.q, start=1, end=2)
     gates = op.Sigmoid(standard.products_of(op, node, node.q, keys, queries))
     return op.Mul(gates, op.Cast(visible, to=FLOAT))

@@ -19,7 +19,12 @@ SMALLEST = float(np.finfo(np.float32).tiny)  # lower bound of weights, whose log
 def dense(op: Builder, node: Experts) -> ir.Value:
     """Compute all experts for all tokens."""
     x = op.Unsqueeze(node.x, [1])
-    hidden = _unit(op, node, _linear(op, x, node.gates, node.gates_bias), _linear(op, x, node.ups, node.ups_bias))
+    hidden = _unit(
+        op,
+        node,
+        _linear(op, x, node.gates, node.gates_bias),
+        _linear(op, x, node.ups, node.ups_bias),
+    )
     outputs = _linear(op, hidden, node.downs, node.downs_bias)
     by_expert = op.Unsqueeze(op.Transpose(node.weights, perm=[0, 2, 1]), [3])
     return op.ReduceSum(op.Mul(outputs, by_expert), [1], keepdims=0)
@@ -32,12 +37,17 @@ def sparse(op: Builder, node: Experts) -> ir.Value:
         return dense(op, node)
     logits = op.Log(op.Max(node.weights, op.constant(SMALLEST, "float32")))
     by_token = op.Reshape(logits, [-1, size(node.gates, 0)])
-    first, first_bias = _alternating(op, node.gates, node.ups), _alternating(op, node.gates_bias, node.ups_bias)
+    first, first_bias = (
+        _alternating(op, node.gates, node.ups),
+        _alternating(op, node.gates_bias, node.ups_bias),
+    )
     second = _second(op, node.downs)
     attributes: Dict[str, Any] = {"k": node.chosen, "activation_type": "swiglu", "swiglu_fusion": 1}
     attributes |= {"activation_alpha": node.alpha, "activation_beta": node.beta}
     attributes |= {"swiglu_limit": node.limit} if math.isfinite(node.limit) else {}
-    y = op.MoE(node.x, by_token, first, first_bias, second, node.downs_bias, domain=MICROSOFT, **attributes)
+    y = op.MoE(
+        node.x, by_token, first, first_bias, second, node.downs_bias, domain=MICROSOFT, **attributes
+    )
     total = op.ReduceSum(node.weights, [-1], keepdims=1)
     # The condition is always false. It makes Where read x after MoE, which otherwise may write its output over x, and then gives zeros (ONNX Runtime 1.28 to 1.31).
     return op.Where(op.Less(total, op.constant(0, "float32")), node.x, op.Mul(y, total))
@@ -53,17 +63,34 @@ def quantized(op: Builder, node: ir.Node, first: OnGrid, second: OnGrid, accurac
     """
     x, logits, weights, bias, others, other_bias, *_ = (*node.inputs, None)
     grid, width, hidden = first[0], first[1].inputs, second[1].inputs
-    attributes: Dict[str, Any] = {name: attribute.value for name, attribute in node.attributes.items()}
+    attributes: Dict[str, Any] = {
+        name: attribute.value for name, attribute in node.attributes.items()
+    }
     if grid.bits == 8 and grid.block and not accuracy:
-        plain = (_dequantized(op, weights, first), bias, _dequantized(op, others, second), other_bias)
+        plain = (
+            _dequantized(op, weights, first),
+            bias,
+            _dequantized(op, others, second),
+            other_bias,
+        )
         return op.MoE(x, logits, *plain, domain=MICROSOFT, **attributes)
-    wide, deep = (inputs if grid.block is None else -(-inputs // grid.block) * grid.block for inputs in (width, hidden))
-    matrices = [_codes(op, weights, first, (2 * deep, wide)), _codes(op, others, second, (wide, deep))]
+    wide, deep = (
+        inputs if grid.block is None else -(-inputs // grid.block) * grid.block
+        for inputs in (width, hidden)
+    )
+    matrices = [
+        _codes(op, weights, first, (2 * deep, wide)),
+        _codes(op, others, second, (wide, deep)),
+    ]
     biases = [_padded(op, bias, 2 * deep), _padded(op, other_bias, wide)]
     if wide > width:
         x = op.Pad(x, [0, wide - width], None, [2])
-    attributes |= {"expert_weight_bits": grid.bits} | ({"block_size": grid.block, "accuracy_level": accuracy} if grid.block else {})
-    y = op.QMoE(x, logits, *matrices[0], biases[0], *matrices[1], biases[1], domain=MICROSOFT, **attributes)
+    attributes |= {"expert_weight_bits": grid.bits} | (
+        {"block_size": grid.block, "accuracy_level": accuracy} if grid.block else {}
+    )
+    y = op.QMoE(
+        x, logits, *matrices[0], biases[0], *matrices[1], biases[1], domain=MICROSOFT, **attributes
+    )
     return y if wide == width else op.Slice(y, [0], [width], [2])
 
 
@@ -75,7 +102,9 @@ def parts(op: Builder, x: Optional[ir.Value], experts: int) -> Sequence[Optional
     return op.several(experts, "Split", x, axis=1, num_outputs=experts)
 
 
-def _codes(op: Builder, source: Optional[ir.Value], found: OnGrid, shape: Tuple[int, int]) -> List[ir.Value]:
+def _codes(
+    op: Builder, source: Optional[ir.Value], found: OnGrid, shape: Tuple[int, int]
+) -> List[ir.Value]:
     """Return codes [experts,rows,bytes] uint8 and scales [experts,rows,blocks], or [experts,rows] without blocks, of a constant [experts,N,K].
 
     Args:
@@ -88,7 +117,10 @@ def _codes(op: Builder, source: Optional[ir.Value], found: OnGrid, shape: Tuple[
 
     def packed() -> np.ndarray:
         flat = codes.codes.reshape(experts, outputs, -1)  # the last block is padded already
-        unsigned = (np.pad(flat, ((0, 0), below, (0, inputs - flat.shape[2]))).astype(np.int16) + (1 << (grid.bits - 1))).astype(np.uint8)
+        unsigned = (
+            np.pad(flat, ((0, 0), below, (0, inputs - flat.shape[2]))).astype(np.int16)
+            + (1 << (grid.bits - 1))
+        ).astype(np.uint8)
         return unsigned if grid.bits == 8 else unsigned[..., 0::2] | unsigned[..., 1::2] << 4
 
     def scales() -> np.ndarray:
@@ -105,7 +137,10 @@ def _dequantized(op: Builder, source: Optional[ir.Value], found: OnGrid) -> ir.V
     assert source is not None
     grid, codes = found
     of_expert, name = codes.scales.shape[:2], constant_of(source).name
-    stored = op.weight(f"{name}.codes", lambda: np.ascontiguousarray(codes.codes.reshape(*of_expert, -1)[..., : codes.inputs]))
+    stored = op.weight(
+        f"{name}.codes",
+        lambda: np.ascontiguousarray(codes.codes.reshape(*of_expert, -1)[..., : codes.inputs]),
+    )
     scales = op.weight(f"{name}.scales", lambda: codes.scales.reshape(*of_expert, -1))
     return op.DequantizeLinear(stored, scales, axis=2, block_size=grid.block)
 
@@ -115,7 +150,9 @@ def _padded(op: Builder, bias: Optional[ir.Value], outputs: int) -> Optional[ir.
     if bias is None:
         return None
     numbers = numbers_of(bias)
-    return op.weight(f"{bias.name}.padded", lambda: np.pad(numbers, ((0, 0), (0, outputs - numbers.shape[1]))))
+    return op.weight(
+        f"{bias.name}.padded", lambda: np.pad(numbers, ((0, 0), (0, outputs - numbers.shape[1])))
+    )
 
 
 def _unit(op: Builder, node: Experts, gate: ir.Value, up: ir.Value) -> ir.Value:
@@ -151,7 +188,9 @@ def _second(op: Builder, downs: ir.Value) -> ir.Value:
     return made if found is None else op.mark(made, name, found)
 
 
-def _alternating(op: Builder, gates: Optional[ir.Value], ups: Optional[ir.Value]) -> Optional[ir.Value]:
+def _alternating(
+    op: Builder, gates: Optional[ir.Value], ups: Optional[ir.Value]
+) -> Optional[ir.Value]:
     """Return weights or biases of gates and ups in one constant, in which their outputs alternate; None for no biases."""
     if gates is None or ups is None:
         return None
@@ -160,8 +199,13 @@ def _alternating(op: Builder, gates: Optional[ir.Value], ups: Optional[ir.Value]
         both = np.stack(parts, axis=2)
         return both.reshape(len(both), -1, *both.shape[3:])
 
-    made = op.weight(f"{constant_of(gates).name}.alternating", lambda: joined([_by_output(gates), _by_output(ups)]))
+    made = op.weight(
+        f"{constant_of(gates).name}.alternating",
+        lambda: joined([_by_output(gates), _by_output(ups)]),
+    )
     (name, first), (_, second) = op.rounded(gates), op.rounded(ups)
     if first is None or second is None:
         return made
-    return op.mark(made, f"{name}.alternating", (first[0], Codes.joined([first[1], second[1]], joined)))
+    return op.mark(
+        made, f"{name}.alternating", (first[0], Codes.joined([first[1], second[1]], joined))
+    )

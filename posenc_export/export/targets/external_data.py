@@ -25,7 +25,11 @@ def move_out(graph: ir.Graph, folder: Path, counted: Callable[[int, str], Steps]
     Returns:
         The manifest's entry of the file, or None if no initialiser is large enough and no file was written.
     """
-    large = [value for value in graph.initializers.values() if value.const_value is not None and value.const_value.nbytes >= SMALL]
+    large = [
+        value
+        for value in graph.initializers.values()
+        if value.const_value is not None and value.const_value.nbytes >= SMALL
+    ]
     if not large:
         return None
     steps = counted(len(large), "tensors")
@@ -35,16 +39,32 @@ def move_out(graph: ir.Graph, folder: Path, counted: Callable[[int, str], Steps]
             assert tensor is not None and value.name is not None
             stream.align(PAGE)
             offset = stream.bytes
-            for block in [memoryview(tensor.tobytes())] if tensor.dtype.bitwidth < 8 else blocks(tensor.numpy()):  # tobytes packs 4-bit numbers in pairs
+            for block in (
+                [memoryview(tensor.tobytes())]
+                if tensor.dtype.bitwidth < 8
+                else blocks(tensor.numpy())
+            ):  # tobytes packs 4-bit numbers in pairs
                 stream.write(block)
             length, shape = stream.bytes - offset, ir.Shape(tensor.shape.numpy())
-            value.const_value = ir.ExternalTensor(WEIGHTS, offset, length, tensor.dtype, shape=shape, name=value.name, base_dir=folder)
+            value.const_value = ir.ExternalTensor(
+                WEIGHTS, offset, length, tensor.dtype, shape=shape, name=value.name, base_dir=folder
+            )
             steps.advance()
     return stream.entry()
 
 
 def blocks(array: np.ndarray) -> Iterator[memoryview]:
     """Yield the content of an array as little-endian bytes in row-major order. Memory that already has this form is not copied."""
-    rows = max(1, BLOCK * len(array) // max(array.nbytes, 1)) if array.ndim and not array.flags.c_contiguous else None
-    for part in [array] if rows is None else (array[first : first + rows] for first in range(0, len(array), rows)):
-        yield np.ascontiguousarray(part, part.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data
+    rows = (
+        max(1, BLOCK * len(array) // max(array.nbytes, 1))
+        if array.ndim and not array.flags.c_contiguous
+        else None
+    )
+    for part in (
+        [array]
+        if rows is None
+        else (array[first : first + rows] for first in range(0, len(array), rows))
+    ):
+        yield (
+            np.ascontiguousarray(part, part.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data
+        )

@@ -35,13 +35,19 @@ class GroupQuery:
     compact: bool
     attributes: Dict[str, Any]
 
-    def emit(self, op: Builder, q: ir.Value, k: ir.Value, past_key: ir.Value, with_weights: bool = False) -> Tuple[ir.Value, ...]:
+    def emit(
+        self, op: Builder, q: ir.Value, k: ir.Value, past_key: ir.Value, with_weights: bool = False
+    ) -> Tuple[ir.Value, ...]:
         """Append a node for queries q [B,S,H,D] and new keys k [B,S,K,D], which it rotates if it can.
 
         Returns:
             Output [B,S,H*D], keys and values with the new ones, and with `with_weights` the softmax.
         """
-        rotation, heads, attributes = self.rotation(q, k), [q, k, self.new_value], dict(self.attributes)
+        rotation, heads, attributes = (
+            self.rotation(q, k),
+            [q, k, self.new_value],
+            dict(self.attributes),
+        )
         tables: List[Optional[ir.Value]] = [None, None]
         if rotation is None:
             heads = [rotated(op, value) for value in heads]
@@ -52,37 +58,78 @@ class GroupQuery:
         if with_weights:
             attributes["qk_output"] = AFTER_SOFTMAX
         projections = _projections(op, [padded(op, value, self.wide) for value in heads])
-        inputs = [*projections, past_key, self.past_value, *self.lengths, *tables, None, self.bias, self.sinks]
-        return op.several(4 if with_weights else 3, "GroupQueryAttention", *inputs, domain=MICROSOFT, **attributes)
+        inputs = [
+            *projections,
+            past_key,
+            self.past_value,
+            *self.lengths,
+            *tables,
+            None,
+            self.bias,
+            self.sinks,
+        ]
+        return op.several(
+            4 if with_weights else 3, "GroupQueryAttention", *inputs, domain=MICROSOFT, **attributes
+        )
 
     def rotation(self, q: ir.Value, k: ir.Value) -> Optional[Rotate]:
         """Return the Rotate node of q if a node rotates q and k by slot, otherwise None. Its kernel needs D to be a multiple of 16 and r/2 of 8."""
         of_q, of_k = Rotate.of(q), Rotate.of(k)
-        if not self.compact or of_q is None or of_k is None or of_q.node.inputs[1:] != of_k.node.inputs[1:]:
+        if (
+            not self.compact
+            or of_q is None
+            or of_k is None
+            or of_q.node.inputs[1:] != of_k.node.inputs[1:]
+        ):
             return None
         # A slot differs from the position by a constant, which matters unless the rotation is linear.
-        return of_q if of_q.linear and size(of_q.x, 3) % 16 == 0 and size(of_q.cos, 1) % 8 == 0 else None
+        return (
+            of_q
+            if of_q.linear and size(of_q.x, 3) % 16 == 0 and size(of_q.cos, 1) % 8 == 0
+            else None
+        )
 
 
 def group_query(op: Builder, node: Attend, key: Append, value: Append) -> GroupQuery:
     """Return what the nodes in place of an Attend have in common. The caches `key` and `value` append to are widened to their head size."""
     attention_mask, mask = ort_slots.by_columns(op), Mask.of(node.mask)
     assert mask is not None and not mask.after  # models with a cache are causal
-    attributes: Dict[str, Any] = {"num_heads": node.heads, "kv_num_heads": node.kv_heads, **standard.scores_of(node)}
-    lengths = ort_slots.lengths(op) if attention_mask is None else ort_slots.lengths_of_mask(op, attention_mask)
+    attributes: Dict[str, Any] = {
+        "num_heads": node.heads,
+        "kv_num_heads": node.kv_heads,
+        **standard.scores_of(node),
+    }
+    lengths = (
+        ort_slots.lengths(op)
+        if attention_mask is None
+        else ort_slots.lengths_of_mask(op, attention_mask)
+    )
     if attention_mask is not None or mask.chunk:
         bias = _sum(op, node.mask, node.content)
     else:  # the node itself leaves out later keys, and those before a window, which includes the query
         bias = _sum(op, mask.bias, node.content)
         bias = None if bias is None else standard.in_dtype(op, bias)
         attributes |= {} if mask.before < 0 else {"local_window_size": mask.before + 1}
-    return GroupQuery(value.past, value.new, _widened(key, value), lengths, bias, node.sinks, attention_mask is None, attributes)
+    return GroupQuery(
+        value.past,
+        value.new,
+        _widened(key, value),
+        lengths,
+        bias,
+        node.sinks,
+        attention_mask is None,
+        attributes,
+    )
 
 
 def rotated(op: Builder, value: ir.Value, positions: Optional[ir.Value] = None) -> ir.Value:
     """Rotate heads before GroupQueryAttention if a Rotate node produces them, by the rows of that node or by other positions [B,S]."""
     node = Rotate.of(value)
-    return value if node is None else standard.rotate_at(op, node, node.positions if positions is None else positions)
+    return (
+        value
+        if node is None
+        else standard.rotate_at(op, node, node.positions if positions is None else positions)
+    )
 
 
 def _widened(key: Append, value: Append) -> int:
@@ -100,7 +147,12 @@ def padded(op: Builder, value: ir.Value, wide: int) -> ir.Value:
     if value.shape is None or not missing:
         return value
     if op.dtype == "bfloat16":  # CUDA pads no bfloat16
-        wider = standard.in_dtype(op, op.Pad(op.Cast(value, to=FLOAT), op.constant([0, missing]), op.constant(0, "float32"), [3]))
+        wider = standard.in_dtype(
+            op,
+            op.Pad(
+                op.Cast(value, to=FLOAT), op.constant([0, missing]), op.constant(0, "float32"), [3]
+            ),
+        )
     else:
         wider = op.Pad(value, op.constant([0, missing]), op.constant(0, op.dtype), [3])
     wider.shape = ir.Shape([*value.shape[:3], wide])

@@ -11,7 +11,11 @@ from posenc_export.runtime.artefact.summary import summary
 
 NODE = "GroupQueryAttention"
 PAST_KEY, PAST_VALUE, KEY_SCALE, VALUE_SCALE = 3, 4, 12, 13  # inputs of the node
-QUANTISED: Dict[str, Any] = {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": 8}
+QUANTISED: Dict[str, Any] = {
+    "k_quant_type": "PER_CHANNEL",
+    "v_quant_type": "PER_CHANNEL",
+    "kv_cache_bit_width": 8,
+}
 
 
 def store(op: Builder, manifest: Manifest, scales: Mapping[str, np.ndarray]) -> None:
@@ -30,9 +34,17 @@ def store(op: Builder, manifest: Manifest, scales: Mapping[str, np.ndarray]) -> 
     for node in op.graph:
         if node.op_type == NODE:
             node.resize_inputs(VALUE_SCALE + 1)
-            for past, scale in ((node.inputs[PAST_KEY], KEY_SCALE), (node.inputs[PAST_VALUE], VALUE_SCALE)):
+            for past, scale in (
+                (node.inputs[PAST_KEY], KEY_SCALE),
+                (node.inputs[PAST_VALUE], VALUE_SCALE),
+            ):
                 node.replace_input_with(scale, _stored(op, past, scales))
-            node.attributes.update({name: ir.convenience.convert_attribute(name, value) for name, value in QUANTISED.items()})
+            node.attributes.update(
+                {
+                    name: ir.convenience.convert_attribute(name, value)
+                    for name, value in QUANTISED.items()
+                }
+            )
 
 
 def _stored(op: Builder, past: Optional[ir.Value], scales: Mapping[str, np.ndarray]) -> ir.Value:
@@ -47,4 +59,6 @@ def _stored(op: Builder, past: Optional[ir.Value], scales: Mapping[str, np.ndarr
 
 def _refuse(manifest: Manifest, found: str) -> None:
     rule = f"export: expected every cache to be read by {NODE} alone for cache {manifest.cache}"
-    raise ValueError(f"{rule}, got {found} with encoding {summary(manifest)['encoding']}; omit cache")
+    raise ValueError(
+        f"{rule}, got {found} with encoding {summary(manifest)['encoding']}; omit cache"
+    )

@@ -25,7 +25,9 @@ def scales(op: Builder, name: str, numbers: np.ndarray) -> ir.Value:
     return op.Cast(op.weight(name, lambda: half), to=ir.DataType.FLOAT)
 
 
-def add_to_product(op: Builder, product: ir.Value, x: Optional[ir.Value], name: str, codes: Codes) -> ir.Value:
+def add_to_product(
+    op: Builder, product: ir.Value, x: Optional[ir.Value], name: str, codes: Codes
+) -> ir.Value:
     """Add the offsets' part of x W: the sum of each block of x [B,S,K] times its offset. Products with the same x share the sums."""
     if codes.offsets is None:
         return product
@@ -33,7 +35,9 @@ def add_to_product(op: Builder, product: ir.Value, x: Optional[ir.Value], name: 
     return op.Add(product, op.MatMul(sums, op.Transpose(_offsets(op, name, codes), perm=[1, 0])))
 
 
-def add_to_rows(op: Builder, blocks: ir.Value, ids: Optional[ir.Value], name: str, codes: Codes) -> ir.Value:
+def add_to_rows(
+    op: Builder, blocks: ir.Value, ids: Optional[ir.Value], name: str, codes: Codes
+) -> ir.Value:
     """Add the offsets to rows of a table in blocks [B,S,blocks,block]."""
     if codes.offsets is None:
         return blocks
@@ -46,10 +50,14 @@ def _offsets(op: Builder, name: str, codes: Codes) -> ir.Value:
     assert offsets is not None
     shift = np.float32(ZERO) * codes.scales
     minima = (offsets - shift).astype(np.float16)
-    if _half(codes.scales) is None or not np.array_equal(minima.astype(np.float32) + shift, offsets):
+    if _half(codes.scales) is None or not np.array_equal(
+        minima.astype(np.float32) + shift, offsets
+    ):
         return op.weight(f"{name}.offsets", lambda: offsets)
     stored = op.Cast(op.weight(f"{name}.minima", lambda: minima), to=ir.DataType.FLOAT)
-    return op.Add(stored, op.Mul(scales(op, f"{name}.scales", codes.scales), op.constant(ZERO, "float32")))
+    return op.Add(
+        stored, op.Mul(scales(op, f"{name}.scales", codes.scales), op.constant(ZERO, "float32"))
+    )
 
 
 def _half(numbers: np.ndarray) -> Optional[np.ndarray]:

@@ -4,7 +4,14 @@ from typing import Any, Dict, Tuple
 
 import onnx_ir as ir
 
-from posenc_export.export.targets import content, counts, experts, standard, turned_keys, two_rotations
+from posenc_export.export.targets import (
+    content,
+    counts,
+    experts,
+    standard,
+    turned_keys,
+    two_rotations,
+)
 from posenc_export.export.targets.rewriter import Builder, Table
 from posenc_export.ops import graph
 
@@ -20,12 +27,23 @@ def append(op: Builder, node: graph.Append) -> ir.Value:
 def attend(op: Builder, node: graph.Attend) -> ir.Value:
     """Use one Attention-23 node with past and present, which appends and attends, if the dtype is float32 and no other node reads keys and values."""
     appended = standard.appended_here(node)
-    if appended is None or op.dtype != "float32" or node.sinks is not None or node.readers(graph.AttentionWeights):
+    if (
+        appended is None
+        or op.dtype != "float32"
+        or node.sinks is not None
+        or node.readers(graph.AttentionWeights)
+    ):
         return standard.attend(op, node)
     key, value = appended
     heads = [op.merge_heads(part) for part in (node.q, key.new, value.new)]
-    attributes: Dict[str, Any] = {"q_num_heads": node.heads, "kv_num_heads": node.kv_heads, **standard.scores_of(node)}
-    y, present_key, present_value = op.several(3, "Attention", *heads, standard.whole_mask(op, node), key.past, value.past, **attributes)
+    attributes: Dict[str, Any] = {
+        "q_num_heads": node.heads,
+        "kv_num_heads": node.kv_heads,
+        **standard.scores_of(node),
+    }
+    y, present_key, present_value = op.several(
+        3, "Attention", *heads, standard.whole_mask(op, node), key.past, value.past, **attributes
+    )
     key.output.replace_all_uses_with(present_key, replace_graph_outputs=True)
     value.output.replace_all_uses_with(present_value, replace_graph_outputs=True)
     return y

@@ -8,7 +8,9 @@ from posenc_export.ops import graph
 
 
 def append(op: Builder, node: graph.Append) -> ir.Value:
-    return op.TensorScatter(node.past, op.Transpose(node.new, perm=[0, 2, 1, 3]), node.write_index, axis=2)
+    return op.TensorScatter(
+        node.past, op.Transpose(node.new, perm=[0, 2, 1, 3]), node.write_index, axis=2
+    )
 
 
 def append_positions(op: Builder, node: graph.AppendPositions) -> ir.Value:
@@ -22,5 +24,10 @@ def fit_positions(op: Builder, node: graph.FitPositions) -> ir.Value:
     return op.Pad(node.key_positions, op.Concat(op.constant([0]), missing, axis=0), -1, [1])
 
 
-CACHES: Table = {graph.Append: append, graph.AppendPositions: append_positions, graph.FitPositions: fit_positions, graph.Attend: standard.attend}
+CACHES: Table = {
+    graph.Append: append,
+    graph.AppendPositions: append_positions,
+    graph.FitPositions: fit_positions,
+    graph.Attend: standard.attend,
+}
 LOWERING = ({**onnx_growing.LOWERING[0], **CACHES},)

@@ -8,7 +8,15 @@ from typing import Tuple
 
 import onnx_ir as ir
 
-from posenc_export.export.targets import content, counts, experts, onnx_growing, ort_attention, ort_slots, standard
+from posenc_export.export.targets import (
+    content,
+    counts,
+    experts,
+    onnx_growing,
+    ort_attention,
+    ort_slots,
+    standard,
+)
 from posenc_export.export.targets.rewriter import FLOAT, Builder, Table
 from posenc_export.ops import graph
 
@@ -21,7 +29,9 @@ def wave_products(op: Builder, node: graph.WaveProducts) -> ir.Value:
     """Use that slots of compact rows have consecutive positions."""
     if not ort_slots.in_slots(op, node.key_positions):
         return content.wave_products(op, node)
-    return content.consecutive_wave_products(op, node, ort_slots.first_position(op), ort_slots.total(op))
+    return content.consecutive_wave_products(
+        op, node, ort_slots.first_position(op), ort_slots.total(op)
+    )
 
 
 def rows_at_counts(op: Builder, node: graph.RowsAtCounts) -> ir.Value:
@@ -66,10 +76,19 @@ def append_at(op: Builder, node: graph.Append, first: ir.Value, total: ir.Value)
     return buffer
 
 
-LATER = (graph.Mask, graph.ChooseRotation, graph.JoinRotations, graph.Rotate)  # nodes that are not merged into GroupQueryAttention
+LATER = (
+    graph.Mask,
+    graph.ChooseRotation,
+    graph.JoinRotations,
+    graph.Rotate,
+)  # nodes that are not merged into GroupQueryAttention
 LOWERING: Tuple[Table, ...] = (
     {
-        **{kind: lowering for kind, lowering in onnx_growing.LOWERING[0].items() if kind not in LATER},
+        **{
+            kind: lowering
+            for kind, lowering in onnx_growing.LOWERING[0].items()
+            if kind not in LATER
+        },
         graph.AppendPositions: append_positions,
         graph.Distances: distances,
         graph.Attend: ort_attention.attend,

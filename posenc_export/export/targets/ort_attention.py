@@ -4,10 +4,23 @@ from typing import Sequence, Tuple
 
 import onnx_ir as ir
 
-from posenc_export.export.targets import ort_slots, ort_turned_keys, ort_two_rotations, standard, turned_keys
+from posenc_export.export.targets import (
+    ort_slots,
+    ort_turned_keys,
+    ort_two_rotations,
+    standard,
+    turned_keys,
+)
 from posenc_export.export.targets.group_query import GroupQuery, group_query
 from posenc_export.export.targets.rewriter import Builder, size
-from posenc_export.ops.graph import Append, Attend, AttendTurnedKeys, AttentionWeights, CollectByDistance, Mask
+from posenc_export.ops.graph import (
+    Append,
+    Attend,
+    AttendTurnedKeys,
+    AttentionWeights,
+    CollectByDistance,
+    Mask,
+)
 
 
 def attend(op: Builder, node: Attend) -> ir.Value:
@@ -21,7 +34,11 @@ def attend(op: Builder, node: Attend) -> ir.Value:
     key, value = appended
     query = ort_two_rotations.query_of(op, node, key)
     call = group_query(op, node, key, value)
-    outputs = _attended(op, call, node, key) if query is None else ort_two_rotations.attend(op, call, query, key)
+    outputs = (
+        _attended(op, call, node, key)
+        if query is None
+        else ort_two_rotations.attend(op, call, query, key)
+    )
     return _finished(op, call, node, appended, outputs)
 
 
@@ -29,13 +46,25 @@ def attend_turned(op: Builder, node: AttendTurnedKeys) -> ir.Value:
     """Emit GroupQueryAttention in compact rows in float32. Caches of 8 bits cannot be turned, and the operator does not know chunks of positions."""
     appended, mask = standard.appended_here(node), Mask.of(node.mask)
     in_chunks = mask is not None and mask.chunk > 0
-    if appended is None or ort_slots.by_columns(op) is not None or op.dtype != "float32" or op.cache or in_chunks:
+    if (
+        appended is None
+        or ort_slots.by_columns(op) is not None
+        or op.dtype != "float32"
+        or op.cache
+        or in_chunks
+    ):
         return turned_keys.attend(op, node)
     call = group_query(op, node, *appended)
     return _finished(op, call, node, appended, ort_turned_keys.attend(op, call, node, appended[0]))
 
 
-def _finished(op: Builder, call: GroupQuery, node: Attend, appended: Tuple[Append, Append], outputs: Sequence[ir.Value]) -> ir.Value:
+def _finished(
+    op: Builder,
+    call: GroupQuery,
+    node: Attend,
+    appended: Tuple[Append, Append],
+    outputs: Sequence[ir.Value],
+) -> ir.Value:
     """Return y [B,S,H*D] of tokens, from output, keys and values with the head size of GroupQueryAttention, which replace the outputs of the Append nodes."""
     y, *presents = outputs
     for append, present in zip(appended, presents, strict=True):
@@ -53,7 +82,9 @@ def _attended(op: Builder, call: GroupQuery, node: Attend, key: Append) -> Tuple
     outputs = call.emit(op, node.q, key.new, key.past, with_weights=bool(readers))
     for reader in readers:
         written = _sees_all(call, node) and _reads_slots(op, reader)
-        reader.output.replace_all_uses_with(outputs[3] if written else _where_seen(op, outputs[3], node.mask))
+        reader.output.replace_all_uses_with(
+            outputs[3] if written else _where_seen(op, outputs[3], node.mask)
+        )
     return outputs[:3]
 
 
@@ -66,7 +97,9 @@ def _sees_all(call: GroupQuery, node: Attend) -> bool:
 def _reads_slots(op: Builder, weights: AttentionWeights) -> bool:
     """Return whether only weights of keys up to the query are read, which GroupQueryAttention always writes."""
     readers = weights.readers(CollectByDistance)
-    return len(readers) == len(weights.output.uses()) and all(reader.left and ort_slots.in_slots(op, reader.key_positions) for reader in readers)
+    return len(readers) == len(weights.output.uses()) and all(
+        reader.left and ort_slots.in_slots(op, reader.key_positions) for reader in readers
+    )
 
 
 def _where_seen(op: Builder, weights: ir.Value, mask: ir.Value) -> ir.Value:

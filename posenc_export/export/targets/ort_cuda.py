@@ -34,12 +34,17 @@ def distances(op: Builder, node: graph.Distances) -> ir.Value:
     """Subtract slots of queries from slots of keys, as `ort.distances`."""
     if ort_slots.of_call(op, node.k_positions):
         return standard.distances(op, node)
-    return op.Sub(op.Cast(slots(op), to=FLOAT), op.Unsqueeze(op.Cast(ort_slots.cache_position(op), to=FLOAT), [1, 3]))
+    return op.Sub(
+        op.Cast(slots(op), to=FLOAT),
+        op.Unsqueeze(op.Cast(ort_slots.cache_position(op), to=FLOAT), [1, 3]),
+    )
 
 
 def append(op: Builder, node: graph.Append) -> ir.Value:
     """Write new keys or values into the buffer in place. Nodes that read all slots get a slice of those that are counted, whose number is known on the host."""
-    return ort.append_at(op, node, op.Gather(ort_slots.cache_position(op), 0, axis=1), op.Shape(slots(op)))
+    return ort.append_at(
+        op, node, op.Gather(ort_slots.cache_position(op), 0, axis=1), op.Shape(slots(op))
+    )
 
 
 def attend(op: Builder, node: graph.Attend) -> ir.Value:
@@ -51,21 +56,45 @@ def sum_and_norm(op: Builder, node: ir.Node) -> Replaced:
     """Fuse a sum of two values of one shape and the RMSNormalization that reads it. Since version 1.31 ONNX Runtime adds up the squares in float32 on CUDA."""
     total, scale = node.inputs
     addition = None if total is None else total.producer()
-    if total is None or addition is None or addition.op_type != "Add" or not _of_one_shape(*addition.inputs) or node.attributes.get_int("axis", -1) != -1:
+    if (
+        total is None
+        or addition is None
+        or addition.op_type != "Add"
+        or not _of_one_shape(*addition.inputs)
+        or node.attributes.get_int("axis", -1) != -1
+    ):
         return []
     epsilon = node.attributes.get_float("epsilon", 1e-5)
-    output, mean, deviation, added = op.several(4, "SkipSimplifiedLayerNormalization", *addition.inputs, scale, domain=MICROSOFT, epsilon=epsilon)
+    output, mean, deviation, added = op.several(
+        4,
+        "SkipSimplifiedLayerNormalization",
+        *addition.inputs,
+        scale,
+        domain=MICROSOFT,
+        epsilon=epsilon,
+    )
     mean.name = deviation.name = ""  # for training
     added.shape, added.type = total.shape, total.type
     return [(node.outputs[0], output), (total, added)]
 
 
 def _of_one_shape(first: Optional[ir.Value], second: Optional[ir.Value]) -> bool:
-    return first is not None and second is not None and first.shape is not None and first.shape == second.shape and len(first.shape) == 3
+    return (
+        first is not None
+        and second is not None
+        and first.shape is not None
+        and first.shape == second.shape
+        and len(first.shape) == 3
+    )
 
 
 LOWERING: Tuple[Table, ...] = (
-    {**ort.LOWERING[0], graph.AppendPositions: append_positions, graph.Distances: distances, graph.Attend: attend},
+    {
+        **ort.LOWERING[0],
+        graph.AppendPositions: append_positions,
+        graph.Distances: distances,
+        graph.Attend: attend,
+    },
     {**ort.LOWERING[1], graph.Append: append},
 )
 FUSIONS = {**ort_layers.FUSIONS, "RMSNormalization": sum_and_norm}
@@ -78,13 +107,26 @@ def write(source: Source, manifest: Manifest, folder: Path) -> Manifest:
         ValueError: as for write_onnx; a model with experts; the CUDA provider has no kernel for a node, or one that refuses it.
     """
     manifest = write_onnx(source, manifest, LOWERING, folder, Fused, FUSIONS)
-    if manifest.chunk == PositionEncoding.chunk and manifest.states and manifest.input("slots") is None:
+    if (
+        manifest.chunk == PositionEncoding.chunk
+        and manifest.states
+        and manifest.input("slots") is None
+    ):
         manifest = replace(manifest, chunk=CHUNK)
     if CHOICE in manifest.operators:
         why = "whose outputs on a GPU were wrong for rows beside others that come and go (gpt_oss, H100, onnxruntime-gpu 1.31.1)"
-        raise ValueError(f"export: expected a model without experts for target {manifest.target}, got one with experts, {why}; choose target onnx-static or ort")
+        raise ValueError(
+            f"export: expected a model without experts for target {manifest.target}, got one with experts, {why}; choose target onnx-static or ort"
+        )
     found = cuda_placement.placed(folder / FILE_NAME)
-    if not found.runs and manifest.dtype != "float32":  # in which a graph of half precision is verified on the CPU
-        rule, remedy = "a graph that ONNX Runtime's CUDA provider runs", "change the model, or choose target onnx-static or ort"
-        raise ValueError(f"export: expected {rule} for target {manifest.target}, got one that {found.said()}; {remedy}")
+    if (
+        not found.runs and manifest.dtype != "float32"
+    ):  # in which a graph of half precision is verified on the CPU
+        rule, remedy = (
+            "a graph that ONNX Runtime's CUDA provider runs",
+            "change the model, or choose target onnx-static or ort",
+        )
+        raise ValueError(
+            f"export: expected {rule} for target {manifest.target}, got one that {found.said()}; {remedy}"
+        )
     return manifest

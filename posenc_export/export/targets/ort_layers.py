@@ -36,7 +36,11 @@ def sigmoid_unit(op: Builder, node: ir.Node) -> Replaced:
     product = users[0].node
     x = next((value for value in product.inputs if value is not share), None)
     alpha = _factor(x, read)
-    return [] if alpha is None else [(product.outputs[0], op.QuickGelu(x, domain=MICROSOFT, alpha=alpha))]
+    return (
+        []
+        if alpha is None
+        else [(product.outputs[0], op.QuickGelu(x, domain=MICROSOFT, alpha=alpha))]
+    )
 
 
 def _factor(x: Optional[ir.Value], read: Optional[ir.Value]) -> Optional[float]:
@@ -48,7 +52,10 @@ def _factor(x: Optional[ir.Value], read: Optional[ir.Value]) -> Optional[float]:
     scaling = read.producer()
     if scaling is None or scaling.op_type != "Mul" or x not in scaling.inputs:
         return None
-    factor = next((value.const_value for value in scaling.inputs if value is not None and value is not x), None)
+    factor = next(
+        (value.const_value for value in scaling.inputs if value is not None and value is not x),
+        None,
+    )
     return None if factor is None or len(factor.shape) else float(factor.numpy())
 
 

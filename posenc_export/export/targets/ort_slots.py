@@ -18,7 +18,9 @@ def by_columns(op: Builder) -> Optional[ir.Value]:
 
 def lengths(op: Builder) -> Tuple[ir.Value, ir.Value]:
     """Return the inputs seqlens_k [B] int32, valid tokens of each row minus 1, and total_sequence_length [] int32, valid tokens of the longest row."""
-    return op.input("seqlens_k", ir.DataType.INT32, ["batch_size"]), op.input("total_sequence_length", ir.DataType.INT32, [])
+    return op.input("seqlens_k", ir.DataType.INT32, ["batch_size"]), op.input(
+        "total_sequence_length", ir.DataType.INT32, []
+    )
 
 
 def lengths_of_mask(op: Builder, attention_mask: ir.Value) -> Tuple[ir.Value, ir.Value]:

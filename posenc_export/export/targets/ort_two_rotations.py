@@ -31,14 +31,22 @@ def query_of(op: Builder, node: Attend, append: Append) -> Optional[ChooseRotati
     """Return the ChooseRotation node of an Attend, and narrow the cache to keys of one rotation. None if there is no such node, or for caches that stay whole:
     those of an attention_mask, whose names other runtimes know, of float16, which was not measured, and of 8 bits, whose scales belong to whole keys."""
     query, key = ChooseRotation.of(node.q), JoinRotations.of(append.new)
-    if query is None or key is None or ort_slots.by_columns(op) is not None or op.dtype != "float32" or op.cache:
+    if (
+        query is None
+        or key is None
+        or ort_slots.by_columns(op) is not None
+        or op.dtype != "float32"
+        or op.cache
+    ):
         return None
     assert append.past.shape is not None
     append.past.shape = ir.Shape([*append.past.shape[:3], size(key.near, 3)])
     return query
 
 
-def attend(op: Builder, call: GroupQuery, query: ChooseRotation, append: Append) -> Tuple[ir.Value, ...]:
+def attend(
+    op: Builder, call: GroupQuery, query: ChooseRotation, append: Append
+) -> Tuple[ir.Value, ...]:
     """Attend with the rotation of each query. Return output [B,S,H*D], near keys and values; the far keys become a state of the graph.
 
     Args:
@@ -46,7 +54,10 @@ def attend(op: Builder, call: GroupQuery, query: ChooseRotation, append: Append)
     """
     key = JoinRotations.of(append.new)
     assert key is not None
-    near, far = Heads(query.near, key.near, append.past), Heads(query.far, key.far, op.cache_beside(append.past, CACHE))
+    near, far = (
+        Heads(query.near, key.near, append.past),
+        Heads(query.far, key.far, op.cache_beside(append.past, CACHE)),
+    )
     slot, _ = ort_slots.written(op, append)
 
     def all_near(op: Builder) -> Sequence[ir.Value]:
@@ -64,8 +75,12 @@ def attend(op: Builder, call: GroupQuery, query: ChooseRotation, append: Append)
         return op.Where(is_far, y_far, y), near_keys, values, far_keys
 
     last, first = _ends(op, query.positions)
-    first_is_far, last_is_far = (two_rotations.is_far_at(op, query, position) for position in (first, last))
-    *outputs, far_keys = op.choose(last_is_far, lambda op: op.choose(first_is_far, all_far, mixed), all_near)
+    first_is_far, last_is_far = (
+        two_rotations.is_far_at(op, query, position) for position in (first, last)
+    )
+    *outputs, far_keys = op.choose(
+        last_is_far, lambda op: op.choose(first_is_far, all_far, mixed), all_near
+    )
     op.add_cache(append.past, far.past, far_keys)
     return tuple(outputs)
 
@@ -80,4 +95,6 @@ def _scattered(op: Builder, call: GroupQuery, heads: Heads, slot: ir.Value) -> i
     """Write new keys into their cache, rotated as GroupQueryAttention rotates them, from slots [B] on."""
     by_slot = call.rotation(heads.query, heads.key) is not None
     turned = rotated(op, heads.key, ort_slots.cache_position(op) if by_slot else None)
-    return op.TensorScatter(heads.past, op.Transpose(padded(op, turned, call.wide), perm=[0, 2, 1, 3]), slot, axis=2)
+    return op.TensorScatter(
+        heads.past, op.Transpose(padded(op, turned, call.wide), perm=[0, 2, 1, 3]), slot, axis=2
+    )

@@ -17,8 +17,13 @@ from posenc_export.runtime.graphs.quiet import quiet
 
 FILE_NAME = "model.pt2"
 SIZE, LINEAR = torch.ops.aten.sym_size.int, torch.ops.aten.linear.default
-CHECK = torch.ops.aten._assert_tensor_metadata.default  # a check of a dtype that the program itself determines
-KEPT = ("val", "unbacked_bindings")  # metadata of nodes; the other keys hold source paths of the exporting machine
+CHECK = (
+    torch.ops.aten._assert_tensor_metadata.default
+)  # a check of a dtype that the program itself determines
+KEPT = (
+    "val",
+    "unbacked_bindings",
+)  # metadata of nodes; the other keys hold source paths of the exporting machine
 
 
 def write_pt2(source: Source, manifest: Manifest, folder: Path) -> Manifest:
@@ -31,7 +36,11 @@ def write_pt2(source: Source, manifest: Manifest, folder: Path) -> Manifest:
     sizes: Dict[str, Any] = {}
     try:
         with quiet(Warning), torch.no_grad():  # deprecations inside torch itself
-            program = torch.export.export(wrap(source.model, manifest.signature), arguments, dynamic_shapes=_named(shapes, sizes))
+            program = torch.export.export(
+                wrap(source.model, manifest.signature),
+                arguments,
+                dynamic_shapes=_named(shapes, sizes),
+            )
     except torch._dynamo.exc.UserError as error:
         if S not in str(error):  # only a fixed sequence length has a known cause
             raise
@@ -47,14 +56,18 @@ def write_pt2(source: Source, manifest: Manifest, folder: Path) -> Manifest:
     _merge_equal_nodes(program.graph, caches)
     _lay_out_weights(program)
     buffer = io.BytesIO()  # in memory, because libtorch aborts the process when the disk is full
-    with quiet(UserWarning, message="No complete tensor"):  # of weights that are not contiguous; each has a storage of its own size
+    with quiet(
+        UserWarning, message="No complete tensor"
+    ):  # of weights that are not contiguous; each has a storage of its own size
         torch.export.save(program, buffer)
     entries = pt2_archive.stripped(read_entries(buffer.getvalue()))
     try:
         pt2_archive.check(entries)
     except ValueError as error:
         rule = "export: expected a torch.export program that loads without running code"
-        raise ValueError(f"{rule}, got one that does not ({error}); choose target torchscript or onnx") from None
+        raise ValueError(
+            f"{rule}, got one that does not ({error}); choose target torchscript or onnx"
+        ) from None
     files.write(folder / FILE_NAME, packed(entries))
     return manifest
 
@@ -69,7 +82,11 @@ def _merge_equal_nodes(graph: torch.fx.Graph, caches: Collection[Any]) -> None:
     first: Dict[Tuple[Any, str, str], torch.fx.Node] = {}
     for node in [node for node in graph.nodes if node.op == "call_function"]:
         reads = [] if node.target is SIZE else node.all_input_nodes
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) or written_by(node) or not varying.isdisjoint([node, *reads]):
+        if (
+            torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+            or written_by(node)
+            or not varying.isdisjoint([node, *reads])
+        ):
             varying.add(node)
             continue
         equal = first.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)
@@ -82,15 +99,24 @@ def _lay_out_weights(program: torch.export.ExportedProgram) -> None:
     """Store the weights of linear layers in the memory layout that a step reads fastest. A table that is also looked up by row is left as it is."""
     names, weights = program.graph_signature.inputs_to_parameters, program.state_dict
     for node in program.graph.nodes:
-        if node.name in names and node.users and all(use.target is LINEAR and use.args[1] is node for use in node.users):
+        if (
+            node.name in names
+            and node.users
+            and all(use.target is LINEAR and use.args[1] is node for use in node.users)
+        ):
             given = weights[names[node.name]]
             weight = torch.nn.Parameter(laid_out(given), requires_grad=False)
-            weights.update({name: weight for name, held in weights.items() if held is given})  # a module with several names
+            weights.update(
+                {name: weight for name, held in weights.items() if held is given}
+            )  # a module with several names
             node.meta["val"] = node.meta["val"].as_strided(weight.size(), weight.stride())
 
 
 def _named(shapes: Any, sizes: Dict[str, Any]) -> Any:
     """Return the dynamic axes of trace_inputs with one torch.export.Dim per name."""
     if isinstance(shapes, dict):
-        return {axis: sizes.setdefault(name, torch.export.Dim(name, min=0 if name == R else 1)) for axis, name in shapes.items()}
+        return {
+            axis: sizes.setdefault(name, torch.export.Dim(name, min=0 if name == R else 1))
+            for axis, name in shapes.items()
+        }
     return type(shapes)(_named(part, sizes) for part in shapes)

@@ -9,7 +9,10 @@ from posenc_export.export.quantization.formats import Codes, Grid, OnGrid
 from posenc_export.export.targets import experts, offsets
 from posenc_export.export.targets.rewriter import MICROSOFT, Builder, NodeLowering, transposed
 
-ACCURACY = {"int8": 4, "float32": 0}  # accuracy_level of MatMulNBits; activations are rounded in blocks of one token, so outputs do not depend on other tokens
+ACCURACY = {
+    "int8": 4,
+    "float32": 0,
+}  # accuracy_level of MatMulNBits; activations are rounded in blocks of one token, so outputs do not depend on other tokens
 ZERO_POINT = 128  # of activations in uint8, which has the faster kernel
 # Takes the MatMul, its left operand or the part of it that an expert reads, and name and codes of the weight.
 Product = Callable[[Builder, ir.Node, Optional[ir.Value], str, OnGrid], ir.Value]
@@ -32,16 +35,28 @@ class Weights:
         if found is not None and found[1].scales.ndim == 2:
             return self._found(name, found)
         name, found = op.rounded(value)
-        if found is None or x is None or (x.shape is not None and len(x.shape) != 4) or found[1].scales.ndim != 3:
+        if (
+            found is None
+            or x is None
+            or (x.shape is not None and len(x.shape) != 4)
+            or found[1].scales.ndim != 3
+        ):
             return {}
         grid, codes = found
-        each = {f"{name}.{expert}": (grid, Codes(*parts, codes.inputs)) for expert, parts in enumerate(zip(codes.codes, codes.scales, strict=True))}
+        each = {
+            f"{name}.{expert}": (grid, Codes(*parts, codes.inputs))
+            for expert, parts in enumerate(zip(codes.codes, codes.scales, strict=True))
+        }
         self.stored |= set(each)
         return each
 
     def of_table(self, op: Builder, node: ir.Node) -> Dict[str, OnGrid]:
         """Return the table [N,K] from which a Gather reads rows by name; empty if it is not rounded."""
-        return self._found(*op.rounded(node.inputs[0])) if node.attributes.get_int("axis", 0) == 0 else {}
+        return (
+            self._found(*op.rounded(node.inputs[0]))
+            if node.attributes.get_int("axis", 0) == 0
+            else {}
+        )
 
     def of_all(self, op: Builder, value: Optional[ir.Value]) -> Optional[OnGrid]:
         """Return weights [experts,N,K] that MoE reads, or None if they are not rounded."""
@@ -78,18 +93,46 @@ class Fused:
     def experts(self, op: Builder, node: ir.Node) -> Optional[ir.Value]:
         """MoE as QMoE."""
         first, second = (self.weights.of_all(op, node.inputs[index]) for index in (2, 4))
-        return experts.quantized(op, node, first, second, self.accuracy) if first and second and first[0] == second[0] else None
+        return (
+            experts.quantized(op, node, first, second, self.accuracy)
+            if first and second and first[0] == second[0]
+            else None
+        )
 
-    def _product(self, op: Builder, node: ir.Node, x: Optional[ir.Value], name: str, found: OnGrid) -> ir.Value:
+    def _product(
+        self, op: Builder, node: ir.Node, x: Optional[ir.Value], name: str, found: OnGrid
+    ) -> ir.Value:
         grid, codes = found
         if grid.block is None:
-            return _dequantized(op, node, x, name, found) if self.accuracy == ACCURACY["float32"] else self._by_token(op, node, x, name, codes)
-        sizes = {"K": codes.inputs, "N": len(codes.codes), "bits": grid.bits, "block_size": grid.block, "accuracy_level": self.accuracy}
-        inputs, zeros = [x, self._packed(op, name, grid, codes), offsets.scales(op, f"{name}.scales", codes.scales)], codes.zeros(grid.bits)
+            return (
+                _dequantized(op, node, x, name, found)
+                if self.accuracy == ACCURACY["float32"]
+                else self._by_token(op, node, x, name, codes)
+            )
+        sizes = {
+            "K": codes.inputs,
+            "N": len(codes.codes),
+            "bits": grid.bits,
+            "block_size": grid.block,
+            "accuracy_level": self.accuracy,
+        }
+        inputs, zeros = (
+            [
+                x,
+                self._packed(op, name, grid, codes),
+                offsets.scales(op, f"{name}.scales", codes.scales),
+            ],
+            codes.zeros(grid.bits),
+        )
         if zeros is not None:
-            packed = op.weight(f"{name}.zeros", lambda: _packed_codes(np.pad(zeros, ((0, 0), (0, zeros.shape[1] % 2))), grid))
+            packed = op.weight(
+                f"{name}.zeros",
+                lambda: _packed_codes(np.pad(zeros, ((0, 0), (0, zeros.shape[1] % 2))), grid),
+            )
             return op.MatMulNBits(*inputs, packed, domain=MICROSOFT, **sizes)
-        return offsets.add_to_product(op, op.MatMulNBits(*inputs, domain=MICROSOFT, **sizes), x, name, codes)
+        return offsets.add_to_product(
+            op, op.MatMulNBits(*inputs, domain=MICROSOFT, **sizes), x, name, codes
+        )
 
     def rows(self, op: Builder, node: ir.Node) -> Optional[ir.Value]:
         """Rows of a table for ids [B,S]."""
@@ -98,18 +141,41 @@ class Fused:
         return None
 
     def _rows(self, op: Builder, node: ir.Node, name: str, grid: Grid, codes: Codes) -> ir.Value:
-        scales = op.Unsqueeze(offsets.scales(op, f"{name}.scales", codes.scales), [2])  # those of a tied head; computed once, when the graph is loaded
-        attributes = {"bits": grid.bits, "block_size": grid.block, "gather_axis": 0, "quantize_axis": 2}
+        scales = op.Unsqueeze(
+            offsets.scales(op, f"{name}.scales", codes.scales), [2]
+        )  # those of a tied head; computed once, when the graph is loaded
+        attributes = {
+            "bits": grid.bits,
+            "block_size": grid.block,
+            "gather_axis": 0,
+            "quantize_axis": 2,
+        }
         stored, zeros = self._packed(op, name, grid, codes), codes.zeros(grid.bits)
         # Each block has a byte for its zero point, also with 4 bits.
-        of_blocks = [] if zeros is None else [op.weight(f"{name}.zeros_of_blocks", lambda: (zeros.astype(np.int16) + grid.half).astype(np.uint8)[..., None])]
-        blocks = op.GatherBlockQuantized(stored, node.inputs[1], scales, *of_blocks, domain=MICROSOFT, **attributes)
-        flat = op.Reshape(blocks if of_blocks else offsets.add_to_rows(op, blocks, node.inputs[1], name, codes), [0, 0, -1])
+        of_blocks = (
+            []
+            if zeros is None
+            else [
+                op.weight(
+                    f"{name}.zeros_of_blocks",
+                    lambda: (zeros.astype(np.int16) + grid.half).astype(np.uint8)[..., None],
+                )
+            ]
+        )
+        blocks = op.GatherBlockQuantized(
+            stored, node.inputs[1], scales, *of_blocks, domain=MICROSOFT, **attributes
+        )
+        flat = op.Reshape(
+            blocks if of_blocks else offsets.add_to_rows(op, blocks, node.inputs[1], name, codes),
+            [0, 0, -1],
+        )
         if codes.codes[0].size == codes.inputs:
             return flat
         return op.Slice(flat, [0], [codes.inputs], [2])
 
-    def _by_token(self, op: Builder, node: ir.Node, x: Optional[ir.Value], name: str, codes: Codes) -> ir.Value:
+    def _by_token(
+        self, op: Builder, node: ir.Node, x: Optional[ir.Value], name: str, codes: Codes
+    ) -> ir.Value:
         """Round activations to 8 bits with one scale per token, and multiply integers. DynamicQuantizeMatMul has one scale for all tokens, so that outputs would depend
         on the other tokens of a call. If all activations of a token are 0, so is its scale: their codes are arbitrary, and their products are multiplied by 0."""
         # The axis is at least 0: ONNX Runtime 1.31 leaves a tensor without tokens as it is if the axis is negative, and QuantizeLinear refuses such scales.
@@ -119,15 +185,23 @@ class Fused:
         of_token = op.Mul(largest, op.constant(1 / 127, "float32"))
         one, zero = op.constant(1, "float32"), op.constant(ZERO_POINT, "uint8")
         # One block per token. With Div and then QuantizeLinear with scale 1, a product takes 1.01 to 1.06 of the time.
-        whole = op.QuantizeLinear(x, of_token, self._zero_points(op, node, of_token), axis=-1, block_size=codes.inputs)
+        whole = op.QuantizeLinear(
+            x, of_token, self._zero_points(op, node, of_token), axis=-1, block_size=codes.inputs
+        )
         weight = op.weight(f"{name}.codes", lambda: codes.codes[:, 0].T)
         scales = op.weight(f"{name}.scales", lambda: codes.scales[:, 0].copy())
-        return op.Mul(op.MatMulIntegerToFloat(whole, weight, one, scales, zero, domain=MICROSOFT), of_token)
+        return op.Mul(
+            op.MatMulIntegerToFloat(whole, weight, one, scales, zero, domain=MICROSOFT), of_token
+        )
 
     def _zero_points(self, op: Builder, node: ir.Node, of_token: ir.Value) -> ir.Value:
         """Return a zero point for each token, in the shape of the scales. Products whose outputs have the same axes before the last share it."""
         axes = node.outputs[0].shape
-        known = None if axes is None else tuple(axis if isinstance(axis, int) else axis.value for axis in axes[:-1])
+        known = (
+            None
+            if axes is None
+            else tuple(axis if isinstance(axis, int) else axis.value for axis in axes[:-1])
+        )
         if known is None or None in known:
             return _filled(op, of_token)
         if known not in self._zeros:
@@ -167,19 +241,48 @@ class Standard:
         table = op.weight(f"{name}.codes_to_gather", lambda: np.ascontiguousarray(_flat(codes)))
         scales = op.weight(f"{name}.scales_to_gather", lambda: codes.scales)
         zeros = codes.zeros(grid.bits)
-        parts = [table, scales] if zeros is None else [table, scales, op.weight(f"{name}.zeros_to_gather", lambda: zeros)]
+        parts = (
+            [table, scales]
+            if zeros is None
+            else [table, scales, op.weight(f"{name}.zeros_to_gather", lambda: zeros)]
+        )
         gathered = [op.Gather(part, node.inputs[1]) for part in parts]
         return op.DequantizeLinear(*gathered, axis=2, block_size=grid.block)
 
 
-def _dequantized(op: Builder, node: ir.Node, x: Optional[ir.Value], name: str, found: OnGrid) -> ir.Value:
+def _dequantized(
+    op: Builder, node: ir.Node, x: Optional[ir.Value], name: str, found: OnGrid
+) -> ir.Value:
     """x W with DequantizeLinear before MatMul."""
     grid, codes = found
-    stored = op.weight(f"{name}.codes", lambda: np.ascontiguousarray(_flat(codes).T), ir.DataType.INT4 if grid.bits == 4 else None)
-    scales = op.weight(f"{name}.scales", lambda: codes.scales[:, 0].copy() if grid.block is None else np.ascontiguousarray(codes.scales.T))
+    stored = op.weight(
+        f"{name}.codes",
+        lambda: np.ascontiguousarray(_flat(codes).T),
+        ir.DataType.INT4 if grid.bits == 4 else None,
+    )
+    scales = op.weight(
+        f"{name}.scales",
+        lambda: (
+            codes.scales[:, 0].copy()
+            if grid.block is None
+            else np.ascontiguousarray(codes.scales.T)
+        ),
+    )
     zeros = codes.zeros(grid.bits)
-    of_blocks = [] if zeros is None else [op.weight(f"{name}.zeros", lambda: np.ascontiguousarray(zeros.T), ir.DataType.INT4 if grid.bits == 4 else None)]
-    how: Dict[str, Any] = {"axis": 1} if grid.block is None else {"axis": 0, "block_size": grid.block}
+    of_blocks = (
+        []
+        if zeros is None
+        else [
+            op.weight(
+                f"{name}.zeros",
+                lambda: np.ascontiguousarray(zeros.T),
+                ir.DataType.INT4 if grid.bits == 4 else None,
+            )
+        ]
+    )
+    how: Dict[str, Any] = (
+        {"axis": 1} if grid.block is None else {"axis": 0, "block_size": grid.block}
+    )
     return op.MatMul(x, op.DequantizeLinear(stored, scales, *of_blocks, **how))
 
 
@@ -205,4 +308,6 @@ def _product(op: Builder, node: ir.Node, weights: Weights, one: Product) -> Opti
     if len(found) < 2:
         return next((one(op, node, node.inputs[0], *of) for of in found.items()), None)
     read = experts.parts(op, node.inputs[0], len(found))
-    return op.Concat(*(one(op, node, x, *of) for x, of in zip(read, found.items(), strict=True)), axis=1)
+    return op.Concat(
+        *(one(op, node, x, *of) for x, of in zip(read, found.items(), strict=True)), axis=1
+    )

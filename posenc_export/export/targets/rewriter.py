@@ -14,15 +14,22 @@ from posenc_export.export.quantization.formats import OnGrid as Rounding
 from posenc_export.ops import graph
 from posenc_export.ops.graph import OnGrid, SplitHeads
 
-FLOAT, DOUBLE, INT32, INT64 = (int(dtype) for dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64))
+FLOAT, DOUBLE, INT32, INT64 = (
+    int(dtype)
+    for dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64)
+)
 MICROSOFT = "com.microsoft"  # domain of ONNX Runtime's own operators
 
 Lowering = Callable[["Builder", Any], ir.Value]  # takes a semantic node of ops/graph.py
 Table = Mapping[Type[graph.Node], Lowering]
 NodeLowering = Callable[["Builder", ir.Node], Optional[ir.Value]]  # returns None to leave the node
 Replaced = List[Tuple[ir.Value, ir.Value]]  # pairs of an old value and its replacement
-Fusion = Callable[["Builder", ir.Node], Replaced]  # takes a standard node; returns an empty list if the pattern does not match
-Branch = Callable[["Builder"], Sequence[ir.Value]]  # emits the nodes of a branch of If, and returns its outputs
+Fusion = Callable[
+    ["Builder", ir.Node], Replaced
+]  # takes a standard node; returns an empty list if the pattern does not match
+Branch = Callable[
+    ["Builder"], Sequence[ir.Value]
+]  # emits the nodes of a branch of If, and returns its outputs
 Input = Union[ir.Value, int, Sequence[int], np.ndarray, None]
 
 
@@ -41,9 +48,24 @@ class Builder:
         added: caches from `add_cache`: the cache beside which each one stands, its input and its output.
     """
 
-    def __init__(self, model: ir.Model, dtype: str, max_positions: int, cache: str = "", on_grid: Mapping[str, Rounding] = MappingProxyType({})) -> None:
-        self.model, self.graph, self.dtype, self.max_positions, self.cache = model, model.graph, dtype, max_positions, cache
-        self.onnx_dtype = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}.get(dtype, ir.DataType.FLOAT)
+    def __init__(
+        self,
+        model: ir.Model,
+        dtype: str,
+        max_positions: int,
+        cache: str = "",
+        on_grid: Mapping[str, Rounding] = MappingProxyType({}),
+    ) -> None:
+        self.model, self.graph, self.dtype, self.max_positions, self.cache = (
+            model,
+            model.graph,
+            dtype,
+            max_positions,
+            cache,
+        )
+        self.onnx_dtype = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}.get(
+            dtype, ir.DataType.FLOAT
+        )
         self.nodes: List[ir.Node] = []
         self.added: List[Tuple[ir.Value, ir.Value, ir.Value]] = []
         self.constants: Dict[Any, ir.Value] = {}
@@ -65,9 +87,14 @@ class Builder:
         """Append a node with one output, and return the output."""
         return self.several(1, operator, *inputs, domain=domain, **attributes)[0]
 
-    def several(self, outputs: int, operator: str, *inputs: Input, domain: str = "", **attributes: Any) -> Tuple[ir.Value, ...]:
+    def several(
+        self, outputs: int, operator: str, *inputs: Input, domain: str = "", **attributes: Any
+    ) -> Tuple[ir.Value, ...]:
         """Append a node with some number of outputs, and return them."""
-        sources = [value if value is None or isinstance(value, ir.Value) else self.constant(value) for value in inputs]
+        sources = [
+            value if value is None or isinstance(value, ir.Value) else self.constant(value)
+            for value in inputs
+        ]
         while sources and sources[-1] is None:  # trailing optional inputs are omitted
             sources.pop()
         node = ir.node(operator, sources, attributes=attributes, domain=domain, num_outputs=outputs)
@@ -83,23 +110,40 @@ class Builder:
             condition: bool [].
             then, otherwise: emit the nodes of a branch with the builder they get. Each output is made by a node of the branch, which may read values of the graph.
         """
-        branches: Dict[str, Any] = {"then_branch": self._branch("then", then), "else_branch": self._branch("else", otherwise)}
+        branches: Dict[str, Any] = {
+            "then_branch": self._branch("then", then),
+            "else_branch": self._branch("else", otherwise),
+        }
         outputs = self.several(len(branches["then_branch"].outputs), "If", condition, **branches)
         for value in outputs:
             value.type = ir.TensorType(self.onnx_dtype)
         return outputs
 
-    def for_each(self, sources: Sequence[ir.Value], axis: int, emits: Callable[..., ir.Value], axis_of_outputs: int) -> ir.Value:
+    def for_each(
+        self,
+        sources: Sequence[ir.Value],
+        axis: int,
+        emits: Callable[..., ir.Value],
+        axis_of_outputs: int,
+    ) -> ir.Value:
         """Append a Scan node over one axis of float32 sources, and return its outputs, stacked on a new axis.
 
         Args:
             emits: emits the nodes for one entry of each source, which follow the builder in its arguments, and returns their output. Nodes may read values of the graph.
         """
         inside = self.empty()
-        entries = [ir.Value(name=f"lowered.entry_{next(self._names)}", type=ir.TensorType(ir.DataType.FLOAT)) for _ in sources]
+        entries = [
+            ir.Value(
+                name=f"lowered.entry_{next(self._names)}", type=ir.TensorType(ir.DataType.FLOAT)
+            )
+            for _ in sources
+        ]
         body = ir.Graph(entries, [emits(inside, *entries)], nodes=inside.nodes, name="each")
         body.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
-        axes: Dict[str, Any] = {"scan_input_axes": [axis] * len(entries), "scan_output_axes": [axis_of_outputs]}
+        axes: Dict[str, Any] = {
+            "scan_input_axes": [axis] * len(entries),
+            "scan_output_axes": [axis_of_outputs],
+        }
         return self.node("Scan", *sources, body=body, num_scan_inputs=len(entries), **axes)
 
     def _branch(self, name: str, emits: Branch) -> ir.Graph:
@@ -118,18 +162,31 @@ class Builder:
             self.constants[key] = self._initialiser(ir.tensor(data, name=name))
         return self.constants[key]
 
-    def weight(self, name: str, made: Callable[[], np.ndarray], dtype: Optional[ir.DataType] = None) -> ir.Value:
+    def weight(
+        self, name: str, made: Callable[[], np.ndarray], dtype: Optional[ir.DataType] = None
+    ) -> ir.Value:
         """Return the initialiser with this name; if there is none, create it from the array that `made` returns. Contents are not compared.
 
         Args:
             dtype: None for the dtype of the array; INT4 stores an int8 array in 4 bits.
         """
         if name not in self.graph.initializers:
-            self._initialiser(ir.tensor(made() if dtype is None else made().astype(dtype.numpy()), dtype=dtype, name=name))
+            self._initialiser(
+                ir.tensor(
+                    made() if dtype is None else made().astype(dtype.numpy()),
+                    dtype=dtype,
+                    name=name,
+                )
+            )
         return self.graph.initializers[name]
 
     def _initialiser(self, tensor: ir.TensorProtocol) -> ir.Value:
-        value = ir.Value(name=tensor.name, shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(tensor.dtype), const_value=tensor)
+        value = ir.Value(
+            name=tensor.name,
+            shape=ir.Shape(tensor.shape.numpy()),
+            type=ir.TensorType(tensor.dtype),
+            const_value=tensor,
+        )
         self.graph.register_initializer(value)
         return value
 
@@ -145,7 +202,8 @@ class Builder:
     def cache_beside(self, past: ir.Value, name: str) -> ir.Value:
         """Add an input for another cache of the same layer, with the shape of the cache `past`. `add_cache` makes it a state."""
         assert past.name is not None and past.shape is not None
-        return self.input(f"{past.name.rpartition('.')[0]}.{name}", self.onnx_dtype, list(past.shape))  # type: ignore[arg-type]
+        layer = past.name.rpartition(".")[0]
+        return self.input(f"{layer}.{name}", self.onnx_dtype, list(past.shape))  # type: ignore[arg-type]
 
     def add_cache(self, beside: ir.Value, past: ir.Value, present: ir.Value) -> None:
         """Make an input and a value that will be its next content a state of the graph."""
@@ -154,8 +212,14 @@ class Builder:
     def table(self, value: ir.Value) -> ir.Value:
         """Return a constant float32 table in the dtype of activations."""
         if value.const_value is None:
-            raise ValueError(f"export: expected constant tables, got {value.name}, which is computed in the graph; compute it when the module is built")
-        return value if self.dtype == "float32" else self.constant(value.const_value.numpy(), self.dtype)
+            raise ValueError(
+                f"export: expected constant tables, got {value.name}, which is computed in the graph; compute it when the module is built"
+            )
+        return (
+            value
+            if self.dtype == "float32"
+            else self.constant(value.const_value.numpy(), self.dtype)
+        )
 
     def merge_heads(self, value: ir.Value) -> ir.Value:
         """Merge heads [B,S,N,D] to [B,S,N*D]."""
@@ -233,11 +297,17 @@ def finish(op: Builder) -> None:
             _read_constant(op, OnGrid(node))
     common.RemoveUnusedNodesPass()(op.model)
     op.constants.clear()  # unused ones were removed from the graph
-    common.TopologicalSortPass()(op.model)  # a table may use a value that an earlier table emitted further down
+    common.TopologicalSortPass()(
+        op.model
+    )  # a table may use a value that an earlier table emitted further down
     common.CommonSubexpressionEliminationPass()(op.model)
-    remaining = sorted({node.op_type for node in op.graph.all_nodes() if node.domain == graph.DOMAIN})
+    remaining = sorted(
+        {node.op_type for node in op.graph.all_nodes() if node.domain == graph.DOMAIN}
+    )
     if remaining:
-        raise ValueError(f"export: expected operations that this target can lower, got {', '.join(remaining)}; choose target torchscript")
+        raise ValueError(
+            f"export: expected operations that this target can lower, got {', '.join(remaining)}; choose target torchscript"
+        )
 
 
 def _read_constant(op: Builder, read: OnGrid) -> None:

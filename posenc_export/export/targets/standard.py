@@ -11,7 +11,9 @@ from posenc_export.ops import graph
 from posenc_export.ops.graph import Append, Attend, AttentionWeights, LastHidden
 
 NEVER = -np.inf
-LEAST = -1e30  # lower bound of scores, as in ops.attention_weights; a softmax over -inf only gives NaN
+LEAST = (
+    -1e30
+)  # lower bound of scores, as in ops.attention_weights; a softmax over -inf only gives NaN
 
 
 def rotate(op: Builder, node: graph.Rotate) -> ir.Value:
@@ -91,7 +93,11 @@ def as_is(op: Builder, node: graph.FitPositions) -> ir.Value:
 def appended_here(node: Attend) -> Optional[Tuple[Append, Append]]:
     """Return the Append nodes that produce keys and values of an Attend; None if another node reads them or another kind of node produces them."""
     key, value = Append.of(node.keys), Append.of(node.values)
-    if key is None or value is None or any([user for user, _ in append.output.uses()] != [node.node] for append in (key, value)):
+    if (
+        key is None
+        or value is None
+        or any([user for user, _ in append.output.uses()] != [node.node] for append in (key, value))
+    ):
         return None
     return key, value
 
@@ -130,7 +136,9 @@ def _attend_in_steps(op: Builder, node: Attend) -> ir.Value:
     return weighted_sum(op, node, weights, node.values)
 
 
-def _with_sinks(op: Builder, node: Attend, keys: ir.Value, values: ir.Value, mask: ir.Value) -> Tuple[ir.Value, ir.Value, ir.Value]:
+def _with_sinks(
+    op: Builder, node: Attend, keys: ir.Value, values: ir.Value, mask: ir.Value
+) -> Tuple[ir.Value, ir.Value, ir.Value]:
     """Prepend a key and a value of zeros, and a mask column with the sink of each head as score. Return keys, values and mask."""
     assert node.sinks is not None
     front = [op.constant([1, 0]), op.constant(0, "float32"), op.constant([2])]
@@ -144,10 +152,14 @@ def _with_sinks(op: Builder, node: Attend, keys: ir.Value, values: ir.Value, mas
     return keys, values, op.Concat(op.Expand(sinks, for_sinks), op.Expand(mask, for_mask), axis=3)
 
 
-Grouped = Union[Attend, graph.Products, graph.WeightedValues, graph.RowsAtCounts]  # nodes with grouped heads
+Grouped = Union[
+    Attend, graph.Products, graph.WeightedValues, graph.RowsAtCounts
+]  # nodes with grouped heads
 
 
-def products_of(op: Builder, node: Grouped, q: ir.Value, keys: ir.Value, queries: Optional[ir.Value] = None) -> ir.Value:
+def products_of(
+    op: Builder, node: Grouped, q: ir.Value, keys: ir.Value, queries: Optional[ir.Value] = None
+) -> ir.Value:
     """Products of q [B,S,H,D] and keys [B,K,T,D] with the heads of a node: [B,H,S,T] float32. queries: S, [1], needed if T may be 0."""
     by_head = op.Transpose(in_float(op, q), perm=[0, 2, 1, 3])
     columns = op.Transpose(in_float(op, keys), perm=[0, 1, 3, 2])
@@ -165,7 +177,9 @@ def weighted_sum(op: Builder, node: Grouped, weights: ir.Value, values: ir.Value
     return op.merge_heads(in_dtype(op, op.Transpose(y, perm=[0, 2, 1, 3])))
 
 
-def _grouped(op: Builder, node: Grouped, left: ir.Value, right: ir.Value, queries: Optional[ir.Value] = None) -> ir.Value:
+def _grouped(
+    op: Builder, node: Grouped, left: ir.Value, right: ir.Value, queries: Optional[ir.Value] = None
+) -> ir.Value:
     """Multiply left [B,H,S,*] with right [B,K,*,n], where H/K heads share one right operand: [B,H,S,n].
 
     These heads are stacked as rows of one product, so that each right operand is read once.
@@ -204,7 +218,9 @@ def recur(op: Builder, node: graph.Recur) -> ir.Value:
 
 def _reordered(op: Builder, weight: ir.Value, width: int) -> ir.Value:
     """Reorder the gates of torch (reset, update, new) to the order of ONNX (update, reset, new)."""
-    order = np.concatenate((np.arange(width, 2 * width), np.arange(width), np.arange(2 * width, 3 * width)))
+    order = np.concatenate(
+        (np.arange(width, 2 * width), np.arange(width), np.arange(2 * width, 3 * width))
+    )
     return op.Gather(weight, order, axis=0)
 
 
@@ -213,6 +229,11 @@ def in_float(op: Builder, value: ir.Value) -> ir.Value:
     if op.dtype == "float32":
         return value
     cast = value.producer()
-    if cast is not None and cast.op_type == "Cast" and cast.inputs[0] is not None and cast.inputs[0].dtype == ir.DataType.FLOAT:
+    if (
+        cast is not None
+        and cast.op_type == "Cast"
+        and cast.inputs[0] is not None
+        and cast.inputs[0].dtype == ir.DataType.FLOAT
+    ):
         return cast.inputs[0]
     return op.Cast(value, to=FLOAT)

@@ -15,13 +15,19 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.quiet import quiet
 
 FILE_NAME = "model.pt"
-DROPPED = re.compile(r"\.debug_pkl$|/\.data/serialization_id$")  # source paths of the exporting machine, and a hash over them
-COUNTED_NAME = re.compile(rb"___torch_mangle_\d+")  # the counter is global to the process, so a second export would differ from the first
+DROPPED = re.compile(
+    r"\.debug_pkl$|/\.data/serialization_id$"
+)  # source paths of the exporting machine, and a hash over them
+COUNTED_NAME = re.compile(
+    rb"___torch_mangle_\d+"
+)  # the counter is global to the process, so a second export would differ from the first
 
 
 def write_torchscript(source: Source, manifest: Manifest, folder: Path) -> Manifest:
     """Write folder/model.pt and return the manifest unchanged."""
-    with quiet(DeprecationWarning, FutureWarning):  # every call of torch.jit warns that it is deprecated
+    with quiet(
+        DeprecationWarning, FutureWarning
+    ):  # every call of torch.jit warns that it is deprecated
         # In memory, because libtorch aborts the process when the disk is full.
         module = torch.jit.freeze(torch.jit.script(wrap(source.model, manifest.signature)))
         _lay_out_weights(module)
@@ -35,12 +41,16 @@ def _lay_out_weights(module: torch.jit.ScriptModule) -> None:
     graph: Any = module.graph  # its type stub is incomplete
     for node in graph.findAllNodes("aten::linear"):
         weight = list(node.inputs())[1]
-        if weight.node().kind() == "prim::Constant" and all(use.user.kind() == "aten::linear" for use in weight.uses()):
+        if weight.node().kind() == "prim::Constant" and all(
+            use.user.kind() == "aten::linear" for use in weight.uses()
+        ):
             weight.node().t_("value", laid_out(weight.toIValue()))
 
 
 def _normalised(archive: bytes) -> bytes:
-    entries = {name: content for name, content in read_entries(archive).items() if not DROPPED.search(name)}
+    entries = {
+        name: content for name, content in read_entries(archive).items() if not DROPPED.search(name)
+    }
     numbers: Dict[bytes, bytes] = {}
 
     def renumber(match: "re.Match[bytes]") -> bytes:
@@ -49,5 +59,7 @@ def _normalised(archive: bytes) -> bytes:
     renamed = {}
     for name, content in entries.items():
         here = COUNTED_NAME.sub(renumber, name.encode()).decode()
-        renamed[here] = COUNTED_NAME.sub(renumber, content) if name.endswith((".py", ".pkl")) else content
+        renamed[here] = (
+            COUNTED_NAME.sub(renumber, content) if name.endswith((".py", ".pkl")) else content
+        )
     return packed(renamed)

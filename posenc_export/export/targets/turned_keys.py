@@ -12,7 +12,11 @@ from posenc_export.ops.graph import AttendTurnedKeys
 
 def attend(op: Builder, node: AttendTurnedKeys) -> ir.Value:
     """Attend with the keys as they are if no query of the call needs them turned."""
-    return op.choose(any_turns(op, node), lambda op: [_attend_turned(op, node)], lambda op: [standard.attend(op, node)])[0]
+    return op.choose(
+        any_turns(op, node),
+        lambda op: [_attend_turned(op, node)],
+        lambda op: [standard.attend(op, node)],
+    )[0]
 
 
 def any_turns(op: Builder, node: AttendTurnedKeys) -> ir.Value:
@@ -27,7 +31,9 @@ def _attend_turned(op: Builder, node: AttendTurnedKeys) -> ir.Value:
     return weighted(op, node, scores, standard.in_float(op, node.mask), node.values)
 
 
-def weighted(op: Builder, node: AttendTurnedKeys, scores: ir.Value, mask: ir.Value, values: ir.Value) -> ir.Value:
+def weighted(
+    op: Builder, node: AttendTurnedKeys, scores: ir.Value, mask: ir.Value, values: ir.Value
+) -> ir.Value:
     """Sum values [B,K,T,D] with the softmax of scores [B,H,S,T], which are scaled and masked here: [B,S,H*D]."""
     masked = op.Add(op.Mul(scores, op.constant(node.scale, "float32")), mask)
     weights = op.Softmax(op.Clip(masked, op.constant(standard.LEAST, "float32")), axis=-1)
@@ -41,7 +47,10 @@ def angles(op: Builder, node: AttendTurnedKeys) -> ir.Value:
     queries = op.Unsqueeze(node.positions, [1, 3, 4])
     keys = op.Unsqueeze(node.key_positions, [1, 2, 4])
     distances = op.Cast(op.Sub(keys, queries), to=DOUBLE)
-    return in_radians(op, op.Mul(distances, op.Unsqueeze(drift(op, node, node.second, size(node.first, 1)), [1, 3])))
+    return in_radians(
+        op,
+        op.Mul(distances, op.Unsqueeze(drift(op, node, node.second, size(node.first, 1)), [1, 3])),
+    )
 
 
 def drift(op: Builder, node: AttendTurnedKeys, second: ir.Value, pairs: int) -> ir.Value:
@@ -51,7 +60,10 @@ def drift(op: Builder, node: AttendTurnedKeys, second: ir.Value, pairs: int) -> 
 
     def turns() -> np.ndarray:
         frequencies = leading[kept:].astype(np.float64) + rest[kept:]
-        return np.pad((frequencies - frequencies[0]) / (2 * np.pi), ((0, 0), (0, pairs - frequencies.shape[1])))
+        return np.pad(
+            (frequencies - frequencies[0]) / (2 * np.pi),
+            ((0, 0), (0, pairs - frequencies.shape[1])),
+        )
 
     table = op.weight(f"{node.first.name}.turns", turns)
     return op.Gather(table, op.Max(op.Sub(node.positions, kept), 0))
@@ -65,7 +77,9 @@ def _rounded_angles(op: Builder, node: AttendTurnedKeys) -> ir.Value:
 
     def further(positions: ir.Value, axes: Sequence[int]) -> ir.Value:
         places = op.Cast(op.Unsqueeze(positions, axes), to=FLOAT)
-        return op.Sub(*(op.Cast(op.Mul(places, frequencies), to=DOUBLE) for frequencies in (own, kept)))
+        return op.Sub(
+            *(op.Cast(op.Mul(places, frequencies), to=DOUBLE) for frequencies in (own, kept))
+        )
 
     radians = op.Sub(further(node.key_positions, [1, 2, 4]), further(node.positions, [1, 3, 4]))
     return in_radians(op, op.Mul(radians, op.constant(0.5 / np.pi, "float64")))
@@ -77,7 +91,9 @@ def in_radians(op: Builder, turns: ir.Value) -> ir.Value:
     return op.Mul(part, op.constant(2 * np.pi, "float32"))
 
 
-def products(op: Builder, node: AttendTurnedKeys, q: ir.Value, keys: ir.Value, angles: ir.Value) -> ir.Value:
+def products(
+    op: Builder, node: AttendTurnedKeys, q: ir.Value, keys: ir.Value, angles: ir.Value
+) -> ir.Value:
     """Rotate keys [B,K,T,D] by angles [B,1,S,T,r/2] for each query, as a batch [B*S,K,T,D] of RotaryEmbedding, and multiply them with that query: [B,H,S,T]."""
     heads, kv_heads, head_size, half = node.heads, node.kv_heads, size(q, 3), size(node.first, 1)
     q, keys = standard.in_float(op, q), standard.in_float(op, keys)
@@ -88,8 +104,12 @@ def products(op: Builder, node: AttendTurnedKeys, q: ir.Value, keys: ir.Value, a
     batch = op.Concat(rest, [kv_heads], slots, [head_size], axis=0)
     rows = op.Concat(rest, slots, [half], axis=0)
     waves = [op.Reshape(op.node(function, angles), rows) for function in ("Cos", "Sin")]
-    partial = {"rotary_embedding_dim": 2 * half, "num_heads": kv_heads} if 2 * half < head_size else {}
-    rotated = op.RotaryEmbedding(op.Reshape(repeated, batch), *waves, interleaved=int(node.interleaved), **partial)
+    partial = (
+        {"rotary_embedding_dim": 2 * half, "num_heads": kv_heads} if 2 * half < head_size else {}
+    )
+    rotated = op.RotaryEmbedding(
+        op.Reshape(repeated, batch), *waves, interleaved=int(node.interleaved), **partial
+    )
     grouped = op.Reshape(q, [-1, kv_heads, heads // kv_heads, head_size])
     y = op.MatMul(grouped, op.Transpose(rotated, perm=[0, 1, 3, 2]))
     of_tokens = op.Shape(q, start=0, end=2)

@@ -14,10 +14,54 @@ from posenc_export.models.families.shared.settings import Settings
 EMBEDDINGS = "embeddings"  # name of the part before the layers, in every family that can be read as a whole model
 # Module of the family for each model_type.
 FILES = {
-    **{name: name for name in ("llama", "mistral", "ministral3", "smollm3", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3_text", "olmo2", "stablelm")},
-    **{name: name for name in ("cohere", "cohere2", "glm", "mixtral", "qwen3_moe", "gpt_oss", "llama4_text", "deepseek_v3")},
-    **{name: name for name in ("gpt2", "gpt_neox", "gptj", "phi", "opt", "bloom", "mpt", "falcon", "xglm")},
-    **{name: name for name in ("bert", "roberta", "mpnet", "modernbert", "roformer", "electra", "distilbert", "deberta", "xlnet")},
+    **{
+        name: name
+        for name in (
+            "llama",
+            "mistral",
+            "ministral3",
+            "smollm3",
+            "qwen2",
+            "qwen3",
+            "phi3",
+            "gemma",
+            "gemma2",
+            "gemma3_text",
+            "olmo2",
+            "stablelm",
+        )
+    },
+    **{
+        name: name
+        for name in (
+            "cohere",
+            "cohere2",
+            "glm",
+            "mixtral",
+            "qwen3_moe",
+            "gpt_oss",
+            "llama4_text",
+            "deepseek_v3",
+        )
+    },
+    **{
+        name: name
+        for name in ("gpt2", "gpt_neox", "gptj", "phi", "opt", "bloom", "mpt", "falcon", "xglm")
+    },
+    **{
+        name: name
+        for name in (
+            "bert",
+            "roberta",
+            "mpnet",
+            "modernbert",
+            "roformer",
+            "electra",
+            "distilbert",
+            "deberta",
+            "xlnet",
+        )
+    },
     **{name: "roberta" for name in ("xlm-roberta", "camembert")},
     "deberta-v2": "deberta_v2",  # and v3
     **{name: "t5" for name in ("t5", "mt5")},
@@ -30,8 +74,14 @@ FILES = {
 
 # Why model types are not read whose names suggest that they could be.
 UNREAD = {
-    **dict.fromkeys(("qwen3_5", "qwen3_5_text"), "three of four layers are gated delta rules, a linear attention that is not supported"),
-    **dict.fromkeys(("ernie4_5_vl_moe", "ernie4_5_vl_moe_text"), "separate experts for image and text tokens are not supported"),
+    **dict.fromkeys(
+        ("qwen3_5", "qwen3_5_text"),
+        "three of four layers are gated delta rules, a linear attention that is not supported",
+    ),
+    **dict.fromkeys(
+        ("ernie4_5_vl_moe", "ernie4_5_vl_moe_text"),
+        "separate experts for image and text tokens are not supported",
+    ),
 }
 
 
@@ -56,7 +106,10 @@ def _nearest(name: Any) -> str:
 
 
 def read(
-    config: Mapping[str, Any], max_positions: Optional[int] = None, part: Optional[str] = None, lengths: Optional[str] = None
+    config: Mapping[str, Any],
+    max_positions: Optional[int] = None,
+    part: Optional[str] = None,
+    lengths: Optional[str] = None,
 ) -> Tuple[StackConfig, Family]:
     """Convert a config.json to a description.
 
@@ -74,17 +127,25 @@ def read(
     """
     name = config.get("model_type")
     if not isinstance(name, str) or name not in FILES:
-        rule, remedy = f"expected model_type to be one of {', '.join(FILES)}", "describe the model as a StackConfig, or use AttentionBlock.from_weights"
+        rule, remedy = (
+            f"expected model_type to be one of {', '.join(FILES)}",
+            "describe the model as a StackConfig, or use AttentionBlock.from_weights",
+        )
         raise ValueError(f"checkpoint: {rule}, got {name!r}{_why(name)}; {_nearest(name)}{remedy}")
     family: Family = importlib.import_module(f"{__name__}.{FILES[name]}").FAMILY
     if part is not None and not (part == EMBEDDINGS and family.weights):
         if part not in family.parts:
             known = " or ".join([*family.parts, *([EMBEDDINGS] if family.weights else [])])
-            raise ValueError(f"{name}: expected part {known}, got {part!r}; change part, or leave part out for the whole model")
+            raise ValueError(
+                f"{name}: expected part {known}, got {part!r}; change part, or leave part out for the whole model"
+            )
         family = family.parts[part]
     check_values(name, config)
     settings = Settings(family.keys(config), max_positions)
     description = with_lengths(family.describe(settings), lengths)
     settings.finish()
-    weights, unused = {**family.weights, **family.further_weights(description, config)}, (*family.unused, *family.further_unused(description, config))
+    weights, unused = (
+        {**family.weights, **family.further_weights(description, config)},
+        (*family.unused, *family.further_unused(description, config)),
+    )
     return description, replace(family, weights=weights, unused=unused)

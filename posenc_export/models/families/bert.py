@@ -7,7 +7,15 @@ from posenc_export.models.families.shared.plain import table_rows
 
 def describe(config: Settings) -> StackConfig:
     """Describe the encoder up to hidden states, without pooler and task heads."""
-    return post_norm(config, [{"name": "learned"}], [], table_rows(config), config.integer("type_vocab_size", least=0))
+    return post_norm(
+        config,
+        [{"name": "learned"}],
+        [],
+        table_rows(config),
+        config.integer("type_vocab_size", least=0),
+    )
 
 
-FAMILY = Family(describe, weights("bert."), base="bert.", unused=UNUSED, further_weights=one_segment("bert."))
+FAMILY = Family(
+    describe, weights("bert."), base="bert.", unused=UNUSED, further_weights=one_segment("bert.")
+)

@@ -19,12 +19,22 @@ FIXED = {
 def describe(config: Settings) -> StackConfig:
     """Describe the decoder. Without layer_types and sliding_window_pattern, every fourth layer attends to all keys, the others to a window."""
     config.needs("sliding_window")
-    config.flag("use_parallel_embedding", False)  # distribution of the table over devices in training
+    config.flag(
+        "use_parallel_embedding", False
+    )  # distribution of the table over devices in training
     config.fixed(FIXED)
-    rotation, bias, window = config.rotation(layout="interleaved"), config.flag("attention_bias", False), config.window("sliding_window")
-    kind = layer(config, attention(config, bias, bias), residual="parallel", norm=layer_norm(config))
+    rotation, bias, window = (
+        config.rotation(layout="interleaved"),
+        config.flag("attention_bias", False),
+        config.window("sliding_window"),
+    )
+    kind = layer(
+        config, attention(config, bias, bias), residual="parallel", norm=layer_norm(config)
+    )
     types = config.pattern(4, "layer_switch")
-    layers = config.by_type(kind, {"sliding_attention": [rotation], "full_attention": []}, window, types)
+    layers = config.by_type(
+        kind, {"sliding_attention": [rotation], "full_attention": []}, window, types
+    )
     return decoder(config, *layers, tied=True, head=HeadConfig(scale=config.number("logit_scale")))
 
 

@@ -1,8 +1,23 @@
 """DeBERTa (He et al. 2021, Decoding-enhanced BERT with Disentangled Attention): BERT with scores of content and distance, without absolute positions."""
 
 from posenc_export.models.families.shared.encoders import UNUSED, one_segment, post_norm, weights
-from posenc_export.models.families.shared.family import UNSUPPORTED, Family, Named, Settings, StackConfig
-from posenc_export.models.families.shared.rules import ENCODING, QKV, Table, biases_without_keys, grouped, no_bias, same, whole
+from posenc_export.models.families.shared.family import (
+    UNSUPPORTED,
+    Family,
+    Named,
+    Settings,
+    StackConfig,
+)
+from posenc_export.models.families.shared.rules import (
+    ENCODING,
+    QKV,
+    Table,
+    biases_without_keys,
+    grouped,
+    no_bias,
+    same,
+    whole,
+)
 
 LAYER = "deberta.encoder.layer.{layer}.attention.self."
 WEIGHTS: Table = {
@@ -15,7 +30,11 @@ WEIGHTS: Table = {
     ENCODING + ".of_queries": same(LAYER + "pos_q_proj"),
 }
 POSITIONS = r"embeddings\.position_embeddings\._?weight$"  # without position_biased_input, only the mask decoder of pretraining uses it
-TERMS = {("c2p", "p2c"): "both", ("c2p",): "c2p", ("p2c",): "p2c"}  # sorted pos_att_type to our name
+TERMS = {
+    ("c2p", "p2c"): "both",
+    ("c2p",): "c2p",
+    ("p2c",): "p2c",
+}  # sorted pos_att_type to our name
 
 
 def describe(config: Settings) -> StackConfig:
@@ -23,7 +42,9 @@ def describe(config: Settings) -> StackConfig:
     config.only("talking_head", False, False)
     relative = distances(config)
     encoding = {"name": "deberta", "version": "v1", "span": relative, **terms(config)}
-    return post_norm(config, [], [encoding], config.max_positions, config.integer("type_vocab_size", least=0))
+    return post_norm(
+        config, [], [encoding], config.max_positions, config.integer("type_vocab_size", least=0)
+    )
 
 
 def terms(config: Settings) -> Named:
@@ -32,7 +53,9 @@ def terms(config: Settings) -> Named:
     found = [term.strip() for term in given.lower().split("|")] if isinstance(given, str) else given
     name = TERMS.get(tuple(sorted(found, key=str)), "") if isinstance(found, list) else ""
     if not name:
-        raise ValueError(f"{config.family}: expected pos_att_type to be c2p, p2c or both, got {given!r}; {UNSUPPORTED}")
+        raise ValueError(
+            f"{config.family}: expected pos_att_type to be c2p, p2c or both, got {given!r}; {UNSUPPORTED}"
+        )
     return {} if name == "both" else {"terms": name}
 
 
@@ -45,4 +68,10 @@ def distances(config: Settings) -> int:
     return relative if relative > 0 else config.trained_positions
 
 
-FAMILY = Family(describe, WEIGHTS, base="deberta.", unused=(*UNUSED, POSITIONS), further_weights=one_segment("deberta."))
+FAMILY = Family(
+    describe,
+    WEIGHTS,
+    base="deberta.",
+    unused=(*UNUSED, POSITIONS),
+    further_weights=one_segment("deberta."),
+)

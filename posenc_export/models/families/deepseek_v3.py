@@ -5,9 +5,22 @@ from typing import Any, Mapping, Optional, Tuple
 
 import msgspec
 
-from posenc_export.models.families.shared.family import AttentionConfig, Family, Settings, StackConfig
+from posenc_export.models.families.shared.family import (
+    AttentionConfig,
+    Family,
+    Settings,
+    StackConfig,
+)
 from posenc_export.models.families.shared.gated import LAYER, WEIGHTS, decoder, layer, with_experts
-from posenc_export.models.families.shared.rules import OURS, Table, experts, keys_then_values, rotated_first, same, whole
+from posenc_export.models.families.shared.rules import (
+    OURS,
+    Table,
+    experts,
+    keys_then_values,
+    rotated_first,
+    same,
+    whole,
+)
 
 EPSILON = 1e-6  # epsilon of norms inside attention; rms_norm_eps applies to other norms
 # Keys of published configs that transformers does not read, with the value that all published models have.
@@ -15,21 +28,38 @@ FIXED = {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_t
 
 
 def _attention(config: Settings) -> AttentionConfig:
-    own, rotary, value = (config.whole(key) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    own, rotary, value = (
+        config.whole(key) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    )
     config.only("head_dim", rotary, rotary)
     config.only("qk_head_dim", own + rotary, own + rotary)
     config.only("num_key_value_heads", config.heads)
-    rotation = config.rotation(layout="interleaved" if config.flag("rope_interleave", True) else "half")
+    rotation = config.rotation(
+        layout="interleaved" if config.flag("rope_interleave", True) else "half"
+    )
     if rotation["name"] == "rope_proportional":
-        raise ValueError("deepseek_v3: expected a rope_type that rotates all entries of qk_rope_head_dim, got proportional; choose another rope_type")
+        raise ValueError(
+            "deepseek_v3: expected a rope_type that rotates all entries of qk_rope_head_dim, got proportional; choose another rope_type"
+        )
     config.needs("q_lora_rank")
     projection = {
-        **{"name": "latent", "rotary": rotary, "value_size": value, "rank": config.whole("kv_lora_rank"), "query_rank": config.whole("q_lora_rank", 0)},
+        **{
+            "name": "latent",
+            "rotary": rotary,
+            "value_size": value,
+            "rank": config.whole("kv_lora_rank"),
+            "query_rank": config.whole("q_lora_rank", 0),
+        },
         **{"bias": config.flag("attention_bias", False), "epsilon": EPSILON},
     }
     rotation, size = {**rotation, "rotary": rotary}, own + rotary
     return AttentionConfig(
-        heads=config.heads, kv_heads=config.heads, head_size=size, encodings=(rotation,), projection=projection, scale=_scale(rotation, size)
+        heads=config.heads,
+        kv_heads=config.heads,
+        head_size=size,
+        encodings=(rotation,),
+        projection=projection,
+        scale=_scale(rotation, size),
     )
 
 
@@ -37,7 +67,10 @@ def _scale(rotation: Mapping[str, Any], size: int) -> Optional[float]:
     """Return the factor on scores with the square of YaRN's magnitude; None, for the default, without mscale_all_dim."""
     if not rotation.get("mscale_all_dim"):
         return None
-    return size**-0.5 * (1 + 0.1 * rotation["mscale_all_dim"] * math.log(max(rotation["factor"], 1.0))) ** 2
+    return (
+        size**-0.5
+        * (1 + 0.1 * rotation["mscale_all_dim"] * math.log(max(rotation["factor"], 1.0))) ** 2
+    )
 
 
 def describe(config: Settings) -> StackConfig:
@@ -45,18 +78,29 @@ def describe(config: Settings) -> StackConfig:
     config.fixed(FIXED)
     config.ignore(("num_nextn_predict_layers", "num_mtp_layers"))
     dense = layer(config, _attention(config))
-    inner, first = config.whole("moe_intermediate_size"), config.integer("first_k_dense_replace", least=0)
+    inner, first = (
+        config.whole("moe_intermediate_size"),
+        config.integer("first_k_dense_replace", least=0),
+    )
     experts = with_experts(
         msgspec.structs.replace(dense, mlp={**dense.mlp, "hidden": inner}),
         config.whole("n_routed_experts"),
         config.whole("num_experts_per_tok"),
         "sigmoid_of_chosen" if config.flag("norm_topk_prob", True) else "sigmoid",
-        choice={"name": "groups", "groups": config.whole("n_group"), "kept": config.whole("topk_group")},
+        choice={
+            "name": "groups",
+            "groups": config.whole("n_group"),
+            "kept": config.whole("topk_group"),
+        },
         factor=config.number("routed_scaling_factor"),
         shared=inner * config.whole("n_shared_experts"),
     )
     order = ["dense" if index < first else "experts" for index in range(config.layers)]
-    return decoder(config, {name: {"dense": dense, "experts": experts}[name] for name in dict.fromkeys(order)}, order)
+    return decoder(
+        config,
+        {name: {"dense": dense, "experts": experts}[name] for name in dict.fromkeys(order)},
+        order,
+    )
 
 
 def _queries(description: StackConfig, config: Mapping[str, Any]) -> Table:
@@ -68,7 +112,11 @@ def _queries(description: StackConfig, config: Mapping[str, Any]) -> Table:
 def _prediction_layers(description: StackConfig, config: Mapping[str, Any]) -> Tuple[str, ...]:
     """Return a pattern for the layers for multi-token prediction, which follow the last layer of the model."""
     inside = "|".join(str(index) for index in range(len(description.order)))
-    return (rf"^model\.layers\.(?!(?:{inside})\.)",) if config.get("num_nextn_predict_layers", config.get("num_mtp_layers")) else ()
+    return (
+        (rf"^model\.layers\.(?!(?:{inside})\.)",)
+        if config.get("num_nextn_predict_layers", config.get("num_mtp_layers"))
+        else ()
+    )
 
 
 PROJECTION, READ, FEED = OURS + "attention.projection.", LAYER + "self_attn.", LAYER + "mlp."
@@ -81,7 +129,18 @@ LATENT: Table = {
 }
 EXPERTS: Table = {
     OURS + "mlp.choose.correction": whole(FEED + "gate.e_score_correction_bias"),
-    **experts(FEED + "gate", *(FEED + f"experts.{{row}}.{name}_proj.weight" for name in ("gate", "up", "down"))),
-    **{OURS + f"mlp.shared.{name}": same(FEED + f"shared_experts.{name}_proj") for name in ("gate", "up", "down")},
+    **experts(
+        FEED + "gate",
+        *(FEED + f"experts.{{row}}.{name}_proj.weight" for name in ("gate", "up", "down")),
+    ),
+    **{
+        OURS + f"mlp.shared.{name}": same(FEED + f"shared_experts.{name}_proj")
+        for name in ("gate", "up", "down")
+    },
 }
-FAMILY = Family(describe, {**WEIGHTS, **LATENT, **EXPERTS}, further_weights=_queries, further_unused=_prediction_layers)
+FAMILY = Family(
+    describe,
+    {**WEIGHTS, **LATENT, **EXPERTS},
+    further_weights=_queries,
+    further_unused=_prediction_layers,
+)

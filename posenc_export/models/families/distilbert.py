@@ -21,7 +21,15 @@ def describe(config: Settings) -> StackConfig:
     """Describe the encoder. With sinusoidal_pos_embds, sinusoids are saved in the position table, so nothing differs here."""
     config.flag("sinusoidal_pos_embds", False)
     config.take("tie_weights_", None)
-    return post_norm(config, [{"name": "learned"}], [], table_rows(config), 0, activation="activation", epsilon=1e-12)
+    return post_norm(
+        config,
+        [{"name": "learned"}],
+        [],
+        table_rows(config),
+        0,
+        activation="activation",
+        epsilon=1e-12,
+    )
 
 
 FAMILY = Family(describe, WEIGHTS, base="distilbert.", unused=UNUSED)

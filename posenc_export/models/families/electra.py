@@ -8,7 +8,19 @@ from posenc_export.models.families.shared.plain import table_rows
 def describe(config: Settings) -> StackConfig:
     """Describe a discriminator or generator without its head."""
     config.only("embedding_size", config.width, 128)
-    return post_norm(config, [{"name": "learned"}], [], table_rows(config), config.integer("type_vocab_size", least=0))
+    return post_norm(
+        config,
+        [{"name": "learned"}],
+        [],
+        table_rows(config),
+        config.integer("type_vocab_size", least=0),
+    )
 
 
-FAMILY = Family(describe, weights("electra."), base="electra.", unused=UNUSED, further_weights=one_segment("electra."))
+FAMILY = Family(
+    describe,
+    weights("electra."),
+    base="electra.",
+    unused=UNUSED,
+    further_weights=one_segment("electra."),
+)

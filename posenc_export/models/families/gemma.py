@@ -5,7 +5,14 @@ import math
 import msgspec
 
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
-from posenc_export.models.families.shared.gated import LAYER, WEIGHTS, alike, attention, decoder, layer
+from posenc_export.models.families.shared.gated import (
+    LAYER,
+    WEIGHTS,
+    alike,
+    attention,
+    decoder,
+    layer,
+)
 from posenc_export.models.families.shared.rules import OURS, one_plus
 
 
@@ -15,12 +22,16 @@ def describe(config: Settings) -> StackConfig:
     config.off("use_bidirectional_attention")
     if config.take("hidden_activation", None) not in (None, "gelu_pytorch_tanh"):
         rule = "expected hidden_activation to be null or gelu_pytorch_tanh"
-        raise ValueError(f"gemma: {rule}, got another value; remove it, since transformers reads hidden_act")
+        raise ValueError(
+            f"gemma: {rule}, got another value; remove it, since transformers reads hidden_act"
+        )
     rotation, bias = config.rotation(), config.flag("attention_bias", False)
     kind = layer(config, attention(config, bias, bias))
     if kind.mlp["activation"] == "gelu":
         kind = msgspec.structs.replace(kind, mlp={**kind.mlp, "activation": "gelu_tanh"})
-    return decoder(config, *alike(kind, config.layers, [rotation]), tied=True, scale=math.sqrt(config.width))
+    return decoder(
+        config, *alike(kind, config.layers, [rotation]), tied=True, scale=math.sqrt(config.width)
+    )
 
 
 NORMS = {

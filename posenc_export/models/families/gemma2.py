@@ -2,7 +2,13 @@
 
 import math
 
-from posenc_export.models.families.shared.family import AttentionConfig, Family, HeadConfig, Settings, StackConfig
+from posenc_export.models.families.shared.family import (
+    AttentionConfig,
+    Family,
+    HeadConfig,
+    Settings,
+    StackConfig,
+)
 from posenc_export.models.families.shared.gated import LAYER, attention, decoder, layer
 from posenc_export.models.families.shared.gated import WEIGHTS as SHARED
 from posenc_export.models.families.shared.rules import OURS, Table, one_plus
@@ -21,18 +27,38 @@ def scaled_attention(config: Settings, **parts: object) -> AttentionConfig:
     """Describe attention with scores q k / sqrt(query_pre_attn_scalar)."""
     config.needs("num_key_value_heads", "head_dim", "sliding_window")
     bias = config.flag("attention_bias", False)
-    return attention(config, bias, bias, scale=1 / math.sqrt(config.number("query_pre_attn_scalar")), **parts)
+    return attention(
+        config, bias, bias, scale=1 / math.sqrt(config.number("query_pre_attn_scalar")), **parts
+    )
 
 
 def describe(config: Settings) -> StackConfig:
     """Describe the decoder. Without layer_types, layers 0, 2, 4, ... have a window."""
     config.off("use_bidirectional_attention")
-    config.only("hidden_act", "gelu_pytorch_tanh", "gelu_pytorch_tanh")  # transformers reads hidden_activation
+    config.only(
+        "hidden_act", "gelu_pytorch_tanh", "gelu_pytorch_tanh"
+    )  # transformers reads hidden_activation
     rotation, cap = config.rotation(), config.number_or_none("attn_logit_softcapping", 50.0)
-    kind = layer(config, scaled_attention(config, softcap=cap), activation="hidden_activation", residual="sandwich")
-    head, window = HeadConfig(softcap=config.number_or_none("final_logit_softcapping", 30.0)), config.window("sliding_window")
-    types = ["full_attention" if index % 2 else "sliding_attention" for index in range(config.layers)]
-    return decoder(config, *config.by_type(kind, [rotation], window, types), tied=True, head=head, scale=math.sqrt(config.width))
+    kind = layer(
+        config,
+        scaled_attention(config, softcap=cap),
+        activation="hidden_activation",
+        residual="sandwich",
+    )
+    head, window = (
+        HeadConfig(softcap=config.number_or_none("final_logit_softcapping", 30.0)),
+        config.window("sliding_window"),
+    )
+    types = [
+        "full_attention" if index % 2 else "sliding_attention" for index in range(config.layers)
+    ]
+    return decoder(
+        config,
+        *config.by_type(kind, [rotation], window, types),
+        tied=True,
+        head=head,
+        scale=math.sqrt(config.width),
+    )
 
 
 FAMILY = Family(describe, WEIGHTS)

@@ -20,14 +20,27 @@ WEIGHTS: Table = {
 def _rotations(config: Settings) -> Dict[str, Any]:
     """Return the rotation of each layer type. Older configs have rope_theta and rope_scaling for full layers, rope_local_base_freq for layers with a window."""
     keys = config.rotation_keys(1000000.0)
-    given, scaling, local = (keys.pop(key, None) or {} for key in ("rope_parameters", "rope_scaling", "rope_local_base_freq"))
+    given, scaling, local = (
+        keys.pop(key, None) or {}
+        for key in ("rope_parameters", "rope_scaling", "rope_local_base_freq")
+    )
     if not set(given) <= {"full_attention", "sliding_attention"}:
-        raise ValueError(f"gemma3_text: expected rope_parameters to be nested by layer type, got {', '.join(given)}; nest it")
-    full = {"rope_theta": keys.pop("rope_theta", 1000000.0), **(given.get("full_attention") or {}), **scaling}
+        raise ValueError(
+            f"gemma3_text: expected rope_parameters to be nested by layer type, got {', '.join(given)}; nest it"
+        )
+    full = {
+        "rope_theta": keys.pop("rope_theta", 1000000.0),
+        **(given.get("full_attention") or {}),
+        **scaling,
+    }
     sliding = {"rope_theta": local or 10000.0, **(given.get("sliding_attention") or {})}
-    specs: Dict[str, Any] = rope_spec({**keys, "rope_parameters": {"full_attention": full, "sliding_attention": sliding}})
+    specs: Dict[str, Any] = rope_spec(
+        {**keys, "rope_parameters": {"full_attention": full, "sliding_attention": sliding}}
+    )
     if any("rotary" in spec for spec in specs.values()):
-        raise ValueError("gemma3_text: expected rotation of whole heads, got a partial_rotary_factor below 1; correct config.json")
+        raise ValueError(
+            "gemma3_text: expected rotation of whole heads, got a partial_rotary_factor below 1; correct config.json"
+        )
     return specs
 
 
@@ -35,10 +48,17 @@ def describe(config: Settings) -> StackConfig:
     """Describe the decoder. Without layer_types and sliding_window_pattern, every sixth layer attends to all keys, the others to a window."""
     config.off("use_bidirectional_attention")
     config.off("attn_logit_softcapping")  # transformers has the key but ignores it
-    config.only("hidden_act", "gelu_pytorch_tanh", "gelu_pytorch_tanh")  # transformers reads hidden_activation
+    config.only(
+        "hidden_act", "gelu_pytorch_tanh", "gelu_pytorch_tanh"
+    )  # transformers reads hidden_activation
     rotations = _rotations(config)
-    kind = layer(config, scaled_attention(config), activation="hidden_activation", residual="sandwich")
-    head, window = HeadConfig(softcap=config.number_or_none("final_logit_softcapping", None)), config.window("sliding_window")
+    kind = layer(
+        config, scaled_attention(config), activation="hidden_activation", residual="sandwich"
+    )
+    head, window = (
+        HeadConfig(softcap=config.number_or_none("final_logit_softcapping", None)),
+        config.window("sliding_window"),
+    )
     encodings = {name: [spec] for name, spec in rotations.items()}
     layers = config.by_type(head_norm(kind, "head"), encodings, window, config.pattern(6))
     return decoder(config, *layers, tied=True, head=head, scale=math.sqrt(config.width))

@@ -1,7 +1,14 @@
 """GLM-4 (Team GLM 2024, ChatGLM: A Family of Large Language Models): Llama with partial rotation, interleaved rotary pairs, and packed gate and up."""
 
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
-from posenc_export.models.families.shared.gated import LAYER, WEIGHTS, alike, attention, decoder, layer
+from posenc_export.models.families.shared.gated import (
+    LAYER,
+    WEIGHTS,
+    alike,
+    attention,
+    decoder,
+    layer,
+)
 from posenc_export.models.families.shared.rules import gate_and_up
 
 

@@ -1,10 +1,21 @@
 """The text model of GLM-4.1V and GLM-4.6V (GLM-V Team 2025, GLM-4.1V-Thinking): four norms, packed gate and up, rotation by time, height and width."""
 
-from posenc_export.models.families.shared.family import Family, LayerConfig, Named, Settings, StackConfig
+from posenc_export.models.families.shared.family import (
+    Family,
+    LayerConfig,
+    Named,
+    Settings,
+    StackConfig,
+)
 from posenc_export.models.families.shared.gated import LAYER, alike, attention, decoder, layer
 from posenc_export.models.families.shared.gated import WEIGHTS as SHARED
 from posenc_export.models.families.shared.rules import OURS, Table, gate_and_up, same
-from posenc_export.models.families.shared.vision import BASES, UNUSED, keys_tied_by_either, rotation_of_axes
+from posenc_export.models.families.shared.vision import (
+    BASES,
+    UNUSED,
+    keys_tied_by_either,
+    rotation_of_axes,
+)
 
 WEIGHTS: Table = {
     **SHARED,

@@ -21,7 +21,13 @@ def describe(config: Settings) -> StackConfig:
     rotation = config.rotation(partial=True, share=0.25)
     residual = "parallel_norms" if config.flag("use_parallel_residual", True) else "pre"
     hidden, activation = config.whole("intermediate_size"), config.activation("hidden_act", "gelu")
-    kind = layer(attention(config, config.flag("attention_bias", True)), layer_norm(config, "layer_norm_eps"), hidden, activation, residual=residual)
+    kind = layer(
+        attention(config, config.flag("attention_bias", True)),
+        layer_norm(config, "layer_norm_eps"),
+        hidden,
+        activation,
+        residual=residual,
+    )
     return decoder(config, *alike(kind, config.layers, [rotation]))
 
 

@@ -20,7 +20,13 @@ def describe(config: Settings) -> StackConfig:
     """Describe the encoder. transformers always uses 32 buckets, so another number is refused."""
     config.only("relative_attention_num_buckets", 32, 32)
     buckets = {"name": "t5", "buckets": 32, "max_distance": 128, "scores": "scaled"}
-    return post_norm(config, [{"name": "learned", "offset": UNUSED_ROWS}], [buckets], table_rows(config, UNUSED_ROWS), 0)
+    return post_norm(
+        config,
+        [{"name": "learned", "offset": UNUSED_ROWS}],
+        [buckets],
+        table_rows(config, UNUSED_ROWS),
+        0,
+    )
 
 
 FAMILY = Family(describe, WEIGHTS, base="mpnet.", unused=UNUSED)

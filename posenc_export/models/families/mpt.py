@@ -19,7 +19,13 @@ WEIGHTS: Table = {
 }
 # Switches of MosaicML's code that transformers does not have, with the values that match transformers' computation.
 ONLY = {"expansion_ratio": 4, "logit_scale": None, "no_bias": True}
-ONLY_IN_ATTENTION = {"alibi": True, "attn_type": "multihead_attention", "attn_uses_sequence_id": False, "prefix_lm": False, "qk_ln": False}
+ONLY_IN_ATTENTION = {
+    "alibi": True,
+    "attn_type": "multihead_attention",
+    "attn_uses_sequence_id": False,
+    "prefix_lm": False,
+    "qk_ln": False,
+}
 
 
 def describe(config: Settings) -> StackConfig:
@@ -29,15 +35,39 @@ def describe(config: Settings) -> StackConfig:
     alibi_bias_max is used as in MosaicML's code (16 in MPT-7B-StoryWriter); transformers 5 ignores it and uses 8.
     """
     config.flatten("attn_config")
-    config.fixed({**ONLY, **{f"attn_config.{key}": value for key, value in ONLY_IN_ATTENTION.items()}})
-    config.ignore(("learned_pos_emb", "embedding_fraction", "attn_config.attn_impl", "attn_config.model_type", "attn_config.is_encoder_decoder"))
-    if (kind_of_norm := config.take("norm_type", "layernorm")) not in ("layernorm", "low_precision_layernorm"):
-        raise ValueError(f"mpt: expected norm_type to be layernorm or low_precision_layernorm, got {kind_of_norm!r}; {UNSUPPORTED}")
-    clip, scale = config.number_or_none("attn_config.clip_qkv"), config.number_or_none("attn_config.softmax_scale")
+    config.fixed(
+        {**ONLY, **{f"attn_config.{key}": value for key, value in ONLY_IN_ATTENTION.items()}}
+    )
+    config.ignore(
+        (
+            "learned_pos_emb",
+            "embedding_fraction",
+            "attn_config.attn_impl",
+            "attn_config.model_type",
+            "attn_config.is_encoder_decoder",
+        )
+    )
+    if (kind_of_norm := config.take("norm_type", "layernorm")) not in (
+        "layernorm",
+        "low_precision_layernorm",
+    ):
+        raise ValueError(
+            f"mpt: expected norm_type to be layernorm or low_precision_layernorm, got {kind_of_norm!r}; {UNSUPPORTED}"
+        )
+    clip, scale = (
+        config.number_or_none("attn_config.clip_qkv"),
+        config.number_or_none("attn_config.softmax_scale"),
+    )
     slopes = config.number("attn_config.alibi_bias_max", 8.0)
     encoding = {"name": "alibi", **({} if slopes == 8 else {"max_bias": slopes})}
     norm = {**layer_norm(config, "layer_norm_epsilon"), "bias": False}
-    kind = layer(attention(config, bias=False, clip=clip, scale=scale), norm, 4 * config.width, "gelu", bias=False)
+    kind = layer(
+        attention(config, bias=False, clip=clip, scale=scale),
+        norm,
+        4 * config.width,
+        "gelu",
+        bias=False,
+    )
     return decoder(config, *alike(kind, config.layers, [encoding]), tied=True)
 
 

@@ -1,7 +1,16 @@
 """OLMo 2 (OLMo Team 2025, 2 OLMo 2 Furious): norms of the outputs of attention and MLP, and RMSNorm over all heads of queries and keys."""
 
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
-from posenc_export.models.families.shared.gated import HEAD_NORMS, LAYER, WEIGHTS, alike, attention, decoder, head_norm, layer
+from posenc_export.models.families.shared.gated import (
+    HEAD_NORMS,
+    LAYER,
+    WEIGHTS,
+    alike,
+    attention,
+    decoder,
+    head_norm,
+    layer,
+)
 from posenc_export.models.families.shared.rules import OURS, same
 
 

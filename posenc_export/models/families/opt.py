@@ -18,12 +18,26 @@ def describe(config: Settings) -> StackConfig:
     """Describe the decoder. Without do_layer_norm_before, layers are post-norm. Then, or with _remove_final_layer_norm, there is no final norm."""
     config.only("word_embed_proj_dim", config.width, config.width)
     before, bias = config.flag("do_layer_norm_before", True), config.flag("enable_bias", True)
-    removed, trained = config.flag("_remove_final_layer_norm", False), config.flag("layer_norm_elementwise_affine", True)
+    removed, trained = (
+        config.flag("_remove_final_layer_norm", False),
+        config.flag("layer_norm_elementwise_affine", True),
+    )
     norm = {"name": "layer", "epsilon": 1e-5, "weight": trained, "bias": trained}
-    hidden, activation = config.whole("intermediate_size"), config.activation("activation_function", "relu")
-    kind = layer(attention(config, bias), norm, hidden, activation, bias, "pre" if before else "post")
+    hidden, activation = (
+        config.whole("intermediate_size"),
+        config.activation("activation_function", "relu"),
+    )
+    kind = layer(
+        attention(config, bias), norm, hidden, activation, bias, "pre" if before else "post"
+    )
     behind = norm if before and not removed else {"name": "none"}
-    return decoder(config, *alike(kind, config.layers, []), tied=True, norm=behind, encodings=(learned(config),))
+    return decoder(
+        config,
+        *alike(kind, config.layers, []),
+        tied=True,
+        norm=behind,
+        encodings=(learned(config),),
+    )
 
 
 FAMILY = Family(describe, WEIGHTS, unused=(r"decoder\.version$",))

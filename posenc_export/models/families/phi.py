@@ -21,8 +21,17 @@ def describe(config: Settings) -> StackConfig:
     """Describe the decoder. qk_layernorm normalises each head of queries and keys before rotation. partial_rotary_factor defaults to 0.5."""
     rotation, norm = config.rotation(partial=True, share=0.5), layer_norm(config, "layer_norm_eps")
     head_norm = {"name": "head", "norm": norm} if config.flag("qk_layernorm", False) else None
-    hidden, activation = config.whole("intermediate_size"), config.activation("hidden_act", "gelu_new")
-    kind = layer(attention(config, bias=True, output_bias=True, head_norm=head_norm), norm, hidden, activation, residual="parallel")
+    hidden, activation = (
+        config.whole("intermediate_size"),
+        config.activation("hidden_act", "gelu_new"),
+    )
+    kind = layer(
+        attention(config, bias=True, output_bias=True, head_norm=head_norm),
+        norm,
+        hidden,
+        activation,
+        residual="parallel",
+    )
     return decoder(config, *alike(kind, config.layers, [rotation]), head=HeadConfig(bias=True))
 
 

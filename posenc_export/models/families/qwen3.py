@@ -1,7 +1,15 @@
 """Qwen3 (Yang et al. 2025, Qwen3 Technical Report): Llama with RMSNorm over each head of queries and keys."""
 
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
-from posenc_export.models.families.shared.gated import HEAD_NORMS, WEIGHTS, attention, decoder, head_norm, late_windows, layer
+from posenc_export.models.families.shared.gated import (
+    HEAD_NORMS,
+    WEIGHTS,
+    attention,
+    decoder,
+    head_norm,
+    late_windows,
+    layer,
+)
 
 
 def describe(config: Settings) -> StackConfig:

@@ -3,7 +3,18 @@
 import msgspec
 
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
-from posenc_export.models.families.shared.gated import HEAD_NORMS, LAYER, WEIGHTS, attention, decoder, head_norm, layer, windowed, with_attention, with_experts
+from posenc_export.models.families.shared.gated import (
+    HEAD_NORMS,
+    LAYER,
+    WEIGHTS,
+    attention,
+    decoder,
+    head_norm,
+    layer,
+    windowed,
+    with_attention,
+    with_experts,
+)
 from posenc_export.models.families.shared.rules import experts
 
 
@@ -15,16 +26,35 @@ def describe(config: Settings) -> StackConfig:
     config.needs("num_key_value_heads")
     rotation, bias = config.rotation(), config.flag("attention_bias", False)
     used, window = config.flag("use_sliding_window", False), config.window("sliding_window", 4096)
-    config.take("max_window_layers", None)  # in configs derived from Qwen3's; transformers ignores it
+    config.take(
+        "max_window_layers", None
+    )  # in configs derived from Qwen3's; transformers ignores it
     step, dense_at = config.whole("decoder_sparse_step", 1), config.indices("mlp_only_layers", ())
-    dense = windowed(config, head_norm(layer(config, attention(config, bias, bias)), "head"), window if used else None)
+    dense = windowed(
+        config,
+        head_norm(layer(config, attention(config, bias, bias)), "head"),
+        window if used else None,
+    )
     dense = with_attention(dense, encodings=(rotation,))
-    inner = msgspec.structs.replace(dense, mlp={**dense.mlp, "hidden": config.whole("moe_intermediate_size")})
+    inner = msgspec.structs.replace(
+        dense, mlp={**dense.mlp, "hidden": config.whole("moe_intermediate_size")}
+    )
     weights = "chosen" if config.flag("norm_topk_prob", False) else "all"
-    kinds = {"dense": dense, "experts": with_experts(inner, config.whole("num_local_experts"), config.whole("num_experts_per_tok"), weights)}
-    order = ["dense" if index in dense_at or (index + 1) % step else "experts" for index in range(config.layers)]
+    kinds = {
+        "dense": dense,
+        "experts": with_experts(
+            inner, config.whole("num_local_experts"), config.whole("num_experts_per_tok"), weights
+        ),
+    }
+    order = [
+        "dense" if index in dense_at or (index + 1) % step else "experts"
+        for index in range(config.layers)
+    ]
     return decoder(config, {name: kinds[name] for name in dict.fromkeys(order)}, order)
 
 
-EXPERTS = experts(LAYER + "mlp.gate", *(LAYER + f"mlp.experts.{{row}}.{name}_proj.weight" for name in ("gate", "up", "down")))
+EXPERTS = experts(
+    LAYER + "mlp.gate",
+    *(LAYER + f"mlp.experts.{{row}}.{name}_proj.weight" for name in ("gate", "up", "down")),
+)
 FAMILY = Family(describe, {**WEIGHTS, **HEAD_NORMS, **EXPERTS})

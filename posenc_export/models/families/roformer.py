@@ -11,7 +11,15 @@ def describe(config: Settings) -> StackConfig:
     config.only("rotary_value", False, False)
     config.only("embedding_size", config.width, config.width)
     rotation = {"name": "rope", "layout": "interleaved"}
-    return post_norm(config, [], [rotation], config.max_positions, config.integer("type_vocab_size", least=0))
+    return post_norm(
+        config, [], [rotation], config.max_positions, config.integer("type_vocab_size", least=0)
+    )
 
 
-FAMILY = Family(describe, weights("roformer."), base="roformer.", unused=(*UNUSED, SINES), further_weights=one_segment("roformer."))
+FAMILY = Family(
+    describe,
+    weights("roformer."),
+    base="roformer.",
+    unused=(*UNUSED, SINES),
+    further_weights=one_segment("roformer."),
+)

@@ -2,10 +2,31 @@
 
 from typing import Any, Dict, Mapping, Tuple
 
-from posenc_export.models.config import AttentionConfig, HeadConfig, KeyValuesConfig, LayerConfig, Named, StackConfig, TokensConfig
+from posenc_export.models.config import (
+    AttentionConfig,
+    HeadConfig,
+    KeyValuesConfig,
+    LayerConfig,
+    Named,
+    StackConfig,
+    TokensConfig,
+)
 from posenc_export.models.families.shared.encoders import reading_layers
-from posenc_export.models.families.shared.family import ACTIVATIONS, UNSUPPORTED, Family, Settings, stack
-from posenc_export.models.families.shared.rules import OURS, Rule, Table, joined, keys_and_values, same
+from posenc_export.models.families.shared.family import (
+    ACTIVATIONS,
+    UNSUPPORTED,
+    Family,
+    Settings,
+    stack,
+)
+from posenc_export.models.families.shared.rules import (
+    OURS,
+    Rule,
+    Table,
+    joined,
+    keys_and_values,
+    same,
+)
 
 WEIGHTS: Table = {"tokens.embedding": same("shared"), "norm": same("encoder.final_layer_norm")}
 # Patterns of tensors in the decoder: the cross-attention projections of keys and values, which belong to our encoder, and all others.
@@ -27,7 +48,9 @@ def describe_encoder(config: Settings) -> StackConfig:
     layers, _ = _decoder_size(config)
     kind = _layer(config, {"name": "both"})
     size = 2 * layers * kind.attention.heads * kind.attention.head_size
-    return _stack(config, {"layer": kind}, ("layer",) * config.layers, key_values=KeyValuesConfig(size=size))
+    return _stack(
+        config, {"layer": kind}, ("layer",) * config.layers, key_values=KeyValuesConfig(size=size)
+    )
 
 
 def describe_decoder(config: Settings) -> StackConfig:
@@ -56,24 +79,49 @@ def _layer(config: Settings, sees: Named) -> LayerConfig:
     if gated not in ("", "gated") or activation not in ACTIVATIONS:
         rule = f"expected feed_forward_proj to be one of {', '.join(ACTIVATIONS)}, or gated- and one of these"
         raise ValueError(f"{config.family}: {rule}, got {gated}-{named}; {UNSUPPORTED}")
-    for key, value in (("dense_act_fn", activation), ("is_gated_act", gated == "gated")):  # written beside feed_forward_proj, and preferred by transformers
+    for key, value in (
+        ("dense_act_fn", activation),
+        ("is_gated_act", gated == "gated"),
+    ):  # written beside feed_forward_proj, and preferred by transformers
         config.only(key, value, value)
     norm = {"name": "rms", "epsilon": config.number("layer_norm_epsilon")}
-    mlp = {"name": "gated" if gated else "plain", "hidden": config.whole("intermediate_size"), "activation": ACTIVATIONS[activation], "bias": False}
+    mlp = {
+        "name": "gated" if gated else "plain",
+        "hidden": config.whole("intermediate_size"),
+        "activation": ACTIVATIONS[activation],
+        "bias": False,
+    }
     buckets = {
         "name": "t5",
         "buckets": config.whole("relative_attention_num_buckets"),
         "max_distance": config.whole("relative_attention_max_distance", 128),
     }
-    attention = AttentionConfig(heads=config.heads, kv_heads=config.heads, head_size=config.whole("d_kv"), encodings=(buckets,), sees=sees)
+    attention = AttentionConfig(
+        heads=config.heads,
+        kv_heads=config.heads,
+        head_size=config.whole("d_kv"),
+        encodings=(buckets,),
+        sees=sees,
+    )
     return LayerConfig(residual={"name": "pre"}, norms=(norm, norm), attention=attention, mlp=mlp)
 
 
-def _stack(config: Settings, kinds: Dict[str, LayerConfig], order: Tuple[str, ...], **output: Any) -> StackConfig:
-    return stack(config, kinds, order, TokensConfig(vocabulary=config.whole("vocab_size")), norm=next(iter(kinds.values())).norms[0], **output)
+def _stack(
+    config: Settings, kinds: Dict[str, LayerConfig], order: Tuple[str, ...], **output: Any
+) -> StackConfig:
+    return stack(
+        config,
+        kinds,
+        order,
+        TokensConfig(vocabulary=config.whole("vocab_size")),
+        norm=next(iter(kinds.values())).norms[0],
+        **output,
+    )
 
 
-def _layer_rules(description: StackConfig, own: str, reading: str, block: str, mlp: int) -> Dict[str, Rule]:
+def _layer_rules(
+    description: StackConfig, own: str, reading: str, block: str, mlp: int
+) -> Dict[str, Rule]:
     """Return the rules of a layer. own, reading: prefixes of our layers with self-attention and with the MLP; mlp: index of the MLP among the sublayers of `block`."""
     read, feed = block + "layer.0.SelfAttention.", block + f"layer.{mlp}.DenseReluDense."
     gated = description.kinds[-1].mlp["name"] == "gated"
@@ -81,7 +129,9 @@ def _layer_rules(description: StackConfig, own: str, reading: str, block: str, m
         own + "residual.attention_norm": same(block + "layer.0.layer_norm"),
         own + "attention.projection.qkv": joined(read + "q", read + "k", read + "v"),
         own + "attention.projection.output": same(read + "o"),
-        own + "attention.encoding.table": same(block.partition(".")[0] + ".block.0.layer.0.SelfAttention.relative_attention_bias"),
+        own + "attention.encoding.table": same(
+            block.partition(".")[0] + ".block.0.layer.0.SelfAttention.relative_attention_bias"
+        ),
         reading + "residual.mlp_norm": same(block + f"layer.{mlp}.layer_norm"),
         reading + "mlp.gate": same(feed + "wi_0"),
         reading + "mlp.up": same(feed + ("wi_1" if gated else "wi")),
@@ -98,14 +148,25 @@ def names_of_encoder(description: StackConfig, config: Mapping[str, Any]) -> Tab
     """Return the rules of `names`, and those for the keys and values of the decoder's cross-attention."""
     module = "decoder.block.{row}.layer.1.EncDecAttention."
     layers = int(config.get("num_decoder_layers") or len(description.order))
-    return {**names(description, config), "head.linear": keys_and_values(module + "k", module + "v", layers)}
+    return {
+        **names(description, config),
+        "head.linear": keys_and_values(module + "k", module + "v", layers),
+    }
 
 
 def names_of_decoder(description: StackConfig, config: Mapping[str, Any]) -> Table:
     """Return the rules of the decoder. Layers 2i and 2i + 1 of our model are layer i of the checkpoint."""
-    table: Dict[str, Rule] = {"tokens.embedding": same("shared"), "norm": same("decoder.final_layer_norm"), "head.linear": same("lm_head")}
+    table: Dict[str, Rule] = {
+        "tokens.embedding": same("shared"),
+        "norm": same("decoder.final_layer_norm"),
+        "head.linear": same("lm_head"),
+    }
     for row in range(len(description.order) // 2):
-        block, own, reading = f"decoder.block.{row}.", f"layers.{2 * row}.", f"layers.{2 * row + 1}."
+        block, own, reading = (
+            f"decoder.block.{row}.",
+            f"layers.{2 * row}.",
+            f"layers.{2 * row + 1}.",
+        )
         table |= _layer_rules(description, own, reading, block, 2)
         table[reading + "residual.attention_norm"] = same(block + "layer.1.layer_norm")
         table[reading + "attention.projection.query"] = same(block + "layer.1.EncDecAttention.q")
@@ -115,7 +176,26 @@ def names_of_decoder(description: StackConfig, config: Mapping[str, Any]) -> Tab
 
 UNUSED = (r"^lm_head\.", r"^encoder\.embed_tokens\.")
 PARTS = {
-    "encoder": Family(describe_encoder, WEIGHTS, base="", unused=(*UNUSED, DECODER), further_weights=names_of_encoder),
-    "decoder": Family(describe_decoder, {}, base="", unused=(r"^encoder\.", r"^decoder\.embed_tokens\.", KEYS_AND_VALUES), further_weights=names_of_decoder),
+    "encoder": Family(
+        describe_encoder,
+        WEIGHTS,
+        base="",
+        unused=(*UNUSED, DECODER),
+        further_weights=names_of_encoder,
+    ),
+    "decoder": Family(
+        describe_decoder,
+        {},
+        base="",
+        unused=(r"^encoder\.", r"^decoder\.embed_tokens\.", KEYS_AND_VALUES),
+        further_weights=names_of_decoder,
+    ),
 }
-FAMILY = Family(describe, WEIGHTS, base="", unused=(r"^decoder\.", *UNUSED, r"layer\.1\.EncDecAttention\."), further_weights=names, parts=PARTS)
+FAMILY = Family(
+    describe,
+    WEIGHTS,
+    base="",
+    unused=(r"^decoder\.", *UNUSED, r"layer\.1\.EncDecAttention\."),
+    further_weights=names,
+    parts=PARTS,
+)

@@ -2,11 +2,23 @@
 
 from typing import Any, Callable, Dict, Mapping, NoReturn
 
-from posenc_export.models.config import HeadConfig, KeyValuesConfig, LayerConfig, StackConfig, TokensConfig
+from posenc_export.models.config import (
+    HeadConfig,
+    KeyValuesConfig,
+    LayerConfig,
+    StackConfig,
+    TokensConfig,
+)
 from posenc_export.models.families.shared.encoders import reading_layers
 from posenc_export.models.families.shared.family import Family, Settings, stack
 from posenc_export.models.families.shared.plain import attention, fairseq_layer, layer, learned
-from posenc_export.models.families.shared.rules import Rule, Table, biases_without_keys, keys_and_values, same
+from posenc_export.models.families.shared.rules import (
+    Rule,
+    Table,
+    biases_without_keys,
+    keys_and_values,
+    same,
+)
 
 NORM = {"name": "layer", "epsilon": 1e-5}
 # Keys of training, of other tasks, of transformers' `generate` and of the other part.
@@ -14,7 +26,11 @@ UNREAD = """apply_spec_augment begin_suppress_tokens classifier_proj_size forced
     mask_feature_prob mask_time_length mask_time_min_masks mask_time_prob max_length median_filter_width suppress_tokens use_weighted_layer_sum
     num_mel_bins tie_word_embeddings vocab_size""".split()
 # Keys of each part, without the part's prefix, to the names in models with one part.
-PART_KEYS = {"layers": "num_hidden_layers", "attention_heads": "num_attention_heads", "ffn_dim": "intermediate_size"}
+PART_KEYS = {
+    "layers": "num_hidden_layers",
+    "attention_heads": "num_attention_heads",
+    "ffn_dim": "intermediate_size",
+}
 POSITIONS = {"encoder": "max_source_positions", "decoder": "max_target_positions"}
 
 
@@ -22,17 +38,27 @@ def keys_of(part: str) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
     """Return a function that selects the keys of one part of config.json, under their usual names."""
 
     def keys(config: Mapping[str, Any]) -> Mapping[str, Any]:
-        own = {f"{part}_{name}": usual for name, usual in PART_KEYS.items()} | {POSITIONS[part]: "max_position_embeddings"}
-        theirs = [f"{other}_{name}" for other in POSITIONS for name in (*PART_KEYS, "layerdrop")] + [*POSITIONS.values(), *PART_KEYS.values()]
+        own = {f"{part}_{name}": usual for name, usual in PART_KEYS.items()} | {
+            POSITIONS[part]: "max_position_embeddings"
+        }
+        theirs = [
+            f"{other}_{name}" for other in POSITIONS for name in (*PART_KEYS, "layerdrop")
+        ] + [*POSITIONS.values(), *PART_KEYS.values()]
         rest = {key: value for key, value in config.items() if key not in theirs}
-        return {**rest, **{usual: config[key] for key, usual in own.items() if key in config}, "decoder_layers": config.get("decoder_layers")}
+        return {
+            **rest,
+            **{usual: config[key] for key, usual in own.items() if key in config},
+            "decoder_layers": config.get("decoder_layers"),
+        }
 
     return keys
 
 
 def describe(config: Settings) -> NoReturn:
     """Refuse the whole model: only its parts can be exported."""
-    raise ValueError("whisper: expected part encoder or decoder, got none; give part='encoder' or part='decoder'")
+    raise ValueError(
+        "whisper: expected part encoder or decoder, got none; give part='encoder' or part='decoder'"
+    )
 
 
 def describe_encoder(config: Settings) -> StackConfig:
@@ -40,28 +66,46 @@ def describe_encoder(config: Settings) -> StackConfig:
     kind = _layer(config, {"name": "both"})
     channels, size = config.whole("num_mel_bins"), 2 * config.whole("decoder_layers") * config.width
     _unread(config)
-    features = {"name": "convolutions", "channels": channels, "activation": "gelu"}  # fixed; activation_function applies to layers
+    features = {
+        "name": "convolutions",
+        "channels": channels,
+        "activation": "gelu",
+    }  # fixed; activation_function applies to layers
     tokens = TokensConfig(features=features, encodings=(learned(config),))
-    return stack(config, {"layer": kind}, ("layer",) * config.layers, tokens, norm=NORM, key_values=KeyValuesConfig(size=size, bias=True))
+    return stack(
+        config,
+        {"layer": kind},
+        ("layer",) * config.layers,
+        tokens,
+        norm=NORM,
+        key_values=KeyValuesConfig(size=size, bias=True),
+    )
 
 
 def describe_decoder(config: Settings) -> StackConfig:
     """Describe the decoder."""
     kind = _layer(config, {"name": "causal"})
     tied, vocabulary = config.flag("tie_word_embeddings", True), config.whole("vocab_size")
-    layers = reading_layers(kind, config.whole("decoder_layers"), {"name": "queries", "bias": True, "output_bias": True})
+    layers = reading_layers(
+        kind, config.whole("decoder_layers"), {"name": "queries", "bias": True, "output_bias": True}
+    )
     _unread(config)
     tokens = TokensConfig(vocabulary=vocabulary, encodings=(learned(config),))
     return stack(config, *layers, tokens, norm=NORM, head=HeadConfig(tied=tied))
 
 
 def _layer(config: Settings, sees: Dict[str, Any]) -> LayerConfig:
-    hidden, activation = config.whole("intermediate_size"), config.activation("activation_function", "gelu")
+    hidden, activation = (
+        config.whole("intermediate_size"),
+        config.activation("activation_function", "gelu"),
+    )
     return layer(attention(config, bias=True, sees=sees), NORM, hidden, activation)
 
 
 def _unread(config: Settings) -> None:
-    config.only("scale_embedding", False, False)  # false in all published models; transformers does not read it
+    config.only(
+        "scale_embedding", False, False
+    )  # false in all published models; transformers does not read it
     config.ignore(UNREAD)
 
 
@@ -82,8 +126,14 @@ def names_of_decoder(description: StackConfig, config: Mapping[str, Any]) -> Tab
     """Return the rules of the decoder. Layers 2i and 2i + 1 of our model are layer i of the checkpoint."""
     table: Dict[str, Rule] = {}
     for row in range(len(description.order) // 2):
-        theirs, own, reading = f"model.decoder.layers.{row}.", f"layers.{2 * row}.", f"layers.{2 * row + 1}."
-        table |= _layer_rules(own, theirs) | _layer_rules(reading, theirs)  # rules of parts that a layer does not have are not used
+        theirs, own, reading = (
+            f"model.decoder.layers.{row}.",
+            f"layers.{2 * row}.",
+            f"layers.{2 * row + 1}.",
+        )
+        table |= _layer_rules(own, theirs) | _layer_rules(
+            reading, theirs
+        )  # rules of parts that a layer does not have are not used
         table[reading + "residual.attention_norm"] = same(theirs + "encoder_attn_layer_norm")
         table[reading + "attention.projection.query"] = same(theirs + "encoder_attn.q_proj")
         table[reading + "attention.projection.output"] = same(theirs + "encoder_attn.out_proj")
@@ -105,9 +155,19 @@ DECODER: Table = {
 }
 OF_DECODER = r"^(model\.)?decoder\.(?!layers\.\d+\.encoder_attn\.[kv]_proj\.)"
 PARTS = {
-    "encoder": Family(describe_encoder, ENCODER, unused=(OF_DECODER, r"^proj_out\."), further_weights=names_of_encoder, keys=keys_of("encoder")),
+    "encoder": Family(
+        describe_encoder,
+        ENCODER,
+        unused=(OF_DECODER, r"^proj_out\."),
+        further_weights=names_of_encoder,
+        keys=keys_of("encoder"),
+    ),
     "decoder": Family(
-        describe_decoder, DECODER, unused=(r"^(model\.)?encoder\.", r"encoder_attn\.[kv]_proj\."), further_weights=names_of_decoder, keys=keys_of("decoder")
+        describe_decoder,
+        DECODER,
+        unused=(r"^(model\.)?encoder\.", r"encoder_attn\.[kv]_proj\."),
+        further_weights=names_of_decoder,
+        keys=keys_of("decoder"),
     ),
 }
 FAMILY = Family(describe, {}, keys=keys_of("encoder"), parts=PARTS)

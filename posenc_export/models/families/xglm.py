@@ -19,12 +19,21 @@ def describe(config: Settings) -> StackConfig:
     """Describe the decoder. transformers sets the sinusoids at row pad_token_id to zero, which has no effect for rows 0 and 1."""
     config.only("add_cross_attention", False, False)
     if (padding := config.values.get("pad_token_id")) not in (None, 0, 1):
-        raise ValueError(f"xglm: expected pad_token_id to be null, 0 or 1, got {padding!r}, which is the row of a position; correct config.json")
+        raise ValueError(
+            f"xglm: expected pad_token_id to be null, 0 or 1, got {padding!r}, which is the row of a position; correct config.json"
+        )
     sinusoids = {"name": "sinusoidal", "layout": "halves", "divisor": "fairseq", "offset": 2}
     scale = math.sqrt(config.width) if config.flag("scale_embedding", True) else 1.0
-    hidden, activation = config.whole("intermediate_size"), config.activation("activation_function", "gelu")
-    kind = layer(attention(config, bias=True), {"name": "layer", "epsilon": 1e-5}, hidden, activation)
-    return decoder(config, *alike(kind, config.layers, []), tied=True, scale=scale, encodings=(sinusoids,))
+    hidden, activation = (
+        config.whole("intermediate_size"),
+        config.activation("activation_function", "gelu"),
+    )
+    kind = layer(
+        attention(config, bias=True), {"name": "layer", "epsilon": 1e-5}, hidden, activation
+    )
+    return decoder(
+        config, *alike(kind, config.layers, []), tied=True, scale=scale, encodings=(sinusoids,)
+    )
 
 
 FAMILY = Family(describe, WEIGHTS, unused=(r"\.embed_positions\.weights$",))

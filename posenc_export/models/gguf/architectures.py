@@ -12,7 +12,11 @@ from posenc_export.shared.suggestion import suggestion
 
 Config = Dict[str, Any]
 Change = Callable[[np.ndarray, Config], np.ndarray]
-NORM_ALONE, QKV, MATRIX = r"norm\.weight$", r"attn_qkv\.", r"attn_(qkv|output)\.weight|ffn_(up|down)\.weight"
+NORM_ALONE, QKV, MATRIX = (
+    r"norm\.weight$",
+    r"attn_qkv\.",
+    r"attn_(qkv|output)\.weight|ffn_(up|down)\.weight",
+)
 Q, K = r"attn_q\.", r"attn_k\."
 
 
@@ -31,7 +35,9 @@ class Architecture:
     undo: Mapping[str, Change] = field(default_factory=dict)
 
 
-def config_of(metadata: Metadata, shapes: Mapping[str, Tuple[int, ...]], read: Read) -> Tuple[Config, Architecture]:
+def config_of(
+    metadata: Metadata, shapes: Mapping[str, Tuple[int, ...]], read: Read
+) -> Tuple[Config, Architecture]:
     """Return the config.json of a GGUF file, and its architecture.
 
     Args:
@@ -44,14 +50,26 @@ def config_of(metadata: Metadata, shapes: Mapping[str, Tuple[int, ...]], read: R
     name = str(metadata.architecture)
     if name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
-        raise ValueError(f"gguf: expected general.architecture to be one of {known}, got {name!r}; {suggestion(name, list(ARCHITECTURES))}")
+        raise ValueError(
+            f"gguf: expected general.architecture to be one of {known}, got {name!r}; {suggestion(name, list(ARCHITECTURES))}"
+        )
     if "token_embd.weight" not in shapes:
-        raise ValueError("gguf: expected a file with the tensor token_embd.weight, got none; give the file of the language model")
+        raise ValueError(
+            "gguf: expected a file with the tensor token_embd.weight, got none; give the file of the language model"
+        )
     kind = MIXTRAL if name == "llama" and metadata.take("expert_count", 0) else ARCHITECTURES[name]
-    config = {"model_type": kind.model_type, "vocab_size": shapes["token_embd.weight"][0], **_common(metadata)}
+    config = {
+        "model_type": kind.model_type,
+        "vocab_size": shapes["token_embd.weight"][0],
+        **_common(metadata),
+    }
     config |= kind.describe(metadata, config)
-    turned = rotation(metadata, config["head_dim"], read) if kind.model_type not in NOT_TURNED else {}
-    config |= {SPELLED.get(kind.model_type, {}).get(key, key): value for key, value in turned.items()}
+    turned = (
+        rotation(metadata, config["head_dim"], read) if kind.model_type not in NOT_TURNED else {}
+    )
+    config |= {
+        SPELLED.get(kind.model_type, {}).get(key, key): value for key, value in turned.items()
+    }
     if kind.model_type in NO_HEAD_SIZE:
         del config["head_dim"]
     metadata.finish()
@@ -62,9 +80,13 @@ def _common(metadata: Metadata) -> Config:
     width, heads = metadata.whole("embedding_length"), metadata.whole("attention.head_count")
     size = metadata.whole("attention.key_length", width // heads)
     if metadata.whole("attention.value_length", size) != size:
-        raise ValueError(f"gguf: expected values as long as keys, {size}, got another attention.value_length; convert the model to safetensors")
+        raise ValueError(
+            f"gguf: expected values as long as keys, {size}, got another attention.value_length; convert the model to safetensors"
+        )
     if metadata.take("attention.causal", True) is not True:
-        raise ValueError("gguf: expected attention.causal to be true, got false; convert the model to safetensors")
+        raise ValueError(
+            "gguf: expected attention.causal to be true, got false; convert the model to safetensors"
+        )
     return {
         "hidden_size": width,
         "num_attention_heads": heads,
@@ -78,7 +100,10 @@ def _common(metadata: Metadata) -> Config:
 
 
 def _rms(metadata: Metadata, activation: str = "silu") -> Config:
-    return {"hidden_act": activation, "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon")}
+    return {
+        "hidden_act": activation,
+        "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
+    }
 
 
 def _bias(metadata: Metadata) -> bool:
@@ -87,16 +112,29 @@ def _bias(metadata: Metadata) -> bool:
 
 def _llama(metadata: Metadata, config: Config) -> Config:
     metadata.take("expert_used_count")  # 0 without experts
-    return {**_rms(metadata), "attention_bias": _bias(metadata), "mlp_bias": metadata.holds("blk.0.ffn_gate.bias")}
+    return {
+        **_rms(metadata),
+        "attention_bias": _bias(metadata),
+        "mlp_bias": metadata.holds("blk.0.ffn_gate.bias"),
+    }
 
 
 def _mixtral(metadata: Metadata, config: Config) -> Config:
     count = metadata.values["llama.expert_count"]
-    return {**_rms(metadata), "num_local_experts": count, "num_experts_per_tok": metadata.whole("expert_used_count"), "sliding_window": None}
+    return {
+        **_rms(metadata),
+        "num_local_experts": count,
+        "num_experts_per_tok": metadata.whole("expert_used_count"),
+        "sliding_window": None,
+    }
 
 
 def _smollm3(metadata: Metadata, config: Config) -> Config:
-    return {**_rms(metadata), "attention_bias": _bias(metadata), "mlp_bias": metadata.holds("blk.0.ffn_gate.bias")}
+    return {
+        **_rms(metadata),
+        "attention_bias": _bias(metadata),
+        "mlp_bias": metadata.holds("blk.0.ffn_gate.bias"),
+    }
 
 
 def _qwen2(metadata: Metadata, config: Config) -> Config:
@@ -108,8 +146,17 @@ def _qwen3(metadata: Metadata, config: Config) -> Config:
 
 
 def _qwen3_moe(metadata: Metadata, config: Config) -> Config:
-    experts = {"num_experts": metadata.whole("expert_count"), "num_experts_per_tok": metadata.whole("expert_used_count"), "norm_topk_prob": True}
-    return {**_rms(metadata), "attention_bias": _bias(metadata), **experts, "moe_intermediate_size": metadata.whole("expert_feed_forward_length")}
+    experts = {
+        "num_experts": metadata.whole("expert_count"),
+        "num_experts_per_tok": metadata.whole("expert_used_count"),
+        "norm_topk_prob": True,
+    }
+    return {
+        **_rms(metadata),
+        "attention_bias": _bias(metadata),
+        **experts,
+        "moe_intermediate_size": metadata.whole("expert_feed_forward_length"),
+    }
 
 
 def _gemma(metadata: Metadata, config: Config) -> Config:
@@ -118,7 +165,11 @@ def _gemma(metadata: Metadata, config: Config) -> Config:
 
 def _scaled(metadata: Metadata, config: Config, by_width: int) -> Config:
     """Keys of Gemma 2 and 3. llama.cpp knows from the number of layers that the 27B models divide scores by the root of width / heads."""
-    scale = config["hidden_size"] // config["num_attention_heads"] if config["num_hidden_layers"] == by_width else config["head_dim"]
+    scale = (
+        config["hidden_size"] // config["num_attention_heads"]
+        if config["num_hidden_layers"] == by_width
+        else config["head_dim"]
+    )
     found = _rms(metadata)
     return {
         "rms_norm_eps": found["rms_norm_eps"], "hidden_activation": "gelu_pytorch_tanh", "attention_bias": _bias(metadata),
@@ -132,7 +183,10 @@ def _gemma2(metadata: Metadata, config: Config) -> Config:
 
 
 def _gemma3(metadata: Metadata, config: Config) -> Config:
-    local, pattern = metadata.number("rope.freq_base_swa", 10000.0), metadata.take("attention.sliding_window_pattern", 6)
+    local, pattern = (
+        metadata.number("rope.freq_base_swa", 10000.0),
+        metadata.take("attention.sliding_window_pattern", 6),
+    )
     metadata.take("rope.dimension_count_swa")
     found = {**_scaled(metadata, config, 62), "rope_local_base_freq": float(local)}
     if isinstance(pattern, list):  # whether each layer has a window
@@ -140,14 +194,24 @@ def _gemma3(metadata: Metadata, config: Config) -> Config:
         found["layer_types"] = types
     else:
         found["sliding_window_pattern"] = pattern
-    return {**found, **metadata.given(final_logit_softcapping=metadata.take("final_logit_softcapping"))}
+    return {
+        **found,
+        **metadata.given(final_logit_softcapping=metadata.take("final_logit_softcapping")),
+    }
 
 
-CAPS = (("attn_logit_softcapping", "attn_logit_softcapping", 50.0), ("final_logit_softcapping", "final_logit_softcapping", 30.0))
+CAPS = (
+    ("attn_logit_softcapping", "attn_logit_softcapping", 50.0),
+    ("final_logit_softcapping", "final_logit_softcapping", 30.0),
+)
 
 
 def _phi3(metadata: Metadata, config: Config) -> Config:
-    return {**_rms(metadata), "sliding_window": metadata.take("attention.sliding_window") or None, **_original(metadata)}
+    return {
+        **_rms(metadata),
+        "sliding_window": metadata.take("attention.sliding_window") or None,
+        **_original(metadata),
+    }
 
 
 def _original(metadata: Metadata) -> Config:
@@ -165,7 +229,9 @@ def _layer_norm(metadata: Metadata, key: str = "layer_norm_eps") -> Config:
 def _plain(metadata: Metadata, config: Config) -> Config:
     """Check that keys have as many heads as queries, and remove their number, which config.json of these families does not have."""
     if config.pop("num_key_value_heads") != config["num_attention_heads"]:
-        raise ValueError(f"gguf: expected as many key heads as query heads in {metadata.architecture}, got other numbers; convert the model again")
+        raise ValueError(
+            f"gguf: expected as many key heads as query heads in {metadata.architecture}, got other numbers; convert the model again"
+        )
     return {}
 
 
@@ -176,7 +242,12 @@ def _gpt2(metadata: Metadata, config: Config) -> Config:
 
 def _gpt_neox(metadata: Metadata, config: Config) -> Config:
     parallel = metadata.take("use_parallel_residual", True)
-    return {**_plain(metadata, config), **_layer_norm(metadata), "use_parallel_residual": parallel, "hidden_act": "gelu"}
+    return {
+        **_plain(metadata, config),
+        **_layer_norm(metadata),
+        "use_parallel_residual": parallel,
+        "hidden_act": "gelu",
+    }
 
 
 def _bloom(metadata: Metadata, config: Config) -> Config:
@@ -185,17 +256,40 @@ def _bloom(metadata: Metadata, config: Config) -> Config:
 
 def _mpt(metadata: Metadata, config: Config) -> Config:
     if config.pop("intermediate_size") != 4 * config["hidden_size"]:
-        raise ValueError("gguf: expected feed_forward_length to be four times embedding_length in mpt, got another; convert the model to safetensors")
-    inside = {"alibi_bias_max": metadata.number("attention.max_alibi_bias", 8.0), "clip_qkv": metadata.take("attention.clamp_kqv") or None}
-    return {**_plain(metadata, config), **_layer_norm(metadata, "layer_norm_epsilon"), "attn_config": inside}
+        raise ValueError(
+            "gguf: expected feed_forward_length to be four times embedding_length in mpt, got another; convert the model to safetensors"
+        )
+    inside = {
+        "alibi_bias_max": metadata.number("attention.max_alibi_bias", 8.0),
+        "clip_qkv": metadata.take("attention.clamp_kqv") or None,
+    }
+    return {
+        **_plain(metadata, config),
+        **_layer_norm(metadata, "layer_norm_epsilon"),
+        "attn_config": inside,
+    }
 
 
 def _falcon(metadata: Metadata, config: Config) -> Config:
     kv_heads, hidden = config.pop("num_key_value_heads"), config.pop("intermediate_size")
     new = kv_heads > 1
-    apart = {"num_ln_in_parallel_attn": 2 if metadata.holds("blk.0.attn_norm_2.weight") else 1} if new else {}
-    heads = {"new_decoder_architecture": new, "num_kv_heads": kv_heads if new else config["num_attention_heads"], "multi_query": True, "ffn_hidden_size": hidden}
-    return {**_layer_norm(metadata, "layer_norm_epsilon"), **heads, **apart, "bias": metadata.holds("blk.0.attn_qkv.bias")}
+    apart = (
+        {"num_ln_in_parallel_attn": 2 if metadata.holds("blk.0.attn_norm_2.weight") else 1}
+        if new
+        else {}
+    )
+    heads = {
+        "new_decoder_architecture": new,
+        "num_kv_heads": kv_heads if new else config["num_attention_heads"],
+        "multi_query": True,
+        "ffn_hidden_size": hidden,
+    }
+    return {
+        **_layer_norm(metadata, "layer_norm_epsilon"),
+        **heads,
+        **apart,
+        "bias": metadata.holds("blk.0.attn_qkv.bias"),
+    }
 
 
 def _phi2(metadata: Metadata, config: Config) -> Config:
@@ -203,9 +297,19 @@ def _phi2(metadata: Metadata, config: Config) -> Config:
 
 
 def _stablelm(metadata: Metadata, config: Config) -> Config:
-    parallel = bool(metadata.take("use_parallel_residual", False)) and not metadata.holds("blk.0.ffn_norm.weight")
-    norms = {"use_qkv_bias": _bias(metadata), "qk_layernorm": metadata.holds("blk.0.attn_q_norm.weight")}
-    return {**_layer_norm(metadata), "hidden_act": "silu", "use_parallel_residual": parallel, **norms}
+    parallel = bool(metadata.take("use_parallel_residual", False)) and not metadata.holds(
+        "blk.0.ffn_norm.weight"
+    )
+    norms = {
+        "use_qkv_bias": _bias(metadata),
+        "qk_layernorm": metadata.holds("blk.0.attn_q_norm.weight"),
+    }
+    return {
+        **_layer_norm(metadata),
+        "hidden_act": "silu",
+        "use_parallel_residual": parallel,
+        **norms,
+    }
 
 
 def _olmo2(metadata: Metadata, config: Config) -> Config:
@@ -213,13 +317,29 @@ def _olmo2(metadata: Metadata, config: Config) -> Config:
 
 
 def _cohere(metadata: Metadata, config: Config) -> Config:
-    norms = {"use_qk_norm": metadata.holds("blk.0.attn_q_norm.weight"), "attention_bias": _bias(metadata)}
-    return {**_layer_norm(metadata), "hidden_act": "silu", "logit_scale": metadata.number("logit_scale"), **norms}
+    norms = {
+        "use_qk_norm": metadata.holds("blk.0.attn_q_norm.weight"),
+        "attention_bias": _bias(metadata),
+    }
+    return {
+        **_layer_norm(metadata),
+        "hidden_act": "silu",
+        "logit_scale": metadata.number("logit_scale"),
+        **norms,
+    }
 
 
 def _cohere2(metadata: Metadata, config: Config) -> Config:
-    window = {"sliding_window": metadata.whole("attention.sliding_window"), "attention_bias": _bias(metadata)}
-    return {**_layer_norm(metadata), "hidden_act": "silu", "logit_scale": metadata.number("logit_scale"), **window}
+    window = {
+        "sliding_window": metadata.whole("attention.sliding_window"),
+        "attention_bias": _bias(metadata),
+    }
+    return {
+        **_layer_norm(metadata),
+        "hidden_act": "silu",
+        "logit_scale": metadata.number("logit_scale"),
+        **window,
+    }
 
 
 def _heads_apart(count: Callable[[Config], int]) -> Change:
@@ -235,10 +355,19 @@ def _heads_apart(count: Callable[[Config], int]) -> Change:
 def _in_groups(rows: np.ndarray, config: Config) -> np.ndarray:
     """Undo the sorting of a packed projection into queries, keys and values: for each kv head its queries, its key, its value."""
     heads = int(config["num_attention_heads"])
-    groups = int(config.get("num_kv_heads", heads)) if config["model_type"] == "falcon" and config["new_decoder_architecture"] else heads
-    groups = 1 if config["model_type"] == "falcon" and not config["new_decoder_architecture"] else groups
+    groups = (
+        int(config.get("num_kv_heads", heads))
+        if config["model_type"] == "falcon" and config["new_decoder_architecture"]
+        else heads
+    )
+    groups = (
+        1 if config["model_type"] == "falcon" and not config["new_decoder_architecture"] else groups
+    )
     size = len(rows) // (heads + 2 * groups)
-    parts = [part.reshape(groups, -1, *rows.shape[1:]) for part in np.split(rows, [heads * size, (heads + groups) * size])]
+    parts = [
+        part.reshape(groups, -1, *rows.shape[1:])
+        for part in np.split(rows, [heads * size, (heads + groups) * size])
+    ]
     return np.concatenate(parts, axis=1).reshape(rows.shape)
 
 
@@ -250,7 +379,10 @@ def _transposed(weight: np.ndarray, config: Config) -> np.ndarray:
     return weight.T
 
 
-TURNED = {Q: _heads_apart(lambda config: int(config["num_attention_heads"])), K: _heads_apart(lambda config: int(config["num_key_value_heads"]))}
+TURNED = {
+    Q: _heads_apart(lambda config: int(config["num_attention_heads"])),
+    K: _heads_apart(lambda config: int(config["num_key_value_heads"])),
+}
 ONE_MORE = {NORM_ALONE: _without_one}
 MIXTRAL = Architecture("mixtral", _mixtral, TURNED)
 ARCHITECTURES = {
@@ -274,7 +406,9 @@ ARCHITECTURES = {
     "command-r": Architecture("cohere", _cohere),
     "cohere2": Architecture("cohere2", _cohere2),
 }
-SPELLED = {"gpt_neox": {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}}  # other names of keys of the rotation
+SPELLED = {
+    "gpt_neox": {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
+}  # other names of keys of the rotation
 NOT_TURNED = ("gpt2", "bloom", "mpt")
 NO_HEAD_SIZE = ("gpt2", "bloom", "mpt", "gpt_neox", "falcon", "phi", "stablelm", "cohere")
 

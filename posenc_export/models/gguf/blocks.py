@@ -9,7 +9,15 @@ from posenc_export.models.gguf.file import dequantized
 
 BLOCK = 32
 # Types with blocks of 32 weights scale * (code - zero) or scale * code + minimum: bits of codes, and the code that becomes 0.
-TYPES = {"Q4_0": (4, 8), "Q4_1": (4, 8), "Q5_0": (8, 16), "Q5_1": (8, 16), "Q8_0": (8, 0), "Q4_K": (4, 8), "Q5_K": (8, 16)}
+TYPES = {
+    "Q4_0": (4, 8),
+    "Q4_1": (4, 8),
+    "Q5_0": (8, 16),
+    "Q5_1": (8, 16),
+    "Q8_0": (8, 0),
+    "Q4_K": (4, 8),
+    "Q5_K": (8, 16),
+}
 UNQUANTIZED = ("F64", "F32", "F16", "BF16")
 
 
@@ -37,7 +45,9 @@ class GGUFMatrix:
         codes = np.rint(above / np.where(scales == 0, np.float32(1), scales)[..., None])
         if minima is None:
             return Blocks(codes.astype(np.int8), scales, None, bits)
-        return Blocks((codes - zero).astype(np.int8), scales, minima + np.float32(zero) * scales, bits)
+        return Blocks(
+            (codes - zero).astype(np.int8), scales, minima + np.float32(zero) * scales, bits
+        )
 
 
 def _scales(data: np.ndarray, kind: str) -> Tuple[np.ndarray, Optional[np.ndarray]]:
@@ -46,9 +56,14 @@ def _scales(data: np.ndarray, kind: str) -> Tuple[np.ndarray, Optional[np.ndarra
 
     size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]][1]
     blocks = np.ascontiguousarray(data).reshape(-1, size)
-    first, second = (np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16).astype(np.float32) for at in (0, 2))
+    first, second = (
+        np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16).astype(np.float32)
+        for at in (0, 2)
+    )
     shape = (len(data), -1)
     if kind in ("Q4_K", "Q5_K"):  # scales and minima of 6 bits, with a scale each for 8 blocks
         scales, minima = quants.Q4_K.get_scale_min(blocks[:, 4:16])
-        return (first * scales.astype(np.float32)).reshape(shape), (-second * minima.astype(np.float32)).reshape(shape)
+        return (first * scales.astype(np.float32)).reshape(shape), (
+            -second * minima.astype(np.float32)
+        ).reshape(shape)
     return first.reshape(shape), second.reshape(shape) if kind.endswith("_1") else None

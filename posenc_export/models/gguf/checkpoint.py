@@ -18,10 +18,14 @@ from posenc_export.models.gguf.blocks import GGUFMatrix
 from posenc_export.models.gguf.file import dequantized, fields, read_parts, shapes
 from posenc_export.models.gguf.metadata import Metadata
 
-OF_ROTATION = re.compile(r"^rope_(freqs|factors_short|factors_long)\.weight$")  # read with the config
+OF_ROTATION = re.compile(
+    r"^rope_(freqs|factors_short|factors_long)\.weight$"
+)  # read with the config
 # Tensors that GGUF stacks along a new first axis: transformers' name of one of them, the index in it, and what replaces it.
 STACKED = ((re.compile(r"\.experts\.(\d+)\."), ".experts."), (re.compile(r"\.norms\.(\d+)\."), "."))
-Place = Tuple[str, Optional[int]]  # name of a tensor of the file, and the entry of its first axis that is meant
+Place = Tuple[
+    str, Optional[int]
+]  # name of a tensor of the file, and the entry of its first axis that is meant
 
 
 def is_gguf(path: Path) -> bool:
@@ -48,7 +52,9 @@ class GGUFCheckpoint:
         self._tensors = {name: (tensor, shape) for name, tensor, shape in shapes(readers)}
         self._path, self._values = path, fields(readers[0])
         metadata = Metadata(self._values, self._tensors)
-        self.config, self.kind = config_of(metadata, {name: shape for name, (_, shape) in self._tensors.items()}, self._read)
+        self.config, self.kind = config_of(
+            metadata, {name: shape for name, (_, shape) in self._tensors.items()}, self._read
+        )
         self._places: Dict[str, Place] = {}
         self._architecture, self._base = str(metadata.architecture), ""
 
@@ -61,12 +67,21 @@ class GGUFCheckpoint:
             ModuleNotFoundError: tokenizers is not installed.
         """
         beside = self._path.parent / "tokenizer.json"
-        return {**text.settings_of(self._values), beside.name: beside.read_bytes()} if beside.is_file() else text.files_of(self._values)
+        return (
+            {**text.settings_of(self._values), beside.name: beside.read_bytes()}
+            if beside.is_file()
+            else text.files_of(self._values)
+        )
 
     def __enter__(self) -> "GGUFCheckpoint":
         return self
 
-    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
         self._tensors = {}
 
     def names(self) -> List[str]:
@@ -93,16 +108,24 @@ class GGUFCheckpoint:
         """
         self._places = dict(zip(shapes, self._found(list(shapes)), strict=True))
         used = {name for name, _ in self._places.values()}
-        missing = [f"{place[0]} ({name})" for name, place in self._places.items() if place[0] not in self._tensors]
+        missing = [
+            f"{place[0]} ({name})"
+            for name, place in self._places.items()
+            if place[0] not in self._tensors
+        ]
         extra = sorted(name for name in set(self._tensors) - used if not OF_ROTATION.match(name))
         if missing or extra:
             rule = f"expected the {len(used)} tensors of {self._architecture} that the metadata describe"
-            raise ValueError(f"gguf: {rule}, got {f'no {missing[0]}' if missing else f'also {extra[0]}'}; convert the model again, or to safetensors")
+            raise ValueError(
+                f"gguf: {rule}, got {f'no {missing[0]}' if missing else f'also {extra[0]}'}; convert the model again, or to safetensors"
+            )
         for name, shape in shapes.items():
             place, row = self._places[name]
             stored = self._tensors[place][1]
             if sorted(stored if row is None else stored[1:]) != sorted(shape):
-                raise ValueError(f"gguf: expected {place} with sizes {list(shape)} by the metadata, got {list(stored)}; convert the model again")
+                raise ValueError(
+                    f"gguf: expected {place} with sizes {list(shape)} by the metadata, got {list(stored)}; convert the model again"
+                )
 
     def tensor(self, name: str) -> Tensor:
         """Return one tensor as float32, as it was before its conversion to GGUF.
@@ -122,7 +145,9 @@ class GGUFCheckpoint:
         tensor, shape = self._tensors[place]
         if row is not None or len(shape) != 2:
             return None
-        return GGUFMatrix(tensor), undone(place, np.arange(len(tensor.data))[:, None], self.kind, self.config)
+        return GGUFMatrix(tensor), undone(
+            place, np.arange(len(tensor.data))[:, None], self.kind, self.config
+        )
 
     def _read(self, name: str) -> np.ndarray:
         return dequantized(self._tensors[name][0])
@@ -131,7 +156,9 @@ class GGUFCheckpoint:
         """Return the places of tensors by transformers' names, from the table of the library gguf."""
         from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
-        number = next(number for number, name in MODEL_ARCH_NAMES.items() if name == self._architecture)
+        number = next(
+            number for number, name in MODEL_ARCH_NAMES.items() if name == self._architecture
+        )
         table, places = get_tensor_name_map(number, self.config["num_hidden_layers"]), []
         for name in names:
             row, plain = None, name
@@ -139,6 +166,8 @@ class GGUFCheckpoint:
                 if (index := pattern.search(name)) is not None:
                     row, plain = int(index[1]), pattern.sub(plainly, name)
             module, _, kind = plain.rpartition(".")
-            found = table.get_name(module) or table.get_name(module.removeprefix(self._base)) or name
+            found = (
+                table.get_name(module) or table.get_name(module.removeprefix(self._base)) or name
+            )
             places.append((found if found == name else f"{found}.{kind}", row))
         return places

@@ -26,8 +26,13 @@ def read_parts(path: Path) -> List[Any]:
     if whole < 2:
         return [first]
     if found is None or int(found[1]) != 1 or int(found[2]) != whole:
-        raise ValueError(f"checkpoint: expected the first of {whole} files, NAME-00001-of-{whole:05}.gguf, got {path.name}; give the first, with the others beside it")
-    names = [path.with_name(f"{path.stem[: found.start()]}-{part:05}-of-{whole:05}.gguf") for part in range(2, whole + 1)]
+        raise ValueError(
+            f"checkpoint: expected the first of {whole} files, NAME-00001-of-{whole:05}.gguf, got {path.name}; give the first, with the others beside it"
+        )
+    names = [
+        path.with_name(f"{path.stem[: found.start()]}-{part:05}-of-{whole:05}.gguf")
+        for part in range(2, whole + 1)
+    ]
     return [first, *map(_reader, names)]
 
 
@@ -40,7 +45,9 @@ def fields(reader: Any) -> Dict[str, Any]:
     try:
         return {name: _value(field) for name, field in reader.fields.items()}
     except UnicodeDecodeError as error:
-        raise ValueError(f"checkpoint: expected texts in UTF-8 in the metadata of a GGUF file, got others ({error}); download it again") from None
+        raise ValueError(
+            f"checkpoint: expected texts in UTF-8 in the metadata of a GGUF file, got others ({error}); download it again"
+        ) from None
 
 
 def dequantized(tensor: Any, rows: Optional[slice] = None) -> np.ndarray:
@@ -57,7 +64,9 @@ def dequantized(tensor: Any, rows: Optional[slice] = None) -> np.ndarray:
     try:
         return np.asarray(dequantize(data, tensor.tensor_type), np.float32)
     except NotImplementedError as error:
-        raise ValueError(f"checkpoint: expected tensors of types that the library gguf can read, got {tensor.name} ({error}); quantize the model again") from None
+        raise ValueError(
+            f"checkpoint: expected tensors of types that the library gguf can read, got {tensor.name} ({error}); quantize the model again"
+        ) from None
 
 
 def _reader(path: Path) -> Any:
@@ -74,13 +83,21 @@ def _reader(path: Path) -> Any:
             return super()._get(offset, dtype, count, *order, **named)
 
     if not path.is_file():
-        raise ValueError(f"checkpoint: expected a file {path.name} in {str(path.parent)!r}, got none; {download(path) or 'check the path'}")
+        raise ValueError(
+            f"checkpoint: expected a file {path.name} in {str(path.parent)!r}, got none; {download(path) or 'check the path'}"
+        )
     try:
         with np.errstate(over="ignore"):  # places of tensors beyond 64 bits, which Complete refuses
             return Complete(path)
     except DAMAGED as error:
-        why = re.sub(r"np\.\w+\((\d+)\)", r"\1", (str(error).strip("'\"").splitlines() or [type(error).__name__])[0])[:200]
-        raise ValueError(f"checkpoint: expected {path.name} to be a complete GGUF file of types that the library gguf knows, got {why}; download it again") from None
+        why = re.sub(
+            r"np\.\w+\((\d+)\)",
+            r"\1",
+            (str(error).strip("'\"").splitlines() or [type(error).__name__])[0],
+        )[:200]
+        raise ValueError(
+            f"checkpoint: expected {path.name} to be a complete GGUF file of types that the library gguf knows, got {why}; download it again"
+        ) from None
 
 
 def _value(field: Any) -> Any:

@@ -21,16 +21,24 @@ class Metadata:
         self.values, self.tensors = values, tensors
         self.architecture = values.get("general.architecture")
         if not isinstance(self.architecture, str):
-            raise ValueError(f"gguf: expected general.architecture to be a name, got {self.architecture!r}; give the file of a language model")
+            raise ValueError(
+                f"gguf: expected general.architecture to be a name, got {self.architecture!r}; give the file of a language model"
+            )
         start = f"{self.architecture}."
-        self._remaining = {key.removeprefix(start): value for key, value in values.items() if key.startswith(start)}
+        self._remaining = {
+            key.removeprefix(start): value for key, value in values.items() if key.startswith(start)
+        }
         for key in REPEATED:
             self._remaining.pop(key, None)
 
     def take(self, key: str, default: Any = None) -> Any:
         """Remove a key, given without the architecture, and return its value, or `default` if the file has none. A list of equal values is one value."""
         value = self._remaining.pop(key, default)
-        return value[0] if isinstance(value, list) and value and all(one == value[0] for one in value) else value
+        return (
+            value[0]
+            if isinstance(value, list) and value and all(one == value[0] for one in value)
+            else value
+        )
 
     def whole(self, key: str, default: Optional[int] = None) -> int:
         """Take an integer above 0.
@@ -40,7 +48,9 @@ class Metadata:
         """
         value = self.take(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"gguf: expected {self.architecture}.{key} to be an integer above 0, got {value!r}; convert the model again")
+            raise ValueError(
+                f"gguf: expected {self.architecture}.{key} to be an integer above 0, got {value!r}; convert the model again"
+            )
         return value
 
     def number(self, key: str, default: Optional[float] = None) -> float:
@@ -51,7 +61,9 @@ class Metadata:
         """
         value = self.take(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ValueError(f"gguf: expected {self.architecture}.{key} to be a number, got {value!r}; convert the model again")
+            raise ValueError(
+                f"gguf: expected {self.architecture}.{key} to be a number, got {value!r}; convert the model again"
+            )
         return value
 
     def holds(self, name: str) -> bool:
@@ -70,4 +82,6 @@ class Metadata:
         """
         if self._remaining:
             rule = f"expected only keys of {self.architecture} that change nothing or are read"
-            raise ValueError(f"gguf: {rule}, got also {', '.join(sorted(self._remaining))}; convert the model to safetensors and export that")
+            raise ValueError(
+                f"gguf: {rule}, got also {', '.join(sorted(self._remaining))}; convert the model to safetensors and export that"
+            )

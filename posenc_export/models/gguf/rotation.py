@@ -11,11 +11,18 @@ FACTORS, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_f
 # Original length and bounds of Llama 3.1 to 3.3. A file holds the factors that follow from them in place of these three.
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 CLOSE = 1e-5  # relative error of factors in float32 that were computed in float32
-YARN = {"factor": "factor", "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow", "original_max_position_embeddings": "original_context_length"}
+YARN = {
+    "factor": "factor",
+    "beta_fast": "yarn_beta_fast",
+    "beta_slow": "yarn_beta_slow",
+    "original_max_position_embeddings": "original_context_length",
+}
 Read = Callable[[str], np.ndarray]
 
 
-def rotation(metadata: Metadata, head_size: int, read: Read, theta: float = 10000.0) -> Dict[str, Any]:
+def rotation(
+    metadata: Metadata, head_size: int, read: Read, theta: float = 10000.0
+) -> Dict[str, Any]:
     """Return rope_theta and, if needed, rope_scaling, original_max_position_embeddings and partial_rotary_factor.
 
     Args:
@@ -26,22 +33,36 @@ def rotation(metadata: Metadata, head_size: int, read: Read, theta: float = 1000
     Raises:
         ValueError: a kind of scaling, or factors of frequencies, that no kind of rope_scaling has.
     """
-    base, turned = metadata.number("rope.freq_base", theta), metadata.whole("rope.dimension_count", head_size)
+    base, turned = (
+        metadata.number("rope.freq_base", theta),
+        metadata.whole("rope.dimension_count", head_size),
+    )
     found: Dict[str, Any] = {"rope_theta": float(base)}
     if turned != head_size:
         found["partial_rotary_factor"] = turned / head_size
     kind, linear = metadata.take("rope.scaling.type"), metadata.take("rope.scale_linear")
     if metadata.holds(SHORT) and metadata.holds(LONG):
         return {**found, **_longrope(metadata, read)}
-    if metadata.holds(FACTORS) and (factors := read(FACTORS)).max() != 1:  # if all are 1, nothing is scaled
+    if (
+        metadata.holds(FACTORS) and (factors := read(FACTORS)).max() != 1
+    ):  # if all are 1, nothing is scaled
         return {**found, "rope_scaling": _llama3(factors, float(base), turned)}
     if kind == "yarn":
         return {**found, "rope_scaling": _yarn(metadata)}
     if kind == "linear" or linear is not None:
         factor = metadata.number("rope.scaling.factor", linear)
-        return {**found, **({} if factor == 1 else {"rope_scaling": {"rope_type": "linear", "factor": float(factor)}})}
+        return {
+            **found,
+            **(
+                {}
+                if factor == 1
+                else {"rope_scaling": {"rope_type": "linear", "factor": float(factor)}}
+            ),
+        }
     if kind not in (None, "none"):
-        raise ValueError(f"gguf: expected rope.scaling.type to be none, linear, yarn or longrope with its factors, got {kind!r}; convert the model to safetensors")
+        raise ValueError(
+            f"gguf: expected rope.scaling.type to be none, linear, yarn or longrope with its factors, got {kind!r}; convert the model to safetensors"
+        )
     return found
 
 
@@ -49,15 +70,32 @@ def _yarn(metadata: Metadata) -> Dict[str, Any]:
     given = {key: metadata.take(f"rope.scaling.{name}") for key, name in YARN.items()}
     for key in ("attn_factor", "yarn_attn_factor", "yarn_ext_factor"):
         if metadata.take(f"rope.scaling.{key}", 1.0) != 1.0:
-            raise ValueError(f"gguf: expected rope.scaling.{key} to be 1 for yarn, got another value; convert the model to safetensors")
-    return {"rope_type": "yarn", **{key: value for key, value in given.items() if value is not None}}
+            raise ValueError(
+                f"gguf: expected rope.scaling.{key} to be 1 for yarn, got another value; convert the model to safetensors"
+            )
+    return {
+        "rope_type": "yarn",
+        **{key: value for key, value in given.items() if value is not None},
+    }
 
 
 def _longrope(metadata: Metadata, read: Read) -> Dict[str, Any]:
-    metadata.take("rope.scaling.factor")  # the range over the original length, which max_position_embeddings gives
-    original, magnitude = metadata.whole("rope.scaling.original_context_length"), metadata.take("rope.scaling.attn_factor")
-    scaling = {"rope_type": "longrope", "short_factor": _numbers(read(SHORT)), "long_factor": _numbers(read(LONG))}
-    return {"original_max_position_embeddings": original, "rope_scaling": {**scaling, **metadata.given(attention_factor=magnitude)}}
+    metadata.take(
+        "rope.scaling.factor"
+    )  # the range over the original length, which max_position_embeddings gives
+    original, magnitude = (
+        metadata.whole("rope.scaling.original_context_length"),
+        metadata.take("rope.scaling.attn_factor"),
+    )
+    scaling = {
+        "rope_type": "longrope",
+        "short_factor": _numbers(read(SHORT)),
+        "long_factor": _numbers(read(LONG)),
+    }
+    return {
+        "original_max_position_embeddings": original,
+        "rope_scaling": {**scaling, **metadata.given(attention_factor=magnitude)},
+    }
 
 
 def _numbers(factors: np.ndarray) -> List[float]:
@@ -71,18 +109,28 @@ def _llama3(factors: np.ndarray, theta: float, turned: int) -> Dict[str, Any]:
     """
     frequencies = theta ** (-np.arange(0, turned, 2) / turned)
     greatest = float(factors.max())
-    found: Optional[Dict[str, Any]] = {"rope_type": "llama3", "factor": float(round(greatest, 4)), **LLAMA3}
+    found: Optional[Dict[str, Any]] = {
+        "rope_type": "llama3",
+        "factor": float(round(greatest, 4)),
+        **LLAMA3,
+    }
     if len(factors) != turned // 2 or not np.isfinite(factors).all() or factors.min() < 1 - CLOSE:
-        raise ValueError(f"gguf: expected {FACTORS} to hold {turned // 2} numbers of 1 or more, got others; convert the model to safetensors")
+        raise ValueError(
+            f"gguf: expected {FACTORS} to hold {turned // 2} numbers of 1 or more, got others; convert the model to safetensors"
+        )
     if not _follow(found, factors, frequencies):
         found = _fitted(factors, frequencies, greatest)
     if not _follow(found, factors, frequencies):
-        raise ValueError(f"gguf: expected {FACTORS} to be factors of Llama 3's scaling, got others; convert the model to safetensors")
+        raise ValueError(
+            f"gguf: expected {FACTORS} to be factors of Llama 3's scaling, got others; convert the model to safetensors"
+        )
     assert found is not None
     return found
 
 
-def _fitted(factors: np.ndarray, frequencies: np.ndarray, greatest: float) -> Optional[Dict[str, Any]]:
+def _fitted(
+    factors: np.ndarray, frequencies: np.ndarray, greatest: float
+) -> Optional[Dict[str, Any]]:
     """Return parameters with low_freq_factor 1 from the factors between the two bounds; None if there are fewer than two."""
     between = (factors > 1 + CLOSE) & (factors < greatest * (1 - CLOSE))
     if between.sum() < 2:
@@ -97,11 +145,19 @@ def _fitted(factors: np.ndarray, frequencies: np.ndarray, greatest: float) -> Op
     }  # fmt: skip
 
 
-def _follow(scaling: Optional[Dict[str, Any]], factors: np.ndarray, frequencies: np.ndarray) -> bool:
+def _follow(
+    scaling: Optional[Dict[str, Any]], factors: np.ndarray, frequencies: np.ndarray
+) -> bool:
     """Whether factors are those of a scaling (as in transformers.modeling_rope_utils)."""
-    if scaling is None or scaling["original_max_position_embeddings"] < 1 or scaling["high_freq_factor"] <= 1:
+    if (
+        scaling is None
+        or scaling["original_max_position_embeddings"] < 1
+        or scaling["high_freq_factor"] <= 1
+    ):
         return False
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    smooth = (scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi) - low) / (high - low)
+    smooth = (scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi) - low) / (
+        high - low
+    )
     wanted = 1 / ((1 - 1 / scaling["factor"]) * np.clip(smooth, 0, 1) + 1 / scaling["factor"])
     return bool(np.abs(wanted / factors - 1).max() < CLOSE)

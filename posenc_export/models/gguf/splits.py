@@ -8,7 +8,10 @@ REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 DIGITS_BY_THREE = ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + REST
 DIGITS_ALONE = ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + REST
 SMALL, LARGE = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
-BEFORE, REST_OF_CASES = r"[^\r\n\p{L}\p{N}]?", r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+BEFORE, REST_OF_CASES = (
+    r"[^\r\n\p{L}\p{N}]?",
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
 
 
 class Split(NamedTuple):
@@ -32,14 +35,21 @@ def _by_case(endings: str, digits: str) -> str:
     return rf"{BEFORE}{LARGE}*{SMALL}+{endings}|{BEFORE}{LARGE}+{SMALL}*{endings}|{digits}{REST_OF_CASES}"
 
 
-GPT2, LLAMA3, QWEN2 = Split((WORDS,)), Split((DIGITS_BY_THREE,), whole=True, begins=True), Split((DIGITS_ALONE,), composed=True)
+GPT2, LLAMA3, QWEN2 = (
+    Split((WORDS,)),
+    Split((DIGITS_BY_THREE,), whole=True, begins=True),
+    Split((DIGITS_ALONE,), composed=True),
+)
 SPLITS: Dict[str, Split] = {
     **dict.fromkeys(("gpt-2", "gpt2", "mpt", "olmo", "phi-2", "jais", "gigachat"), GPT2),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"), LLAMA3),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), Split((DIGITS_BY_THREE,))),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), QWEN2),
     "stablelm2": Split((DIGITS_ALONE,)),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), Split((r"\p{N}", WORDS))),
+    **dict.fromkeys(
+        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"),
+        Split((r"\p{N}", WORDS)),
+    ),
     "falcon": Split((r"[\p{P}\$\+<=>\^~\|`]+", WORDS, r"[0-9][0-9][0-9]")),
     "bloom": Split((r" ?[^(\s|.,!?…。，、।۔،)]+",)),
     "tekken": Split((_by_case("", r"\p{N}"),), whole=True, begins=True),

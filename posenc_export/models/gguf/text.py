@@ -10,8 +10,23 @@ from posenc_export.shared.suggestion import suggestion
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 SPACE = "\u2581"  # stands for a space in vocabularies of sentencepiece
 # Control tokens that end a turn in published chat templates. A file names only one stop token, which is often the end of a whole text.
-ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>", "<|END_OF_TURN_TOKEN|>", "<|endoftext|>", "<|return|>")
-LISTS = (("tokens", str, True), ("token_type", int, True), ("scores", float, True), ("merges", str, False))  # name, entries, one for each token
+ENDS = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|end_of_turn|>",
+    "<|END_OF_TURN_TOKEN|>",
+    "<|endoftext|>",
+    "<|return|>",
+)
+LISTS = (
+    ("tokens", str, True),
+    ("token_type", int, True),
+    ("scores", float, True),
+    ("merges", str, False),
+)  # name, entries, one for each token
 NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 REMEDY = "put the model's tokenizer.json beside the file, which is then used in its place"
 
@@ -41,31 +56,64 @@ def check(values: Mapping[str, Any]) -> None:
     tokens = values.get("tokenizer.ggml.tokens")
     for name, kind, alike in LISTS:
         given = values.get(f"tokenizer.ggml.{name}", None if name == "tokens" else [])
-        if not isinstance(given, list) or not all(isinstance(one, kind) for one in given) or (alike and given and len(given) != len(tokens or [])):
-            raise ValueError(f"gguf: expected tokenizer.ggml.{name} to be a list as long as the vocabulary, got another value; {REMEDY}")
+        if (
+            not isinstance(given, list)
+            or not all(isinstance(one, kind) for one in given)
+            or (alike and given and len(given) != len(tokens or []))
+        ):
+            raise ValueError(
+                f"gguf: expected tokenizer.ggml.{name} to be a list as long as the vocabulary, got another value; {REMEDY}"
+            )
     known = set(tokens or [])
-    wrong = next((pair for pair in values.get("tokenizer.ggml.merges", []) if not {*pair.split(" ", 1), pair.replace(" ", "", 1)} <= known), None)
+    wrong = next(
+        (
+            pair
+            for pair in values.get("tokenizer.ggml.merges", [])
+            if not {*pair.split(" ", 1), pair.replace(" ", "", 1)} <= known
+        ),
+        None,
+    )
     if wrong is not None:
-        raise ValueError(f"gguf: expected tokenizer.ggml.merges to be pairs of tokens that give a token, got {wrong!r}; {REMEDY}")
+        raise ValueError(
+            f"gguf: expected tokenizer.ggml.merges to be pairs of tokens that give a token, got {wrong!r}; {REMEDY}"
+        )
 
 
 def settings_of(values: Mapping[str, Any]) -> Dict[str, bytes]:
     """Return generation_config.json, tokenizer_config.json and chat_template.jinja."""
     tokens = values.get("tokenizer.ggml.tokens", [])
     ids = {name: _id(values, key) for name, key in NAMED.items()}
-    generation = {"bos_token_id": ids["bos_token"], "eos_token_id": stop_ids(values) or None, "pad_token_id": ids["pad_token"]}
+    generation = {
+        "bos_token_id": ids["bos_token"],
+        "eos_token_id": stop_ids(values) or None,
+        "pad_token_id": ids["pad_token"],
+    }
     named = {name: tokens[index] for name, index in ids.items() if index is not None}
     whether = {f"add_{name}_token": _adds(values, name) for name in ("bos", "eos")}
-    found = {"generation_config.json": _json(generation), "tokenizer_config.json": _json({"tokenizer_class": "PreTrainedTokenizerFast", **named, **whether})}
+    found = {
+        "generation_config.json": _json(generation),
+        "tokenizer_config.json": _json(
+            {"tokenizer_class": "PreTrainedTokenizerFast", **named, **whether}
+        ),
+    }
     template = values.get("tokenizer.chat_template")
-    return {**found, "chat_template.jinja": template.encode()} if isinstance(template, str) else found
+    return (
+        {**found, "chat_template.jinja": template.encode()} if isinstance(template, str) else found
+    )
 
 
 def stop_ids(values: Mapping[str, Any]) -> List[int]:
     """Return the tokens that end a text or a turn: those that the file names, the first first, and control tokens with a name among ENDS."""
-    tokens, kinds = values.get("tokenizer.ggml.tokens", []), values.get("tokenizer.ggml.token_type", [])
+    tokens, kinds = (
+        values.get("tokenizer.ggml.tokens", []),
+        values.get("tokenizer.ggml.token_type", []),
+    )
     named = [_id(values, key) for key in ("eos", "eot", "eom")]
-    others = [index for index, (token, kind) in enumerate(zip(tokens, kinds, strict=False)) if kind == CONTROL and token in ENDS]
+    others = [
+        index
+        for index, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
+        if kind == CONTROL and token in ENDS
+    ]
     return list(dict.fromkeys(index for index in (*named, *others) if index is not None))
 
 
@@ -77,8 +125,13 @@ def tokenizer_of(values: Mapping[str, Any]) -> Any:
     """
     kind = values["tokenizer.ggml.model"]
     if kind not in BUILDERS:
-        raise ValueError(f"gguf: expected tokenizer.ggml.model to be {' or '.join(BUILDERS)}, got {kind!r}; {REMEDY}")
-    tokens, kinds = values["tokenizer.ggml.tokens"], values.get("tokenizer.ggml.token_type") or [NORMAL] * len(values["tokenizer.ggml.tokens"])
+        raise ValueError(
+            f"gguf: expected tokenizer.ggml.model to be {' or '.join(BUILDERS)}, got {kind!r}; {REMEDY}"
+        )
+    tokens, kinds = (
+        values["tokenizer.ggml.tokens"],
+        values.get("tokenizer.ggml.token_type") or [NORMAL] * len(values["tokenizer.ggml.tokens"]),
+    )
     made = BUILDERS[kind](values, tokens, kinds)
     _add_whole(made, tokens, kinds)
     _add_ends(made, values, tokens)
@@ -92,13 +145,24 @@ def _byte_level(values: Mapping[str, Any], tokens: List[str], kinds: List[int]) 
     name = values.get("tokenizer.ggml.pre")
     if name not in SPLITS:
         known = ", ".join(SPLITS)
-        raise ValueError(f"gguf: expected tokenizer.ggml.pre to be one of {known}, got {name!r}; {suggestion(name, SPLITS)} Or {REMEDY}")
-    split, merges = SPLITS[name], [tuple(pair.split(" ", 1)) for pair in values.get("tokenizer.ggml.merges", [])]
-    made = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, merges, ignore_merges=split.whole))
+        raise ValueError(
+            f"gguf: expected tokenizer.ggml.pre to be one of {known}, got {name!r}; {suggestion(name, SPLITS)} Or {REMEDY}"
+        )
+    split, merges = (
+        SPLITS[name],
+        [tuple(pair.split(" ", 1)) for pair in values.get("tokenizer.ggml.merges", [])],
+    )
+    made = Tokenizer(
+        models.BPE(
+            {token: index for index, token in enumerate(tokens)}, merges, ignore_merges=split.whole
+        )
+    )
     if split.composed:
         made.normalizer = normalizers.NFC()
     parts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in split.patterns]
-    made.pre_tokenizer = pre_tokenizers.Sequence([*parts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [*parts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     made.decoder = decoders.ByteLevel()
     return made
 
@@ -112,24 +176,51 @@ def _sentencepiece(values: Mapping[str, Any], tokens: List[str], kinds: List[int
     vocabulary = {token: index for index, token in enumerate(spelled)}
     pairs = list(_merges(spelled, kinds, values.get("tokenizer.ggml.scores", []), vocabulary))
     unknown = _id(values, "unknown")
-    made = Tokenizer(models.BPE(vocabulary, pairs, unk_token=None if unknown is None else spelled[unknown], fuse_unk=True, byte_fallback=True))
+    made = Tokenizer(
+        models.BPE(
+            vocabulary,
+            pairs,
+            unk_token=None if unknown is None else spelled[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
     prefixed = bool(values.get("tokenizer.ggml.add_space_prefix", True))
     before: List[Any] = [normalizers.Prepend(SPACE)] if prefixed else []
     made.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", SPACE)])
     after: List[Any] = [decoders.Strip(" ", 1, 0)] if prefixed else []
-    made.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *after])
+    made.decoder = decoders.Sequence(
+        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *after]
+    )
     return made
 
 
-def _merges(tokens: List[str], kinds: List[int], scores: List[float], vocabulary: Mapping[str, int]) -> Iterator[Tuple[str, str]]:
+def _merges(
+    tokens: List[str], kinds: List[int], scores: List[float], vocabulary: Mapping[str, int]
+) -> Iterator[Tuple[str, str]]:
     """Yield the pairs of tokens that are merged, the first first: those of user-defined tokens, then those of others by their scores.
 
     sentencepiece merges the pair whose result has the highest score, so that every way to cut a token in two is a pair with its score.
     """
-    ranks = {index: (kind != USER_DEFINED, -score) for index, (kind, score) in enumerate(zip(kinds, scores, strict=False)) if kind in (NORMAL, USER_DEFINED)}
-    for index in sorted(ranks, key=lambda index: (*ranks[index][:1], 0.0 if not ranks[index][0] else ranks[index][1], index)):
+    ranks = {
+        index: (kind != USER_DEFINED, -score)
+        for index, (kind, score) in enumerate(zip(kinds, scores, strict=False))
+        if kind in (NORMAL, USER_DEFINED)
+    }
+    for index in sorted(
+        ranks,
+        key=lambda index: (
+            *ranks[index][:1],
+            0.0 if not ranks[index][0] else ranks[index][1],
+            index,
+        ),
+    ):
         token = tokens[index]
-        yield from ((token[:cut], token[cut:]) for cut in range(1, len(token)) if token[:cut] in vocabulary and token[cut:] in vocabulary)
+        yield from (
+            (token[:cut], token[cut:])
+            for cut in range(1, len(token))
+            if token[:cut] in vocabulary and token[cut:] in vocabulary
+        )
 
 
 def _add_whole(made: Any, tokens: List[str], kinds: List[int]) -> None:
@@ -137,8 +228,20 @@ def _add_whole(made: Any, tokens: List[str], kinds: List[int]) -> None:
     from tokenizers import AddedToken
 
     known = made.get_vocab()
-    made.add_special_tokens([AddedToken(t, normalized=False, special=True) for t, kind in zip(tokens, kinds, strict=False) if kind in (UNKNOWN, CONTROL) and t in known])
-    made.add_tokens([AddedToken(t, normalized=False) for t, kind in zip(tokens, kinds, strict=False) if kind == USER_DEFINED and t in known])
+    made.add_special_tokens(
+        [
+            AddedToken(t, normalized=False, special=True)
+            for t, kind in zip(tokens, kinds, strict=False)
+            if kind in (UNKNOWN, CONTROL) and t in known
+        ]
+    )
+    made.add_tokens(
+        [
+            AddedToken(t, normalized=False)
+            for t, kind in zip(tokens, kinds, strict=False)
+            if kind == USER_DEFINED and t in known
+        ]
+    )
 
 
 def _add_ends(made: Any, values: Mapping[str, Any], tokens: List[str]) -> None:
@@ -151,7 +254,9 @@ def _add_ends(made: Any, values: Mapping[str, Any], tokens: List[str]) -> None:
     before, after = ([] if index is None else [tokens[index]] for index in (bos, eos))
     second = [f"{part}:1" for part in (*before, "$B", *after)]
     used = [(tokens[index], index) for index in dict.fromkeys((bos, eos)) if index is not None]
-    made.post_processor = processors.TemplateProcessing([*before, "$A", *after], [*before, "$A", *after, *second], used)
+    made.post_processor = processors.TemplateProcessing(
+        [*before, "$A", *after], [*before, "$A", *after, *second], used
+    )
 
 
 def _adds(values: Mapping[str, Any], name: str) -> bool:
@@ -164,7 +269,11 @@ def _adds(values: Mapping[str, Any], name: str) -> bool:
 def _id(values: Mapping[str, Any], name: str) -> Any:
     """Return the id of a special token, None if the file has none or one beyond its vocabulary."""
     index = values.get(f"tokenizer.ggml.{name}_token_id")
-    return index if isinstance(index, int) and 0 <= index < len(values.get("tokenizer.ggml.tokens", [])) else None
+    return (
+        index
+        if isinstance(index, int) and 0 <= index < len(values.get("tokenizer.ggml.tokens", []))
+        else None
+    )
 
 
 def _json(content: Dict[str, Any]) -> bytes:

@@ -12,17 +12,44 @@ from posenc_export.models.parts.mlps import Gated, Plain
 from posenc_export.models.parts.norms import NORMS, Identity
 from posenc_export.models.parts.projections import Grouped, Latent, Queries
 from posenc_export.models.parts.readout import Dense, Normalize
-from posenc_export.models.parts.residuals import AttentionOnly, OutputNorm, ParallelOneNorm, ParallelTwoNorms, PostNorm, PreNorm, SandwichNorm
-from posenc_export.models.parts.visibility import Bidirectional, BidirectionalWindow, Causal, Chunk, EncoderTokens, Window
+from posenc_export.models.parts.residuals import (
+    AttentionOnly,
+    OutputNorm,
+    ParallelOneNorm,
+    ParallelTwoNorms,
+    PostNorm,
+    PreNorm,
+    SandwichNorm,
+)
+from posenc_export.models.parts.visibility import (
+    Bidirectional,
+    BidirectionalWindow,
+    Causal,
+    Chunk,
+    EncoderTokens,
+    Window,
+)
 from posenc_export.shared import registry
 from posenc_export.shared.registry import Spec
 
 PARTS: Dict[str, Dict[str, Type[Any]]] = {
     "features": {"convolutions": Convolutions, "hidden_states": HiddenStates},
     "norm": NORMS,
-    "head_norm": {"none": Identity, "head": SharedHeadNorm, "each": SeparateHeadNorms, "projection": ProjectionNorm},
+    "head_norm": {
+        "none": Identity,
+        "head": SharedHeadNorm,
+        "each": SeparateHeadNorms,
+        "projection": ProjectionNorm,
+    },
     "projection": {"grouped": Grouped, "latent": Latent, "queries": Queries},
-    "sees": {"causal": Causal, "window": Window, "chunk": Chunk, "both": Bidirectional, "near": BidirectionalWindow, "encoder": EncoderTokens},
+    "sees": {
+        "causal": Causal,
+        "window": Window,
+        "chunk": Chunk,
+        "both": Bidirectional,
+        "near": BidirectionalWindow,
+        "encoder": EncoderTokens,
+    },
     "mlp": {"plain": Plain, "gated": Gated, "experts": Experts, "none": Identity},
     "readout": {"dense": Dense, "normalize": Normalize, "norm": NORMS["layer"]},
     "residual": {

@@ -67,5 +67,7 @@ def activation(name: str) -> torch.nn.Module:
         ValueError: an unknown name.
     """
     if name not in ACTIVATIONS:
-        raise ValueError(f"mlp: expected activation to be one of {', '.join(ACTIVATIONS)}, got {name!r}")
+        raise ValueError(
+            f"mlp: expected activation to be one of {', '.join(ACTIVATIONS)}, got {name!r}"
+        )
     return ACTIVATIONS[name]()

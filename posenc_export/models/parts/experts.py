@@ -29,7 +29,9 @@ class GatedUnit(torch.nn.Module):
     def __init__(self, activation: str = "silu") -> None:
         super().__init__()
         self.activation = activation_of(activation)
-        self.swiglu = {"alpha": 1.0, "beta": 0.0, "limit": math.inf} if activation == "silu" else None
+        self.swiglu = (
+            {"alpha": 1.0, "beta": 0.0, "limit": math.inf} if activation == "silu" else None
+        )
 
     def forward(self, gate: Tensor, up: Tensor) -> Tensor:
         """gate and up of one shape to that shape."""
@@ -66,7 +68,12 @@ class ClampedUnit(torch.nn.Module):
     def exact(self, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
         """float64."""
         g = np.where(gate > self.limit, self.limit, gate)
-        return (1 + np.where(abs(up) > self.limit, np.sign(up) * self.limit, up)) * g * (1 + np.tanh(self.alpha * g / 2)) / 2
+        return (
+            (1 + np.where(abs(up) > self.limit, np.sign(up) * self.limit, up))
+            * g
+            * (1 + np.tanh(self.alpha * g / 2))
+            / 2
+        )
 
 
 UNITS = {"gated": GatedUnit, "clamped": ClampedUnit}
@@ -122,20 +129,37 @@ class Experts(torch.nn.Module):
             rule = "mlp experts: expected chosen to be 1 .. experts, hidden at least 1 and shared at least 0"
             raise ValueError(f"{rule}, got {chosen} of {experts}, {hidden} and {shared}")
         if weights not in WEIGHTS or on not in ON:
-            raise ValueError(f"mlp experts: expected weights to be one of {', '.join(WEIGHTS)}, on one of {', '.join(ON)}, got {weights!r} and {on!r}")
+            raise ValueError(
+                f"mlp experts: expected weights to be one of {', '.join(WEIGHTS)}, on one of {', '.join(ON)}, got {weights!r} and {on!r}"
+            )
         if not 0 < factor < float("inf"):
-            raise ValueError(f"mlp experts: expected factor to be a finite number above 0, got {factor}")
+            raise ValueError(
+                f"mlp experts: expected factor to be a finite number above 0, got {factor}"
+            )
         unit = unit or {"name": "gated"}
         self.factor, self.on_input = float(factor), on == "input"
-        self.choose = registry.build("choice", CHOICES, choice or {"name": "highest"}, experts, chosen)
+        self.choose = registry.build(
+            "choice", CHOICES, choice or {"name": "highest"}, experts, chosen
+        )
         self.router = torch.nn.Linear(width, experts, bias=bias)
         self.weigh, self.unit = WEIGHTS[weights](), registry.build("unit", UNITS, unit)
-        for name, inputs, outputs in (("gates", width, hidden), ("ups", width, hidden), ("downs", hidden, width)):
+        for name, inputs, outputs in (
+            ("gates", width, hidden),
+            ("ups", width, hidden),
+            ("downs", hidden, width),
+        ):
             bound = inputs**-0.5  # as torch.nn.Linear
-            self.register_parameter(name, torch.nn.Parameter(torch.empty(experts, inputs, outputs).uniform_(-bound, bound)))
-            self.register_parameter(name + "_bias", torch.nn.Parameter(torch.zeros(experts, outputs)) if bias else None)
+            self.register_parameter(
+                name,
+                torch.nn.Parameter(torch.empty(experts, inputs, outputs).uniform_(-bound, bound)),
+            )
+            self.register_parameter(
+                name + "_bias", torch.nn.Parameter(torch.zeros(experts, outputs)) if bias else None
+            )
         self.shared = Gated(width, shared, unit.get("activation", "silu")) if shared else None
-        self.sparse = self.unit.swiglu is not None and (not self.on_input or chosen == 1 and not bias)
+        self.sparse = self.unit.swiglu is not None and (
+            not self.on_input or chosen == 1 and not bias
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B,S,E] to [B,S,E]."""
@@ -156,26 +180,47 @@ class Experts(torch.nn.Module):
         inputs = x.unsqueeze(1)
         if self.on_input:
             inputs = inputs * by_expert
-        hidden = self.unit(_linear(inputs, self.gates, self.gates_bias), _linear(inputs, self.ups, self.ups_bias))
+        hidden = self.unit(
+            _linear(inputs, self.gates, self.gates_bias), _linear(inputs, self.ups, self.ups_bias)
+        )
         outputs = _linear(hidden, self.downs, self.downs_bias)
         # Weights on the input do not multiply biases, which experts that were not chosen also have.
-        return (outputs * (by_expert.ne(0).to(outputs.dtype) if self.on_input else by_expert)).sum(1)
+        return (outputs * (by_expert.ne(0).to(outputs.dtype) if self.on_input else by_expert)).sum(
+            1
+        )
 
     @torch.jit.unused
     def _emitted(self, x: Tensor, weights: Tensor) -> Tensor:
         """Emit the node Experts (export/targets/experts.py). Its weights multiply outputs, so the input is multiplied before the node if there is one expert."""
         if self.on_input:
             x, weights = x * weights.sum(-1, keepdim=True), (weights > 0).to(x.dtype)
-        matrices = {name: getattr(self, name) for part in ("gates", "ups", "downs") for name in (part, f"{part}_bias")}
-        return graph.Experts.emit(x, x.shape, x=x, weights=weights, **matrices, chosen=self.choose.chosen, **self.unit.swiglu)
+        matrices = {
+            name: getattr(self, name)
+            for part in ("gates", "ups", "downs")
+            for name in (part, f"{part}_bias")
+        }
+        return graph.Experts.emit(
+            x,
+            x.shape,
+            x=x,
+            weights=weights,
+            **matrices,
+            chosen=self.choose.chosen,
+            **self.unit.swiglu,
+        )
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         """Compute x [n,E] to [n,E], float64, one token and one expert at a time."""
         logits, y = float64.linear(self.router, x), np.zeros_like(x)
         for token, row in enumerate(x):
             chosen = self.choose.exact(logits[token])
-            for expert, weight in zip(chosen, self.factor * self.weigh.exact(logits[token], chosen), strict=True):  # type: ignore[operator]
-                y[token] += self._exact_expert(int(expert), row * weight) if self.on_input else weight * self._exact_expert(int(expert), row)
+            weights = self.factor * self.weigh.exact(logits[token], chosen)  # type: ignore[operator]
+            for expert, weight in zip(chosen, weights, strict=True):
+                y[token] += (
+                    self._exact_expert(int(expert), row * weight)
+                    if self.on_input
+                    else weight * self._exact_expert(int(expert), row)
+                )
         return y if self.shared is None else y + self.shared.exact(x)
 
     def _exact_expert(self, expert: int, row: np.ndarray) -> np.ndarray:
@@ -183,7 +228,9 @@ class Experts(torch.nn.Module):
 
         def through(name: str, values: np.ndarray) -> np.ndarray:
             bias: Optional[Tensor] = getattr(self, name + "_bias")
-            return values @ float64.numbers(getattr(self, name)[expert]) + (0.0 if bias is None else float64.numbers(bias[expert]))
+            return values @ float64.numbers(getattr(self, name)[expert]) + (
+                0.0 if bias is None else float64.numbers(bias[expert])
+            )
 
         return through("downs", self.unit.exact(through("gates", row), through("ups", row)))
 

@@ -45,7 +45,9 @@ class Convolutions(torch.nn.Module):
     def __init__(self, width: int, channels: int, activation: str = "gelu") -> None:
         super().__init__()
         if channels < 1:
-            raise ValueError(f"features convolutions: expected channels to be at least 1, got {channels}")
+            raise ValueError(
+                f"features convolutions: expected channels to be at least 1, got {channels}"
+            )
         self.channels, self.size = channels, 2 * channels
         self.first = torch.nn.Conv1d(channels, width, kernel_size=3, padding=1)
         self.second = torch.nn.Conv1d(width, width, kernel_size=3, stride=2, padding=1)
@@ -55,7 +57,9 @@ class Convolutions(torch.nn.Module):
         """x [B,S,2*C], positions [B,S] int64 with -1 at padding to [B,S,E]."""
         inside = positions.ge(0).to(x.dtype).unsqueeze(2).expand(-1, -1, 2).flatten(1).unsqueeze(1)
         frames = x.unflatten(2, [2, self.channels]).flatten(1, 2).transpose(1, 2)
-        between = self.activation(self.first(frames * inside)) * inside  # else the bias at padding would reach the last token
+        between = (
+            self.activation(self.first(frames * inside)) * inside
+        )  # else the bias at padding would reach the last token
         return self.activation(self.second(between)).transpose(1, 2)
 
     def exact(self, x: np.ndarray) -> np.ndarray:
@@ -68,6 +72,8 @@ class Convolutions(torch.nn.Module):
         weight, bias = float64.numbers(layer.weight), float64.numbers(layer.bias)  # [out,in,3]
         rows_out = []
         for centre in centres:
-            near = [(tap, centre + tap - 1) for tap in range(3) if 0 <= centre + tap - 1 < len(rows)]
+            near = [
+                (tap, centre + tap - 1) for tap in range(3) if 0 <= centre + tap - 1 < len(rows)
+            ]
             rows_out.append(sum(weight[:, :, tap] @ rows[at] for tap, at in near) + bias)
         return np.asarray(self.activation.exact(np.stack(rows_out)))  # type: ignore[operator]

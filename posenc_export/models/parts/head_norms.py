@@ -41,7 +41,11 @@ class SeparateHeadNorms(SharedHeadNorm):
     """
 
     def __init__(self, heads: int, size: int, norm: Mapping[str, Any]) -> None:
-        super().__init__(heads, size, {**norm, "weight": False, **({"bias": False} if norm.get("name") == "layer" else {})})
+        super().__init__(
+            heads,
+            size,
+            {**norm, "weight": False, **({"bias": False} if norm.get("name") == "layer" else {})},
+        )
         self.weight = torch.nn.Parameter(torch.ones(heads, size))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -18,9 +18,14 @@ class Plain(torch.nn.Module):
         bias: whether both linear layers have biases.
     """
 
-    def __init__(self, width: int, hidden: int, activation: str = "gelu", bias: bool = True) -> None:
+    def __init__(
+        self, width: int, hidden: int, activation: str = "gelu", bias: bool = True
+    ) -> None:
         super().__init__()
-        self.up, self.down = torch.nn.Linear(width, hidden, bias=bias), torch.nn.Linear(hidden, width, bias=bias)
+        self.up, self.down = (
+            torch.nn.Linear(width, hidden, bias=bias),
+            torch.nn.Linear(hidden, width, bias=bias),
+        )
         self.activation = activation_of(activation)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -42,9 +47,14 @@ class Gated(torch.nn.Module):
         bias: whether the three linear layers have biases.
     """
 
-    def __init__(self, width: int, hidden: int, activation: str = "silu", bias: bool = False) -> None:
+    def __init__(
+        self, width: int, hidden: int, activation: str = "silu", bias: bool = False
+    ) -> None:
         super().__init__()
-        self.gate, self.up = torch.nn.Linear(width, hidden, bias=bias), torch.nn.Linear(width, hidden, bias=bias)
+        self.gate, self.up = (
+            torch.nn.Linear(width, hidden, bias=bias),
+            torch.nn.Linear(width, hidden, bias=bias),
+        )
         self.down = torch.nn.Linear(hidden, width, bias=bias)
         self.activation = activation_of(activation)
 
@@ -54,4 +64,5 @@ class Gated(torch.nn.Module):
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         """x [n,E], float64."""
-        return float64.linear(self.down, float64.linear(self.up, x) * self.activation.exact(float64.linear(self.gate, x)))  # type: ignore[operator]
+        gate = self.activation.exact(float64.linear(self.gate, x))  # type: ignore[operator]
+        return float64.linear(self.down, float64.linear(self.up, x) * gate)

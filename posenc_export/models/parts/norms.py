@@ -35,13 +35,20 @@ class LayerNorm(torch.nn.LayerNorm):
         bias: whether b is trained; b = 0 if False.
     """
 
-    def __init__(self, size: int, epsilon: float = 1e-5, weight: bool = True, bias: bool = True) -> None:
+    def __init__(
+        self, size: int, epsilon: float = 1e-5, weight: bool = True, bias: bool = True
+    ) -> None:
         super().__init__(size, eps=epsilon, elementwise_affine=weight, bias=bias)
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         """x [...,size], float64."""
         centred = x - x.sum(-1, keepdims=True) / x.shape[-1]
-        scaled = centred / np.sqrt(np.einsum("...i,...i->...", centred, centred) / x.shape[-1] + self.eps)[..., None]
+        scaled = (
+            centred
+            / np.sqrt(np.einsum("...i,...i->...", centred, centred) / x.shape[-1] + self.eps)[
+                ..., None
+            ]
+        )
         return scaled * (1.0 if self.weight is None else numbers(self.weight)) + numbers(self.bias)
 
 

@@ -25,7 +25,14 @@ class Grouped(torch.nn.Module):
     """
 
     def __init__(
-        self, width: int, heads: int, kv_heads: int, head_size: int, bias: bool = False, output_bias: bool = False, clip: Optional[float] = None
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        head_size: int,
+        bias: bool = False,
+        output_bias: bool = False,
+        clip: Optional[float] = None,
     ) -> None:
         super().__init__()
         if clip is not None and not clip > 0:
@@ -46,11 +53,18 @@ class Grouped(torch.nn.Module):
 
     def exact(self, x: np.ndarray) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
         """x [n,E] to q [n,H,D], k and v [n,K,D], float64."""
-        projected, queries = float64.linear(self.qkv, x).reshape(len(x), -1, self.head_size), self.sizes[0] // self.head_size
+        projected, queries = (
+            float64.linear(self.qkv, x).reshape(len(x), -1, self.head_size),
+            self.sizes[0] // self.head_size,
+        )
         heads = self.sizes[1] // self.head_size
         if self.clip:
             projected = np.maximum(np.minimum(projected, self.clip), -self.clip)
-        return projected[:, :queries], projected[:, queries : queries + heads], projected[:, queries + heads :]
+        return (
+            projected[:, :queries],
+            projected[:, queries : queries + heads],
+            projected[:, queries + heads :],
+        )
 
 
 class Queries(torch.nn.Module):
@@ -63,7 +77,15 @@ class Queries(torch.nn.Module):
         output_bias: whether the output projection has a bias.
     """
 
-    def __init__(self, width: int, heads: int, kv_heads: int, head_size: int, bias: bool = False, output_bias: bool = False) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        head_size: int,
+        bias: bool = False,
+        output_bias: bool = False,
+    ) -> None:
         super().__init__()
         self.query = torch.nn.Linear(width, heads * head_size, bias=bias)
         self.output = torch.nn.Linear(heads * head_size, width, bias=output_bias)
@@ -112,16 +134,33 @@ class Latent(torch.nn.Module):
     ) -> None:
         super().__init__()
         if kv_heads != heads:
-            raise ValueError(f"projection latent: expected kv_heads to equal heads, got {kv_heads} and {heads}; set kv_heads={heads}")
+            raise ValueError(
+                f"projection latent: expected kv_heads to equal heads, got {kv_heads} and {heads}; set kv_heads={heads}"
+            )
         if not 1 <= rotary < head_size or min(value_size, rank) < 1 or query_rank < 0:
             rule = f"expected rotary to be 1 .. {head_size - 1}, value_size and rank at least 1, query_rank at least 0"
-            raise ValueError(f"projection latent: {rule}, got {rotary}, {value_size}, {rank} and {query_rank}")
-        self.heads, self.rotary, self.rank, self.value_size, own = heads, rotary, rank, value_size, head_size - rotary
+            raise ValueError(
+                f"projection latent: {rule}, got {rotary}, {value_size}, {rank} and {query_rank}"
+            )
+        self.heads, self.rotary, self.rank, self.value_size, own = (
+            heads,
+            rotary,
+            rank,
+            value_size,
+            head_size - rotary,
+        )
         self.parts = [heads * own, heads * value_size]
-        self.query_down: torch.nn.Module = torch.nn.Linear(width, query_rank, bias=bias) if query_rank else torch.nn.Identity()
-        self.query_norm: torch.nn.Module = RMSNorm(query_rank, epsilon) if query_rank else torch.nn.Identity()
+        self.query_down: torch.nn.Module = (
+            torch.nn.Linear(width, query_rank, bias=bias) if query_rank else torch.nn.Identity()
+        )
+        self.query_norm: torch.nn.Module = (
+            RMSNorm(query_rank, epsilon) if query_rank else torch.nn.Identity()
+        )
         self.query_up = torch.nn.Linear(query_rank or width, heads * head_size, bias=False)
-        self.down, self.norm = torch.nn.Linear(width, rank + rotary, bias=bias), RMSNorm(rank, epsilon)
+        self.down, self.norm = (
+            torch.nn.Linear(width, rank + rotary, bias=bias),
+            RMSNorm(rank, epsilon),
+        )
         self.up = torch.nn.Linear(rank, sum(self.parts), bias=False)
         self.output = torch.nn.Linear(heads * value_size, width, bias=bias)
 
@@ -130,7 +169,13 @@ class Latent(torch.nn.Module):
         q = self.query_up(self.query_norm(self.query_down(x)))
         latent, rotated = self.down(x).split([self.rank, self.rotary], dim=-1)
         own, v = self.up(self.norm(latent)).split(self.parts, dim=-1)
-        k = torch.cat((rotated.unsqueeze(2).expand(-1, -1, self.heads, -1), own.unflatten(2, [self.heads, -1])), dim=3).flatten(2)
+        k = torch.cat(
+            (
+                rotated.unsqueeze(2).expand(-1, -1, self.heads, -1),
+                own.unflatten(2, [self.heads, -1]),
+            ),
+            dim=3,
+        ).flatten(2)
         return q, k, v
 
     def exact(self, x: np.ndarray) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -141,6 +186,19 @@ class Latent(torch.nn.Module):
         compressed = float64.linear(self.down, x)
         own_and_values = float64.linear(self.up, self.norm.exact(compressed[:, : self.rank]))
         own, size = self.parts[0] // self.heads, self.value_size
-        keys = [np.concatenate((compressed[:, self.rank :], own_and_values[:, head * own : (head + 1) * own]), axis=1) for head in range(self.heads)]
-        values = [own_and_values[:, self.parts[0] + head * size : self.parts[0] + (head + 1) * size] for head in range(self.heads)]
-        return float64.linear(self.query_up, inputs).reshape(len(x), self.heads, -1), np.stack(keys, 1), np.stack(values, 1)
+        keys = [
+            np.concatenate(
+                (compressed[:, self.rank :], own_and_values[:, head * own : (head + 1) * own]),
+                axis=1,
+            )
+            for head in range(self.heads)
+        ]
+        values = [
+            own_and_values[:, self.parts[0] + head * size : self.parts[0] + (head + 1) * size]
+            for head in range(self.heads)
+        ]
+        return (
+            float64.linear(self.query_up, inputs).reshape(len(x), self.heads, -1),
+            np.stack(keys, 1),
+            np.stack(values, 1),
+        )

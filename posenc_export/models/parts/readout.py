@@ -44,7 +44,9 @@ class WeightedMean(torch.nn.Module):
 
     def forward(self, x: Tensor, counted: Tensor) -> Tensor:
         weights = counted.unsqueeze(2).float()
-        return (x.masked_fill(weights.eq(0.0), 0.0) * weights).sum(1) / weights.sum(1).clamp(min=1.0)
+        return (x.masked_fill(weights.eq(0.0), 0.0) * weights).sum(1) / weights.sum(1).clamp(
+            min=1.0
+        )
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         return np.average(x, 0, np.arange(1, len(x) + 1))
@@ -92,7 +94,14 @@ class Dense(torch.nn.Module):
         tied: whether W is the token table of the model, which `stack.readout` sets.
     """
 
-    def __init__(self, width: int, size: int, bias: bool = True, activation: Optional[str] = None, tied: bool = False) -> None:
+    def __init__(
+        self,
+        width: int,
+        size: int,
+        bias: bool = True,
+        activation: Optional[str] = None,
+        tied: bool = False,
+    ) -> None:
         super().__init__()
         self.linear = torch.nn.Linear(width, size, bias=bias)
         self.activation: Any = Identity(size) if activation is None else activation_of(activation)
@@ -130,7 +139,9 @@ class Readout(torch.nn.Module):
         layers: layers in the order of computation; each reads the size that the one before gives.
     """
 
-    def __init__(self, pooling: Sequence[torch.nn.Module], layers: Sequence[torch.nn.Module]) -> None:
+    def __init__(
+        self, pooling: Sequence[torch.nn.Module], layers: Sequence[torch.nn.Module]
+    ) -> None:
         super().__init__()
         self.pooled = len(pooling) > 0
         self.pooling, self.layers = torch.nn.ModuleList(pooling), torch.nn.ModuleList(layers)
@@ -144,7 +155,9 @@ class Readout(torch.nn.Module):
             reduced: List[Tensor] = []
             for pool in self.pooling:
                 reduced.append(pool(wide, counted))
-            x = torch.cat(reduced, 1).to(x.dtype).unsqueeze(1)  # [B,1,E]: layers and their quantized forms read tokens
+            x = (
+                torch.cat(reduced, 1).to(x.dtype).unsqueeze(1)
+            )  # [B,1,E]: layers and their quantized forms read tokens
         for layer in self.layers:
             x = layer(x)
         return x.squeeze(1) if self.pooled else x
@@ -157,7 +170,14 @@ class Readout(torch.nn.Module):
         return rows[0] if self.pooled else rows
 
 
-POOLINGS = {"mean": Mean, "mean_sqrt_length": MeanSqrtLength, "weighted_mean": WeightedMean, "max": Largest, "cls": First, "last": Last}
+POOLINGS = {
+    "mean": Mean,
+    "mean_sqrt_length": MeanSqrtLength,
+    "weighted_mean": WeightedMean,
+    "max": Largest,
+    "cls": First,
+    "last": Last,
+}
 
 
 def pooling(name: str) -> torch.nn.Module:
@@ -167,5 +187,7 @@ def pooling(name: str) -> torch.nn.Module:
         ValueError: an unknown name.
     """
     if name not in POOLINGS:
-        raise ValueError(f"readout: expected pooling to be one of {', '.join(POOLINGS)}, got {name!r}; {suggestion(name, POOLINGS)}")
+        raise ValueError(
+            f"readout: expected pooling to be one of {', '.join(POOLINGS)}, got {name!r}; {suggestion(name, POOLINGS)}"
+        )
     return POOLINGS[name]()

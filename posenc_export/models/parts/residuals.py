@@ -35,8 +35,14 @@ class Residual(torch.nn.Module):
     def __init__(self, norms: Sequence[torch.nn.Module]) -> None:
         super().__init__()
         named, self.one_norm = dict(zip(self.NORMS, norms, strict=True)), len(norms) == 1
-        self.attention_norm, self.attention_output_norm = named["attention_norm"], named.get("attention_output_norm", Identity())
-        self.mlp_norm, self.mlp_output_norm = named.get("mlp_norm", Identity()), named.get("mlp_output_norm", Identity())
+        self.attention_norm, self.attention_output_norm = (
+            named["attention_norm"],
+            named.get("attention_output_norm", Identity()),
+        )
+        self.mlp_norm, self.mlp_output_norm = (
+            named.get("mlp_norm", Identity()),
+            named.get("mlp_output_norm", Identity()),
+        )
 
     def attention_input(self, x: Tensor) -> Tensor:
         return self.attention_norm(x) if self.of_input else x
@@ -65,9 +71,15 @@ class Residual(torch.nn.Module):
             return x + (attention(read) + mlp(read if self.one_norm else self.mlp_norm.exact(x)))  # type: ignore[operator]
         between = self._added(x, attention(read), self.attention_norm, self.attention_output_norm)
         read = self.mlp_norm.exact(between) if self.of_input else between  # type: ignore[operator]
-        return self._added(between, mlp(read), self.mlp_norm, self.mlp_output_norm) if self.adds_mlp else mlp(read)
+        return (
+            self._added(between, mlp(read), self.mlp_norm, self.mlp_output_norm)
+            if self.adds_mlp
+            else mlp(read)
+        )
 
-    def _added(self, x: np.ndarray, y: np.ndarray, norm: torch.nn.Module, output_norm: torch.nn.Module) -> np.ndarray:
+    def _added(
+        self, x: np.ndarray, y: np.ndarray, norm: torch.nn.Module, output_norm: torch.nn.Module
+    ) -> np.ndarray:
         if self.of_sum:
             return norm.exact(x + y)  # type: ignore[no-any-return,operator]
         return x + (norm if self.of_output else output_norm).exact(y)  # type: ignore[no-any-return,operator]

@@ -91,7 +91,9 @@ class TopExpertsOfBestGroups(torch.nn.Module):
     def __init__(self, experts: int, chosen: int, groups: int, kept: int) -> None:
         super().__init__()
         if groups < 1 or experts % groups or experts // groups < 2:
-            raise ValueError(f"choice groups: expected groups to divide the experts, with at least 2 in each, got {groups} groups of {experts} experts")
+            raise ValueError(
+                f"choice groups: expected groups to divide the experts, with at least 2 in each, got {groups} groups of {experts} experts"
+            )
         if not 1 <= kept <= groups or kept * (experts // groups) < chosen:
             rule = f"choice groups: expected kept to be 1 .. {groups} groups with at least {chosen} experts together"
             raise ValueError(f"{rule}, got {kept} groups of {experts // groups} each")
@@ -102,8 +104,14 @@ class TopExpertsOfBestGroups(torch.nn.Module):
         scores = torch.sigmoid(logits) + self.correction
         grouped = scores.unflatten(-1, [self.groups, -1])
         best = torch.topk(grouped, 2, dim=-1)[0].sum(-1)
-        in_best = torch.zeros_like(best).scatter(-1, torch.topk(best, self.kept, dim=-1)[1], 1.0).unsqueeze(-1)
-        chosen = torch.topk(torch.where(in_best > 0, grouped, float("-inf")).flatten(-2), self.chosen, dim=-1)[1]
+        in_best = (
+            torch.zeros_like(best)
+            .scatter(-1, torch.topk(best, self.kept, dim=-1)[1], 1.0)
+            .unsqueeze(-1)
+        )
+        chosen = torch.topk(
+            torch.where(in_best > 0, grouped, float("-inf")).flatten(-2), self.chosen, dim=-1
+        )[1]
         return logits.gather(-1, chosen), chosen
 
     def exact(self, logits: np.ndarray) -> np.ndarray:
@@ -114,5 +122,10 @@ class TopExpertsOfBestGroups(torch.nn.Module):
         return np.array(sorted(allowed, key=lambda one: -scores[one])[: self.chosen])
 
 
-WEIGHTS = {"all": SoftmaxOverAll, "chosen": SoftmaxOverChosen, "sigmoid": Sigmoid, "sigmoid_of_chosen": SigmoidOfChosen}
+WEIGHTS = {
+    "all": SoftmaxOverAll,
+    "chosen": SoftmaxOverChosen,
+    "sigmoid": Sigmoid,
+    "sigmoid_of_chosen": SigmoidOfChosen,
+}
 CHOICES = {"highest": TopExperts, "groups": TopExpertsOfBestGroups}

@@ -10,8 +10,12 @@ from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Mapping, Optio
 
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip archive can store
 MOST = 1 << 16  # entries; a deep model with experts has about 20,000
-DIRECTORY = 16 << 20  # bytes; zipfile reads the directory at once and needs about ten times as much memory for it
-LONGEST = 32 << 20  # bytes of an entry that is parsed: JSON, which takes up to 20 times as much memory
+DIRECTORY = (
+    16 << 20
+)  # bytes; zipfile reads the directory at once and needs about ten times as much memory for it
+LONGEST = (
+    32 << 20
+)  # bytes of an entry that is parsed: JSON, which takes up to 20 times as much memory
 BLOCK = 1 << 20  # bytes read at once from entries that stay in their file
 HEADER = 30  # bytes of the header before an entry, without its name and extra field, whose lengths are the last four
 
@@ -57,7 +61,9 @@ def read_most(stream: BinaryIO, stays: Callable[[str], bool]) -> Dict[str, Entry
             if stays(info.filename):
                 entries[info.filename] = Stored(_start(archive, info, stream), info.file_size)
             elif info.file_size > LONGEST:
-                raise ValueError(f"expected {info.filename[:80]!r} with at most {LONGEST} bytes, got {info.file_size}")
+                raise ValueError(
+                    f"expected {info.filename[:80]!r} with at most {LONGEST} bytes, got {info.file_size}"
+                )
             else:
                 entries[info.filename] = archive.read(info)
         return entries
@@ -71,7 +77,14 @@ def _opened(stream: BinaryIO) -> Iterator[zipfile.ZipFile]:
             bounded.most = None
             _check(archive.infolist(), stream.seek(0, os.SEEK_END))
             yield archive
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OverflowError, UnicodeDecodeError) as error:  # damaged, or encrypted
+    except (
+        zipfile.BadZipFile,
+        NotImplementedError,
+        RuntimeError,
+        EOFError,
+        OverflowError,
+        UnicodeDecodeError,
+    ) as error:  # damaged, or encrypted
         raise ValueError(f"expected a zip archive, got {error}") from None
 
 
@@ -79,12 +92,19 @@ class _Bounded:
     """A stream that refuses to read more than `most` bytes at once, while zipfile reads the directory of an archive."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        self.seek, self.tell, self.seekable, self._read = stream.seek, stream.tell, stream.seekable, stream.read
+        self.seek, self.tell, self.seekable, self._read = (
+            stream.seek,
+            stream.tell,
+            stream.seekable,
+            stream.read,
+        )
         self.most: Optional[int] = DIRECTORY
 
     def read(self, size: int = -1) -> bytes:
         if self.most is not None and size > self.most:
-            raise ValueError(f"expected a zip archive with a directory of at most {self.most} bytes, got {size}")
+            raise ValueError(
+                f"expected a zip archive with a directory of at most {self.most} bytes, got {size}"
+            )
         return self._read(size)
 
 
@@ -98,12 +118,18 @@ def _check(infos: List[zipfile.ZipInfo], size: int) -> None:
             raise ValueError(f"expected unique names of entries, got {name!r} twice")
         names.add(info.filename)
         if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
-            raise ValueError(f"expected entries that are stored without compression, got {name!r} with {info.compress_size} bytes for {info.file_size}")
+            raise ValueError(
+                f"expected entries that are stored without compression, got {name!r} with {info.compress_size} bytes for {info.file_size}"
+            )
         if not 0 <= info.header_offset <= size - HEADER - info.file_size:
-            raise ValueError(f"expected entries inside the file, got {name!r} at byte {info.header_offset} of {size}")
+            raise ValueError(
+                f"expected entries inside the file, got {name!r} at byte {info.header_offset} of {size}"
+            )
     total = sum(info.file_size for info in infos)
     if total > size:
-        raise ValueError(f"expected entries that are together at most as large as the file of {size} bytes, got {total} bytes")
+        raise ValueError(
+            f"expected entries that are together at most as large as the file of {size} bytes, got {total} bytes"
+        )
 
 
 def _start(archive: zipfile.ZipFile, info: zipfile.ZipInfo, stream: BinaryIO) -> int:
@@ -111,9 +137,16 @@ def _start(archive: zipfile.ZipFile, info: zipfile.ZipInfo, stream: BinaryIO) ->
     archive.open(info).close()  # compares the header with the directory
     stream.seek(info.header_offset + HEADER - 4)
     lengths = stream.read(4)
-    start = info.header_offset + HEADER + int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
+    start = (
+        info.header_offset
+        + HEADER
+        + int.from_bytes(lengths[:2], "little")
+        + int.from_bytes(lengths[2:], "little")
+    )
     if start + info.file_size > stream.seek(0, os.SEEK_END):
-        raise ValueError(f"expected entries inside the file, got {info.filename[:80]!r} beyond its end")
+        raise ValueError(
+            f"expected entries inside the file, got {info.filename[:80]!r} beyond its end"
+        )
     return start
 
 
@@ -153,7 +186,9 @@ class Repacked(io.RawIOBase):
         if isinstance(content, bytes):
             to.write(content)
             return
-        for done in range(0, content.size, BLOCK):  # read once here, for the checksum that the archive stores
+        for done in range(
+            0, content.size, BLOCK
+        ):  # read once here, for the checksum that the archive stores
             self._source = content.offset + done
             self._stream.seek(self._source)
             to.write(self._stream.read(min(BLOCK, content.size - done)))
@@ -161,7 +196,9 @@ class Repacked(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         """Append a part, or replace one of equal length: zipfile writes the header of an entry again after its content."""
-        self._parts[self._at] = bytes(data) if self._source is None else Stored(self._source, len(data))
+        self._parts[self._at] = (
+            bytes(data) if self._source is None else Stored(self._source, len(data))
+        )
         self._at += len(data)
         self._size = max(self._size, self._at)
         return len(data)
@@ -197,4 +234,6 @@ class Repacked(io.RawIOBase):
             return
         self._stream.seek(part.offset + skipped)
         if self._stream.readinto(view) != len(view):  # type: ignore[attr-defined]  # of a buffered file
-            raise ValueError("expected a file that does not change while it is read, got a shorter one")
+            raise ValueError(
+                "expected a file that does not change while it is read, got a shorter one"
+            )

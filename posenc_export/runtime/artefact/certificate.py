@@ -32,8 +32,12 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
     machine: Annotated[str, Meta(max_length=256)]
     cells: Annotated[Dict[str, Finite], Meta(min_length=1, max_length=65536)]
     against: Text = ""
-    bounds: Annotated[Dict[str, Finite], Meta(max_length=65536)] = msgspec.field(default_factory=dict)
-    failures: Annotated[Dict[str, str], Meta(max_length=65536)] = msgspec.field(default_factory=dict)
+    bounds: Annotated[Dict[str, Finite], Meta(max_length=65536)] = msgspec.field(
+        default_factory=dict
+    )
+    failures: Annotated[Dict[str, str], Meta(max_length=65536)] = msgspec.field(
+        default_factory=dict
+    )
     grid: Literal["whole", "quick"] = "whole"
 
 
@@ -67,9 +71,14 @@ def passes(certificate: Mapping[str, Any]) -> bool:
 
 def worst_cell(certificate: Mapping[str, Any]) -> str:
     """Return the cell of a certificate with the largest error, relative to its tolerance."""
-    return max(certificate["cells"], key=lambda cell: certificate["cells"][cell] / (bound_of(certificate, cell) or 1.0))
+    return max(
+        certificate["cells"],
+        key=lambda cell: certificate["cells"][cell] / (bound_of(certificate, cell) or 1.0),
+    )
 
 
 def format_cell(certificate: Mapping[str, Any], cell: str) -> str:
     """Format the error of a cell: the message of the graph if it failed, otherwise as format_worst_error."""
-    return str(certificate.get("failures", {}).get(cell) or format_worst_error(certificate["cells"][cell]))
+    return str(
+        certificate.get("failures", {}).get(cell) or format_worst_error(certificate["cells"][cell])
+    )

@@ -13,12 +13,32 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.tokenizer import Codec, codec
 
 Message = Mapping[str, Any]  # role and content, as in OpenAI's API
-TEMPLATE, SETTINGS, OLD_SETTINGS = "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"
-SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")  # names that a template can read
+TEMPLATE, SETTINGS, OLD_SETTINGS = (
+    "chat_template.jinja",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+)
+SPECIAL = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)  # names that a template can read
 SAFE = (3, 1, 6)  # earlier sandboxes of Jinja can be left
 ANSWER = "answered"
 # Exceptions of expressions in a template, beside those of Jinja.
-FAULTS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError, MemoryError)
+FAULTS = (
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    RecursionError,
+    MemoryError,
+)
 
 
 class ChatCodec:
@@ -39,11 +59,21 @@ class ChatCodec:
         ModuleNotFoundError: jinja2 is not installed.
     """
 
-    def __init__(self, codec: Codec, template: str, special: Mapping[str, str], stop_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self, codec: Codec, template: str, special: Mapping[str, str], stop_ids: Sequence[int] = ()
+    ) -> None:
         from jinja2 import TemplateError
 
-        self.codec, self.template, self.special, self._errors = codec, template, dict(special), (TemplateError, *FAULTS)
-        with self._explained("a chat template that Jinja can compile", f"correct {TEMPLATE} of the checkpoint and export it again"):
+        self.codec, self.template, self.special, self._errors = (
+            codec,
+            template,
+            dict(special),
+            (TemplateError, *FAULTS),
+        )
+        with self._explained(
+            "a chat template that Jinja can compile",
+            f"correct {TEMPLATE} of the checkpoint and export it again",
+        ):
             self._template = _environment().from_string(template)
         self.ends = tuple(dict.fromkeys((*stop_ids, *self._turn_end())))
 
@@ -53,8 +83,17 @@ class ChatCodec:
         Raises:
             ValueError: the template refuses the conversation, or does what its sandbox forbids.
         """
-        with self._explained("a conversation that the chat template of the model can render", "change the messages, or give a prompt without --chat"):
-            found: str = self._template.render(messages=list(messages), tools=None, documents=None, add_generation_prompt=reply, **self.special)
+        with self._explained(
+            "a conversation that the chat template of the model can render",
+            "change the messages, or give a prompt without --chat",
+        ):
+            found: str = self._template.render(
+                messages=list(messages),
+                tools=None,
+                documents=None,
+                add_generation_prompt=reply,
+                **self.special,
+            )
         return found
 
     def encode(self, messages: Sequence[Message]) -> List[int]:
@@ -64,17 +103,26 @@ class ChatCodec:
     def _turn_end(self) -> List[int]:
         """The special token after a reply, if the template writes one."""
         try:
-            after = self.text([{"role": "user", "content": "asked"}, {"role": "assistant", "content": ANSWER}], reply=False).rpartition(ANSWER)[2]
+            after = self.text(
+                [{"role": "user", "content": "asked"}, {"role": "assistant", "content": ANSWER}],
+                reply=False,
+            ).rpartition(ANSWER)[2]
         except ValueError:  # a template for conversations of another kind
             return []
-        return [token for token in self.codec.encode(after.lstrip(), special=False)[:1] if self.codec.is_special(token)]
+        return [
+            token
+            for token in self.codec.encode(after.lstrip(), special=False)[:1]
+            if self.codec.is_special(token)
+        ]
 
     @contextlib.contextmanager
     def _explained(self, rule: str, remedy: str) -> Iterator[None]:
         try:
             yield
         except self._errors as error:
-            raise ValueError(f"chat: expected {rule}, got an error ({' '.join(str(error).split())[:200] or type(error).__name__}); {remedy}") from None
+            raise ValueError(
+                f"chat: expected {rule}, got an error ({' '.join(str(error).split())[:200] or type(error).__name__}); {remedy}"
+            ) from None
 
 
 def chat_codec(folder: Path, manifest: Manifest) -> Optional[ChatCodec]:
@@ -89,12 +137,18 @@ def chat_codec(folder: Path, manifest: Manifest) -> Optional[ChatCodec]:
     if TEMPLATE in manifest.files:
         template = (files.locate(folder) / TEMPLATE).read_text(encoding="utf-8")
     if isinstance(template, list):  # transformers' format of several templates
-        template = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}.get("default", template)
+        template = {
+            each.get("name"): each.get("template") for each in template if isinstance(each, dict)
+        }.get("default", template)
     if template is None:
         return None
     if not isinstance(template, str):
-        raise ValueError(f"chat: expected {SETTINGS} with a chat template or one with the name default, got {type(template).__name__}; save one as {TEMPLATE}")
-    special = {name: text for name in SPECIAL if isinstance(text := _content(settings.get(name)), str)}
+        raise ValueError(
+            f"chat: expected {SETTINGS} with a chat template or one with the name default, got {type(template).__name__}; save one as {TEMPLATE}"
+        )
+    special = {
+        name: text for name in SPECIAL if isinstance(text := _content(settings.get(name)), str)
+    }
     return ChatCodec(codec(folder, manifest), template, special, manifest.stop_ids)
 
 
@@ -102,7 +156,9 @@ def needed_chat_codec(folder: Path, manifest: Manifest) -> ChatCodec:
     """Return the encoder of conversations of an artefact. Raise ValueError if it has no chat template, otherwise as `chat_codec`."""
     found = chat_codec(folder, manifest)
     if found is None:
-        raise ValueError(f"chat: expected an artefact with a chat template ({TEMPLATE}), got none; export the instruct version of the model, or use posenc generate")
+        raise ValueError(
+            f"chat: expected an artefact with a chat template ({TEMPLATE}), got none; export the instruct version of the model, or use posenc generate"
+        )
     return found
 
 
@@ -114,7 +170,9 @@ def _settings(folder: Path, manifest: Manifest) -> Dict[str, Any]:
             try:
                 values = json.loads((files.locate(folder) / name).read_bytes())
             except (ValueError, RecursionError) as error:
-                raise ValueError(f"chat: expected {name} to be JSON, got an error ({error}); save the tokenizer again") from None
+                raise ValueError(
+                    f"chat: expected {name} to be JSON, got an error ({error}); save the tokenizer again"
+                ) from None
             found.update(values if isinstance(values, dict) else {})
     return found
 
@@ -133,14 +191,22 @@ def _environment() -> Any:
 
     installed = version("jinja2")
     if tuple(int(part) for part in installed.split(".")[:3] if part.isdigit()) < SAFE:
-        raise ValueError(f"chat: expected jinja2 of at least {'.'.join(map(str, SAFE))}, whose sandbox holds, got {installed}; pip install -U jinja2")
+        raise ValueError(
+            f"chat: expected jinja2 of at least {'.'.join(map(str, SAFE))}, whose sandbox holds, got {installed}; pip install -U jinja2"
+        )
 
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_generation(), loopcontrols])
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_generation(), loopcontrols]
+    )
     environment.filters["tojson"] = _tojson
-    environment.globals.update(raise_exception=refuse, strftime_now=lambda form: datetime.datetime.now().strftime(form), namespace=_namespace())
+    environment.globals.update(
+        raise_exception=refuse,
+        strftime_now=lambda form: datetime.datetime.now().strftime(form),
+        namespace=_namespace(),
+    )
     return environment
 
 
@@ -154,7 +220,9 @@ def _generation() -> Any:
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
-            return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
+            return nodes.Scope(
+                parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            ).set_lineno(line)
 
     return Generation
 
@@ -180,6 +248,14 @@ def _namespace() -> Any:
     return Names
 
 
-def _tojson(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
     """JSON without the escapes of HTML that Jinja's own filter writes."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )

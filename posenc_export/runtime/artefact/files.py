@@ -30,7 +30,9 @@ def utf8(path: Path) -> str:
     try:
         return os.fsencode(path).decode("utf-8")
     except UnicodeDecodeError:
-        raise ValueError(f"runtime: expected a path in UTF-8, got {os.fsencode(path)!r}; rename it") from None
+        raise ValueError(
+            f"runtime: expected a path in UTF-8, got {os.fsencode(path)!r}; rename it"
+        ) from None
 
 
 def replace(path: Path, content: bytes) -> None:
@@ -94,7 +96,9 @@ def sync(path: Path) -> None:
     windows = os.name == "nt"
     if windows and path.is_dir():  # Windows cannot flush a folder
         return
-    number = os.open(path, os.O_RDWR if windows else os.O_RDONLY)  # and flushes only files that are open for writing
+    number = os.open(
+        path, os.O_RDWR if windows else os.O_RDONLY
+    )  # and flushes only files that are open for writing
     try:
         os.fsync(number)
     finally:
@@ -135,7 +139,9 @@ def checked(folder: Path, manifest: Manifest, meanwhile: str) -> Iterator[None]:
     entries: List[File] = []
 
     def read() -> None:
-        with suppress(OSError):  # _compare below reads the file again and raises in the caller's thread
+        with suppress(
+            OSError
+        ):  # _compare below reads the file again and raises in the caller's thread
             entries.append(entry(folder / meanwhile))
 
     thread = threading.Thread(target=read)
@@ -160,8 +166,12 @@ def _check_sizes(folder: Path, manifest: Manifest) -> None:
 def _compare(folder: Path, name: str, manifest: Manifest, actual: Optional[File] = None) -> None:
     actual, listed = actual or entry(folder / name), manifest.files[name]
     if actual != listed:
-        raise _altered(folder, name, listed, f"{actual.bytes} bytes and sha256 {actual.sha256[:12]}...") from None
+        raise _altered(
+            folder, name, listed, f"{actual.bytes} bytes and sha256 {actual.sha256[:12]}..."
+        ) from None
 
 
 def _altered(folder: Path, name: str, listed: File, got: str) -> ValueError:
-    return ValueError(f"artefact {folder}: expected {name} with {listed.bytes} bytes and sha256 {listed.sha256[:12]}..., got {got}; export again")
+    return ValueError(
+        f"artefact {folder}: expected {name} with {listed.bytes} bytes and sha256 {listed.sha256[:12]}..., got {got}; export again"
+    )

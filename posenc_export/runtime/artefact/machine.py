@@ -14,10 +14,14 @@ Text = Annotated[str, Meta(max_length=256)]
 class Compiled(Struct, frozen=True, forbid_unknown_fields=True):
     """Native code of an artefact, and the machine and libraries it was compiled for."""
 
-    artefact: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]  # digest of the pt2 artefact it was compiled from
+    artefact: Annotated[
+        str, Meta(pattern=r"^[0-9a-f]{64}\Z")
+    ]  # digest of the pt2 artefact it was compiled from
     torch: Text  # version of torch that compiled it
     processor: Text  # name of the CPU
-    instructions: Annotated[List[Text], Meta(max_length=256)]  # instruction sets of the CPU, as torch names them
+    instructions: Annotated[
+        List[Text], Meta(max_length=256)
+    ]  # instruction sets of the CPU, as torch names them
 
     def check(self) -> None:
         """Raise ValueError unless torch has the version, and this processor the name and the instruction sets, that the code was compiled for."""
@@ -27,18 +31,25 @@ class Compiled(Struct, frozen=True, forbid_unknown_fields=True):
         if self.processor != here.processor:
             _refuse(f"the processor {self.processor}", here.processor)
         for name in sorted({*self.instructions} ^ {*here.instructions}):
-            _refuse("the instruction sets", f"a processor {'with' if name in here.instructions else 'without'} {name}")
+            _refuse(
+                "the instruction sets",
+                f"a processor {'with' if name in here.instructions else 'without'} {name}",
+            )
 
 
 def _refuse(rule: str, got: str) -> NoReturn:
-    raise ValueError(f"runtime: expected {rule} that the native code was compiled for, got {got}; run `posenc compile` again on this machine")
+    raise ValueError(
+        f"runtime: expected {rule} that the native code was compiled for, got {got}; run `posenc compile` again on this machine"
+    )
 
 
 def on_this_machine(artefact: str) -> Compiled:
     """Describe native code that torch compiles on this machine from the artefact with this digest."""
     import torch
 
-    instructions = sorted(name for name, present in torch.cpu.get_capabilities().items() if present is True)
+    instructions = sorted(
+        name for name, present in torch.cpu.get_capabilities().items() if present is True
+    )
     return Compiled(artefact, str(torch.__version__), processor(), instructions)
 
 
@@ -57,5 +68,11 @@ def gpu() -> str:
     program = shutil.which("nvidia-smi")
     if program is None:
         return "GPU"
-    said = subprocess.run([program, "--query-gpu=name", "--format=csv,noheader"], capture_output=True, encoding="utf-8", errors="replace", check=False)
+    said = subprocess.run(
+        [program, "--query-gpu=name", "--format=csv,noheader"],
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+    )
     return said.stdout.strip().partition("\n")[0] or "GPU"

@@ -8,14 +8,42 @@ import msgspec
 
 from posenc_export.runtime.artefact import files, rules
 from posenc_export.runtime.artefact.certificate import Proof
-from posenc_export.runtime.artefact.schema import INTERFACE, MOST_PROOFS, SCHEMA, Axis, Calibration, File, Manifest, Package, State, Value, digest_of
+from posenc_export.runtime.artefact.schema import (
+    INTERFACE,
+    MOST_PROOFS,
+    SCHEMA,
+    Axis,
+    Calibration,
+    File,
+    Manifest,
+    Package,
+    State,
+    Value,
+    digest_of,
+)
 from posenc_export.shared import preset_folders
 from posenc_export.shared.suggestion import download, suggestion
 
-__all__ = ["FILE_NAME", "SCHEMA", "Axis", "Calibration", "File", "Manifest", "Package", "State", "Value", "add_proof", "read", "read_alone", "write"]
+__all__ = [
+    "FILE_NAME",
+    "SCHEMA",
+    "Axis",
+    "Calibration",
+    "File",
+    "Manifest",
+    "Package",
+    "State",
+    "Value",
+    "add_proof",
+    "read",
+    "read_alone",
+    "write",
+]
 
 FILE_NAME = "posenc.json"
-LONGEST = 64 << 20  # largest accepted size in bytes; the manifest of a deep decoder has about 100 kB
+LONGEST = (
+    64 << 20
+)  # largest accepted size in bytes; the manifest of a deep decoder has about 100 kB
 REMEDY = "export again, or give the folder as `posenc export` wrote it"
 
 
@@ -23,7 +51,9 @@ def write(manifest: Manifest, folder: Path) -> None:
     """Write posenc.json into a folder atomically, with sorted keys and a digest of its content."""
     content = json.loads(json.dumps(manifest.to_json()))
     content["seal"] = digest_of(content)
-    files.replace(folder / FILE_NAME, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
+    files.replace(
+        folder / FILE_NAME, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
+    )
 
 
 def add_proof(folder: Path, digest: str, proof: Proof) -> None:
@@ -39,7 +69,11 @@ def add_proof(folder: Path, digest: str, proof: Proof) -> None:
     manifest = read_alone(folder, digest)
     if preset_folders.is_preset(folder):
         return
-    others = [other for other in manifest.proofs if (other["provider"], other["machine"]) != (proof["provider"], proof["machine"])]
+    others = [
+        other
+        for other in manifest.proofs
+        if (other["provider"], other["machine"]) != (proof["provider"], proof["machine"])
+    ]
     write(manifest.replace(proofs=[*others, proof][-MOST_PROOFS:]), folder)
 
 
@@ -67,46 +101,68 @@ def read_alone(folder: Path, digest: Optional[str] = None) -> Manifest:
     """
     content = _content(folder)
     if content.get("schema") != SCHEMA:
-        raise ValueError(f"artefact {folder}: expected schema {SCHEMA}, got {_short(content.get('schema'))}; export again with this version")
+        raise ValueError(
+            f"artefact {folder}: expected schema {SCHEMA}, got {_short(content.get('schema'))}; export again with this version"
+        )
     _check_interface(folder, content.get("interface", 0))
     seal = content.pop("seal", None)
     if seal != digest_of(content):
-        raise ValueError(f"artefact {folder}: expected {FILE_NAME} as it was written, got content of another digest; {REMEDY}")
+        raise ValueError(
+            f"artefact {folder}: expected {FILE_NAME} as it was written, got content of another digest; {REMEDY}"
+        )
     try:
         manifest = msgspec.convert(content, Manifest)
         rules.check(manifest)
     except msgspec.ValidationError as error:
-        raise ValueError(f"artefact {folder}: expected the fields of schema {SCHEMA} in {FILE_NAME}, got another: {_short(error)}; {REMEDY}") from None
+        raise ValueError(
+            f"artefact {folder}: expected the fields of schema {SCHEMA} in {FILE_NAME}, got another: {_short(error)}; {REMEDY}"
+        ) from None
     except ValueError as error:
         raise ValueError(f"artefact {folder}: {FILE_NAME}: {_short(error)}; {REMEDY}") from None
     if digest is not None and digest.lower() != manifest.digest:
-        raise ValueError(f"artefact {folder}: expected digest {_short(digest)}, got {manifest.digest}; take the artefact from where the digest came from")
+        raise ValueError(
+            f"artefact {folder}: expected digest {_short(digest)}, got {manifest.digest}; take the artefact from where the digest came from"
+        )
     return manifest
 
 
 def _check_interface(folder: Path, found: Any) -> None:
     if isinstance(found, int) and found > INTERFACE:
         rule = f"expected inputs and outputs of graph interface {INTERFACE} or below"
-        raise ValueError(f"artefact {folder}: {rule}, got interface {found}; install the version of posenc-export that wrote it, or export again with this one")
+        raise ValueError(
+            f"artefact {folder}: {rule}, got interface {found}; install the version of posenc-export that wrote it, or export again with this one"
+        )
 
 
 def _content(folder: Path) -> Any:
     path = folder / FILE_NAME
     if not path.is_file():
         inside = sorted(path_inside.parent.name for path_inside in folder.glob(f"*/{FILE_NAME}"))
-        remedy = f"give one of its subfolders {', '.join(inside)}" if inside else _export_first(folder)
+        remedy = (
+            f"give one of its subfolders {', '.join(inside)}" if inside else _export_first(folder)
+        )
         raise ValueError(f"artefact {folder}: expected {FILE_NAME} in it, got none; {remedy}")
     if path.stat().st_size > LONGEST:
-        raise ValueError(f"artefact {folder}: expected {FILE_NAME} of at most {LONGEST} bytes, got {path.stat().st_size}; {REMEDY}")
+        raise ValueError(
+            f"artefact {folder}: expected {FILE_NAME} of at most {LONGEST} bytes, got {path.stat().st_size}; {REMEDY}"
+        )
     try:
         content = msgspec.json.decode(path.read_bytes())
-        json.dumps(content)  # the digest needs content that can be encoded again; lone surrogates and deep nesting cannot
+        json.dumps(
+            content
+        )  # the digest needs content that can be encoded again; lone surrogates and deep nesting cannot
     except RecursionError:
-        raise ValueError(f"artefact {folder}: expected flat JSON in {FILE_NAME}, got deeper nesting than can be read; {REMEDY}") from None
+        raise ValueError(
+            f"artefact {folder}: expected flat JSON in {FILE_NAME}, got deeper nesting than can be read; {REMEDY}"
+        ) from None
     except ValueError as error:
-        raise ValueError(f"artefact {folder}: expected JSON in {FILE_NAME}, got {_short(error)}; {REMEDY}") from None
+        raise ValueError(
+            f"artefact {folder}: expected JSON in {FILE_NAME}, got {_short(error)}; {REMEDY}"
+        ) from None
     if not isinstance(content, dict):
-        raise ValueError(f"artefact {folder}: expected a JSON object in {FILE_NAME}, got {type(content).__name__}; {REMEDY}")
+        raise ValueError(
+            f"artefact {folder}: expected a JSON object in {FILE_NAME}, got {type(content).__name__}; {REMEDY}"
+        )
     return content
 
 
@@ -124,7 +180,9 @@ def _export_first(folder: Path) -> str:
         return f"export the checkpoint first: posenc export {place} --target ort -o ARTEFACT"
     if fetch:
         return f"download the model with {fetch} and export it with posenc export"
-    return f"give a folder that `posenc export` wrote, or a preset: {', '.join(preset_folders.NAMES)}"
+    return (
+        f"give a folder that `posenc export` wrote, or a preset: {', '.join(preset_folders.NAMES)}"
+    )
 
 
 def _short(value: Any) -> str:

@@ -22,15 +22,30 @@ class Meaning:
 
 
 INPUTS: Dict[str, Meaning] = {
-    "input_ids": Meaning("int64 [B,S]", "Ids of the new tokens.", "decoders, encoders, and own modules with a vocabulary", "the prompt"),
+    "input_ids": Meaning(
+        "int64 [B,S]",
+        "Ids of the new tokens.",
+        "decoders, encoders, and own modules with a vocabulary",
+        "the prompt",
+    ),
     "input_features": Meaning(
         "float [B,S,F]",
         "Features of each token. For a spectrogram, a token is two consecutive frames, concatenated.",
         "encoders of features",
         "the features of the whole input",
     ),
-    "hidden_states": Meaning("float [B,S,E]", "Hidden states of the new tokens.", "blocks, and own modules with a width", "the hidden states of the prompt"),
-    "token_type_ids": Meaning("int64 [B,S]", "Segment of each token.", "encoders with segments", "0 everywhere if there is one segment"),
+    "hidden_states": Meaning(
+        "float [B,S,E]",
+        "Hidden states of the new tokens.",
+        "blocks, and own modules with a width",
+        "the hidden states of the prompt",
+    ),
+    "token_type_ids": Meaning(
+        "int64 [B,S]",
+        "Segment of each token.",
+        "encoders with segments",
+        "0 everywhere if there is one segment",
+    ),
     "position_ids": Meaning(
         "int64 [B,S], or [1+A,B,S] with coordinates",
         "Position of each new token; -1 marks padding. With coordinates, plane 0 holds positions and planes 1 to A hold the coordinates.",
@@ -38,7 +53,10 @@ INPUTS: Dict[str, Meaning] = {
         "0, 1, ... S-1, or any other start",
     ),
     "attention_mask": Meaning(
-        "int64 [B,T]", "1 for a token and 0 for padding, for the cached columns and the new ones.", "signature mask", "1 for each token of the prompt [B,S]"
+        "int64 [B,T]",
+        "1 for a token and 0 for padding, for the cached columns and the new ones.",
+        "signature mask",
+        "1 for each token of the prompt [B,S]",
     ),
     "logits_index": Meaning(
         "int64 [B,R]",
@@ -53,13 +71,22 @@ INPUTS: Dict[str, Meaning] = {
         "0, 1, ... S-1",
     ),
     "first_position": Meaning(
-        "int64 [B,1]", "Position of the token in slot 0 of each row.", "in-place caches with compact rows, if key positions are read", "0, or the start"
+        "int64 [B,1]",
+        "Position of the token in slot 0 of each row.",
+        "in-place caches with compact rows, if key positions are read",
+        "0, or the start",
     ),
     "seqlens_k": Meaning(
-        "int32 [B]", "Number of valid tokens of each row after the call, minus 1.", "targets ort and ort-cuda with signature positions", "S - 1"
+        "int32 [B]",
+        "Number of valid tokens of each row after the call, minus 1.",
+        "targets ort and ort-cuda with signature positions",
+        "S - 1",
     ),
     "total_sequence_length": Meaning(
-        "int32 []", "Largest number of valid tokens of any row after the call.", "targets ort and ort-cuda with signature positions", "S"
+        "int32 []",
+        "Largest number of valid tokens of any row after the call.",
+        "targets ort and ort-cuda with signature positions",
+        "S",
     ),
     "slots": Meaning(
         "int64 [T]",
@@ -72,13 +99,21 @@ INPUTS: Dict[str, Meaning] = {
 OF_ENCODER: Dict[str, Meaning] = {
     name: Meaning(shape, says, "decoders that read an encoder", "the same in every call")
     for name, shape, says in (
-        ("encoder_attention_mask", "int64 [B,Q]", "1 for a token of the encoder's sequence and 0 for padding."),
+        (
+            "encoder_attention_mask",
+            "int64 [B,Q]",
+            "1 for a token of the encoder's sequence and 0 for padding.",
+        ),
         (
             "past_key_values.N.encoder.key",
             "float [B,heads,Q,head size]",
             "Keys of the encoder's sequence for layer N: a slice of encoder_key_values, which holds keys and values of each layer in turn.",
         ),
-        ("past_key_values.N.encoder.value", "float [B,heads,Q,head size]", "Values of the encoder's sequence for layer N."),
+        (
+            "past_key_values.N.encoder.value",
+            "float [B,heads,Q,head size]",
+            "Values of the encoder's sequence for layer N.",
+        ),
     )
 }
 OUTPUTS: Dict[str, str] = {
@@ -91,8 +126,14 @@ OUTPUTS: Dict[str, str] = {
 OF_MODULE = "The output of the own module's forward."  # in place of OUTPUTS["output"]
 # By update rule of a state: meaning, and value in the first call.
 UPDATES: Dict[str, Tuple[str, str]] = {
-    "append": ("Grows: past has P slots along axis {axis}, present has P + S. Feed present back as past.", "P = 0: an empty array"),
-    "in_place": ("Fixed capacity M along axis {axis}; each call writes new slots. Feed present back as past, or bind both to one buffer.", "all slots hold {fill}"),
+    "append": (
+        "Grows: past has P slots along axis {axis}, present has P + S. Feed present back as past.",
+        "P = 0: an empty array",
+    ),
+    "in_place": (
+        "Fixed capacity M along axis {axis}; each call writes new slots. Feed present back as past, or bind both to one buffer.",
+        "all slots hold {fill}",
+    ),
     "replace": ("Replaced by each call. Feed present back as past.", "all values are {fill}"),
 }
 LAYER = re.compile(r"\.\d+\.")
@@ -108,8 +149,12 @@ def of_state(state: State) -> str:
 
 def of_graph(manifest: Manifest) -> Dict[str, str]:
     """Describe every input and output of a graph, by name. Names that are not in the tables of this module are left out."""
-    meanings = {value.name: INPUTS[value.name].says for value in manifest.inputs if value.name in INPUTS}
-    meanings |= {value.name: OUTPUTS[value.name] for value in manifest.outputs if value.name in OUTPUTS}
+    meanings = {
+        value.name: INPUTS[value.name].says for value in manifest.inputs if value.name in INPUTS
+    }
+    meanings |= {
+        value.name: OUTPUTS[value.name] for value in manifest.outputs if value.name in OUTPUTS
+    }
     if manifest.kind == "module":
         meanings[manifest.outputs[0].name] = OF_MODULE
     for value in manifest.encoder:

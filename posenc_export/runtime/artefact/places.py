@@ -38,10 +38,14 @@ def check_folder(folder: Path, kind: Kind = ARTEFACT) -> None:
     """
     where = f"{kind.where}: expected a folder that is new, empty or {kind.name}"
     if folder.is_symlink():
-        raise ValueError(f"{where}, got the symbolic link {folder}; give the folder that it points to")
+        raise ValueError(
+            f"{where}, got the symbolic link {folder}; give the folder that it points to"
+        )
     place = folder.resolve()
     if place in (Path.cwd(), *Path.cwd().parents):
-        raise ValueError(f"{where} and neither the working folder nor one of its parents, got {folder}; give a subfolder or another folder")
+        raise ValueError(
+            f"{where} and neither the working folder nor one of its parents, got {folder}; give a subfolder or another folder"
+        )
     if os.path.ismount(place):
         raise ValueError(f"{where}, got the mount point {folder}; give a subfolder of it")
     _check_outside(folder, where)
@@ -51,15 +55,21 @@ def check_folder(folder: Path, kind: Kind = ARTEFACT) -> None:
         raise ValueError(f"{where}, got the file {folder}; choose another name")
     foreign = _foreign(place, _own(place, kind), "")
     if foreign is not None:
-        raise ValueError(f"{where}, got {folder}, which contains {foreign}; move that file or choose another folder")
+        raise ValueError(
+            f"{where}, got {folder}, which contains {foreign}; move that file or choose another folder"
+        )
 
 
 def _check_outside(path: Path, where: str) -> None:
     """Refuse a path in an artefact, which holds only the files that its manifest lists."""
     above = path.absolute().parent.resolve()
-    artefact = next((parent for parent in (above, *above.parents) if os.path.isfile(parent / FILE_NAME)), None)
+    artefact = next(
+        (parent for parent in (above, *above.parents) if os.path.isfile(parent / FILE_NAME)), None
+    )
     if artefact is not None:
-        raise ValueError(f"{where} outside any artefact, got {path} in the artefact {artefact}; choose another folder")
+        raise ValueError(
+            f"{where} outside any artefact, got {path} in the artefact {artefact}; choose another folder"
+        )
 
 
 def _own(folder: Path, kind: Kind) -> Set[str]:
@@ -68,7 +78,13 @@ def _own(folder: Path, kind: Kind) -> Set[str]:
     try:
         content = json.loads((folder / kind.listing).read_bytes())
         return listed | {kind.listing, *content["files"]}
-    except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):  # no listing, or one that cannot be read
+    except (
+        FileNotFoundError,
+        ValueError,
+        TypeError,
+        KeyError,
+        RecursionError,
+    ):  # no listing, or one that cannot be read
         return listed
 
 
@@ -104,7 +120,9 @@ def check_file(path: Path, form: Form) -> None:
     if path.exists() and path.stat().st_size:
         with path.open("rb") as stream:
             if form.mark not in stream.read(HEAD):
-                raise ValueError(f"{where}, got {path}, which holds something else; move that file or choose another name")
+                raise ValueError(
+                    f"{where}, got {path}, which holds something else; move that file or choose another name"
+                )
 
 
 def write_file(path: Path, content: bytes, form: Form) -> None:

@@ -15,13 +15,39 @@ from posenc_export.runtime.artefact.archive import Entry
 SAMPLES, PROGRAM = "data/sample_inputs/model.pt", "models/model.json"
 CONFIGS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")
 ENTRY = re.compile(r"data/weights/weight_\d+|data/constants/tensor_\d+")
-OTHERS = (".data/version", ".data/serialization_id", "byteorder", "archive_format", "archive_version")
+OTHERS = (
+    ".data/version",
+    ".data/serialization_id",
+    "byteorder",
+    "archive_format",
+    "archive_version",
+)
 PAYLOAD = re.compile(r"(weight|tensor)_\d+")
 WORD = re.compile(r"[A-Za-z0-9_.]*")
 VERSION = re.compile(r"[A-Za-z0-9_.+-]*")
-OPERATOR = re.compile(r"torch\.ops\.aten\.(?!from_file)(?:_?[a-z]\w*|__(?:and|or|xor)__)\.[A-Za-z]\w*|_operator\.sub", re.ASCII)  # or a difference of sizes
-CHOICES = ("floor", "trunc", "none", "tanh", "constant", "Infinity", "-Infinity", "NaN")  # modes of operators, and floats that JSON cannot represent
-EMPTY = ("guards_code", "metadata", "custom_obj_values", "as_custom_obj", "as_operator", "as_graph", "treespec_namedtuple_fields")
+OPERATOR = re.compile(
+    r"torch\.ops\.aten\.(?!from_file)(?:_?[a-z]\w*|__(?:and|or|xor)__)\.[A-Za-z]\w*|_operator\.sub",
+    re.ASCII,
+)  # or a difference of sizes
+CHOICES = (
+    "floor",
+    "trunc",
+    "none",
+    "tanh",
+    "constant",
+    "Infinity",
+    "-Infinity",
+    "NaN",
+)  # modes of operators, and floats that JSON cannot represent
+EMPTY = (
+    "guards_code",
+    "metadata",
+    "custom_obj_values",
+    "as_custom_obj",
+    "as_operator",
+    "as_graph",
+    "treespec_namedtuple_fields",
+)
 FUNCTIONS = ("Add", "Mul", "Max", "Min", "FloorDiv", "CleanDiv", "Mod", "PythonMod")
 LONGEST = 4096  # characters of a size expression
 DEEPEST = 64  # levels of nested JSON
@@ -43,15 +69,24 @@ def is_tensor(name: str) -> bool:
 def check(entries: Mapping[str, Entry]) -> None:
     """Raise ValueError unless an archive holds only tensors and a graph of ATen operators; the message gives the first entry or string that is not allowed."""
     root = _root(entries)
-    sizes = {name.removeprefix(root): len(content) for name, content in entries.items() if name.startswith(root)}
+    sizes = {
+        name.removeprefix(root): len(content)
+        for name, content in entries.items()
+        if name.startswith(root)
+    }
     for name in sorted({*sizes, *(name for name in entries if not name.startswith(root))}):
-        if name not in sizes or not (name in (SAMPLES, PROGRAM, *CONFIGS, *OTHERS) or ENTRY.fullmatch(name)):
+        if name not in sizes or not (
+            name in (SAMPLES, PROGRAM, *CONFIGS, *OTHERS) or ENTRY.fullmatch(name)
+        ):
             _refuse("only entries for a program and its tensors", repr(name)[:80])
     for name in (SAMPLES, PROGRAM, *CONFIGS):
         if name not in sizes:
             _refuse(f"an entry {name}", "none")
     if entries[root + SAMPLES]:
-        _refuse(f"{SAMPLES} to be empty", f"{len(entries[root + SAMPLES])} bytes, which torch would unpickle")
+        _refuse(
+            f"{SAMPLES} to be empty",
+            f"{len(entries[root + SAMPLES])} bytes, which torch would unpickle",
+        )
     for name in CONFIGS:
         _check_payloads(name, _parsed(name, entries[root + name]), sizes)
     _check_program("program", "", _parsed(PROGRAM, entries[root + PROGRAM]), 0)
@@ -90,7 +125,10 @@ def _check_payloads(name: str, content: Any, sizes: Dict[str, int]) -> None:
         if payload.get("use_pickle") is not False or not isinstance(meta, dict):
             _refuse(f"tensors as plain bytes, described in {name}", f"a pickle for {key!r}"[:120])
         if not sizes[stored] and {"as_int": 0} not in meta.get("sizes", ()):
-            _refuse(f"the bytes of each tensor in {name}", f"an empty entry for {key!r}, which torch would fill with zeros"[:120])
+            _refuse(
+                f"the bytes of each tensor in {name}",
+                f"an empty entry for {key!r}, which torch would fill with zeros"[:120],
+            )
         _check_program(name, "", payload, 0)
 
 
@@ -123,7 +161,10 @@ def _check_text(where: str, key: str, text: str) -> None:
     else:
         passes = (VERSION if key == "torch_version" else WORD).fullmatch(text) is not None
     if not passes:
-        _refuse(f"{key or 'a string'} of {where} to be a name, a size or an ATen operator", repr(text)[:120])
+        _refuse(
+            f"{key or 'a string'} of {where} to be a name, a size or an ATen operator",
+            repr(text)[:120],
+        )
 
 
 def _is_size_text(text: str) -> bool:
@@ -131,7 +172,12 @@ def _is_size_text(text: str) -> bool:
         return False
     try:
         return _is_size(ast.parse(text, mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # raised by the parser for text that is not an expression or is nested too deeply
+    except (
+        SyntaxError,
+        ValueError,
+        RecursionError,
+        MemoryError,
+    ):  # raised by the parser for text that is not an expression or is nested too deeply
         return False
 
 
@@ -141,14 +187,30 @@ def _is_size(node: ast.AST) -> bool:
         return False
     name, arguments = node.func.id, node.args
     if name == "Symbol":
-        flags = all(keyword.arg and isinstance(keyword.value, ast.Constant) and isinstance(keyword.value.value, bool) for keyword in node.keywords)
-        return flags and len(arguments) == 1 and isinstance(arguments[0], ast.Constant) and re.fullmatch(r"[su]\d{1,9}", str(arguments[0].value)) is not None
+        flags = all(
+            keyword.arg
+            and isinstance(keyword.value, ast.Constant)
+            and isinstance(keyword.value.value, bool)
+            for keyword in node.keywords
+        )
+        return (
+            flags
+            and len(arguments) == 1
+            and isinstance(arguments[0], ast.Constant)
+            and re.fullmatch(r"[su]\d{1,9}", str(arguments[0].value)) is not None
+        )
     if node.keywords:
         return False
     if name == "Integer":
-        return len(arguments) == 1 and re.fullmatch(r"-?\d{1,18}", ast.unparse(arguments[0])) is not None
+        return (
+            len(arguments) == 1
+            and re.fullmatch(r"-?\d{1,18}", ast.unparse(arguments[0])) is not None
+        )
     if name == "Pow":  # powers of numbers are not allowed: evaluating a large one would not end
-        if len(arguments) != 2 or re.fullmatch(r"Integer\([1-8]\)", ast.unparse(arguments[1])) is None:
+        if (
+            len(arguments) != 2
+            or re.fullmatch(r"Integer\([1-8]\)", ast.unparse(arguments[1])) is None
+        ):
             return False
         return ast.unparse(arguments[0]).startswith("Symbol(") and _is_size(arguments[0])
     return name in FUNCTIONS and all(map(_is_size, arguments))
@@ -158,7 +220,14 @@ def _is_spec(node: Any, depth: int) -> bool:
     """Whether a value is a tree of tuples, lists and empty dicts as torch.utils._pytree writes it: [1, {"type", "context", "children_spec"}]."""
     if depth == 0:
         return isinstance(node, list) and len(node) == 2 and node[0] == 1 and _is_spec(node[1], 1)
-    if depth > DEEPEST or not isinstance(node, dict) or set(node) != {"type", "context", "children_spec"} or not isinstance(node["children_spec"], list):
+    if (
+        depth > DEEPEST
+        or not isinstance(node, dict)
+        or set(node) != {"type", "context", "children_spec"}
+        or not isinstance(node["children_spec"], list)
+    ):
         return False
-    known = node["type"] in (None, "builtins.tuple", "builtins.list", "builtins.dict") and node["context"] in (None, "null", "[]")
+    known = node["type"] in (None, "builtins.tuple", "builtins.list", "builtins.dict") and node[
+        "context"
+    ] in (None, "null", "[]")
     return known and all(_is_spec(child, depth + 1) for child in node["children_spec"])

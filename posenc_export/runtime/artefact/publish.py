@@ -18,12 +18,18 @@ from posenc_export.runtime.artefact.places import ARTEFACT, Kind, check_folder
 
 try:
     import fcntl
-except ModuleNotFoundError:  # Windows has no locks on folders, so temporary folders are not removed there
+except (
+    ModuleNotFoundError
+):  # Windows has no locks on folders, so temporary folders are not removed there
     fcntl = None  # type: ignore[assignment]
 
 STAGING = re.compile(re.escape(files.PREFIX) + "[0-9a-f]{16}")
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
-UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # the file system or the kernel cannot exchange two folders
+UNSUPPORTED = (
+    errno.EINVAL,
+    errno.ENOSYS,
+    errno.EOPNOTSUPP,
+)  # the file system or the kernel cannot exchange two folders
 
 
 class StagingFolder:
@@ -59,7 +65,9 @@ class StagingFolder:
         return self.path
 
     def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)  # the next export removes files that could not be removed now
+        shutil.rmtree(
+            self.path, ignore_errors=True
+        )  # the next export removes files that could not be removed now
         if self._lock is not None:
             os.close(self._lock)
         self._drop_parents()
@@ -112,7 +120,9 @@ def _put(finished: Path, place: Path) -> bool:
         return False
     if not exchange(finished, place):
         aside = place.with_name(files.ASIDE + place.name)
-        os.rename(place, aside)  # until the next rename, files.locate finds the artefact under this name
+        os.rename(
+            place, aside
+        )  # until the next rename, files.locate finds the artefact under this name
         try:
             os.rename(finished, place)
             os.rename(aside, finished)
@@ -129,7 +139,10 @@ def exchange(one: Path, other: Path) -> bool:
     library: Any = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
     if not hasattr(library, "renameat2"):
         return False
-    if library.renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
+    if (
+        library.renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE)
+        == 0
+    ):
         return True
     number = ctypes.get_errno()
     if number in UNSUPPORTED:
@@ -148,7 +161,9 @@ def _sweep(parent: Path) -> None:
     for path in sorted(parent.glob(files.PREFIX + "*")):
         if path.is_symlink() or not path.is_dir():
             continue
-        with suppress(OSError):  # another export removes or renames the folder now, or it belongs to another user
+        with suppress(
+            OSError
+        ):  # another export removes or renames the folder now, or it belongs to another user
             if path.name.startswith(files.ASIDE):
                 place = path.with_name(path.name.removeprefix(files.ASIDE))
                 shutil.rmtree(path) if place.exists() else os.rename(path, place)

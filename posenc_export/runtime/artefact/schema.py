@@ -24,7 +24,9 @@ OMITTED_IF_EMPTY = (
 )  # fmt: skip
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*\Z", max_length=128)]
-FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=128)]  # without folders, and valid on every operating system
+FileName = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=128)
+]  # without folders, and valid on every operating system
 Text = Annotated[str, Meta(max_length=128)]
 DType = Annotated[str, Meta(pattern=r"^(bfloat16|float16|float32|int8|int32|int64)\Z")]
 Real = Annotated[str, Meta(pattern=r"^(bfloat16|float16|float32)\Z")]
@@ -59,11 +61,17 @@ class State(Struct, frozen=True, forbid_unknown_fields=True):
     past: Name  # name of the graph input
     present: Name  # name of the graph output
     dtype: DType
-    axes: Annotated[Tuple[Axis, ...], Meta(min_length=1, max_length=8)]  # size or symbolic name of each axis; the first is the batch
+    axes: Annotated[
+        Tuple[Axis, ...], Meta(min_length=1, max_length=8)
+    ]  # size or symbolic name of each axis; the first is the batch
     update: Annotated[str, Meta(pattern=r"^(append|in_place|replace)\Z")]
-    axis: Annotated[int, Meta(ge=0, le=7)]  # index of the axis that counts cache slots; 0 for "replace"
+    axis: Annotated[
+        int, Meta(ge=0, le=7)
+    ]  # index of the axis that counts cache slots; 0 for "replace"
     fill: Annotated[int, Meta(ge=-1, le=0)] = 0  # value of slots that were never written
-    reads_hidden: bool = True  # whether the graph reads slots past a row's length; these must then hold `fill`
+    reads_hidden: bool = (
+        True  # whether the graph reads slots past a row's length; these must then hold `fill`
+    )
 
 
 class File(Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,9 +100,16 @@ class Package(Struct, frozen=True, forbid_unknown_fields=True):
 class Quality(Struct, frozen=True, forbid_unknown_fields=True):
     """What an artefact that rounds weights, activations or caches loses against the float32 module. Figures of text are 0 for inputs that are no text."""
 
-    inputs: Annotated[str, Meta(pattern=r"^(text|held-out calibration text|text of the package|random tokens|random numbers)\Z")]
+    inputs: Annotated[
+        str,
+        Meta(
+            pattern=r"^(text|held-out calibration text|text of the package|random tokens|random numbers)\Z"
+        ),
+    ]
     error: Finite  # root mean square of the differences of outputs, relative to the root mean square of the module's outputs
-    agreement: Annotated[float, Meta(ge=0.0, le=1.0)]  # fraction of tokens with the same largest logit, 0 .. 1; 0 for models without logits
+    agreement: Annotated[
+        float, Meta(ge=0.0, le=1.0)
+    ]  # fraction of tokens with the same largest logit, 0 .. 1; 0 for models without logits
     tokens: AtLeastOne  # number of compared tokens
     exact: Finite  # worst error of the grid for the same rounded weights computed in float32, without rounding of activations and caches
     exact_tolerance: Finite  # bound of `exact`
@@ -115,9 +130,13 @@ class Numbers(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
 
     file: FileName
     offset: Annotated[int, Meta(ge=0, le=2**53)]  # byte in the file
-    dtype: Annotated[str, Meta(pattern=r"^(bool|bfloat16|float(16|32|64)|u?int(8|16|32|64))\Z")]  # name of the torch dtype
+    dtype: Annotated[
+        str, Meta(pattern=r"^(bool|bfloat16|float(16|32|64)|u?int(8|16|32|64))\Z")
+    ]  # name of the torch dtype
     shape: Annotated[Tuple[Size, ...], Meta(max_length=8)]
-    transposed: bool = False  # whether the file has the transpose, as graphs hold matrices of products
+    transposed: bool = (
+        False  # whether the file has the transpose, as graphs hold matrices of products
+    )
 
     @property
     def bytes(self) -> int:
@@ -129,9 +148,13 @@ class Numbers(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
 class Weights(Struct, frozen=True, forbid_unknown_fields=True):
     """Weights of few bits."""
 
-    format: Annotated[str, Meta(pattern=r"^(int8|int8-32|int4|int4-128|keep|mixed)\Z")]  # format as `posenc export --weights` takes it; "mixed" for --size
+    format: Annotated[
+        str, Meta(pattern=r"^(int8|int8-32|int4|int4-128|keep|mixed)\Z")
+    ]  # format as `posenc export --weights` takes it; "mixed" for --size
     matrices: Size = 0  # number of constants in that format; all others are float32
-    activations: Annotated[str, Meta(pattern=r"^(int8|float32)\Z")] = "int8"  # whether inputs of products with these weights are rounded to 8 bits
+    activations: Annotated[str, Meta(pattern=r"^(int8|float32)\Z")] = (
+        "int8"  # whether inputs of products with these weights are rounded to 8 bits
+    )
 
 
 class Calibration(Struct, frozen=True, forbid_unknown_fields=True):
@@ -147,8 +170,12 @@ class Generation(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
     suppressed: Ids = ()  # ids that are never chosen
     suppressed_first: Ids = ()  # ids that are not chosen as the first token that is free
     forced_first: Optional[Size] = None  # id that is chosen after a prompt of one token
-    forced: Annotated[Tuple[Optional[Size], ...], Meta(max_length=64)] = ()  # ids after the start token; None in place of the language of the speech
-    languages: Annotated[Dict[Text, Size], Meta(max_length=1024)] = {}  # id of each language, by its token
+    forced: Annotated[
+        Tuple[Optional[Size], ...], Meta(max_length=64)
+    ] = ()  # ids after the start token; None in place of the language of the speech
+    languages: Annotated[
+        Dict[Text, Size], Meta(max_length=1024)
+    ] = {}  # id of each language, by its token
     tasks: Annotated[Dict[Text, Size], Meta(max_length=64)] = {}  # id of each task
     no_timestamps: Optional[Size] = None  # id after which no times are generated
     language: Text = ""  # default language; empty to detect it
@@ -202,7 +229,9 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     kind: Annotated[str, Meta(pattern=r"^(decoder|encoder|block|module)\Z")]
-    target: Annotated[str, Meta(pattern=r"^(onnx|onnx-static|ort|ort-cuda|torchscript|pt2|aotinductor)\Z")]
+    target: Annotated[
+        str, Meta(pattern=r"^(onnx|onnx-static|ort|ort-cuda|torchscript|pt2|aotinductor)\Z")
+    ]
     signature: Annotated[str, Meta(pattern=r"^(positions|mask)\Z")]
     dtype: Real
     layout: Annotated[str, Meta(pattern=r"^(rows|columns)\Z")]
@@ -225,20 +254,33 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     operators: Counts = msgspec.field(default_factory=dict)
     versions: Annotated[Dict[Text, Text], Meta(max_length=64)] = msgspec.field(default_factory=dict)
     interface: Annotated[int, Meta(ge=0, le=INTERFACE)] = 0
-    source: Annotated[Dict[Text, Union[Text, int]], Meta(max_length=8)] = msgspec.field(default_factory=dict)
+    source: Annotated[Dict[Text, Union[Text, int]], Meta(max_length=8)] = msgspec.field(
+        default_factory=dict
+    )
     weights: Optional[Weights] = None
-    formats: Annotated[Dict[Name, Annotated[str, Meta(pattern=r"^(int8-32|int4|int4-128)\Z")]], Meta(max_length=MOST)] = msgspec.field(default_factory=dict)
+    formats: Annotated[
+        Dict[Name, Annotated[str, Meta(pattern=r"^(int8-32|int4|int4-128)\Z")]],
+        Meta(max_length=MOST),
+    ] = msgspec.field(default_factory=dict)
     cache: Annotated[str, Meta(pattern=r"^(int8)?\Z")] = ""
     calibration: Optional[Calibration] = None
     quality: Optional[Quality] = None
     deviation: Dict[str, float] = msgspec.field(default_factory=dict)
     compiled: Optional[Compiled] = None
-    encodings: Annotated[Dict[Name, Numbers], Meta(max_length=MOST)] = msgspec.field(default_factory=dict)
-    packages: Annotated[Dict[Text, Package], Meta(max_length=64)] = msgspec.field(default_factory=dict)
-    files: Annotated[Dict[FileName, File], Meta(max_length=MOST)] = msgspec.field(default_factory=dict)
+    encodings: Annotated[Dict[Name, Numbers], Meta(max_length=MOST)] = msgspec.field(
+        default_factory=dict
+    )
+    packages: Annotated[Dict[Text, Package], Meta(max_length=64)] = msgspec.field(
+        default_factory=dict
+    )
+    files: Annotated[Dict[FileName, File], Meta(max_length=MOST)] = msgspec.field(
+        default_factory=dict
+    )
     reference: Optional[Reference] = None
     certificate: Optional[Dict[str, Any]] = None
-    proofs: Annotated[List[Dict[str, Any]], Meta(max_length=MOST_PROOFS)] = msgspec.field(default_factory=list)
+    proofs: Annotated[List[Dict[str, Any]], Meta(max_length=MOST_PROOFS)] = msgspec.field(
+        default_factory=list
+    )
     schema: Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)] = SCHEMA
 
     def input(self, name: str) -> Optional[Value]:
@@ -275,7 +317,13 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def digest(self) -> str:
         """sha256 of all fields except certificate and proofs. It covers the digests of all files, so a user can compare it with one from a trusted source."""
-        return digest_of({key: value for key, value in self.to_json().items() if key not in ("certificate", "proofs")})
+        return digest_of(
+            {
+                key: value
+                for key, value in self.to_json().items()
+                if key not in ("certificate", "proofs")
+            }
+        )
 
 
 def passed(dtype: str) -> str:

@@ -6,7 +6,9 @@ from typing import Any, Dict, List
 
 from posenc_export.runtime.artefact.schema import Manifest, Quality
 
-OTHER = re.compile(r"[^A-Za-z0-9_.,:;=+() -]")  # not allowed, since summaries are printed on terminals and inserted into programs: line breaks, quotes, escapes
+OTHER = re.compile(
+    r"[^A-Za-z0-9_.,:;=+() -]"
+)  # not allowed, since summaries are printed on terminals and inserted into programs: line breaks, quotes, escapes
 SAID = {"keep": "codes of the checkpoint"}  # formats whose names do not describe them
 LONGEST = 300  # most characters of one specification
 
@@ -19,9 +21,12 @@ def summary(manifest: Manifest) -> Dict[str, str]:
     return {
         "model": f"{manifest.kind} for target {manifest.target}, {manifest.dtype}{' except weights' if manifest.weights else ''}, signature {manifest.signature}",
         "encoding": ", ".join(_encodings(manifest.config)) or "none",
-        "sizes": ", ".join([f"{name} {size}" for name, size in _sizes(manifest).items()] + _read(manifest)),
+        "sizes": ", ".join(
+            [f"{name} {size}" for name, size in _sizes(manifest).items()] + _read(manifest)
+        ),
         **_quantization(manifest),
-        "positions": f"0 .. {manifest.max_positions - 1}" + (f", with {manifest.axes} coordinates" if manifest.axes else ""),
+        "positions": f"0 .. {manifest.max_positions - 1}"
+        + (f", with {manifest.axes} coordinates" if manifest.axes else ""),
     }
 
 
@@ -30,7 +35,9 @@ def _quantization(manifest: Manifest) -> Dict[str, str]:
     lines, weights, sample = {}, manifest.weights, manifest.calibration
     if weights is not None:
         form = _formats(manifest) or SAID.get(weights.format, weights.format)
-        lines["weights"] = f"{form} in {weights.matrices} matrices, activations of products in {weights.activations} on the CPU"
+        lines["weights"] = (
+            f"{form} in {weights.matrices} matrices, activations of products in {weights.activations} on the CPU"
+        )
     if manifest.cache:
         lines["cache"] = manifest.cache
     if sample is not None:
@@ -43,7 +50,11 @@ def _quantization(manifest: Manifest) -> Dict[str, str]:
 def _formats(manifest: Manifest) -> str:
     """Return the number of weights in each format; empty if all have the same."""
     counts = Counter(manifest.formats.values())
-    return f"mixed ({', '.join(f'{counts[name]} {name}' for name in sorted(counts))})" if counts else ""
+    return (
+        f"mixed ({', '.join(f'{counts[name]} {name}' for name in sorted(counts))})"
+        if counts
+        else ""
+    )
 
 
 def _loss(quality: Quality) -> str:
@@ -51,10 +62,17 @@ def _loss(quality: Quality) -> str:
     parts = [f"{quality.error:.1e} from the float32 module"]
     if quality.ratio:
         bits = f"{quality.bits_per_byte:.3f} instead of {quality.float32_bits_per_byte:.3f} bits per byte"
-        parts = [f"perplexity {quality.ratio:.3f} times that of float32, {quality.perplexity:.4g} instead of {quality.float32_perplexity:.4g}", bits]
+        parts = [
+            f"perplexity {quality.ratio:.3f} times that of float32, {quality.perplexity:.4g} instead of {quality.float32_perplexity:.4g}",
+            bits,
+        ]
     if quality.agreement:
         parts.append(f"the same most probable token for {100 * quality.agreement:.1f} percent")
-    measured = f"on {quality.tokens} tokens, {quality.inputs}" if quality.sha256 else f"on {quality.tokens} {quality.inputs}"
+    measured = (
+        f"on {quality.tokens} tokens, {quality.inputs}"
+        if quality.sha256
+        else f"on {quality.tokens} {quality.inputs}"
+    )
     return f"{', '.join(parts)} {measured}; the same weights in float32 are within {quality.exact:.1e} of their module"
 
 
@@ -64,18 +82,34 @@ def _encodings(config: Dict[str, Any]) -> List[str]:
         inside = _dict(config.get("inside"))
         return _encodings(inside) if inside.get("kind") != "module" else []
     if config.get("kind") == "block":
-        return [_spec(spec) for spec in (*_list(config.get("encodings")), *_list(_dict(config.get("attention")).get("encodings")))]
-    on_tokens = [f"{_spec(spec)} on tokens" for spec in _list(_dict(config.get("tokens")).get("encodings"))]
+        return [
+            _spec(spec)
+            for spec in (
+                *_list(config.get("encodings")),
+                *_list(_dict(config.get("attention")).get("encodings")),
+            )
+        ]
+    on_tokens = [
+        f"{_spec(spec)} on tokens" for spec in _list(_dict(config.get("tokens")).get("encodings"))
+    ]
     order = [str(name) for name in _list(config.get("order"))]
-    attentions = [_dict(_dict(_dict(config.get("layers")).get(name)).get("attention")) for name in order]
-    counts = Counter(_spec(spec) for attention in attentions for spec in _list(attention.get("encodings")))
-    return on_tokens + [f"{spec} in {count} of {len(order)} layers" for spec, count in counts.items()]
+    attentions = [
+        _dict(_dict(_dict(config.get("layers")).get(name)).get("attention")) for name in order
+    ]
+    counts = Counter(
+        _spec(spec) for attention in attentions for spec in _list(attention.get("encodings"))
+    )
+    return on_tokens + [
+        f"{spec} in {count} of {len(order)} layers" for spec, count in counts.items()
+    ]
 
 
 def _spec(spec: Any) -> str:
     """Format a specification: {"name": "rope", "theta": 5e5} becomes "rope:theta=500000.0"."""
     parameters = ",".join(f"{key}={value}" for key, value in _dict(spec).items() if key != "name")
-    text = OTHER.sub("?", str(_dict(spec).get("name", "?")) + (f":{parameters}" if parameters else ""))
+    text = OTHER.sub(
+        "?", str(_dict(spec).get("name", "?")) + (f":{parameters}" if parameters else "")
+    )
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
@@ -84,9 +118,17 @@ def _sizes(manifest: Manifest) -> Dict[str, Any]:
     own = manifest.kind == "module"
     config = _dict(manifest.config.get("inside")) if own else manifest.config
     layers = _list(config.get("order"))
-    attention = _dict(config.get("attention")) or _dict(_dict(_dict(config.get("layers")).get(str(layers[0]) if layers else "")).get("attention"))
-    sizes = {"layers": len(layers) or None, "width": config.get("width"), **{key.replace("_", " "): attention.get(key) for key in ("heads", "kv_heads", "head_size")}}
-    vocabulary = _dict(manifest.config.get("tokens")).get("vocabulary") if manifest.kind != "block" else None
+    attention = _dict(config.get("attention")) or _dict(
+        _dict(_dict(config.get("layers")).get(str(layers[0]) if layers else "")).get("attention")
+    )
+    sizes = {
+        "layers": len(layers) or None,
+        "width": config.get("width"),
+        **{key.replace("_", " "): attention.get(key) for key in ("heads", "kv_heads", "head_size")},
+    }
+    vocabulary = (
+        _dict(manifest.config.get("tokens")).get("vocabulary") if manifest.kind != "block" else None
+    )
     sizes |= {"vocabulary": vocabulary, "outputs": manifest.config.get("outputs") if own else None}
     return {name: size for name, size in sizes.items() if type(size) is int and size}
 

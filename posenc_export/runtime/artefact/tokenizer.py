@@ -52,8 +52,13 @@ def codec(folder: Path, manifest: Manifest) -> Codec:
     if "tokenizer.json" in manifest.files:
         return TokenizerCodec(folder)
     if manifest.vocabulary != BYTES:
-        rule, got = f"an artefact with tokenizer.json or a byte-level decoder (vocabulary {BYTES})", f"kind {manifest.kind} with {manifest.vocabulary} token ids"
-        raise ValueError(f"text: expected {rule}, got {got}; pass token ids through posenc_export.load")
+        rule, got = (
+            f"an artefact with tokenizer.json or a byte-level decoder (vocabulary {BYTES})",
+            f"kind {manifest.kind} with {manifest.vocabulary} token ids",
+        )
+        raise ValueError(
+            f"text: expected {rule}, got {got}; pass token ids through posenc_export.load"
+        )
     return ByteCodec()
 
 
@@ -61,7 +66,10 @@ def read_tokenizer(content: bytes) -> Any:
     """Return the tokenizer of the bytes of tokenizer.json. Raise ValueError if the tokenizers package cannot read it, ModuleNotFoundError if it is not installed."""
     from tokenizers import Tokenizer
 
-    with _explained("a tokenizer.json that the tokenizers package can read", "update tokenizers, or save the tokenizer again"):
+    with _explained(
+        "a tokenizer.json that the tokenizers package can read",
+        "update tokenizers, or save the tokenizer again",
+    ):
         return Tokenizer.from_buffer(content)
 
 
@@ -83,7 +91,9 @@ def _explained(rule: str, remedy: str) -> Iterator[None]:
         # The package raises Exception itself, and TypeError for text that is not Unicode.
         if type(error) is not Exception and not isinstance(error, (TypeError, ValueError)):
             raise
-        raise ValueError(f"text: expected {rule}, got an error ({str(error)[:200]}); {remedy}") from None
+        raise ValueError(
+            f"text: expected {rule}, got an error ({str(error)[:200]}); {remedy}"
+        ) from None
 
 
 class TokenizerCodec:
@@ -93,8 +103,13 @@ class TokenizerCodec:
         self.tokenizer = read_tokenizer((files.locate(folder) / "tokenizer.json").read_bytes())
 
     def encode(self, text: str, special: bool = True) -> List[int]:
-        valid = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # a prompt from argv may contain bytes that are not UTF-8
-        with _explained("a text that the tokenizer can encode", "change the text, or export a tokenizer with an unknown token"):
+        valid = text.encode("utf-8", "surrogateescape").decode(
+            "utf-8", "replace"
+        )  # a prompt from argv may contain bytes that are not UTF-8
+        with _explained(
+            "a text that the tokenizer can encode",
+            "change the text, or export a tokenizer with an unknown token",
+        ):
             # Unlike encode, which keeps other threads waiting, a batch releases Python's lock.
             ids: List[int] = self.tokenizer.encode_batch([valid], add_special_tokens=special)[0].ids
         return ids
@@ -125,7 +140,9 @@ class TokenizerPieces:
         self.window = list(prompt[-WINDOW:])
         text = _decoded(tokenizer, self.window)
         self.shown = len(text.rstrip(REPLACEMENT))  # characters of the window's text
-        self.complete = len(self.window) if self.shown == len(text) else 0  # the next window begins at this token, never within a character
+        self.complete = (
+            len(self.window) if self.shown == len(text) else 0
+        )  # the next window begins at this token, never within a character
 
     def push(self, token: int) -> str:
         self.window.append(token)
@@ -134,7 +151,10 @@ class TokenizerPieces:
         new = certain[self.shown :]
         self.shown = max(self.shown, len(certain))
         if new and certain == text:
-            self.window, self.complete = self.window[self.complete :], len(self.window) - self.complete
+            self.window, self.complete = (
+                self.window[self.complete :],
+                len(self.window) - self.complete,
+            )
             self.shown = len(_decoded(self.tokenizer, self.window))
         return new
 
@@ -151,11 +171,15 @@ class ByteCodec:
     """Codec of models whose token ids are UTF-8 bytes."""
 
     def encode(self, text: str, special: bool = True) -> List[int]:
-        return list(text.encode("utf-8", "surrogateescape"))  # a prompt from argv may contain bytes that are not UTF-8
+        return list(
+            text.encode("utf-8", "surrogateescape")
+        )  # a prompt from argv may contain bytes that are not UTF-8
 
     def pieces(self, prompt: Sequence[int]) -> Pieces:
         pieces = BytePieces()
-        pieces.decoder.decode(bytes(prompt[-3:]))  # the prompt may end within a character, which has up to 4 bytes
+        pieces.decoder.decode(
+            bytes(prompt[-3:])
+        )  # the prompt may end within a character, which has up to 4 bytes
         return pieces
 
     def spelled(self, token: int) -> str:

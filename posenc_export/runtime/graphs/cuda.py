@@ -20,11 +20,19 @@ OPTIONS = {
     "use_tf32": "0",  # TF32, the default for products in float32, has a unit roundoff of 4.9e-4; the tolerance of float32 is about 5e-5
     "sdpa_kernel": "19",  # flash, memory efficient and unfused attention. cuDNN's, otherwise preferred for prompts, keeps a plan for every length without end
 }
-CUDNN_OPERATORS = {"Conv", "GRU", "ReduceMax", "ReduceMin"}  # operators of our graphs whose CUDA kernels call cuDNN (onnxruntime-gpu 1.31.1)
+CUDNN_OPERATORS = {
+    "Conv",
+    "GRU",
+    "ReduceMax",
+    "ReduceMin",
+}  # operators of our graphs whose CUDA kernels call cuDNN (onnxruntime-gpu 1.31.1)
 NEGATION = (  # an ONNX model with the single node y = -x, float32 [1], of opset 13
     b'\x08\x08:2\n\x0b\n\x01x\x12\x01y"\x03Neg\x12\x01gZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\r'
 )
-LIBRARIES = {"linux": ("libonnxruntime_providers_shared.so", "libonnxruntime_providers_cuda.so"), "win32": ()}  # in the order in which they are loaded
+LIBRARIES = {
+    "linux": ("libonnxruntime_providers_shared.so", "libonnxruntime_providers_cuda.so"),
+    "win32": (),
+}  # in the order in which they are loaded
 CUDNN = {"linux": "libcudnn.so.9", "win32": "cudnn64_9.dll"}
 FAILURE = re.compile(r"CUDA failure \d+: [^;\n]*[^;\n ]")
 
@@ -55,7 +63,10 @@ def cudnn_obstacle(manifest: Manifest) -> Optional[Obstacle]:
     try:
         ctypes.CDLL(CUDNN[sys.platform])
     except OSError:
-        return Obstacle(f"no {CUDNN[sys.platform]}, which operator {needing[0]} needs", "pip install 'posenc-export[gpu]', or give provider cpu")
+        return Obstacle(
+            f"no {CUDNN[sys.platform]}, which operator {needing[0]} needs",
+            "pip install 'posenc-export[gpu]', or give provider cpu",
+        )
     return None
 
 
@@ -68,8 +79,13 @@ def _missing_library() -> Optional[Obstacle]:
     except OSError as error:
         name = str(error).partition(":")[0].rpartition("/")[2]
         if name.startswith("libcuda."):
-            return Obstacle(f"no driver of NVIDIA ({name})", "install the driver, or give provider cpu")
-        return Obstacle(f"no {name}, a library that it needs", "pip install 'posenc-export[gpu]', or give provider cpu")
+            return Obstacle(
+                f"no driver of NVIDIA ({name})", "install the driver, or give provider cpu"
+            )
+        return Obstacle(
+            f"no {name}, a library that it needs",
+            "pip install 'posenc-export[gpu]', or give provider cpu",
+        )
     return None
 
 
@@ -79,7 +95,9 @@ def _failed_trial() -> Optional[Obstacle]:
     options.log_severity_level = 4
     remedy = "check the device with nvidia-smi, or give provider cpu"
     try:
-        session = onnxruntime.InferenceSession(NEGATION, options, providers=[(NAME, OPTIONS)], enable_fallback=0)
+        session = onnxruntime.InferenceSession(
+            NEGATION, options, providers=[(NAME, OPTIONS)], enable_fallback=0
+        )
     except load_errors() as error:  # such as "CUDA failure 100: no CUDA-capable device is detected"
         found = FAILURE.search(str(error))
         return Obstacle(found[0] if found else str(error).splitlines()[0][:200], remedy)

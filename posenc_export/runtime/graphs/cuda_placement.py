@@ -21,7 +21,12 @@ CONTROL_FLOW = ("If", "Loop", "Scan")
 # Products of several matrices on both sides. If the numbers of matrices differ, the provider copies the addresses of all pairs from memory of the host, which it reuses
 # after the run: a captured step would repeat the copy, and multiply other matrices.
 PRODUCTS = ("MatMul", "FusedMatMul")
-DEVICE, HOST, CALLER, CONSTANT = "device", "host", "caller", "constant"  # where a value is: CALLER for graph inputs, which are copied to where they are read
+DEVICE, HOST, CALLER, CONSTANT = (
+    "device",
+    "host",
+    "caller",
+    "constant",
+)  # where a value is: CALLER for graph inputs, which are copied to where they are read
 
 
 class Kernels(NamedTuple):
@@ -60,7 +65,9 @@ class Placement:
     refused: List[str] = field(default_factory=list)
     control_flow: List[str] = field(default_factory=list)
     addressed: List[str] = field(default_factory=list)
-    copies: Dict[str, List[str]] = field(default_factory=lambda: {"to the host": [], "to the device": []})
+    copies: Dict[str, List[str]] = field(
+        default_factory=lambda: {"to the host": [], "to the device": []}
+    )
 
     @property
     def copied(self) -> int:
@@ -80,7 +87,9 @@ class Placement:
     def said(self, grows: bool = False) -> str:
         """Describe the placement in one line. grows: whether caches grow in each step, whose shapes then change."""
         if not self.runs:
-            return "cannot run: " + "; ".join([*(f"no kernel for {node}" for node in self.without_kernel), *self.refused])
+            return "cannot run: " + "; ".join(
+                [*(f"no kernel for {node}" for node in self.without_kernel), *self.refused]
+            )
         cpu = f"{len(self.on_cpu)} of {self.nodes} nodes {'runs' if len(self.on_cpu) == 1 else 'run'} on the CPU"
         return f"{cpu}, {self.copied} {'copy' if self.copied == 1 else 'copies'} a step, {'can' if self.captured and not grows else 'cannot'} be captured"
 
@@ -152,13 +161,17 @@ class _Planner:
         given = [name for name in node.inputs if name]
         kernels = self._kernels(node)
         types = None if kernels is None else self._matched(node, kernels)
-        if not node.bodies and all(self.at.get(name) == CONSTANT for name in given):  # computed when the graph is loaded
+        if not node.bodies and all(
+            self.at.get(name) == CONSTANT for name in given
+        ):  # computed when the graph is loaded
             self._give(node, CONSTANT, types or [node.element])
             self.small |= set(node.outputs)
             return
         self.found.nodes += 1
         if kernels is None or types is None:
-            self.found.without_kernel.append(f"{node.operator} of {' '.join(self.types.get(name, '') or '?' for name in given)}")
+            self.found.without_kernel.append(
+                f"{node.operator} of {' '.join(self.types.get(name, '') or '?' for name in given)}"
+            )
             self._read(given, HOST)
             self._give(node, HOST, [])
         elif self._computes_shape(node, kernels):
@@ -203,7 +216,11 @@ class _Planner:
             return False
         return all(
             self.types.get(name, "") not in NOT_FOR_CPU
-            and (name in self.small or self.at[name] == CALLER or (name in self.shapes and index not in kernels.host_inputs))
+            and (
+                name in self.small
+                or self.at[name] == CALLER
+                or (name in self.shapes and index not in kernels.host_inputs)
+            )
             for index, name in names
         )
 
@@ -227,9 +244,16 @@ class _Planner:
         elif node.element:  # of ConstantOfShape
             bound[kernels.gives[0]] = node.element
         for types in kernels.types:
-            if all(bound.get(parameter, "") in ("", *kinds.split()) for parameter, kinds in types.items()):
+            if all(
+                bound.get(parameter, "") in ("", *kinds.split())
+                for parameter, kinds in types.items()
+            ):
                 outputs = _repeated(kernels.gives, len(node.outputs))
-                return [bound.get(one) or (one if one not in types else types[one] if " " not in types[one] else "") for one in outputs]
+                return [
+                    bound.get(one)
+                    or (one if one not in types else types[one] if " " not in types[one] else "")
+                    for one in outputs
+                ]
         return None
 
 

@@ -81,8 +81,12 @@ class StepInputs:
         memories: device memory by numbers of rows and tokens, which is added if missing.
     """
 
-    def __init__(self, feeds: Feeds, result: np.ndarray, memories: Dict[Tuple[int, ...], Memory]) -> None:
-        blocks = {int(block.ctypes.data): block for block in map(_block, feeds.values())}  # in the order of feeds, which is that of the manifest
+    def __init__(
+        self, feeds: Feeds, result: np.ndarray, memories: Dict[Tuple[int, ...], Memory]
+    ) -> None:
+        blocks = {
+            int(block.ctypes.data): block for block in map(_block, feeds.values())
+        }  # in the order of feeds, which is that of the manifest
         places, size = {}, 0
         for at, block in blocks.items():
             places[at] = size
@@ -90,15 +94,27 @@ class StepInputs:
         sizes = result.shape[:2]
         if sizes not in memories or memories[sizes].staged.size != size:
             staged = np.zeros(size, np.uint8)
-            memories[sizes] = Memory(staged, *(onnxruntime.OrtValue.ortvalue_from_numpy(array, "cuda", 0) for array in (staged, result)))
+            memories[sizes] = Memory(
+                staged,
+                *(
+                    onnxruntime.OrtValue.ortvalue_from_numpy(array, "cuda", 0)
+                    for array in (staged, result)
+                ),
+            )
         self.memory = memories[sizes]
         self._pairs: List[Tuple[np.ndarray, np.ndarray]] = [
-            (self.memory.staged[first : first + blocks[at].nbytes].view(blocks[at].dtype), blocks[at].reshape(-1)) for at, first in places.items()
+            (
+                self.memory.staged[first : first + blocks[at].nbytes].view(blocks[at].dtype),
+                blocks[at].reshape(-1),
+            )
+            for at, first in places.items()
         ]
         self.addresses: Dict[str, int] = {}
         for name, array in feeds.items():
             at = int(_block(array).ctypes.data)
-            self.addresses[name] = int(self.memory.inputs.data_ptr()) + places[at] + int(array.ctypes.data) - at
+            self.addresses[name] = (
+                int(self.memory.inputs.data_ptr()) + places[at] + int(array.ctypes.data) - at
+            )
 
     def update(self) -> None:
         """Copy the inputs to the device."""
@@ -123,7 +139,11 @@ class DeviceSteps:
         self._slots: Dict[int, np.ndarray] = {}
 
     def prepare(
-        self, feeds: Feeds, constant: Mapping[str, np.ndarray], result: np.ndarray, bind: Callable[[BufferedCaches, Mapping[str, int], int], Any]
+        self,
+        feeds: Feeds,
+        constant: Mapping[str, np.ndarray],
+        result: np.ndarray,
+        bind: Callable[[BufferedCaches, Mapping[str, int], int], Any],
     ) -> Callable[[BufferedCaches], Launch]:
         """Prepare steps that read the current content of feeds.
 
@@ -139,23 +159,44 @@ class DeviceSteps:
         held = dict(constant)
         if "slots" in feeds:  # 0, 1, ... T-1, whatever the session
             held["slots"] = self._slots.setdefault(len(feeds["slots"]), feeds["slots"])
-        inputs = StepInputs({name: array for name, array in feeds.items() if name not in (*held, ON_HOST)}, result, self._memories)
-        addresses = {**inputs.addresses, **{name: self.copies.address(array) for name, array in held.items()}}
+        inputs = StepInputs(
+            {name: array for name, array in feeds.items() if name not in (*held, ON_HOST)},
+            result,
+            self._memories,
+        )
+        addresses = {
+            **inputs.addresses,
+            **{name: self.copies.address(array) for name, array in held.items()},
+        }
         shapes = tuple((name, addresses.get(name), array.shape) for name, array in feeds.items())
-        total = int(feeds[ON_HOST]) if ON_HOST in feeds else 0  # a replay takes the number of the run that was captured
+        total = (
+            int(feeds[ON_HOST]) if ON_HOST in feeds else 0
+        )  # a replay takes the number of the run that was captured
         pointer = int(inputs.memory.output.data_ptr())
         fetch = device_memory.to_host(result, pointer)
 
         def launch_of(caches: BufferedCaches) -> Launch:
-            buffers = tuple((past.address, present.address) for past, present in zip(caches.past, caches.present, strict=True))
-            number = self.ids.of((shapes, total, caches.capacity, buffers)) if result.shape[1] == 1 else UNCAPTURED
+            buffers = tuple(
+                (past.address, present.address)
+                for past, present in zip(caches.past, caches.present, strict=True)
+            )
+            number = (
+                self.ids.of((shapes, total, caches.capacity, buffers))
+                if result.shape[1] == 1
+                else UNCAPTURED
+            )
             return self._launch(bind(caches, addresses, pointer), number, inputs, fetch)
 
         return launch_of
 
     def _launch(self, binding: Any, number: int, inputs: StepInputs, fetch: Launch) -> Launch:
         """Return a function that copies the inputs to the device, runs or replays the graph, and copies the output to the host."""
-        run, update, turn, uncaptured = self.session.run_with_iobinding, inputs.update, device_memory.TURN, self.uncaptured
+        run, update, turn, uncaptured = (
+            self.session.run_with_iobinding,
+            inputs.update,
+            device_memory.TURN,
+            self.uncaptured,
+        )
         options = uncaptured if number == UNCAPTURED else _options(number)
 
         def launch() -> None:
@@ -185,7 +226,11 @@ def warn_uncaptured(error: BaseException) -> None:
     found = cuda.FAILURE.search(str(error))
     said = found[0] if found else " ".join(str(error).split())[:200]
     remedy = "steps run without it; give load capture=False to do so from the start"
-    warnings.warn(f"runtime: expected steps that can be captured as a CUDA graph, got {said}; {remedy}", RuntimeWarning, stacklevel=5)
+    warnings.warn(
+        f"runtime: expected steps that can be captured as a CUDA graph, got {said}; {remedy}",
+        RuntimeWarning,
+        stacklevel=5,
+    )
 
 
 def _options(number: int) -> Any:

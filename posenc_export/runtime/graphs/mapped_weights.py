@@ -12,13 +12,18 @@ import onnxruntime
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import WEIGHTS
 
-SINCE = (1, 31)  # first release of ONNX Runtime that reads weights from a buffer without copying them
+SINCE = (
+    1,
+    31,
+)  # first release of ONNX Runtime that reads weights from a buffer without copying them
 INTERVAL = 0.001  # seconds; a large table is packed at several gigabytes per second, and its pages count until they are released
 RELEASES = sys.platform == "linux"  # elsewhere MADV_DONTNEED does not remove pages from the process
 
 
 @contextmanager
-def mapped_weights(options: onnxruntime.SessionOptions, folder: Path, manifest: Manifest, provider: str) -> Iterator[Optional[mmap.mmap]]:
+def mapped_weights(
+    options: onnxruntime.SessionOptions, folder: Path, manifest: Manifest, provider: str
+) -> Iterator[Optional[mmap.mmap]]:
     """Let a session that is created within the context read its weights from one mapping, whose pages are released repeatedly until the context ends.
 
     ONNX Runtime stores packed copies of most weights on its heap. Pages of the file would otherwise stay resident beside these copies, also those of a table that
@@ -29,7 +34,13 @@ def mapped_weights(options: onnxruntime.SessionOptions, folder: Path, manifest: 
         or version of ONNX Runtime does not support it; ONNX Runtime then maps the file itself.
     """
     release = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
-    if not RELEASES or release < SINCE or provider != "cpu" or WEIGHTS not in manifest.files or not manifest.files[WEIGHTS].bytes:
+    if (
+        not RELEASES
+        or release < SINCE
+        or provider != "cpu"
+        or WEIGHTS not in manifest.files
+        or not manifest.files[WEIGHTS].bytes
+    ):
         yield None
         return
     with (folder / WEIGHTS).open("rb") as stream:

@@ -21,7 +21,9 @@ FIELDS: Dict[str, Dict[int, str]] = {
     "tensor": {13: "entry"},
     "entry": {},
 }
-SIGNATURE = re.compile(r"/onnxruntime_src/\S+ .*?\) ")  # source location and function signature at the start of a message of ONNX Runtime
+SIGNATURE = re.compile(
+    r"/onnxruntime_src/\S+ .*?\) "
+)  # source location and function signature at the start of a message of ONNX Runtime
 DEEPEST = 64  # levels of nested graphs
 LENGTHS = {1: 8, 5: 4}  # bytes of the fixed-length wire types
 
@@ -30,15 +32,21 @@ def check_external(path: Path, manifest: Manifest) -> None:
     """Raise ValueError unless a graph reads only files that the manifest lists, since only their digests are compared, and is an ONNX model."""
     with path.open("rb") as stream:
         if not path.stat().st_size:
-            raise ValueError(f"runtime: expected {path.name} to be an ONNX model, got an empty file; export again")
+            raise ValueError(
+                f"runtime: expected {path.name} to be an ONNX model, got an empty file; export again"
+            )
         with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
             try:
                 names = locations(content)
             except ValueError as error:
-                raise ValueError(f"runtime: expected {path.name} to be an ONNX model, got {error}; export again") from None
+                raise ValueError(
+                    f"runtime: expected {path.name} to be an ONNX model, got {error}; export again"
+                ) from None
     for name in sorted(names):
         if name not in manifest.files:
-            raise ValueError(f"runtime: expected {path.name} to read files that the manifest lists, got {name[:200]!r}; export again")
+            raise ValueError(
+                f"runtime: expected {path.name} to read files that the manifest lists, got {name[:200]!r}; export again"
+            )
 
 
 def locations(content: Buffer) -> Set[str]:
@@ -94,9 +102,15 @@ def _varint(view: memoryview, at: int, end: int) -> Tuple[int, int]:
 
 def load_errors() -> Tuple[Type[Exception], ...]:
     """Return the exceptions that ONNX Runtime raises while it loads a graph. UnicodeDecodeError: the graph holds names that are not UTF-8."""
-    from onnxruntime.capi import onnxruntime_pybind11_state as states  # imported here, because OpenVINO is used without it
+    from onnxruntime.capi import (
+        onnxruntime_pybind11_state as states,
+    )  # imported here, because OpenVINO is used without it
 
-    own: List[Type[Exception]] = [kind for kind in vars(states).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    own: List[Type[Exception]] = [
+        kind
+        for kind in vars(states).values()
+        if isinstance(kind, type) and issubclass(kind, Exception)
+    ]
     return (UnicodeDecodeError, RuntimeError, *own)
 
 
@@ -108,8 +122,16 @@ def refused(path: Path) -> Iterator[None]:
     except load_errors() as error:
         if "WebGPU adapter" in str(error):
             remedy = "install a driver of Vulkan, Direct3D 12 or Metal, or give provider cpu"
-            raise ValueError(f"runtime: expected a WebGPU adapter for provider webgpu, got none; {remedy}") from None
-        reason = SIGNATURE.sub("", str(error).split(" : ", 3)[-1].replace(f"{path.parent}/", "")).strip() or type(error).__name__
+            raise ValueError(
+                f"runtime: expected a WebGPU adapter for provider webgpu, got none; {remedy}"
+            ) from None
+        reason = (
+            SIGNATURE.sub("", str(error).split(" : ", 3)[-1].replace(f"{path.parent}/", "")).strip()
+            or type(error).__name__
+        )
         reason = reason.splitlines()[0]
-        rule, remedy = f"expected {path.name} to be a graph that ONNX Runtime loads", "export again, or with this version of ONNX Runtime"
+        rule, remedy = (
+            f"expected {path.name} to be a graph that ONNX Runtime loads",
+            "export again, or with this version of ONNX Runtime",
+        )
         raise ValueError(f"runtime: {rule}, got {reason[:300]}; {remedy}") from None

@@ -12,7 +12,10 @@ import numpy as np
 try:
     import openvino
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("runtime: expected openvino, got none; pip install 'posenc-export[openvino]'", name="openvino") from error
+    raise ModuleNotFoundError(
+        "runtime: expected openvino, got none; pip install 'posenc-export[openvino]'",
+        name="openvino",
+    ) from error
 
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import B, R, S, check_graph
@@ -22,7 +25,12 @@ from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.state import Call, Feeds, Step
 
 PRECISIONS = {"openvino": openvino.Type.f32, "openvino-bf16": openvino.Type.bf16}
-TYPES = {openvino.Type.f32: "tensor(float)", openvino.Type.f16: "tensor(float16)", openvino.Type.i64: "tensor(int64)", openvino.Type.i32: "tensor(int32)"}
+TYPES = {
+    openvino.Type.f32: "tensor(float)",
+    openvino.Type.f16: "tensor(float16)",
+    openvino.Type.i64: "tensor(int64)",
+    openvino.Type.i32: "tensor(int32)",
+}
 OLDEST = (2026, 4)  # earlier versions ignore attention_bias of GroupQueryAttention without an error
 ONE_ROW = "GroupQueryAttention"  # OpenVINO 2026.4 supports it for a single row without padding
 REMEDY = "give provider cpu"
@@ -52,7 +60,9 @@ class OpenVinoGraph:
 
     device, strided = "cpu", False
 
-    def __init__(self, path: Path, manifest: Manifest, provider: str, threads: Optional[int]) -> None:
+    def __init__(
+        self, path: Path, manifest: Manifest, provider: str, threads: Optional[int]
+    ) -> None:
         self.manifest, self.provider = manifest, provider
         _check_version()
         check_external(path, manifest)
@@ -66,8 +76,14 @@ class OpenVinoGraph:
 
     def run(self, caches: BufferedCaches, call: Call) -> np.ndarray:
         output = self.manifest.outputs[call.output]
-        sizes = {B: call.rows, S: call.new, R: call.feeds["logits_index"].shape[1] if "logits_index" in call.feeds else 0}
-        result = np.zeros([axis if isinstance(axis, int) else sizes[axis] for axis in output.axes], output.dtype)
+        sizes = {
+            B: call.rows,
+            S: call.new,
+            R: call.feeds["logits_index"].shape[1] if "logits_index" in call.feeds else 0,
+        }
+        result = np.zeros(
+            [axis if isinstance(axis, int) else sizes[axis] for axis in output.axes], output.dtype
+        )
         inputs, outputs = self._states(caches, call)
         self._requests.run({**call.feeds, **inputs}, {output.name: result, **outputs})
         return result
@@ -85,11 +101,20 @@ class OpenVinoGraph:
         """Return views of the states of a call's rows that the graph reads, and of those that it writes."""
         inputs: Arrays = {}
         outputs: Arrays = {}
-        for state, past, present in zip(self.manifest.states, caches.past, caches.present, strict=True):
+        for state, past, present in zip(
+            self.manifest.states, caches.past, caches.present, strict=True
+        ):
             grows = state.update == "append"
             before, after = caches.shapes(state, call.rows, call.new)
-            for buffer, shape, name, arrays in ((past, before, state.past, inputs), (present, after, state.present, outputs)):
-                arrays[name] = buffer.array[: math.prod(shape)].reshape(shape) if grows else buffer.array[call.first : call.first + call.rows]
+            for buffer, shape, name, arrays in (
+                (past, before, state.past, inputs),
+                (present, after, state.present, outputs),
+            ):
+                arrays[name] = (
+                    buffer.array[: math.prod(shape)].reshape(shape)
+                    if grows
+                    else buffer.array[call.first : call.first + call.rows]
+                )
         return inputs, outputs
 
 
@@ -104,8 +129,13 @@ class Requests:
     def __init__(self, compiled: Any, manifest: Manifest) -> None:
         self._compiled, self._manifest = compiled, manifest
         self._idle: List[Any] = []  # inference requests that are not in use
-        self._axes: Dict[str, Tuple[Any, ...]] = {value.name: value.axes for value in (*manifest.inputs, *manifest.encoder, *manifest.outputs)}
-        self._axes |= {name: state.axes for state in manifest.states for name in (state.past, state.present)}
+        self._axes: Dict[str, Tuple[Any, ...]] = {
+            value.name: value.axes
+            for value in (*manifest.inputs, *manifest.encoder, *manifest.outputs)
+        }
+        self._axes |= {
+            name: state.axes for state in manifest.states for name in (state.past, state.present)
+        }
         self._in_place = [state for state in manifest.states if state.update == "in_place"]
         self._run = self._run_rows if ONE_ROW in manifest.operators else _infer
 
@@ -127,20 +157,38 @@ class Requests:
         copied = {state.present for state in self._in_place}
         for row in range(rows):
             # Slots of the row after the call, including padding if rows share columns.
-            total = int(inputs["seqlens_k"][row]) + 1 if "seqlens_k" in inputs else inputs["attention_mask"].shape[1]
-            count = min(new, total)  # less than `new` for a row with padding, which has no earlier tokens (GraphRunner)
+            total = (
+                int(inputs["seqlens_k"][row]) + 1
+                if "seqlens_k" in inputs
+                else inputs["attention_mask"].shape[1]
+            )
+            count = min(
+                new, total
+            )  # less than `new` for a row with padding, which has no earlier tokens (GraphRunner)
             of_row = {name: self._part(name, array, row, count) for name, array in inputs.items()}
             if "total_sequence_length" in of_row:
                 of_row["total_sequence_length"] = np.array(total, np.int32)
-            _infer(request, of_row, {name: self._part(name, array, row, count) for name, array in outputs.items() if name not in copied})
+            _infer(
+                request,
+                of_row,
+                {
+                    name: self._part(name, array, row, count)
+                    for name, array in outputs.items()
+                    if name not in copied
+                },
+            )
             for state in self._in_place:
                 fresh = (slice(None),) * (state.axis - 1) + (slice(total - count, total),)
-                outputs[state.present][(row, *fresh)] = request.get_tensor(state.present).data[(0, *fresh)]
+                outputs[state.present][(row, *fresh)] = request.get_tensor(state.present).data[
+                    (0, *fresh)
+                ]
 
     def _part(self, name: str, array: np.ndarray, row: int, count: int) -> np.ndarray:
         """Return the part of an array for one row and its first `count` new tokens, as a view if rows are the first axis."""
         chosen = {B: slice(row, row + 1), S: slice(count)}
-        return np.ascontiguousarray(array[tuple(chosen.get(axis, slice(None)) for axis in self._axes[name])])
+        return np.ascontiguousarray(
+            array[tuple(chosen.get(axis, slice(None)) for axis in self._axes[name])]
+        )
 
 
 def _infer(request: Any, inputs: Arrays, outputs: Arrays) -> None:
@@ -164,9 +212,13 @@ def _compiled(path: Path, provider: str, threads: Optional[int]) -> Any:
         _check_float64(graph)
         compiled = core.compile_model(graph, "CPU", settings)
     except RuntimeError as error:
-        raise ValueError(f"runtime: expected {path.name} to be a graph that OpenVINO reads, got {_reason(error)}; {REMEDY}") from None
+        raise ValueError(
+            f"runtime: expected {path.name} to be a graph that OpenVINO reads, got {_reason(error)}; {REMEDY}"
+        ) from None
     if compiled.get_property("INFERENCE_PRECISION_HINT") != PRECISIONS[provider]:
-        raise ValueError(f"runtime: expected a processor with bfloat16 for provider {provider}, got one without; give provider openvino")
+        raise ValueError(
+            f"runtime: expected a processor with bfloat16 for provider {provider}, got one without; give provider openvino"
+        )
     return compiled
 
 
@@ -174,14 +226,20 @@ def _check_version() -> None:
     """Raise ValueError if the installed OpenVINO is older than OLDEST."""
     version = openvino.__version__.partition("-")[0]
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
-        raise ValueError(f"runtime: expected openvino {OLDEST[0]}.{OLDEST[1]} or later, got {version}; pip install 'posenc-export[openvino]'")
+        raise ValueError(
+            f"runtime: expected openvino {OLDEST[0]}.{OLDEST[1]} or later, got {version}; pip install 'posenc-export[openvino]'"
+        )
 
 
 def _check_float64(graph: Any) -> None:
     """Raise ValueError for operations in float64, which the CPU plugin of OpenVINO computes in float32."""
     for operation in _operations(graph):
-        if operation.get_type_name() != "Constant" and any(output.get_element_type() == openvino.Type.f64 for output in operation.outputs()):
-            raise ValueError(f"runtime: expected a graph without float64 for provider openvino, got {operation.get_type_name()} in float64; {REMEDY}")
+        if operation.get_type_name() != "Constant" and any(
+            output.get_element_type() == openvino.Type.f64 for output in operation.outputs()
+        ):
+            raise ValueError(
+                f"runtime: expected a graph without float64 for provider openvino, got {operation.get_type_name()} in float64; {REMEDY}"
+            )
 
 
 def _operations(graph: Any) -> Iterator[Any]:
@@ -201,11 +259,16 @@ def _ports(ports: Any, manifest: Manifest) -> List[Port]:
         names = port.get_names()  # a tensor has several names if OpenVINO merged equal tensors
         name = next(iter(sorted(names & known)), port.get_any_name())
         sizes = [axis.get_length() if axis.is_static else None for axis in port.get_partial_shape()]
-        described.append(Port(name, TYPES.get(port.get_element_type(), str(port.get_element_type())), sizes))
+        described.append(
+            Port(name, TYPES.get(port.get_element_type(), str(port.get_element_type())), sizes)
+        )
     return described
 
 
 def _reason(error: Exception) -> str:
     """Return the most specific line of an error message: the first one about something unsupported, otherwise the last one."""
     lines = [line.strip(" -") for line in str(error).splitlines() if line.strip()]
-    return next((line for line in lines if "not supported" in line), lines[-1] if lines else type(error).__name__)[:300]
+    return next(
+        (line for line in lines if "not supported" in line),
+        lines[-1] if lines else type(error).__name__,
+    )[:300]

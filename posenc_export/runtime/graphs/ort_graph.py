@@ -13,7 +13,10 @@ import numpy as np
 try:
     import onnxruntime
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("runtime: expected onnxruntime, got none; pip install 'posenc-export[cpu]' or 'posenc-export[gpu]'", name="onnxruntime") from error
+    raise ModuleNotFoundError(
+        "runtime: expected onnxruntime, got none; pip install 'posenc-export[cpu]' or 'posenc-export[gpu]'",
+        name="onnxruntime",
+    ) from error
 
 from posenc_export.runtime.artefact.files import utf8
 from posenc_export.runtime.artefact.manifest import Manifest
@@ -30,10 +33,27 @@ from posenc_export.runtime.session.state import Call, Feeds, Step
 # SkipLayerNormalization takes 1.7 to 7 times as long on a CPU as the Add and LayerNormalization that it replaces (ONNX Runtime 1.31, widths 256 to 1536).
 SLOWER = {"cpu": ["SkipLayerNormFusion"], "cuda": [], "webgpu": []}
 # For DequantizeLinear before MatMul: 4-bit products that do not round activations. For 8 bits they are slow, and weights are dequantized when they are loaded instead.
-FOUR_BITS, EIGHT_BITS = {"session.qdq_matmulnbits_accuracy_level": "0"}, {"session.disable_quant_qdq": "1"}
-FLOAT_ACTIVATIONS = {"int4": FOUR_BITS, "int4-128": FOUR_BITS, "int8": EIGHT_BITS, "int8-32": EIGHT_BITS, "keep": {}}
-HOST_ONLY = {"GroupQueryAttention", "MoE", "QMoE"}  # operators of target ort that have no float32 kernel for CUDA, or one with other rules
-PROVIDERS = {"cpu": ("CPUExecutionProvider", {}), "cuda": (cuda.NAME, cuda.OPTIONS), "webgpu": ("WebGpuExecutionProvider", {})}
+FOUR_BITS, EIGHT_BITS = (
+    {"session.qdq_matmulnbits_accuracy_level": "0"},
+    {"session.disable_quant_qdq": "1"},
+)
+FLOAT_ACTIVATIONS = {
+    "int4": FOUR_BITS,
+    "int4-128": FOUR_BITS,
+    "int8": EIGHT_BITS,
+    "int8-32": EIGHT_BITS,
+    "keep": {},
+}
+HOST_ONLY = {
+    "GroupQueryAttention",
+    "MoE",
+    "QMoE",
+}  # operators of target ort that have no float32 kernel for CUDA, or one with other rules
+PROVIDERS = {
+    "cpu": ("CPUExecutionProvider", {}),
+    "cuda": (cuda.NAME, cuda.OPTIONS),
+    "webgpu": ("WebGpuExecutionProvider", {}),
+}
 INSTALL_WEBGPU = "pip install onnxruntime-webgpu in an environment without onnxruntime"
 
 
@@ -48,20 +68,30 @@ def choose_provider(name: str, manifest: Manifest) -> str:
     host_only = _host_only(manifest)
     if name == "cpu" or (name == "auto" and (host_only or cuda.NAME not in present)):
         if manifest.dtype == "bfloat16":
-            raise ValueError("runtime: expected provider cuda for an artefact in bfloat16, got cpu; load it on a machine that runs cuda, or export dtype float16")
+            raise ValueError(
+                "runtime: expected provider cuda for an artefact in bfloat16, got cpu; load it on a machine that runs cuda, or export dtype float16"
+            )
         return "cpu"
     if name == "webgpu":
         if PROVIDERS[name][0] not in present:
-            raise ValueError(f"runtime: expected an ONNX Runtime with provider {name}, got one with {', '.join(present)}; {INSTALL_WEBGPU}")
+            raise ValueError(
+                f"runtime: expected an ONNX Runtime with provider {name}, got one with {', '.join(present)}; {INSTALL_WEBGPU}"
+            )
         return name
     if host_only:
-        raise ValueError(f"runtime: expected provider cpu for {host_only}, got {name}; export target onnx-static, or ort-cuda for half precision")
+        raise ValueError(
+            f"runtime: expected provider cpu for {host_only}, got {name}; export target onnx-static, or ort-cuda for half precision"
+        )
     missing = cuda.obstacle() or cuda.cudnn_obstacle(manifest)
     if missing is None:
         return "cuda"
     if name == "cuda" or manifest.dtype == "bfloat16":
-        raise ValueError(f"runtime: expected a machine that can run provider cuda, got {missing.found}; {missing.remedy}")
-    _warn_once(f"runtime: provider auto chose cpu, because provider cuda cannot run here: got {missing.found}; {missing.remedy}")
+        raise ValueError(
+            f"runtime: expected a machine that can run provider cuda, got {missing.found}; {missing.remedy}"
+        )
+    _warn_once(
+        f"runtime: provider auto chose cpu, because provider cuda cannot run here: got {missing.found}; {missing.remedy}"
+    )
     return "cpu"
 
 
@@ -101,29 +131,48 @@ class OrtGraph:
 
     strided = False
 
-    def __init__(self, path: Path, manifest: Manifest, provider: str, threads: Optional[int], capture: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        manifest: Manifest,
+        provider: str,
+        threads: Optional[int],
+        capture: bool = True,
+    ) -> None:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         # Under ALiBi, attention weights of distant keys are below 1e-38. As subnormal numbers they slow the product with the values by 1.7x at 8192 keys.
         options.add_session_config_entry("session.set_denormal_as_zero", "1")
         if manifest.operators.get("MatMulIntegerToFloat") and _saturates():
-            options.add_session_config_entry("session.x64quantprecision", "1")  # uses products of unsigned bytes, which are exact but slower
+            options.add_session_config_entry(
+                "session.x64quantprecision", "1"
+            )  # uses products of unsigned bytes, which are exact but slower
         if manifest.weights is not None and manifest.weights.activations == "float32":
             for name, value in FLOAT_ACTIVATIONS[manifest.weights.format].items():
                 options.add_session_config_entry(name, value)
         if threads:
             options.intra_op_num_threads = threads
         self.manifest, self.provider = manifest, provider
-        self.device = "cuda" if provider == "cuda" else "cpu"  # WebGPU: the Python binding cannot allocate on the device, so caches stay on the host
+        self.device = (
+            "cuda" if provider == "cuda" else "cpu"
+        )  # WebGPU: the Python binding cannot allocate on the device, so caches stay on the host
         check_external(path, manifest)
         placement = cuda_placement.placed(path) if self.device == "cuda" else None
         # Whether the graph reads no input both on the host and on the device, to which it would copy it from memory that is bound once.
         self.reads_device = placement is not None and not placement.copies["to the device"]
         captures = capture and placement is not None and placement.captured and _repeats(manifest)
-        self._turn: ContextManager[Any] = device_memory.TURN if self.device == "cuda" else contextlib.nullcontext()
-        with self._turn, refused(path), mapped_weights(options, path.parent, manifest, provider) as weights:
+        self._turn: ContextManager[Any] = (
+            device_memory.TURN if self.device == "cuda" else contextlib.nullcontext()
+        )
+        with (
+            self._turn,
+            refused(path),
+            mapped_weights(options, path.parent, manifest, provider) as weights,
+        ):
             self.session, captures = _opened(path, options, provider, captures)
-            self.session.posenc_weights = weights  # the session reads them, so they must live as long
+            self.session.posenc_weights = (
+                weights  # the session reads them, so they must live as long
+            )
             check_graph(manifest, self.session.get_inputs(), self.session.get_outputs())
         self.steps = DeviceSteps(self.session, captures)
 
@@ -133,27 +182,48 @@ class OrtGraph:
 
     def run(self, caches: BufferedCaches, call: Call) -> np.ndarray:
         with self._turn:
-            kept = {name: self.steps.copies.address(array) for name, array in self._encoder(call.feeds).items()}
+            kept = {
+                name: self.steps.copies.address(array)
+                for name, array in self._encoder(call.feeds).items()
+            }
             binding = self._bind(caches, call.feeds, call.first, call.rows, call.new, kept)
             binding.bind_output(self.manifest.outputs[call.output].name, "cpu")
             try:
                 self.session.run_with_iobinding(binding, self.steps.uncaptured)
             except RUN_ERRORS as error:
                 raise GraphError(error) from None
-            return np.array(binding.get_outputs()[len(caches.past)].numpy())  # outputs come in the order they were bound
+            return np.array(
+                binding.get_outputs()[len(caches.past)].numpy()
+            )  # outputs come in the order they were bound
 
     def step(self, caches: BufferedCaches, feeds: Feeds, rows: int) -> Step:
         output, new = self.manifest.outputs[0], feeds[self.manifest.inputs[0].name].shape[1]
-        result = np.zeros([axis if isinstance(axis, int) else size for axis, size in zip(output.axes, (rows, new, 0), strict=True)], output.dtype)
-        last, idle, in_place = _last(result), list(range(rows, caches.rows)), all(state.update == "in_place" for state in self.manifest.states)
+        result = np.zeros(
+            [
+                axis if isinstance(axis, int) else size
+                for axis, size in zip(output.axes, (rows, new, 0), strict=True)
+            ],
+            output.dtype,
+        )
+        last, idle, in_place = (
+            _last(result),
+            list(range(rows, caches.rows)),
+            all(state.update == "in_place" for state in self.manifest.states),
+        )
         # Inputs in host memory are copied to a device when they are bound, not when they are run (onnxruntime issue 5857): each step binds anew, unless all are there.
-        if self.reads_device and all(buffer.device == "cuda" for buffer in caches.past) and not any(state.update == "append" for state in self.manifest.states):
+        if (
+            self.reads_device
+            and all(buffer.device == "cuda" for buffer in caches.past)
+            and not any(state.update == "append" for state in self.manifest.states)
+        ):
             return self._device_step(caches, feeds, result, idle)
         session, uncaptured, turn = self.session, self.steps.uncaptured, self._turn
 
         def bound(caches: BufferedCaches) -> Any:
             binding = self._bind(caches, feeds, 0, rows, new)
-            binding.bind_output(output.name, "cpu", 0, result.dtype, result.shape, result.ctypes.data)
+            binding.bind_output(
+                output.name, "cpu", 0, result.dtype, result.shape, result.ctypes.data
+            )
             return binding
 
         def run(caches: BufferedCaches) -> Tuple[np.ndarray, BufferedCaches]:
@@ -169,7 +239,9 @@ class OrtGraph:
             return Step(run, functools.partial(session.run_with_iobinding, bound(caches)), last)
         return Step(run)
 
-    def _device_step(self, caches: BufferedCaches, feeds: Feeds, result: np.ndarray, idle: Sequence[int]) -> Step:
+    def _device_step(
+        self, caches: BufferedCaches, feeds: Feeds, result: np.ndarray, idle: Sequence[int]
+    ) -> Step:
         """Prepare steps whose inputs, states and output [B,S,*] are on the device. idle: rows of the caches that take no part."""
         output, last, (rows, new) = self.manifest.outputs[0], _last(result), result.shape[:2]
 
@@ -198,19 +270,39 @@ class OrtGraph:
 
     def _encoder(self, feeds: Feeds) -> Feeds:
         """Return the graph inputs that the session's encoder gave, if they can stay on the device."""
-        return {value.name: feeds[value.name] for value in self.manifest.encoder} if self.reads_device else {}
+        return (
+            {value.name: feeds[value.name] for value in self.manifest.encoder}
+            if self.reads_device
+            else {}
+        )
 
-    def _bind(self, caches: BufferedCaches, feeds: Feeds, first: int, rows: int, new: int, addresses: Mapping[str, int] = MappingProxyType({})) -> Any:
+    def _bind(
+        self,
+        caches: BufferedCaches,
+        feeds: Feeds,
+        first: int,
+        rows: int,
+        new: int,
+        addresses: Mapping[str, int] = MappingProxyType({}),
+    ) -> Any:
         """Bind inputs and states. addresses: of inputs on the device; the others are on the host."""
         binding = self.session.io_binding()
         for name, array in feeds.items():
-            device, address = ("cuda", addresses[name]) if name in addresses else ("cpu", array.ctypes.data)
+            device, address = (
+                ("cuda", addresses[name]) if name in addresses else ("cpu", array.ctypes.data)
+            )
             binding.bind_input(name, device, 0, array.dtype, array.shape, address)
-        for state, past, present in zip(self.manifest.states, caches.past, caches.present, strict=True):
+        for state, past, present in zip(
+            self.manifest.states, caches.past, caches.present, strict=True
+        ):
             before, after = caches.shapes(state, rows, new)
             offset = 0 if state.update == "append" else first * past.row_bytes
-            binding.bind_input(state.past, past.device, 0, past.element, before, past.address + offset)
-            binding.bind_output(state.present, present.device, 0, present.element, after, present.address + offset)
+            binding.bind_input(
+                state.past, past.device, 0, past.element, before, past.address + offset
+            )
+            binding.bind_output(
+                state.present, present.device, 0, present.element, after, present.address + offset
+            )
         return binding
 
 
@@ -219,7 +311,13 @@ def _opened(path: Path, options: Any, provider: str, captures: bool) -> Tuple[An
     name, given = PROVIDERS[provider]
     providers = [(name, {**given, "enable_cuda_graph": "1"} if captures else given)]
     try:
-        return onnxruntime.InferenceSession(utf8(path), options, providers=providers, enable_fallback=0, disabled_optimizers=SLOWER[provider]), captures
+        return onnxruntime.InferenceSession(
+            utf8(path),
+            options,
+            providers=providers,
+            enable_fallback=0,
+            disabled_optimizers=SLOWER[provider],
+        ), captures
     except load_errors() as error:
         if not captures:
             raise
@@ -229,7 +327,9 @@ def _opened(path: Path, options: Any, provider: str, captures: bool) -> Tuple[An
 
 def _repeats(manifest: Manifest) -> bool:
     """Whether the steps of a session have the same shapes, with all states in device memory."""
-    fixed = all(state.update != "append" and state.past != "past_positions" for state in manifest.states)
+    fixed = all(
+        state.update != "append" and state.past != "past_positions" for state in manifest.states
+    )
     return bool(manifest.states) and fixed and manifest.signature != "mask"
 
 

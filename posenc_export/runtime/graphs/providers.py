@@ -26,35 +26,53 @@ def check_threads(threads: Any) -> None:
     """Raise ValueError unless threads is None, AUTO or a whole number 1 .. MOST_THREADS."""
     whole = hasattr(threads, "__index__") and not isinstance(threads, bool)
     if threads not in (None, AUTO) and not (whole and 1 <= threads <= MOST_THREADS):
-        raise ValueError(f"runtime: expected threads to be a whole number 1 .. {MOST_THREADS}, got {threads!r}; leave it out for the default")
+        raise ValueError(
+            f"runtime: expected threads to be a whole number 1 .. {MOST_THREADS}, got {threads!r}; leave it out for the default"
+        )
 
 
 def check_name(name: str, manifest: Manifest) -> None:
     """Raise ValueError if a provider does not exist or, as far as the manifest tells, lacks the target or an operator of the artefact."""
     if name not in NAMES:
-        raise ValueError(f"runtime: expected provider to be one of {', '.join(NAMES)}, got {name!r}; {suggestion(name, NAMES)}")
+        raise ValueError(
+            f"runtime: expected provider to be one of {', '.join(NAMES)}, got {name!r}; {suggestion(name, NAMES)}"
+        )
     if manifest.target == AOTINDUCTOR and name != AOTINDUCTOR:
         remedy = "give aotinductor only if you trust the origin of the artefact, because loading it runs native code"
-        raise ValueError(f"runtime: expected provider aotinductor for target aotinductor, got {name}; {remedy}")
+        raise ValueError(
+            f"runtime: expected provider aotinductor for target aotinductor, got {name}; {remedy}"
+        )
     if name == AOTINDUCTOR and manifest.target != AOTINDUCTOR:
-        raise ValueError(f"runtime: expected target aotinductor for provider aotinductor, got {manifest.target}; compile a pt2 artefact with `posenc compile`")
+        raise ValueError(
+            f"runtime: expected target aotinductor for provider aotinductor, got {manifest.target}; compile a pt2 artefact with `posenc compile`"
+        )
     if manifest.target in TORCH_TARGETS and name not in ("auto", "cpu", AOTINDUCTOR):
-        raise ValueError(f"runtime: expected provider cpu for target {manifest.target}, got {name}; export target onnx or ort")
+        raise ValueError(
+            f"runtime: expected provider cpu for target {manifest.target}, got {name}; export target onnx or ort"
+        )
     if name == WEBGPU and manifest.dtype != "float32":
-        raise ValueError(f"runtime: expected an artefact in float32 for provider {name}, got {manifest.dtype}; export it without --dtype")
+        raise ValueError(
+            f"runtime: expected an artefact in float32 for provider {name}, got {manifest.dtype}; export it without --dtype"
+        )
     missing = not_for_openvino(manifest) if name in OPENVINO else None
     if missing is not None:
         rule = f"target onnx or ort without {' and '.join(NOT_IN_OPENVINO)}"
-        raise ValueError(f"runtime: expected {rule} for provider {name}, got {missing}; give provider cpu")
+        raise ValueError(
+            f"runtime: expected {rule} for provider {name}, got {missing}; give provider cpu"
+        )
     if name == "openvino-bf16" and CHOICE in manifest.operators:
-        raise ValueError(f"runtime: expected a model that does not choose experts for provider {name}, got one with operator {CHOICE}; give provider openvino")
+        raise ValueError(
+            f"runtime: expected a model that does not choose experts for provider {name}, got one with operator {CHOICE}; give provider openvino"
+        )
 
 
 def not_for_openvino(manifest: Manifest) -> Optional[str]:
     """Return the target or operator of an artefact that OpenVINO cannot run, or None."""
     if manifest.target not in ("onnx", "ort"):
         return f"target {manifest.target}"
-    return next((f"operator {name}" for name in NOT_IN_OPENVINO if name in manifest.operators), None)
+    return next(
+        (f"operator {name}" for name in NOT_IN_OPENVINO if name in manifest.operators), None
+    )
 
 
 def distribution_of(name: str, manifest: Manifest) -> str:

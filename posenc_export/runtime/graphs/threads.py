@@ -7,7 +7,17 @@ from posenc_export.runtime.artefact.manifest import Manifest
 
 AUTO = "auto"
 Threads = Union[None, int, str]  # None, a number, or AUTO
-PRODUCTS = ("Conv", "DynamicQuantizeMatMul", "Gemm", "MatMul", "MatMulInteger", "MatMulIntegerToFloat", "MatMulNBits", "MoE", "QMoE")
+PRODUCTS = (
+    "Conv",
+    "DynamicQuantizeMatMul",
+    "Gemm",
+    "MatMul",
+    "MatMulInteger",
+    "MatMulIntegerToFloat",
+    "MatMulNBits",
+    "MoE",
+    "QMoE",
+)
 # With 2 threads instead of 1, a step of a decoder with 14,000 numbers per product takes 1.03 of the time, of a block with 130,000 numbers 0.97, with 520,000 numbers
 # 0.60; 512 tokens of the first two take 0.73 and 0.63 (bench.threads on 2 cores; ONNX Runtime 1.31, AMD EPYC). So prompts gain from a second thread in any case, and
 # steps gain from threads that get about this many numbers. More cores were not measured.
@@ -22,7 +32,15 @@ def chosen(threads: Threads, manifest: Manifest) -> Optional[int]:
     products = sum(count for name, count in manifest.operators.items() if name in PRODUCTS)
     if not products:  # a graph of torch
         return None
-    bits = 4 if "MatMulNBits" in manifest.operators or "QMoE" in manifest.operators else 8 if manifest.weights else 32 if manifest.dtype == "float32" else 16
+    bits = (
+        4
+        if "MatMulNBits" in manifest.operators or "QMoE" in manifest.operators
+        else 8
+        if manifest.weights
+        else 32
+        if manifest.dtype == "float32"
+        else 16
+    )
     numbers = sum(file.bytes for file in manifest.files.values()) * 8 // bits
     count = max(LEAST, numbers // products // SHARE)
     return None if count >= cores() else count

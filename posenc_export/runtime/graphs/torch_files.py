@@ -17,7 +17,17 @@ from posenc_export.runtime.graphs.quiet import quiet
 from posenc_export.runtime.graphs.torch_graph import TorchGraph, limited
 
 # Exceptions of torch while it builds a program from damaged JSON: from its own checks, and from failed look-ups.
-DAMAGED = (RuntimeError, AssertionError, ValueError, TypeError, KeyError, IndexError, AttributeError, SyntaxError, OverflowError)
+DAMAGED = (
+    RuntimeError,
+    AssertionError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    SyntaxError,
+    OverflowError,
+)
 
 
 def load_torch(folder: Path, manifest: Manifest, threads: Optional[int]) -> TorchGraph:
@@ -33,11 +43,20 @@ def load_torch(folder: Path, manifest: Manifest, threads: Optional[int]) -> Torc
     try:
         import_module("torch")
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"runtime: expected torch for target {manifest.target}, got none; pip install 'posenc-export[export]'", name="torch") from error
+        raise ModuleNotFoundError(
+            f"runtime: expected torch for target {manifest.target}, got none; pip install 'posenc-export[export]'",
+            name="torch",
+        ) from error
     load = {"torchscript": _script, "pt2": _program, AOTINDUCTOR: _native}[manifest.target]
-    with quiet(DeprecationWarning, FutureWarning):  # torch.jit warns of its deprecation at every call
+    with quiet(
+        DeprecationWarning, FutureWarning
+    ):  # torch.jit warns of its deprecation at every call
         run = load(folder / graph_file(manifest), manifest)
-    return TorchGraph(limited(run, threads) if threads else run, manifest, AOTINDUCTOR if manifest.target == AOTINDUCTOR else "cpu")
+    return TorchGraph(
+        limited(run, threads) if threads else run,
+        manifest,
+        AOTINDUCTOR if manifest.target == AOTINDUCTOR else "cpu",
+    )
 
 
 def _script(path: Path, manifest: Manifest) -> Any:
@@ -45,8 +64,14 @@ def _script(path: Path, manifest: Manifest) -> Any:
 
     _check_archive(path)
     try:
-        return torch.jit.load(utf8(path)).forward  # without the hooks of torch.nn.Module, which take several us
-    except (RuntimeError, ValueError, AttributeError) as error:  # from libtorch; for text that is not UTF-8; for a program without forward
+        return torch.jit.load(
+            utf8(path)
+        ).forward  # without the hooks of torch.nn.Module, which take several us
+    except (
+        RuntimeError,
+        ValueError,
+        AttributeError,
+    ) as error:  # from libtorch; for text that is not UTF-8; for a program without forward
         raise _damaged(path, error) from None
 
 
@@ -54,7 +79,11 @@ def _program(path: Path, manifest: Manifest) -> Any:
     program = read_program(path, manifest)
     with _refusing_damage(path):
         values = {**program.constants, **program.state_dict}
-        weights = [values[spec.target] for spec in program.graph_signature.input_specs if spec.target is not None]
+        weights = [
+            values[spec.target]
+            for spec in program.graph_signature.input_specs
+            if spec.target is not None
+        ]
         # The graph itself, whose first arguments are the weights. `program.module()` looks up each weight in its submodules, flattens nested arguments, and
         # compares every size with its range: most of the time of a small model's step.
         return _nested(partial(program.graph_module.forward, *weights), manifest)
@@ -75,12 +104,19 @@ def _native(path: Path, manifest: Manifest) -> Any:
 
     def contiguous(*arguments: Any) -> Any:
         """Run the code, which checks no strides, and expects all tensors but caches to be contiguous."""
-        return run([value if first <= index < last else value.contiguous() for index, value in enumerate(arguments)])
+        return run(
+            [
+                value if first <= index < last else value.contiguous()
+                for index, value in enumerate(arguments)
+            ]
+        )
 
     return _nested(contiguous, manifest)
 
 
-def _nested(run: Callable[..., Any], manifest: Manifest) -> Callable[..., Tuple[Any, Sequence[Any]]]:
+def _nested(
+    run: Callable[..., Any], manifest: Manifest
+) -> Callable[..., Tuple[Any, Sequence[Any]]]:
     """Return a function that takes the arguments of TorchGraph's module, passes them to `run` as single tensors, and returns the output and the list of states."""
     first_state = 2 if manifest.states and manifest.states[0].past == "past_positions" else 1
 
@@ -129,9 +165,15 @@ def _check_arguments(path: Path, program: Any, manifest: Manifest) -> None:
 
     positions = [state for state in manifest.states if state.past == "past_positions"]
     others = [0] * (len(manifest.states) - len(positions))
-    taken: Any = ((*[0] * (len(manifest.inputs) + len(positions)), [*others, *[0] * len(manifest.encoder)]), {})
+    taken: Any = (
+        (*[0] * (len(manifest.inputs) + len(positions)), [*others, *[0] * len(manifest.encoder)]),
+        {},
+    )
     returned = (*[0] * (1 + len(positions)), [*others, *[0] * (len(manifest.outputs) - 1)])
-    for what, spec, wanted in (("takes", program.call_spec.in_spec, taken), ("returns", program.call_spec.out_spec, returned)):
+    for what, spec, wanted in (
+        ("takes", program.call_spec.in_spec, taken),
+        ("returns", program.call_spec.out_spec, returned),
+    ):
         if spec != _pytree.tree_structure(wanted):
             rule = f"a program that {what} {_pytree.tree_structure(wanted).num_leaves} tensors, nested as in the manifest"
             got = "none" if spec is None else f"{spec.num_leaves} tensors in another nesting"
@@ -139,8 +181,12 @@ def _check_arguments(path: Path, program: Any, manifest: Manifest) -> None:
 
 
 def _damaged(path: Path, error: Exception) -> ValueError:
-    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return ValueError(f"runtime: {path.name}: expected a file that torch loads, got {reason[:200]}; export again")
+    reason = next(
+        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )
+    return ValueError(
+        f"runtime: {path.name}: expected a file that torch loads, got {reason[:200]}; export again"
+    )
 
 
 @contextmanager
@@ -149,7 +195,9 @@ def _refusing_damage(path: Path) -> Iterator[None]:
     import torch
 
     verification = torch._export.verifier.SpecViolationError  # its only base is Exception
-    with quiet(logger="torch.export", level=logging.CRITICAL):  # it logs tracebacks of exceptions that are handled here
+    with quiet(
+        logger="torch.export", level=logging.CRITICAL
+    ):  # it logs tracebacks of exceptions that are handled here
         try:
             yield
         except (*DAMAGED, verification) as error:

@@ -26,12 +26,18 @@ class TorchGraph:
         provider: name of the provider, as `load` takes it, never "auto".
     """
 
-    strided = True  # the module reads views of the first slots, so that its cost follows the slots in use
+    strided = (
+        True  # the module reads views of the first slots, so that its cost follows the slots in use
+    )
 
     def __init__(self, module: Any, manifest: Manifest, provider: str = "cpu") -> None:
         self.module, self.manifest, self.provider, self.device = module, manifest, provider, "cpu"
-        self._positions_first = bool(manifest.states) and manifest.states[0].past == "past_positions"
-        self._replaced = [index for index, state in enumerate(manifest.states) if state.update == "replace"]
+        self._positions_first = (
+            bool(manifest.states) and manifest.states[0].past == "past_positions"
+        )
+        self._replaced = [
+            index for index, state in enumerate(manifest.states) if state.update == "replace"
+        ]
 
     def open(self, rows: int, capacity: int) -> BufferedCaches:
         """Allocate empty caches for `rows` rows of `capacity` slots."""
@@ -46,7 +52,9 @@ class TorchGraph:
 
     def step(self, caches: BufferedCaches, feeds: Feeds, rows: int) -> Step:
         idle, window = list(range(rows, caches.rows)), slice(rows)
-        arguments = self._arguments(caches, feeds, 0, rows)  # tensors that share the memory of feeds and buffers
+        arguments = self._arguments(
+            caches, feeds, 0, rows
+        )  # tensors that share the memory of feeds and buffers
         take = self._taker()
 
         def again(caches: BufferedCaches) -> Tuple[np.ndarray, BufferedCaches]:
@@ -64,11 +72,19 @@ class TorchGraph:
 
         states = []
         for state, past in zip(self.manifest.states, caches.past, strict=True):
-            slots = (slice(None),) * (state.axis - 1) + (slice(caches.capacity),) if state.update == "in_place" else ()
+            slots = (
+                (slice(None),) * (state.axis - 1) + (slice(caches.capacity),)
+                if state.update == "in_place"
+                else ()
+            )
             states.append(torch.from_numpy(past.array[(slice(first, first + rows), *slots)]))
         fed = [torch.from_numpy(feeds[value.name]) for value in self.manifest.inputs]
         encoder = [torch.from_numpy(feeds[value.name]) for value in self.manifest.encoder]
-        return [*fed, *states[:1], [*states[1:], *encoder]] if self._positions_first else [*fed, [*states, *encoder]]
+        return (
+            [*fed, *states[:1], [*states[1:], *encoder]]
+            if self._positions_first
+            else [*fed, [*states, *encoder]]
+        )
 
     def _taker(self) -> Callable[[List[Any]], Tuple[Any, List[Any]]]:
         """Return a function, for one thread at a time, that runs the module on arguments and returns its output and its last output, the list of states."""
@@ -106,7 +122,9 @@ def limited(run: Callable[..., Any], threads: int) -> Callable[..., Any]:
         with _lock:
             if not _limits:
                 _outside[0] = own
-            usual = _outside[0] if own in _limits else own  # a thread that started during another call may have the number of that call
+            usual = (
+                _outside[0] if own in _limits else own
+            )  # a thread that started during another call may have the number of that call
             _limits.append(threads)
             torch.set_num_threads(threads)
         try:

@@ -8,7 +8,9 @@ import numpy as np
 from posenc_export.runtime.session import device_memory
 
 Slots = Union[slice, np.ndarray]
-ELEMENTS = {"bfloat16": ("uint16", 16)}  # dtypes that numpy lacks: the dtype of the same size that holds their bits, and TensorProto.DataType
+ELEMENTS = {
+    "bfloat16": ("uint16", 16)
+}  # dtypes that numpy lacks: the dtype of the same size that holds their bits, and TensorProto.DataType
 
 
 class Buffer:
@@ -37,8 +39,13 @@ class Buffer:
 
             # Memory for elements of this size: the graph is given its address, and the element type when it is bound.
             with device_memory.TURN:
-                self.value: Any = onnxruntime.OrtValue.ortvalue_from_shape_and_type(self.shape, self.dtype, "cuda", 0)
-            self.address, size = int(self.value.data_ptr()), math.prod(self.shape) * self.dtype.itemsize
+                self.value: Any = onnxruntime.OrtValue.ortvalue_from_shape_and_type(
+                    self.shape, self.dtype, "cuda", 0
+                )
+            self.address, size = (
+                int(self.value.data_ptr()),
+                math.prod(self.shape) * self.dtype.itemsize,
+            )
             if size:
                 device_memory.clear(self.address, size, size, 1)
 
@@ -68,16 +75,35 @@ class Buffer:
             self.array[row : row + rows] = source.array[first : first + rows]
         elif rows:
             size = rows * self.row_bytes
-            device_memory.copy(self.address + row * self.row_bytes, size, source.address + first * self.row_bytes, size, size, 1)
+            device_memory.copy(
+                self.address + row * self.row_bytes,
+                size,
+                source.address + first * self.row_bytes,
+                size,
+                size,
+                1,
+            )
 
-    def copy_slots(self, row: int, source: "Buffer", first: int, rows: int, axis: int, slots: int, begin: int = 0, at: int = 0) -> None:
+    def copy_slots(
+        self,
+        row: int,
+        source: "Buffer",
+        first: int,
+        rows: int,
+        axis: int,
+        slots: int,
+        begin: int = 0,
+        at: int = 0,
+    ) -> None:
         """Copy `slots` slots along an axis of `rows` rows of `source`, from row `first` and slot `begin` on, to this buffer from row `row` and slot `at` on.
 
         Other sizes are equal.
         """
         if self.device == "cpu":
             other = (slice(None),) * (axis - 1)
-            self.array[(slice(row, row + rows), *other, slice(at, at + slots))] = source.array[(slice(first, first + rows), *other, slice(begin, begin + slots))]
+            self.array[(slice(row, row + rows), *other, slice(at, at + slots))] = source.array[
+                (slice(first, first + rows), *other, slice(begin, begin + slots))
+            ]
         elif slots and rows:
             to, to_pitch, width, height = self._pieces(row, rows, axis, slots, at)
             from_, pitch, _, _ = source._pieces(first, rows, axis, slots, begin)
@@ -98,7 +124,14 @@ class Buffer:
             content[index] = self.fill
             self.write(content)
 
-    def _pieces(self, row: int, rows: int, axis: int, slots: int, begin: int) -> Tuple[int, int, int, int]:
+    def _pieces(
+        self, row: int, rows: int, axis: int, slots: int, begin: int
+    ) -> Tuple[int, int, int, int]:
         """Return where `slots` slots of some rows are, from `begin` on: address of the first piece, bytes from piece to piece, bytes of a piece, number of pieces."""
         slot = math.prod(self.shape[axis + 1 :]) * self.dtype.itemsize
-        return self.address + row * self.row_bytes + begin * slot, self.shape[axis] * slot, slots * slot, rows * math.prod(self.shape[1:axis])
+        return (
+            self.address + row * self.row_bytes + begin * slot,
+            self.shape[axis] * slot,
+            slots * slot,
+            rows * math.prod(self.shape[1:axis]),
+        )

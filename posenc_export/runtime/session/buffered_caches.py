@@ -109,7 +109,9 @@ class BufferedCaches:
         columns = int(np.flatnonzero(keep.any(0)).max(initial=-1)) + 1
         for state, past, present in self._each("append"):
             shape = self._shape(state, self.columns, self.rows)
-            content = np.moveaxis(past.read()[: math.prod(shape)].reshape(shape), state.axis, 1)[:, :columns].copy()
+            content = np.moveaxis(past.read()[: math.prod(shape)].reshape(shape), state.axis, 1)[
+                :, :columns
+            ].copy()
             content[~keep[:, :columns]] = state.fill
             flat = np.zeros(present.shape, present.dtype)
             flat[: content.size] = np.moveaxis(content, 1, state.axis).reshape(-1)
@@ -118,14 +120,30 @@ class BufferedCaches:
 
     def wipe(self, hidden: Sequence[Slots]) -> None:
         # A run that was interrupted counts as more slots, which a full cache does not have. Slices end there anyway.
-        within = [slots if isinstance(slots, slice) else slots[slots < self.extent] for slots in hidden]
-        filled = [(row, slots) for row, slots in enumerate(within) if (slots.stop > slots.start if isinstance(slots, slice) else slots.size)]
+        within = [
+            slots if isinstance(slots, slice) else slots[slots < self.extent] for slots in hidden
+        ]
+        filled = [
+            (row, slots)
+            for row, slots in enumerate(within)
+            if (slots.stop > slots.start if isinstance(slots, slice) else slots.size)
+        ]
         for state, past, _ in self._each("in_place"):
             for row, slots in filled if state.reads_hidden else ():
                 past.clear_slots(row, state.axis, slots)
 
-    def copy(self, row: int, source: "BufferedCaches", first: int, slots: int, begin: int = 0, at: int = 0) -> None:
-        for (state, past, _), (_, given, _) in zip(self._each("in_place"), source._each("in_place"), strict=True):
+    def copy(
+        self,
+        row: int,
+        source: "BufferedCaches",
+        first: int,
+        slots: int,
+        begin: int = 0,
+        at: int = 0,
+    ) -> None:
+        for (state, past, _), (_, given, _) in zip(
+            self._each("in_place"), source._each("in_place"), strict=True
+        ):
             past.copy_slots(row, given, first, 1, state.axis, slots, begin, at)
 
     def snapshot(self, row: int) -> List[np.ndarray]:
@@ -149,7 +167,9 @@ class BufferedCaches:
 
     def fork(self, rows: int, slots: int) -> "BufferedCaches":
         other = self._with_empty_buffers()
-        for state, source, copy in zip(self.graph.manifest.states, self.past, other.past, strict=True):
+        for state, source, copy in zip(
+            self.graph.manifest.states, self.past, other.past, strict=True
+        ):
             if state.update == "in_place":
                 copy.copy_slots(0, source, 0, rows, state.axis, slots)
             else:
@@ -157,11 +177,16 @@ class BufferedCaches:
         return other
 
     def contents(self, rows: int, slots: int) -> List[np.ndarray]:
-        return [buffer.read()[self._index(state, rows, slots)] for state, buffer in zip(self.graph.manifest.states, self.past, strict=True)]
+        return [
+            buffer.read()[self._index(state, rows, slots)]
+            for state, buffer in zip(self.graph.manifest.states, self.past, strict=True)
+        ]
 
     def filled(self, contents: Sequence[np.ndarray], rows: int, slots: int) -> "BufferedCaches":
         caches = self.with_columns(slots)
-        for state, buffer, content in zip(self.graph.manifest.states, caches.past, contents, strict=True):
+        for state, buffer, content in zip(
+            self.graph.manifest.states, caches.past, contents, strict=True
+        ):
             whole = buffer.read()
             whole[caches._index(state, rows, slots)] = content
             buffer.write(whole)
@@ -171,7 +196,9 @@ class BufferedCaches:
         """Return the part of a buffer that holds the first slots of some rows; of a growing state, all rows."""
         if state.update == "append":
             return (slice(math.prod(self._shape(state, slots, self.rows))),)
-        within = (*(slice(None),) * (state.axis - 1), slice(slots)) if state.update == "in_place" else ()
+        within = (
+            (*(slice(None),) * (state.axis - 1), slice(slots)) if state.update == "in_place" else ()
+        )
         return (slice(rows), *within)
 
     def after(self, new: int, idle: Sequence[int]) -> "BufferedCaches":
@@ -183,12 +210,26 @@ class BufferedCaches:
 
     def _swapped(self, updates: Sequence[str], columns: int) -> "BufferedCaches":
         """Return the caches with `past` and `present` exchanged for states with these update rules."""
-        pairs = [(b, a) if state.update in updates else (a, b) for state, a, b in zip(self.graph.manifest.states, self.past, self.present, strict=True)]
-        return dataclasses.replace(self, columns=columns, past=tuple(a for a, _ in pairs), present=tuple(b for _, b in pairs))
+        pairs = [
+            (b, a) if state.update in updates else (a, b)
+            for state, a, b in zip(self.graph.manifest.states, self.past, self.present, strict=True)
+        ]
+        return dataclasses.replace(
+            self,
+            columns=columns,
+            past=tuple(a for a, _ in pairs),
+            present=tuple(b for _, b in pairs),
+        )
 
     def _each(self, update: str) -> Iterator[Tuple[State, Buffer, Buffer]]:
         """Yield the states with an update rule, and their buffers before and after a call."""
-        return ((state, past, present) for state, past, present in zip(self.graph.manifest.states, self.past, self.present, strict=True) if state.update == update)
+        return (
+            (state, past, present)
+            for state, past, present in zip(
+                self.graph.manifest.states, self.past, self.present, strict=True
+            )
+            if state.update == update
+        )
 
     def with_columns(self, columns: int) -> "BufferedCaches":
         """Return caches with room for `columns` slots of growing states."""
@@ -200,37 +241,66 @@ class BufferedCaches:
     def _with_empty_buffers(self) -> "BufferedCaches":
         states = self.graph.manifest.states
         past = tuple(self._buffer(state) for state in states)
-        present = tuple(buffer if state.update == "in_place" else self._buffer(state) for state, buffer in zip(states, past, strict=True))
+        present = tuple(
+            buffer if state.update == "in_place" else self._buffer(state)
+            for state, buffer in zip(states, past, strict=True)
+        )
         return dataclasses.replace(self, past=past, present=present)
 
     def _moved(self, chosen: Callable[[State], bool], slots: int) -> "BufferedCaches":
         """Allocate new buffers for the chosen states and copy the old content; of in-place states, only the first `slots` slots."""
         past, present = [], []
-        for state, old, following in zip(self.graph.manifest.states, self.past, self.present, strict=True):
+        for state, old, following in zip(
+            self.graph.manifest.states, self.past, self.present, strict=True
+        ):
             buffer = self._enlarged(state, old, slots) if chosen(state) else old
             past.append(buffer)
-            present.append(buffer if state.update == "in_place" else self._buffer(state) if chosen(state) else following)
+            present.append(
+                buffer
+                if state.update == "in_place"
+                else self._buffer(state)
+                if chosen(state)
+                else following
+            )
         return dataclasses.replace(self, past=tuple(past), present=tuple(present))
 
     def _enlarged(self, state: State, old: Buffer, slots: int) -> Buffer:
         buffer = self._buffer(state)
-        if state.update == "in_place":  # later slots are not read, and pages that are never written cost no memory
-            buffer.copy_slots(0, old, 0, old.shape[0], state.axis, min(slots, old.shape[state.axis]))
+        if (
+            state.update == "in_place"
+        ):  # later slots are not read, and pages that are never written cost no memory
+            buffer.copy_slots(
+                0, old, 0, old.shape[0], state.axis, min(slots, old.shape[state.axis])
+            )
         else:
             buffer.copy_rows(0, old, 0, old.shape[0])
         return buffer
 
     def _buffer(self, state: State) -> Buffer:
-        shape: List[int] = self._shape(state, self.room if state.update == "append" else self.extent, self.rows)
+        shape: List[int] = self._shape(
+            state, self.room if state.update == "append" else self.extent, self.rows
+        )
         # Positions are always on the host, because they are small and a rewind writes them.
         device = "cpu" if state.past == "past_positions" else self.graph.device
-        return Buffer([math.prod(shape)] if state.update == "append" else shape, state.dtype, state.fill, device)
+        return Buffer(
+            [math.prod(shape)] if state.update == "append" else shape,
+            state.dtype,
+            state.fill,
+            device,
+        )
 
     def shapes(self, state: State, rows: int, new: int) -> Tuple[List[int], List[int]]:
         """Return the shapes of a state that the graph is given, before and after a call of `rows` rows and `new` columns."""
-        before, after = (self.columns, self.columns + new) if state.update == "append" else (self.capacity, self.capacity)
+        before, after = (
+            (self.columns, self.columns + new)
+            if state.update == "append"
+            else (self.capacity, self.capacity)
+        )
         axes = state.axes[1:]
-        return [rows, *(before if isinstance(axis, str) else axis for axis in axes)], [rows, *(after if isinstance(axis, str) else axis for axis in axes)]
+        return [rows, *(before if isinstance(axis, str) else axis for axis in axes)], [
+            rows,
+            *(after if isinstance(axis, str) else axis for axis in axes),
+        ]
 
     def _shape(self, state: State, slots: int, rows: int) -> List[int]:
         return [rows, *(slots if isinstance(axis, str) else axis for axis in state.axes[1:])]

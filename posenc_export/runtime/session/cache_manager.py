@@ -27,24 +27,50 @@ class CacheManager:
         written: number of slots of a row that may have been written in place and not filled since, the largest of all rows.
     """
 
-    def __init__(self, open_caches: Callable[[int, int], Caches], manifest: Manifest, batch: int, capacity: int, rewind: int) -> None:
-        self.open_caches, self.manifest, self.batch, self.capacity, self.rewind = open_caches, manifest, batch, capacity, rewind
-        self.columns, self.replaces = manifest.layout == "columns", any(state.update == "replace" for state in manifest.states)
+    def __init__(
+        self,
+        open_caches: Callable[[int, int], Caches],
+        manifest: Manifest,
+        batch: int,
+        capacity: int,
+        rewind: int,
+    ) -> None:
+        self.open_caches, self.manifest, self.batch, self.capacity, self.rewind = (
+            open_caches,
+            manifest,
+            batch,
+            capacity,
+            rewind,
+        )
+        self.columns, self.replaces = (
+            manifest.layout == "columns",
+            any(state.update == "replace" for state in manifest.states),
+        )
         self.written = 0
 
     def used(self, state: SessionState) -> int:
         """Return the number of slots in use, of the longest row (layout "rows") or of all rows (layout "columns"), without the stepper's tokens."""
-        return state.slots.shape[1] if self.columns else max(state.settled_length.tolist(), default=0)
+        return (
+            state.slots.shape[1] if self.columns else max(state.settled_length.tolist(), default=0)
+        )
 
     def opened(self, state: SessionState, starts: np.ndarray) -> SessionState:
         """Return a state of empty rows, one for each start [B]. The caches of `state` are reused if they have room."""
         count, caches = len(starts), state.caches
         if caches is None or (caches.rows != count if self.columns else caches.rows < count):
             rows = count if self.columns else max(count, self.batch)
-            caches = self.open_caches(rows, min(self.manifest.capacity_bucket or self.capacity, self.capacity))
+            caches = self.open_caches(
+                rows, min(self.manifest.capacity_bucket or self.capacity, self.capacity)
+            )
         else:
             caches = caches.emptied()
-        opened = SessionState(np.zeros_like(starts), starts.copy(), np.zeros((count, 0), bool), caches, self._histories(count))
+        opened = SessionState(
+            np.zeros_like(starts),
+            starts.copy(),
+            np.zeros((count, 0), bool),
+            caches,
+            self._histories(count),
+        )
         self.wipe(opened)
         return opened
 
@@ -83,13 +109,17 @@ class CacheManager:
             settled_length=state.settled_length[order],
             start=state.start[order],
             slots=state.slots[order],
-            caches=state.caches.restored({row: state.caches.snapshot(last)}) if self.replaces else state.caches,
+            caches=state.caches.restored({row: state.caches.snapshot(last)})
+            if self.replaces
+            else state.caches,
             histories=tuple(state.histories[index] for index in order) if self.replaces else (),
             moves=((last, row),) if row < last else (),
             encoder_outputs=state.encoder_outputs.ordered(order) if state.encoder_outputs else None,
         )
 
-    def rewound(self, state: SessionState, target: np.ndarray) -> Tuple[SessionState, List[np.ndarray], TokenAttributes]:
+    def rewound(
+        self, state: SessionState, target: np.ndarray
+    ) -> Tuple[SessionState, List[np.ndarray], TokenAttributes]:
         """Return a state at or before `target` tokens [B] of each row, and the tokens of each row to replay from there, with their attributes.
 
         Raises:
@@ -97,10 +127,17 @@ class CacheManager:
         """
         tokens = self.manifest.inputs[0]
         replay = [np.zeros((0, *tokens.token_shape), tokens.dtype)] * state.rows
-        attributes = {"grid": [np.zeros((self.manifest.axes, 0), np.int64)] * state.rows} if self.manifest.axes else {}
+        attributes = (
+            {"grid": [np.zeros((self.manifest.axes, 0), np.int64)] * state.rows}
+            if self.manifest.axes
+            else {}
+        )
         if not self.replaces:
             return self.cut(state, target), replay, attributes
-        reach = [history.reach(int(length)) for history, length in zip(state.histories, state.settled_length, strict=True)]
+        reach = [
+            history.reach(int(length))
+            for history, length in zip(state.histories, state.settled_length, strict=True)
+        ]
         if (np.array(reach) > target).any():
             raise ValueError(
                 f"session: expected a rewind to lengths of at least {reach}, since recurrent states are kept for the last {self.rewind} tokens, "
@@ -115,7 +152,11 @@ class CacheManager:
                 for name, part in row_attributes.items():
                     attributes[name][row] = part
         assert state.caches is not None
-        return self.cut(state.replace(caches=state.caches.restored(restored)), length), replay, attributes
+        return (
+            self.cut(state.replace(caches=state.caches.restored(restored)), length),
+            replay,
+            attributes,
+        )
 
     def cut(self, state: SessionState, target: np.ndarray) -> SessionState:
         """Return the state truncated to the first `target` tokens [B] of each row. In-place slots are filled later, by `tidy`."""
@@ -124,7 +165,11 @@ class CacheManager:
             return state.replace(settled_length=target)
         slots = state.slots & (np.cumsum(state.slots, axis=1) <= target[:, None])
         caches = state.caches.cut(slots)
-        return state.replace(settled_length=target, slots=slots[:, : int(np.flatnonzero(slots.any(0)).max(initial=-1)) + 1].copy(), caches=caches)
+        return state.replace(
+            settled_length=target,
+            slots=slots[:, : int(np.flatnonzero(slots.any(0)).max(initial=-1)) + 1].copy(),
+            caches=caches,
+        )
 
     def apply_moves(self, state: SessionState) -> SessionState:
         """Copy the in-place states of pending moves and return the state without them. Sources are not changed, so an interrupted call can be repeated."""
@@ -142,7 +187,11 @@ class CacheManager:
 
     def count_written(self, state: SessionState) -> None:
         """Raise `written` to the slots that the state and its stepper have used, including those of a run that may have been interrupted."""
-        self.written = max(self.written, self.used(state) + (state.stepper.reached[0] + state.stepper.widest if state.stepper else 0))
+        self.written = max(
+            self.written,
+            self.used(state)
+            + (state.stepper.reached[0] + state.stepper.widest if state.stepper else 0),
+        )
 
     def wipe(self, state: SessionState) -> None:
         """Write the fill value to every written slot that holds no token of the state."""

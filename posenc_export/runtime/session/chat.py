@@ -34,13 +34,23 @@ class Chat:
         held: Sequence[int] = (),
     ) -> None:
         self.session, self.codec, self.speculate = session, codec, speculate
-        self.context = min(context or session.manifest.max_positions, session.manifest.max_positions)
-        self.messages: List[Dict[str, str]] = [] if system is None else [{"role": "system", "content": system}]
+        self.context = min(
+            context or session.manifest.max_positions, session.manifest.max_positions
+        )
+        self.messages: List[Dict[str, str]] = (
+            [] if system is None else [{"role": "system", "content": system}]
+        )
         self.tokens: List[int] = []
         self.held = list(held)
 
     def reply(
-        self, content: str, max_tokens: Optional[int] = None, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0
+        self,
+        content: str,
+        max_tokens: Optional[int] = None,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
     ) -> Iterator[str]:
         """Add a message of the user, and yield the reply in pieces, each of whole characters. What was yielded is the reply if the caller stops early.
 
@@ -56,12 +66,23 @@ class Chat:
         prompt = self.codec.encode(messages)
         room = self.context - len(prompt)
         if room < 1:
-            raise ValueError(f"chat: expected a conversation below {self.context} tokens, got {len(prompt)}; begin a new one")
+            raise ValueError(
+                f"chat: expected a conversation below {self.context} tokens, got {len(prompt)}; begin a new one"
+            )
         self.held = self.held[: keep(self.session, self.held, prompt)]
         pieces, parts, self.tokens = self.codec.codec.pieces(prompt), [""], []
         most = room if max_tokens is None else min(max_tokens, room)
         how = {"speculate": self.speculate, "before": [prompt[: len(self.held)]]}
-        generated = self.session.generate([prompt[len(self.held) :]], most, temperature, top_k, top_p, seed, self.codec.ends, **how)
+        generated = self.session.generate(
+            [prompt[len(self.held) :]],
+            most,
+            temperature,
+            top_k,
+            top_p,
+            seed,
+            self.codec.ends,
+            **how,
+        )
         try:
             for (token,) in generated:
                 self.tokens.append(int(token))
@@ -85,7 +106,10 @@ def keep(session: Session, held: Sequence[int], prompt: Sequence[int]) -> int:
         prompt: ids of the whole text.
     """
     pairs = zip(held, prompt[:-1], strict=False)
-    equal = next((index for index, (one, wanted) in enumerate(pairs) if one != wanted), min(len(held), len(prompt) - 1))
+    equal = next(
+        (index for index, (one, wanted) in enumerate(pairs) if one != wanted),
+        min(len(held), len(prompt) - 1),
+    )
     try:
         session.rewind(len(held) - equal)
     except ValueError:  # a state that each call replaces keeps a limited history

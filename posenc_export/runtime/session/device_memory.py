@@ -12,14 +12,23 @@ DEVICE_TO_HOST, DEVICE_TO_DEVICE = 2, 3  # cudaMemcpyKind
 TURN = threading.RLock()  # held by calls that use the device: while one thread captures a CUDA graph, others must not allocate memory or wait
 
 
-def copy(target: int, target_pitch: int, source: int, source_pitch: int, width: int, height: int) -> None:
+def copy(
+    target: int, target_pitch: int, source: int, source_pitch: int, width: int, height: int
+) -> None:
     """Copy `height` pieces of `width` bytes between addresses; a piece begins `pitch` bytes after the one before it.
 
     Raises:
         RuntimeError: CUDA returned an error.
     """
     sizes = [ctypes.c_size_t(size) for size in (source_pitch, width, height)]
-    _call("cudaMemcpy2D", ctypes.c_void_p(target), ctypes.c_size_t(target_pitch), ctypes.c_void_p(source), *sizes, DEVICE_TO_DEVICE)
+    _call(
+        "cudaMemcpy2D",
+        ctypes.c_void_p(target),
+        ctypes.c_size_t(target_pitch),
+        ctypes.c_void_p(source),
+        *sizes,
+        DEVICE_TO_DEVICE,
+    )
 
 
 def clear(address: int, pitch: int, width: int, height: int) -> None:
@@ -28,7 +37,14 @@ def clear(address: int, pitch: int, width: int, height: int) -> None:
     Raises:
         RuntimeError: CUDA returned an error.
     """
-    _call("cudaMemset2D", ctypes.c_void_p(address), ctypes.c_size_t(pitch), 0, ctypes.c_size_t(width), ctypes.c_size_t(height))
+    _call(
+        "cudaMemset2D",
+        ctypes.c_void_p(address),
+        ctypes.c_size_t(pitch),
+        0,
+        ctypes.c_size_t(width),
+        ctypes.c_size_t(height),
+    )
 
 
 def to_host(array: np.ndarray, source: int) -> Callable[[], None]:
@@ -37,8 +53,15 @@ def to_host(array: np.ndarray, source: int) -> Callable[[], None]:
     Raises:
         RuntimeError: the function: CUDA returned an error.
     """
-    arguments = ctypes.c_void_p(array.ctypes.data), ctypes.c_void_p(source), ctypes.c_size_t(array.nbytes), DEVICE_TO_HOST
-    copy = _runtime().cudaMemcpy  # to memory of the host that is not pinned, it returns when the copy is complete
+    arguments = (
+        ctypes.c_void_p(array.ctypes.data),
+        ctypes.c_void_p(source),
+        ctypes.c_size_t(array.nbytes),
+        DEVICE_TO_HOST,
+    )
+    copy = (
+        _runtime().cudaMemcpy
+    )  # to memory of the host that is not pinned, it returns when the copy is complete
 
     def fetch() -> None:
         _check("cudaMemcpy", copy(*arguments))
@@ -63,4 +86,6 @@ def _runtime() -> Any:
     import onnxruntime
 
     major = onnxruntime.cuda_version.partition(".")[0]
-    return ctypes.CDLL(f"cudart64_{major}.dll" if sys.platform == "win32" else f"libcudart.so.{major}")
+    return ctypes.CDLL(
+        f"cudart64_{major}.dll" if sys.platform == "win32" else f"libcudart.so.{major}"
+    )

@@ -7,13 +7,20 @@ from typing import Deque, Dict, Optional, Sequence, Tuple
 
 from posenc_export.runtime.session.drafts import LIKELY
 
-COUNTS = (1, 3, 7, 15)  # numbers of drafted tokens that are tried: with the token before them, passes of 2, 4, 8 and 16
+COUNTS = (
+    1,
+    3,
+    7,
+    15,
+)  # numbers of drafted tokens that are tried: with the token before them, passes of 2, 4, 8 and 16
 GROWTH = 0.06  # assumed cost of a further token in a pass, relative to a pass of one, until a pass of this size is measured
 SAMPLES = 5  # latest times of a pass whose median is its cost
 FORGET = 256  # passes after which the costs of larger passes are measured again
 WEIGHT = 4.0  # number of drafted tokens that the assumed probability counts for
 DECAY = 0.97  # weight of earlier drafted tokens, per token
-SKIPPED = 128  # passes without a draft of a draft model after which its probability is estimated anew
+SKIPPED = (
+    128  # passes without a draft of a draft model after which its probability is estimated anew
+)
 GAIN = 1.03  # expected number of tokens per time, relative to steps without drafts, from which a draft is worth it
 
 
@@ -69,7 +76,11 @@ class Acceptance:
         """Record that nothing was drafted, so that no token could be compared."""
         self._skipped += 1
         if self._skipped >= SKIPPED:
-            self._right[found], self._tried[found], self._skipped = WEIGHT * LIKELY[found], WEIGHT, 0
+            self._right[found], self._tried[found], self._skipped = (
+                WEIGHT * LIKELY[found],
+                WEIGHT,
+                0,
+            )
 
     def tokens(self, found: int, count: int) -> float:
         """Return the expected number of tokens of a pass with `count` drafted ones (Leviathan et al. 2023, equation 1)."""
@@ -77,7 +88,13 @@ class Acceptance:
         return (1 - probability ** (count + 1)) / (1 - probability)
 
 
-def best_count(costs: PassCosts, acceptance: Acceptance, found: Sequence[Optional[int]], most: Sequence[int], per_token: float) -> int:
+def best_count(
+    costs: PassCosts,
+    acceptance: Acceptance,
+    found: Sequence[Optional[int]],
+    most: Sequence[int],
+    per_token: float,
+) -> int:
     """Return the number of tokens to draft for each row that can draft, with the most expected tokens per time; 0 if no draft gains.
 
     Args:
@@ -87,10 +104,15 @@ def best_count(costs: PassCosts, acceptance: Acceptance, found: Sequence[Optiona
     """
     best, rate = 0, GAIN
     for count in COUNTS:
-        counts = [0 if how is None else min(count, limit) for how, limit in zip(found, most, strict=True)]
+        counts = [
+            0 if how is None else min(count, limit) for how, limit in zip(found, most, strict=True)
+        ]
         if count > max(counts, default=0):
             break
-        tokens = sum(1.0 if how is None else acceptance.tokens(how, drafted) for how, drafted in zip(found, counts, strict=True)) / len(counts)
+        tokens = sum(
+            1.0 if how is None else acceptance.tokens(how, drafted)
+            for how, drafted in zip(found, counts, strict=True)
+        ) / len(counts)
         gained = tokens / (costs.relative([drafted + 1 for drafted in counts]) + per_token * count)
         if gained > rate:
             best, rate = count, gained

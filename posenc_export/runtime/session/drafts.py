@@ -8,8 +8,15 @@ from posenc_export.runtime.session.stepper import WIDEST
 
 SIZES = (8, 4, 2)  # tokens of an n-gram that a look-up searches, the most reliable first
 DRAFTED = 0  # stands for a draft of another model, where others are the size of an n-gram
-LIKELY = {8: 0.85, 4: 0.6, 2: 0.25, DRAFTED: 0.7}  # probability that a drafted token is right, assumed before any is seen
-Guess = Callable[[int, np.ndarray], int]  # the token that would be chosen from logits [V] as the n-th next token of the row, from 0
+LIKELY = {
+    8: 0.85,
+    4: 0.6,
+    2: 0.25,
+    DRAFTED: 0.7,
+}  # probability that a drafted token is right, assumed before any is seen
+Guess = Callable[
+    [int, np.ndarray], int
+]  # the token that would be chosen from logits [V] as the n-th next token of the row, from 0
 
 
 class Drafts(Protocol):
@@ -39,7 +46,9 @@ class Lookup:
 
     def __init__(self, text: Sequence[int]) -> None:
         self._text: List[int] = []
-        self._following: Dict[Tuple[int, ...], int] = {}  # by n-gram: index of the token after its last occurrence
+        self._following: Dict[
+            Tuple[int, ...], int
+        ] = {}  # by n-gram: index of the token after its last occurrence
         self.extend(text)
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -84,7 +93,14 @@ class DraftModel:
         count = min(count, manifest.max_positions - len(text))
         if count < 1:
             return [], DRAFTED
-        same = next((index for index, (read, token) in enumerate(zip(self._read, text[:-1], strict=False)) if read != token), min(len(self._read), len(text) - 1))
+        same = next(
+            (
+                index
+                for index, (read, token) in enumerate(zip(self._read, text[:-1], strict=False))
+                if read != token
+            ),
+            min(len(self._read), len(text) - 1),
+        )
         try:
             session.rewind(len(self._read) - same)
         except ValueError:  # states that each call replaces keep a limited history
@@ -97,7 +113,9 @@ class DraftModel:
             if len(unread) == 1 and same:
                 logits = session.step(np.array(unread), copy=False)[0]
             else:  # a pass of few tokens has a binding that gives all logits
-                logits = session.prefill(np.array([unread]), logits_to_keep=1 if len(unread) > WIDEST else None)[0, -1]
+                logits = session.prefill(
+                    np.array([unread]), logits_to_keep=1 if len(unread) > WIDEST else None
+                )[0, -1]
             self._read += unread
             same = len(self._read)
             drafted.append(guess(len(drafted), logits))

@@ -18,7 +18,9 @@ MASK = "encoder_attention_mask"
 class EncoderOutputs:
     """The graph inputs listed in Manifest.encoder, for all rows."""
 
-    arrays: Dict[str, np.ndarray]  # encoder_attention_mask [B,Q] int64 first, then the keys and values [B,K,Q,D]
+    arrays: Dict[
+        str, np.ndarray
+    ]  # encoder_attention_mask [B,Q] int64 first, then the keys and values [B,K,Q,D]
 
     def select(self, window: slice) -> Dict[str, np.ndarray]:
         """Return the graph inputs of a range of rows."""
@@ -27,7 +29,12 @@ class EncoderOutputs:
     def joined(self, other: "EncoderOutputs") -> "EncoderOutputs":
         """Return these rows followed by those of `other`. Shorter sequences are padded."""
         length = max(self.arrays[MASK].shape[1], other.arrays[MASK].shape[1])
-        return EncoderOutputs({name: np.concatenate((_padded(array, length), _padded(other.arrays[name], length))) for name, array in self.arrays.items()})
+        return EncoderOutputs(
+            {
+                name: np.concatenate((_padded(array, length), _padded(other.arrays[name], length)))
+                for name, array in self.arrays.items()
+            }
+        )
 
     def ordered(self, order: np.ndarray) -> "EncoderOutputs":
         """Return the rows with these indices."""
@@ -35,7 +42,12 @@ class EncoderOutputs:
 
 
 def for_rows(
-    manifest: Manifest, current: Optional[EncoderOutputs], length: np.ndarray, count: int, encoder: Any, attention_mask: Optional[np.ndarray]
+    manifest: Manifest,
+    current: Optional[EncoderOutputs],
+    length: np.ndarray,
+    count: int,
+    encoder: Any,
+    attention_mask: Optional[np.ndarray],
 ) -> Optional[EncoderOutputs]:
     """Return the encoder outputs for a prefill of `count` rows: those that the caller passes, or those that the rows already have.
 
@@ -50,11 +62,15 @@ def for_rows(
     if encoder is None and attention_mask is None and current is not None and len(length) == count:
         return current
     if length.any() and encoder is not None:
-        raise ValueError(f"session: expected encoder only with the first tokens of a row, got it with {length.tolist()} tokens cached; reset first")
+        raise ValueError(
+            f"session: expected encoder only with the first tokens of a row, got it with {length.tolist()} tokens cached; reset first"
+        )
     return new(manifest, encoder, attention_mask, count)
 
 
-def new(manifest: Manifest, encoder: Any, attention_mask: Optional[np.ndarray], count: int) -> Optional[EncoderOutputs]:
+def new(
+    manifest: Manifest, encoder: Any, attention_mask: Optional[np.ndarray], count: int
+) -> Optional[EncoderOutputs]:
     """Check the encoder outputs that a caller passes for `count` rows. Returns None for a model that reads no encoder.
 
     Args:
@@ -67,22 +83,33 @@ def new(manifest: Manifest, encoder: Any, attention_mask: Optional[np.ndarray], 
     """
     if not manifest.encoder:
         if encoder is not None or attention_mask is not None:
-            raise ValueError("session: expected no encoder for a model that reads none, got one; leave it out")
+            raise ValueError(
+                "session: expected no encoder for a model that reads none, got one; leave it out"
+            )
         return None
     if encoder is None:
-        raise ValueError("session: expected encoder=, the outputs of the encoder for each row, got none; run the encoder's artefact on the source first")
+        raise ValueError(
+            "session: expected encoder=, the outputs of the encoder for each row, got none; run the encoder's artefact on the source first"
+        )
     key_values = manifest.encoder[1:]
     sizes = [(int(value.axes[1]), int(value.axes[3])) for value in key_values]  # K and D of each
     numbers = sum(heads * size for heads, size in sizes)
-    value = Value("encoder", manifest.passed_dtype, ("batch_size", "encoder_sequence_length", numbers))
+    value = Value(
+        "encoder", manifest.passed_dtype, ("batch_size", "encoder_sequence_length", numbers)
+    )
     columns, padded = arguments.align(encoder, attention_mask, value)
     lengths = [len(valid) for valid in columns]
     if len(columns) != count or not all(lengths):
-        raise ValueError(f"session: expected encoder with {count} rows of at least one token, got rows of {lengths} tokens; give one row per sequence")
+        raise ValueError(
+            f"session: expected encoder with {count} rows of at least one token, got rows of {lengths} tokens; give one row per sequence"
+        )
     tokens = np.zeros((count, max(lengths), numbers), manifest.passed_dtype)
     for row, valid in enumerate(columns):
         tokens[row, : len(valid)] = padded[row, valid]
-    arrays, at = {MASK: (np.arange(tokens.shape[1])[None] < np.array(lengths)[:, None]).astype(np.int64)}, 0
+    arrays, at = (
+        {MASK: (np.arange(tokens.shape[1])[None] < np.array(lengths)[:, None]).astype(np.int64)},
+        0,
+    )
     for value, (heads, size) in zip(key_values, sizes, strict=True):
         part = tokens[:, :, at : at + heads * size].reshape(count, -1, heads, size)
         arrays[value.name] = np.ascontiguousarray(part.transpose(0, 2, 1, 3))
@@ -93,5 +120,7 @@ def new(manifest: Manifest, encoder: Any, attention_mask: Optional[np.ndarray], 
 def _padded(array: np.ndarray, length: int) -> np.ndarray:
     """Pad [B,Q] or [B,K,Q,D] with zeros to Q = length."""
     axis = min(2, array.ndim - 1)
-    widths = [(0, length - array.shape[axis] if index == axis else 0) for index in range(array.ndim)]
+    widths = [
+        (0, length - array.shape[axis] if index == axis else 0) for index in range(array.ndim)
+    ]
     return np.pad(array, widths)

@@ -13,4 +13,6 @@ class GraphError(RuntimeError):
 
     def __init__(self, error: BaseException) -> None:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        super().__init__(f"session: expected the graph to run, got {type(error).__name__}: {lines[0] if lines else 'no message'}")
+        super().__init__(
+            f"session: expected the graph to run, got {type(error).__name__}: {lines[0] if lines else 'no message'}"
+        )

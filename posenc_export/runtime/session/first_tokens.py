@@ -33,25 +33,37 @@ def feed(session: Any, first: First) -> np.ndarray:
             raise ValueError(f"session: {rule}, got both: {first.language or first.task}; give one")
         counts = [len(row) for row in prompt]
         if not all(counts):
-            raise ValueError(f"session: expected a prompt with a token in every row, got rows of {counts} tokens; leave empty rows out")
+            raise ValueError(
+                f"session: expected a prompt with a token in every row, got rows of {counts} tokens; leave empty rows out"
+            )
         return session.prefill(prompt, encoder=first.encoder, logits_to_keep=1)[:, -1]  # type: ignore[no-any-return]
     before, after = _around_language(manifest, check(manifest), first.language, first.task)
-    logits = session.prefill([before] * (1 if first.encoder is None else len(first.encoder)), encoder=first.encoder, logits_to_keep=1)[:, -1]
+    logits = session.prefill(
+        [before] * (1 if first.encoder is None else len(first.encoder)),
+        encoder=first.encoder,
+        logits_to_keep=1,
+    )[:, -1]
     if after is None:
         return logits  # type: ignore[no-any-return]
     ids = np.array(sorted((manifest.generation or Generation()).languages.values()))
-    return session.prefill([[int(one), *after] for one in ids[logits[:, ids].argmax(-1)]], logits_to_keep=1)[:, -1]  # type: ignore[no-any-return]
+    return session.prefill(
+        [[int(one), *after] for one in ids[logits[:, ids].argmax(-1)]], logits_to_keep=1
+    )[:, -1]  # type: ignore[no-any-return]
 
 
 def check(manifest: Manifest) -> int:
     """Return the start token. Raise ValueError for a model that has none."""
     if not manifest.encoder or not manifest.start_ids:
         other = "one that reads none" if not manifest.encoder else "one without start_ids"
-        raise ValueError(f"generate: expected a decoder that reads an encoder and has start_ids, got {other}; give a prompt, and no encoder")
+        raise ValueError(
+            f"generate: expected a decoder that reads an encoder and has start_ids, got {other}; give a prompt, and no encoder"
+        )
     return manifest.start_ids[0]
 
 
-def _around_language(manifest: Manifest, start: int, language: Optional[str], task: Optional[str]) -> Tuple[List[int], Optional[List[int]]]:
+def _around_language(
+    manifest: Manifest, start: int, language: Optional[str], task: Optional[str]
+) -> Tuple[List[int], Optional[List[int]]]:
     """Return all first tokens and None, or those before and after a language that must be detected."""
     known = manifest.generation or Generation()
     language, task = language or known.language, task or known.task
@@ -71,13 +83,19 @@ def _around_language(manifest: Manifest, start: int, language: Optional[str], ta
 
 def _language(known: Generation, language: str) -> int:
     """Return the id of a language, given as its code or its token, such as en or <|en|>."""
-    names = {name.removeprefix("<|").removesuffix("|>"): one for name, one in known.languages.items()}
+    names = {
+        name.removeprefix("<|").removesuffix("|>"): one for name, one in known.languages.items()
+    }
     return _named("language", language.lower().removeprefix("<|").removesuffix("|>"), names)
 
 
 def _named(what: str, name: str, ids: Any) -> int:
     if not ids:
-        raise ValueError(f"generate: expected no {what} for a model whose generation_config.json lists none, got {name!r}; leave it out")
+        raise ValueError(
+            f"generate: expected no {what} for a model whose generation_config.json lists none, got {name!r}; leave it out"
+        )
     if name not in ids:
-        raise ValueError(f"generate: expected {what} to be one of {', '.join(ids)}, got {name!r}; {suggestion(name, list(ids))}")
+        raise ValueError(
+            f"generate: expected {what} to be one of {', '.join(ids)}, got {name!r}; {suggestion(name, list(ids))}"
+        )
     return int(ids[name])

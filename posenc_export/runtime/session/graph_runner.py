@@ -29,24 +29,50 @@ class GraphRunner:
 
     def __init__(self, manifest: Manifest, cache_manager: CacheManager, provider: str) -> None:
         self.manifest, self.cache_manager = manifest, cache_manager
-        self._fewest = 0 if provider == "cpu" else 1  # smallest number of logits to request for a row: CUDA kernels cannot be launched on empty tensors
-        self._whole_rows = provider == "cuda"  # whether the first tokens of rows are announced with their padding, and steps count slots in multiples
-        self._selects = manifest.input("logits_index") is not None  # whether the graph computes only the requested outputs
+        self._fewest = (
+            0 if provider == "cpu" else 1
+        )  # smallest number of logits to request for a row: CUDA kernels cannot be launched on empty tensors
+        self._whole_rows = (
+            provider == "cuda"
+        )  # whether the first tokens of rows are announced with their padding, and steps count slots in multiples
+        self._selects = (
+            manifest.input("logits_index") is not None
+        )  # whether the graph computes only the requested outputs
 
-    def prefill(self, state: SessionState, first: int, arguments: PrefillArguments, commit: Callable[[SessionState], None]) -> np.ndarray:
+    def prefill(
+        self,
+        state: SessionState,
+        first: int,
+        arguments: PrefillArguments,
+        commit: Callable[[SessionState], None],
+    ) -> np.ndarray:
         """Feed rows, starting at row `first`, chunk by chunk, and `commit` the state after each. Return the requested outputs (PrefillArguments.padded_outputs)."""
         chunks: List[List[np.ndarray]] = [[] for _ in arguments.tokens]
         for begin in range(0, int(arguments.counts.max()), arguments.chunk):
             end = begin + arguments.chunk
-            attributes = {name: [values[:, begin:end] for values in rows] for name, rows in arguments.attributes.items()}
-            outputs, state = self.feed(state, first, [row[begin:end] for row in arguments.tokens], attributes, arguments.requested_in(begin, end))
+            attributes = {
+                name: [values[:, begin:end] for values in rows]
+                for name, rows in arguments.attributes.items()
+            }
+            outputs, state = self.feed(
+                state,
+                first,
+                [row[begin:end] for row in arguments.tokens],
+                attributes,
+                arguments.requested_in(begin, end),
+            )
             commit(state)
             for row, output in enumerate(outputs):
                 chunks[row].append(output)
         return arguments.padded_outputs(chunks)
 
     def feed(
-        self, state: SessionState, first: int, tokens: List[np.ndarray], attributes: TokenAttributes, requested: np.ndarray
+        self,
+        state: SessionState,
+        first: int,
+        tokens: List[np.ndarray],
+        attributes: TokenAttributes,
+        requested: np.ndarray,
     ) -> Tuple[List[np.ndarray], SessionState]:
         """Run the graph once for the rows starting at `first`, or once per row if the graph takes a single row.
 
@@ -55,18 +81,31 @@ class GraphRunner:
         """
         assert state.caches is not None
         counts = np.array([len(row) for row in tokens], np.int64)
-        rows, new, used = slice(first, first + len(tokens)), int(counts.max()), self.cache_manager.used(state)
+        rows, new, used = (
+            slice(first, first + len(tokens)),
+            int(counts.max()),
+            self.cache_manager.used(state),
+        )
         attributes = self._with_coordinates(state, rows, counts, attributes)
         caches = state.caches.reserve(used + new, rows.stop)
         self._record(state, caches, first, tokens, attributes)
         self.cache_manager.written = max(self.cache_manager.written, used + new)
-        outputs, caches = caches.run(self._calls(state, first, tokens, attributes, counts, requested))
+        outputs, caches = caches.run(
+            self._calls(state, first, tokens, attributes, counts, requested)
+        )
         by_row = dict(outputs)
         none = np.zeros((0, int(self.manifest.outputs[0].axes[-1])), self.manifest.outputs[0].dtype)
-        last = [self._last(by_row.get(first + row, none), *sizes) for row, sizes in enumerate(zip(counts.tolist(), requested.tolist(), strict=True))]
+        last = [
+            self._last(by_row.get(first + row, none), *sizes)
+            for row, sizes in enumerate(zip(counts.tolist(), requested.tolist(), strict=True))
+        ]
         length = state.settled_length.copy()
         length[rows] += counts
-        slots = np.concatenate((state.slots, np.arange(new)[None] < counts[:, None]), axis=1) if self.cache_manager.columns else state.slots
+        slots = (
+            np.concatenate((state.slots, np.arange(new)[None] < counts[:, None]), axis=1)
+            if self.cache_manager.columns
+            else state.slots
+        )
         return last, state.replace(settled_length=length, slots=slots, caches=caches)
 
     def read_out(self, state: SessionState, arguments: PrefillArguments) -> np.ndarray:
@@ -75,11 +114,16 @@ class GraphRunner:
         counts, tokens = arguments.counts, arguments.tokens
         attributes = self._with_coordinates(state, slice(None), counts, arguments.attributes)
         caches = state.caches.reserve(int(counts.max()), len(tokens))
-        calls = [dataclasses.replace(call, output=1) for call in self._calls(state, 0, tokens, attributes, counts, counts)]
+        calls = [
+            dataclasses.replace(call, output=1)
+            for call in self._calls(state, 0, tokens, attributes, counts, counts)
+        ]
         outputs = [output for _, output in caches.run(calls)[0]]
         if len(self.manifest.outputs[1].axes) == 2:
             return np.stack(outputs)
-        return arguments.padded_outputs([[output[:count]] for output, count in zip(outputs, counts.tolist(), strict=True)])
+        return arguments.padded_outputs(
+            [[output[:count]] for output, count in zip(outputs, counts.tolist(), strict=True)]
+        )
 
     def with_stepper(self, state: SessionState) -> SessionState:
         """Return the state with a stepper that feeds one token per row. Raise ValueError if no position or no cache slot is left."""
@@ -89,10 +133,20 @@ class GraphRunner:
         check_room(manifest, cache_manager.capacity, state.start, length, one)
         caches = state.caches.reserve(cache_manager.used(state) + 1, state.rows)
         x = np.zeros((state.rows, 1, *tokens.token_shape), tokens.dtype)
-        feeds = self._feeds(state, slice(None), *_padded(list(x), self._with_coordinates(state, slice(None), one, {})), one, one)
+        feeds = self._feeds(
+            state,
+            slice(None),
+            *_padded(list(x), self._with_coordinates(state, slice(None), one, {})),
+            one,
+            one,
+        )
         room = manifest.max_positions - int((state.start + length).max())
         if any(each.update == "in_place" for each in manifest.states):
-            room = min(room, cache_manager.capacity - int(length.max()), caches.capacity - cache_manager.used(state))
+            room = min(
+                room,
+                cache_manager.capacity - int(length.max()),
+                caches.capacity - cache_manager.used(state),
+            )
         constant = [value.name for value in manifest.encoder]
         slots = self._count_slots(feeds, caches.capacity, cache_manager.used(state) + 1)
         if slots:
@@ -101,7 +155,10 @@ class GraphRunner:
         # The attention mask grows by a column at every step, so a binding serves one step only.
         room = 1 if manifest.signature == "mask" else room
         widest = 1 if manifest.continuation_rows == 1 and state.rows > 1 else manifest.chunk
-        return state.replace(caches=caches, stepper=Stepper(caches, feeds, tokens, manifest.vocabulary, room, widest, constant))
+        return state.replace(
+            caches=caches,
+            stepper=Stepper(caches, feeds, tokens, manifest.vocabulary, room, widest, constant),
+        )
 
     def pass_feeds(self, state: SessionState, new: int) -> Feeds:
         """Return the graph inputs of a pass of `new` tokens per row at the length at which the stepper of the state began, with all outputs requested."""
@@ -109,33 +166,73 @@ class GraphRunner:
         assert state.caches is not None
         tokens, counts = self.manifest.inputs[0], np.full(state.rows, new)
         x = np.zeros((state.rows, new, *tokens.token_shape), tokens.dtype)
-        feeds = self._feeds(state, slice(None), *_padded(list(x), self._with_coordinates(state, slice(None), counts, {})), counts, counts)
+        feeds = self._feeds(
+            state,
+            slice(None),
+            *_padded(list(x), self._with_coordinates(state, slice(None), counts, {})),
+            counts,
+            counts,
+        )
         self._count_slots(feeds, state.caches.capacity, self.cache_manager.used(state) + new)
         return feeds
 
     def record_step(self, state: SessionState, x: np.ndarray) -> None:
         """Record in the histories the token of every row, x [B] or [B,E], that the stepper is about to feed."""
         assert state.stepper is not None
-        self._record(state, state.stepper.reached[1], 0, list(x[:, None]), self._with_coordinates(state, slice(None), np.ones(len(x), np.int64), {}))
+        self._record(
+            state,
+            state.stepper.reached[1],
+            0,
+            list(x[:, None]),
+            self._with_coordinates(state, slice(None), np.ones(len(x), np.int64), {}),
+        )
 
-    def _record(self, state: SessionState, caches: Caches, first: int, tokens: List[np.ndarray], attributes: TokenAttributes) -> None:
+    def _record(
+        self,
+        state: SessionState,
+        caches: Caches,
+        first: int,
+        tokens: List[np.ndarray],
+        attributes: TokenAttributes,
+    ) -> None:
         """Record in the histories the tokens that are about to be fed to the rows starting at `first`."""
         lengths = state.length.tolist() if state.histories else []
         for index, part in enumerate(tokens if state.histories else []):
             if len(part):
                 history = state.histories[first + index]
-                states = caches.snapshot(first + index) if history.needs_snapshot(len(part)) else None
-                history.record(lengths[first + index], states, part, {name: values[index] for name, values in attributes.items()})
+                states = (
+                    caches.snapshot(first + index) if history.needs_snapshot(len(part)) else None
+                )
+                history.record(
+                    lengths[first + index],
+                    states,
+                    part,
+                    {name: values[index] for name, values in attributes.items()},
+                )
 
-    def _with_coordinates(self, state: SessionState, rows: slice, counts: np.ndarray, attributes: TokenAttributes) -> TokenAttributes:
+    def _with_coordinates(
+        self, state: SessionState, rows: slice, counts: np.ndarray, attributes: TokenAttributes
+    ) -> TokenAttributes:
         """Add default coordinates, the position on every axis, if the encoding has coordinates and none are given."""
         if not self.manifest.axes or "grid" in attributes:
             return attributes
         begins = (state.start + state.length)[rows]
-        return {**attributes, "grid": [np.repeat(begin + np.arange(count)[None], self.manifest.axes, 0) for begin, count in zip(begins, counts, strict=True)]}
+        return {
+            **attributes,
+            "grid": [
+                np.repeat(begin + np.arange(count)[None], self.manifest.axes, 0)
+                for begin, count in zip(begins, counts, strict=True)
+            ],
+        }
 
     def _calls(
-        self, state: SessionState, first: int, tokens: List[np.ndarray], attributes: TokenAttributes, counts: np.ndarray, requested: np.ndarray
+        self,
+        state: SessionState,
+        first: int,
+        tokens: List[np.ndarray],
+        attributes: TokenAttributes,
+        counts: np.ndarray,
+        requested: np.ndarray,
     ) -> List[Call]:
         """Return one call for all rows. If the graph continues a single row at a time, return one for each row, and one for neighbours that read a token each."""
         x, planes = _padded(tokens, attributes)
@@ -144,18 +241,50 @@ class GraphRunner:
         settled = state.settled_length[first : first + len(tokens)]
         together = len(tokens) == 1 or not settled.any() or (x.shape[1] == 1 and counts.all())
         if self.manifest.continuation_rows != 1 or together:
-            return [Call(first, len(x), x.shape[1], self._feeds(state, slice(first, first + len(tokens)), x, planes, counts, requested))]
+            return [
+                Call(
+                    first,
+                    len(x),
+                    x.shape[1],
+                    self._feeds(
+                        state, slice(first, first + len(tokens)), x, planes, counts, requested
+                    ),
+                )
+            ]
         calls = []
-        for _, group in itertools.groupby(range(len(counts)), key=lambda row: -1 if counts[row] == 1 and not columns else row):
+        for _, group in itertools.groupby(
+            range(len(counts)), key=lambda row: -1 if counts[row] == 1 and not columns else row
+        ):
             some = list(group)
             width = x.shape[1] if columns else int(counts[some[0]])
             if width:
-                rows, in_state = slice(some[0], some[-1] + 1), slice(first + some[0], first + some[-1] + 1)
-                part, of_rows = np.ascontiguousarray(x[rows, :width]), {name: plane[:, rows, :width] for name, plane in planes.items()}
-                calls.append(Call(in_state.start, len(some), width, self._feeds(state, in_state, part, of_rows, counts[rows], requested[rows])))
+                rows, in_state = (
+                    slice(some[0], some[-1] + 1),
+                    slice(first + some[0], first + some[-1] + 1),
+                )
+                part, of_rows = (
+                    np.ascontiguousarray(x[rows, :width]),
+                    {name: plane[:, rows, :width] for name, plane in planes.items()},
+                )
+                calls.append(
+                    Call(
+                        in_state.start,
+                        len(some),
+                        width,
+                        self._feeds(state, in_state, part, of_rows, counts[rows], requested[rows]),
+                    )
+                )
         return calls
 
-    def _feeds(self, state: SessionState, rows: slice, x: np.ndarray, planes: Dict[str, np.ndarray], counts: np.ndarray, requested: np.ndarray) -> Feeds:
+    def _feeds(
+        self,
+        state: SessionState,
+        rows: slice,
+        x: np.ndarray,
+        planes: Dict[str, np.ndarray],
+        counts: np.ndarray,
+        requested: np.ndarray,
+    ) -> Feeds:
         """Build the graph inputs of some rows that the manifest lists, by name.
 
         Args:
@@ -163,20 +292,32 @@ class GraphRunner:
             counts: number of new tokens of each row [B].
             requested: number of last tokens of each row whose logits are requested [B].
         """
-        length, start, offsets = state.settled_length[rows], state.start[rows], np.arange(x.shape[1])
+        length, start, offsets = (
+            state.settled_length[rows],
+            state.start[rows],
+            np.arange(x.shape[1]),
+        )
         inside = offsets[None] < counts[:, None]
         places = length[:, None] + offsets
         # With a bias, GroupQueryAttention on CUDA (ONNX Runtime 1.31) subtracts S from the length of each row to get its cached tokens. For a short row of a first call
         # that is negative, and shifts its causal mask. There, rows have all S columns: tokens see no padding, which follows them, and the next tokens overwrite it.
-        valid = np.full_like(counts, x.shape[1]) if self._whole_rows and not length.any() else counts
+        valid = (
+            np.full_like(counts, x.shape[1]) if self._whole_rows and not length.any() else counts
+        )
 
         def position_ids() -> np.ndarray:
             positions = np.where(inside, start[:, None] + places, -1)
-            return np.concatenate((positions[None], planes["grid"])) if self.manifest.axes else positions
+            return (
+                np.concatenate((positions[None], planes["grid"]))
+                if self.manifest.axes
+                else positions
+            )
 
         builders: Dict[str, Callable[[], np.ndarray]] = {
             self.manifest.inputs[0].name: lambda: x,
-            "token_type_ids": lambda: planes["token_type_ids"][0] if "token_type_ids" in planes else np.zeros_like(x),
+            "token_type_ids": lambda: (
+                planes["token_type_ids"][0] if "token_type_ids" in planes else np.zeros_like(x)
+            ),
             "position_ids": position_ids,
             "logits_index": lambda: _last_columns(counts, requested),
             "cache_position": lambda: places,
@@ -185,7 +326,9 @@ class GraphRunner:
             "seqlens_k": lambda: np.maximum(length + valid - 1, 0).astype(np.int32),
             "total_sequence_length": lambda: np.array((length + counts).max(), np.int32),
             "slots": lambda: np.arange(int((length + counts).max())),
-            "attention_mask": lambda: np.concatenate((state.slots[rows], inside), axis=1).astype(np.int64),
+            "attention_mask": lambda: np.concatenate((state.slots[rows], inside), axis=1).astype(
+                np.int64
+            ),
         }
         feeds = {value.name: builders[value.name]() for value in self.manifest.inputs}
         return {**feeds, **state.encoder_outputs.select(rows)} if state.encoder_outputs else feeds
@@ -211,11 +354,16 @@ class GraphRunner:
         return output[count - requested : count].copy()
 
 
-def _padded(rows: List[np.ndarray], attributes: TokenAttributes) -> Tuple[np.ndarray, Dict[str, np.ndarray]]:
+def _padded(
+    rows: List[np.ndarray], attributes: TokenAttributes
+) -> Tuple[np.ndarray, Dict[str, np.ndarray]]:
     """Right-pad rows [count,*] with zeros to [B,S,*], and the attributes [n,count] of each row to [n,B,S]."""
     new = max(len(row) for row in rows)
     x = np.zeros((len(rows), new, *rows[0].shape[1:]), rows[0].dtype)
-    planes = {name: np.zeros((len(parts[0]), len(rows), new), np.int64) for name, parts in attributes.items()}
+    planes = {
+        name: np.zeros((len(parts[0]), len(rows), new), np.int64)
+        for name, parts in attributes.items()
+    }
     for row, part in enumerate(rows):
         x[row, : len(part)] = part
         for name, parts in attributes.items():

@@ -9,7 +9,9 @@ from typing import Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 SPACING = 16  # steps between two snapshots; a rewind replays fewer tokens than this
-RowAttributes = Dict[str, np.ndarray]  # attributes of the tokens of one row by graph input, [n,count] int64 each
+RowAttributes = Dict[
+    str, np.ndarray
+]  # attributes of the tokens of one row by graph input, [n,count] int64 each
 Part = Tuple[np.ndarray, RowAttributes]  # tokens [count,*] of one call, and their attributes
 
 
@@ -30,8 +32,14 @@ class Snapshot:
         """Return the first `count` tokens fed after the snapshot, and their attributes."""
         if not count:
             return np.zeros(0, np.int64), {}
-        tokens, attributes = np.concatenate([tokens for tokens, _ in self.parts]), [attributes for _, attributes in self.parts]
-        return tokens[:count], {name: np.concatenate([part[name] for part in attributes], axis=1)[:, :count] for name in attributes[0]}
+        tokens, attributes = (
+            np.concatenate([tokens for tokens, _ in self.parts]),
+            [attributes for _, attributes in self.parts],
+        )
+        return tokens[:count], {
+            name: np.concatenate([part[name] for part in attributes], axis=1)[:, :count]
+            for name in attributes[0]
+        }
 
 
 class RowHistory:
@@ -47,9 +55,19 @@ class RowHistory:
 
     def needs_snapshot(self, count: int) -> bool:
         """Whether `record` of `count` tokens needs the states before them."""
-        return not self.snapshots or count > 1 or self.snapshots[-1].end - self.snapshots[-1].length >= SPACING
+        return (
+            not self.snapshots
+            or count > 1
+            or self.snapshots[-1].end - self.snapshots[-1].length >= SPACING
+        )
 
-    def record(self, length: int, states: Optional[Sequence[np.ndarray]], tokens: np.ndarray, attributes: RowAttributes) -> None:
+    def record(
+        self,
+        length: int,
+        states: Optional[Sequence[np.ndarray]],
+        tokens: np.ndarray,
+        attributes: RowAttributes,
+    ) -> None:
         """Record tokens [count,*] that are about to be fed to a row of `length` tokens; states are required if `needs_snapshot`."""
         part = (tokens.copy(), {name: attributes[name].copy() for name in attributes})
         if states is None:
@@ -65,7 +83,9 @@ class RowHistory:
 
     def back_to(self, target: int) -> Tuple[Snapshot, Part]:
         """Return the last snapshot at or before `target`, and the tokens to replay from it to `target`."""
-        snapshot = next(snapshot for snapshot in reversed(self.snapshots) if snapshot.length <= target)
+        snapshot = next(
+            snapshot for snapshot in reversed(self.snapshots) if snapshot.length <= target
+        )
         return snapshot, snapshot.first(target - snapshot.length)
 
     def cut(self, length: int) -> None:
@@ -74,10 +94,14 @@ class RowHistory:
             self.snapshots.pop()
         if self.snapshots and self.snapshots[-1].end > length:
             snapshot = self.snapshots[-1]
-            snapshot.parts = [snapshot.first(length - snapshot.length)] if length > snapshot.length else []
+            snapshot.parts = (
+                [snapshot.first(length - snapshot.length)] if length > snapshot.length else []
+            )
 
     def copy(self) -> "RowHistory":
         """Return an independent copy, for a fork."""
         other = RowHistory(self.limit)
-        other.snapshots = [Snapshot(each.length, each.states, list(each.parts)) for each in self.snapshots]
+        other.snapshots = [
+            Snapshot(each.length, each.states, list(each.parts)) for each in self.snapshots
+        ]
         return other

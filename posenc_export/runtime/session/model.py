@@ -31,7 +31,9 @@ class Model:
         """The provider that runs the graph, as `load` takes it, never "auto"."""
         return str(self.graph.provider)
 
-    def session(self, batch: int = 1, capacity: Optional[int] = None, rewind: int = REWIND) -> Session:
+    def session(
+        self, batch: int = 1, capacity: Optional[int] = None, rewind: int = REWIND
+    ) -> Session:
         """Open a session with empty caches on this graph.
 
         Args:
@@ -43,12 +45,24 @@ class Model:
         Raises:
             ValueError: an argument is not a whole number of at least 1.
         """
-        for name, value in (("batch", batch), ("capacity", 1 if capacity is None else capacity), ("rewind", rewind)):
+        for name, value in (
+            ("batch", batch),
+            ("capacity", 1 if capacity is None else capacity),
+            ("rewind", rewind),
+        ):
             if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
-                raise ValueError(f"session: expected {name} to be a whole number of at least 1, got {value!r}; leave it out for the default")
+                raise ValueError(
+                    f"session: expected {name} to be a whole number of at least 1, got {value!r}; leave it out for the default"
+                )
         return Session(self.graph.open, self.manifest, batch, capacity, rewind, self.provider)
 
-    def restore(self, file: Union[str, Path], batch: int = 1, capacity: Optional[int] = None, rewind: int = REWIND) -> Session:
+    def restore(
+        self,
+        file: Union[str, Path],
+        batch: int = 1,
+        capacity: Optional[int] = None,
+        rewind: int = REWIND,
+    ) -> Session:
         """Open a session with the rows and caches that Session.save wrote. States that each call replaces cannot be rewound to before they were saved.
 
         Args:
@@ -63,7 +77,9 @@ class Model:
             saved.fill(session, arrays)
         return session
 
-    def encode(self, texts: Sequence[str], prompt: Optional[str] = None, batch: int = sentences.BATCH) -> np.ndarray:
+    def encode(
+        self, texts: Sequence[str], prompt: Optional[str] = None, batch: int = sentences.BATCH
+    ) -> np.ndarray:
         """Return the sentence embeddings of texts [n,E] float32, in their order.
 
         The tokenizer of the artefact cuts texts to the maximal length of the checkpoint. Threads may call it on one model.

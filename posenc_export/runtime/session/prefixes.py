@@ -9,7 +9,9 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.state import Caches
 
 BLOCK = 32  # default number of tokens that are kept and found together
-Place = Tuple[Union[int, str], bytes]  # block of the tokens before these, or the key of the owner for the first ones; ids of the tokens
+Place = Tuple[
+    Union[int, str], bytes
+]  # block of the tokens before these, or the key of the owner for the first ones; ids of the tokens
 
 
 class Prefix(NamedTuple):
@@ -45,7 +47,9 @@ class Prefixes:
         tokens: number of tokens in them.
     """
 
-    def __init__(self, open_caches: Callable[[int, int], Caches], count: int, size: int = BLOCK) -> None:
+    def __init__(
+        self, open_caches: Callable[[int, int], Caches], count: int, size: int = BLOCK
+    ) -> None:
         self._caches, self._size = open_caches(count, size), size
         self._blocks: "OrderedDict[Place, int]" = OrderedDict()  # least recently used first
         self._unused = list(reversed(range(count)))
@@ -108,7 +112,9 @@ class Prefixes:
 
 def can_share(manifest: Manifest) -> bool:
     """Whether cached tokens of a row can be copied to another: all states are written in place, in slots of the row."""
-    return manifest.layout == "rows" and all(state.update == "in_place" for state in manifest.states)
+    return manifest.layout == "rows" and all(
+        state.update == "in_place" for state in manifest.states
+    )
 
 
 def _parts(tokens: Sequence[int], size: int) -> List[bytes]:

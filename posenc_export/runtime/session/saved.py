@@ -31,15 +31,22 @@ def write(session: Any, file: Union[str, Path], tokens: Optional[Rows]) -> None:
     arrays: Arrays = {"length": state.settled_length, "start": state.start, "slots": state.slots}
     if tokens is not None:
         rows = [np.asarray(row) for row in tokens]
-        if [len(row) for row in rows] != state.settled_length.tolist() or any(row.dtype.kind not in "iu" for row in rows if row.size):
-            raise ValueError(f"session: expected tokens to be {state.settled_length.tolist()} ids, got {[len(row) for row in rows]}; give those in the cache")
+        if [len(row) for row in rows] != state.settled_length.tolist() or any(
+            row.dtype.kind not in "iu" for row in rows if row.size
+        ):
+            raise ValueError(
+                f"session: expected tokens to be {state.settled_length.tolist()} ids, got {[len(row) for row in rows]}; give those in the cache"
+            )
         check_tokens(manifest.vocabulary, rows)
         arrays["tokens"] = np.concatenate([np.zeros(0, np.int64), *rows]).astype(np.int64)
     if state.encoder_outputs is not None:
         arrays |= {f"encoder.{name}": array for name, array in state.encoder_outputs.arrays.items()}
     if state.caches is not None and state.rows:
         contents = state.caches.contents(state.rows, session._cache_manager.used(state))
-        arrays |= {f"state.{one.past}": content for one, content in zip(manifest.states, contents, strict=True)}
+        arrays |= {
+            f"state.{one.past}": content
+            for one, content in zip(manifest.states, contents, strict=True)
+        }
     parts = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     header = {
         "posenc_session": VERSION,
@@ -64,23 +71,35 @@ def opened(file: Path, artefact: str) -> Iterator[Arrays]:
     with file.open("rb") as stream:
         header = _header(file, stream.readline(LINE))
         if header["artefact"] != artefact:
-            raise ValueError(f"restore {file}: expected a session of the artefact {artefact}, got one of {header['artefact']}; restore it with that artefact")
+            raise ValueError(
+                f"restore {file}: expected a session of the artefact {artefact}, got one of {header['artefact']}; restore it with that artefact"
+            )
         begin = stream.tell()
-        content = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))[begin:]  # the rest is read where it is used
+        content = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))[
+            begin:
+        ]  # the rest is read where it is used
     sizes = [math.prod(shape) * np.dtype(dtype).itemsize for _, dtype, shape in header["arrays"]]
     if sum(sizes) != len(content):
-        raise ValueError(f"restore {file}: expected {sum(sizes)} bytes after the header, got {len(content)}, so the file is not whole; {REMEDY}")
+        raise ValueError(
+            f"restore {file}: expected {sum(sizes)} bytes after the header, got {len(content)}, so the file is not whole; {REMEDY}"
+        )
     ends = np.cumsum(sizes).tolist()
     with ThreadPoolExecutor(1) as pool:
-        digest = pool.submit(_sha256, {name: value for name, value in header.items() if name != "sha256"}, [content])
+        digest = pool.submit(
+            _sha256, {name: value for name, value in header.items() if name != "sha256"}, [content]
+        )
         try:
             yield {
                 name: np.frombuffer(content[end - size : end], dtype).reshape(shape)
-                for (name, dtype, shape), size, end in zip(header["arrays"], sizes, ends, strict=True)
+                for (name, dtype, shape), size, end in zip(
+                    header["arrays"], sizes, ends, strict=True
+                )
             }
         finally:
             if digest.result() != header["sha256"]:
-                raise ValueError(f"restore {file}: expected the content that was saved, got a file that was changed; {REMEDY}")
+                raise ValueError(
+                    f"restore {file}: expected the content that was saved, got a file that was changed; {REMEDY}"
+                )
 
 
 def fill(session: Any, arrays: Arrays) -> None:
@@ -89,15 +108,28 @@ def fill(session: Any, arrays: Arrays) -> None:
     length, start = arrays["length"].astype(np.int64), arrays["start"].astype(np.int64)
     if not len(length):
         return
-    if any(one.update == "in_place" for one in manifest.states) and int(length.max()) > manager.capacity:
-        raise ValueError(f"restore: expected rows of at most {manager.capacity} tokens, got {length.tolist()}; open the session with a larger capacity")
-    encoder = {name.removeprefix("encoder."): np.array(array) for name, array in arrays.items() if name.startswith("encoder.")}
+    if (
+        any(one.update == "in_place" for one in manifest.states)
+        and int(length.max()) > manager.capacity
+    ):
+        raise ValueError(
+            f"restore: expected rows of at most {manager.capacity} tokens, got {length.tolist()}; open the session with a larger capacity"
+        )
+    encoder = {
+        name.removeprefix("encoder."): np.array(array)
+        for name, array in arrays.items()
+        if name.startswith("encoder.")
+    }
     opened = manager.opened(session._now, start).replace(
-        settled_length=length, slots=np.array(arrays["slots"]), encoder_outputs=EncoderOutputs(encoder) if encoder else None
+        settled_length=length,
+        slots=np.array(arrays["slots"]),
+        encoder_outputs=EncoderOutputs(encoder) if encoder else None,
     )
     if any(name.startswith("state.") for name in arrays):
         used = manager.used(opened)
-        caches = opened.caches.reserve(used, opened.rows).filled([arrays[f"state.{one.past}"] for one in manifest.states], opened.rows, used)
+        caches = opened.caches.reserve(used, opened.rows).filled(
+            [arrays[f"state.{one.past}"] for one in manifest.states], opened.rows, used
+        )
         opened, manager.written = opened.replace(caches=caches), used
     session._now = opened
 
@@ -105,18 +137,29 @@ def fill(session: Any, arrays: Arrays) -> None:
 def tokens(file: Union[str, Path], artefact: str) -> Optional[List[np.ndarray]]:
     """Return the ids that Session.save was given, of each row; None if it was given none. artefact: Manifest.digest. Raise ValueError and OSError as `opened`."""
     with opened(Path(file), artefact) as arrays:
-        return np.split(arrays["tokens"], np.cumsum(arrays["length"])[:-1]) if "tokens" in arrays else None
+        return (
+            np.split(arrays["tokens"], np.cumsum(arrays["length"])[:-1])
+            if "tokens" in arrays
+            else None
+        )
 
 
 def _header(file: Path, line: bytes) -> Dict[str, Any]:
     try:
         header = json.loads(line)
-        sound = header["posenc_session"] == VERSION and {"artefact", "arrays", "sha256"} <= set(header)
-        [(str(name), np.dtype(dtype), [int(size) for size in shape]) for name, dtype, shape in header["arrays"]]
+        sound = header["posenc_session"] == VERSION and {"artefact", "arrays", "sha256"} <= set(
+            header
+        )
+        [
+            (str(name), np.dtype(dtype), [int(size) for size in shape])
+            for name, dtype, shape in header["arrays"]
+        ]
     except (ValueError, KeyError, TypeError):
         sound = False
     if not sound:
-        raise ValueError(f"restore {file}: expected a file of Session.save of version {VERSION}, got another one; {REMEDY}")
+        raise ValueError(
+            f"restore {file}: expected a file of Session.save of version {VERSION}, got another one; {REMEDY}"
+        )
     return header  # type: ignore[no-any-return]
 
 

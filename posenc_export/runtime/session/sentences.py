@@ -23,7 +23,9 @@ def rows_of(model: Any, texts: Sequence[str], prompt: Optional[str] = None) -> L
     """Return the token ids of each text, cut to the maximal length. Raise ValueError as Model.encode does."""
     check_model(model)
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"embed: expected a list of texts, got {short_repr(texts)}; put one text into a list")
+        raise ValueError(
+            f"embed: expected a list of texts, got {short_repr(texts)}; put one text into a list"
+        )
     begin, tokenizer = _prompt(model.folder, prompt), codec(model.folder, model.manifest)
     return [np.array(tokenizer.encode(begin + text), np.int64) for text in texts]
 
@@ -43,7 +45,9 @@ def check_model(model: Any) -> None:
     last = model.manifest.outputs[-1].name
     if last != OUTPUT or model.folder is None:
         found = last if model.folder else "a module in memory"
-        raise ValueError(f"embed: expected an artefact with output {OUTPUT}, got {found}; export a sentence-transformers folder, or call session().prefill")
+        raise ValueError(
+            f"embed: expected an artefact with output {OUTPUT}, got {found}; export a sentence-transformers folder, or call session().prefill"
+        )
 
 
 def longest(model: Any) -> int:
@@ -67,9 +71,14 @@ def _prompt(folder: Path, name: Optional[str]) -> str:
     """Return the text of a prompt of the checkpoint; of its default prompt, or none, if no name is given."""
     path = folder / PROMPTS
     settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    prompts, name = settings.get("prompts") or {}, settings.get("default_prompt_name") if name is None else name
+    prompts, name = (
+        settings.get("prompts") or {},
+        settings.get("default_prompt_name") if name is None else name,
+    )
     if name is None:
         return ""
     if not isinstance(prompts.get(name), str):
-        raise ValueError(f"embed: expected prompt to be one of {', '.join(prompts) or 'none'}, got {name!r}; leave it out, or put it before the texts")
+        raise ValueError(
+            f"embed: expected prompt to be one of {', '.join(prompts) or 'none'}, got {name!r}; leave it out, or put it before the texts"
+        )
     return str(prompts[name])

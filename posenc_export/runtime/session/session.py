@@ -10,7 +10,13 @@ from typing import Callable, Generator, List, NoReturn, Optional, Sequence, Unio
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.session import arguments, encoder_outputs, first_tokens, generation, saved
+from posenc_export.runtime.session import (
+    arguments,
+    encoder_outputs,
+    first_tokens,
+    generation,
+    saved,
+)
 from posenc_export.runtime.session.arguments import Numbers, Rows
 from posenc_export.runtime.session.cache_manager import CacheManager
 from posenc_export.runtime.session.call_guard import BUSY, CallGuard, exclusive
@@ -53,7 +59,13 @@ class Session:
         provider: str = "cpu",
     ) -> None:
         self.manifest, self.provider, self.rewindable = manifest, provider, rewind
-        self._cache_manager = CacheManager(open_caches, manifest, batch, min(capacity or manifest.max_positions, manifest.max_positions), rewind)
+        self._cache_manager = CacheManager(
+            open_caches,
+            manifest,
+            batch,
+            min(capacity or manifest.max_positions, manifest.max_positions),
+            rewind,
+        )
         self._runner = GraphRunner(manifest, self._cache_manager, provider)
         self._replaces, self._columns = self._cache_manager.replaces, self._cache_manager.columns
         self._guard = CallGuard()
@@ -62,13 +74,17 @@ class Session:
 
     def __reduce__(self) -> NoReturn:
         """Refuse copy.copy, copy.deepcopy and pickle, whose copies would write into the same caches or lack them."""
-        raise TypeError("session: expected fork() to copy a session, got copy or pickle; call session.fork(), or open another with model.session()")
+        raise TypeError(
+            "session: expected fork() to copy a session, got copy or pickle; call session.fork(), or open another with model.session()"
+        )
 
     @functools.partial(exclusive, settles=False)
     def reset(self) -> None:
         """Remove all rows and their tokens."""
         self._cache_manager.count_written(self._now)
-        caches = self._now.without_stepper(self._columns).caches if self._guard.settled else None  # after an exception, memory is allocated anew
+        caches = (
+            self._now.without_stepper(self._columns).caches if self._guard.settled else None
+        )  # after an exception, memory is allocated anew
         self._now = no_rows().replace(caches=caches)
 
     @property
@@ -84,7 +100,9 @@ class Session:
     @property
     def room(self) -> np.ndarray:
         """Number of tokens that each row [B] int64 has room for, in the range of positions and in caches of the largest capacity."""
-        return arguments.room(self.manifest, self._cache_manager.capacity, self._now.start, self._now.length)
+        return arguments.room(
+            self.manifest, self._cache_manager.capacity, self._now.start, self._now.length
+        )
 
     @property
     def position(self) -> np.ndarray:
@@ -127,10 +145,28 @@ class Session:
             GraphError: the graph failed. Chunks that succeeded are kept; `length` gives the tokens.
         """
         stepper = self._now.stepper
-        others = (start, attention_mask, chunk, grid, token_types, encoder, encoder_attention_mask, logits_to_keep)
-        if stepper is not None and isinstance(inputs, np.ndarray) and stepper.can_pass(inputs) and all(given is None for given in others):
-            return stepper.take_pass(inputs, functools.partial(self._runner.pass_feeds, self._now)).copy()
-        prefill = arguments.check_prefill(self.manifest, inputs, attention_mask, chunk, grid, token_types, logits_to_keep)
+        others = (
+            start,
+            attention_mask,
+            chunk,
+            grid,
+            token_types,
+            encoder,
+            encoder_attention_mask,
+            logits_to_keep,
+        )
+        if (
+            stepper is not None
+            and isinstance(inputs, np.ndarray)
+            and stepper.can_pass(inputs)
+            and all(given is None for given in others)
+        ):
+            return stepper.take_pass(
+                inputs, functools.partial(self._runner.pass_feeds, self._now)
+            ).copy()
+        prefill = arguments.check_prefill(
+            self.manifest, inputs, attention_mask, chunk, grid, token_types, logits_to_keep
+        )
         state = self._before_prefill(prefill.counts, start, encoder, encoder_attention_mask)
         return self._runner.prefill(state, 0, prefill, self._commit)
 
@@ -151,8 +187,15 @@ class Session:
             ValueError: as for `prefill`; the model has no second output, or a row has no tokens.
             GraphError: the graph failed.
         """
-        prefill = arguments.check_read_out(self.manifest, arguments.check_prefill(self.manifest, inputs, attention_mask, None, grid, token_types, None))
-        return self._runner.read_out(self._before_prefill(prefill.counts, start, None, None), prefill)
+        prefill = arguments.check_read_out(
+            self.manifest,
+            arguments.check_prefill(
+                self.manifest, inputs, attention_mask, None, grid, token_types, None
+            ),
+        )
+        return self._runner.read_out(
+            self._before_prefill(prefill.counts, start, None, None), prefill
+        )
 
     def step(self, inputs: np.ndarray, copy: bool = True) -> np.ndarray:
         """Feed one token per row and return the outputs [B,*].
@@ -174,7 +217,9 @@ class Session:
                 self._settle()
             guard.settled = False
             stepper = self._now.stepper
-            if stepper is None or stepper.room <= 0:  # _prepare_step enlarges the caches, or raises if no position or slot is left
+            if (
+                stepper is None or stepper.room <= 0
+            ):  # _prepare_step enlarges the caches, or raises if no position or slot is left
                 stepper = self._prepare_step()
             if self._replaces:
                 self._runner.record_step(self._now, stepper.checked(inputs))
@@ -192,33 +237,59 @@ class Session:
             ValueError: n exceeds the length of a row, or the history kept for states that each call replaces; or the model has no cache.
         """
         arguments.check_has_cache(self.manifest, "rewind")
-        length = self._now.length.tolist()  # Python's integers: numpy takes several us for each operation on few numbers
+        length = (
+            self._now.length.tolist()
+        )  # Python's integers: numpy takes several us for each operation on few numbers
         back = arguments.per_row("n of rewind", n, len(length) or 1).tolist()
-        if min(back) < 0 or any(count > most for count, most in zip(back, length or [0], strict=True)):
-            raise ValueError(f"session: expected n of rewind to be at least 0 and at most the lengths {length}, got {back}")
+        if min(back) < 0 or any(
+            count > most for count, most in zip(back, length or [0], strict=True)
+        ):
+            raise ValueError(
+                f"session: expected n of rewind to be at least 0 and at most the lengths {length}, got {back}"
+            )
         if not any(back):
             return
         stepper = self._now.stepper
-        if not self._replaces and not self._columns and stepper is not None and min(back) == max(back):
+        if (
+            not self._replaces
+            and not self._columns
+            and stepper is not None
+            and min(back) == max(back)
+        ):
             self._cache_manager.count_written(self._now)
-            stepper.back(back[0])  # the binding stays valid: the next step is one that it has done before
+            stepper.back(
+                back[0]
+            )  # the binding stays valid: the next step is one that it has done before
             self._cache_manager.wipe(self._now)
             return
-        state, replay, attributes = self._cache_manager.rewound(self._now.without_stepper(self._columns), np.array(length) - np.array(back))
+        state, replay, attributes = self._cache_manager.rewound(
+            self._now.without_stepper(self._columns), np.array(length) - np.array(back)
+        )
         self._cache_manager.count_written(self._now)
         self._now = state
         self._settle()
         if any(len(tokens) for tokens in replay):
-            _, self._now = self._runner.feed(self._now, 0, replay, attributes, np.zeros(len(back), np.int64))
+            _, self._now = self._runner.feed(
+                self._now, 0, replay, attributes, np.zeros(len(back), np.int64)
+            )
 
     @exclusive
     def fork(self) -> "Session":
         """Return an independent session with a copy of the current state. It shares the loaded graph."""
         self._settle()
         manager, now = self._cache_manager, self._now
-        other = Session(manager.open_caches, self.manifest, manager.batch, manager.capacity, manager.rewind, self.provider)
+        other = Session(
+            manager.open_caches,
+            self.manifest,
+            manager.batch,
+            manager.capacity,
+            manager.rewind,
+            self.provider,
+        )
         caches = now.caches.fork(now.rows, manager.used(now)) if now.caches else None
-        other._now = now.replace(caches=caches, histories=tuple(history.copy() for history in now.histories))
+        other._now = now.replace(
+            caches=caches, histories=tuple(history.copy() for history in now.histories)
+        )
         return other
 
     @exclusive
@@ -261,17 +332,37 @@ class Session:
             GraphError: the graph failed; no row was added.
         """
         arguments.check_rows_are_independent(self.manifest, "admit")
-        prefill = arguments.check_prefill(self.manifest, inputs, attention_mask, chunk, grid, None, logits_to_keep)
+        prefill = arguments.check_prefill(
+            self.manifest, inputs, attention_mask, chunk, grid, None, logits_to_keep
+        )
         if not prefill.counts.all():
-            raise ValueError(f"session: expected at least one token in every new row, got rows of {prefill.counts.tolist()} tokens; leave empty rows out")
+            raise ValueError(
+                f"session: expected at least one token in every new row, got rows of {prefill.counts.tolist()} tokens; leave empty rows out"
+            )
         starts = arguments.per_row("start", start, len(prefill.tokens))
         if prefix is not None and starts.tolist() != [0]:
-            raise ValueError(f"session: expected one row at position 0 after a prefix, got rows at {starts.tolist()}; admit rows one by one")
-        arguments.check_room(self.manifest, self._cache_manager.capacity, starts, np.full_like(starts, 0 if prefix is None else prefix.length), prefill.counts)
+            raise ValueError(
+                f"session: expected one row at position 0 after a prefix, got rows at {starts.tolist()}; admit rows one by one"
+            )
+        arguments.check_room(
+            self.manifest,
+            self._cache_manager.capacity,
+            starts,
+            np.full_like(starts, 0 if prefix is None else prefix.length),
+            prefill.counts,
+        )
         new = encoder_outputs.new(self.manifest, encoder, encoder_attention_mask, len(starts))
         state = self._now.without_stepper(self._columns)
-        joined = self._cache_manager.joined(state, starts) if state.rows else self._cache_manager.opened(state, starts)
-        joined = joined.replace(encoder_outputs=state.encoder_outputs.joined(new) if state.encoder_outputs and new else new)
+        joined = (
+            self._cache_manager.joined(state, starts)
+            if state.rows
+            else self._cache_manager.opened(state, starts)
+        )
+        joined = joined.replace(
+            encoder_outputs=state.encoder_outputs.joined(new)
+            if state.encoder_outputs and new
+            else new
+        )
         joined = joined if prefix is None else self._cache_manager.begun(joined, state.rows, prefix)
         reached: List[SessionState] = []
         outputs = self._runner.prefill(joined, state.rows, prefill, reached.append)
@@ -288,7 +379,9 @@ class Session:
         arguments.check_row(row, self.batch)
         if self._now.start[row] or len(tokens) > self._now.length[row]:
             got = f"{len(tokens)} of {self._now.length[row]} tokens from position {self._now.start[row]} on"
-            raise ValueError(f"session: expected tokens of a row that begins at position 0, got {got}; give the tokens that were fed")
+            raise ValueError(
+                f"session: expected tokens of a row that begins at position 0, got {got}; give the tokens that were fed"
+            )
         caches = self._now.without_stepper(self._columns).caches
         assert caches is not None  # since there are rows
         prefixes.save(caches, int(row), tokens, key)
@@ -340,26 +433,66 @@ class Session:
                 session or the draft model does not allow `speculate`. Raised with the first id.
         """
         first = first_tokens.First(prompt, encoder, language, task)
-        return generation.generate(self, first, max_tokens, generation.Sampling(temperature, top_k, top_p), seed, stop, speculate, before)
+        return generation.generate(
+            self,
+            first,
+            max_tokens,
+            generation.Sampling(temperature, top_k, top_p),
+            seed,
+            stop,
+            speculate,
+            before,
+        )
 
     def _commit(self, state: SessionState) -> None:
         self._now = state
 
-    def _before_prefill(self, counts: np.ndarray, start: Numbers, encoder: Optional[Rows], encoder_attention_mask: Optional[np.ndarray]) -> SessionState:
+    def _before_prefill(
+        self,
+        counts: np.ndarray,
+        start: Numbers,
+        encoder: Optional[Rows],
+        encoder_attention_mask: Optional[np.ndarray],
+    ) -> SessionState:
         """Return the state before a prefill of counts [B] tokens: the current one if it has tokens, otherwise one of empty rows. Raise ValueError as prefill does."""
         if not counts.any():
-            raise ValueError(f"session: expected at least one token in at least one row, got rows of {counts.tolist()} tokens")
+            raise ValueError(
+                f"session: expected at least one token in at least one row, got rows of {counts.tolist()} tokens"
+            )
         # A bidirectional model reads whole rows.
-        state = self._now.without_stepper(self._columns) if self.manifest.states else no_rows().replace(caches=self._now.caches)
+        state = (
+            self._now.without_stepper(self._columns)
+            if self.manifest.states
+            else no_rows().replace(caches=self._now.caches)
+        )
         length = state.settled_length
         starts = arguments.starts(self.manifest, state.start, length, counts, start)
-        arguments.check_room(self.manifest, self._cache_manager.capacity, starts, length if length.any() else np.zeros_like(starts), counts)
-        outputs = encoder_outputs.for_rows(self.manifest, state.encoder_outputs, length, len(starts), encoder, encoder_attention_mask)
-        return state if length.any() else self._cache_manager.opened(state, starts).replace(encoder_outputs=outputs)
+        arguments.check_room(
+            self.manifest,
+            self._cache_manager.capacity,
+            starts,
+            length if length.any() else np.zeros_like(starts),
+            counts,
+        )
+        outputs = encoder_outputs.for_rows(
+            self.manifest,
+            state.encoder_outputs,
+            length,
+            len(starts),
+            encoder,
+            encoder_attention_mask,
+        )
+        return (
+            state
+            if length.any()
+            else self._cache_manager.opened(state, starts).replace(encoder_outputs=outputs)
+        )
 
     def _prepare_step(self) -> Stepper:
         if not self._now.rows:
-            raise ValueError("session: expected a prefill before the first step, got an empty session; call prefill")
+            raise ValueError(
+                "session: expected a prefill before the first step, got an empty session; call prefill"
+            )
         arguments.check_has_cache(self.manifest, "step")
         self._cache_manager.count_written(self._now)
         self._now = self._runner.with_stepper(self._now.without_stepper(self._columns))

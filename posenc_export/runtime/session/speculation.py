@@ -82,7 +82,9 @@ class Speculator:
 
     def __init__(self, session: Any) -> None:
         self._session, self._acceptance = session, Acceptance()
-        self._drafting: Deque[float] = deque(maxlen=SAMPLES)  # latest seconds of drafting a token for all rows
+        self._drafting: Deque[float] = deque(
+            maxlen=SAMPLES
+        )  # latest seconds of drafting a token for all rows
         self.passes = self.drafts = self.drafted = self.kept = 0
 
     def read(self, readers: Sequence[Optional[Reader]]) -> List[List[int]]:
@@ -97,13 +99,24 @@ class Speculator:
         proposals = [_proposal(reader) for reader in readers]
         drafts = self._drafts(readers, proposals)
         begun = time.perf_counter()
-        rows = [[*reader.unread, *draft] if reader else [] for reader, draft in zip(readers, drafts, strict=True)]
+        rows = [
+            [*reader.unread, *draft] if reader else []
+            for reader, draft in zip(readers, drafts, strict=True)
+        ]
         outputs = self._pass(rows)
-        chosen = [_kept(reader, draft, outputs[row, : len(rows[row])]) if reader else [] for row, (reader, draft) in enumerate(zip(readers, drafts, strict=True))]
-        back = [len(draft) + 1 - len(tokens) if draft else 0 for draft, tokens in zip(drafts, chosen, strict=True)]
+        chosen = [
+            _kept(reader, draft, outputs[row, : len(rows[row])]) if reader else []
+            for row, (reader, draft) in enumerate(zip(readers, drafts, strict=True))
+        ]
+        back = [
+            len(draft) + 1 - len(tokens) if draft else 0
+            for draft, tokens in zip(drafts, chosen, strict=True)
+        ]
         if any(back):
             self._session.rewind(back)
-        self._session.pass_costs.record([len(row) for row in rows if row], time.perf_counter() - begun)
+        self._session.pass_costs.record(
+            [len(row) for row in rows if row], time.perf_counter() - begun
+        )
         for reader, proposal, draft, tokens in zip(readers, proposals, drafts, chosen, strict=True):
             if reader and reader.drafts:
                 self._learn(proposal, draft, tokens)
@@ -111,24 +124,35 @@ class Speculator:
         self.passes += 1
         return chosen
 
-    def _drafts(self, readers: Sequence[Optional[Reader]], proposals: Sequence[Proposal]) -> List[List[int]]:
+    def _drafts(
+        self, readers: Sequence[Optional[Reader]], proposals: Sequence[Proposal]
+    ) -> List[List[int]]:
         """Return the drafted tokens of each row that this pass reads."""
         none: List[List[int]] = [[] for _ in readers]
         if all(proposal.found is None for proposal in proposals):
             return none
         room, costs = self._session.room.tolist(), self._session.pass_costs
-        limits = [min(MOST, reader.most - reader.count - 1, left - len(reader.unread)) if reader else 0 for reader, left in zip(readers, room, strict=True)]
+        limits = [
+            min(MOST, reader.most - reader.count - 1, left - len(reader.unread)) if reader else 0
+            for reader, left in zip(readers, room, strict=True)
+        ]
         reading = [row for row, reader in enumerate(readers) if reader]
         found, room_of = [proposals[row].found for row in reading], [limits[row] for row in reading]
         per_token = statistics.median(self._drafting) if self._drafting else 0.0
-        count = best_count(costs, self._acceptance, found, room_of, per_token / costs.step(len(reading)))
+        count = best_count(
+            costs, self._acceptance, found, room_of, per_token / costs.step(len(reading))
+        )
         if not count:
             return none
         begun, drafts = time.perf_counter(), none
         for row, (reader, proposal) in enumerate(zip(readers, proposals, strict=True)):
             if reader and reader.drafts and proposal.found is not None and limits[row] > 0:
                 most = min(count, limits[row])
-                drafts[row] = proposal.tokens[:most] if reader.drafts.free else reader.drafts.propose(most, reader.guess)[0]
+                drafts[row] = (
+                    proposal.tokens[:most]
+                    if reader.drafts.free
+                    else reader.drafts.propose(most, reader.guess)[0]
+                )
         if self.drafts:  # a draft model reads the whole text before its first draft
             self._drafting.append((time.perf_counter() - begun) / count)
         return drafts
@@ -149,7 +173,10 @@ class Speculator:
             self._acceptance.skip(proposal.found)
             return
         pairs = zip(compared, chosen, strict=False)
-        right = next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(compared), len(chosen)))
+        right = next(
+            (index for index, (one, other) in enumerate(pairs) if one != other),
+            min(len(compared), len(chosen)),
+        )
         self._acceptance.record(proposal.found, right, min(right + 1, len(compared), len(chosen)))
         self.drafts += bool(draft)
         self.drafted += len(draft)
@@ -166,18 +193,36 @@ def check(session: Any, speculate: Speculate) -> None:
     manifest: Manifest = session.manifest
     if _names(manifest.config, "per_call"):
         rule = "logits that do not depend on the division into calls for speculate"
-        raise ValueError(f'session: expected {rule}, got an encoding with lengths="per_call"; leave speculate out')
-    if any(state.update == "replace" for state in manifest.states) and session.rewindable < LEAST_REWIND:
-        rule = f"rewind of at least {LEAST_REWIND} for speculate with states that each call replaces"
-        raise ValueError(f"session: expected {rule}, got {session.rewindable}; open the session with rewind={LEAST_REWIND}")
+        raise ValueError(
+            f'session: expected {rule}, got an encoding with lengths="per_call"; leave speculate out'
+        )
+    if (
+        any(state.update == "replace" for state in manifest.states)
+        and session.rewindable < LEAST_REWIND
+    ):
+        rule = (
+            f"rewind of at least {LEAST_REWIND} for speculate with states that each call replaces"
+        )
+        raise ValueError(
+            f"session: expected {rule}, got {session.rewindable}; open the session with rewind={LEAST_REWIND}"
+        )
     if isinstance(speculate, str) or not hasattr(speculate, "manifest"):
         if speculate != LOOKUP:
-            raise ValueError(f'session: expected speculate to be "{LOOKUP}" or a loaded decoder, got {short_repr(speculate)}; leave it out for plain decoding')
+            raise ValueError(
+                f'session: expected speculate to be "{LOOKUP}" or a loaded decoder, got {short_repr(speculate)}; leave it out for plain decoding'
+            )
         return
     draft: Manifest = speculate.manifest
-    if draft.kind != "decoder" or draft.encoder or not draft.states or draft.vocabulary != manifest.vocabulary:
+    if (
+        draft.kind != "decoder"
+        or draft.encoder
+        or not draft.states
+        or draft.vocabulary != manifest.vocabulary
+    ):
         found = f"kind {draft.kind} of {draft.vocabulary} ids{' that reads an encoder' if draft.encoder else ''}"
-        raise ValueError(f"session: expected a draft model that is a decoder of {manifest.vocabulary} ids, got {found}; use a smaller model of the same family")
+        raise ValueError(
+            f"session: expected a draft model that is a decoder of {manifest.vocabulary} ids, got {found}; use a smaller model of the same family"
+        )
 
 
 def _proposal(reader: Optional[Reader]) -> Proposal:
@@ -203,4 +248,6 @@ def _names(config: Any, value: str) -> bool:
     """Whether a value occurs in a description."""
     if isinstance(config, dict):
         config = list(config.values())
-    return any(_names(each, value) for each in config) if isinstance(config, list) else config == value
+    return (
+        any(_names(each, value) for each in config) if isinstance(config, list) else config == value
+    )

@@ -29,9 +29,15 @@ class Call:
 class Step:
     """A repeatable run of the graph on one token per row, or on S tokens per row if there is `fixed`."""
 
-    run: Callable[[Any], Tuple[np.ndarray, Any]]  # takes caches; returns the output [B,*], which the next run overwrites, and the updated caches
-    fixed: Optional[Callable[[], Any]] = None  # runs the graph and writes `output`, if all states are written in place
-    output: Optional[np.ndarray] = None  # the array that `fixed` writes: [B,*] for one token per row, otherwise [B,S,*]
+    run: Callable[
+        [Any], Tuple[np.ndarray, Any]
+    ]  # takes caches; returns the output [B,*], which the next run overwrites, and the updated caches
+    fixed: Optional[Callable[[], Any]] = (
+        None  # runs the graph and writes `output`, if all states are written in place
+    )
+    output: Optional[np.ndarray] = (
+        None  # the array that `fixed` writes: [B,*] for one token per row, otherwise [B,S,*]
+    )
 
 
 class Caches(Protocol):
@@ -62,7 +68,9 @@ class Caches(Protocol):
     def wipe(self, hidden: Sequence[Slots]) -> None:
         """Write the fill value to the hidden slots of each row, in the in-place states whose hidden slots the graph reads."""
 
-    def copy(self, row: int, source: Any, first: int, slots: int, begin: int = 0, at: int = 0) -> None:
+    def copy(
+        self, row: int, source: Any, first: int, slots: int, begin: int = 0, at: int = 0
+    ) -> None:
         """Copy `slots` slots of row `first` of `source`, caches of the same graph, from slot `begin` on, to row `row` from slot `at` on, in all in-place states."""
 
     def snapshot(self, row: int) -> List[np.ndarray]:
@@ -88,13 +96,23 @@ class Caches(Protocol):
 class SessionState:
     """The rows of a session and their content."""
 
-    settled_length: np.ndarray  # number of tokens of each row [B] int64, without those that the stepper has read
+    settled_length: (
+        np.ndarray
+    )  # number of tokens of each row [B] int64, without those that the stepper has read
     start: np.ndarray  # position of the first token of each row [B] int64
-    slots: np.ndarray  # whether a column holds a token of the row [B,columns] bool; [B,0] for layout "rows"
+    slots: (
+        np.ndarray
+    )  # whether a column holds a token of the row [B,columns] bool; [B,0] for layout "rows"
     caches: Optional[Caches] = None  # None before the first call
-    histories: Tuple[RowHistory, ...] = ()  # one history per row if states are replaced by each call; otherwise empty
-    stepper: Optional[Stepper] = None  # reads further tokens one at a time; the tokens that it has read count as part of this state
-    moves: Tuple[Tuple[int, int], ...] = ()  # pairs (source, target) of rows whose in-place states must still be copied
+    histories: Tuple[
+        RowHistory, ...
+    ] = ()  # one history per row if states are replaced by each call; otherwise empty
+    stepper: Optional[Stepper] = (
+        None  # reads further tokens one at a time; the tokens that it has read count as part of this state
+    )
+    moves: Tuple[
+        Tuple[int, int], ...
+    ] = ()  # pairs (source, target) of rows whose in-place states must still be copied
     encoder_outputs: Optional[EncoderOutputs] = None  # of each row, if the model reads an encoder
 
     @property
@@ -116,8 +134,14 @@ class SessionState:
         if self.stepper is None:
             return self
         steps, caches = self.stepper.reached
-        slots = np.concatenate((self.slots, np.ones((self.rows, steps), bool)), axis=1) if columns else self.slots
-        return self.replace(settled_length=self.settled_length + steps, slots=slots, caches=caches, stepper=None)
+        slots = (
+            np.concatenate((self.slots, np.ones((self.rows, steps), bool)), axis=1)
+            if columns
+            else self.slots
+        )
+        return self.replace(
+            settled_length=self.settled_length + steps, slots=slots, caches=caches, stepper=None
+        )
 
 
 def no_rows() -> SessionState:

@@ -11,7 +11,11 @@ from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
 
 WIDEST = 32  # most tokens per row of a pass whose binding is kept
 FEW = 64  # arrays of at most this many counters are incremented item by item
-CONSTANT = ("first_position", "attention_mask", "logits_index")  # inputs that do not change between steps with one binding
+CONSTANT = (
+    "first_position",
+    "attention_mask",
+    "logits_index",
+)  # inputs that do not change between steps with one binding
 
 
 @dataclass
@@ -22,7 +26,9 @@ class _Pass:
     tokens: np.ndarray  # the token array of feeds, [B,S] or [B,S,E]
     counters: List[np.ndarray]  # the inputs that grow by one with each token
     step: Any  # state.Step
-    taken: int = 0  # number of tokens that the stepper had taken for the current values of the counters
+    taken: int = (
+        0  # number of tokens that the stepper had taken for the current values of the counters
+    )
 
 
 class Stepper:
@@ -44,7 +50,14 @@ class Stepper:
     """
 
     def __init__(
-        self, caches: Any, feeds: Dict[str, np.ndarray], source: Value, vocabulary: int, room: int, widest: int, constant: Collection[str] = ()
+        self,
+        caches: Any,
+        feeds: Dict[str, np.ndarray],
+        source: Value,
+        vocabulary: int,
+        room: int,
+        widest: int,
+        constant: Collection[str] = (),
     ) -> None:
         self.reached: Tuple[int, Any] = (0, caches)
         self.room = room
@@ -52,7 +65,10 @@ class Stepper:
         self._vocabulary, self._source, self._token = vocabulary, source, feeds[source.name][:, 0]
         self._constant = (source.name, *CONSTANT, *constant)
         self._counters = _joined(feeds, self._constant)
-        self._feeds, self._step = feeds, caches.step(feeds, len(self._token))  # the binding refers to the memory of feeds, which must be kept alive
+        self._feeds, self._step = (
+            feeds,
+            caches.step(feeds, len(self._token)),
+        )  # the binding refers to the memory of feeds, which must be kept alive
         self._passes: Dict[int, _Pass] = {}
         self.take = self._taker()
 
@@ -63,12 +79,18 @@ class Stepper:
 
     def can_pass(self, x: np.ndarray) -> bool:
         """Whether `take_pass` takes these inputs: [B,S] ids or [B,S,E] activations with 1 < S and room for S tokens, on caches that are written in place."""
-        if self._step.fixed is None or x.dtype != self._token.dtype or x.ndim != self._token.ndim + 1:
+        if (
+            self._step.fixed is None
+            or x.dtype != self._token.dtype
+            or x.ndim != self._token.ndim + 1
+        ):
             return False
         rows, new = x.shape[:2]
         return 1 < new <= min(self._widest, self.room) and (rows, *x.shape[2:]) == self._token.shape
 
-    def take_pass(self, x: np.ndarray, feeds_of: Callable[[int], Dict[str, np.ndarray]]) -> np.ndarray:
+    def take_pass(
+        self, x: np.ndarray, feeds_of: Callable[[int], Dict[str, np.ndarray]]
+    ) -> np.ndarray:
         """Feed S tokens per row and return their outputs [B,S,*], which the next pass of S tokens overwrites.
 
         Args:
@@ -85,7 +107,9 @@ class Stepper:
         if new not in self._passes:
             feeds = feeds_of(new)
             counters = _joined(feeds, self._constant)
-            self._passes[new] = _Pass(feeds, feeds[self._source.name], counters, self.reached[1].step(feeds, len(x)))
+            self._passes[new] = _Pass(
+                feeds, feeds[self._source.name], counters, self.reached[1].step(feeds, len(x))
+            )
         one, (taken, caches) = self._passes[new], self.reached
         for counter in one.counters:
             counter += taken - one.taken
@@ -106,7 +130,9 @@ class Stepper:
         """Return inputs as [B] int64 or [B,E]. Raise ValueError if shape or dtype differ, or an id is outside the vocabulary."""
         x, token = array_of("a step", inputs), self._token
         if x.shape != token.shape or x.dtype.kind not in ("iu" if self._vocabulary else "f"):
-            raise ValueError(f"session: expected one token per row in a step, {list(token.shape)} {self._source.dtype}, got {list(x.shape)} {x.dtype}")
+            raise ValueError(
+                f"session: expected one token per row in a step, {list(token.shape)} {self._source.dtype}, got {list(x.shape)} {x.dtype}"
+            )
         if self._vocabulary:
             check_tokens(self._vocabulary, [x])
         return x.astype(token.dtype, copy=False)
@@ -130,7 +156,9 @@ class Stepper:
         few: List[Any] = [counter.data for counter in self._counters if counter.size <= FEW]
         items = [(view, index) for view in few for index in range(len(view))]
         many = [counter for counter in self._counters if counter.size > FEW]
-        unsigned, limit = (token.view(np.uint64), self._vocabulary) if self._vocabulary else (token, 0)
+        unsigned, limit = (
+            (token.view(np.uint64), self._vocabulary) if self._vocabulary else (token, 0)
+        )
         highest = np.maximum.reduce
 
         def take(stepper: "Stepper", inputs: Any) -> np.ndarray:
@@ -138,7 +166,9 @@ class Stepper:
             if type(inputs) is not np.ndarray or inputs.dtype is not dtype or inputs.shape != shape:
                 inputs = stepper.checked(inputs)
             token[...] = inputs
-            if limit and highest(unsigned) >= limit:  # as an unsigned integer, a negative id exceeds the limit
+            if (
+                limit and highest(unsigned) >= limit
+            ):  # as an unsigned integer, a negative id exceeds the limit
                 stepper.checked(inputs)
             taken, caches = stepper.reached
             if fixed is None:

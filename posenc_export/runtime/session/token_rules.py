@@ -18,11 +18,15 @@ class TokenRules:
 
     def __init__(self, known: Optional[Generation], lengths: np.ndarray) -> None:
         self._known = known
-        self._forced = lengths == 1  # rows whose first token is forced: those with a prompt of one token
+        self._forced = (
+            lengths == 1
+        )  # rows whose first token is forced: those with a prompt of one token
         if self._known is None or self._known.forced_first is None:
             self._forced[:] = False
 
-    def applied(self, logits: np.ndarray, index: int, rows: Union[slice, Sequence[int]] = slice(None)) -> np.ndarray:
+    def applied(
+        self, logits: np.ndarray, index: int, rows: Union[slice, Sequence[int]] = slice(None)
+    ) -> np.ndarray:
         """Return logits [n,V] with -inf for forbidden tokens.
 
         Args:
@@ -38,5 +42,7 @@ class TokenRules:
             logits[forced, known.forced_first] = 0.0
         logits[:, list(known.suppressed)] = -math.inf
         if index < 2:
-            logits[np.ix_(forced == index, known.suppressed_first)] = -math.inf  # rows whose first token that is not forced is this one
+            logits[
+                np.ix_(forced == index, known.suppressed_first)
+            ] = -math.inf  # rows whose first token that is not forced is this one
         return logits

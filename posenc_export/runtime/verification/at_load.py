@@ -36,6 +36,12 @@ def few_cells(model: Model, folder: Path) -> Proof:
     manifest, expected = model.manifest, reference.read(model.manifest, folder)
     assert manifest.reference is not None  # checked by reference.read
     accuracy = proof.default_accuracy(model.provider, manifest.reference)
-    session = model.session(batch=max(proof.BATCHES), capacity=min(manifest.max_positions, proof.SHORT))
-    measured = measuring.measure(session, expected, accuracy, lambda _: None, until_failure=True, only=AT_LOAD)
-    return proof.certificate(session, accuracy, measured.cells, measured.bounds, measured.failures, quick=True)
+    session = model.session(
+        batch=max(proof.BATCHES), capacity=min(manifest.max_positions, proof.SHORT)
+    )
+    measured = measuring.measure(
+        session, expected, accuracy, lambda _: None, until_failure=True, only=AT_LOAD
+    )
+    return proof.certificate(
+        session, accuracy, measured.cells, measured.bounds, measured.failures, quick=True
+    )

@@ -31,7 +31,9 @@ from posenc_export.runtime.verification.scenarios import (
 from posenc_export.runtime.verification.transient_rows import WithTransientRows
 
 FULL_PASS = "full pass"
-KEPT = 1 << 22  # most output values kept of a filled cache (16 MiB); with a large vocabulary these are the last tokens only
+KEPT = (
+    1 << 22
+)  # most output values kept of a filled cache (16 MiB); with a large vocabulary these are the last tokens only
 GUEST_LENGTH = 8  # shortest sequence for which guest rows are tested: tokens that a guest may read
 # The quick grid, on one batch whose rows start at the first and at the last position. It has each kind of call: prompts, tokens on a filled cache, chunks, steps,
 # padding, rows of different lengths, outputs of last tokens, rewinds, forks, rows that come and go, coordinates, segments, and the second output.
@@ -51,7 +53,9 @@ QUICK = (
     "segments",
     "readout",
 )
-REPEATED = ("chunks of 1",)  # left out for large models, in which calls with one token and steps repeat its calls
+REPEATED = (
+    "chunks of 1",
+)  # left out for large models, in which calls with one token and steps repeat its calls
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,9 @@ class Cell:
     """One comparison."""
 
     name: str  # in the certificate
-    pairs: Callable[[Session], Pairs]  # drives an empty session and yields pairs of actual and expected outputs
+    pairs: Callable[
+        [Session], Pairs
+    ]  # drives an empty session and yields pairs of actual and expected outputs
     of: int = 0  # index of the compared output, in Manifest.outputs
     against: str = ""  # name of the cell whose actual outputs are the expected outputs of this one, or whose error bounds that of a readout; empty for none
 
@@ -69,30 +75,59 @@ class Part:
     """Cells that one worker measures in sequence."""
 
     title: str  # name for progress messages
-    cells: Callable[[Session], Iterator[Cell]]  # yields the cells, after it has run those on which others depend
+    cells: Callable[
+        [Session], Iterator[Cell]
+    ]  # yields the cells, after it has run those on which others depend
     long: bool = False  # whether the cells need more than proof.SHORT tokens
     count: int = 1  # number of cells
 
 
-def parts_of(manifest: Manifest, expected: Expected, accuracy: Accuracy, only: Collection[str]) -> List[Part]:
+def parts_of(
+    manifest: Manifest, expected: Expected, accuracy: Accuracy, only: Collection[str]
+) -> List[Part]:
     """Return all cells, the largest parts first, so that the workers finish at about the same time."""
     parts = []
     if expected.filled is not None and not only:
         tokens, last = expected.filled
-        filled = Cell("cache filled to its end", functools.partial(_filled, tokens=tokens, last=last))
+        filled = Cell(
+            "cache filled to its end", functools.partial(_filled, tokens=tokens, last=last)
+        )
         parts.append(Part("a full cache", lambda _: iter([filled]), long=True))
     for case, among in _cases(manifest, expected, only):
         starts = [case.start] if isinstance(case.start, int) else case.start
         name = f"batch {len(case.tokens)}, start{'s' * (len(starts) > 1)} {', '.join(map(str, starts))}"
-        cells = functools.partial(_case_cells, name=name, manifest=manifest, case=case, rounds=accuracy.rounds, only=among)
-        parts.append(Part(name, cells, count=len(_chosen(manifest, case, among)) + 3 * len(_readouts(manifest, among)) + accuracy.rounds))
+        cells = functools.partial(
+            _case_cells, name=name, manifest=manifest, case=case, rounds=accuracy.rounds, only=among
+        )
+        parts.append(
+            Part(
+                name,
+                cells,
+                count=len(_chosen(manifest, case, among))
+                + 3 * len(_readouts(manifest, among))
+                + accuracy.rounds,
+            )
+        )
     for name, (attribute_case, full) in expected.attribute_cases.items():
         if not only or name in only:
-            parts.append(Part(name, functools.partial(_attribute_cells, name=name, case=attribute_case, full=full, rounds=accuracy.rounds)))
+            parts.append(
+                Part(
+                    name,
+                    functools.partial(
+                        _attribute_cells,
+                        name=name,
+                        case=attribute_case,
+                        full=full,
+                        rounds=accuracy.rounds,
+                    ),
+                )
+            )
     return parts
 
 
-def _cases(manifest: Manifest, expected: Expected, only: Collection[str]) -> Iterator[Tuple[Case, Collection[str]]]:
+def _cases(
+    manifest: Manifest, expected: Expected, only: Collection[str]
+) -> Iterator[Tuple[Case, Collection[str]]]:
     """Yield cases with the names of their scenarios, empty for all. Few rows cost a large model as much time as many: its rows have different starts."""
     cases, large = list(expected.cases.values()), proof.is_large(manifest)
     if (large or only) and only != AT_LOAD and manifest.states:
@@ -108,27 +143,57 @@ def _beside_each_other(cases: Sequence[Case]) -> Case:
     if len(cases) == 1:
         return cases[0]
     rows = [(row, cases[row % len(cases)]) for row in range(len(cases[0].tokens))]
-    full, other_full = (np.stack([getattr(case, name)[row] for row, case in rows]) for name in ("full", "other_full"))
-    return dataclasses.replace(cases[0], full=full, other_full=other_full, start=[int(np.max(case.start)) for _, case in rows])
+    full, other_full = (
+        np.stack([getattr(case, name)[row] for row, case in rows])
+        for name in ("full", "other_full")
+    )
+    return dataclasses.replace(
+        cases[0],
+        full=full,
+        other_full=other_full,
+        start=[int(np.max(case.start)) for _, case in rows],
+    )
 
 
 def _chosen(manifest: Manifest, case: Case, only: Collection[str]) -> Dict[str, Scenario]:
-    return {name: scenario for name, scenario in _scenarios(manifest, case).items() if not only or name in only}
+    return {
+        name: scenario
+        for name, scenario in _scenarios(manifest, case).items()
+        if not only or name in only
+    }
 
 
 def _readouts(manifest: Manifest, only: Collection[str]) -> Sequence[Value]:
     return manifest.outputs[1:] if not only or "readout" in only else ()
 
 
-def _case_cells(session: Session, name: str, manifest: Manifest, case: Case, rounds: bool, only: Collection[str] = ()) -> Iterator[Cell]:
+def _case_cells(
+    session: Session,
+    name: str,
+    manifest: Manifest,
+    case: Case,
+    rounds: bool,
+    only: Collection[str] = (),
+) -> Iterator[Cell]:
     """Yield the cells of a case. If activations are rounded, they are compared with the full pass of the same graph, which is compared with the reference."""
     against = ""
     if rounds:
         full_pass: List[np.ndarray] = []
         against = f"{name}: {FULL_PASS}"
         # A reference holds the outputs of the second ending only; before it they differ where tokens attend to later ones, in a model without a cache.
-        endings = ((case.tokens, case.full), (case.other, case.other_full if manifest.states else case.other_full[:, case.fork_at :]))
-        yield Cell(against, functools.partial(_full_pass, endings=endings, arguments=case.beginning(), outputs=full_pass))
+        endings = (
+            (case.tokens, case.full),
+            (
+                case.other,
+                case.other_full if manifest.states else case.other_full[:, case.fork_at :],
+            ),
+        )
+        yield Cell(
+            against,
+            functools.partial(
+                _full_pass, endings=endings, arguments=case.beginning(), outputs=full_pass
+            ),
+        )
         if len(full_pass) < 2:
             return  # the graph failed
         case = dataclasses.replace(case, full=full_pass[0], other_full=full_pass[1])
@@ -143,20 +208,37 @@ def _on(scenario: Scenario, case: Case) -> Callable[[Session], Pairs]:
     return lambda session: scenario(session, case)
 
 
-def _attribute_cells(session: Session, name: str, case: AttributeCase, full: np.ndarray, rounds: bool) -> Iterator[Cell]:
+def _attribute_cells(
+    session: Session, name: str, case: AttributeCase, full: np.ndarray, rounds: bool
+) -> Iterator[Cell]:
     """Yield the cell of tokens with attributes; coordinates in chunks are compared as in _case_cells."""
     against = ""
     if rounds and name == "coordinates":
         full_pass: List[np.ndarray] = []
         against = f"{name}: {FULL_PASS}"
-        yield Cell(against, functools.partial(_full_pass, endings=[(case.tokens, full)], arguments={"grid": case.attributes["grid"]}, outputs=full_pass))
+        yield Cell(
+            against,
+            functools.partial(
+                _full_pass,
+                endings=[(case.tokens, full)],
+                arguments={"grid": case.attributes["grid"]},
+                outputs=full_pass,
+            ),
+        )
         if not full_pass:
             return  # the graph failed
         full = full_pass[0]
-    yield Cell(name, functools.partial(ATTRIBUTE_CELLS[name], case=case, full=full), against=against)
+    yield Cell(
+        name, functools.partial(ATTRIBUTE_CELLS[name], case=case, full=full), against=against
+    )
 
 
-def _full_pass(session: Session, endings: Sequence[Tuple[np.ndarray, np.ndarray]], arguments: Dict[str, Any], outputs: List[np.ndarray]) -> Pairs:
+def _full_pass(
+    session: Session,
+    endings: Sequence[Tuple[np.ndarray, np.ndarray]],
+    arguments: Dict[str, Any],
+    outputs: List[np.ndarray],
+) -> Pairs:
     """Read all tokens of each ending in one call, and append the outputs to `outputs`. Compares as many of the last tokens as there are expected outputs."""
     for tokens, expected in endings:
         session.reset()
@@ -169,7 +251,10 @@ def _scenarios(manifest: Manifest, case: Case) -> Dict[str, Scenario]:
     length = case.tokens.shape[1]
     if not manifest.states:
         return grid_of_whole_calls(length)
-    alone, large = {**grid(length), **(grid_of_last_outputs() if manifest.input("logits_index") else {})}, proof.is_large(manifest)
+    alone, large = (
+        {**grid(length), **(grid_of_last_outputs() if manifest.input("logits_index") else {})},
+        proof.is_large(manifest),
+    )
     for name in REPEATED if large else ():
         del alone[name]
     if manifest.layout == "columns" or length < GUEST_LENGTH:
@@ -177,13 +262,17 @@ def _scenarios(manifest: Manifest, case: Case) -> Dict[str, Scenario]:
     cells = {**alone, "rows come and go": admitted}
     if np.min(case.start) == 0 and len(case.tokens) > 1:
         beside = {name: scenario for name, scenario in alone.items() if name in QUICK or not large}
-        cells |= {f"{name}, beside guests": functools.partial(_beside_guests, scenario=scenario) for name, scenario in beside.items()}
+        cells |= {
+            f"{name}, beside guests": functools.partial(_beside_guests, scenario=scenario)
+            for name, scenario in beside.items()
+        }
     return cells
 
 
 def _beside_guests(session: Session, case: Case, scenario: Scenario) -> Pairs:
     """Run a scenario on a batch that guest rows join and leave."""
-    return scenario(WithTransientRows(session, case.other[::-1].copy(), 1, case.encoder and case.encoder[::-1]), case)  # type: ignore[arg-type]
+    guests, encoder = case.other[::-1].copy(), case.encoder and case.encoder[::-1]
+    return scenario(WithTransientRows(session, guests, 1, encoder), case)  # type: ignore[arg-type]
 
 
 def _coordinates(session: Session, case: AttributeCase, full: np.ndarray) -> Pairs:
@@ -198,13 +287,23 @@ def _coordinates(session: Session, case: AttributeCase, full: np.ndarray) -> Pai
 def _segments(session: Session, case: AttributeCase, full: np.ndarray) -> Pairs:
     """Prefill tokens of different segments, with coordinates if the model has them, the first row with left padding."""
     attributes = case.attributes
-    yield session.prefill(case.tokens, attention_mask=case.mask, grid=attributes.get("grid"), token_types=attributes.get("token_types")), full
+    yield (
+        session.prefill(
+            case.tokens,
+            attention_mask=case.mask,
+            grid=attributes.get("grid"),
+            token_types=attributes.get("token_types"),
+        ),
+        full,
+    )
 
 
 ATTRIBUTE_CELLS = {"coordinates": _coordinates, "segments": _segments}
 
 
-def filled_by(session: Session, manifest: Manifest, advance: Callable[[int], None] = lambda read: None) -> Tuple[np.ndarray, np.ndarray]:
+def filled_by(
+    session: Session, manifest: Manifest, advance: Callable[[int], None] = lambda read: None
+) -> Tuple[np.ndarray, np.ndarray]:
     """Return the tokens that fill a cache, and the last outputs that a session gives for them, as Expected holds them.
 
     Args:
@@ -213,16 +312,26 @@ def filled_by(session: Session, manifest: Manifest, advance: Callable[[int], Non
         advance: called with the number of tokens that are read.
     """
     tokens, parts = proof.fill_inputs(manifest), []
-    length, chunk, dtype = tokens.shape[1], proof.fill_chunk(manifest), session.manifest.passed_dtype
+    length, chunk, dtype = (
+        tokens.shape[1],
+        proof.fill_chunk(manifest),
+        session.manifest.passed_dtype,
+    )
     read = tokens if tokens.dtype == np.int64 else tokens.astype(dtype)
     sources = proof.encoder_rows(manifest, 1)
     encoder = None if sources is None else [row.astype(dtype) for row in sources]
-    compared = max(0, length - max(KEPT // int(manifest.outputs[0].axes[-1]), reference.LAST))  # first token whose output is kept
+    compared = max(
+        0, length - max(KEPT // int(manifest.outputs[0].axes[-1]), reference.LAST)
+    )  # first token whose output is kept
     session.reset()
     for first in range(0, length, chunk):
         end = min(first + chunk, length)
         count = max(0, end - max(compared, first))
-        outputs = session.prefill(read[:, first:end], encoder=encoder if first == 0 else None, logits_to_keep=max(count, 1))
+        outputs = session.prefill(
+            read[:, first:end],
+            encoder=encoder if first == 0 else None,
+            logits_to_keep=max(count, 1),
+        )
         parts.append(outputs[:, outputs.shape[1] - count :])
         advance(end)
     return tokens, np.concatenate(parts, axis=1)
@@ -230,11 +339,20 @@ def filled_by(session: Session, manifest: Manifest, advance: Callable[[int], Non
 
 def _filled(session: Session, tokens: np.ndarray, last: np.ndarray) -> Pairs:
     """Fill the cache to its end: all tokens but the last in chunks, the last as a step. Yields only the outputs for which `last` has expected values."""
-    length, compared, chunk = tokens.shape[1], tokens.shape[1] - last.shape[1], proof.fill_chunk(session.manifest)
+    length, compared, chunk = (
+        tokens.shape[1],
+        tokens.shape[1] - last.shape[1],
+        proof.fill_chunk(session.manifest),
+    )
     for first in range(0, max(length - 1, 1), chunk):
         end = min(first + chunk, max(length - 1, 1))
-        begin, encoder = max(compared, first), proof.encoder_rows(session.manifest, 1) if first == 0 else None
-        outputs = session.prefill(tokens[:, first:end], encoder=encoder, logits_to_keep=max(end - begin, 1))
+        begin, encoder = (
+            max(compared, first),
+            proof.encoder_rows(session.manifest, 1) if first == 0 else None,
+        )
+        outputs = session.prefill(
+            tokens[:, first:end], encoder=encoder, logits_to_keep=max(end - begin, 1)
+        )
         if begin < end:
             yield outputs, last[:, begin - compared : end - compared]
     if length > 1:

@@ -18,7 +18,9 @@ from posenc_export.runtime.verification.proof import Accuracy, Expected
 from posenc_export.shared.numerics import Errors, cell_error, division_tolerance, readout_tolerance
 from posenc_export.shared.progress import EVERY, Steps
 
-THREADED = 64 << 20  # bytes of weights above which threads are used: one core reads them in 5 ms, Python's thread switch interval
+THREADED = (
+    64 << 20
+)  # bytes of weights above which threads are used: one core reads them in 5 ms, Python's thread switch interval
 MOST_WORKERS = 4  # each worker needs its own caches and activations
 
 
@@ -27,12 +29,18 @@ class Measured:
     """Errors of an artefact on the grid, by name of a cell."""
 
     cells: Dict[str, float] = field(default_factory=dict)  # numerics.cell_error
-    bounds: Dict[str, float] = field(default_factory=dict)  # tolerance of the cells whose tolerance is not that of the artefact
-    failures: Dict[str, str] = field(default_factory=dict)  # message of the graph that failed in the cell
+    bounds: Dict[str, float] = field(
+        default_factory=dict
+    )  # tolerance of the cells whose tolerance is not that of the artefact
+    failures: Dict[str, str] = field(
+        default_factory=dict
+    )  # message of the graph that failed in the cell
 
     def exceeds(self, tolerance: float) -> bool:
         """Whether a cell exceeds its tolerance, which is `tolerance` unless `bounds` has another."""
-        return any(not error <= self.bounds.get(name, tolerance) for name, error in self.cells.items())
+        return any(
+            not error <= self.bounds.get(name, tolerance) for name, error in self.cells.items()
+        )
 
 
 def sessions(model: Model, threads: Optional[int]) -> List[Session]:
@@ -43,10 +51,21 @@ def sessions(model: Model, threads: Optional[int]) -> List[Session]:
     """
     whole = model.session(capacity=proof.fill_length(model.manifest))
     large = sum(file.bytes for file in model.manifest.files.values()) >= THREADED
-    if not large or threads != 1 or model.provider != "cpu" or graph_file(model.manifest) != "model.onnx":
+    if (
+        not large
+        or threads != 1
+        or model.provider != "cpu"
+        or graph_file(model.manifest) != "model.onnx"
+    ):
         return [whole]
     workers = min(MOST_WORKERS, os.cpu_count() or 1)
-    return [whole, *(model.session(capacity=min(model.manifest.max_positions, proof.SHORT)) for _ in range(workers))]
+    return [
+        whole,
+        *(
+            model.session(capacity=min(model.manifest.max_positions, proof.SHORT))
+            for _ in range(workers)
+        ),
+    ]
 
 
 def measure(
@@ -70,7 +89,12 @@ def measure(
     """
     progress(f"{session.manifest.target}: verifying")
     parts = parts_of(session.manifest, expected, accuracy, only)
-    steps = Steps(progress, f"{session.manifest.target}: verifying", sum(part.count for part in parts), "cells")
+    steps = Steps(
+        progress,
+        f"{session.manifest.target}: verifying",
+        sum(part.count for part in parts),
+        "cells",
+    )
     ended: List[str] = []  # names of measured cells
     total = Measured()
     idle: "queue.SimpleQueue[Session]" = queue.SimpleQueue()
@@ -85,13 +109,24 @@ def measure(
     def measured(part: Part) -> Measured:
         worker = idle.get()
         try:
-            return _measured(session if part.long else worker, part, (expected.columns, expected.readout_columns), accuracy, until_failure, end)
+            return _measured(
+                session if part.long else worker,
+                part,
+                (expected.columns, expected.readout_columns),
+                accuracy,
+                until_failure,
+                end,
+            )
         finally:
             idle.put(worker)
 
     pool = ThreadPoolExecutor(len(workers)) if workers else None
     try:
-        found = _in_order(pool, measured, parts, lambda: steps.advance(len(ended))) if pool else map(measured, parts)
+        found = (
+            _in_order(pool, measured, parts, lambda: steps.advance(len(ended)))
+            if pool
+            else map(measured, parts)
+        )
         for part, errors in zip(parts, found, strict=True):
             total.cells |= errors.cells
             total.bounds |= errors.bounds
@@ -105,7 +140,12 @@ def measure(
     return total
 
 
-def _in_order(pool: ThreadPoolExecutor, measured: Callable[[Part], Measured], parts: Sequence[Part], meanwhile: Callable[[], None]) -> Iterator[Measured]:
+def _in_order(
+    pool: ThreadPoolExecutor,
+    measured: Callable[[Part], Measured],
+    parts: Sequence[Part],
+    meanwhile: Callable[[], None],
+) -> Iterator[Measured]:
     """Yield what threads measure, in the order of the parts; call `meanwhile` from this thread while it waits."""
     for running in [pool.submit(measured, part) for part in parts]:
         while not wait([running], EVERY).done:
@@ -114,7 +154,12 @@ def _in_order(pool: ThreadPoolExecutor, measured: Callable[[Part], Measured], pa
 
 
 def _measured(
-    session: Session, part: Part, columns: Sequence[np.ndarray], accuracy: Accuracy, until_failure: bool, end: Callable[[str], None]
+    session: Session,
+    part: Part,
+    columns: Sequence[np.ndarray],
+    accuracy: Accuracy,
+    until_failure: bool,
+    end: Callable[[str], None],
 ) -> Measured:
     result = Measured()
     for cell in part.cells(session):
@@ -124,19 +169,28 @@ def _measured(
         if cell.of and accuracy.rounds:
             result.bounds[cell.name] = readout_tolerance(accuracy.noise, result.cells[cell.against])
         elif cell.against:
-            result.bounds[cell.name] = division_tolerance(accuracy.noise, result.cells[cell.against], accuracy.tolerance)
+            result.bounds[cell.name] = division_tolerance(
+                accuracy.noise, result.cells[cell.against], accuracy.tolerance
+            )
         if until_failure and result.exceeds(accuracy.tolerance):
             break
     return result
 
 
-def _error(session: Session, cell: Cell, columns: np.ndarray, failures: Dict[str, str], rounds: bool) -> float:
+def _error(
+    session: Session, cell: Cell, columns: np.ndarray, failures: Dict[str, str], rounds: bool
+) -> float:
     """Run a cell on an empty session and return its error; infinity if the graph fails, whose message is then added to `failures`."""
     session.reset()
     errors = Errors()
     try:
         for pair in cell.pairs(session):
-            errors.add(*(output if output.shape[-1] == len(columns) else output[..., columns] for output in pair))  # a file holds only these columns
+            errors.add(
+                *(
+                    output if output.shape[-1] == len(columns) else output[..., columns]
+                    for output in pair
+                )
+            )  # a file holds only these columns
     except GraphError as error:
         failures[cell.name] = str(error)
         return float("inf")

@@ -26,21 +26,31 @@ from posenc_export.shared.numerics import LIMIT, rounding_tolerance
 
 BATCHES = (1, 3)
 LENGTH = 36  # tokens per row: enough for every way of splitting a sequence, few enough for the element-wise oracle
-LONGEST = 4096  # most tokens of the cell that fills a cache; longer ranges are tested by start positions
+LONGEST = (
+    4096  # most tokens of the cell that fills a cache; longer ranges are tested by start positions
+)
 SHORT = 256  # most tokens of a row, padding included, in all other cells; caches are allocated in pages of 2 MiB, so larger capacities cost memory
-LARGE = 1 << 26  # weights that a token reads from which on the grid has fewer cells; the full grid would take minutes
-WORK = 1 << 37  # limit of weights times tokens for the cell that fills a cache: 4096 tokens for 32 M weights, 1024 for 128 M
+LARGE = (
+    1 << 26
+)  # weights that a token reads from which on the grid has fewer cells; the full grid would take minutes
+WORK = (
+    1 << 37
+)  # limit of weights times tokens for the cell that fills a cache: 4096 tokens for 32 M weights, 1024 for 128 M
 ENCODED = 11  # tokens of the longest encoder sequence
 CHUNK = 512  # most tokens fed at a time by the cell that fills a cache
 SEGMENT_PADDING = 3  # columns of left padding in the first row
-WIDEST = 1 << 22  # limit for the numbers in the outputs of one call (16 MiB) by the cell that fills a cache; a large vocabulary reduces the chunk
+WIDEST = (
+    1 << 22
+)  # limit for the numbers in the outputs of one call (16 MiB) by the cell that fills a cache; a large vocabulary reduces the chunk
 
 
 @dataclass(frozen=True)
 class Accuracy:
     """How far the outputs of a correct artefact may be from those of its module."""
 
-    tolerance: float  # bound of the error of a cell (numerics.cell_error) that is compared with the module
+    tolerance: (
+        float  # bound of the error of a cell (numerics.cell_error) that is compared with the module
+    )
     noise: float = 0.0  # root mean square error of one rounded product, relative to it (numerics.rounding_tolerance); 0 if activations are not rounded
 
     @property
@@ -64,7 +74,9 @@ def accuracy_on(provider: str, reference: Reference, tolerance: Optional[float] 
     if tolerance is not None:
         return Accuracy(tolerance, accuracy.noise)
     if (bound := accuracy.tolerance) > LIMIT:
-        raise ValueError(f"verify: expected an artefact with a tolerance of at most {LIMIT}, got {bound:.2g}; export it again, or give tolerance {bound:.2g}")
+        raise ValueError(
+            f"verify: expected an artefact with a tolerance of at most {LIMIT}, got {bound:.2g}; export it again, or give tolerance {bound:.2g}"
+        )
     return accuracy
 
 
@@ -72,13 +84,17 @@ def default_accuracy(provider: str, reference: Reference) -> Accuracy:
     """Return the accuracy of an artefact on a provider, with the tolerance of the export however large it is."""
     added = providers.noise(provider)
     noise = math.hypot(reference.noise, added)
-    return Accuracy(max(reference.tolerance, rounding_tolerance(noise)) if added else reference.tolerance, noise)
+    return Accuracy(
+        max(reference.tolerance, rounding_tolerance(noise)) if added else reference.tolerance, noise
+    )
 
 
 def check_tolerance(tolerance: Optional[float]) -> None:
     """Raise ValueError unless a tolerance that the user gives is above 0 and below 1: outputs of zeros have an error of 1."""
     if tolerance is not None and not 0 < tolerance < 1:
-        raise ValueError(f"verify: expected tolerance to be above 0 and below 1, got {tolerance}; omit it for the default")
+        raise ValueError(
+            f"verify: expected tolerance to be above 0 and below 1, got {tolerance}; omit it for the default"
+        )
 
 
 @dataclass(frozen=True)
@@ -87,7 +103,9 @@ class AttributeCase:
 
     tokens: np.ndarray  # [2,L] or [2,L,E]
     mask: np.ndarray  # attention mask [2,L]; with segments, the first row has left padding
-    attributes: Dict[str, np.ndarray]  # arguments of Session.prefill: "grid" [axes,2,L], "token_types" [2,L] or both
+    attributes: Dict[
+        str, np.ndarray
+    ]  # arguments of Session.prefill: "grid" [axes,2,L], "token_types" [2,L] or both
 
 
 @dataclass(frozen=True)
@@ -112,13 +130,21 @@ class Expected:
     readout_columns: np.ndarray = field(default_factory=lambda: np.arange(0))
 
     def __post_init__(self) -> None:
-        outputs = {f"start {start}": [case.full, case.other_full] for start, case in self.cases.items()}
-        outputs |= {f"readout, start {start}": [case.readout] for start, case in self.cases.items() if case.readout is not None}
+        outputs = {
+            f"start {start}": [case.full, case.other_full] for start, case in self.cases.items()
+        }
+        outputs |= {
+            f"readout, start {start}": [case.readout]
+            for start, case in self.cases.items()
+            if case.readout is not None
+        }
         outputs |= {name: [full] for name, (_, full) in self.attribute_cases.items()}
         outputs |= {} if self.filled is None else {"cache filled to its end": [self.filled[1]]}
         for name, arrays in outputs.items():
             if not all(np.isfinite(array).all() for array in arrays):
-                raise ValueError(f"verify: expected finite outputs of the module, got NaN or infinity for '{name}'; check its weights, or export again")
+                raise ValueError(
+                    f"verify: expected finite outputs of the module, got NaN or infinity for '{name}'; check its weights, or export again"
+                )
 
 
 def starts(manifest: Manifest) -> List[int]:
@@ -146,7 +172,14 @@ def length_of(manifest: Manifest) -> int:
 
 def grid_of(manifest: Manifest) -> Tuple[Any, ...]:
     """Return what the inputs of the grid and their expected outputs depend on, besides the model."""
-    return manifest.signature, manifest.dtype, tuple(starts(manifest)), length_of(manifest), fill_length(manifest), fill_chunk(manifest)
+    return (
+        manifest.signature,
+        manifest.dtype,
+        tuple(starts(manifest)),
+        length_of(manifest),
+        fill_length(manifest),
+        fill_chunk(manifest),
+    )
 
 
 def case_inputs(manifest: Manifest) -> Tuple[np.ndarray, np.ndarray, int]:
@@ -161,14 +194,25 @@ def case_inputs(manifest: Manifest) -> Tuple[np.ndarray, np.ndarray, int]:
 def attribute_inputs(manifest: Manifest) -> Dict[str, AttributeCase]:
     """Return the inputs of the cells "coordinates" and "segments". If a model has both, the cell "segments" also has coordinates."""
     length, cells = length_of(manifest), {}
-    tokens, whole = inputs(manifest, (2, length), "tokens with numbers beside"), np.ones((2, length), np.int64)
-    grid = {"grid": numbers((manifest.axes, 2, length), "coordinates", manifest.max_positions)} if manifest.axes else {}
+    tokens, whole = (
+        inputs(manifest, (2, length), "tokens with numbers beside"),
+        np.ones((2, length), np.int64),
+    )
+    grid = (
+        {"grid": numbers((manifest.axes, 2, length), "coordinates", manifest.max_positions)}
+        if manifest.axes
+        else {}
+    )
     if grid:
         cells["coordinates"] = AttributeCase(tokens, whole, grid)
     if manifest.segments:
         padded = whole.copy()
         padded[0, : min(SEGMENT_PADDING, length - 1)] = 0
-        cells["segments"] = AttributeCase(tokens, padded, {**grid, "token_types": numbers((2, length), "segments", manifest.segments)})
+        cells["segments"] = AttributeCase(
+            tokens,
+            padded,
+            {**grid, "token_types": numbers((2, length), "segments", manifest.segments)},
+        )
     return cells
 
 
@@ -181,14 +225,22 @@ def encoder_rows(manifest: Manifest, rows: int) -> Optional[List[np.ndarray]]:
     """Return encoder outputs for each row [q,N] in the artefact's dtype, each row shorter than the one before. None if the model reads no encoder."""
     if not manifest.encoder:
         return None
-    numbers_of_token = sum(int(value.axes[1]) * int(value.axes[3]) for value in manifest.encoder[1:])
-    longest = uniform((rows, ENCODED, numbers_of_token), "keys and values of an encoder").astype(manifest.passed_dtype)
+    numbers_of_token = sum(
+        int(value.axes[1]) * int(value.axes[3]) for value in manifest.encoder[1:]
+    )
+    longest = uniform((rows, ENCODED, numbers_of_token), "keys and values of an encoder").astype(
+        manifest.passed_dtype
+    )
     return [row[: ENCODED - 3 * index] for index, row in enumerate(longest)]
 
 
 def fill_chunk(manifest: Manifest) -> int:
     """Return how many tokens of `fill_inputs` to feed at a time: fewer if the graph computes the outputs of all tokens."""
-    return CHUNK if manifest.input("logits_index") else max(1, min(CHUNK, WIDEST // int(manifest.outputs[0].axes[-1])))
+    return (
+        CHUNK
+        if manifest.input("logits_index")
+        else max(1, min(CHUNK, WIDEST // int(manifest.outputs[0].axes[-1])))
+    )
 
 
 def inputs(manifest: Manifest, shape: Tuple[int, ...], name: str) -> np.ndarray:
@@ -196,7 +248,9 @@ def inputs(manifest: Manifest, shape: Tuple[int, ...], name: str) -> np.ndarray:
     vocabulary = manifest.vocabulary
     if vocabulary:
         return numbers(shape, name, vocabulary)
-    return uniform((*shape, int(manifest.inputs[0].axes[-1])), name).astype(manifest.inputs[0].dtype)
+    return uniform((*shape, int(manifest.inputs[0].axes[-1])), name).astype(
+        manifest.inputs[0].dtype
+    )
 
 
 def uniform(shape: Tuple[int, ...], name: str) -> np.ndarray:
@@ -221,17 +275,36 @@ def _bits(shape: Tuple[int, ...], name: str) -> np.ndarray:
     return np.frombuffer(hashlib.shake_256(name.encode()).digest(4 * count), "<u4").reshape(shape)
 
 
-def certificate(session: Session, accuracy: Accuracy, cells: Dict[str, float], bounds: Dict[str, float], failures: Dict[str, str], quick: bool = False) -> Proof:
+def certificate(
+    session: Session,
+    accuracy: Accuracy,
+    cells: Dict[str, float],
+    bounds: Dict[str, float],
+    failures: Dict[str, str],
+    quick: bool = False,
+) -> Proof:
     """Return a certificate in the form of the manifest (artefact.certificate)."""
-    errors = {"cells": cells, "bounds": bounds, "failures": failures, "grid": "quick" if quick else "whole"}
-    content: Dict[str, Any] = {"tolerance": accuracy.tolerance, "provider": session.provider, "machine": machine_of(session), **errors}
+    errors = {
+        "cells": cells,
+        "bounds": bounds,
+        "failures": failures,
+        "grid": "quick" if quick else "whole",
+    }
+    content: Dict[str, Any] = {
+        "tolerance": accuracy.tolerance,
+        "provider": session.provider,
+        "machine": machine_of(session),
+        **errors,
+    }
     return cast(Proof, {"passed": passes(content), **content})
 
 
 def machine_of(session: Session) -> str:
     """Return the name of the processor or GPU, and the library that runs the graph with its version."""
     distribution = providers.distribution_of(session.provider, session.manifest)
-    described = f"{machine.gpu() if session.provider == 'cuda' else machine.processor()}, {distribution}"
+    described = (
+        f"{machine.gpu() if session.provider == 'cuda' else machine.processor()}, {distribution}"
+    )
     for name in (distribution, f"{distribution}-gpu", f"{distribution}-webgpu"):
         with suppress(metadata.PackageNotFoundError):
             return f"{described} {metadata.version(name).partition('+')[0]}"

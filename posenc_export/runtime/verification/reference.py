@@ -47,8 +47,17 @@ def write(manifest: Manifest, expected: Expected, accuracy: Accuracy, folder: Pa
         parts += [case.full, case.other_full[:, case.fork_at :]]
     parts += [full for _, full in expected.attribute_cases.values()]
     parts += [expected.filled[1][:, -LAST:]] if expected.filled is not None else []
-    readouts = [case.readout[..., readout_columns(manifest)] for case in expected.cases.values() if case.readout is not None]
-    content = np.concatenate([part.astype("<f4").reshape(-1) for part in (*(part[..., columns] for part in parts), *readouts)])
+    readouts = [
+        case.readout[..., readout_columns(manifest)]
+        for case in expected.cases.values()
+        if case.readout is not None
+    ]
+    content = np.concatenate(
+        [
+            part.astype("<f4").reshape(-1)
+            for part in (*(part[..., columns] for part in parts), *readouts)
+        ]
+    )
     (folder / FILE_NAME).write_bytes(content.tobytes())
     return reference
 
@@ -60,7 +69,9 @@ def read(manifest: Manifest, folder: Path) -> Expected:
         ValueError: the artefact has no reference, its size does not match the manifest, or a number in it is not finite.
     """
     if manifest.reference is None or FILE_NAME not in manifest.files:
-        raise ValueError(f"artefact {folder}: expected a reference, got none; verify it against its module, or export again")
+        raise ValueError(
+            f"artefact {folder}: expected a reference, got none; verify it against its module, or export again"
+        )
     columns = columns_of(manifest, manifest.reference)
     shapes = _shapes(manifest, manifest.reference.filled)
     stored = len(columns) * sum(math.prod(shape) for shape in shapes)
@@ -68,7 +79,9 @@ def read(manifest: Manifest, folder: Path) -> Expected:
     wanted = 4 * (stored + math.prod(readouts))
     size = (folder / FILE_NAME).stat().st_size
     if size != wanted:
-        raise ValueError(f"artefact {folder}: expected {FILE_NAME} with {wanted} bytes, got {size}; export again")
+        raise ValueError(
+            f"artefact {folder}: expected {FILE_NAME} with {wanted} bytes, got {size}; export again"
+        )
     whole = np.fromfile(folder / FILE_NAME, "<f4")
     content, at = whole[:stored].reshape(-1, len(columns)), 0
 
@@ -81,7 +94,11 @@ def read(manifest: Manifest, folder: Path) -> Expected:
     if len(manifest.outputs) < 2:
         return found
     cases = zip(found.cases.items(), whole[stored:].reshape(readouts), strict=True)
-    return replace(found, cases={start: replace(case, readout=readout) for (start, case), readout in cases}, readout_columns=readout_columns(manifest))
+    return replace(
+        found,
+        cases={start: replace(case, readout=readout) for (start, case), readout in cases},
+        readout_columns=readout_columns(manifest),
+    )
 
 
 def columns_of(manifest: Manifest, reference: Reference) -> np.ndarray:
@@ -104,7 +121,11 @@ def _readout_shape(manifest: Manifest) -> Tuple[int, ...]:
     if len(manifest.outputs) < 2:
         return (0,)
     axes = manifest.outputs[1].axes
-    rows = (len(starts(manifest)), max(BATCHES), *(() if len(axes) == 2 else (length_of(manifest),)))
+    rows = (
+        len(starts(manifest)),
+        max(BATCHES),
+        *(() if len(axes) == 2 else (length_of(manifest),)),
+    )
     return (*rows, max(1, min(int(axes[-1]), LARGEST // (4 * math.prod(rows)))))
 
 
@@ -123,14 +144,33 @@ def _shapes(manifest: Manifest, filled: bool) -> List[Tuple[int, ...]]:
     return shapes + ([(1, min(LAST, fill_length(manifest)))] if filled else [])
 
 
-def _expected(manifest: Manifest, columns: np.ndarray, shapes: List[Tuple[int, ...]], take: Callable[[Tuple[int, ...]], np.ndarray]) -> Expected:
+def _expected(
+    manifest: Manifest,
+    columns: np.ndarray,
+    shapes: List[Tuple[int, ...]],
+    take: Callable[[Tuple[int, ...]], np.ndarray],
+) -> Expected:
     remaining = iter(shapes)
     cases: Dict[int, Case] = {}
     for start in starts(manifest):
         tokens, other, fork_at = case_inputs(manifest)
         full, ending = take(next(remaining)), take(next(remaining))
         sources = encoder_rows(manifest, len(tokens))
-        cases[start] = Case(tokens, full, start, fork_at, other, np.concatenate((full[:, :fork_at], ending), axis=1), sources)
-    attribute_cases = {name: (case, take(next(remaining))) for name, case in attribute_inputs(manifest).items()}
-    filled = (fill_inputs(manifest), take(next(remaining))) if manifest.reference is not None and manifest.reference.filled else None
+        cases[start] = Case(
+            tokens,
+            full,
+            start,
+            fork_at,
+            other,
+            np.concatenate((full[:, :fork_at], ending), axis=1),
+            sources,
+        )
+    attribute_cases = {
+        name: (case, take(next(remaining))) for name, case in attribute_inputs(manifest).items()
+    }
+    filled = (
+        (fill_inputs(manifest), take(next(remaining)))
+        if manifest.reference is not None and manifest.reference.filled
+        else None
+    )
     return Expected(columns, cases, attribute_cases, filled)

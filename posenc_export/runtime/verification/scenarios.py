@@ -25,8 +25,12 @@ class Case:
     fork_at: int  # index of the first token in which `tokens` and `other` differ
     other: np.ndarray  # inputs and full pass of the same rows with the second ending
     other_full: np.ndarray
-    encoder: Optional[Sequence[np.ndarray]] = None  # encoder outputs of each row [q,N], if the model reads an encoder
-    readout: Optional[np.ndarray] = None  # second output for `tokens`, [B,N] or [B,L,N], if the model has one
+    encoder: Optional[Sequence[np.ndarray]] = (
+        None  # encoder outputs of each row [q,N], if the model reads an encoder
+    )
+    readout: Optional[np.ndarray] = (
+        None  # second output for `tokens`, [B,N] or [B,L,N], if the model has one
+    )
 
     def rows(self, count: int) -> "Case":
         """Return the case of the first `count` rows."""
@@ -44,7 +48,10 @@ class Case:
     def beginning(self, first: int = 0, end: Optional[int] = None) -> Dict[str, Any]:
         """Return the keyword arguments of the first call on the rows first .. end - 1 (None: all rows from `first` on)."""
         start = self.start if isinstance(self.start, int) else list(self.start[first:end])
-        return {"start": start, **({} if self.encoder is None else {"encoder": self.encoder[first:end]})}
+        return {
+            "start": start,
+            **({} if self.encoder is None else {"encoder": self.encoder[first:end]}),
+        }
 
 
 # Scenarios that `load` runs on a provider other than the CPU: several tokens on an empty and on a filled cache, one token, rows of different lengths, padding.
@@ -58,7 +65,10 @@ def split(past: int, new: int) -> Scenario:
         if past:
             yield session.prefill(case.tokens[:, :past], **case.beginning()), case.full[:, :past]
         after = case.tokens[:, past : past + new]
-        yield session.prefill(after, **({} if past else case.beginning())), case.full[:, past : past + new]
+        yield (
+            session.prefill(after, **({} if past else case.beginning())),
+            case.full[:, past : past + new],
+        )
 
     return scenario
 
@@ -124,14 +134,18 @@ class RowCursors:
         result = self.session.prefill(parts, logits_to_keep=logits_to_keep, **how)
         for row, (at, end) in enumerate(zip(self.at, ends, strict=True)):
             last = min(logits_to_keep, end - at)
-            outputs = result[row, result.shape[1] - last :] if logits_to_keep else result[row, : end - at]
+            outputs = (
+                result[row, result.shape[1] - last :] if logits_to_keep else result[row, : end - at]
+            )
             yield outputs, self.full[row][end - len(outputs) : end]
         self.at = ends
 
     def step(self, times: int) -> Pairs:
         """Feed one token of every row, `times` times or until a row has no token left."""
         for _ in range(min(times, self.total - max(self.at))):
-            result = self.session.step(np.stack([row[at] for row, at in zip(self.tokens, self.at, strict=True)]))
+            result = self.session.step(
+                np.stack([row[at] for row, at in zip(self.tokens, self.at, strict=True)])
+            )
             for row, at in enumerate(self.at):
                 yield result[row], self.full[row][at]
             self.at = [at + 1 for at in self.at]
@@ -146,7 +160,9 @@ class RowCursors:
 def ragged(session: Session, case: Case) -> Pairs:
     """Prefill rows of different lengths, then different numbers of further tokens, then step. In turn, each row has the fewest further tokens."""
     rows, cursors = range(len(case.tokens)), RowCursors(session, case)
-    yield from cursors.read([max(1, case.tokens.shape[1] // 2 - 3 * row) for row in rows], **case.beginning())
+    yield from cursors.read(
+        [max(1, case.tokens.shape[1] // 2 - 3 * row) for row in rows], **case.beginning()
+    )
     for shortest in rows:
         yield from cursors.read([1 + (row - shortest) % len(rows) for row in rows])
     yield from cursors.step(3)
@@ -155,7 +171,12 @@ def ragged(session: Session, case: Case) -> Pairs:
 def last_of_ragged(session: Session, case: Case) -> Pairs:
     """As `ragged`, with the outputs of the last tokens only; these tokens are within one chunk or span two."""
     rows, cursors = range(len(case.tokens)), RowCursors(session, case)
-    yield from cursors.read([max(1, case.tokens.shape[1] // 2 - 3 * row) for row in rows], 1, chunk=5, **case.beginning())
+    yield from cursors.read(
+        [max(1, case.tokens.shape[1] // 2 - 3 * row) for row in rows],
+        1,
+        chunk=5,
+        **case.beginning(),
+    )
     yield from cursors.read([4 - row for row in rows], 3, chunk=2)
     yield from cursors.step(1)
     yield from cursors.read([1 + 2 * row for row in rows], 1)
@@ -216,14 +237,21 @@ def admitted(session: Session, case: Case) -> Pairs:
 
     def step(rows: Sequence[int]) -> Pairs:
         if max(at[index] for index in range(len(rows))) < total:
-            result = session.step(np.stack([case.tokens[row, at[index]] for index, row in enumerate(rows)]))
+            result = session.step(
+                np.stack([case.tokens[row, at[index]] for index, row in enumerate(rows)])
+            )
             for index, row in enumerate(rows):
                 yield result[index], case.full[row, at[index]]
                 at[index] += 1
 
     for row in range(1, len(case.tokens)):
         count = min(2 + row, total)
-        yield session.admit(case.tokens[row : row + 1, :count], chunk=2, **case.beginning(row, row + 1)), case.full[row : row + 1, :count]
+        yield (
+            session.admit(
+                case.tokens[row : row + 1, :count], chunk=2, **case.beginning(row, row + 1)
+            ),
+            case.full[row : row + 1, :count],
+        )
         running.append(row)
         at.append(count)
         yield from step(running)
@@ -235,7 +263,10 @@ def admitted(session: Session, case: Case) -> Pairs:
             numbers.pop()
         if running:
             yield from step(running)
-    yield session.admit(case.other[gone : gone + 1, :3], **case.beginning(gone, gone + 1)), case.other_full[gone : gone + 1, :3]
+    yield (
+        session.admit(case.other[gone : gone + 1, :3], **case.beginning(gone, gone + 1)),
+        case.other_full[gone : gone + 1, :3],
+    )
 
 
 def padded_around(session: Session, case: Case) -> Pairs:
@@ -268,7 +299,10 @@ def read_out_of_padded(session: Session, case: Case) -> Pairs:
     padded, mask = _behind_padding(case.tokens)
     result = session.read_out(padded, case.start, mask)
     for row, expected in enumerate(case.readout):
-        yield result[row] if expected.ndim == 1 else result[row, row + 1 : row + 1 + length], expected
+        yield (
+            result[row] if expected.ndim == 1 else result[row, row + 1 : row + 1 + length],
+            expected,
+        )
 
 
 def read_out_of_ragged(session: Session, case: Case) -> Pairs:
@@ -282,7 +316,11 @@ def read_out_of_ragged(session: Session, case: Case) -> Pairs:
 
 def grid_of_read_outs() -> Dict[str, Scenario]:
     """Return the scenarios for models with a second output."""
-    return {"at once": read_out_at_once, "padding": read_out_of_padded, "ragged rows": read_out_of_ragged}
+    return {
+        "at once": read_out_at_once,
+        "padding": read_out_of_padded,
+        "ragged rows": read_out_of_ragged,
+    }
 
 
 def grid_of_last_outputs() -> Dict[str, Scenario]:
@@ -299,7 +337,12 @@ def grid(length: int) -> Dict[str, Scenario]:
     """Return the scenarios for sequences of `length` tokens, by name."""
     middle, many = length // 2, length // 3
     pasts: List[Tuple[str, int]] = [("0", 0), ("1", 1), ("middle", middle)]
-    cells = {f"past {name}, new {new}": split(past, new) for name, past in pasts for new in (1, 2, many) if 0 < new and past + new <= length}
+    cells = {
+        f"past {name}, new {new}": split(past, new)
+        for name, past in pasts
+        for new in (1, 2, many)
+        if 0 < new and past + new <= length
+    }
     if length > 1:
         cells["past last, new 1"] = split(length - 1, 1)
         cells |= {"rewind": rewound, "rewind by row": rewound_by_row, "fork": forked}

@@ -19,8 +19,20 @@ class WithTransientRows:
         encoder: encoder outputs of each guest [q,N], if the model reads an encoder.
     """
 
-    def __init__(self, session: Session, guests: np.ndarray, start: int, encoder: Optional[Sequence[np.ndarray]] = None) -> None:
-        self.session, self.manifest, self.guests, self.start, self.encoder = session, session.manifest, guests, start, encoder
+    def __init__(
+        self,
+        session: Session,
+        guests: np.ndarray,
+        start: int,
+        encoder: Optional[Sequence[np.ndarray]] = None,
+    ) -> None:
+        self.session, self.manifest, self.guests, self.start, self.encoder = (
+            session,
+            session.manifest,
+            guests,
+            start,
+            encoder,
+        )
         self.order: List[int] = []  # index in the session of each row of the scenario
         self.guest: Optional[int] = None
 
@@ -34,7 +46,10 @@ class WithTransientRows:
         logits_to_keep: int = 0,
     ) -> np.ndarray:
         """Run Session.prefill for the rows of the scenario; the first call includes a guest."""
-        rows = [np.asarray(row) if attention_mask is None else row[attention_mask[index] == 1] for index, row in enumerate(inputs)]
+        rows = [
+            np.asarray(row) if attention_mask is None else row[attention_mask[index] == 1]
+            for index, row in enumerate(inputs)
+        ]
         if self.order:
             self._exchange()
             together = [self.guests[0, :0]] * self.session.batch
@@ -45,14 +60,24 @@ class WithTransientRows:
             self.order, self.guest = list(range(1, len(rows) + 1)), 0
             starts = [self.start, *np.broadcast_to(start or 0, len(rows)).tolist()]
             sources = None if self.encoder is None else [self.encoder[0], *(encoder or ())]
-            outputs = self.session.prefill([self.guests[0, :4], *rows], start=starts, chunk=chunk, encoder=sources, logits_to_keep=logits_to_keep)
+            outputs = self.session.prefill(
+                [self.guests[0, :4], *rows],
+                start=starts,
+                chunk=chunk,
+                encoder=sources,
+                logits_to_keep=logits_to_keep,
+            )
         longest = max(len(row) for row in rows)
         if logits_to_keep:  # outputs are aligned to the last column
             return outputs[self.order, -min(logits_to_keep, longest) :]
         columns = longest if attention_mask is None else attention_mask.shape[1]
         padded = np.zeros((len(rows), columns, outputs.shape[-1]), outputs.dtype)
         for row, index in enumerate(self.order):
-            where = np.arange(len(rows[row])) if attention_mask is None else np.flatnonzero(attention_mask[row])
+            where = (
+                np.arange(len(rows[row]))
+                if attention_mask is None
+                else np.flatnonzero(attention_mask[row])
+            )
             padded[row, where] = outputs[index, : len(rows[row])]
         return padded
 
@@ -78,7 +103,9 @@ class WithTransientRows:
     def _exchange(self) -> None:
         """Retire the guest if one is present; otherwise admit one."""
         if self.guest is None:
-            self.session.admit(self.guests[1:2, :3], start=self.start, encoder=self.encoder and self.encoder[1:2])
+            self.session.admit(
+                self.guests[1:2, :3], start=self.start, encoder=self.encoder and self.encoder[1:2]
+            )
             self.guest = self.session.batch - 1
         else:
             last = self.session.batch - 1

@@ -30,7 +30,9 @@ from tests.tiny import block, encoder
 from tests.traces import sources
 
 VOCABULARY = 257  # large enough that the trace does not fold the tied table into two constants
-ROPE = decoder_config(VOCABULARY, 1, 56, block_config(40, 4, 48, kv_heads=2, head_size=16, encoding={"name": "rope"}))  # sizes are not multiples of a block
+ROPE = decoder_config(
+    VOCABULARY, 1, 56, block_config(40, 4, 48, kv_heads=2, head_size=16, encoding={"name": "rope"})
+)  # sizes are not multiples of a block
 FEW_BIT_TARGETS = ("ort", "onnx", "onnx-static")
 
 
@@ -47,23 +49,32 @@ def test_products_of_codes_and_scales_are_exact_in_float32(grid: Grid) -> None:
     assert np.abs(made.codes.astype(int)).max() <= 1 << (grid.bits - 1)
     zeros = made.zeros(grid.bits)
     assert (zeros is not None) == grid.zeros
-    exact = ((made.codes - (0 if zeros is None else zeros[..., None].astype(int))) * made.scales.astype(np.float64)[..., None]).reshape(24, -1)
+    exact = (
+        (made.codes - (0 if zeros is None else zeros[..., None].astype(int)))
+        * made.scales.astype(np.float64)[..., None]
+    ).reshape(24, -1)
     np.testing.assert_array_equal(exact[:, :70], made.weight)
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_the_rounding_error_is_at_most_the_declared_noise(grid: Grid) -> None:
     weight = _weight(64, 256)
-    error = np.sqrt(np.square(grid.rounded(weight).weight - weight).mean() / np.square(weight).mean())
+    error = np.sqrt(
+        np.square(grid.rounded(weight).weight - weight).mean() / np.square(weight).mean()
+    )
     assert error <= rounding_noise(grid.bits, grid.block or weight.shape[1])
 
 
-def test_a_block_of_4_bits_has_the_scale_of_the_smallest_squared_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_of_4_bits_has_the_scale_of_the_smallest_squared_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     weight, errors = _weight(64, 256), []
     monkeypatch.setattr(formats, "REFITTED", 0)
     for searched in (formats.SEARCHED, *((factor,) for factor in formats.SEARCHED)):
         monkeypatch.setattr(formats, "SEARCHED", searched)
-        errors.append(np.square(Grid(4, 32).rounded(weight).weight - weight).reshape(64, -1, 32).sum(2))
+        errors.append(
+            np.square(Grid(4, 32).rounded(weight).weight - weight).reshape(64, -1, 32).sum(2)
+        )
     np.testing.assert_allclose(errors[0], np.min(errors[1:], axis=0), rtol=1e-5)
 
 
@@ -77,7 +88,10 @@ def test_blocks_of_zeros_stay_zeros(grid: Grid) -> None:
 
 def test_zero_points_reduce_the_error_of_blocks_whose_weights_have_one_sign() -> None:
     weight = np.abs(_weight(64, 256))
-    without, with_zeros = (np.square(Grid(4, 32, zeros).rounded(weight).weight - weight).mean() for zeros in (False, True))
+    without, with_zeros = (
+        np.square(Grid(4, 32, zeros).rounded(weight).weight - weight).mean()
+        for zeros in (False, True)
+    )
     assert with_zeros < 0.5 * without
 
 
@@ -87,13 +101,23 @@ def test_scales_of_4_bits_are_numbers_of_float16() -> None:
 
 
 @pytest.mark.parametrize("target", ["ort", pytest.param("onnx", marks=pytest.mark.exhaustive)])
-def test_constants_that_lie_on_a_grid_by_chance_are_not_quantized(target: str, tmp_path: Path) -> None:
-    one_head = decoder_config(61, 1, 56, block_config(24, 1, 48, head_size=24, encoding={"name": "t5"}))  # its table of biases has one column
+def test_constants_that_lie_on_a_grid_by_chance_are_not_quantized(
+    target: str, tmp_path: Path
+) -> None:
+    one_head = decoder_config(
+        61, 1, 56, block_config(24, 1, 48, head_size=24, encoding={"name": "t5"})
+    )  # its table of biases has one column
     model = seeded(one_head)
     names = rounded(model, "int4").weights
     manifest = export(model, target, tmp_path / "made", verify=False, weights="int4")
     assert manifest.weights is not None and manifest.weights.matrices == len(names) == 6
-    stored = [tensor.name for tensor in onnx.load(tmp_path / "made/model.onnx", load_external_data=False).graph.initializer if ".scales" in tensor.name]
+    stored = [
+        tensor.name
+        for tensor in onnx.load(
+            tmp_path / "made/model.onnx", load_external_data=False
+        ).graph.initializer
+        if ".scales" in tensor.name
+    ]
     assert {name.partition(".scales")[0] for name in stored} == set(names)
 
 
@@ -101,9 +125,19 @@ def test_only_linear_layers_and_the_token_table_are_rounded() -> None:
     config = decoder_config(61, 1, 56, block_config(32, 4, 64, encoding={"name": "fire"}))
     model = seeded(config)
     made, names = rounded(model, "int4")
-    changed = {name for (name, one), two in zip(model.named_parameters(), made.parameters(), strict=True) if not torch.equal(one, two)}
-    linear = {f"{name}.weight" for name, part in model.named_modules() if isinstance(part, torch.nn.Linear) and ".encoding." not in name}
-    assert changed == set(names) == (linear | {"tokens.embedding.weight"}) - {"head.linear.weight"}  # the tied weight has one name
+    changed = {
+        name
+        for (name, one), two in zip(model.named_parameters(), made.parameters(), strict=True)
+        if not torch.equal(one, two)
+    }
+    linear = {
+        f"{name}.weight"
+        for name, part in model.named_modules()
+        if isinstance(part, torch.nn.Linear) and ".encoding." not in name
+    }
+    assert (
+        changed == set(names) == (linear | {"tokens.embedding.weight"}) - {"head.linear.weight"}
+    )  # the tied weight has one name
     assert made.head.linear.weight is made.tokens.embedding.weight  # type: ignore[union-attr]
 
 
@@ -112,22 +146,40 @@ def test_only_linear_layers_and_the_token_table_are_rounded() -> None:
     [
         ("ort", "int4"),
         pytest.param("ort", "int8", marks=pytest.mark.exhaustive),
-        *(pytest.param(target, weights, marks=pytest.mark.exhaustive) for target, weights in [("ort", "int4-128"), *itertools.product(("onnx", "onnx-static"), FORMATS)]),
+        *(
+            pytest.param(target, weights, marks=pytest.mark.exhaustive)
+            for target, weights in [
+                ("ort", "int4-128"),
+                *itertools.product(("onnx", "onnx-static"), FORMATS),
+            ]
+        ),
     ],
 )
-def test_a_decoder_is_verified_in_float32_and_quantized(target: str, weights: str, tmp_path: Path) -> None:
+def test_a_decoder_is_verified_in_float32_and_quantized(
+    target: str, weights: str, tmp_path: Path
+) -> None:
     manifest = export(sources(ROPE), target, tmp_path / "made", weights=weights)
     assert manifest.certificate is not None and manifest.certificate["passed"]
     assert manifest.weights is not None and manifest.weights.matrices == 6
     found = manifest.quality
-    assert found is not None and found.exact <= found.exact_tolerance == tolerance("float32", 1, widest(ROPE))
+    assert found is not None and found.exact <= found.exact_tolerance == tolerance(
+        "float32", 1, widest(ROPE)
+    )
     assert 0 < found.error and found.tokens == 2 * 3 * 36
 
 
-def test_the_loss_is_measured_on_the_provider_of_the_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loss_is_measured_on_the_provider_of_the_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded: List[str] = []
     right = quality.load
-    monkeypatch.setattr(quality, "load", lambda *given, provider="auto", **named: loaded.append(provider) or right(*given, provider=provider, **named))
+    monkeypatch.setattr(
+        quality,
+        "load",
+        lambda *given, provider="auto", **named: (
+            loaded.append(provider) or right(*given, provider=provider, **named)
+        ),
+    )
     manifest = export(sources(ROPE), "ort", tmp_path / "made", weights="int4")
     assert manifest.certificate is not None and loaded == [manifest.certificate["provider"]]
 
@@ -140,10 +192,16 @@ def test_signature_mask_is_verified(target: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("config", [block("alibi"), block("t5"), block("fox"), encoder("deberta")], ids=["alibi", "t5", "fox", "encoder"])
+@pytest.mark.parametrize(
+    "config",
+    [block("alibi"), block("t5"), block("fox"), encoder("deberta")],
+    ids=["alibi", "t5", "fox", "encoder"],
+)
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 @pytest.mark.parametrize("target", FEW_BIT_TARGETS)
-def test_blocks_and_encoders_are_verified(target: str, weights: str, config: Any, tmp_path: Path) -> None:
+def test_blocks_and_encoders_are_verified(
+    target: str, weights: str, config: Any, tmp_path: Path
+) -> None:
     manifest = export(sources(config), target, tmp_path / "made", weights=weights)
     assert manifest.certificate is not None and manifest.certificate["passed"]
 
@@ -151,11 +209,17 @@ def test_blocks_and_encoders_are_verified(target: str, weights: str, config: Any
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["llama with biases", "gemma2", "phi3", "gpt2", "gpt_neox"])
 @pytest.mark.parametrize("target", ["ort", "onnx"])
-def test_checkpoints_are_verified_and_every_linear_layer_is_quantized(target: str, name: str, tmp_path: Path) -> None:
+def test_checkpoints_are_verified_and_every_linear_layer_is_quantized(
+    target: str, name: str, tmp_path: Path
+) -> None:
     _, folder = saved(name, tmp_path / "checkpoint")
     model = from_pretrained(folder)
     manifest = export(model, target, tmp_path / "made", weights="int4")
-    assert manifest.certificate is not None and manifest.certificate["passed"] and manifest.weights is not None
+    assert (
+        manifest.certificate is not None
+        and manifest.certificate["passed"]
+        and manifest.weights is not None
+    )
     assert manifest.weights.matrices == len(rounded(model, "int4").weights)
 
 
@@ -170,7 +234,9 @@ def test_a_tied_table_is_stored_once_on_ort(tmp_path: Path) -> None:
 @pytest.mark.parametrize("weights", [pytest.param("int8", marks=pytest.mark.exhaustive), "int4"])
 def test_the_standard_form_has_only_standard_operators(weights: str, tmp_path: Path) -> None:
     manifest = export(sources(ROPE), "onnx", tmp_path / "made", verify=False, weights=weights)
-    assert set(manifest.opset) == {""} and manifest.operators["DequantizeLinear"] == 7  # a tied head has its own codes
+    assert (
+        set(manifest.opset) == {""} and manifest.operators["DequantizeLinear"] == 7
+    )  # a tied head has its own codes
 
 
 @pytest.mark.parametrize("weights", FORMATS)
@@ -184,15 +250,21 @@ def test_the_reference_evaluator_of_onnx_reads_the_standard_form(inputs: int, we
 @pytest.mark.parametrize("weights", FORMATS)
 @pytest.mark.parametrize("inputs", [96, 70])
 @pytest.mark.parametrize("form", [Fused, Standard])
-def test_products_are_within_the_rounding_of_activations(form: Any, inputs: int, weights: str) -> None:
+def test_products_are_within_the_rounding_of_activations(
+    form: Any, inputs: int, weights: str
+) -> None:
     model, x, wanted = _product(form, weights, inputs)
-    assert worst_error(_run(model, x), wanted) <= SAFETY * rounding_noise(8, FORMATS[weights].shared)
+    assert worst_error(_run(model, x), wanted) <= SAFETY * rounding_noise(
+        8, FORMATS[weights].shared
+    )
 
 
 @pytest.mark.parametrize("weights", FORMATS)
 def test_the_output_of_a_token_does_not_depend_on_other_tokens(weights: str) -> None:
     model, x, _ = _product(Fused, weights, 96)
-    alone = np.concatenate([_run(model, x[:, index : index + 1]) for index in range(x.shape[1])], axis=1)
+    alone = np.concatenate(
+        [_run(model, x[:, index : index + 1]) for index in range(x.shape[1])], axis=1
+    )
     assert worst_error(alone, _run(model, x)) <= tolerance("float32", 1, 96)
 
 
@@ -209,28 +281,55 @@ def test_a_token_of_zeros_gives_zeros() -> None:
     assert not _run(model, x)[:, 2].any()
 
 
-def _product(form: Any, weights: str, inputs: int) -> Tuple[onnx.ModelProto, np.ndarray, np.ndarray]:
+def _product(
+    form: Any, weights: str, inputs: int
+) -> Tuple[onnx.ModelProto, np.ndarray, np.ndarray]:
     """Return a graph of one product in a format, x [1,9,K] with tokens of different magnitudes, and the product in float64."""
     grid = FORMATS[weights].projections
     codes = grid.rounded(_weight(24, inputs))
-    x = ir.Value(name="x", shape=ir.Shape([1, "tokens", inputs]), type=ir.TensorType(ir.DataType.FLOAT))
-    held = ir.Value(name="w", shape=ir.Shape(codes.weight.shape), type=ir.TensorType(ir.DataType.FLOAT), const_value=ir.tensor(codes.weight, name="w"))
+    x = ir.Value(
+        name="x", shape=ir.Shape([1, "tokens", inputs]), type=ir.TensorType(ir.DataType.FLOAT)
+    )
+    held = ir.Value(
+        name="w",
+        shape=ir.Shape(codes.weight.shape),
+        type=ir.TensorType(ir.DataType.FLOAT),
+        const_value=ir.tensor(codes.weight, name="w"),
+    )
     read = ir.node("OnGrid", [held], {"name": "w"}, domain=semantic.DOMAIN)
     turned = ir.node("Transpose", read.outputs, {"perm": [1, 0]})
     node = ir.node("MatMul", [x, turned.outputs[0]])
-    node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = "y", ir.TensorType(ir.DataType.FLOAT), ir.Shape([1, "tokens", 24])
-    graph = ir.Graph([x], node.outputs, nodes=[read, turned, node], initializers=[held], opset_imports={"": 23, "com.microsoft": 1})
+    node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = (
+        "y",
+        ir.TensorType(ir.DataType.FLOAT),
+        ir.Shape([1, "tokens", 24]),
+    )
+    graph = ir.Graph(
+        [x],
+        node.outputs,
+        nodes=[read, turned, node],
+        initializers=[held],
+        opset_imports={"": 23, "com.microsoft": 1},
+    )
     model = ir.Model(graph, ir_version=10)
     op = Builder(model, "float32", 64, on_grid={"w": (grid, codes)})
     replace_nodes(op, form("int8").table())
     finish(op)
-    graph.outputs[0].type, graph.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([1, "tokens", 24])
-    tokens = np.random.default_rng(1).standard_normal((1, 9, inputs)).astype(np.float32) * np.float32(2) ** np.arange(9, dtype=np.float32)[:, None]
+    graph.outputs[0].type, graph.outputs[0].shape = (
+        ir.TensorType(ir.DataType.FLOAT),
+        ir.Shape([1, "tokens", 24]),
+    )
+    tokens = (
+        np.random.default_rng(1).standard_normal((1, 9, inputs)).astype(np.float32)
+        * np.float32(2) ** np.arange(9, dtype=np.float32)[:, None]
+    )
     return ir.to_proto(model), tokens, tokens.astype(np.float64) @ codes.weight.T.astype(np.float64)
 
 
 def _run(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
-    return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    ).run(None, {"x": x})[0]
 
 
 @pytest.mark.exhaustive
@@ -240,17 +339,34 @@ def test_an_artefact_is_verified_again_with_and_without_its_module(tmp_path: Pat
     assert verify_here(tmp_path / "made", "cpu")["passed"]
 
 
-def test_a_fault_smaller_than_the_rounding_of_activations_is_detected_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_smaller_than_the_rounding_of_activations_is_detected_in_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scores_of = standard.scores_of
-    monkeypatch.setattr(standard, "scores_of", lambda node: {name: 1.01 * value if name == "scale" else value for name, value in scores_of(node).items()})
+    monkeypatch.setattr(
+        standard,
+        "scores_of",
+        lambda node: {
+            name: 1.01 * value if name == "scale" else value
+            for name, value in scores_of(node).items()
+        },
+    )
     with pytest.raises(VerificationError) as failure:
         export(sources(ROPE), "ort", tmp_path / "made", weights="int4")
     assert failure.value.certificate["tolerance"] == tolerance("float32", 1, widest(ROPE))
 
 
 REFUSALS: dict = {
-    "an unknown format": (("ort", "int3"), {}, "weights to be one of int8, int8-32, int4, int4-128, keep, got 'int3'"),
-    "TorchScript": (("torchscript", "int4"), {}, "target onnx or onnx-static or ort in float32 for weights int4, got torchscript"),
+    "an unknown format": (
+        ("ort", "int3"),
+        {},
+        "weights to be one of int8, int8-32, int4, int4-128, keep, got 'int3'",
+    ),
+    "TorchScript": (
+        ("torchscript", "int4"),
+        {},
+        "target onnx or onnx-static or ort in float32 for weights int4, got torchscript",
+    ),
     "a program of torch.export": (("pt2", "int8"), {}, "got pt2"),
     "CUDA": (("ort-cuda", "int4"), {}, "got ort-cuda"),
     "float16": (("ort", "int4"), {"dtype": "float16"}, "got ort in float16"),
@@ -258,6 +374,8 @@ REFUSALS: dict = {
 
 
 @pytest.mark.parametrize(("given", "more", "message"), REFUSALS.values(), ids=REFUSALS)
-def test_an_unsupported_combination_is_refused(given: Tuple[str, str], more: dict, message: str, tmp_path: Path) -> None:
+def test_an_unsupported_combination_is_refused(
+    given: Tuple[str, str], more: dict, message: str, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match=message):
         export(sources(ROPE), given[0], tmp_path / "made", weights=given[1], **more)

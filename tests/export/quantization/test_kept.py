@@ -20,13 +20,23 @@ from posenc_export.models.pretrained import from_pretrained  # noqa: E402
 from posenc_export.runtime.artefact.summary import summary  # noqa: E402
 from tests.models import gguf_files  # noqa: E402
 
-DOWN, QKV, TABLE = "layers.0.mlp.down.weight", "layers.0.attention.projection.qkv.weight", "tokens.embedding.weight"
+DOWN, QKV, TABLE = (
+    "layers.0.mlp.down.weight",
+    "layers.0.attention.projection.qkv.weight",
+    "tokens.embedding.weight",
+)
 ONE_SUM = 2.0**-22  # of two numbers in float32, relative to the largest weight
 BITS = {"Q4_0": 4, "Q4_1": 4, "Q4_K": 4, "Q5_0": 8, "Q5_1": 8, "Q5_K": 8, "Q8_0": 8, "Q6_K": 8}
 
 
 def _read(path: Path, kind: str = "F32", name: str = "llama wide", **kinds: str) -> Any:
-    gguf_files.write(name, gguf_files.made(name), path, Types[kind], kinds={end.replace("__", "."): Types[other] for end, other in kinds.items()})
+    gguf_files.write(
+        name,
+        gguf_files.made(name),
+        path,
+        Types[kind],
+        kinds={end.replace("__", "."): Types[other] for end, other in kinds.items()},
+    )
     return from_pretrained(path)
 
 
@@ -34,13 +44,21 @@ def _read(path: Path, kind: str = "F32", name: str = "llama wide", **kinds: str)
 def test_blocks_are_kept_without_rounding(kind: str, tmp_path: Path) -> None:
     model = _read(tmp_path / "model.gguf", kind)
     rounded, wanted = kept(model), dict(model.named_parameters())
-    assert {grid.bits for grid, _ in rounded.weights.values()} == {BITS[kind]} and {DOWN, QKV, TABLE} <= set(rounded.weights)
+    assert {grid.bits for grid, _ in rounded.weights.values()} == {BITS[kind]} and {
+        DOWN,
+        QKV,
+        TABLE,
+    } <= set(rounded.weights)
     for name, (_, codes) in rounded.weights.items():
         weight = wanted[name].detach().numpy()
         bound = {"Q4_0": 0.0, "Q5_0": 0.0, "Q8_0": 0.0, "Q6_K": 1 / 128}.get(kind, ONE_SUM)
         assert np.abs(codes.weight - weight).max() <= bound * np.abs(weight).max()
         held = dict(rounded.model.named_parameters())[name]
-        assert held is wanted[name] if kind != "Q6_K" else np.array_equal(held.detach().numpy(), codes.weight)  # a second copy in memory only if it differs
+        assert (
+            held is wanted[name]
+            if kind != "Q6_K"
+            else np.array_equal(held.detach().numpy(), codes.weight)
+        )  # a second copy in memory only if it differs
 
 
 def test_a_projection_of_several_types_is_kept_in_the_wider_codes(tmp_path: Path) -> None:
@@ -52,30 +70,74 @@ def test_a_projection_of_several_types_is_kept_in_the_wider_codes(tmp_path: Path
     assert "layers.0.attention.projection.output.weight" not in rounded
 
 
-CASES = [("llama", "Q4_1"), ("llama", "Q4_0"), ("llama", "Q8_0"), ("gpt2", "Q4_1"), ("phi3 plain", "Q5_1"), ("gemma3", "Q8_0"), ("falcon new", "Q4_0")]
+CASES = [
+    ("llama", "Q4_1"),
+    ("llama", "Q4_0"),
+    ("llama", "Q8_0"),
+    ("gpt2", "Q4_1"),
+    ("phi3 plain", "Q5_1"),
+    ("gemma3", "Q8_0"),
+    ("falcon new", "Q4_0"),
+]
 
 
-@pytest.mark.parametrize(("name", "kind"), [pytest.param(*case, marks=pytest.mark.exhaustive) for case in CASES])
-def test_an_artefact_with_kept_blocks_is_certified_and_near_its_module(name: str, kind: str, tmp_path: Path) -> None:
-    manifest = export_model(_read(tmp_path / "model.gguf", kind, name), "ort", tmp_path / "artefact", weights="keep")
-    assert manifest.certificate is not None and manifest.certificate["passed"] and manifest.weights is not None and manifest.weights.format == "keep"
+@pytest.mark.parametrize(
+    ("name", "kind"), [pytest.param(*case, marks=pytest.mark.exhaustive) for case in CASES]
+)
+def test_an_artefact_with_kept_blocks_is_certified_and_near_its_module(
+    name: str, kind: str, tmp_path: Path
+) -> None:
+    manifest = export_model(
+        _read(tmp_path / "model.gguf", kind, name), "ort", tmp_path / "artefact", weights="keep"
+    )
+    assert (
+        manifest.certificate is not None
+        and manifest.certificate["passed"]
+        and manifest.weights is not None
+        and manifest.weights.format == "keep"
+    )
     said = summary(manifest)
-    assert "float32 except weights" in said["model"] and said["weights"].startswith(f"codes of the checkpoint in {manifest.weights.matrices} matrices")
-    assert manifest.operators["MatMulNBits"] == manifest.weights.matrices and manifest.operators["GatherBlockQuantized"] == 1
-    assert manifest.quality is not None and manifest.quality.error < 0.05 and manifest.quality.exact <= manifest.quality.exact_tolerance
+    assert "float32 except weights" in said["model"] and said["weights"].startswith(
+        f"codes of the checkpoint in {manifest.weights.matrices} matrices"
+    )
+    assert (
+        manifest.operators["MatMulNBits"] == manifest.weights.matrices
+        and manifest.operators["GatherBlockQuantized"] == 1
+    )
+    assert (
+        manifest.quality is not None
+        and manifest.quality.error < 0.05
+        and manifest.quality.exact <= manifest.quality.exact_tolerance
+    )
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", pytest.param("Q5_1", marks=pytest.mark.exhaustive)])
-def test_blocks_with_offsets_are_exact_if_activations_are_not_rounded(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(artefact, "activations_of", lambda model: "float32")  # the tolerance of float32 then applies
-    manifest = export_model(_read(tmp_path / "model.gguf", kind, "llama"), "ort", tmp_path / "artefact", weights="keep")
+def test_blocks_with_offsets_are_exact_if_activations_are_not_rounded(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        artefact, "activations_of", lambda model: "float32"
+    )  # the tolerance of float32 then applies
+    manifest = export_model(
+        _read(tmp_path / "model.gguf", kind, "llama"), "ort", tmp_path / "artefact", weights="keep"
+    )
     assert manifest.certificate is not None and manifest.certificate["tolerance"] < 1e-4
-    assert manifest.operators["ReduceSum"] < manifest.operators["MatMulNBits"]  # gate and up share the sums of their input
+    assert (
+        manifest.operators["ReduceSum"] < manifest.operators["MatMulNBits"]
+    )  # gate and up share the sums of their input
 
 
 REFUSED: Dict[str, Any] = {
-    "a model without blocks": ("F32", "llama", "expected a model from a checkpoint with quantized weights for weights keep"),
-    "a model with experts": ("Q8_0", "llama with experts", "expected a model without experts for weights keep"),
+    "a model without blocks": (
+        "F32",
+        "llama",
+        "expected a model from a checkpoint with quantized weights for weights keep",
+    ),
+    "a model with experts": (
+        "Q8_0",
+        "llama with experts",
+        "expected a model without experts for weights keep",
+    ),
 }
 
 
@@ -88,30 +150,77 @@ def test_what_cannot_be_kept_is_refused(case: str, tmp_path: Path) -> None:
 
 def test_keep_is_refused_on_other_targets(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     _read(tmp_path / "model.gguf", "Q8_0", "llama")
-    assert main(["export", str(tmp_path / "model.gguf"), "--target", "onnx", "--weights", "keep", "-o", str(tmp_path / "artefact")]) == 2
+    assert (
+        main(
+            [
+                "export",
+                str(tmp_path / "model.gguf"),
+                "--target",
+                "onnx",
+                "--weights",
+                "keep",
+                "-o",
+                str(tmp_path / "artefact"),
+            ]
+        )
+        == 2
+    )
     assert "expected target ort in float32 for weights keep, got onnx" in capsys.readouterr().err
 
 
 def test_the_command_exports_a_gguf_file(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    gguf_files.write("llama", gguf_files.made("llama"), path, metadata={"tokenizer.chat_template": "{{ messages }}", **VOCABULARY})
-    assert main(["export", str(path), "--target", "ort", "--no-verify", "-o", str(tmp_path / "artefact")]) == 0
+    gguf_files.write(
+        "llama",
+        gguf_files.made("llama"),
+        path,
+        metadata={"tokenizer.chat_template": "{{ messages }}", **VOCABULARY},
+    )
+    assert (
+        main(
+            [
+                "export",
+                str(path),
+                "--target",
+                "ort",
+                "--no-verify",
+                "-o",
+                str(tmp_path / "artefact"),
+            ]
+        )
+        == 0
+    )
     manifest = load(tmp_path / "artefact").manifest
-    assert {"tokenizer.json", "chat_template.jinja", "generation_config.json"} <= set(manifest.files) and manifest.stop_ids == [2]
+    assert {"tokenizer.json", "chat_template.jinja", "generation_config.json"} <= set(
+        manifest.files
+    ) and manifest.stop_ids == [2]
 
 
 WORDS = ["<unk>", "<s>", "</s>", "!!", *(chr(33 + index) for index in range(60))]
-VOCABULARY = {f"tokenizer.ggml.{key}": value for key, value in {"model": "gpt2", "pre": "gpt-2", "tokens": WORDS, "merges": ["! !"], "eos_token_id": 2}.items()}
+VOCABULARY = {
+    f"tokenizer.ggml.{key}": value
+    for key, value in {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": WORDS,
+        "merges": ["! !"],
+        "eos_token_id": 2,
+    }.items()
+}
 
 
 @pytest.mark.exhaustive
 def test_an_artefact_with_kept_blocks_is_verified_again_with_its_file(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    export_model(_read(path, "Q4_1", "llama"), "ort", tmp_path / "artefact", weights="keep", verify=False)
+    export_model(
+        _read(path, "Q4_1", "llama"), "ort", tmp_path / "artefact", weights="keep", verify=False
+    )
     assert verify(tmp_path / "artefact", from_pretrained(path))["passed"]
 
 
-def test_the_description_of_a_gguf_file_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_description_of_a_gguf_file_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     model = _read(tmp_path / "model.gguf", "Q8_0", "gemma2")
     assert main(["describe", str(tmp_path / "model.gguf"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(to_json(model.config)))

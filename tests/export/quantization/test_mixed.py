@@ -31,16 +31,23 @@ def _bits(formats: Dict[str, str]) -> int:
 
 def test_a_larger_size_gives_weights_more_bits_until_all_have_8(sample: Sample) -> None:
     chosen = [mixed.formats_within(MODEL, sample, size) for size in (0.4, 0.46, 10.0)]
-    assert _bits(chosen[0]) < _bits(chosen[1]) < _bits(chosen[2]) and set(chosen[2].values()) == {"int8-32"}
+    assert _bits(chosen[0]) < _bits(chosen[1]) < _bits(chosen[2]) and set(chosen[2].values()) == {
+        "int8-32"
+    }
 
 
 def test_the_weight_that_loses_most_for_its_bytes_gets_the_larger_format() -> None:
-    small, large, cheap = ([Choice("int4", 100, loss), Choice("int8-32", 100 + more, 0.0)] for loss, more in ((1.0, 100), (2.0, 100), (1.5, 50)))
+    small, large, cheap = (
+        [Choice("int4", 100, loss), Choice("int8-32", 100 + more, 0.0)]
+        for loss, more in ((1.0, 100), (2.0, 100), (1.5, 50))
+    )
     found = mixed._within([small, large, cheap], 300 + 150)
     assert [choice.format for choice in found] == ["int4", "int8-32", "int8-32"]
 
 
-def test_the_estimated_loss_of_small_errors_is_that_of_gaussian_noise_on_the_outputs(sample: Sample) -> None:
+def test_the_estimated_loss_of_small_errors_is_that_of_gaussian_noise_on_the_outputs(
+    sample: Sample,
+) -> None:
     head = MODEL.head.linear
     [(_, sensitivity), *_] = mixed._measured(MODEL, sample, {"head": [head]})["head"]
     rows = torch.arange(head.out_features)
@@ -52,14 +59,23 @@ def test_the_estimated_loss_of_small_errors_is_that_of_gaussian_noise_on_the_out
         changes = []
         for sign in (1, -1):  # the mean over both signs has no term of first order
             noisy.head.linear.weight = torch.nn.Parameter(head.weight + sign * errors)
-            changes.append(float(sum(mixed._cross_entropy(noisy, row[None]) for row in window) - plain) / window.numel())
+            changes.append(
+                float(sum(mixed._cross_entropy(noisy, row[None]) for row in window) - plain)
+                / window.numel()
+            )
     assert sensitivity.loss(errors, rows) == pytest.approx(np.mean(changes), rel=0.5)
 
 
-def test_an_artefact_of_a_size_is_at_most_that_large_and_verified_with_the_formats_of_its_manifest(tmp_path: Path) -> None:
+def test_an_artefact_of_a_size_is_at_most_that_large_and_verified_with_the_formats_of_its_manifest(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "text").write_bytes(TEXT)
-    made = export(MODEL, "ort", tmp_path / "made", calibrate=tmp_path / "text", size=0.45, max_loss=10.0)
-    assert 0.38e6 < sum(made.files[name].bytes for name in ("model.onnx", "model.onnx.data")) <= 0.45e6
+    made = export(
+        MODEL, "ort", tmp_path / "made", calibrate=tmp_path / "text", size=0.45, max_loss=10.0
+    )
+    assert (
+        0.38e6 < sum(made.files[name].bytes for name in ("model.onnx", "model.onnx.data")) <= 0.45e6
+    )
     assert len(set(made.formats.values())) > 1 and len(made.formats) == made.weights.matrices
     assert verify(tmp_path / "made", MODEL, calibrate=tmp_path / "text")["passed"]
     made.formats.popitem()
@@ -68,7 +84,10 @@ def test_an_artefact_of_a_size_is_at_most_that_large_and_verified_with_the_forma
 
 
 def test_a_size_that_is_too_small_is_refused_with_the_smallest_one(sample: Sample) -> None:
-    with pytest.raises(ValueError, match=r"expected a size of at least (0\.\d+) MB for this model, got 0.1; give \1") as refused:
+    with pytest.raises(
+        ValueError,
+        match=r"expected a size of at least (0\.\d+) MB for this model, got 0.1; give \1",
+    ) as refused:
         mixed.formats_within(MODEL, sample, 0.1)
     smallest = float(str(refused.value).split(" MB")[0].rpartition(" ")[2])
     assert len(mixed.formats_within(MODEL, sample, smallest)) == 11
@@ -84,13 +103,20 @@ def test_a_size_that_is_too_small_is_refused_with_the_smallest_one(sample: Sampl
         ({"size": 0.7}, "with calibration data, got none; pass a text"),
     ],
 )
-def test_sizes_that_cannot_be_met_are_refused(tmp_path: Path, options: Dict[str, Any], found: str) -> None:
+def test_sizes_that_cannot_be_met_are_refused(
+    tmp_path: Path, options: Dict[str, Any], found: str
+) -> None:
     with pytest.raises(ValueError, match=found):
         export(MODEL, "ort", tmp_path / "made", **options)
 
 
 def test_a_size_for_a_block_or_another_target_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected a decoder that reads text"):
-        export(seeded(block_config(24, 2, 64, encoding={"name": "rope"})), "ort", tmp_path / "made", size=1.0)
+        export(
+            seeded(block_config(24, 2, 64, encoding={"name": "rope"})),
+            "ort",
+            tmp_path / "made",
+            size=1.0,
+        )
     with pytest.raises(ValueError, match="expected target ort in float32 for size 1"):
         export(MODEL, "onnx", tmp_path / "made", size=1.0)

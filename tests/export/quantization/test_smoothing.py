@@ -13,7 +13,9 @@ from posenc_export.export.quantization.smoothing import smoothed
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
 
-BYTES = decoder_config(256, 1, 56, block_config(40, 4, 48, kv_heads=2, head_size=16, encoding={"name": "rope"}))
+BYTES = decoder_config(
+    256, 1, 56, block_config(40, 4, 48, kv_heads=2, head_size=16, encoding={"name": "rope"})
+)
 TEXT = bytes(range(32, 127)) * 3
 
 
@@ -29,8 +31,13 @@ def _with_outlier(factor: float = 100.0) -> Any:
 def _inputs(model: Any) -> Dict[str, torch.Tensor]:
     """Return the inputs [S,E] of the first layer's queries and gates for a text."""
     found: Dict[str, torch.Tensor] = {}
-    for name, part in (("qkv", model.layers[0].attention.projection.qkv), ("gate", model.layers[0].mlp.gate)):
-        part.register_forward_pre_hook(lambda _, inputs, name=name: found.__setitem__(name, inputs[0][0]))
+    for name, part in (
+        ("qkv", model.layers[0].attention.projection.qkv),
+        ("gate", model.layers[0].mlp.gate),
+    ):
+        part.register_forward_pre_hook(
+            lambda _, inputs, name=name: found.__setitem__(name, inputs[0][0])
+        )
     eager_session(model).prefill(np.frombuffer(TEXT, np.uint8)[None, :48].astype(np.int64))
     return found
 
@@ -39,7 +46,9 @@ def test_a_smoothed_model_has_the_same_outputs_bit_by_bit_and_leaves_the_model_u
     model, tokens = _with_outlier(), np.frombuffer(TEXT, np.uint8)[None, :48].astype(np.int64)
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     made = smoothed(model, calibration.of_text(TEXT, model))
-    np.testing.assert_array_equal(eager_session(made).prefill(tokens), eager_session(model).prefill(tokens))
+    np.testing.assert_array_equal(
+        eager_session(made).prefill(tokens), eager_session(model).prefill(tokens)
+    )
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
     assert not torch.equal(made.layers[0].mlp.gate.weight, model.layers[0].mlp.gate.weight)  # type: ignore[union-attr,index]
 
@@ -56,5 +65,10 @@ def test_the_largest_input_of_a_token_is_closer_to_the_others_after_smoothing(na
 def test_int8_has_a_scale_per_block_where_products_read_the_units_of_an_mlp() -> None:
     found = rounded(seeded(BYTES), "int8").weights
     blocks = {name: grid.block for name, (grid, _) in found.items()}
-    assert blocks["layers.0.mlp.down.weight"] == 32 and blocks["layers.0.mlp.gate.weight"] is blocks["layers.0.attention.projection.output.weight"] is None
+    assert (
+        blocks["layers.0.mlp.down.weight"] == 32
+        and blocks["layers.0.mlp.gate.weight"]
+        is blocks["layers.0.attention.projection.output.weight"]
+        is None
+    )
     assert FORMATS["int8-32"].downs is None

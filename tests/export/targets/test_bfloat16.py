@@ -32,9 +32,17 @@ def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_caches_have_bfloat16_and_hidden_states_float32(artefact: Path) -> None:
     manifest = manifests.read(artefact)
-    assert (manifest.dtype, manifest.inputs[0].dtype, manifest.outputs[0].dtype) == ("bfloat16", "float32", "float32")
-    assert {state.dtype for state in manifest.states} == {"bfloat16"} and placed(artefact / "model.onnx").captured
-    assert manifest.reference is not None and manifest.reference.tolerance == rounding_tolerance(BFLOAT16_NOISE)
+    assert (manifest.dtype, manifest.inputs[0].dtype, manifest.outputs[0].dtype) == (
+        "bfloat16",
+        "float32",
+        "float32",
+    )
+    assert {state.dtype for state in manifest.states} == {"bfloat16"} and placed(
+        artefact / "model.onnx"
+    ).captured
+    assert manifest.reference is not None and manifest.reference.tolerance == rounding_tolerance(
+        BFLOAT16_NOISE
+    )
 
 
 def test_memory_of_a_bfloat16_cache_has_two_bytes_for_each_number() -> None:
@@ -44,37 +52,59 @@ def test_memory_of_a_bfloat16_cache_has_two_bytes_for_each_number() -> None:
 
 @pytest.mark.parametrize("provider", ["cpu", "auto"])
 def test_bfloat16_is_refused_on_the_cpu(provider: str, artefact: Path) -> None:
-    with pytest.raises(ValueError, match="expected (provider cuda for an artefact in bfloat16, got cpu|a machine that can run provider cuda)"):
+    with pytest.raises(
+        ValueError,
+        match="expected (provider cuda for an artefact in bfloat16, got cpu|a machine that can run provider cuda)",
+    ):
         load(artefact, provider=provider)
 
 
 def test_programs_without_this_package_refuse_bfloat16(artefact: Path) -> None:
-    with pytest.raises(ValueError, match="expected an artefact in float32 or float16 for --runtime, got bfloat16"):
+    with pytest.raises(
+        ValueError, match="expected an artefact in float32 or float16 for --runtime, got bfloat16"
+    ):
         program(manifests.read(artefact), "python")
 
 
 def test_other_targets_refuse_bfloat16(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="expected dtype float32 or float16 for target ort, got bfloat16"):
+    with pytest.raises(
+        ValueError, match="expected dtype float32 or float16 for target ort, got bfloat16"
+    ):
         export(sources(block("rope")), "ort", tmp_path / "artefact", dtype="bfloat16")
 
 
 def test_an_operator_without_a_kernel_for_bfloat16_is_refused_by_name(tmp_path: Path) -> None:
     plain = block("rope")
-    clipped = replace(plain, attention=replace(plain.attention, projection={"name": "grouped", "clip": 0.7}))
-    with pytest.raises(ValueError, match="for target ort-cuda, got one that cannot run: no kernel for Clip of bfloat16 bfloat16 bfloat16; change the model"):
+    clipped = replace(
+        plain, attention=replace(plain.attention, projection={"name": "grouped", "clip": 0.7})
+    )
+    with pytest.raises(
+        ValueError,
+        match="for target ort-cuda, got one that cannot run: no kernel for Clip of bfloat16 bfloat16 bfloat16; change the model",
+    ):
         export(sources(clipped), "ort-cuda", tmp_path / "artefact", dtype="bfloat16", verify=False)
 
 
-def test_the_rounded_weights_are_verified_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rounded_weights_are_verified_in_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: List[str] = []
-    manifest = export(sources(block("rope")), "ort-cuda", tmp_path / "artefact", dtype="bfloat16", progress=said.append)
+    manifest = export(
+        sources(block("rope")),
+        "ort-cuda",
+        tmp_path / "artefact",
+        dtype="bfloat16",
+        progress=said.append,
+    )
     assert manifest.certificate is None and "ort-cuda: float32 artefact for verification" in said
     assert [path.name for path in tmp_path.iterdir()] == ["artefact"]
 
     def wrong(op: Any, node: Any) -> Any:
         return op.Mul(ort_cuda.attend(op, node), op.constant(1.5, op.dtype))
 
-    monkeypatch.setattr(ort_cuda, "LOWERING", ({**ort_cuda.LOWERING[0], Attend: wrong}, ort_cuda.LOWERING[1]))
+    monkeypatch.setattr(
+        ort_cuda, "LOWERING", ({**ort_cuda.LOWERING[0], Attend: wrong}, ort_cuda.LOWERING[1])
+    )
     with pytest.raises(VerificationError):
         export(sources(block("rope")), "ort-cuda", tmp_path / "wrong", dtype="bfloat16")
 

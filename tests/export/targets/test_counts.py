@@ -14,16 +14,35 @@ from posenc_export.models.presets import seeded
 from tests.export.batches import worst_of_batch
 
 ROWS, WIDTH = 3, 32
-LENGTHS = (4 * KEYS_PER_ROW * ROWS, 40, 3)  # of the rows of a batch: beyond the keys that are counted first, a little beyond, and below
+LENGTHS = (
+    4 * KEYS_PER_ROW * ROWS,
+    40,
+    3,
+)  # of the rows of a batch: beyond the keys that are counted first, a little beyond, and below
 
 
 @pytest.mark.parametrize("open_gates", [True, False])
-@pytest.mark.parametrize("signature", ["positions", pytest.param("mask", marks=pytest.mark.exhaustive)])
-def test_scores_are_exact_whether_or_not_the_last_keys_reach_the_largest_count(open_gates: bool, signature: str, tmp_path: Path) -> None:
-    block: Any = seeded(block_config(WIDTH, 2, 256, encoding={"name": "cope", "positions": ROWS}, kv_heads=1, qkv_bias=True))
-    with torch.no_grad():  # products of queries and keys are about 12, or -12: gates of nearly 1, or nearly 0
+@pytest.mark.parametrize(
+    "signature", ["positions", pytest.param("mask", marks=pytest.mark.exhaustive)]
+)
+def test_scores_are_exact_whether_or_not_the_last_keys_reach_the_largest_count(
+    open_gates: bool, signature: str, tmp_path: Path
+) -> None:
+    block: Any = seeded(
+        block_config(
+            WIDTH, 2, 256, encoding={"name": "cope", "positions": ROWS}, kv_heads=1, qkv_bias=True
+        )
+    )
+    with (
+        torch.no_grad()
+    ):  # products of queries and keys are about 12, or -12: gates of nearly 1, or nearly 0
         block.attention.projection.qkv.bias[:WIDTH] = 2.0
-        block.attention.projection.qkv.bias[WIDTH : WIDTH + WIDTH // 2] = 1.5 if open_gates else -1.5
+        block.attention.projection.qkv.bias[WIDTH : WIDTH + WIDTH // 2] = (
+            1.5 if open_gates else -1.5
+        )
     manifest = export(block, "ort", tmp_path / "artefact", signature=signature, verify=False)
     session = load(tmp_path / "artefact", provider="cpu", threads=1).session()
-    assert worst_of_batch(block, session, LENGTHS, steps=4, chunk=50) <= accuracy_of(block, manifest).tolerance
+    assert (
+        worst_of_batch(block, session, LENGTHS, steps=4, chunk=50)
+        <= accuracy_of(block, manifest).tolerance
+    )

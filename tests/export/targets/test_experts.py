@@ -21,32 +21,75 @@ pytestmark = pytest.mark.xdist_group("experts")
 GROUPS = {"name": "groups", "groups": 3, "kept": 2}
 MIXTURES: Dict[str, Dict[str, Any]] = {
     "plain": {"experts": 5, "chosen": 2},
-    "clamped with biases": {"experts": 3, "chosen": 2, "bias": True, "unit": {"name": "clamped", "limit": 0.4}},
-    "weights on the input": {"experts": 4, "chosen": 1, "on": "input", "weights": "sigmoid", "shared": 12},
+    "clamped with biases": {
+        "experts": 3,
+        "chosen": 2,
+        "bias": True,
+        "unit": {"name": "clamped", "limit": 0.4},
+    },
+    "weights on the input": {
+        "experts": 4,
+        "chosen": 1,
+        "on": "input",
+        "weights": "sigmoid",
+        "shared": 12,
+    },
     "two weights on the input": {"experts": 4, "chosen": 2, "on": "input", "weights": "all"},
-    "groups": {"experts": 6, "chosen": 3, "factor": 1.5, "shared": 12, "choice": GROUPS, "weights": "sigmoid_of_chosen"},
+    "groups": {
+        "experts": 6,
+        "chosen": 3,
+        "factor": 1.5,
+        "shared": 12,
+        "choice": GROUPS,
+        "weights": "sigmoid_of_chosen",
+    },
     "all": {"experts": 3, "chosen": 3},
     "relu": {"experts": 3, "chosen": 2, "unit": {"name": "gated", "activation": "relu"}},
 }
-SPARSE = ("plain", "all", "clamped with biases", "weights on the input", "groups")  # those that MoE can represent
+SPARSE = (
+    "plain",
+    "all",
+    "clamped with biases",
+    "weights on the input",
+    "groups",
+)  # those that MoE can represent
 TARGETS = ("ort", "onnx", "onnx-static")
 
 
 def _decoder(mixture: str) -> Any:
     """Describe a decoder of one layer, whose widths are not multiples of a block."""
-    plain = decoder_config(257, 1, 56, block_config(40, 4, 24, kv_heads=2, head_size=16, encoding={"name": "rope"}))
+    plain = decoder_config(
+        257, 1, 56, block_config(40, 4, 24, kv_heads=2, head_size=16, encoding={"name": "rope"})
+    )
     mlp = {"name": "experts", "hidden": 24, **MIXTURES[mixture]}
-    return replace(plain, layers={name: replace(kind, mlp=mlp) for name, kind in plain.layers.items()})
+    return replace(
+        plain, layers={name: replace(kind, mlp=mlp) for name, kind in plain.layers.items()}
+    )
 
 
 def _cases(*quick: tuple) -> list:
     """Return every mixture, target and format as parameters; those not in `quick` are exhaustive."""
-    cases = [(mixture, target, weights) for mixture in MIXTURES for target in TARGETS for weights in (None, *FORMATS)]
-    return [case if case in quick else pytest.param(*case, marks=pytest.mark.exhaustive) for case in cases]
+    cases = [
+        (mixture, target, weights)
+        for mixture in MIXTURES
+        for target in TARGETS
+        for weights in (None, *FORMATS)
+    ]
+    return [
+        case if case in quick else pytest.param(*case, marks=pytest.mark.exhaustive)
+        for case in cases
+    ]
 
 
-@pytest.mark.parametrize(("mixture", "target", "weights"), _cases(("plain", "ort", None), ("clamped with biases", "ort", "int4"), ("groups", "ort", "int8-32")))
-def test_experts_are_verified_with_the_tolerance_of_float32(mixture: str, target: str, weights: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mixture", "target", "weights"),
+    _cases(
+        ("plain", "ort", None), ("clamped with biases", "ort", "int4"), ("groups", "ort", "int8-32")
+    ),
+)
+def test_experts_are_verified_with_the_tolerance_of_float32(
+    mixture: str, target: str, weights: Any, tmp_path: Path
+) -> None:
     config = _decoder(mixture)
     manifest = export(sources(config), target, tmp_path / "made", weights=weights)
     assert manifest.certificate is not None and manifest.certificate["passed"]
@@ -59,13 +102,20 @@ def test_experts_are_verified_with_the_tolerance_of_float32(mixture: str, target
 @pytest.mark.parametrize("weights", [None, *FORMATS])
 @pytest.mark.parametrize("target", TARGETS)
 def test_signature_mask_is_verified(target: str, weights: Any, tmp_path: Path) -> None:
-    manifest = export(sources(_decoder("plain")), target, tmp_path / "made", "mask", weights=weights)
+    manifest = export(
+        sources(_decoder("plain")), target, tmp_path / "made", "mask", weights=weights
+    )
     assert manifest.certificate is not None and manifest.certificate["passed"]
 
 
-@pytest.mark.parametrize(("target", "dtype"), [("ort", "float16"), ("torchscript", "float16"), ("ort-cuda", None)])
+@pytest.mark.parametrize(
+    ("target", "dtype"), [("ort", "float16"), ("torchscript", "float16"), ("ort-cuda", None)]
+)
 def test_a_choice_of_experts_in_float16_is_refused(target: str, dtype: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="expected dtype float32 for a model that chooses 2 of 5 experts, got float16"):
+    with pytest.raises(
+        ValueError,
+        match="expected dtype float32 for a model that chooses 2 of 5 experts, got float16",
+    ):
         export(sources(_decoder("plain")), target, tmp_path / "made", dtype=dtype)
 
 
@@ -73,19 +123,28 @@ def test_a_choice_of_experts_in_float16_is_refused(target: str, dtype: Any, tmp_
 @pytest.mark.parametrize("target", TARGETS)
 def test_experts_that_are_all_chosen_are_verified_in_float16(target: str, tmp_path: Path) -> None:
     manifest = export(sources(_decoder("all")), target, tmp_path / "made", dtype="float16")
-    assert manifest.certificate is not None and manifest.certificate["passed"] and "MoE" not in manifest.operators
+    assert (
+        manifest.certificate is not None
+        and manifest.certificate["passed"]
+        and "MoE" not in manifest.operators
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_experts_are_refused_for_cuda(dtype: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="expected a model without experts for target ort-cuda, got one with experts"):
+    with pytest.raises(
+        ValueError,
+        match="expected a model without experts for target ort-cuda, got one with experts",
+    ):
         export(sources(_decoder("all")), "ort-cuda", tmp_path / "made", dtype=dtype, verify=False)
     assert not (tmp_path / "made").exists()
 
 
 def test_a_choice_of_experts_in_bfloat16_is_refused(tmp_path: Path) -> None:
     manifest = export(sources(_decoder("plain")), "ort", tmp_path / "made", verify=False)
-    with pytest.raises(ValueError, match="expected a model that does not choose experts for provider openvino-bf16"):
+    with pytest.raises(
+        ValueError, match="expected a model that does not choose experts for provider openvino-bf16"
+    ):
         check_name("openvino-bf16", manifest)
 
 
@@ -93,10 +152,16 @@ def test_a_choice_of_experts_in_bfloat16_is_refused(tmp_path: Path) -> None:
 def test_experts_are_rounded_and_routers_are_not(weights: str) -> None:
     model = seeded(_decoder("clamped with biases"))
     made, found = rounded(model, weights)
-    changed = {name.rpartition("mlp.")[2] for (name, one), two in zip(model.named_parameters(), made.parameters(), strict=True) if not torch.equal(one, two)}
+    changed = {
+        name.rpartition("mlp.")[2]
+        for (name, one), two in zip(model.named_parameters(), made.parameters(), strict=True)
+        if not torch.equal(one, two)
+    }
     experts = {"gates", "ups", "downs"}
     assert changed >= experts and not any("router" in name or "bias" in name for name in changed)
-    assert (changed == experts) == weights.startswith("int8")  # kernels of other products with 8-bit weights round activations
+    assert (changed == experts) == weights.startswith(
+        "int8"
+    )  # kernels of other products with 8-bit weights round activations
     part = next(part for part in made.modules() if isinstance(part, Experts))
     for name in experts:
         codes = next(codes for full, (_, codes) in found.items() if full.endswith(f"mlp.{name}"))
@@ -107,10 +172,16 @@ def test_experts_are_rounded_and_routers_are_not(weights: str) -> None:
 def test_experts_take_no_more_than_their_bits_on_disk(tmp_path: Path) -> None:
     plain = decoder_config(64, 1, 256, block_config(64, 4, 24, encoding={"name": "rope"}))
     mlp = {"name": "experts", "hidden": 256, "experts": 16, "chosen": 2}
-    config = replace(plain, layers={name: replace(kind, mlp=mlp) for name, kind in plain.layers.items()})
-    sizes = {weights: _size(config, weights, tmp_path / str(weights)) for weights in (None, *FORMATS)}
+    config = replace(
+        plain, layers={name: replace(kind, mlp=mlp) for name, kind in plain.layers.items()}
+    )
+    sizes = {
+        weights: _size(config, weights, tmp_path / str(weights)) for weights in (None, *FORMATS)
+    }
     experts = 3 * 16 * 64 * 256
-    assert sizes[None] - sizes["int8"] > 2.9 * experts and sizes[None] - sizes["int4"] > 3.3 * experts
+    assert (
+        sizes[None] - sizes["int8"] > 2.9 * experts and sizes[None] - sizes["int4"] > 3.3 * experts
+    )
 
 
 def _size(config: Any, weights: Any, folder: Path) -> int:

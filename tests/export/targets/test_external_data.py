@@ -20,7 +20,9 @@ from tests.traces import sources
 
 ONNX_TARGETS = [name for name in TARGETS if name not in ("torchscript", "pt2")]
 DATA = external_data.WEIGHTS
-pytestmark = pytest.mark.xdist_group("weights beside the graph")  # one process exports the artefacts
+pytestmark = pytest.mark.xdist_group(
+    "weights beside the graph"
+)  # one process exports the artefacts
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +40,15 @@ def _initialisers(folder: Path) -> List[Any]:
 
 def _places(folder: Path) -> Dict[str, Dict[str, str]]:
     """Location, offset and length of each initialiser outside the graph."""
-    outside = [tensor for tensor in _initialisers(folder) if tensor.data_location == onnx.TensorProto.EXTERNAL]
-    return {tensor.name: {entry.key: entry.value for entry in tensor.external_data} for tensor in outside}
+    outside = [
+        tensor
+        for tensor in _initialisers(folder)
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+    ]
+    return {
+        tensor.name: {entry.key: entry.value for entry in tensor.external_data}
+        for tensor in outside
+    }
 
 
 def _copied(source: Path, folder: Path) -> Path:
@@ -50,7 +59,9 @@ def _copied(source: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("target", ONNX_TARGETS)
-def test_every_large_tensor_is_external_and_page_aligned(target: str, made: Dict[str, Path]) -> None:
+def test_every_large_tensor_is_external_and_page_aligned(
+    target: str, made: Dict[str, Path]
+) -> None:
     places, end = _places(made[target]), 0
     sizes = {tensor.name: len(tensor.raw_data) for tensor in _initialisers(made[target])}
     assert places and all(size < external_data.SMALL for size in sizes.values())
@@ -63,16 +74,25 @@ def test_every_large_tensor_is_external_and_page_aligned(target: str, made: Dict
 
 
 @pytest.mark.parametrize("target", ONNX_TARGETS)
-def test_the_manifest_lists_size_and_hash_of_graph_and_weights(target: str, made: Dict[str, Path]) -> None:
+def test_the_manifest_lists_size_and_hash_of_graph_and_weights(
+    target: str, made: Dict[str, Path]
+) -> None:
     listed = manifests.read(made[target]).files
-    assert {name: files.entry(made[target] / name) for name in ("model.onnx", DATA)} == {name: listed[name] for name in ("model.onnx", DATA)}
+    assert {name: files.entry(made[target] / name) for name in ("model.onnx", DATA)} == {
+        name: listed[name] for name in ("model.onnx", DATA)
+    }
 
 
 def test_the_weights_in_the_file_are_those_of_the_module(tmp_path: Path) -> None:
     model = seeded(block("rope", width=64))
     export(model, "onnx", tmp_path / "artefact", verify=False)
-    stored = [onnx.numpy_helper.to_array(tensor) for tensor in onnx.load(tmp_path / "artefact" / "model.onnx").graph.initializer]
-    matrices = [parameter.detach().numpy() for parameter in model.parameters() if parameter.ndim == 2]
+    stored = [
+        onnx.numpy_helper.to_array(tensor)
+        for tensor in onnx.load(tmp_path / "artefact" / "model.onnx").graph.initializer
+    ]
+    matrices = [
+        parameter.detach().numpy() for parameter in model.parameters() if parameter.ndim == 2
+    ]
     assert matrices
     for matrix in matrices:  # a projection is stored transposed, as MatMul reads it
         assert any(np.array_equal(array, matrix.T) for array in stored)
@@ -84,7 +104,9 @@ def traced_again() -> Sources:
 
 
 @pytest.mark.parametrize("target", ONNX_TARGETS)
-def test_a_second_export_gives_the_same_weights_file(target: str, made: Dict[str, Path], traced_again: Sources, tmp_path: Path) -> None:
+def test_a_second_export_gives_the_same_weights_file(
+    target: str, made: Dict[str, Path], traced_again: Sources, tmp_path: Path
+) -> None:
     export(traced_again, target, tmp_path / "again", verify=False)
     for name in ("model.onnx", DATA):
         assert (tmp_path / "again" / name).read_bytes() == (made[target] / name).read_bytes()
@@ -96,12 +118,16 @@ def test_the_onnx_checker_accepts_graph_and_weights(target: str, made: Dict[str,
 
 
 @pytest.mark.parametrize("target", ["onnx", "onnx-static", "ort"])
-def test_plain_onnx_runtime_loads_the_two_files_from_one_folder(target: str, made: Dict[str, Path], tmp_path: Path) -> None:
+def test_plain_onnx_runtime_loads_the_two_files_from_one_folder(
+    target: str, made: Dict[str, Path], tmp_path: Path
+) -> None:
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     for name in ("model.onnx", DATA):
         (folder / name).write_bytes((made[target] / name).read_bytes())
-    session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        str(folder / "model.onnx"), providers=["CPUExecutionProvider"]
+    )
     assert session.get_inputs()[0].name == "input_ids"
 
 
@@ -116,7 +142,11 @@ def _flipped(content: bytes) -> bytes:
     return content[:100] + bytes([content[100] ^ 1]) + content[101:]
 
 
-CHANGES: Dict[str, Callable[[bytes], bytes]] = {"one bit": _flipped, "truncated": lambda content: content[:-1], "longer": lambda content: content + b"\0"}
+CHANGES: Dict[str, Callable[[bytes], bytes]] = {
+    "one bit": _flipped,
+    "truncated": lambda content: content[:-1],
+    "longer": lambda content: content + b"\0",
+}
 
 
 @pytest.mark.parametrize(("name", "change"), [("model.onnx", "one bit"), (DATA, "truncated")])
@@ -125,12 +155,16 @@ def test_a_changed_graph_or_size_is_refused_before_onnx_runtime_reads_it(
 ) -> None:
     folder = _copied(made["ort"], tmp_path / "artefact")
     (folder / name).write_bytes(CHANGES[change]((folder / name).read_bytes()))
-    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *_, **__: pytest.fail("it was read"))
+    monkeypatch.setattr(
+        onnxruntime, "InferenceSession", lambda *_, **__: pytest.fail("it was read")
+    )
     with pytest.raises(ValueError, match=f"expected {name} with"):
         load(folder, provider="cpu")
 
 
-def test_changed_weights_are_refused_also_where_onnx_runtime_fails_on_them(made: Dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_weights_are_refused_also_where_onnx_runtime_fails_on_them(
+    made: Dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = _copied(made["ort"], tmp_path / "artefact")
     (folder / DATA).write_bytes(_flipped((folder / DATA).read_bytes()))
 
@@ -143,37 +177,54 @@ def test_changed_weights_are_refused_also_where_onnx_runtime_fails_on_them(made:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_weights_that_are_not_those_of_the_manifest_are_refused(change: str, made: Dict[str, Path], tmp_path: Path) -> None:
+def test_weights_that_are_not_those_of_the_manifest_are_refused(
+    change: str, made: Dict[str, Path], tmp_path: Path
+) -> None:
     path = _copied(made["ort"], tmp_path / "artefact") / DATA
     path.write_bytes(CHANGES[change](path.read_bytes()))
-    with pytest.raises(ValueError, match=rf"{re.escape(DATA)} with \d+ bytes and sha256 .*, got .*; export again"):
+    with pytest.raises(
+        ValueError, match=rf"{re.escape(DATA)} with \d+ bytes and sha256 .*, got .*; export again"
+    ):
         load(path.parent, provider="cpu")
 
 
 def test_missing_weights_are_refused(made: Dict[str, Path], tmp_path: Path) -> None:
     path = _copied(made["ort"], tmp_path / "artefact") / DATA
     path.unlink()
-    with pytest.raises(ValueError, match=f"expected the file {re.escape(DATA)}, got none; export again"):
+    with pytest.raises(
+        ValueError, match=f"expected the file {re.escape(DATA)}, got none; export again"
+    ):
         load(path.parent, provider="cpu")
 
 
-def test_a_listed_weights_file_that_is_too_short_for_the_graph_is_refused(made: Dict[str, Path], tmp_path: Path) -> None:
+def test_a_listed_weights_file_that_is_too_short_for_the_graph_is_refused(
+    made: Dict[str, Path], tmp_path: Path
+) -> None:
     folder = _copied(made["ort"], tmp_path / "artefact")
     (folder / DATA).write_bytes((folder / DATA).read_bytes()[:-1])
     _resealed(folder, made["ort"])
-    with pytest.raises(ValueError, match="runtime: expected model.onnx to be a graph that ONNX Runtime loads, got"):
+    with pytest.raises(
+        ValueError, match="runtime: expected model.onnx to be a graph that ONNX Runtime loads, got"
+    ):
         load(folder, provider="cpu")
 
 
-def test_weights_that_the_manifest_does_not_list_are_refused(made: Dict[str, Path], tmp_path: Path) -> None:
+def test_weights_that_the_manifest_does_not_list_are_refused(
+    made: Dict[str, Path], tmp_path: Path
+) -> None:
     folder = _copied(made["ort"], tmp_path / "artefact")
     _resealed(folder, made["ort"], without=DATA)
-    with pytest.raises(ValueError, match=f"expected model.onnx to read files that the manifest lists, got '{re.escape(DATA)}'"):
+    with pytest.raises(
+        ValueError,
+        match=f"expected model.onnx to read files that the manifest lists, got '{re.escape(DATA)}'",
+    ):
         load(folder, provider="cpu")
 
 
 @pytest.mark.parametrize("location", ["../model.onnx.data", "weights.bin"])
-def test_a_graph_that_refers_to_weights_outside_the_folder_is_refused(location: str, made: Dict[str, Path], tmp_path: Path) -> None:
+def test_a_graph_that_refers_to_weights_outside_the_folder_is_refused(
+    location: str, made: Dict[str, Path], tmp_path: Path
+) -> None:
     folder = _copied(made["ort"], tmp_path / "artefact")
     model = onnx.load(folder / "model.onnx", load_external_data=False)
     for tensor in model.graph.initializer:
@@ -182,7 +233,10 @@ def test_a_graph_that_refers_to_weights_outside_the_folder_is_refused(location: 
     (folder / "model.onnx").write_bytes(model.SerializeToString())
     (folder / location).write_bytes((folder / DATA).read_bytes())
     _resealed(folder, made["ort"])
-    with pytest.raises(ValueError, match=f"expected model.onnx to read files that the manifest lists, got '{re.escape(location)}'"):
+    with pytest.raises(
+        ValueError,
+        match=f"expected model.onnx to read files that the manifest lists, got '{re.escape(location)}'",
+    ):
         load(folder, provider="cpu")
 
 
@@ -195,7 +249,9 @@ def _resealed(folder: Path, source: Path, without: str = "") -> None:
 
 @pytest.mark.parametrize("shape", [(3, 5), (5, 3, 2), (7,), ()])
 @pytest.mark.parametrize("dtype", ["float32", "float16", ">f4"])
-def test_blocks_are_the_bytes_of_an_array_in_row_major_little_endian_order(shape: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_are_the_bytes_of_an_array_in_row_major_little_endian_order(
+    shape: Any, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(external_data, "BLOCK", 24)
     array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
     wanted = array.T.astype(array.dtype.newbyteorder("<")).tobytes()

@@ -18,11 +18,19 @@ from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import rules
-from posenc_export.shared.numerics import HEADROOM, cache_noise, rounding_tolerance, tolerance, worst_error
+from posenc_export.shared.numerics import (
+    HEADROOM,
+    cache_noise,
+    rounding_tolerance,
+    tolerance,
+    worst_error,
+)
 from tests.tiny import block
 
 BLOCK = block_config(64, 4, 128, kv_heads=2, head_size=16, encoding={"name": "rope"})
-BYTES = decoder_config(256, 2, 96, block_config(64, 4, 128, kv_heads=2, head_size=16, encoding={"name": "rope"}))
+BYTES = decoder_config(
+    256, 2, 96, block_config(64, 4, 128, kv_heads=2, head_size=16, encoding={"name": "rope"})
+)
 HEADS, KV_HEADS, SIZE, SLOTS = 4, 2, 16, 24
 
 
@@ -30,19 +38,42 @@ HEADS, KV_HEADS, SIZE, SLOTS = 4, 2, 16, 24
 def test_the_node_appends_rounded_codes_and_attends_to_codes_times_scales(large: float) -> None:
     """Compare with attention in float64 numpy: rows of different lengths, grouped heads, a window and a softcap."""
     random, past, window, cap = np.random.default_rng(0), np.array([5, 17, 0]), 6, 5.0
-    q, k, v = (large * random.standard_normal((3, 1, heads * SIZE)).astype(np.float32) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    q, k, v = (
+        large * random.standard_normal((3, 1, heads * SIZE)).astype(np.float32)
+        for heads in (HEADS, KV_HEADS, KV_HEADS)
+    )
     scales = [random.uniform(0.01, 0.03, (KV_HEADS, SIZE)).astype(np.float32) for _ in "kv"]
     caches = [random.integers(-128, 128, (3, KV_HEADS, SLOTS, SIZE)).astype(np.int8) for _ in "kv"]
-    session = onnxruntime.InferenceSession(_node(window, cap).SerializeToString(), providers=["CPUExecutionProvider"])
-    fed = {"q": q, "k": k, "v": v, "past_k": caches[0], "past_v": caches[1], "seqlens": past.astype(np.int32), "total": np.array(past.max() + 1, np.int32)}
-    y, *made = session.run(None, fed | {"k_scale": scales[0].reshape(-1), "v_scale": scales[1].reshape(-1)})
+    session = onnxruntime.InferenceSession(
+        _node(window, cap).SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    fed = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "past_k": caches[0],
+        "past_v": caches[1],
+        "seqlens": past.astype(np.int32),
+        "total": np.array(past.max() + 1, np.int32),
+    }
+    y, *made = session.run(
+        None, fed | {"k_scale": scales[0].reshape(-1), "v_scale": scales[1].reshape(-1)}
+    )
     for row, count in enumerate(past):
         for cache, before, new, scale in zip(made, caches, (k, v), scales, strict=True):
             np.testing.assert_array_equal(cache[row, :, :count], before[row, :, :count])
-            np.testing.assert_array_equal(cache[row, :, count], np.clip(np.rint(new[row, 0].reshape(KV_HEADS, SIZE) / scale), -128, 127))
+            np.testing.assert_array_equal(
+                cache[row, :, count],
+                np.clip(np.rint(new[row, 0].reshape(KV_HEADS, SIZE) / scale), -128, 127),
+            )
         seen = slice(max(0, count + 1 - window), count + 1)
-        keys, values = (np.repeat(cache[row, :, seen] * scale[:, None].astype(np.float64), HEADS // KV_HEADS, 0) for cache, scale in zip(made, scales, strict=True))
-        scores = cap * np.tanh(np.einsum("hd,htd->ht", q[row, 0].reshape(HEADS, SIZE), keys) / np.sqrt(SIZE) / cap)
+        keys, values = (
+            np.repeat(cache[row, :, seen] * scale[:, None].astype(np.float64), HEADS // KV_HEADS, 0)
+            for cache, scale in zip(made, scales, strict=True)
+        )
+        scores = cap * np.tanh(
+            np.einsum("hd,htd->ht", q[row, 0].reshape(HEADS, SIZE), keys) / np.sqrt(SIZE) / cap
+        )
         shares = np.exp(scores - scores.max(1, keepdims=True))
         wanted = np.einsum("ht,htd->hd", shares / shares.sum(1, keepdims=True), values).reshape(-1)
         assert worst_error(y[row, 0], wanted) <= tolerance("float32", 1, SLOTS)
@@ -51,25 +82,74 @@ def test_the_node_appends_rounded_codes_and_attends_to_codes_times_scales(large:
 def _node(window: int, cap: float) -> onnx.ModelProto:
     cache, new, scale = ["B", KV_HEADS, SLOTS, SIZE], ["B", "S", KV_HEADS * SIZE], [KV_HEADS * SIZE]
     floats = {"q": ["B", "S", HEADS * SIZE], "k": new, "v": new, "k_scale": scale, "v_scale": scale}
-    typed = {TensorProto.FLOAT: floats, TensorProto.INT8: {"past_k": cache, "past_v": cache}, TensorProto.INT32: {"seqlens": ["B"], "total": []}}
-    inputs = [helper.make_tensor_value_info(name, kind, shape) for kind, values in typed.items() for name, shape in values.items()]
-    outputs = [helper.make_tensor_value_info(name, TensorProto.INT8, cache) for name in ("present_k", "present_v")]
+    typed = {
+        TensorProto.FLOAT: floats,
+        TensorProto.INT8: {"past_k": cache, "past_v": cache},
+        TensorProto.INT32: {"seqlens": ["B"], "total": []},
+    }
+    inputs = [
+        helper.make_tensor_value_info(name, kind, shape)
+        for kind, values in typed.items()
+        for name, shape in values.items()
+    ]
+    outputs = [
+        helper.make_tensor_value_info(name, TensorProto.INT8, cache)
+        for name in ("present_k", "present_v")
+    ]
     outputs.insert(0, helper.make_tensor_value_info("y", TensorProto.FLOAT, floats["q"]))
-    read = ["q", "k", "v", "past_k", "past_v", "seqlens", "total", "", "", "", "", "", "k_scale", "v_scale"]
-    given = {"num_heads": HEADS, "kv_num_heads": KV_HEADS, "local_window_size": window, "softcap": cap, **QUANTISED}
-    node = helper.make_node("GroupQueryAttention", read, [value.name for value in outputs], domain="com.microsoft", **given)
+    read = [
+        "q",
+        "k",
+        "v",
+        "past_k",
+        "past_v",
+        "seqlens",
+        "total",
+        "",
+        "",
+        "",
+        "",
+        "",
+        "k_scale",
+        "v_scale",
+    ]
+    given = {
+        "num_heads": HEADS,
+        "kv_num_heads": KV_HEADS,
+        "local_window_size": window,
+        "softcap": cap,
+        **QUANTISED,
+    }
+    node = helper.make_node(
+        "GroupQueryAttention",
+        read,
+        [value.name for value in outputs],
+        domain="com.microsoft",
+        **given,
+    )
     opsets = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(helper.make_graph([node], "one", inputs, outputs), opset_imports=opsets, ir_version=10)
+    return helper.make_model(
+        helper.make_graph([node], "one", inputs, outputs), opset_imports=opsets, ir_version=10
+    )
 
 
-def test_the_scale_of_a_channel_maps_its_largest_value_with_headroom_to_the_last_code(tmp_path: Path) -> None:
+def test_the_scale_of_a_channel_maps_its_largest_value_with_headroom_to_the_last_code(
+    tmp_path: Path,
+) -> None:
     model = seeded(block_config(24, 2, 64, encoding={"name": "nope"}))
     sample = calibration.read(_hidden(tmp_path, 24), model)
-    projected = sample.windows.reshape(-1, 24).astype(np.float64) @ model.attention.projection.qkv.weight.detach().double().numpy().T  # type: ignore[union-attr,operator]
+    projected = (
+        sample.windows.reshape(-1, 24).astype(np.float64)
+        @ model.attention.projection.qkv.weight.detach().double().numpy().T
+    )  # type: ignore[union-attr,operator]
     found = calibration.cache_scales(model, sample)
     for part, name in ((1, "key"), (2, "value")):
-        wanted = HEADROOM / 127 * np.abs(projected[:, part * 24 : (part + 1) * 24]).max(0).reshape(2, 12)
-        assert worst_error(found[f"past_key_values.0.{name}"], wanted) <= tolerance("float32", 1, 24)
+        wanted = (
+            HEADROOM / 127 * np.abs(projected[:, part * 24 : (part + 1) * 24]).max(0).reshape(2, 12)
+        )
+        assert worst_error(found[f"past_key_values.0.{name}"], wanted) <= tolerance(
+            "float32", 1, 24
+        )
 
 
 def test_windows_are_placed_over_the_whole_range_of_positions(tmp_path: Path) -> None:
@@ -77,36 +157,68 @@ def test_windows_are_placed_over_the_whole_range_of_positions(tmp_path: Path) ->
     x = np.zeros((4096, 16), np.float32)
     x[:, 0] = 1.0
     np.save(tmp_path / "x.npy", x)
-    found = calibration.cache_scales(model, calibration.read(tmp_path / "x.npy", model))["past_key_values.0.key"][0]
+    found = calibration.cache_scales(model, calibration.read(tmp_path / "x.npy", model))[
+        "past_key_values.0.key"
+    ][0]
     key = model.attention.projection.qkv.weight.detach().numpy()[16:32, 0]  # type: ignore[union-attr,operator]
     pairs = np.hypot(key[:8], key[8:])
-    turning = slice(0, 5)  # pairs that rotate by at least half a turn within the range, so that both channels reach the length of the pair
-    np.testing.assert_allclose(found.reshape(2, 8)[:, turning], np.tile(HEADROOM / 127 * pairs[turning], (2, 1)), rtol=0.1)
+    turning = slice(
+        0, 5
+    )  # pairs that rotate by at least half a turn within the range, so that both channels reach the length of the pair
+    np.testing.assert_allclose(
+        found.reshape(2, 8)[:, turning], np.tile(HEADROOM / 127 * pairs[turning], (2, 1)), rtol=0.1
+    )
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the artefact of a block with an 8-bit cache."""
     folder = tmp_path_factory.mktemp("block")
-    export(seeded(BLOCK), "ort", folder / "made", verify=False, calibrate=_hidden(folder, 64), cache="int8")
+    export(
+        seeded(BLOCK),
+        "ort",
+        folder / "made",
+        verify=False,
+        calibrate=_hidden(folder, 64),
+        cache="int8",
+    )
     return folder / "made"
 
 
 def test_outputs_with_an_8_bit_cache_are_within_the_tolerance_of_the_module(made: Path) -> None:
     model, loaded = seeded(BLOCK), load(made, provider="cpu")
     manifest, session = loaded.manifest, loaded.session(batch=2)
-    assert {state.dtype for state in manifest.states} == {"int8"} and manifest.calibration is not None
+    assert {state.dtype for state in manifest.states} == {
+        "int8"
+    } and manifest.calibration is not None
     x = np.random.default_rng(1).standard_normal((2, 40, 64)).astype(np.float32)
-    steps = [session.prefill(x[:, :30], attention_mask=np.arange(30) >= np.array([[0], [9]])), *(session.step(x[:, index])[:, None] for index in range(30, 40))]
+    steps = [
+        session.prefill(x[:, :30], attention_mask=np.arange(30) >= np.array([[0], [9]])),
+        *(session.step(x[:, index])[:, None] for index in range(30, 40)),
+    ]
     wanted = eager_session(model).prefill(x[:1])
-    assert 0 < worst_error(np.concatenate(steps, 1)[0], wanted[0]) <= rounding_tolerance(cache_noise(manifest.calibration.tokens))
+    assert (
+        0
+        < worst_error(np.concatenate(steps, 1)[0], wanted[0])
+        <= rounding_tolerance(cache_noise(manifest.calibration.tokens))
+    )
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("signature", ["positions", "mask"])
 @pytest.mark.parametrize("weights", [None, "int8", "int4"])
-def test_a_decoder_is_verified_with_float32_and_with_8_bit_caches(weights: str, signature: str, tmp_path: Path) -> None:
-    manifest = export(seeded(BYTES), "ort", tmp_path / "made", signature, weights=weights, calibrate=_text(tmp_path), cache="int8")
+def test_a_decoder_is_verified_with_float32_and_with_8_bit_caches(
+    weights: str, signature: str, tmp_path: Path
+) -> None:
+    manifest = export(
+        seeded(BYTES),
+        "ort",
+        tmp_path / "made",
+        signature,
+        weights=weights,
+        calibrate=_text(tmp_path),
+        cache="int8",
+    )
     assert manifest.certificate is not None and manifest.certificate["passed"]
     found = manifest.quality
     assert found is not None and 0 < found.error and found.exact <= found.exact_tolerance
@@ -117,24 +229,41 @@ def test_a_decoder_is_verified_with_float32_and_with_8_bit_caches(weights: str, 
 @pytest.mark.parametrize("name", ["alibi", "t5", "rope-partial", "xpos", "learned", "fire"])
 def test_blocks_are_verified(name: str, signature: str, tmp_path: Path) -> None:
     config = block(name)
-    manifest = export(seeded(config), "ort", tmp_path / "made", signature, calibrate=_hidden(tmp_path, config.width), cache="int8")
+    manifest = export(
+        seeded(config),
+        "ort",
+        tmp_path / "made",
+        signature,
+        calibrate=_hidden(tmp_path, config.width),
+        cache="int8",
+    )
     assert manifest.certificate is not None and manifest.certificate["passed"]
 
 
 def _hidden(folder: Path, width: int) -> Path:
-    np.save(folder / "x.npy", np.random.default_rng(0).standard_normal((2048, width)).astype(np.float32))
+    np.save(
+        folder / "x.npy", np.random.default_rng(0).standard_normal((2048, width)).astype(np.float32)
+    )
     return folder / "x.npy"
 
 
 def _text(folder: Path) -> Path:
-    (folder / "text").write_bytes(np.random.default_rng(0).integers(0, 256, 4096).astype(np.uint8).tobytes())
+    (folder / "text").write_bytes(
+        np.random.default_rng(0).integers(0, 256, 4096).astype(np.uint8).tobytes()
+    )
     return folder / "text"
 
 
 REFUSALS: dict = {
     "an unknown format": ({"cache": "int4"}, "cache to be one of int8, got 'int4'"),
-    "no calibration data": ({"cache": "int8"}, "expected calibration data for the scales of cache int8, got none"),
-    "a growing cache": ({"cache": "int8", "target": "onnx"}, "expected target ort in float32 for cache int8, got onnx"),
+    "no calibration data": (
+        {"cache": "int8"},
+        "expected calibration data for the scales of cache int8, got none",
+    ),
+    "a growing cache": (
+        {"cache": "int8", "target": "onnx"},
+        "expected target ort in float32 for cache int8, got onnx",
+    ),
     "float16": ({"cache": "int8", "dtype": "float16"}, "got ort in float16"),
 }
 
@@ -149,12 +278,24 @@ def test_an_unsupported_combination_is_refused(given: dict, message: str, tmp_pa
 @pytest.mark.exhaustive
 def test_a_cache_that_content_scores_read_is_refused(tmp_path: Path) -> None:
     config: Any = block("cope")
-    with pytest.raises(ValueError, match=r"expected every cache to be read by GroupQueryAttention alone for cache int8, got past_key_values.0.key .* cope"):
-        export(seeded(config), "ort", tmp_path / "made", verify=False, calibrate=_hidden(tmp_path, config.width), cache="int8")
+    with pytest.raises(
+        ValueError,
+        match=r"expected every cache to be read by GroupQueryAttention alone for cache int8, got past_key_values.0.key .* cope",
+    ):
+        export(
+            seeded(config),
+            "ort",
+            tmp_path / "made",
+            verify=False,
+            calibrate=_hidden(tmp_path, config.width),
+            cache="int8",
+        )
 
 
 def test_a_manifest_with_8_bit_states_must_name_the_cache_format(made: Path) -> None:
-    with pytest.raises(ValueError, match="int8 states exactly with cache int8, for target ort in float32"):
+    with pytest.raises(
+        ValueError, match="int8 states exactly with cache int8, for target ort in float32"
+    ):
         rules.check(load(made, provider="cpu").manifest.replace(cache=""))
 
 

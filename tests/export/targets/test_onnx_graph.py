@@ -15,10 +15,21 @@ from posenc_export.shared.numerics import worst_error
 from tests.tiny import block, decoder, encoder
 from tests.traces import sources
 
-pytestmark = pytest.mark.xdist_group("plain runtimes")  # one worker, so that these models are traced once
+pytestmark = pytest.mark.xdist_group(
+    "plain runtimes"
+)  # one worker, so that these models are traced once
 ONNX_TARGETS = [name for name in TARGETS if name not in ("torchscript", "pt2")]
-KINDS = {"rope": decoder("rope"), "alibi": decoder("alibi"), "recurrent": block("recurrent"), "cope": block("cope"), "encoder": encoder("learned")}
-SLOW = [pytest.param(name, marks=pytest.mark.exhaustive) for name in ("alibi", "recurrent", "cope", "encoder")]
+KINDS = {
+    "rope": decoder("rope"),
+    "alibi": decoder("alibi"),
+    "recurrent": block("recurrent"),
+    "cope": block("cope"),
+    "encoder": encoder("learned"),
+}
+SLOW = [
+    pytest.param(name, marks=pytest.mark.exhaustive)
+    for name in ("alibi", "recurrent", "cope", "encoder")
+]
 Made = Dict[Tuple[str, str, str], Path]
 
 
@@ -40,7 +51,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def _run(folder: Path, graph: Path) -> np.ndarray:
     """Return the outputs of a prompt in two chunks and a step, by the session of an artefact with the given graph."""
     model = load(folder, provider="cpu", threads=1)
-    model.graph.session = onnxruntime.InferenceSession(str(graph), providers=["CPUExecutionProvider"])
+    model.graph.session = onnxruntime.InferenceSession(
+        str(graph), providers=["CPUExecutionProvider"]
+    )
     session, manifest = model.session(), model.manifest
     if manifest.kind == "block":
         tokens = np.random.default_rng(0).standard_normal((1, 9, 48)).astype(manifest.dtype)
@@ -48,7 +61,9 @@ def _run(folder: Path, graph: Path) -> np.ndarray:
         tokens = np.random.default_rng(0).integers(0, 61, (1, 9))
     if not manifest.states:
         return session.prefill(tokens)
-    return np.concatenate((session.prefill(tokens[:, :8], chunk=5), session.step(tokens[:, 8])[:, None]), axis=1)
+    return np.concatenate(
+        (session.prefill(tokens[:, :8], chunk=5), session.step(tokens[:, 8])[:, None]), axis=1
+    )
 
 
 @pytest.mark.parametrize("kind", ["rope", *SLOW])
@@ -56,49 +71,77 @@ def _run(folder: Path, graph: Path) -> np.ndarray:
 def test_every_graph_passes_strict_shape_inference(target: str, kind: str, made: Any) -> None:
     model = onnx.load(made(kind, target) / "model.onnx")
     onnx.checker.check_model(model, full_check=True)
-    inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+    inferred = onnx.shape_inference.infer_shapes(
+        model, check_type=True, strict_mode=True, data_prop=True
+    )
     assert list(inferred.graph.output) == list(model.graph.output)
 
 
 @pytest.mark.parametrize("kind", ["rope", *SLOW])
 @pytest.mark.parametrize("target", ONNX_TARGETS)
-def test_a_graph_that_onnx_runtime_optimised_and_saved_gives_the_same_answers(target: str, kind: str, made: Any, tmp_path: Path) -> None:
+def test_a_graph_that_onnx_runtime_optimised_and_saved_gives_the_same_answers(
+    target: str, kind: str, made: Any, tmp_path: Path
+) -> None:
     folder, options = made(kind, target), onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")  # refers to the external data of the original graph
+    options.optimized_model_filepath = str(
+        tmp_path / "optimised.onnx"
+    )  # refers to the external data of the original graph
     (tmp_path / "model.onnx.data").write_bytes((folder / "model.onnx.data").read_bytes())
     options.log_severity_level = 3
-    onnxruntime.InferenceSession(str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"])
+    onnxruntime.InferenceSession(
+        str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"]
+    )
     found = _run(folder, tmp_path / "optimised.onnx")
-    assert worst_error(found, _run(folder, folder / "model.onnx")) <= load(folder, provider="cpu").manifest.reference.tolerance
+    assert (
+        worst_error(found, _run(folder, folder / "model.onnx"))
+        <= load(folder, provider="cpu").manifest.reference.tolerance
+    )
 
 
 @pytest.mark.parametrize("kind", ["rope", *SLOW])
 @pytest.mark.parametrize("target", ONNX_TARGETS)
-def test_a_graph_that_onnxslim_simplified_gives_the_same_answers(target: str, kind: str, made: Any, tmp_path: Path) -> None:
+def test_a_graph_that_onnxslim_simplified_gives_the_same_answers(
+    target: str, kind: str, made: Any, tmp_path: Path
+) -> None:
     onnxslim, folder = pytest.importorskip("onnxslim"), made(kind, target)
     onnx.save(onnxslim.slim(str(folder / "model.onnx")), tmp_path / "slim.onnx")
     found = _run(folder, tmp_path / "slim.onnx")
-    assert worst_error(found, _run(folder, folder / "model.onnx")) <= load(folder, provider="cpu").manifest.reference.tolerance
+    assert (
+        worst_error(found, _run(folder, folder / "model.onnx"))
+        <= load(folder, provider="cpu").manifest.reference.tolerance
+    )
 
 
 def test_a_bias_is_made_once_and_read_by_the_attention_of_every_layer(made: Any) -> None:
     graph = onnx.load(made("alibi", "ort") / "model.onnx", load_external_data=False).graph
     biases = {node.input[10] for node in graph.node if node.op_type == "GroupQueryAttention"}
-    assert [node.op_type for node in graph.node if set(node.output) & biases] == ["Mul"]  # slopes times distances, without mask or copy
+    assert [node.op_type for node in graph.node if set(node.output) & biases] == [
+        "Mul"
+    ]  # slopes times distances, without mask or copy
 
 
 def test_the_tokens_with_logits_are_selected_before_the_last_norm(made: Any) -> None:
     graph = onnx.load(made("rope", "onnx") / "model.onnx", load_external_data=False).graph
     (chosen,) = [node for node in graph.node if node.op_type == "GatherND"]
-    assert [node.op_type for node in graph.node if chosen.output[0] in node.input] == ["RMSNormalization"]
+    assert [node.op_type for node in graph.node if chosen.output[0] in node.input] == [
+        "RMSNormalization"
+    ]
 
 
-OPSETS = [("rope", "onnx", 23), ("rope", "ort", 23), ("rope", "onnx-static", 24), ("cope", "ort", 24), ("encoder", "onnx-static", 23)]
+OPSETS = [
+    ("rope", "onnx", 23),
+    ("rope", "ort", 23),
+    ("rope", "onnx-static", 24),
+    ("cope", "ort", 24),
+    ("encoder", "onnx-static", 23),
+]
 
 
 @pytest.mark.parametrize(("kind", "target", "opset"), OPSETS)
-def test_the_opset_is_24_only_with_tensorscatter(kind: str, target: str, opset: int, made: Any) -> None:
+def test_the_opset_is_24_only_with_tensorscatter(
+    kind: str, target: str, opset: int, made: Any
+) -> None:
     graph = onnx.load(made(kind, target) / "model.onnx", load_external_data=False)
     assert [one.version for one in graph.opset_import if not one.domain] == [opset]
     assert (opset == 24) == any(node.op_type == "TensorScatter" for node in graph.graph.node)
@@ -114,7 +157,10 @@ def test_a_viewer_sees_encoding_positions_and_tolerance(made: Any) -> None:
     folder = made("rope", "ort")
     model = onnx.load(folder / "model.onnx", load_external_data=False)
     properties = {entry.key: entry.value for entry in model.metadata_props}
-    assert properties["posenc.encoding"] == "rope in 2 of 2 layers" and properties["posenc.positions"] == "0 .. 1099"
+    assert (
+        properties["posenc.encoding"] == "rope in 2 of 2 layers"
+        and properties["posenc.positions"] == "0 .. 1099"
+    )
     assert "posenc.json" in properties["posenc.certificate"]
     assert (model.producer_name, model.producer_version) == ("posenc_export", __version__)
 
@@ -123,5 +169,13 @@ def test_a_viewer_sees_encoding_positions_and_tolerance(made: Any) -> None:
 def test_matrices_are_named_after_their_parameters(target: str, made: Any) -> None:
     graph = onnx.load(made("rope", target) / "model.onnx", load_external_data=False).graph
     matrices = {each.name for each in graph.initializer if len(each.dims) == 2}
-    parts = ("attention.projection.qkv", "attention.projection.output", "mlp.gate", "mlp.up", "mlp.down")
-    assert {f"model.layers.{layer}.{part}.weight.T" for layer in range(2) for part in parts} <= matrices
+    parts = (
+        "attention.projection.qkv",
+        "attention.projection.output",
+        "mlp.gate",
+        "mlp.up",
+        "mlp.down",
+    )
+    assert {
+        f"model.layers.{layer}.{part}.weight.T" for layer in range(2) for part in parts
+    } <= matrices

@@ -24,7 +24,10 @@ def with_sinks(variant: str) -> Any:
 
 
 def operators(folder: Path) -> Dict[str, int]:
-    nodes = [node.op_type for node in onnx.load(folder / "model.onnx", load_external_data=False).graph.node]
+    nodes = [
+        node.op_type
+        for node in onnx.load(folder / "model.onnx", load_external_data=False).graph.node
+    ]
     return {name: nodes.count(name) for name in set(nodes)}
 
 
@@ -35,20 +38,36 @@ def test_sinks_take_standard_operators_and_are_certified(variant: str, tmp_path:
     assert "GroupQueryAttention" not in manifest.operators and manifest.operators["Attention"] == 1
 
 
-def test_a_layer_launches_no_kernel_for_its_residuals_and_prompts_without_scores_are_fed_in_larger_chunks(tmp_path: Path) -> None:
-    found = {name: export(sources(decoder(name)), "ort-cuda", tmp_path / name, verify=False) for name in ("rope", "alibi")}
-    assert all(manifest.operators["SkipSimplifiedLayerNormalization"] == 3 and manifest.operators["Add"] == 1 for manifest in found.values())  # of two layers
+def test_a_layer_launches_no_kernel_for_its_residuals_and_prompts_without_scores_are_fed_in_larger_chunks(
+    tmp_path: Path,
+) -> None:
+    found = {
+        name: export(sources(decoder(name)), "ort-cuda", tmp_path / name, verify=False)
+        for name in ("rope", "alibi")
+    }
+    assert all(
+        manifest.operators["SkipSimplifiedLayerNormalization"] == 3
+        and manifest.operators["Add"] == 1
+        for manifest in found.values()
+    )  # of two layers
     assert [found["rope"].chunk, found["alibi"].chunk] == [ort_cuda.CHUNK, 256]
 
 
-def test_what_a_cuda_kernel_refuses_is_refused_at_export_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_cuda_kernel_refuses_is_refused_at_export_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ort_cuda, "LOWERING", ort.LOWERING)
-    with pytest.raises(ValueError, match=r"for target ort-cuda, got one that cannot run: GroupQueryAttention .* head_sink \(sinks\); change the model, or choose"):
+    with pytest.raises(
+        ValueError,
+        match=r"for target ort-cuda, got one that cannot run: GroupQueryAttention .* head_sink \(sinks\); change the model, or choose",
+    ):
         export(sources(with_sinks("alibi")), "ort-cuda", tmp_path / "artefact", verify=False)
     assert not (tmp_path / "artefact").exists()
 
 
-def test_steps_count_slots_in_multiples_and_give_the_outputs_of_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_count_slots_in_multiples_and_give_the_outputs_of_one_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slots = 16
     monkeypatch.setattr(graph_runner, "STEP_SLOTS", slots)
     export(sources(decoder("alibi")), "ort-cuda", tmp_path / "artefact", verify=False)
@@ -62,4 +81,7 @@ def test_steps_count_slots_in_multiples_and_give_the_outputs_of_one_call(tmp_pat
         steppers.append(session._now.stepper)
     assert len(set(map(id, steppers))) == 2  # one for each multiple
     assert [len(steppers[index]._feeds["slots"]) for index in (0, -1)] == [slots, 2 * slots]
-    assert np.abs(np.stack(made, axis=1).astype(np.float32) - whole[:, slots - 3 :]).max() < 0.01 * np.abs(whole).max()
+    assert (
+        np.abs(np.stack(made, axis=1).astype(np.float32) - whole[:, slots - 3 :]).max()
+        < 0.01 * np.abs(whole).max()
+    )

@@ -23,13 +23,30 @@ from posenc_export.shared.numerics import tolerance, worst_error
 from tests.tiny import block
 from tests.traces import sources
 
-GATED = decoder_config(1000, 2, 40, block("rope"))  # the exporter transposes smaller token tables itself
-PLAIN = decoder_config(61, 2, 40, block("rope", qkv_bias=True, output_bias=True), norm="layer", mlp="gelu", mlp_bias=True, tied=False)
+GATED = decoder_config(
+    1000, 2, 40, block("rope")
+)  # the exporter transposes smaller token tables itself
+PLAIN = decoder_config(
+    61,
+    2,
+    40,
+    block("rope", qkv_bias=True, output_bias=True),
+    norm="layer",
+    mlp="gelu",
+    mlp_bias=True,
+    tied=False,
+)
 
 
 def _parallel() -> StackConfig:
     """Return GATED with attention and MLP that read the same norm."""
-    return replace(GATED, layers={name: replace(kind, residual={"name": "parallel"}, norms=kind.norms[:1]) for name, kind in GATED.layers.items()})
+    return replace(
+        GATED,
+        layers={
+            name: replace(kind, residual={"name": "parallel"}, norms=kind.norms[:1])
+            for name, kind in GATED.layers.items()
+        },
+    )
 
 
 LAST = {"Unsqueeze": 1, "GatherND": 1}  # select the tokens with logits
@@ -37,12 +54,26 @@ LAST = {"Unsqueeze": 1, "GatherND": 1}  # select the tokens with logits
 LAYERS: Dict[str, Any] = {
     "gated": (
         GATED,
-        {"RMSNormalization": 2, "MatMul": 5, "GroupQueryAttention": 1, "Add": 2, "QuickGelu": 1, "Mul": 1},
+        {
+            "RMSNormalization": 2,
+            "MatMul": 5,
+            "GroupQueryAttention": 1,
+            "Add": 2,
+            "QuickGelu": 1,
+            "Mul": 1,
+        },
         {"Gather": 1, "RMSNormalization": 1, "FusedMatMul": 1, **LAST},
     ),
     "parallel": (
         _parallel(),
-        {"RMSNormalization": 1, "MatMul": 5, "GroupQueryAttention": 1, "Add": 2, "QuickGelu": 1, "Mul": 1},
+        {
+            "RMSNormalization": 1,
+            "MatMul": 5,
+            "GroupQueryAttention": 1,
+            "Add": 2,
+            "QuickGelu": 1,
+            "Mul": 1,
+        },
         {"Gather": 1, "RMSNormalization": 1, "FusedMatMul": 1, **LAST},
     ),
     "plain": (
@@ -53,8 +84,16 @@ LAYERS: Dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["gated", *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("parallel", "plain"))])
-def test_a_layer_has_no_more_nodes_than_its_kernels_need_and_shares_a_tied_table(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "gated",
+        *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("parallel", "plain")),
+    ],
+)
+def test_a_layer_has_no_more_nodes_than_its_kernels_need_and_shares_a_tied_table(
+    kind: str, tmp_path: Path
+) -> None:
     config, layer, ends = LAYERS[kind]
     manifest = export(sources(config), "ort", tmp_path / "artefact", verify=False)
     wanted = Counter(ends)
@@ -62,13 +101,20 @@ def test_a_layer_has_no_more_nodes_than_its_kernels_need_and_shares_a_tied_table
         wanted.update(layer)
     assert manifest.operators == dict(wanted)
     graph = onnx.load(tmp_path / "artefact" / "model.onnx", load_external_data=False).graph
-    tables = [tensor.name for tensor in graph.initializer if config.tokens.vocabulary in tensor.dims]
+    tables = [
+        tensor.name for tensor in graph.initializer if config.tokens.vocabulary in tensor.dims
+    ]
     assert len(tables) == (1 if config.head is not None and config.head.tied else 2)
 
 
 def test_sums_and_norms_stay_apart_when_a_graph_is_loaded_on_a_cpu(tmp_path: Path) -> None:
-    (tmp_path / "model.onnx").write_bytes(_written("a = Add(x, x) y = LayerNormalization(a, four, four)").SerializeToString())
-    found = [[name for name in _loaded(tmp_path, disabled) if "LayerNorm" in name] for disabled in (SLOWER["cpu"], [])]
+    (tmp_path / "model.onnx").write_bytes(
+        _written("a = Add(x, x) y = LayerNormalization(a, four, four)").SerializeToString()
+    )
+    found = [
+        [name for name in _loaded(tmp_path, disabled) if "LayerNorm" in name]
+        for disabled in (SLOWER["cpu"], [])
+    ]
     assert found == [["LayerNormalization"], ["SkipLayerNormalization"]]
 
 
@@ -76,45 +122,93 @@ def _loaded(folder: Path, disabled: List[str]) -> List[str]:
     """Return the operators of a graph that ONNX Runtime optimised for the CPU with some optimisers disabled."""
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath, options.log_severity_level = str(folder / "optimised.onnx"), 3
-    onnxruntime.InferenceSession(str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"], disabled_optimizers=disabled)
+    onnxruntime.InferenceSession(
+        str(folder / "model.onnx"),
+        options,
+        providers=["CPUExecutionProvider"],
+        disabled_optimizers=disabled,
+    )
     return [node.op_type for node in onnx.load(folder / "optimised.onnx").graph.node]
 
 
 PATTERNS: Dict[str, Any] = {
-    "gate and up": ("a = MatMul(x, w1) u = Sigmoid(a) v = Mul(a, u) c = MatMul(x, w2) y = Mul(v, c)", {"MatMul": 2, "QuickGelu": 1, "Mul": 1}),
+    "gate and up": (
+        "a = MatMul(x, w1) u = Sigmoid(a) v = Mul(a, u) c = MatMul(x, w2) y = Mul(v, c)",
+        {"MatMul": 2, "QuickGelu": 1, "Mul": 1},
+    ),
     "alpha": ("a = Mul(x, alpha) u = Sigmoid(a) y = Mul(u, x)", {"QuickGelu": 1}),
     "alpha in front": ("a = Mul(alpha, x) u = Sigmoid(a) y = Mul(x, u)", {"QuickGelu": 1}),
-    "a sigmoid of something else": ("a = Add(x, alpha) u = Sigmoid(a) y = Mul(u, x)", {"Add": 1, "Sigmoid": 1, "Mul": 1}),
-    "factors for each entry": ("a = Mul(x, four) u = Sigmoid(a) y = Mul(u, x)", {"Mul": 2, "Sigmoid": 1}),
-    "a sigmoid that is read twice": ("u = Sigmoid(x) v = Mul(x, u) y = Add(v, u)", {"Sigmoid": 1, "Mul": 1, "Add": 1}),
-    "a transposed constant": ("t = Transpose<perm=[1,0]>(turned) y = MatMul(x, t)", {"FusedMatMul": 1}),
-    "a transposed constant without perm": ("t = Transpose(turned) y = MatMul(x, t)", {"FusedMatMul": 1}),
-    "a constant that is not turned": ("t = Transpose<perm=[0,1]>(w1) y = MatMul(x, t)", {"Transpose": 1, "MatMul": 1}),
-    "a sum and its norm": ("a = Add(x, x) y = RMSNormalization<epsilon=0.01>(a, four)", {"SkipSimplifiedLayerNormalization": 1}),
-    "a sum that is read again": (
-        "a = Add(x, x) b = Mul(a, four) n = RMSNormalization(a, four) y = Sub(b, n)", {"SkipSimplifiedLayerNormalization": 1, "Mul": 1, "Sub": 1}
+    "a sigmoid of something else": (
+        "a = Add(x, alpha) u = Sigmoid(a) y = Mul(u, x)",
+        {"Add": 1, "Sigmoid": 1, "Mul": 1},
     ),
-    "a sum with one row": ("a = Add(x, four) y = RMSNormalization(a, four)", {"Add": 1, "RMSNormalization": 1}),
-    "a norm over several axes": ("a = Add(x, x) y = RMSNormalization<axis=-2>(a, four)", {"Add": 1, "RMSNormalization": 1}),
-    "a transposed value": ("t = Transpose<perm=[0,2,1]>(x) y = MatMul(x, t)", {"Transpose": 1, "MatMul": 1}),
+    "factors for each entry": (
+        "a = Mul(x, four) u = Sigmoid(a) y = Mul(u, x)",
+        {"Mul": 2, "Sigmoid": 1},
+    ),
+    "a sigmoid that is read twice": (
+        "u = Sigmoid(x) v = Mul(x, u) y = Add(v, u)",
+        {"Sigmoid": 1, "Mul": 1, "Add": 1},
+    ),
+    "a transposed constant": (
+        "t = Transpose<perm=[1,0]>(turned) y = MatMul(x, t)",
+        {"FusedMatMul": 1},
+    ),
+    "a transposed constant without perm": (
+        "t = Transpose(turned) y = MatMul(x, t)",
+        {"FusedMatMul": 1},
+    ),
+    "a constant that is not turned": (
+        "t = Transpose<perm=[0,1]>(w1) y = MatMul(x, t)",
+        {"Transpose": 1, "MatMul": 1},
+    ),
+    "a sum and its norm": (
+        "a = Add(x, x) y = RMSNormalization<epsilon=0.01>(a, four)",
+        {"SkipSimplifiedLayerNormalization": 1},
+    ),
+    "a sum that is read again": (
+        "a = Add(x, x) b = Mul(a, four) n = RMSNormalization(a, four) y = Sub(b, n)",
+        {"SkipSimplifiedLayerNormalization": 1, "Mul": 1, "Sub": 1},
+    ),
+    "a sum with one row": (
+        "a = Add(x, four) y = RMSNormalization(a, four)",
+        {"Add": 1, "RMSNormalization": 1},
+    ),
+    "a norm over several axes": (
+        "a = Add(x, x) y = RMSNormalization<axis=-2>(a, four)",
+        {"Add": 1, "RMSNormalization": 1},
+    ),
+    "a transposed value": (
+        "t = Transpose<perm=[0,2,1]>(x) y = MatMul(x, t)",
+        {"Transpose": 1, "MatMul": 1},
+    ),
 }
 RANDOM = np.random.default_rng(0)
 CONSTANTS = {
-    **{name: RANDOM.standard_normal(shape).astype(np.float32) for name, shape in {"w1": (4, 6), "w2": (4, 6), "turned": (7, 4)}.items()},
+    **{
+        name: RANDOM.standard_normal(shape).astype(np.float32)
+        for name, shape in {"w1": (4, 6), "w2": (4, 6), "turned": (7, 4)}.items()
+    },
     "alpha": np.array(1.702, np.float32),
     "four": np.ones(4, np.float32),
 }
 
 
 def _written(nodes: str) -> onnx.ModelProto:
-    model = parser.parse_model(f'<ir_version: 10, opset_import: ["": 23, "com.microsoft": 1]> g (float[b,s,4] x) => (float[b,s,n] y) {{ {nodes} }}')
+    model = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 23, "com.microsoft": 1]> g (float[b,s,4] x) => (float[b,s,n] y) {{ {nodes} }}'
+    )
     read = {name for node in model.graph.node for name in node.input}
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in CONSTANTS.items() if name in read)
+    model.graph.initializer.extend(
+        numpy_helper.from_array(array, name) for name, array in CONSTANTS.items() if name in read
+    )
     return model
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_a_matching_pattern_is_replaced_and_agrees_with_the_reference_evaluator(pattern: str) -> None:
+def test_a_matching_pattern_is_replaced_and_agrees_with_the_reference_evaluator(
+    pattern: str,
+) -> None:
     nodes, wanted = PATTERNS[pattern]
     plain = _written(nodes)
     model = ir.from_proto(plain)
@@ -122,5 +216,9 @@ def test_a_matching_pattern_is_replaced_and_agrees_with_the_reference_evaluator(
     model.graph.sort()
     assert Counter(node.op_type for node in model.graph) == wanted
     x = np.random.default_rng(1).standard_normal((2, 3, 4)).astype(np.float32)
-    fused = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
-    assert worst_error(fused.run(None, {"x": x})[0], ReferenceEvaluator(plain).run(None, {"x": x})[0]) <= tolerance("float32", 1, 4)
+    fused = onnxruntime.InferenceSession(
+        ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    assert worst_error(
+        fused.run(None, {"x": x})[0], ReferenceEvaluator(plain).run(None, {"x": x})[0]
+    ) <= tolerance("float32", 1, 4)

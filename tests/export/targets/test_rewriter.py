@@ -24,7 +24,10 @@ def _with_branches() -> ir.Model:
 
     def lowered(op: Builder, node: ir.Node) -> ir.Value:
         double = op.Add(x, x)
-        branches = [lambda op, factor=factor: [op.Mul(double, op.constant(factor, "float32"))] for factor in (2, 3)]
+        branches = [
+            lambda op, factor=factor: [op.Mul(double, op.constant(factor, "float32"))]
+            for factor in (2, 3)
+        ]
         return op.choose(wanted, *branches)[0]
 
     replace_nodes(builder, {"Neg": lowered})
@@ -34,29 +37,59 @@ def _with_branches() -> ir.Model:
 
 
 @pytest.mark.parametrize(("wanted", "factor"), [(True, 4), (False, 6)])
-def test_a_branch_reads_values_and_constants_of_the_graph_around_it(wanted: bool, factor: int) -> None:
+def test_a_branch_reads_values_and_constants_of_the_graph_around_it(
+    wanted: bool, factor: int
+) -> None:
     written = ir.to_proto(_with_branches())
     onnx.checker.check_model(written, full_check=True)
-    session = onnxruntime.InferenceSession(written.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        written.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     x = np.arange(3, dtype=np.float32)
-    np.testing.assert_array_equal(session.run(None, {"x": x, "wanted": np.array(wanted)})[0], factor * x)
+    np.testing.assert_array_equal(
+        session.run(None, {"x": x, "wanted": np.array(wanted)})[0], factor * x
+    )
 
 
 def test_nodes_of_branches_are_nodes_of_the_graph() -> None:
-    assert sorted(node.op_type for node in _with_branches().graph.all_nodes()) == ["Add", "If", "Mul", "Mul"]
+    assert sorted(node.op_type for node in _with_branches().graph.all_nodes()) == [
+        "Add",
+        "If",
+        "Mul",
+        "Mul",
+    ]
 
 
 def test_a_semantic_node_is_read_by_the_names_it_was_emitted_with() -> None:
-    q, keys, values, mask, sinks = (ir.Value(name=name) for name in ("q", "keys", "values", "mask", "sinks"))
+    q, keys, values, mask, sinks = (
+        ir.Value(name=name) for name in ("q", "keys", "values", "mask", "sinks")
+    )
     attributes = {"heads": 4.0, "kv_heads": 2.0, "scale": 0.5, "softcap": 0.0}
-    node = graph.Attend(ir.node("Attend", [q, keys, values, mask, None, sinks], attributes, domain=graph.DOMAIN))
-    assert [node.q, node.keys, node.values, node.mask, node.content, node.sinks] == [q, keys, values, mask, None, sinks]
+    node = graph.Attend(
+        ir.node("Attend", [q, keys, values, mask, None, sinks], attributes, domain=graph.DOMAIN)
+    )
+    assert [node.q, node.keys, node.values, node.mask, node.content, node.sinks] == [
+        q,
+        keys,
+        values,
+        mask,
+        None,
+        sinks,
+    ]
     assert (node.heads, node.kv_heads, node.scale, node.softcap) == (4, 2, 0.5, 0.0)
-    without = graph.Attend(ir.node("Attend", [q, keys, values, mask], attributes, domain=graph.DOMAIN))
+    without = graph.Attend(
+        ir.node("Attend", [q, keys, values, mask], attributes, domain=graph.DOMAIN)
+    )
     assert without.content is None and without.sinks is None
 
 
-@pytest.mark.parametrize("fields", [{"x": torch.ones(1)}, {"x": torch.ones(1), "heads": 1, "softcap": 0.0}], ids=["missing", "unknown"])
-def test_a_semantic_node_is_emitted_with_all_of_its_fields_and_no_others(fields: Dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [{"x": torch.ones(1)}, {"x": torch.ones(1), "heads": 1, "softcap": 0.0}],
+    ids=["missing", "unknown"],
+)
+def test_a_semantic_node_is_emitted_with_all_of_its_fields_and_no_others(
+    fields: Dict[str, Any],
+) -> None:
     with pytest.raises(AssertionError, match="SplitHeads"):
         graph.SplitHeads.emit(torch.ones(1), [1], **fields)

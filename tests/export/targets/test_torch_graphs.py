@@ -25,12 +25,20 @@ def weights_of_linear_layers(folder: Path, target: str) -> List[Tensor]:
         return [list(node.inputs())[1].toIValue() for node in graph.findAllNodes("aten::linear")]
     program = read_program(folder / "model.pt2", manifests.read(folder))
     names = program.graph_signature.inputs_to_parameters
-    return [program.state_dict[names[node.args[1].name]] for node in program.graph.nodes if node.target is torch.ops.aten.linear.default]
+    return [
+        program.state_dict[names[node.args[1].name]]
+        for node in program.graph.nodes
+        if node.target is torch.ops.aten.linear.default
+    ]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("target", ["torchscript", pytest.param("pt2", marks=pytest.mark.exhaustive)])
-def test_weights_are_contiguous_along_their_longer_axis_except_a_table_that_is_also_looked_up(target: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "target", ["torchscript", pytest.param("pt2", marks=pytest.mark.exhaustive)]
+)
+def test_weights_are_contiguous_along_their_longer_axis_except_a_table_that_is_also_looked_up(
+    target: str, tmp_path: Path
+) -> None:
     export(sources(decoder("rope")), target, tmp_path / "artefact", verify=False)
     *weights, head = weights_of_linear_layers(tmp_path / "artefact", target)
     assert {weight.stride().index(1) for weight in weights} == {0, 1}
@@ -56,7 +64,11 @@ class Repeats(torch.nn.Module):
         steady = x.sin() + x.sin()
         before = cache.cos()
         cache.add_(1)
-        return steady, before + cache.cos(), torch.zeros_like(x).add_(1) + torch.zeros_like(x).sub_(1)
+        return (
+            steady,
+            before + cache.cos(),
+            torch.zeros_like(x).add_(1) + torch.zeros_like(x).sub_(1),
+        )
 
 
 def test_only_operations_on_memory_that_is_not_written_are_merged() -> None:
@@ -66,5 +78,7 @@ def test_only_operations_on_memory_that_is_not_written_are_merged() -> None:
     program.graph_module.recompile()
     targets = [node.target for node in program.graph.nodes]
     assert targets.count(torch.ops.aten.sin.default) == 1
-    for found, wanted in zip(program.graph_module.forward(x, cache.clone()), Repeats()(x, cache.clone()), strict=True):
+    for found, wanted in zip(
+        program.graph_module.forward(x, cache.clone()), Repeats()(x, cache.clone()), strict=True
+    ):
         torch.testing.assert_close(found, wanted, rtol=0, atol=0)

@@ -34,18 +34,46 @@ HEADS: Dict[str, Dict[str, Any]] = {
 
 
 def _block(width: int, sees: Any = None, projection: Any = None, **options: Any) -> Any:
-    config = block_config(width, 4, MOST, encoding={"name": "rope_dynamic", "original_max_positions": TRAINED, "factor": 4.0, **options}, kv_heads=2)
-    given = {name: value for name, value in {"sees": sees, "projection": projection}.items() if value is not None}
-    return seeded(msgspec.structs.replace(config, attention=msgspec.structs.replace(config.attention, **given)))
+    config = block_config(
+        width,
+        4,
+        MOST,
+        encoding={
+            "name": "rope_dynamic",
+            "original_max_positions": TRAINED,
+            "factor": 4.0,
+            **options,
+        },
+        kv_heads=2,
+    )
+    given = {
+        name: value
+        for name, value in {"sees": sees, "projection": projection}.items()
+        if value is not None
+    }
+    return seeded(
+        msgspec.structs.replace(
+            config, attention=msgspec.structs.replace(config.attention, **given)
+        )
+    )
 
 
-@pytest.mark.parametrize("heads", [name if name == "rotated before it" else pytest.param(name, marks=pytest.mark.exhaustive) for name in HEADS])
+@pytest.mark.parametrize(
+    "heads",
+    [
+        name if name == "rotated before it" else pytest.param(name, marks=pytest.mark.exhaustive)
+        for name in HEADS
+    ],
+)
 def test_outputs_agree_with_float64(heads: str, tmp_path: Path) -> None:
     block = _block(**HEADS[heads])
     manifest = export(block, "ort", tmp_path / "artefact", verify=False)
     model = load(tmp_path / "artefact", provider="cpu", threads=1)
     for calls, lengths in CALLS.items():
-        assert worst_of_batch(block, model.session(), lengths, STEPS) <= accuracy_of(block, manifest).tolerance, calls
+        assert (
+            worst_of_batch(block, model.session(), lengths, STEPS)
+            <= accuracy_of(block, manifest).tolerance
+        ), calls
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +89,9 @@ def _session(folder: Path) -> Session:
 
 
 @pytest.mark.xdist_group("turned")
-def test_a_row_that_is_rewound_into_the_trained_length_continues_as_if_it_had_never_left_it(exported: Path) -> None:
+def test_a_row_that_is_rewound_into_the_trained_length_continues_as_if_it_had_never_left_it(
+    exported: Path,
+) -> None:
     check_rewind(_session(exported), 64, TRAINED)
 
 
@@ -72,4 +102,6 @@ def test_a_call_within_the_trained_length_runs_group_query_attention_alone(expor
     within = next(attribute.g for attribute in choice.attribute if attribute.name == "else_branch")
     assert [node.op_type for node in within.node] == ["GroupQueryAttention"]
     # Outside of it: projections, the order of pairs in queries and keys, and the choice.
-    assert sorted(node.op_type for node in graph.node) == sorted(["MatMul", "Split", "Gather", "Gather", "ReduceMax", "GreaterOrEqual", "If", "MatMul"])
+    assert sorted(node.op_type for node in graph.node) == sorted(
+        ["MatMul", "Split", "Gather", "Gather", "ReduceMax", "GreaterOrEqual", "If", "MatMul"]
+    )

@@ -14,7 +14,13 @@ from posenc_export.models.presets import seeded
 from tests.export.batches import check_rewind, worst_of_batch
 
 FIRST_FAR, STEPS = 20, 6
-CALLS = {"near": (5, 12), "far": (40, 33), "both in one row": (30, 30), "a row on each side": (8, 40), "rows that cross during decode": (FIRST_FAR - 3, FIRST_FAR - 1)}
+CALLS = {
+    "near": (5, 12),
+    "far": (40, 33),
+    "both in one row": (30, 30),
+    "a row on each side": (8, 40),
+    "rows that cross during decode": (FIRST_FAR - 3, FIRST_FAR - 1),
+}
 HEADS: Dict[str, Dict[str, Any]] = {
     "rotated by the operator": {"width": 64},
     "rotated before it": {"width": 48, "rotary": 8},
@@ -23,38 +29,82 @@ HEADS: Dict[str, Dict[str, Any]] = {
 
 
 def _block(width: int, rotary: int = 0, **attention: Any) -> Any:
-    spec = {"name": "rope_longrope", "original_max_positions": FIRST_FAR, "long_factor": [1.0 + pair for pair in range((rotary or width // 4) // 2)]}
-    config = block_config(width, 4, 64, encoding=spec | ({"rotary": rotary} if rotary else {}), kv_heads=2)
-    return seeded(msgspec.structs.replace(config, attention=msgspec.structs.replace(config.attention, **attention)))
+    spec = {
+        "name": "rope_longrope",
+        "original_max_positions": FIRST_FAR,
+        "long_factor": [1.0 + pair for pair in range((rotary or width // 4) // 2)],
+    }
+    config = block_config(
+        width, 4, 64, encoding=spec | ({"rotary": rotary} if rotary else {}), kv_heads=2
+    )
+    return seeded(
+        msgspec.structs.replace(
+            config, attention=msgspec.structs.replace(config.attention, **attention)
+        )
+    )
 
 
-@pytest.mark.parametrize("heads", [pytest.param(name, marks=() if name == "rotated by the operator" else pytest.mark.exhaustive) for name in HEADS])
+@pytest.mark.parametrize(
+    "heads",
+    [
+        pytest.param(
+            name, marks=() if name == "rotated by the operator" else pytest.mark.exhaustive
+        )
+        for name in HEADS
+    ],
+)
 def test_outputs_agree_with_float64(heads: str, tmp_path: Path) -> None:
     block = _block(**HEADS[heads])
     manifest = export(block, "ort", tmp_path / "artefact", verify=False)
     model = load(tmp_path / "artefact", provider="cpu", threads=1)
     for calls, lengths in CALLS.items():
-        assert worst_of_batch(block, model.session(), lengths, STEPS, chunk=16) <= accuracy_of(block, manifest).tolerance, calls
+        assert (
+            worst_of_batch(block, model.session(), lengths, STEPS, chunk=16)
+            <= accuracy_of(block, manifest).tolerance
+        ), calls
 
 
-def test_a_row_that_is_rewound_from_far_to_near_continues_as_if_it_had_never_been_far(tmp_path: Path) -> None:
+def test_a_row_that_is_rewound_from_far_to_near_continues_as_if_it_had_never_been_far(
+    tmp_path: Path,
+) -> None:
     export(_block(64), "ort", tmp_path / "artefact", verify=False)
     check_rewind(load(tmp_path / "artefact", provider="cpu", threads=1).session(), 64, FIRST_FAR)
 
 
-def test_both_caches_are_states_that_are_written_in_place_and_read_up_to_the_length(tmp_path: Path) -> None:
+def test_both_caches_are_states_that_are_written_in_place_and_read_up_to_the_length(
+    tmp_path: Path,
+) -> None:
     manifest = export(_block(64), "ort", tmp_path / "artefact", verify=False)
-    keys = [(state.past, state.axes[-1], state.update, state.reads_hidden) for state in manifest.states if state.past.endswith("key")]
-    assert keys == [(f"past_key_values.0.{name}", 16, "in_place", False) for name in ("key", "far_key")]
+    keys = [
+        (state.past, state.axes[-1], state.update, state.reads_hidden)
+        for state in manifest.states
+        if state.past.endswith("key")
+    ]
+    assert keys == [
+        (f"past_key_values.0.{name}", 16, "in_place", False) for name in ("key", "far_key")
+    ]
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("options", [{"signature": "mask"}, {"cache": "int8"}], ids=["mask", "int8"])
-def test_caches_of_other_runtimes_and_of_8_bits_stay_whole(options: Dict[str, str], tmp_path: Path) -> None:
-    manifest = export(_block(64), "ort", tmp_path / "artefact", verify=False, **options, **({"calibrate": _sample(tmp_path)} if "cache" in options else {}))
+@pytest.mark.parametrize(
+    "options", [{"signature": "mask"}, {"cache": "int8"}], ids=["mask", "int8"]
+)
+def test_caches_of_other_runtimes_and_of_8_bits_stay_whole(
+    options: Dict[str, str], tmp_path: Path
+) -> None:
+    manifest = export(
+        _block(64),
+        "ort",
+        tmp_path / "artefact",
+        verify=False,
+        **options,
+        **({"calibrate": _sample(tmp_path)} if "cache" in options else {}),
+    )
     assert [state.axes[-1] for state in manifest.states if state.past.endswith("key")] == [32]
 
 
 def _sample(folder: Path) -> Path:
-    np.save(folder / "sample.npy", np.random.default_rng(0).standard_normal((64, 64), dtype=np.float32))
+    np.save(
+        folder / "sample.npy", np.random.default_rng(0).standard_normal((64, 64), dtype=np.float32)
+    )
     return folder / "sample.npy"

@@ -22,11 +22,30 @@ MOST = 400  # most occurrences of one system call; an export makes far fewer
 def _artefact(folder: Path, content: bytes) -> Path:
     """Write a folder that manifests.read accepts; its graph is never loaded."""
     folder.mkdir()
-    values = [Value(name, "float32", ("batch_size", "sequence_length", 8)) for name in ("hidden_states", "output")]
+    values = [
+        Value(name, "float32", ("batch_size", "sequence_length", 8))
+        for name in ("hidden_states", "output")
+    ]
     config = {"kind": "block", "width": 8, "max_positions": 16}
     (folder / "model.onnx").write_bytes(content)
-    manifest = Manifest("block", "onnx", "positions", "float32", "columns", config, values[:1], values[1:], [], 16, 0, 0, False)
-    manifests.write(manifest.replace(files={"model.onnx": files.entry(folder / "model.onnx")}), folder)
+    manifest = Manifest(
+        "block",
+        "onnx",
+        "positions",
+        "float32",
+        "columns",
+        config,
+        values[:1],
+        values[1:],
+        [],
+        16,
+        0,
+        0,
+        False,
+    )
+    manifests.write(
+        manifest.replace(files={"model.onnx": files.entry(folder / "model.onnx")}), folder
+    )
     return folder
 
 
@@ -54,13 +73,37 @@ def main() -> int:
     kills = 0
     with tempfile.TemporaryDirectory() as temporary:
         parent = Path(temporary)
-        old, new, place = _artefact(parent / "old", b"old"), _artefact(parent / "new", b"new"), parent / "out" / "artefact"
+        old, new, place = (
+            _artefact(parent / "old", b"old"),
+            _artefact(parent / "new", b"new"),
+            parent / "out" / "artefact",
+        )
         for call in CALLS:
             for number in range(1, MOST):
                 shutil.rmtree(parent / "out", ignore_errors=True)
                 publish(old, place)
-                command = ["strace", "-f", "-o", os.devnull, "-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={number}"]
-                ended = subprocess.run([*command, sys.executable, "-m", "tests.runtime.artefact.strace_kills", str(new), str(place)], check=False, capture_output=True)
+                command = [
+                    "strace",
+                    "-f",
+                    "-o",
+                    os.devnull,
+                    "-e",
+                    f"trace={call}",
+                    "-e",
+                    f"inject={call}:signal=KILL:when={number}",
+                ]
+                ended = subprocess.run(
+                    [
+                        *command,
+                        sys.executable,
+                        "-m",
+                        "tests.runtime.artefact.strace_kills",
+                        str(new),
+                        str(place),
+                    ],
+                    check=False,
+                    capture_output=True,
+                )
                 if ended.returncode == 0:
                     break
                 if manifests.read(place) not in (manifests.read(old), manifests.read(new)):

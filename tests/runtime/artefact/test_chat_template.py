@@ -46,10 +46,20 @@ TEMPLATES = {
         {%- for key, value in dict(a=1, b='<é>').items() %}{{ key }}={{ value | tojson }}{% endfor %}""",
 }
 TURNS = [
-    [{"role": "user", "content": "  Hi <b> & \"you\" \n"}],
+    [{"role": "user", "content": '  Hi <b> & "you" \n'}],
     [{"role": "system", "content": "Be\nbrief."}, {"role": "user", "content": "Zoë 🎉?"}],
-    [{"role": "user", "content": "a"}, {"role": "assistant", "content": " b "}, {"role": "user", "content": ""}],
-    [{"role": "system", "content": "s"}, *[{"role": role, "content": role} for role in ("user", "assistant", "user", "assistant", "user")]],
+    [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": " b "},
+        {"role": "user", "content": ""},
+    ],
+    [
+        {"role": "system", "content": "s"},
+        *[
+            {"role": role, "content": role}
+            for role in ("user", "assistant", "user", "assistant", "user")
+        ],
+    ],
     [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}],
 ]
 
@@ -60,8 +70,16 @@ def _words() -> Any:
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    made.add_special_tokens([AddedToken(text, normalized=False) for text in (*SPECIAL.values(), "<|im_start|>", "<|im_end|>", "<start_of_turn>")])
+    made.pre_tokenizer, made.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
+    made.add_special_tokens(
+        [
+            AddedToken(text, normalized=False)
+            for text in (*SPECIAL.values(), "<|im_start|>", "<|im_end|>", "<start_of_turn>")
+        ]
+    )
     return made
 
 
@@ -77,7 +95,9 @@ def test_prompts_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     codec = ChatCodec(_codec(tmp_path), TEMPLATES[name], SPECIAL)
     for messages, reply in itertools.product(TURNS, (True, False)):
         try:
-            expected = theirs.apply_chat_template(messages, chat_template=TEMPLATES[name], tokenize=False, add_generation_prompt=reply)
+            expected = theirs.apply_chat_template(
+                messages, chat_template=TEMPLATES[name], tokenize=False, add_generation_prompt=reply
+            )
         except Exception as error:
             assert "alternate" in str(error)
             with pytest.raises(ValueError, match="chat: expected .*Roles must alternate"):
@@ -85,13 +105,22 @@ def test_prompts_are_those_of_transformers(name: str, tmp_path: Path) -> None:
             continue
         assert codec.text(messages, reply) == expected
         if reply:
-            assert codec.encode(messages) == theirs.apply_chat_template(messages, chat_template=TEMPLATES[name], return_dict=False, add_generation_prompt=True)
+            assert codec.encode(messages) == theirs.apply_chat_template(
+                messages,
+                chat_template=TEMPLATES[name],
+                return_dict=False,
+                add_generation_prompt=True,
+            )
 
 
 def test_a_reply_ends_at_the_token_that_the_template_writes_after_one(tmp_path: Path) -> None:
     codec, names = _codec(tmp_path), list(TEMPLATES)
-    assert [codec.spelled(end) for end in ChatCodec(codec, TEMPLATES[names[0]], SPECIAL).ends] == ["<|im_end|>"]
-    assert [codec.spelled(end) for end in ChatCodec(codec, TEMPLATES[names[1]], SPECIAL).ends] == ["</s>"]
+    assert [codec.spelled(end) for end in ChatCodec(codec, TEMPLATES[names[0]], SPECIAL).ends] == [
+        "<|im_end|>"
+    ]
+    assert [codec.spelled(end) for end in ChatCodec(codec, TEMPLATES[names[1]], SPECIAL).ends] == [
+        "</s>"
+    ]
     assert ChatCodec(codec, TEMPLATES[names[3]], SPECIAL, (7,)).ends == (7,)
 
 
@@ -116,7 +145,9 @@ BROKEN: Dict[str, str] = {
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_template_that_is_broken_or_dangerous_is_refused_in_one_line(case: str) -> None:
-    with pytest.raises(ValueError, match=r"\Achat: expected [^\n]*, got an error \([^\n]+\); [^\n]+\Z"):
+    with pytest.raises(
+        ValueError, match=r"\Achat: expected [^\n]*, got an error \([^\n]+\); [^\n]+\Z"
+    ):
         ChatCodec(ByteCodec(), BROKEN[case], {}).text([{"role": "user", "content": "Hi"}])
 
 
@@ -124,8 +155,12 @@ def test_the_prompt_has_no_special_tokens_but_those_of_the_template(tmp_path: Pa
     from tokenizers import processors
 
     made = _words()
-    made.post_processor = processors.TemplateProcessing("<s> $A </s>", None, [("<s>", made.token_to_id("<s>")), ("</s>", made.token_to_id("</s>"))])
+    made.post_processor = processors.TemplateProcessing(
+        "<s> $A </s>", None, [("<s>", made.token_to_id("<s>")), ("</s>", made.token_to_id("</s>"))]
+    )
     (tmp_path / "tokenizer.json").write_text(made.to_str())
     codec = TokenizerCodec(tmp_path)
-    found: List[int] = ChatCodec(codec, "{{ bos_token }}{{ messages[0].content }}", SPECIAL).encode([{"role": "user", "content": "a"}])
+    found: List[int] = ChatCodec(codec, "{{ bos_token }}{{ messages[0].content }}", SPECIAL).encode(
+        [{"role": "user", "content": "a"}]
+    )
     assert found == codec.encode("a")[:-1]

@@ -68,32 +68,53 @@ def test_a_graph_with_a_later_interface_is_refused(made: Dict[str, Path], tmp_pa
         load(later)
 
 
-def test_an_artefact_that_states_no_interface_is_read(made: Dict[str, Path], tmp_path: Path) -> None:
-    earlier = manifests.read(_changed(made["ort"], tmp_path / "earlier", lambda content: content.pop("interface")))
+def test_an_artefact_that_states_no_interface_is_read(
+    made: Dict[str, Path], tmp_path: Path
+) -> None:
+    earlier = manifests.read(
+        _changed(made["ort"], tmp_path / "earlier", lambda content: content.pop("interface"))
+    )
     assert earlier.interface == 0 and "interface" not in earlier.to_json()
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model.onnx.data", "reference.bin"])
-def test_no_file_is_hashed_before_all_sizes_agree(name: str, made: Dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_file_is_hashed_before_all_sizes_agree(
+    name: str, made: Dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(made["ort"], tmp_path / "large")
     os.truncate(tmp_path / "large" / name, 1 << 40)
     monkeypatch.setattr(files, "entry", lambda path: pytest.fail(f"{path.name} is hashed"))
     for read in (load, manifests.read):
-        with pytest.raises(ValueError, match=f"expected {name} with .* bytes and sha256 .*, got {1 << 40} bytes; export again"):
+        with pytest.raises(
+            ValueError,
+            match=f"expected {name} with .* bytes and sha256 .*, got {1 << 40} bytes; export again",
+        ):
             read(tmp_path / "large")
 
 
 CHANGES: Dict[str, Tuple[str, Callable[[Content], Any], str]] = {
     "unknown field": ("ort", _set("extra", 1), "unknown field `extra`"),
-    "missing field": ("ort", lambda content: content.pop("chunk") and content.pop("states"), "missing required field `states`"),
-    "unknown field of a state": ("ort", _set("states", 0, "extra", 1), r"unknown field `extra` - at `\$.states\[0\]`"),
+    "missing field": (
+        "ort",
+        lambda content: content.pop("chunk") and content.pop("states"),
+        "missing required field `states`",
+    ),
+    "unknown field of a state": (
+        "ort",
+        _set("states", 0, "extra", 1),
+        r"unknown field `extra` - at `\$.states\[0\]`",
+    ),
     "kind": ("ort", _set("kind", "blocks"), r"\$.kind"),
     "kind with a line break": ("ort", _set("kind", "block\n"), r"\$.kind"),
     "target": ("ort", _set("target", "eager"), r"\$.target"),
     "dtype": ("ort", _set("dtype", "float64"), r"\$.dtype"),
     "dtype of a state": ("ort", _set("states", 1, "dtype", "object"), r"\$.states\[1\].dtype"),
     "number as text": ("ort", _set("chunk", "512"), r"Expected `int`, got `str` - at `\$.chunk`"),
-    "flag as number": ("ort", _set("contiguous", 1), r"Expected `bool`, got `int` - at `\$.contiguous`"),
+    "flag as number": (
+        "ort",
+        _set("contiguous", 1),
+        r"Expected `bool`, got `int` - at `\$.contiguous`",
+    ),
     "list as number": ("ort", _set("states", 0), r"Expected `array`, got `int` - at `\$.states`"),
     "null": ("ort", _set("files", None), r"\$.files"),
     "chunk of none": ("ort", _set("chunk", 0), r">= 1 - at `\$.chunk`"),
@@ -102,48 +123,186 @@ CHANGES: Dict[str, Tuple[str, Callable[[Content], Any], str]] = {
     "many axes": ("ort", _set("states", 0, "axes", ["batch_size"] * 9), r"\$.states\[0\].axes"),
     "long name": ("ort", _set("states", 0, "past", "x" * 1000), r"\$.states\[0\].past"),
     "hash": ("ort", _set("files", "model.onnx", "sha256", "0"), r"\$.files\[...\].sha256"),
-    "no states of a kind": ("ort", _set("states", 0, "update", "append"), "states.0..update to be in_place or replace for target ort, got append"),
-    "slot axis": ("ort", _set("states", 0, "axis", 1), "states.0..axes to start with batch_size and to have capacity only at axis"),
+    "no states of a kind": (
+        "ort",
+        _set("states", 0, "update", "append"),
+        "states.0..update to be in_place or replace for target ort, got append",
+    ),
+    "slot axis": (
+        "ort",
+        _set("states", 0, "axis", 1),
+        "states.0..axes to start with batch_size and to have capacity only at axis",
+    ),
     "axis beyond": ("ort", _set("states", 0, "axis", 7), "states.0..axes to start with batch_size"),
-    "second slot axis": ("ort", _set("states", 0, "axes", 1, "capacity"), "states.0..axes to start with batch_size"),
-    "batch axis": ("ort", _set("states", 0, "axes", 0, 4), "states.0..axes to start with batch_size"),
-    "other pair": ("ort", _set("states", 0, "present", "present.1.key"), "states.0. to have matching names past"),
-    "name twice": ("ort", _set("states", 0, {}) and (lambda content: content["states"].append(content["states"][0])), "expected unique names of inputs"),
+    "second slot axis": (
+        "ort",
+        _set("states", 0, "axes", 1, "capacity"),
+        "states.0..axes to start with batch_size",
+    ),
+    "batch axis": (
+        "ort",
+        _set("states", 0, "axes", 0, 4),
+        "states.0..axes to start with batch_size",
+    ),
+    "other pair": (
+        "ort",
+        _set("states", 0, "present", "present.1.key"),
+        "states.0. to have matching names past",
+    ),
+    "name twice": (
+        "ort",
+        _set("states", 0, {}) and (lambda content: content["states"].append(content["states"][0])),
+        "expected unique names of inputs",
+    ),
     "fill": ("ort", _set("states", 0, "fill", -1), "fill to be 0 except for past_positions"),
-    "positions with a mask": ("onnx", _set("signature", "mask"), "inputs.1. to be one of .*, got position_ids"),
-    "rows that grow": ("onnx", _set("layout", "rows"), "layout to be columns for target onnx, got rows"),
-    "hidden slots of columns": ("onnx", _set("states", 0, "reads_hidden", False), "reads_hidden to be false only for in-place states"),
-    "bucket of growing caches": ("onnx", _set("capacity_bucket", 256), "capacity_bucket to be 0 for target onnx, got 256"),
+    "positions with a mask": (
+        "onnx",
+        _set("signature", "mask"),
+        "inputs.1. to be one of .*, got position_ids",
+    ),
+    "rows that grow": (
+        "onnx",
+        _set("layout", "rows"),
+        "layout to be columns for target onnx, got rows",
+    ),
+    "hidden slots of columns": (
+        "onnx",
+        _set("states", 0, "reads_hidden", False),
+        "reads_hidden to be false only for in-place states",
+    ),
+    "bucket of growing caches": (
+        "onnx",
+        _set("capacity_bucket", 256),
+        "capacity_bucket to be 0 for target onnx, got 256",
+    ),
     "unknown format of weights": ("ort", _set("weights", {"format": "int2"}), r"\$.weights.format"),
-    "a cache of 8 bits without one": ("ort", _set("cache", "int8"), "expected int8 states exactly with cache int8, for target ort in float32, got 0 int8 states"),
-    "few bits of TorchScript": ("torchscript", _set("weights", {"format": "int4"}), "expected model.onnx in float32 for weights of few bits"),
-    "unknown input": ("ort", _set("inputs", 1, "name", "weights"), "inputs.1. to be one of .*, got weights"),
-    "input of another dtype": ("ort", _set("inputs", 1, "dtype", "int64"), r"inputs.1. to be seqlens_k int32 .*, got seqlens_k int64"),
-    "input of another rank": ("ort", _set("inputs", 2, "axes", ["batch_size"]), r"inputs.2. to be total_sequence_length int32 \[\]"),
+    "a cache of 8 bits without one": (
+        "ort",
+        _set("cache", "int8"),
+        "expected int8 states exactly with cache int8, for target ort in float32, got 0 int8 states",
+    ),
+    "few bits of TorchScript": (
+        "torchscript",
+        _set("weights", {"format": "int4"}),
+        "expected model.onnx in float32 for weights of few bits",
+    ),
+    "unknown input": (
+        "ort",
+        _set("inputs", 1, "name", "weights"),
+        "inputs.1. to be one of .*, got weights",
+    ),
+    "input of another dtype": (
+        "ort",
+        _set("inputs", 1, "dtype", "int64"),
+        r"inputs.1. to be seqlens_k int32 .*, got seqlens_k int64",
+    ),
+    "input of another rank": (
+        "ort",
+        _set("inputs", 2, "axes", ["batch_size"]),
+        r"inputs.2. to be total_sequence_length int32 \[\]",
+    ),
     "coordinates": ("onnx", _set("axes", 2), "inputs.1. to be position_ids int64 .3, "),
-    "first input": ("ort", _set("inputs", 0, "axes", 2, 47), "inputs.0. of kind block to be hidden_states float32"),
-    "output": ("ort", _set("outputs", 0, "name", "logits"), "outputs.0. of kind block to be output float32"),
-    "three outputs": ("ort", lambda content: content["outputs"].extend(content["outputs"] * 2), r"\$.outputs"),
-    "two outputs": ("ort", lambda content: content["outputs"].append({**content["outputs"][0], "name": "more"}), "a second output exactly for an encoder"),
-    "columns of logits": ("decoder", _set("inputs", 1, "axes", 1, "sequence_length"), r"inputs.1. to be logits_index int64 .*'logits_count'"),
-    "logits of all tokens": ("decoder", _set("outputs", 0, "axes", 1, "sequence_length"), "outputs.0. of kind decoder to be logits float32 .*'logits_count'"),
-    "logits of a block": ("ort", _set("inputs", 1, "name", "logits_index"), "inputs.1. to be one of .*, got logits_index"),
-    "vocabulary": ("decoder", _set("config", "tokens", "vocabulary", 60), "outputs.0. of kind decoder to be logits float32"),
-    "vocabulary as text": ("decoder", _set("config", "tokens", "vocabulary", "61"), "whole numbers for the sizes of the model in config, got '61'"),
-    "no configuration": ("decoder", _set("config", {}), "config.kind to be decoder as kind, got None"),
-    "flat configuration": ("decoder", _set("config", "tokens", []), "config.tokens to be an object"),
-    "range": ("ort", _set("max_positions", 4096), "config.max_positions to be 4096 as max_positions, got 1100"),
-    "no graph": ("ort", _set("files", {}), "files to hold one graph, model.onnx for target ort, got none"),
-    "two graphs": ("ort", lambda content: content["files"].update({"model.pt": content["files"]["model.onnx"]}), "files to hold one graph"),
-    "graph of another target": ("ort", _set("target", "torchscript"), "for target torchscript, got"),
-    "file elsewhere": ("ort", lambda content: content["files"].update({"../model.onnx": content["files"]["model.onnx"]}), r"at `key` in `\$.files`"),
-    "file of a line break": ("ort", lambda content: content["files"].update({"a\nb": content["files"]["model.onnx"]}), r"at `key` in `\$.files`"),
-    "manifest in itself": ("ort", lambda content: content["files"].update({"posenc.json": content["files"]["model.onnx"]}), "files other than posenc.json"),
+    "first input": (
+        "ort",
+        _set("inputs", 0, "axes", 2, 47),
+        "inputs.0. of kind block to be hidden_states float32",
+    ),
+    "output": (
+        "ort",
+        _set("outputs", 0, "name", "logits"),
+        "outputs.0. of kind block to be output float32",
+    ),
+    "three outputs": (
+        "ort",
+        lambda content: content["outputs"].extend(content["outputs"] * 2),
+        r"\$.outputs",
+    ),
+    "two outputs": (
+        "ort",
+        lambda content: content["outputs"].append({**content["outputs"][0], "name": "more"}),
+        "a second output exactly for an encoder",
+    ),
+    "columns of logits": (
+        "decoder",
+        _set("inputs", 1, "axes", 1, "sequence_length"),
+        r"inputs.1. to be logits_index int64 .*'logits_count'",
+    ),
+    "logits of all tokens": (
+        "decoder",
+        _set("outputs", 0, "axes", 1, "sequence_length"),
+        "outputs.0. of kind decoder to be logits float32 .*'logits_count'",
+    ),
+    "logits of a block": (
+        "ort",
+        _set("inputs", 1, "name", "logits_index"),
+        "inputs.1. to be one of .*, got logits_index",
+    ),
+    "vocabulary": (
+        "decoder",
+        _set("config", "tokens", "vocabulary", 60),
+        "outputs.0. of kind decoder to be logits float32",
+    ),
+    "vocabulary as text": (
+        "decoder",
+        _set("config", "tokens", "vocabulary", "61"),
+        "whole numbers for the sizes of the model in config, got '61'",
+    ),
+    "no configuration": (
+        "decoder",
+        _set("config", {}),
+        "config.kind to be decoder as kind, got None",
+    ),
+    "flat configuration": (
+        "decoder",
+        _set("config", "tokens", []),
+        "config.tokens to be an object",
+    ),
+    "range": (
+        "ort",
+        _set("max_positions", 4096),
+        "config.max_positions to be 4096 as max_positions, got 1100",
+    ),
+    "no graph": (
+        "ort",
+        _set("files", {}),
+        "files to hold one graph, model.onnx for target ort, got none",
+    ),
+    "two graphs": (
+        "ort",
+        lambda content: content["files"].update({"model.pt": content["files"]["model.onnx"]}),
+        "files to hold one graph",
+    ),
+    "graph of another target": (
+        "ort",
+        _set("target", "torchscript"),
+        "for target torchscript, got",
+    ),
+    "file elsewhere": (
+        "ort",
+        lambda content: content["files"].update({"../model.onnx": content["files"]["model.onnx"]}),
+        r"at `key` in `\$.files`",
+    ),
+    "file of a line break": (
+        "ort",
+        lambda content: content["files"].update({"a\nb": content["files"]["model.onnx"]}),
+        r"at `key` in `\$.files`",
+    ),
+    "manifest in itself": (
+        "ort",
+        lambda content: content["files"].update({"posenc.json": content["files"]["model.onnx"]}),
+        "files other than posenc.json",
+    ),
     "certificate of text": ("ort", _set("certificate", {"passed": "yes"}), r"\$.passed"),
-    "certificate without cells": ("ort", _set("certificate", {"passed": True, "tolerance": 1.0, "provider": "cpu", "cells": {}}), r"\$.cells"),
+    "certificate without cells": (
+        "ort",
+        _set("certificate", {"passed": True, "tolerance": 1.0, "provider": "cpu", "cells": {}}),
+        r"\$.cells",
+    ),
     "inputs by position": (
         "torchscript",
-        lambda content: content["inputs"].append({"name": "cache_position", "dtype": "int64", "axes": ["batch_size", "sequence_length"]}),
+        lambda content: content["inputs"].append(
+            {"name": "cache_position", "dtype": "int64", "axes": ["batch_size", "sequence_length"]}
+        ),
         "position_ids for",
     ),
     "schema": ("ort", _set("schema", 2), "expected schema 4, got 2; export again"),
@@ -151,7 +310,9 @@ CHANGES: Dict[str, Tuple[str, Callable[[Content], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_manifest_that_contradicts_itself_is_refused_with_the_field(name: str, made: Dict[str, Path], tmp_path: Path) -> None:
+def test_a_manifest_that_contradicts_itself_is_refused_with_the_field(
+    name: str, made: Dict[str, Path], tmp_path: Path
+) -> None:
     target, change, said = CHANGES[name]
     with pytest.raises(ValueError, match=said) as refusal:
         load(_changed(made[target], tmp_path / "changed", change), provider="cpu")
@@ -169,12 +330,17 @@ TEXTS: Dict[str, Tuple[bytes, str]] = {
     "half a character": (b'{"kind": "\\ud800 and more"}', "surrogate"),
     "depth": (b'{"a":' * 100_000, "deeper nesting than can be read"),
     "closed depth": (b"[" * 50_000 + b"]" * 50_000, "deeper nesting than can be read"),
-    "depth that can be read": (b'{"schema": 4, "a": ' + b"[" * 900 + b"]" * 900 + b"}", "content of another digest"),
+    "depth that can be read": (
+        b'{"schema": 4, "a": ' + b"[" * 900 + b"]" * 900 + b"}",
+        "content of another digest",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_a_manifest_that_is_no_plain_json_is_refused_in_one_line_for_that_reason(name: str, tmp_path: Path) -> None:
+def test_a_manifest_that_is_no_plain_json_is_refused_in_one_line_for_that_reason(
+    name: str, tmp_path: Path
+) -> None:
     content, said = TEXTS[name]
     (tmp_path / manifests.FILE_NAME).write_bytes(content)
     with pytest.raises(ValueError, match=said) as refusal:
@@ -186,7 +352,10 @@ def test_a_digest_that_came_another_way_is_compared(made: Dict[str, Path], tmp_p
     digest = manifests.read(made["ort"]).digest
     assert manifests.read(made["ort"], digest) == manifests.read(made["ort"])
     changed = _changed(made["ort"], tmp_path / "changed", _set("chunk", 511))
-    with pytest.raises(ValueError, match=f"expected digest {digest}, got [0-9a-f]{{64}}; take the artefact from where the digest came from"):
+    with pytest.raises(
+        ValueError,
+        match=f"expected digest {digest}, got [0-9a-f]{{64}}; take the artefact from where the digest came from",
+    ):
         manifests.read(changed, digest)
 
 
@@ -198,11 +367,16 @@ def test_inspect_prints_the_digest(made: Dict[str, Path], capsys: pytest.Capture
     assert json.loads(capsys.readouterr().out)["digest"] == digest
 
 
-def test_the_digest_covers_file_hashes_and_not_the_certificate(made: Dict[str, Path], tmp_path: Path) -> None:
+def test_the_digest_covers_file_hashes_and_not_the_certificate(
+    made: Dict[str, Path], tmp_path: Path
+) -> None:
     manifest = manifests.read(made["ort"])
     certificate = {"passed": True, "tolerance": 1e-5, "provider": "cpu", "cells": {"a": 1e-7}}
     assert manifest.replace(certificate=certificate).digest == manifest.digest
-    assert manifest.replace(files={"model.onnx": manifests.File("0" * 64, 1)}).digest != manifest.digest
+    assert (
+        manifest.replace(files={"model.onnx": manifests.File("0" * 64, 1)}).digest
+        != manifest.digest
+    )
 
 
 def test_a_manifest_comes_back_as_it_was_written(made: Dict[str, Path], tmp_path: Path) -> None:
@@ -212,12 +386,30 @@ def test_a_manifest_comes_back_as_it_was_written(made: Dict[str, Path], tmp_path
         for name in manifest.files:
             (tmp_path / path.name / name).write_bytes((path / name).read_bytes())
         manifests.write(manifest, tmp_path / path.name)
-        assert (tmp_path / path.name / manifests.FILE_NAME).read_bytes() == (path / manifests.FILE_NAME).read_bytes()
+        assert (tmp_path / path.name / manifests.FILE_NAME).read_bytes() == (
+            path / manifests.FILE_NAME
+        ).read_bytes()
         assert manifests.read(tmp_path / path.name) == manifest
 
 
 def test_slots_behind_a_row_are_hidden_only_where_nothing_reads_them(tmp_path: Path) -> None:
-    assert [state.reads_hidden for state in export(sources(block("rope")), "ort", tmp_path / "fused", verify=False).states] == [False, False]
-    assert all(state.reads_hidden for state in export(sources(block("rope")), "ort", tmp_path / "mask", signature="mask", verify=False).states)
-    assert all(state.reads_hidden for state in export(sources(block("rope")), "onnx-static", tmp_path / "static", verify=False).states)
-    assert [state.reads_hidden for state in export(sources(block("cope")), "ort", tmp_path / "read", verify=False).states] == [True, False]
+    assert [
+        state.reads_hidden
+        for state in export(sources(block("rope")), "ort", tmp_path / "fused", verify=False).states
+    ] == [False, False]
+    assert all(
+        state.reads_hidden
+        for state in export(
+            sources(block("rope")), "ort", tmp_path / "mask", signature="mask", verify=False
+        ).states
+    )
+    assert all(
+        state.reads_hidden
+        for state in export(
+            sources(block("rope")), "onnx-static", tmp_path / "static", verify=False
+        ).states
+    )
+    assert [
+        state.reads_hidden
+        for state in export(sources(block("cope")), "ort", tmp_path / "read", verify=False).states
+    ] == [True, False]

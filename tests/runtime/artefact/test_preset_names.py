@@ -16,7 +16,9 @@ pytestmark = pytest.mark.xdist_group("serve")  # the worker that exports the sam
 
 
 @pytest.fixture
-def package(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def package(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """Install a package with one preset, and enter an empty folder."""
     place = tmp_path / "package"
     shutil.copytree(artefact(tmp_path_factory.getbasetemp(), "ort"), place / "tiny-rope")
@@ -29,10 +31,20 @@ def package(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatc
 
 def test_a_name_is_loaded_as_its_folder(package: Path) -> None:
     prompt = np.array([[100, 101, 102]])
-    assert np.array_equal(load("tiny-rope").session().prefill(prompt), load(package / "tiny-rope").session().prefill(prompt))
+    assert np.array_equal(
+        load("tiny-rope").session().prefill(prompt),
+        load(package / "tiny-rope").session().prefill(prompt),
+    )
 
 
-@pytest.mark.parametrize("command", [["generate", "--prompt", "a", "--max-tokens", "2"], ["inspect"], ["inspect", "--runtime", "python"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["generate", "--prompt", "a", "--max-tokens", "2"],
+        ["inspect"],
+        ["inspect", "--runtime", "python"],
+    ],
+)
 def test_commands_take_a_name(command: list, package: Path, capsys: pytest.CaptureFixture) -> None:
     assert main([*command, "tiny-rope"]) == 0 and capsys.readouterr().out
 
@@ -45,15 +57,23 @@ def test_verify_does_not_write_to_a_preset(package: Path) -> None:
 
 def test_a_folder_takes_precedence_over_a_preset_of_its_name(package: Path) -> None:
     Path("tiny-rope").mkdir()
-    with pytest.raises(ValueError, match="artefact tiny-rope: expected posenc.json in it, got none"):
+    with pytest.raises(
+        ValueError, match="artefact tiny-rope: expected posenc.json in it, got none"
+    ):
         load("tiny-rope")
 
 
-REFUSALS = {"tiny-rop": "did you mean tiny-rope?", "small-t5": "for the preset of this name, run pip install ", "model": "or a preset: tiny-rope, tiny-alibi"}
+REFUSALS = {
+    "tiny-rop": "did you mean tiny-rope?",
+    "small-t5": "for the preset of this name, run pip install ",
+    "model": "or a preset: tiny-rope, tiny-alibi",
+}
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_an_unknown_name_is_refused_with_the_remedy(name: str, package: Path, capsys: pytest.CaptureFixture) -> None:
+def test_an_unknown_name_is_refused_with_the_remedy(
+    name: str, package: Path, capsys: pytest.CaptureFixture
+) -> None:
     assert main(["generate", name, "--prompt", "a"]) == 2
     assert REFUSALS[name] in capsys.readouterr().err
 

@@ -67,7 +67,9 @@ class Countdown:
             self.end()
 
     def hear(self, event: str, arguments: Tuple[Any, ...]) -> None:
-        if event in EVENTS or (event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITES):
+        if event in EVENTS or (
+            event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITES
+        ):
             self.tick()
 
     def seam(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,7 +103,11 @@ def _killed_at(count: int, work: Callable[[], None]) -> bool:
 @pytest.mark.parametrize("exchanges", EXCHANGES)
 @pytest.mark.parametrize("replaces", [False, True], ids=["fresh", "replacement"])
 def test_a_kill_between_any_two_file_operations_leaves_a_complete_artefact_or_none(
-    replaces: bool, exchanges: bool, artefacts: Tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    replaces: bool,
+    exchanges: bool,
+    artefacts: Tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not exchanges:
         monkeypatch.setattr(publish, "exchange", lambda one, other: False)
@@ -123,25 +129,41 @@ def test_a_kill_between_any_two_file_operations_leaves_a_complete_artefact_or_no
     assert count > 15
 
 
-def test_a_kill_while_a_certificate_is_written_leaves_the_old_or_the_new_one(artefacts: Tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_kill_while_a_certificate_is_written_leaves_the_old_or_the_new_one(
+    artefacts: Tuple[Path, Path], tmp_path: Path
+) -> None:
     place, count, killed = tmp_path / "artefact", 0, True
     shutil.copytree(artefacts[0], place)
     before = manifests.read(place)
-    after = before.replace(certificate={"passed": True, "tolerance": 1e-5, "provider": "cpu", "machine": "some", "cells": {"a": 0.0}})
+    after = before.replace(
+        certificate={
+            "passed": True,
+            "tolerance": 1e-5,
+            "provider": "cpu",
+            "machine": "some",
+            "cells": {"a": 0.0},
+        }
+    )
     while killed:
         manifests.write(before, place)
         killed = _killed_at(count, lambda: manifests.write(after, place))
         assert manifests.read(place) in ([before, after] if killed else [after])
         count += 1
     assert count > 4
-    _publish(artefacts[1], place)  # temporary files of killed processes do not count as foreign files
+    _publish(
+        artefacts[1], place
+    )  # temporary files of killed processes do not count as foreign files
     assert sorted(os.listdir(place)) == ["model.pt", manifests.FILE_NAME, "reference.bin"]
 
 
 @pytest.mark.parametrize("exchanges", EXCHANGES)
 @pytest.mark.parametrize("replaces", [False, True], ids=["fresh", "replacement"])
 def test_a_disk_that_is_full_at_any_file_operation_leaves_the_old_artefact(
-    replaces: bool, exchanges: bool, artefacts: Tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    replaces: bool,
+    exchanges: bool,
+    artefacts: Tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (old, new), place = artefacts, tmp_path / "some" / "artefact"
     if not exchanges:
@@ -154,7 +176,14 @@ def test_a_disk_that_is_full_at_any_file_operation_leaves_the_old_artefact(
         with monkeypatch.context() as patch:
             countdown = Countdown(count, lambda: None)
             countdown.end = lambda counted=countdown: _refuse_once(counted)  # type: ignore[misc]
-            for module, name in ((os, "fsync"), (publish, "exchange"), (os, "rename"), (os, "replace"), (Path, "mkdir"), (files, "write")):
+            for module, name in (
+                (os, "fsync"),
+                (publish, "exchange"),
+                (os, "rename"),
+                (os, "replace"),
+                (Path, "mkdir"),
+                (files, "write"),
+            ):
                 patch.setattr(module, name, countdown.seam(getattr(module, name)))
             try:
                 _publish(new, place)
@@ -178,17 +207,27 @@ def _mounted(size: str, at: Path) -> None:
     """Mount a file system of the given size, or skip the test."""
     at.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(at)]
-    if not shutil.which("mount") or subprocess.run(command, capture_output=True, check=False).returncode:
+    if (
+        not shutil.which("mount")
+        or subprocess.run(command, capture_output=True, check=False).returncode
+    ):
         pytest.skip("mounting a small file system is not permitted here")
 
 
 @pytest.mark.parametrize("target", ["onnx", "ort", "torchscript", "pt2"])
-def test_an_export_onto_a_full_disk_is_an_error_and_keeps_the_old_artefact(target: str, artefacts: Tuple[Path, Path], tmp_path: Path) -> None:
+def test_an_export_onto_a_full_disk_is_an_error_and_keeps_the_old_artefact(
+    target: str, artefacts: Tuple[Path, Path], tmp_path: Path
+) -> None:
     _mounted("400k", tmp_path / "disk")
     try:
         _publish(artefacts[0], tmp_path / "disk" / "artefact")
         with pytest.raises(OSError, match="No space left"):
-            export(seeded(block("rope", width=256)), target, tmp_path / "disk" / "artefact", verify=False)
+            export(
+                seeded(block("rope", width=256)),
+                target,
+                tmp_path / "disk" / "artefact",
+                verify=False,
+            )
         assert _same(tmp_path / "disk" / "artefact", artefacts[0])
         assert os.listdir(tmp_path / "disk") == ["artefact"]
     finally:
@@ -205,7 +244,9 @@ def test_a_mount_point_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["torchscript", "pt2"])
-def test_a_limit_on_file_sizes_is_an_error_and_keeps_the_old_artefact(target: str, artefacts: Tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_limit_on_file_sizes_is_an_error_and_keeps_the_old_artefact(
+    target: str, artefacts: Tuple[Path, Path], tmp_path: Path
+) -> None:
     _publish(artefacts[0], tmp_path / "artefact")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
@@ -225,14 +266,18 @@ def test_a_link_is_refused(artefacts: Tuple[Path, Path], tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("folder", [".", "..", "../../here/inner/..", "../inner"])
-def test_the_working_folder_and_its_parents_are_refused(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_working_folder_and_its_parents_are_refused(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "here" / "inner").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "here" / "inner")
     with pytest.raises(ValueError, match="neither the working folder nor one of its parents"):
         export(sources(block("rope")), "ort", folder)
 
 
-def test_a_file_that_the_old_manifest_does_not_list_is_named_and_kept(artefacts: Tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_file_that_the_old_manifest_does_not_list_is_named_and_kept(
+    artefacts: Tuple[Path, Path], tmp_path: Path
+) -> None:
     _publish(artefacts[0], tmp_path / "artefact")
     (tmp_path / "artefact" / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match="which contains notes.txt; move that file"):
@@ -241,7 +286,9 @@ def test_a_file_that_the_old_manifest_does_not_list_is_named_and_kept(artefacts:
     assert (tmp_path / "artefact" / "notes.txt").read_text() == "mine"
 
 
-def test_a_file_that_is_created_during_an_export_is_kept(artefacts: Tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_file_that_is_created_during_an_export_is_kept(
+    artefacts: Tuple[Path, Path], tmp_path: Path
+) -> None:
     _publish(artefacts[0], tmp_path / "artefact")
     staging = StagingFolder([tmp_path / "artefact"])
     with pytest.raises(ValueError, match="notes.txt"), staging as path:
@@ -251,14 +298,21 @@ def test_a_file_that_is_created_during_an_export_is_kept(artefacts: Tuple[Path, 
     assert (tmp_path / "artefact" / "notes.txt").read_text() == "mine"
 
 
-def test_an_artefact_is_not_published_in_the_folder_of_another(artefacts: Tuple[Path, Path], tmp_path: Path) -> None:
+def test_an_artefact_is_not_published_in_the_folder_of_another(
+    artefacts: Tuple[Path, Path], tmp_path: Path
+) -> None:
     _publish(artefacts[0], tmp_path / "outer")
-    with pytest.raises(ValueError, match="outside any artefact, got .*inner in the artefact .*outer; choose another folder"):
+    with pytest.raises(
+        ValueError,
+        match="outside any artefact, got .*inner in the artefact .*outer; choose another folder",
+    ):
         _publish(artefacts[1], tmp_path / "outer" / "some" / "inner")
     assert _same(tmp_path / "outer", artefacts[0])
 
 
-def test_either_all_of_several_folders_are_published_or_none(artefacts: Tuple[Path, Path], tmp_path: Path) -> None:
+def test_either_all_of_several_folders_are_published_or_none(
+    artefacts: Tuple[Path, Path], tmp_path: Path
+) -> None:
     places = [tmp_path / name for name in ("one", "two", "three")]
     _publish(artefacts[0], places[0])
     staging = StagingFolder(places)
@@ -271,23 +325,38 @@ def test_either_all_of_several_folders_are_published_or_none(artefacts: Tuple[Pa
     assert sorted(os.listdir(tmp_path)) == ["one", "three"] and _same(places[0], artefacts[0])
 
 
-def test_a_new_folder_of_several_targets_is_published_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_folder_of_several_targets_is_published_in_one_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: List[Path] = []
     rename = os.rename
-    monkeypatch.setattr(os, "rename", lambda one, other: (seen.append(Path(other)), rename(one, other))[1])
-    export_all(sources(block("nope")), ["ort", "torchscript"], tmp_path / "all", ExportOptions(verify=False))
+    monkeypatch.setattr(
+        os, "rename", lambda one, other: (seen.append(Path(other)), rename(one, other))[1]
+    )
+    export_all(
+        sources(block("nope")),
+        ["ort", "torchscript"],
+        tmp_path / "all",
+        ExportOptions(verify=False),
+    )
     assert seen == [tmp_path / "all"]
-    assert [manifests.read(tmp_path / "all" / target).target for target in ("ort", "torchscript")] == ["ort", "torchscript"]
+    assert [
+        manifests.read(tmp_path / "all" / target).target for target in ("ort", "torchscript")
+    ] == ["ort", "torchscript"]
 
 
-def test_an_artefact_that_was_set_aside_is_loaded_by_its_name(artefacts: Tuple[Path, Path], tmp_path: Path) -> None:
+def test_an_artefact_that_was_set_aside_is_loaded_by_its_name(
+    artefacts: Tuple[Path, Path], tmp_path: Path
+) -> None:
     shutil.copytree(artefacts[0], tmp_path / f"{files.ASIDE}artefact")
     assert _same(tmp_path / "artefact", artefacts[0])
     _publish(artefacts[1], tmp_path / "other")
     assert sorted(os.listdir(tmp_path)) == ["artefact", "other"]
 
 
-def test_a_full_disk_leaves_the_old_certificate(artefacts: Tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_old_certificate(
+    artefacts: Tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(artefacts[0], tmp_path / "artefact")
     manifest = manifests.read(artefacts[0])
 
@@ -298,4 +367,8 @@ def test_a_full_disk_leaves_the_old_certificate(artefacts: Tuple[Path, Path], tm
     with pytest.raises(OSError, match="No space left"):
         manifests.write(manifest.replace(source={"seed": 7}), tmp_path / "artefact")
     assert _same(tmp_path / "artefact", artefacts[0])
-    assert sorted(os.listdir(tmp_path / "artefact")) == ["model.pt", manifests.FILE_NAME, "reference.bin"]
+    assert sorted(os.listdir(tmp_path / "artefact")) == [
+        "model.pt",
+        manifests.FILE_NAME,
+        "reference.bin",
+    ]

@@ -13,16 +13,22 @@ STAGING = f"{files.PREFIX}0123456789abcdef"
 
 
 @pytest.mark.parametrize("name", [STAGING, f"{files.ASIDE}artefact"])
-def test_a_folder_that_another_export_removes_during_a_sweep_is_no_error(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_another_export_removes_during_a_sweep_is_no_error(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / name).mkdir()
     is_dir = Path.is_dir
-    monkeypatch.setattr(Path, "is_dir", lambda path: is_dir(path) and (path.name != name or path.rmdir() is None))
+    monkeypatch.setattr(
+        Path, "is_dir", lambda path: is_dir(path) and (path.name != name or path.rmdir() is None)
+    )
     with StagingFolder([tmp_path / "new"]):
         pass
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_removed_is_left_and_the_others_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_removed_is_left_and_the_others_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = f"{files.PREFIX}fedcba9876543210"
     for name in (STAGING, other):
         (tmp_path / name).mkdir()

@@ -19,7 +19,10 @@ def _byte_level() -> Any:
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    made.pre_tokenizer, made.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     return made
 
 
@@ -28,14 +31,31 @@ def _byte_fallback() -> Any:
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     letters = {letter: 256 + index for index, letter in enumerate("▁Zoabcfé")}
-    made = Tokenizer(models.BPE({**{f"<0x{byte:02X}>": byte for byte in range(256)}, **letters}, [], byte_fallback=True))
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    made = Tokenizer(
+        models.BPE(
+            {**{f"<0x{byte:02X}>": byte for byte in range(256)}, **letters}, [], byte_fallback=True
+        )
+    )
+    made.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    made.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
     made.add_special_tokens(["<s>"])
     return made
 
 
-MADE = {"bytes of GPT-2": _byte_level, "bytes for unknown letters": _byte_fallback, "no tokenizer": None}
+MADE = {
+    "bytes of GPT-2": _byte_level,
+    "bytes for unknown letters": _byte_fallback,
+    "no tokenizer": None,
+}
 
 
 @pytest.fixture(params=MADE)
@@ -56,14 +76,22 @@ def test_pieces_are_whole_characters_and_together_the_text(cut: int, codec: Code
     tokens = codec.encode(TEXT)
     found = _pieces(codec, tokens[:cut], tokens[cut:])
     assert "".join(_pieces(codec, [], tokens)) == TEXT
-    assert not any(REPLACEMENT in piece for piece in found) and TEXT.endswith("".join(found)) and len("".join(found)) >= len(TEXT) - cut
+    assert (
+        not any(REPLACEMENT in piece for piece in found)
+        and TEXT.endswith("".join(found))
+        and len("".join(found)) >= len(TEXT) - cut
+    )
 
 
 def test_a_long_text_is_encoded_without_keeping_other_threads_waiting(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(_byte_level().to_str())
     codec, ended, turns = TokenizerCodec(tmp_path), threading.Event(), []
     codec.encode(TEXT)
-    other = threading.Thread(target=lambda: [turns.append(time.perf_counter()) for _ in iter(lambda: ended.wait(0.001), True)])
+    other = threading.Thread(
+        target=lambda: [
+            turns.append(time.perf_counter()) for _ in iter(lambda: ended.wait(0.001), True)
+        ]
+    )
     other.start()
     begun = time.perf_counter()
     codec.encode(TEXT * 20_000)
@@ -96,4 +124,8 @@ def test_special_tokens_give_no_text_but_have_a_spelling(tmp_path: Path) -> None
     (tmp_path / "tokenizer.json").write_text(_byte_fallback().to_str())
     codec = TokenizerCodec(tmp_path)
     special = codec.encode("<s>", special=False)[-1]
-    assert codec.is_special(special) and codec.spelled(special) == "<s>" and _pieces(codec, codec.encode("a"), [special]) == ["", ""]
+    assert (
+        codec.is_special(special)
+        and codec.spelled(special) == "<s>"
+        and _pieces(codec, codec.encode("a"), [special]) == ["", ""]
+    )

@@ -12,12 +12,16 @@ from posenc_export.runtime.graphs import cuda
 from tests.tiny import block, decoder
 from tests.traces import sources
 
-pytestmark = pytest.mark.skipif(cuda.obstacle() is not None, reason=f"CUDA does not run here: {cuda.obstacle()}")
+pytestmark = pytest.mark.skipif(
+    cuda.obstacle() is not None, reason=f"CUDA does not run here: {cuda.obstacle()}"
+)
 
 
 @pytest.mark.parametrize("variant", ["rope", "rope-interleaved", "alibi", "learned", "nope"])
 @pytest.mark.parametrize("target", ["ort-cuda", "onnx", "onnx-static"])
-def test_decoder_matches_eager_at_every_cut_on_cuda(variant: str, target: str, tmp_path: Path) -> None:
+def test_decoder_matches_eager_at_every_cut_on_cuda(
+    variant: str, target: str, tmp_path: Path
+) -> None:
     model = seeded(decoder(variant))
     export(model, target, tmp_path / "artefact", verify=False)
     certificate = verify(tmp_path / "artefact", provider="cuda")

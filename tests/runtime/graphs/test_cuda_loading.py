@@ -15,7 +15,10 @@ from posenc_export.runtime.graphs import cuda, ort_graph
 from tests.tiny import block
 from tests.traces import sources
 
-pytestmark = [pytest.mark.xdist_group("rope"), pytest.mark.skipif(sys.platform != "linux", reason="names of libraries")]
+pytestmark = [
+    pytest.mark.xdist_group("rope"),
+    pytest.mark.skipif(sys.platform != "linux", reason="names of libraries"),
+]
 GPU = "pip install 'posenc-export[gpu]', or give provider cpu"
 
 
@@ -42,17 +45,25 @@ def built_for_cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def without(library: str = "", failure: str = "") -> None:
         def loaded(name: str, mode: int = 0) -> None:
             if library and (library == name or "cudnn" not in library and "providers_cuda" in name):
-                raise OSError(f"{library}: cannot open shared object file: No such file or directory")
+                raise OSError(
+                    f"{library}: cannot open shared object file: No such file or directory"
+                )
 
         def opened(model: Any, options: Any, providers: Any, **others: Any) -> Any:
             if not isinstance(model, bytes):
                 return real(model, options, providers=["CPUExecutionProvider"], **others)
             if failure:
-                raise RuntimeError(f"/onnxruntime_src/cuda_call.cc:154 {failure} ; GPU=-1 ; hostname=box ; ")
+                raise RuntimeError(
+                    f"/onnxruntime_src/cuda_call.cc:154 {failure} ; GPU=-1 ; hostname=box ; "
+                )
             return type("Trial", (), {"get_providers": lambda self: [cuda.NAME]})()
 
-        monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [cuda.NAME, "CPUExecutionProvider"])
-        monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: print("Failed to load something"), raising=False)
+        monkeypatch.setattr(
+            onnxruntime, "get_available_providers", lambda: [cuda.NAME, "CPUExecutionProvider"]
+        )
+        monkeypatch.setattr(
+            onnxruntime, "preload_dlls", lambda: print("Failed to load something"), raising=False
+        )
         monkeypatch.setattr(ctypes, "CDLL", loaded)
         monkeypatch.setattr(onnxruntime, "InferenceSession", opened)
 
@@ -62,7 +73,10 @@ def built_for_cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def test_an_onnx_runtime_without_cuda_is_named_with_its_remedy(artefact: Path) -> None:
     if cuda.NAME in onnxruntime.get_available_providers():
         pytest.skip("this ONNX Runtime is built with CUDA")
-    with pytest.raises(ValueError, match=r"got an ONNX Runtime without it; pip uninstall onnxruntime, then pip install 'posenc-export\[gpu\]'$"):
+    with pytest.raises(
+        ValueError,
+        match=r"got an ONNX Runtime without it; pip uninstall onnxruntime, then pip install 'posenc-export\[gpu\]'$",
+    ):
         load(artefact, provider="cuda")
     assert load(artefact).provider == "cpu"
 
@@ -70,22 +84,32 @@ def test_an_onnx_runtime_without_cuda_is_named_with_its_remedy(artefact: Path) -
 @pytest.mark.parametrize(
     ("missing", "line"),
     [
-        ({"library": "libcublasLt.so.13"}, f"got no libcublasLt.so.13, a library that it needs; {GPU}"),
-        ({"library": "libcuda.so.1"}, "got no driver of NVIDIA (libcuda.so.1); install the driver, or give provider cpu"),
+        (
+            {"library": "libcublasLt.so.13"},
+            f"got no libcublasLt.so.13, a library that it needs; {GPU}",
+        ),
+        (
+            {"library": "libcuda.so.1"},
+            "got no driver of NVIDIA (libcuda.so.1); install the driver, or give provider cpu",
+        ),
         (
             {"failure": "CUDA failure 100: no CUDA-capable device is detected"},
             "got CUDA failure 100: no CUDA-capable device is detected; check the device with nvidia-smi, or give provider cpu",
         ),
     ],
 )
-def test_what_cuda_lacks_is_one_line_with_its_remedy(missing: Any, line: str, artefact: Path, built_for_cuda: Any, capsys: Any) -> None:
+def test_what_cuda_lacks_is_one_line_with_its_remedy(
+    missing: Any, line: str, artefact: Path, built_for_cuda: Any, capsys: Any
+) -> None:
     built_for_cuda(**missing)
     with pytest.raises(ValueError) as refused:
         load(artefact, provider="cuda")
     assert str(refused.value) == f"runtime: expected a machine that can run provider cuda, {line}"
     with pytest.warns(RuntimeWarning) as warned:
         assert load(artefact).provider == "cpu"
-    assert [str(one.message) for one in warned] == [f"runtime: provider auto chose cpu, because provider cuda cannot run here: {line}"]
+    assert [str(one.message) for one in warned] == [
+        f"runtime: provider auto chose cpu, because provider cuda cannot run here: {line}"
+    ]
     assert warned[0].filename == __file__ and capsys.readouterr().out == ""
 
 
@@ -101,16 +125,26 @@ def test_auto_warns_once_and_cpu_never(artefact: Path, built_for_cuda: Any) -> N
         load(artefact)
 
 
-def test_missing_cudnn_is_named_with_the_operator_that_needs_it(tmp_path: Path, built_for_cuda: Any) -> None:
+def test_missing_cudnn_is_named_with_the_operator_that_needs_it(
+    tmp_path: Path, built_for_cuda: Any
+) -> None:
     export(sources(block("conditional_conv")), "ort-cuda", tmp_path / "artefact", verify=False)
     built_for_cuda(library="libcudnn.so.9")
-    with pytest.raises(ValueError, match="got no libcudnn.so.9, which operator Conv needs; pip install 'posenc-export"):
+    with pytest.raises(
+        ValueError,
+        match="got no libcudnn.so.9, which operator Conv needs; pip install 'posenc-export",
+    ):
         load(tmp_path / "artefact", provider="cuda")
 
 
-def test_float32_of_target_ort_is_refused_on_cuda_with_the_targets_that_run_there(tmp_path: Path, built_for_cuda: Any) -> None:
+def test_float32_of_target_ort_is_refused_on_cuda_with_the_targets_that_run_there(
+    tmp_path: Path, built_for_cuda: Any
+) -> None:
     built_for_cuda()
     export(sources(block("rope")), "ort", tmp_path / "artefact", verify=False)
-    with pytest.raises(ValueError, match="expected provider cpu for target ort in float32, got cuda; export target onnx-static, or ort-cuda for half precision"):
+    with pytest.raises(
+        ValueError,
+        match="expected provider cpu for target ort in float32, got cuda; export target onnx-static, or ort-cuda for half precision",
+    ):
         load(tmp_path / "artefact", provider="cuda")
     assert load(tmp_path / "artefact").provider == "cpu"

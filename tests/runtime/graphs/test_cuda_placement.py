@@ -23,7 +23,12 @@ from tests.traces import sources
 CAPTURED = (0, 0, "captured", "")
 # For blocks that are not CAPTURED: nodes on the CPU, copies of a step, whether a step can be captured, and the first operator that needs cuDNN.
 PINNED: Dict[str, Tuple[int, int, str, str]] = {
-    "rope_dynamic": (4, 1, "not captured", "ReduceMax"),  # the condition of If, whether a query is beyond the trained range
+    "rope_dynamic": (
+        4,
+        1,
+        "not captured",
+        "ReduceMax",
+    ),  # the condition of If, whether a query is beyond the trained range
     "input_rnn": (0, 1, "not captured", "GRU"),  # lengths of rows
     "conditional_conv": (0, 0, "captured", "Conv"),
     "conditional_conv_2d": (2, 0, "captured", "Conv"),
@@ -32,33 +37,67 @@ PINNED: Dict[str, Tuple[int, int, str, str]] = {
     "cope": (1, 0, "captured", ""),
     "inkling": (1, 0, "captured", ""),
     "fox_pair": (1, 0, "captured", ""),
-    "deberta": (0, 0, "not captured", ""),  # a matrix for each head, which MatMul addresses from the host
+    "deberta": (
+        0,
+        0,
+        "not captured",
+        "",
+    ),  # a matrix for each head, which MatMul addresses from the host
     "transformer_xl": (0, 0, "not captured", ""),
 }
 
 
 def placement_of(name: str, folder: Path) -> Placement:
     """Write the graph of a model for ort-cuda, and place its nodes."""
-    config = decoder(name) if name == "complex_order" else block(name)  # its token table is wider than a block
+    config = (
+        decoder(name) if name == "complex_order" else block(name)
+    )  # its token table is wider than a block
     target, source = TARGETS["ort-cuda"], sources(config).of("float16")
-    manifest = describe(source.model, "ort-cuda", "positions", target.layout["positions"], target.update, **target.geometry)
+    manifest = describe(
+        source.model,
+        "ort-cuda",
+        "positions",
+        target.layout["positions"],
+        target.update,
+        **target.geometry,
+    )
     target.write(source, manifest, folder)
     return placed(folder / "model.onnx")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.xdist_group(name), *([] if name in FUSED else [pytest.mark.exhaustive])]) for name in REGISTRY]
+    "name",
+    [
+        pytest.param(
+            name,
+            marks=[
+                pytest.mark.xdist_group(name),
+                *([] if name in FUSED else [pytest.mark.exhaustive]),
+            ],
+        )
+        for name in REGISTRY
+    ],
 )
 def test_nodes_of_an_encoding_are_placed_as_pinned(name: str, tmp_path: Path) -> None:
     found = placement_of(name, tmp_path)
     assert found.runs
-    operators = {node.op_type for node in onnx.load(tmp_path / "model.onnx", load_external_data=False).graph.node}
+    operators = {
+        node.op_type
+        for node in onnx.load(tmp_path / "model.onnx", load_external_data=False).graph.node
+    }
     needing = min(cuda.CUDNN_OPERATORS & operators, default="")
-    assert (len(found.on_cpu), found.copied, "captured" if found.captured else "not captured", needing) == PINNED.get(name, CAPTURED)
+    assert (
+        len(found.on_cpu),
+        found.copied,
+        "captured" if found.captured else "not captured",
+        needing,
+    ) == PINNED.get(name, CAPTURED)
 
 
 def test_the_table_belongs_to_the_onnx_runtime_that_is_tested() -> None:
-    assert table()[0] == onnxruntime.__version__, "run make cuda-dry-run with --write-table, and compare the pinned placements"
+    assert table()[0] == onnxruntime.__version__, (
+        "run make cuda-dry-run with --write-table, and compare the pinned placements"
+    )
 
 
 def planted(folder: Path, *nodes: Any) -> Placement:
@@ -72,15 +111,25 @@ def planted(folder: Path, *nodes: Any) -> Placement:
 
 @pytest.mark.xdist_group("rope")
 def test_a_node_without_a_kernel_is_found(tmp_path: Path) -> None:
-    found = planted(tmp_path, helper.make_node("Einsum", ["output", "output"], ["planted"], equation="bse,bse->bs"), helper.make_node("Det", ["output"], ["det"]))
+    found = planted(
+        tmp_path,
+        helper.make_node("Einsum", ["output", "output"], ["planted"], equation="bse,bse->bs"),
+        helper.make_node("Det", ["output"], ["det"]),
+    )
     assert not found.runs and found.without_kernel == ["Det of float16"]
-    assert found.said() == "cannot run: no kernel for Det of float16" and found.copies["to the host"] == ["output"]
+    assert found.said() == "cannot run: no kernel for Det of float16" and found.copies[
+        "to the host"
+    ] == ["output"]
 
 
 @pytest.mark.xdist_group("rope")
 def test_a_kernel_for_other_element_types_is_none(tmp_path: Path) -> None:
     half = helper.make_node("Cast", ["output"], ["bits"], to=TensorProto.BFLOAT16)
-    assert planted(tmp_path, half, helper.make_node("CumSum", ["bits", "axis"], ["planted"])).without_kernel[0].startswith("CumSum of bfloat16")
+    assert (
+        planted(tmp_path, half, helper.make_node("CumSum", ["bits", "axis"], ["planted"]))
+        .without_kernel[0]
+        .startswith("CumSum of bfloat16")
+    )
 
 
 @pytest.mark.xdist_group("rope")
@@ -88,25 +137,56 @@ def test_a_range_on_the_device_is_copied_to_the_host(tmp_path: Path) -> None:
     total = helper.make_node("Cast", ["total_sequence_length"], ["total"], to=TensorProto.INT64)
     zero = helper.make_node("Constant", [], ["zero"], value_int=0)
     one = helper.make_node("Constant", [], ["one"], value_int=1)
-    found = planted(tmp_path, total, zero, one, helper.make_node("Range", ["zero", "total", "one"], ["planted"]))
-    assert found.copies == {"to the host": ["total"], "to the device": ["total_sequence_length"]} and not found.captured
+    found = planted(
+        tmp_path, total, zero, one, helper.make_node("Range", ["zero", "total", "one"], ["planted"])
+    )
+    assert (
+        found.copies == {"to the host": ["total"], "to the device": ["total_sequence_length"]}
+        and not found.captured
+    )
     assert found.said().endswith("2 copies a step, cannot be captured")
 
 
 @pytest.mark.xdist_group("rope")
 def test_a_choice_of_branches_cannot_be_captured(tmp_path: Path) -> None:
     read = helper.make_tensor_value_info("branch", TensorProto.FLOAT16, None)
-    body = helper.make_graph([helper.make_node("Neg", ["output"], ["branch"])], "branch", [], [read])
+    body = helper.make_graph(
+        [helper.make_node("Neg", ["output"], ["branch"])], "branch", [], [read]
+    )
     flag = helper.make_node("Cast", ["total_sequence_length"], ["flag"], to=TensorProto.BOOL)
-    found = planted(tmp_path, flag, helper.make_node("If", ["flag"], ["planted"], then_branch=body, else_branch=body))
-    assert found.control_flow == ["If"] and found.copies["to the host"] == ["flag"] and not found.captured
+    found = planted(
+        tmp_path,
+        flag,
+        helper.make_node("If", ["flag"], ["planted"], then_branch=body, else_branch=body),
+    )
+    assert (
+        found.control_flow == ["If"]
+        and found.copies["to the host"] == ["flag"]
+        and not found.captured
+    )
 
 
 @pytest.mark.xdist_group("rope")
 def test_what_a_kernel_refuses_at_each_run_is_found(tmp_path: Path) -> None:
-    names = ["output", "", "", "", "", "seqlens_k", "total_sequence_length", "", "", "", "output", "output"]
+    names = [
+        "output",
+        "",
+        "",
+        "",
+        "",
+        "seqlens_k",
+        "total_sequence_length",
+        "",
+        "",
+        "",
+        "output",
+        "output",
+    ]
     node = helper.make_node("GroupQueryAttention", names, ["planted"], domain="com.microsoft")
-    assert planted(tmp_path, node).said() == "cannot run: GroupQueryAttention with attention_bias does not take head_sink (sinks)"
+    assert (
+        planted(tmp_path, node).said()
+        == "cannot run: GroupQueryAttention with attention_bias does not take head_sink (sinks)"
+    )
 
 
 @pytest.mark.xdist_group("rope")
@@ -115,11 +195,19 @@ def test_what_a_kernel_refuses_at_each_run_is_found(tmp_path: Path) -> None:
     [
         ("ort-cuda", r"0 of 3 nodes run on the CPU, 0 copies a step, can be captured"),
         ("onnx", r"\d of \d+ nodes runs? on the CPU, 0 copies a step, cannot be captured"),
-        ("ort", r"cannot run: no kernel for GroupQueryAttention of float float float int32 int32 float float"),
+        (
+            "ort",
+            r"cannot run: no kernel for GroupQueryAttention of float float float int32 int32 float float",
+        ),
     ],
 )
-def test_inspect_prints_the_placement_and_that_it_proves_no_value(target: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_inspect_prints_the_placement_and_that_it_proves_no_value(
+    target: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     export(sources(block("rope")), target, tmp_path / "artefact", verify=False)
     assert main(["inspect", str(tmp_path / "artefact")]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert re.search(rf"on CUDA {line} \(from the kernels of onnxruntime-gpu {table()[0]}; this proves no value\)", printed), printed
+    assert re.search(
+        rf"on CUDA {line} \(from the kernels of onnxruntime-gpu {table()[0]}; this proves no value\)",
+        printed,
+    ), printed

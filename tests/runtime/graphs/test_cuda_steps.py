@@ -10,7 +10,13 @@ import pytest
 
 from posenc_export.export import export
 from posenc_export.runtime import Model, load
-from posenc_export.runtime.graphs.cuda_steps import ALIGNMENT, ON_HOST, UNCAPTURED, DeviceSteps, GraphIds
+from posenc_export.runtime.graphs.cuda_steps import (
+    ALIGNMENT,
+    ON_HOST,
+    UNCAPTURED,
+    DeviceSteps,
+    GraphIds,
+)
 from posenc_export.runtime.session import device_memory
 from posenc_export.runtime.verification.proof import encoder_rows
 from tests.tiny import decoder, reading
@@ -31,7 +37,10 @@ class FakeMemory:
         return int(self.array.ctypes.data)
 
     def update_inplace(self, array: np.ndarray) -> None:
-        FakeMemory.moved, FakeMemory.written = FakeMemory.moved + array.nbytes, FakeMemory.written + 1
+        FakeMemory.moved, FakeMemory.written = (
+            FakeMemory.moved + array.nbytes,
+            FakeMemory.written + 1,
+        )
         self.array[...] = array
 
     def numpy(self) -> np.ndarray:
@@ -43,9 +52,15 @@ class FakeRuntime:
     """The functions of the CUDA runtime that caches use, on memory of the host."""
 
     @staticmethod
-    def cudaMemcpy2D(target: Any, target_pitch: Any, source: Any, pitch: Any, width: Any, height: Any, kind: int) -> int:
+    def cudaMemcpy2D(
+        target: Any, target_pitch: Any, source: Any, pitch: Any, width: Any, height: Any, kind: int
+    ) -> int:
         for piece in range(height.value):
-            ctypes.memmove(target.value + piece * target_pitch.value, source.value + piece * pitch.value, width.value)
+            ctypes.memmove(
+                target.value + piece * target_pitch.value,
+                source.value + piece * pitch.value,
+                width.value,
+            )
         return 0
 
     @staticmethod
@@ -73,7 +88,11 @@ class Capturing:
     """
 
     def __init__(self, session: Any, fails: bool = False) -> None:
-        self.io_binding, self._run, self.fails = session.io_binding, session.run_with_iobinding, fails
+        self.io_binding, self._run, self.fails = (
+            session.io_binding,
+            session.run_with_iobinding,
+            fails,
+        )
         self.captured: Dict[int, Any] = {}
         self.replays: List[int] = []
 
@@ -104,7 +123,9 @@ def bindings(monkeypatch: pytest.MonkeyPatch) -> List[str]:
     def on_host(bind: Any) -> Any:
         def call(self: Any, name: str, device: str = "cpu", *rest: Any) -> None:
             bound.append(name)
-            if name == ON_HOST:  # a kernel reads it when it is captured, and not when it is replayed
+            if (
+                name == ON_HOST
+            ):  # a kernel reads it when it is captured, and not when it is replayed
                 totals.append(np.frombuffer(ctypes.string_at(rest[-1], 4), np.int32).copy())
                 rest = (*rest[:-1], totals[-1].ctypes.data)
             bind(self, name, "cpu", *rest)
@@ -116,7 +137,9 @@ def bindings(monkeypatch: pytest.MonkeyPatch) -> List[str]:
     monkeypatch.setattr(onnxruntime.OrtValue, "ortvalue_from_shape_and_type", unset)
     monkeypatch.setattr(device_memory, "_runtime", FakeRuntime)
     for name in ("bind_input", "bind_output"):
-        monkeypatch.setattr(onnxruntime.IOBinding, name, on_host(getattr(onnxruntime.IOBinding, name)))
+        monkeypatch.setattr(
+            onnxruntime.IOBinding, name, on_host(getattr(onnxruntime.IOBinding, name))
+        )
     return bound
 
 
@@ -151,35 +174,72 @@ def outputs(model: Model) -> Dict[str, np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("variant", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("rope", "alibi", "fox")])
+@pytest.mark.parametrize(
+    "variant",
+    [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("rope", "alibi", "fox")],
+)
 def test_outputs_are_those_of_the_cpu(variant: str, tmp_path: Path, bindings: List[str]) -> None:
     export(sources(decoder(variant)), "ort-cuda", tmp_path / "artefact", verify=False)
-    expected, found = outputs(load(tmp_path / "artefact", provider="cpu", threads=1)), outputs(on_fake_device(tmp_path / "artefact"))
+    expected, found = (
+        outputs(load(tmp_path / "artefact", provider="cpu", threads=1)),
+        outputs(on_fake_device(tmp_path / "artefact")),
+    )
     for name, wanted in expected.items():
-        np.testing.assert_allclose(found[name].astype(np.float32), wanted.astype(np.float32), atol=0.01 * np.abs(wanted).max(), err_msg=name)
+        np.testing.assert_allclose(
+            found[name].astype(np.float32),
+            wanted.astype(np.float32),
+            atol=0.01 * np.abs(wanted).max(),
+            err_msg=name,
+        )
 
 
-@pytest.mark.parametrize("variant", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("rope", "alibi", "recurrent")])
-def test_replayed_graphs_give_the_outputs_of_the_cpu(variant: str, tmp_path: Path, bindings: List[str]) -> None:
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(name, marks=pytest.mark.xdist_group(name))
+        for name in ("rope", "alibi", "recurrent")
+    ],
+)
+def test_replayed_graphs_give_the_outputs_of_the_cpu(
+    variant: str, tmp_path: Path, bindings: List[str]
+) -> None:
     export(sources(decoder(variant)), "ort-cuda", tmp_path / "artefact", verify=False)
     model, session = capturing(tmp_path / "artefact")
-    expected, found = outputs(load(tmp_path / "artefact", provider="cpu", threads=1)), outputs(model)
+    expected, found = (
+        outputs(load(tmp_path / "artefact", provider="cpu", threads=1)),
+        outputs(model),
+    )
     for name, wanted in expected.items():
-        np.testing.assert_allclose(found[name].astype(np.float32), wanted.astype(np.float32), atol=0.01 * np.abs(wanted).max(), err_msg=name)
+        np.testing.assert_allclose(
+            found[name].astype(np.float32),
+            wanted.astype(np.float32),
+            atol=0.01 * np.abs(wanted).max(),
+            err_msg=name,
+        )
     assert len(set(session.replays)) > 3 and len(session.replays) > len(session.captured)
 
 
 @pytest.mark.xdist_group("rope")
-def test_a_graph_that_is_replayed_for_other_caches_is_found(tmp_path: Path, bindings: List[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_is_replayed_for_other_caches_is_found(
+    tmp_path: Path, bindings: List[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A planted fault: ids that depend on the number of rows alone."""
     export(sources(decoder("rope")), "ort-cuda", tmp_path / "artefact", verify=False)
     monkeypatch.setattr(GraphIds, "of", lambda self, bound: bound[0][0][2][0])
-    expected, found = outputs(load(tmp_path / "artefact", provider="cpu", threads=1)), outputs(capturing(tmp_path / "artefact")[0])
-    assert not np.abs(found["fork"].astype(np.float32) - expected["fork"]).max() <= 0.01 * np.abs(expected["fork"]).max()
+    expected, found = (
+        outputs(load(tmp_path / "artefact", provider="cpu", threads=1)),
+        outputs(capturing(tmp_path / "artefact")[0]),
+    )
+    assert (
+        not np.abs(found["fork"].astype(np.float32) - expected["fork"]).max()
+        <= 0.01 * np.abs(expected["fork"]).max()
+    )
 
 
 @pytest.mark.xdist_group("rope")
-def test_steps_of_later_texts_replay_the_graph_of_the_first(tmp_path: Path, bindings: List[str]) -> None:
+def test_steps_of_later_texts_replay_the_graph_of_the_first(
+    tmp_path: Path, bindings: List[str]
+) -> None:
     export(sources(decoder("rope")), "ort-cuda", tmp_path / "artefact", verify=False)
     model, fake = capturing(tmp_path / "artefact")
     session = model.session()
@@ -191,12 +251,18 @@ def test_steps_of_later_texts_replay_the_graph_of_the_first(tmp_path: Path, bind
 
 
 @pytest.mark.xdist_group("rope")
-def test_a_capture_that_fails_runs_uncaptured_with_one_warning(tmp_path: Path, bindings: List[str]) -> None:
+def test_a_capture_that_fails_runs_uncaptured_with_one_warning(
+    tmp_path: Path, bindings: List[str]
+) -> None:
     export(sources(decoder("rope")), "ort-cuda", tmp_path / "artefact", verify=False)
     with pytest.warns(RuntimeWarning) as warned:
         found = outputs(capturing(tmp_path / "artefact", fails=True)[0])
     expected = outputs(load(tmp_path / "artefact", provider="cpu", threads=1))
-    assert [np.abs(found[name].astype(np.float32) - expected[name]).max() <= 0.01 * np.abs(expected[name]).max() for name in expected] == [True] * len(expected)
+    assert [
+        np.abs(found[name].astype(np.float32) - expected[name]).max()
+        <= 0.01 * np.abs(expected[name]).max()
+        for name in expected
+    ] == [True] * len(expected)
     assert [str(one.message) for one in warned] == [
         "runtime: expected steps that can be captured as a CUDA graph, got CUDA failure 900: operation not permitted when stream is capturing; "
         "steps run without it; give load capture=False to do so from the start"
@@ -205,13 +271,21 @@ def test_a_capture_that_fails_runs_uncaptured_with_one_warning(tmp_path: Path, b
 
 def test_ids_are_those_of_equal_addresses_and_end_at_the_limit() -> None:
     ids = GraphIds(2)
-    assert [ids.of(bound) for bound in (("a", 1), ("b", 1), ("a", 1), ("c", 1), ("b", 1))] == [1, 2, 1, UNCAPTURED, 2]
+    assert [ids.of(bound) for bound in (("a", 1), ("b", 1), ("a", 1), ("c", 1), ("b", 1))] == [
+        1,
+        2,
+        1,
+        UNCAPTURED,
+        2,
+    ]
     ids.stop()
     assert ids.of(("a", 1)) == UNCAPTURED
 
 
 @pytest.mark.xdist_group("alibi")
-def test_a_step_binds_nothing_and_copies_its_inputs_together(tmp_path: Path, bindings: List[str]) -> None:
+def test_a_step_binds_nothing_and_copies_its_inputs_together(
+    tmp_path: Path, bindings: List[str]
+) -> None:
     export(sources(decoder("alibi")), "ort-cuda", tmp_path / "artefact", verify=False)
     session = on_fake_device(tmp_path / "artefact").session()
     session.prefill(np.zeros((1, 5), np.int64))
@@ -223,7 +297,9 @@ def test_a_step_binds_nothing_and_copies_its_inputs_together(tmp_path: Path, bin
 
 
 @pytest.mark.xdist_group("rope")
-def test_a_step_that_reads_an_input_on_both_sides_binds_anew(tmp_path: Path, bindings: List[str]) -> None:
+def test_a_step_that_reads_an_input_on_both_sides_binds_anew(
+    tmp_path: Path, bindings: List[str]
+) -> None:
     export(sources(decoder("rope")), "ort-cuda", tmp_path / "artefact", verify=False)
     model = on_fake_device(tmp_path / "artefact")
     model.graph.reads_device = False  # as for artefacts of earlier versions with a bias
@@ -236,7 +312,9 @@ def test_a_step_that_reads_an_input_on_both_sides_binds_anew(tmp_path: Path, bin
 
 
 @pytest.mark.xdist_group("fox")
-def test_rows_that_come_and_go_do_not_move_caches_over_the_host(tmp_path: Path, bindings: List[str]) -> None:
+def test_rows_that_come_and_go_do_not_move_caches_over_the_host(
+    tmp_path: Path, bindings: List[str]
+) -> None:
     export(sources(decoder("fox")), "ort-cuda", tmp_path / "artefact", verify=False)
     session = on_fake_device(tmp_path / "artefact").session(batch=2, capacity=200)
     session.prefill(np.zeros((2, 5), np.int64))
@@ -250,7 +328,9 @@ def test_rows_that_come_and_go_do_not_move_caches_over_the_host(tmp_path: Path, 
 
 
 @pytest.mark.xdist_group("recurrent")
-def test_states_that_each_call_replaces_are_copied_on_the_device(tmp_path: Path, bindings: List[str]) -> None:
+def test_states_that_each_call_replaces_are_copied_on_the_device(
+    tmp_path: Path, bindings: List[str]
+) -> None:
     export(sources(decoder("recurrent")), "ort-cuda", tmp_path / "artefact", verify=False)
     session = on_fake_device(tmp_path / "artefact").session(batch=3)
     session.prefill(np.zeros((2, 5), np.int64))
@@ -263,10 +343,15 @@ def test_states_that_each_call_replaces_are_copied_on_the_device(tmp_path: Path,
     assert FakeMemory.moved == 0
 
 
-def test_keys_and_values_of_an_encoder_are_copied_to_the_device_once(tmp_path: Path, bindings: List[str]) -> None:
+def test_keys_and_values_of_an_encoder_are_copied_to_the_device_once(
+    tmp_path: Path, bindings: List[str]
+) -> None:
     export(sources(reading("rope")), "ort-cuda", tmp_path / "artefact", verify=False)
     found = []
-    for model in (load(tmp_path / "artefact", provider="cpu", threads=1), on_fake_device(tmp_path / "artefact")):
+    for model in (
+        load(tmp_path / "artefact", provider="cpu", threads=1),
+        on_fake_device(tmp_path / "artefact"),
+    ):
         session = model.session(batch=2)
         session.prefill(np.zeros((2, 3), np.int64), encoder=encoder_rows(model.manifest, 2))
         session.step(np.zeros(2, np.int64))

@@ -19,13 +19,17 @@ from posenc_export.runtime.graphs import onnx_files
 from tests.tiny import block, decoder, encoder
 from tests.traces import sources
 
-pytestmark = pytest.mark.xdist_group("manifest")  # the worker of tests/runtime/artefact/test_manifest.py, which has traced the same model
+pytestmark = pytest.mark.xdist_group(
+    "manifest"
+)  # the worker of tests/runtime/artefact/test_manifest.py, which has traced the same model
 
 
 @pytest.fixture(scope="module")
 def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     """Return the manifest of a block."""
-    return export(sources(block("rope")), "ort", tmp_path_factory.mktemp("made") / "ort", verify=False)
+    return export(
+        sources(block("rope")), "ort", tmp_path_factory.mktemp("made") / "ort", verify=False
+    )
 
 
 TYPED = {
@@ -36,14 +40,26 @@ TYPED = {
 }
 
 
-@pytest.mark.parametrize("target", ["onnx", pytest.param("onnx-static", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "target", ["onnx", pytest.param("onnx-static", marks=pytest.mark.exhaustive)]
+)
 @pytest.mark.parametrize(("config", "signature"), TYPED.values(), ids=list(TYPED))
-def test_every_output_is_typed_and_the_checker_infers_the_same(config: Any, signature: str, target: str, tmp_path: Path) -> None:
-    manifest = export(sources(config), target, tmp_path / "artefact", signature=signature, verify=False)
+def test_every_output_is_typed_and_the_checker_infers_the_same(
+    config: Any, signature: str, target: str, tmp_path: Path
+) -> None:
+    manifest = export(
+        sources(config), target, tmp_path / "artefact", signature=signature, verify=False
+    )
     model = onnx.load(tmp_path / "artefact" / "model.onnx")
     onnx.checker.check_model(model, full_check=True)
-    assert [value.name for value in model.graph.output] == [manifest.outputs[0].name, *(state.present for state in manifest.states)]
-    assert all(value.type.tensor_type.elem_type and len(value.type.tensor_type.shape.dim) for value in model.graph.output)
+    assert [value.name for value in model.graph.output] == [
+        manifest.outputs[0].name,
+        *(state.present for state in manifest.states),
+    ]
+    assert all(
+        value.type.tensor_type.elem_type and len(value.type.tensor_type.shape.dim)
+        for value in model.graph.output
+    )
 
 
 @dataclass
@@ -56,26 +72,55 @@ class Declared:
 
 
 GRAPHS: Dict[str, Tuple[Callable[[Dict[str, Declared]], Any], str]] = {
-    "dtype": (lambda values: setattr(values["seqlens_k"], "type", "tensor(int64)"), "input seqlens_k to be int32 as in the manifest, got int64"),
-    "text": (lambda values: setattr(values["seqlens_k"], "type", "tensor(string)"), "input seqlens_k to be int32 as in the manifest, got tensor.string."),
-    "rank": (lambda values: setattr(values["seqlens_k"], "shape", ["batch_size", 1]), "input seqlens_k to be .'batch_size'. as in"),
-    "size": (lambda values: setattr(values["present.0.key"], "shape", ["b", 4, "c", 16]), "output present.0.key to be"),
-    "free size": (lambda values: setattr(values["output"], "shape", ["b", "s", None]), "output output to be"),
-    "missing": (lambda values: values.pop("past_key_values.0.value"), "every input of the manifest in the graph, got no past_key_values.0.value"),
-    "more": (lambda values: values.update(zpresent=Declared("zpresent", "tensor(float)", [])), "every output of the graph in the manifest, got no zpresent"),
+    "dtype": (
+        lambda values: setattr(values["seqlens_k"], "type", "tensor(int64)"),
+        "input seqlens_k to be int32 as in the manifest, got int64",
+    ),
+    "text": (
+        lambda values: setattr(values["seqlens_k"], "type", "tensor(string)"),
+        "input seqlens_k to be int32 as in the manifest, got tensor.string.",
+    ),
+    "rank": (
+        lambda values: setattr(values["seqlens_k"], "shape", ["batch_size", 1]),
+        "input seqlens_k to be .'batch_size'. as in",
+    ),
+    "size": (
+        lambda values: setattr(values["present.0.key"], "shape", ["b", 4, "c", 16]),
+        "output present.0.key to be",
+    ),
+    "free size": (
+        lambda values: setattr(values["output"], "shape", ["b", "s", None]),
+        "output output to be",
+    ),
+    "missing": (
+        lambda values: values.pop("past_key_values.0.value"),
+        "every input of the manifest in the graph, got no past_key_values.0.value",
+    ),
+    "more": (
+        lambda values: values.update(zpresent=Declared("zpresent", "tensor(float)", [])),
+        "every output of the graph in the manifest, got no zpresent",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_a_graph_with_other_inputs_or_outputs_than_the_manifest_is_refused(name: str, manifest: Manifest) -> None:
+def test_a_graph_with_other_inputs_or_outputs_than_the_manifest_is_refused(
+    name: str, manifest: Manifest
+) -> None:
     change, said = GRAPHS[name]
     numpy_to_ort = {"float32": "tensor(float)", "int32": "tensor(int32)"}
     described = [(v.name, v.dtype, v.axes) for v in (*manifest.inputs, *manifest.outputs)]
     described += [(name, s.dtype, s.axes) for s in manifest.states for name in (s.past, s.present)]
-    values = {name: Declared(name, numpy_to_ort[dtype], list(axes)) for name, dtype, axes in described}
+    values = {
+        name: Declared(name, numpy_to_ort[dtype], list(axes)) for name, dtype, axes in described
+    }
 
     def check() -> None:
-        ends = [value for value in values.values() if value.name.startswith(("present", "zpresent", "output"))]
+        ends = [
+            value
+            for value in values.values()
+            if value.name.startswith(("present", "zpresent", "output"))
+        ]
         check_graph(manifest, [value for value in values.values() if value not in ends], ends)
 
     check()
@@ -89,13 +134,28 @@ def _external(location: str) -> bytes:
     tensor = TensorProto(name="w", data_type=1, dims=[2], data_location=TensorProto.EXTERNAL)
     tensor.external_data.add(key="offset", value="0")
     tensor.external_data.add(key="location", value=location)
-    inner = helper.make_graph([helper.make_node("Identity", ["w"], ["y"])], "inner", [], [helper.make_tensor_value_info("y", 1, [2])], [tensor])
+    inner = helper.make_graph(
+        [helper.make_node("Identity", ["w"], ["y"])],
+        "inner",
+        [],
+        [helper.make_tensor_value_info("y", 1, [2])],
+        [tensor],
+    )
     node = helper.make_node("If", ["c"], ["z"], then_branch=inner, else_branch=inner)
-    graph = helper.make_graph([node], "g", [helper.make_tensor_value_info("c", 9, [])], [helper.make_tensor_value_info("z", 1, [2])])
-    return helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 23)]).SerializeToString()
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("c", 9, [])],
+        [helper.make_tensor_value_info("z", 1, [2])],
+    )
+    return helper.make_model(
+        graph, ir_version=10, opset_imports=[helper.make_opsetid("", 23)]
+    ).SerializeToString()
 
 
-@pytest.mark.parametrize("location", ["model.onnx.data", "../secret", "/etc/passwd", "*/_ORT_MEM_ADDR_/*"])
+@pytest.mark.parametrize(
+    "location", ["model.onnx.data", "../secret", "/etc/passwd", "*/_ORT_MEM_ADDR_/*"]
+)
 def test_files_of_external_data_are_found_in_nested_graphs(location: str) -> None:
     assert onnx_files.locations(_external(location)) == {location}
 
@@ -109,20 +169,31 @@ def test_files_of_external_data_are_found_in_nested_graphs(location: str) -> Non
         (b"\x3a\x7f\x00", "a field that extends past"),
     ],
 )
-def test_bytes_that_are_not_a_protocol_buffer_are_refused_for_that_reason(content: bytes, reason: str) -> None:
+def test_bytes_that_are_not_a_protocol_buffer_are_refused_for_that_reason(
+    content: bytes, reason: str
+) -> None:
     with pytest.raises(ValueError, match=reason):
         onnx_files.locations(content)
 
 
 @pytest.mark.parametrize("location", ["weights.bin", "../weights.bin"])
-def test_a_graph_that_reads_a_file_the_manifest_does_not_list_is_refused(location: str, manifest: Manifest, tmp_path: Path) -> None:
+def test_a_graph_that_reads_a_file_the_manifest_does_not_list_is_refused(
+    location: str, manifest: Manifest, tmp_path: Path
+) -> None:
     folder = tmp_path / "inside"
     for path in (tmp_path, folder):
         path.mkdir(exist_ok=True)
         np.zeros(2, np.float32).tofile(path / "weights.bin")
     (folder / "model.onnx").write_bytes(_external(location))
-    manifests.write(manifest.replace(files={"model.onnx": manifests.files.entry(folder / "model.onnx")}), folder)
-    with pytest.raises(ValueError, match=re.escape(f"expected model.onnx to read files that the manifest lists, got '{location}'")):
+    manifests.write(
+        manifest.replace(files={"model.onnx": manifests.files.entry(folder / "model.onnx")}), folder
+    )
+    with pytest.raises(
+        ValueError,
+        match=re.escape(
+            f"expected model.onnx to read files that the manifest lists, got '{location}'"
+        ),
+    ):
         load(folder, provider="cpu")
 
 
@@ -133,5 +204,11 @@ def test_onnx_runtime_refuses_files_outside_the_folder_too(tmp_path: Path) -> No
     np.zeros(2, np.float32).tofile(tmp_path / "weights.bin")
     path = tmp_path / "inside" / "model.onnx"
     path.write_bytes(_external("../weights.bin"))
-    with pytest.raises(ValueError, match="expected model.onnx to be a graph that ONNX Runtime loads, got .*(escapes|file inside)"), onnx_files.refused(path):
+    with (
+        pytest.raises(
+            ValueError,
+            match="expected model.onnx to be a graph that ONNX Runtime loads, got .*(escapes|file inside)",
+        ),
+        onnx_files.refused(path),
+    ):
         onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])

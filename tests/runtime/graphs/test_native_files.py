@@ -40,7 +40,14 @@ def native(portable: Path, tmp_path: Path) -> Path:
     read = manifests.read(portable)
     kept = {name: listed for name, listed in read.files.items() if name != "model.pt2"}
     compiled = machine.on_this_machine(read.digest)
-    manifests.write(read.replace(target="aotinductor", compiled=compiled, files={**kept, NAME: files.entry(folder / NAME)}), folder)
+    manifests.write(
+        read.replace(
+            target="aotinductor",
+            compiled=compiled,
+            files={**kept, NAME: files.entry(folder / NAME)},
+        ),
+        folder,
+    )
     return folder
 
 
@@ -51,18 +58,28 @@ def _changed(folder: Path, change: Change) -> Path:
 
 @pytest.mark.parametrize("provider", ["auto", "cpu", "cuda", "openvino"])
 def test_native_code_is_not_loaded_without_its_provider(provider: str, native: Path) -> None:
-    with pytest.raises(ValueError, match=f"expected provider aotinductor for target aotinductor, got {provider}; give aotinductor only if you trust the origin"):
+    with pytest.raises(
+        ValueError,
+        match=f"expected provider aotinductor for target aotinductor, got {provider}; give aotinductor only if you trust the origin",
+    ):
         load(native, provider=provider)
 
 
 def test_native_code_is_not_timed_without_its_provider(native: Path) -> None:
-    with pytest.raises(ValueError, match="expected provider aotinductor for target aotinductor, got cpu"):
+    with pytest.raises(
+        ValueError, match="expected provider aotinductor for target aotinductor, got cpu"
+    ):
         contestants.gather([native], ())
-    assert [each.provider for each in contestants.gather([native], (), providers=("aotinductor",))] == ["aotinductor"]
+    assert [
+        each.provider for each in contestants.gather([native], (), providers=("aotinductor",))
+    ] == ["aotinductor"]
 
 
 def test_the_provider_of_native_code_is_refused_for_other_targets(portable: Path) -> None:
-    with pytest.raises(ValueError, match="expected target aotinductor for provider aotinductor, got pt2; compile a pt2 artefact with `posenc compile`"):
+    with pytest.raises(
+        ValueError,
+        match="expected target aotinductor for provider aotinductor, got pt2; compile a pt2 artefact with `posenc compile`",
+    ):
         load(portable, provider="aotinductor")
 
 
@@ -72,12 +89,14 @@ def _with(**fields: Any) -> Callable[[Compiled], Compiled]:
 
 OTHERS: Dict[str, Callable[[Compiled], Compiled]] = {
     r"expected torch 2\.9\.1 that the native code was compiled for, got 2\.": _with(torch="2.9.1"),
-    r"expected the processor Some Processor that the native code was compiled for, got ": _with(processor="Some Processor"),
-    r"expected the instruction sets that the native code was compiled for, got a processor without zz1": lambda made: replace(
-        made, instructions=[*made.instructions, "zz1"]
+    r"expected the processor Some Processor that the native code was compiled for, got ": _with(
+        processor="Some Processor"
     ),
-    r"expected the instruction sets that the native code was compiled for, got a processor with [a-z0-9_]+": lambda made: replace(
-        made, instructions=made.instructions[1:]
+    r"expected the instruction sets that the native code was compiled for, got a processor without zz1": lambda made: (
+        replace(made, instructions=[*made.instructions, "zz1"])
+    ),
+    r"expected the instruction sets that the native code was compiled for, got a processor with [a-z0-9_]+": lambda made: (
+        replace(made, instructions=made.instructions[1:])
     ),
 }
 
@@ -85,31 +104,47 @@ OTHERS: Dict[str, Callable[[Compiled], Compiled]] = {
 @pytest.mark.parametrize("message", OTHERS)
 def test_native_code_of_another_machine_is_refused(message: str, native: Path) -> None:
     _changed(native, lambda read: read.replace(compiled=OTHERS[message](read.compiled)))
-    with pytest.raises(ValueError, match=f"runtime: {message}.*; run `posenc compile` again on this machine"):
+    with pytest.raises(
+        ValueError, match=f"runtime: {message}.*; run `posenc compile` again on this machine"
+    ):
         load(native, provider="aotinductor")
 
 
 def test_native_code_is_compared_with_its_digest_before_it_is_loaded(native: Path) -> None:
     (native / NAME).write_bytes(b"other code")
-    with pytest.raises(ValueError, match=f"expected {NAME} with 7 bytes and sha256 .*, got 10 bytes"):
+    with pytest.raises(
+        ValueError, match=f"expected {NAME} with 7 bytes and sha256 .*, got 10 bytes"
+    ):
         load(native, provider="aotinductor")
 
 
 def test_a_damaged_package_is_refused_in_one_line(native: Path) -> None:
-    with pytest.raises(ValueError, match=f"runtime: {NAME}: expected a zip archive, got .*; export again") as refusal:
+    with pytest.raises(
+        ValueError, match=f"runtime: {NAME}: expected a zip archive, got .*; export again"
+    ) as refusal:
         load(native, provider="aotinductor")
     assert "\n" not in str(refusal.value)
 
 
-def test_inspect_shows_what_native_code_was_compiled_from(native: Path, portable: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_shows_what_native_code_was_compiled_from(
+    native: Path, portable: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["inspect", str(native)]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert f"compiled from the pt2 artefact {manifests.read(portable).digest}, for {machine.processor()} and torch 2." in said and "proof none: not verified" in said
+    assert (
+        f"compiled from the pt2 artefact {manifests.read(portable).digest}, for {machine.processor()} and torch 2."
+        in said
+        and "proof none: not verified" in said
+    )
 
 
 CONTRADICTIONS: Dict[str, Change] = {
-    "compiled exactly for target aotinductor, got none for target aotinductor": lambda read: read.replace(compiled=None),
-    "files to hold one graph, model.pt2 for target pt2": lambda read: read.replace(target="pt2", compiled=None),
+    "compiled exactly for target aotinductor, got none for target aotinductor": lambda read: (
+        read.replace(compiled=None)
+    ),
+    "files to hold one graph, model.pt2 for target pt2": lambda read: read.replace(
+        target="pt2", compiled=None
+    ),
 }
 
 
@@ -120,14 +155,21 @@ def test_a_manifest_that_contradicts_its_native_code_is_refused(message: str, na
         load(native, provider="aotinductor")
 
 
-def test_a_missing_compiler_is_named_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_compiler_is_named_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert main(["compile", str(tmp_path / "missing"), "-o", str(tmp_path / "made")]) == 2
-    assert "posenc: compile: expected the C++ compiler no-such-compiler, got none of this name; install it" in capsys.readouterr().err
+    assert (
+        "posenc: compile: expected the C++ compiler no-such-compiler, got none of this name; install it"
+        in capsys.readouterr().err
+    )
     assert not list(tmp_path.iterdir())
 
 
-def test_native_code_is_not_written_into_an_artefact(portable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_native_code_is_not_written_into_an_artefact(
+    portable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CXX", "sh")  # any program; nothing is compiled
     shutil.copytree(portable, tmp_path / "a")
     _changed(tmp_path / "a", lambda read: read.replace(certificate=PASSED))
@@ -135,19 +177,31 @@ def test_native_code_is_not_written_into_an_artefact(portable: Path, tmp_path: P
         compile_artefact(tmp_path / "a", tmp_path / "a" / "native")
 
 
-PASSED = {"passed": True, "tolerance": 1e-6, "provider": "cpu", "machine": "a processor", "cells": {"a cell": 0.0}}
+PASSED = {
+    "passed": True,
+    "tolerance": 1e-6,
+    "provider": "cpu",
+    "machine": "a processor",
+    "cells": {"a cell": 0.0},
+}
 REFUSED: Dict[str, Change] = {
     "expected a verified artefact, got .* without a passed certificate": lambda read: read,
-    "expected a verified artefact, got .* without a passed certificate; export": lambda read: read.replace(certificate={**PASSED, "passed": False}),
-    "expected a folder other than that of the pt2 artefact": lambda read: read.replace(certificate=PASSED),
-    "expected an artefact of target pt2, got target torchscript; export with --target pt2": lambda read: read.replace(
-        target="torchscript", files={"model.pt": read.files["model.pt2"]}
+    "expected a verified artefact, got .* without a passed certificate; export": lambda read: (
+        read.replace(certificate={**PASSED, "passed": False})
+    ),
+    "expected a folder other than that of the pt2 artefact": lambda read: read.replace(
+        certificate=PASSED
+    ),
+    "expected an artefact of target pt2, got target torchscript; export with --target pt2": lambda read: (
+        read.replace(target="torchscript", files={"model.pt": read.files["model.pt2"]})
     ),
 }
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_only_verified_artefacts_of_target_pt2_are_compiled_and_never_in_place(message: str, portable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_verified_artefacts_of_target_pt2_are_compiled_and_never_in_place(
+    message: str, portable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CXX", "sh")  # any program; nothing is compiled
     folder = tmp_path / "a"
     shutil.copytree(portable, folder)

@@ -47,7 +47,9 @@ def _resealed(source: Path, folder: Path, content: bytes) -> Path:
     manifest = manifests.read(source)
     name = next(name for name in manifest.files if name.startswith("model."))
     (folder / name).write_bytes(content)
-    manifests.write(manifest.replace(files={**manifest.files, name: files.entry(folder / name)}), folder)
+    manifests.write(
+        manifest.replace(files={**manifest.files, name: files.entry(folder / name)}), folder
+    )
     return folder
 
 
@@ -76,24 +78,44 @@ def _json(entries: Entries, name: str, change: Callable[[Any], Any]) -> None:
 
 def _pickled_weight(entries: Entries, marker: Path) -> None:
     entries[pt2_archive._root(entries) + "data/weights/weight_0"] = _saved(Marker(marker))
-    _json(entries, WEIGHTS, lambda content: next(iter(content["config"].values())).update(use_pickle=True))
+    _json(
+        entries,
+        WEIGHTS,
+        lambda content: next(iter(content["config"].values())).update(use_pickle=True),
+    )
 
 
 def _opaque_constant(entries: Entries, marker: Path) -> None:
-    entries[pt2_archive._root(entries) + "data/constants/opaque_obj_0"] = pickle.dumps(Marker(marker))
-    _json(entries, CONSTANTS, lambda content: next(iter(content["config"].values())).update(path_name="opaque_obj_0", use_pickle=True))
+    entries[pt2_archive._root(entries) + "data/constants/opaque_obj_0"] = pickle.dumps(
+        Marker(marker)
+    )
+    _json(
+        entries,
+        CONSTANTS,
+        lambda content: next(iter(content["config"].values())).update(
+            path_name="opaque_obj_0", use_pickle=True
+        ),
+    )
 
 
 def _entry(name: str) -> Callable[[Entries, Path], None]:
-    return lambda entries, marker: entries.__setitem__(pt2_archive._root(entries) + name, _saved(Marker(marker)))
+    return lambda entries, marker: entries.__setitem__(
+        pt2_archive._root(entries) + name, _saved(Marker(marker))
+    )
 
 
 def _program(change: Callable[[Any, str], Any]) -> Callable[[Entries, Path], None]:
-    return lambda entries, marker: _json(entries, PROGRAM, lambda content: change(content, f"__import__('os').system('touch {marker}')"))
+    return lambda entries, marker: _json(
+        entries,
+        PROGRAM,
+        lambda content: change(content, f"__import__('os').system('touch {marker}')"),
+    )
 
 
 def _first_size(content: Any, text: str) -> None:
-    next(iter(content["graph_module"]["graph"]["sym_int_values"].values()))["as_expr"]["expr_str"] = text
+    next(iter(content["graph_module"]["graph"]["sym_int_values"].values()))["as_expr"][
+        "expr_str"
+    ] = text
 
 
 def _first_target(content: Any, target: str) -> None:
@@ -111,29 +133,57 @@ EVIL: Dict[str, Callable[[Entries, Path], None]] = {
     "extra file": _entry("extra/notes"),
     "guard": _program(lambda content, code: content.update(guards_code=[code])),
     "size that is evaluated": _program(_first_size),
-    "size with an attribute": _program(lambda content, code: _first_size(content, "Symbol('s0').__class__")),
-    "size without end": _program(lambda content, code: _first_size(content, "Pow(Integer(9), Pow(Integer(9), Integer(9)))")),
+    "size with an attribute": _program(
+        lambda content, code: _first_size(content, "Symbol('s0').__class__")
+    ),
+    "size without end": _program(
+        lambda content, code: _first_size(content, "Pow(Integer(9), Pow(Integer(9), Integer(9)))")
+    ),
     "size that is called": _program(lambda content, code: _first_size(content, f"Add({code})")),
-    "system as an operator": _program(lambda content, code: _first_target(content, "torch.os.system")),
+    "system as an operator": _program(
+        lambda content, code: _first_target(content, "torch.os.system")
+    ),
     "loader as an operator": _program(lambda content, code: _first_target(content, "torch.load")),
-    "file as an operator": _program(lambda content, code: _first_target(content, "torch.ops.aten.from_file.default")),
-    "function of Python as an operator": _program(lambda content, code: _first_target(content, "_operator.attrgetter")),
-    "attribute of a difference": _program(lambda content, code: _first_target(content, "_operator.sub.__call__")),
-    "operator outside ATen": _program(lambda content, code: _first_target(content, "torch.ops.posenc.append.default")),
-    "code as a name": _program(lambda content, code: content["graph_module"]["graph"]["nodes"][0].update(name=code)),
-    "code as an input": _program(lambda content, code: content["graph_module"]["graph"]["inputs"][0]["as_tensor"].update(name=f"x={code}")),
-    "text": _program(lambda content, code: content["graph_module"]["graph"]["nodes"][0]["inputs"][0].update(arg={"as_string": "/etc/passwd"})),
+    "file as an operator": _program(
+        lambda content, code: _first_target(content, "torch.ops.aten.from_file.default")
+    ),
+    "function of Python as an operator": _program(
+        lambda content, code: _first_target(content, "_operator.attrgetter")
+    ),
+    "attribute of a difference": _program(
+        lambda content, code: _first_target(content, "_operator.sub.__call__")
+    ),
+    "operator outside ATen": _program(
+        lambda content, code: _first_target(content, "torch.ops.posenc.append.default")
+    ),
+    "code as a name": _program(
+        lambda content, code: content["graph_module"]["graph"]["nodes"][0].update(name=code)
+    ),
+    "code as an input": _program(
+        lambda content, code: content["graph_module"]["graph"]["inputs"][0]["as_tensor"].update(
+            name=f"x={code}"
+        )
+    ),
+    "text": _program(
+        lambda content, code: content["graph_module"]["graph"]["nodes"][0]["inputs"][0].update(
+            arg={"as_string": "/etc/passwd"}
+        )
+    ),
     "type of a container": _program(
         lambda content, code: content["graph_module"]["module_call_graph"][0]["signature"].update(
             in_spec='[1, {"type": "os.path", "context": "null", "children_spec": []}]'
         )
     ),
-    "depth": _program(lambda content, code: content.update(range_constraints=json.loads("[" * 200 + "]" * 200))),
+    "depth": _program(
+        lambda content, code: content.update(range_constraints=json.loads("[" * 200 + "]" * 200))
+    ),
 }
 
 
 @pytest.mark.parametrize("name", EVIL)
-def test_an_archive_that_would_run_something_is_refused_by_name(name: str, made: Dict[str, Path], tmp_path: Path) -> None:
+def test_an_archive_that_would_run_something_is_refused_by_name(
+    name: str, made: Dict[str, Path], tmp_path: Path
+) -> None:
     entries = read_entries((made["pt2"] / "model.pt2").read_bytes())
     EVIL[name](entries, tmp_path / "marker")
     with pytest.raises(ValueError, match="runtime: model.pt2: .*; export again") as refusal:
@@ -141,17 +191,25 @@ def test_an_archive_that_would_run_something_is_refused_by_name(name: str, made:
     assert "\n" not in str(refusal.value) and not (tmp_path / "marker").exists()
 
 
-@pytest.mark.parametrize("name", ["pickled weight", "opaque constant", "sample inputs", "size that is evaluated"])
-def test_torch_alone_runs_what_those_archives_hold(name: str, made: Dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["pickled weight", "opaque constant", "sample inputs", "size that is evaluated"]
+)
+def test_torch_alone_runs_what_those_archives_hold(
+    name: str, made: Dict[str, Path], tmp_path: Path
+) -> None:
     """Shows that the refusals above are needed."""
     entries = read_entries((made["pt2"] / "model.pt2").read_bytes())
     EVIL[name](entries, tmp_path / "marker")
-    with contextlib.suppress(*DAMAGED, torch._export.verifier.SpecViolationError):  # torch may fail after it has run the code
+    with contextlib.suppress(
+        *DAMAGED, torch._export.verifier.SpecViolationError
+    ):  # torch may fail after it has run the code
         torch.export.load(io.BytesIO(packed(entries))).module()
     assert (tmp_path / "marker").exists()
 
 
-def test_an_archive_with_two_entries_of_a_name_is_refused(made: Dict[str, Path], tmp_path: Path) -> None:
+def test_an_archive_with_two_entries_of_a_name_is_refused(
+    made: Dict[str, Path], tmp_path: Path
+) -> None:
     content = io.BytesIO((made["pt2"] / "model.pt2").read_bytes())
     with zipfile.ZipFile(content, "a") as twice, pytest.warns(UserWarning, match="Duplicate name"):
         twice.writestr(twice.namelist()[0], b"other")
@@ -159,12 +217,21 @@ def test_an_archive_with_two_entries_of_a_name_is_refused(made: Dict[str, Path],
         load(_resealed(made["pt2"], tmp_path / "twice", content.getvalue()), provider="cpu")
 
 
-DAMAGES = [lambda c: b"", lambda c: b"PK", lambda c: c[:1000], lambda c: c[:-30], lambda c: c[:200] + bytes(200) + c[400:], lambda c: bytes(len(c))]
+DAMAGES = [
+    lambda c: b"",
+    lambda c: b"PK",
+    lambda c: c[:1000],
+    lambda c: c[:-30],
+    lambda c: c[:200] + bytes(200) + c[400:],
+    lambda c: bytes(len(c)),
+]
 
 
 @pytest.mark.parametrize("target", ["pt2", "torchscript"])
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_is_refused_in_one_line(damage: Callable[[bytes], bytes], target: str, made: Dict[str, Path], tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused_in_one_line(
+    damage: Callable[[bytes], bytes], target: str, made: Dict[str, Path], tmp_path: Path
+) -> None:
     name = next(name for name in manifests.read(made[target]).files if name.startswith("model."))
     content = damage((made[target] / name).read_bytes())
     try:
@@ -202,48 +269,75 @@ def _overlapping(content: bytes) -> bytes:
 
 HOSTILE: Dict[str, Callable[[bytes], bytes]] = {
     "entries that are stored without compression": _deflated,
-    "entries inside the file": lambda content: _directory(content, lambda archive, at: struct.pack_into("<II", archive, at + 20, 1 << 30, 1 << 30)),
+    "entries inside the file": lambda content: _directory(
+        content, lambda archive, at: struct.pack_into("<II", archive, at + 20, 1 << 30, 1 << 30)
+    ),
     "entries that are together at most as large": _overlapping,
-    "at most 65536 entries": lambda content: content + packed({f"a/{number}": b"" for number in range(65537)}),
-    "a zip archive with a directory of at most": lambda content: content + packed({f"a/{number}{'x' * 60000}": b"" for number in range(300)}),
+    "at most 65536 entries": lambda content: (
+        content + packed({f"a/{number}": b"" for number in range(65537)})
+    ),
+    "a zip archive with a directory of at most": lambda content: (
+        content + packed({f"a/{number}{'x' * 60000}": b"" for number in range(300)})
+    ),
 }
 
 
 @pytest.mark.parametrize("target", ["pt2", "torchscript"])
 @pytest.mark.parametrize("rule", HOSTILE)
-def test_an_archive_that_would_be_larger_in_memory_than_on_disk_is_refused(rule: str, target: str, made: Dict[str, Path], tmp_path: Path) -> None:
+def test_an_archive_that_would_be_larger_in_memory_than_on_disk_is_refused(
+    rule: str, target: str, made: Dict[str, Path], tmp_path: Path
+) -> None:
     name = next(name for name in manifests.read(made[target]).files if name.startswith("model."))
-    hostile = _resealed(made[target], tmp_path / "hostile", HOSTILE[rule]((made[target] / name).read_bytes()))
-    with pytest.raises(ValueError, match=f"runtime: {name}: expected {rule}.*, got .*; export again"):
+    hostile = _resealed(
+        made[target], tmp_path / "hostile", HOSTILE[rule]((made[target] / name).read_bytes())
+    )
+    with pytest.raises(
+        ValueError, match=f"runtime: {name}: expected {rule}.*, got .*; export again"
+    ):
         load(hostile, provider="cpu")
 
 
-def test_an_empty_entry_of_a_tensor_that_torch_would_fill_with_zeros_is_refused(made: Dict[str, Path], tmp_path: Path) -> None:
+def test_an_empty_entry_of_a_tensor_that_torch_would_fill_with_zeros_is_refused(
+    made: Dict[str, Path], tmp_path: Path
+) -> None:
     entries = read_entries((made["pt2"] / "model.pt2").read_bytes())
     entries[pt2_archive._root(entries) + "data/weights/weight_0"] = b""
-    with pytest.raises(ValueError, match="expected the bytes of each tensor in .*, got an empty entry for"):
+    with pytest.raises(
+        ValueError, match="expected the bytes of each tensor in .*, got an empty entry for"
+    ):
         load(_resealed(made["pt2"], tmp_path / "empty", packed(entries)), provider="cpu")
 
 
-def test_an_entry_outside_the_folder_of_the_archive_is_refused(made: Dict[str, Path], tmp_path: Path) -> None:
+def test_an_entry_outside_the_folder_of_the_archive_is_refused(
+    made: Dict[str, Path], tmp_path: Path
+) -> None:
     entries = read_entries((made["pt2"] / "model.pt2").read_bytes())
     entries[PROGRAM] = entries.pop(pt2_archive._root(entries) + PROGRAM)
-    with pytest.raises(ValueError, match="expected only entries for a program and its tensors, got 'models/model.json'"):
+    with pytest.raises(
+        ValueError,
+        match="expected only entries for a program and its tensors, got 'models/model.json'",
+    ):
         load(_resealed(made["pt2"], tmp_path / "outside", packed(entries)), provider="cpu")
 
 
-def test_json_that_is_too_long_to_be_parsed_is_refused(made: Dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_that_is_too_long_to_be_parsed_is_refused(
+    made: Dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(archive, "LONGEST", 1000)
     with pytest.raises(ValueError, match="expected 'archive/.*json' with at most 1000 bytes, got"):
         load(made["pt2"], provider="cpu")
 
 
-def test_a_repacked_archive_equals_the_packed_one_and_does_not_hold_what_stays_in_the_file(tmp_path: Path) -> None:
+def test_a_repacked_archive_equals_the_packed_one_and_does_not_hold_what_stays_in_the_file(
+    tmp_path: Path,
+) -> None:
     entries = {"a/text": b"some text", "a/numbers": bytes(range(256)) * 100_000, "a/none": b""}
     (tmp_path / "archive").write_bytes(packed(entries))
     tracemalloc.start()
     with (tmp_path / "archive").open("rb") as stream:
-        repacked = archive.Repacked(archive.read_most(stream, lambda name: name == "a/numbers"), stream)
+        repacked = archive.Repacked(
+            archive.read_most(stream, lambda name: name == "a/numbers"), stream
+        )
         assert tracemalloc.get_traced_memory()[1] < len(entries["a/numbers"]) // 4
         tracemalloc.stop()
         assert repacked.read() == packed(entries)
@@ -265,16 +359,38 @@ print(memory("VmHWM") - before)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is read from /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is read from /proc"
+)
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("target", ["pt2", "torchscript"])
-def test_the_peak_of_a_load_is_little_more_than_the_file(target: str, made: Dict[str, Path], tmp_path: Path) -> None:
-    config = decoder_config(8192, 2, 3072, block_config(1024, 8, 64, kv_heads=4, encoding={"name": "rope"}))
+def test_the_peak_of_a_load_is_little_more_than_the_file(
+    target: str, made: Dict[str, Path], tmp_path: Path
+) -> None:
+    config = decoder_config(
+        8192, 2, 3072, block_config(1024, 8, 64, kv_heads=4, encoding={"name": "rope"})
+    )
     listed = export(seeded(config), target, tmp_path / "large", verify=False).files
-    program = [sys.executable, "-W", "ignore", "-c", PROGRAM_OF_PEAK, str(made[target]), str(tmp_path / "large")]
-    run = subprocess.run(program, check=True, env={**os.environ, "PYTHONPATH": str(Path.cwd())}, capture_output=True, text=True)
+    program = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-c",
+        PROGRAM_OF_PEAK,
+        str(made[target]),
+        str(tmp_path / "large"),
+    ]
+    run = subprocess.run(
+        program,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+        capture_output=True,
+        text=True,
+    )
     size = sum(file.bytes for file in listed.values())
-    assert size > 100 << 20 and int(run.stdout) <= PEAK * size, f"{int(run.stdout) / size:.2f} times the file of {size >> 20} MB"
+    assert size > 100 << 20 and int(run.stdout) <= PEAK * size, (
+        f"{int(run.stdout) / size:.2f} times the file of {size >> 20} MB"
+    )
 
 
 def test_a_written_archive_holds_no_pickle(made: Dict[str, Path]) -> None:

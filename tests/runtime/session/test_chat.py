@@ -24,7 +24,12 @@ MESSAGES = ["first", "second", "third"]
 @pytest.fixture(scope="module", params=["rope", "recurrent"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     folder = tmp_path_factory.mktemp("chat") / "artefact"
-    export(sources(decoder_config(vocabulary=256, layers=1, hidden=40, block=block(request.param))), "ort", folder, verify=False)
+    export(
+        sources(decoder_config(vocabulary=256, layers=1, hidden=40, block=block(request.param))),
+        "ort",
+        folder,
+        verify=False,
+    )
     return load(folder, "cpu", 1)
 
 
@@ -32,7 +37,9 @@ def _chat(session: Session, **given: Any) -> Chat:
     return Chat(session, ChatCodec(ByteCodec(), TEMPLATE, {}), "kind", **given)
 
 
-def test_a_turn_reads_new_tokens_only_and_replies_as_to_the_whole_conversation(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_turn_reads_new_tokens_only_and_replies_as_to_the_whole_conversation(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read: List[int] = []
     prefill = Session.prefill
 
@@ -47,7 +54,10 @@ def test_a_turn_reads_new_tokens_only_and_replies_as_to_the_whole_conversation(m
         alone.messages = list(kept.messages)
         read.clear()
         reply = "".join(kept.reply(message, 20))
-        assert reply == "".join(alone.reply(message, 20)) == kept.messages[-1]["content"] and kept.tokens == alone.tokens
+        assert (
+            reply == "".join(alone.reply(message, 20)) == kept.messages[-1]["content"]
+            and kept.tokens == alone.tokens
+        )
         assert read[0] <= read[1] - before
         before = read[1]
 

@@ -30,7 +30,9 @@ def run_to(call: Callable[[], Any], at: int) -> int:
 
     def line(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal passed
-        if event == "line" and "guard." not in linecache.getline(frame.f_code.co_filename, frame.f_lineno):
+        if event == "line" and "guard." not in linecache.getline(
+            frame.f_code.co_filename, frame.f_lineno
+        ):
             passed += 1
             if passed == at:
                 raise Stop
@@ -38,7 +40,12 @@ def run_to(call: Callable[[], Any], at: int) -> int:
 
     def enter(frame: FrameType, event: str, argument: Any) -> Any:
         name = frame.f_code.co_filename
-        return line if "posenc_export/runtime" in name and not name.endswith("runtime/session/call_guard.py") else None
+        return (
+            line
+            if "posenc_export/runtime" in name
+            and not name.endswith("runtime/session/call_guard.py")
+            else None
+        )
 
     sys.settrace(enter)
     try:
@@ -68,7 +75,9 @@ def broken_off(base: Session, call: str, points: int) -> Iterator[Tuple[Session,
 
 
 CALLS: Dict[str, Callable[[Session], Any]] = {
-    "prefill": lambda s: s.prefill([row[a : a + 5] for row, a in zip(texts(), LENGTHS, strict=False)], chunk=2),
+    "prefill": lambda s: s.prefill(
+        [row[a : a + 5] for row, a in zip(texts(), LENGTHS, strict=False)], chunk=2
+    ),
     "step": lambda s: s.step(texts()[range(3), s.length]),
     "rewind": lambda s: s.rewind([3, 0, 2]),
     "rewind of steps": lambda s: s.rewind(1),
@@ -91,14 +100,24 @@ def order_of(session: Session, call: str) -> List[int]:
     return [2, 1] if call == "retire" and session.batch == 2 else list(range(session.batch))
 
 
-CASES = [(kind, target, "positions") for kind in KINDS for target in TARGETS] + [("rope", "ort", "mask"), ("fox", "onnx-static", "mask")]
+CASES = [(kind, target, "positions") for kind in KINDS for target in TARGETS] + [
+    ("rope", "ort", "mask"),
+    ("fox", "onnx-static", "mask"),
+]
 QUICK = (  # cases of `make test`; `onnx-static` has the buffers of `ort`
     *(("fox", target, "positions") for target in TARGETS if target != "onnx-static"),
-    *(("rope", *where) for where in (("ort", "positions"), ("torchscript", "positions"), ("ort", "mask"))),
+    *(
+        ("rope", *where)
+        for where in (("ort", "positions"), ("torchscript", "positions"), ("ort", "mask"))
+    ),
 )
 EACH = [  # each kind is exported by one worker
     pytest.param(
-        *case, marks=[pytest.mark.xdist_group(f"sequences {case[0]}"), *([] if case in QUICK else [pytest.mark.exhaustive])]
+        *case,
+        marks=[
+            pytest.mark.xdist_group(f"sequences {case[0]}"),
+            *([] if case in QUICK else [pytest.mark.exhaustive]),
+        ],
     )
     for case in CASES
 ]
@@ -106,10 +125,14 @@ EACH = [  # each kind is exported by one worker
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize(("kind", "target", "signature"), EACH)
-def test_a_call_broken_off_anywhere_leaves_a_session_that_goes_on_rightly(kind: str, target: str, signature: str, call: str) -> None:
+def test_a_call_broken_off_anywhere_leaves_a_session_that_goes_on_rightly(
+    kind: str, target: str, signature: str, call: str
+) -> None:
     base = begun(kind, target, signature)
     if call in ("admit", "retire") and base.manifest.layout == "columns":
-        with pytest.raises(ValueError, match=f"expected rows with cache slots of their own for {call}"):
+        with pytest.raises(
+            ValueError, match=f"expected rows with cache slots of their own for {call}"
+        ):
             CALLS[call](base)
         return
     for session, at in broken_off(base, call, POINTS):
@@ -118,7 +141,9 @@ def test_a_call_broken_off_anywhere_leaves_a_session_that_goes_on_rightly(kind: 
 
 @pytest.mark.parametrize("call", ["prefill", "step", "rewind"])
 @pytest.mark.parametrize(("kind", "target", "signature"), EACH)
-def test_reset_heals_whatever_was_broken_off(kind: str, target: str, signature: str, call: str) -> None:
+def test_reset_heals_whatever_was_broken_off(
+    kind: str, target: str, signature: str, call: str
+) -> None:
     base = begun(kind, target, signature)
     for session, _ in broken_off(base, call, 8):
         session.reset()
@@ -128,7 +153,9 @@ def test_reset_heals_whatever_was_broken_off(kind: str, target: str, signature: 
 
 @pytest.mark.xdist_group("sequences rope")
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_signal_that_raises_leaves_a_session_that_goes_on_rightly(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_that_raises_leaves_a_session_that_goes_on_rightly(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Python drops an exception of a signal handler while an object is being freed, or in hypothesis' callback at garbage collection.
     monkeypatch.setattr(sys, "unraisablehook", lambda dropped: None)
     armed = [False]
@@ -148,7 +175,9 @@ def test_a_signal_that_raises_leaves_a_session_that_goes_on_rightly(target: str,
                 while True:
                     if int(session.length.max()) > 25:
                         session.rewind(session.length - LENGTHS)
-                    session.prefill([row[a : a + 2] for row, a in zip(texts(), session.length, strict=False)])
+                    session.prefill(
+                        [row[a : a + 2] for row, a in zip(texts(), session.length, strict=False)]
+                    )
                     session.step(texts()[range(3), session.length])
             except Stop:
                 armed[0] = False
@@ -162,9 +191,13 @@ def test_a_signal_that_raises_leaves_a_session_that_goes_on_rightly(target: str,
 
 @pytest.mark.xdist_group("sequences rope")
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_graph_that_stops_is_one_line_and_the_session_goes_on(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_stops_is_one_line_and_the_session_goes_on(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = begun("rope", target, "positions")
-    monkeypatch.setattr("posenc_export.runtime.session.arguments.check_tokens", lambda vocabulary, rows: None)  # so that the graph reads an id outside its table
+    monkeypatch.setattr(
+        "posenc_export.runtime.session.arguments.check_tokens", lambda vocabulary, rows: None
+    )  # so that the graph reads an id outside its table
     with pytest.raises(GraphError, match="expected the graph to run, got .*") as stopped:
         session.prefill(np.full((3, 1), 900))
     assert "\n" not in str(stopped.value)

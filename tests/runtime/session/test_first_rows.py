@@ -26,10 +26,16 @@ def fed_as_on_cuda(tmp_path: Path) -> Session:
     return Session(graph.open, graph.manifest, 1, None, REWIND, "cuda")
 
 
-def test_rows_that_begin_together_have_the_padded_length(fed_as_on_cuda: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_begin_together_have_the_padded_length(
+    fed_as_on_cuda: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fed: List[Dict[str, np.ndarray]] = []
     run = OrtGraph.run
-    monkeypatch.setattr(OrtGraph, "run", lambda self, caches, call: fed.append(call.feeds) or run(self, caches, call))
+    monkeypatch.setattr(
+        OrtGraph,
+        "run",
+        lambda self, caches, call: fed.append(call.feeds) or run(self, caches, call),
+    )
     rows: List[Any] = [np.zeros(count, np.int64) for count in (5, 8, 1)]
     fed_as_on_cuda.prefill(rows)
     fed_as_on_cuda.prefill([row[:2] for row in rows])
@@ -38,4 +44,6 @@ def test_rows_that_begin_together_have_the_padded_length(fed_as_on_cuda: Session
 
 def test_the_padded_length_changes_no_output(fed_as_on_cuda: Session) -> None:
     made = sources(decoder("alibi")).model
-    assert certify(fed_as_on_cuda, made, expected_outputs(made, fed_as_on_cuda.manifest), lambda _: None)["passed"]
+    assert certify(
+        fed_as_on_cuda, made, expected_outputs(made, fed_as_on_cuda.manifest), lambda _: None
+    )["passed"]

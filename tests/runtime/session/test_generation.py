@@ -34,7 +34,9 @@ def _alone(model: Any, prompt: List[int], count: int, **given: Any) -> List[int]
 def test_rows_that_end_before_others_give_what_each_gives_alone(model: Any) -> None:
     whole = [_alone(model, prompt, 12) for prompt in PROMPTS]
     stop = [whole[0][3], whole[1][6]]
-    cut = [row[: next((i + 1 for i, token in enumerate(row) if token in stop), 12)] for row in whole]
+    cut = [
+        row[: next((i + 1 for i, token in enumerate(row) if token in stop), 12)] for row in whole
+    ]
     assert len({len(row) for row in cut}) > 1
     made = np.stack(list(model.session().generate(PROMPTS, 12, stop=stop)), axis=1)
     assert made.shape[1] == max(map(len, cut))
@@ -46,7 +48,10 @@ def test_rows_that_end_before_others_give_what_each_gives_alone(model: Any) -> N
 def test_a_row_that_ended_takes_no_further_position(model: Any) -> None:
     session, whole = model.session(), _alone(model, PROMPTS[1], 1)
     made = list(session.generate(PROMPTS[:2], 6, stop=whole))
-    assert session.length[1] == len(PROMPTS[1]) and session.length[0] == len(PROMPTS[0]) + len(made) - 1
+    assert (
+        session.length[1] == len(PROMPTS[1])
+        and session.length[0] == len(PROMPTS[0]) + len(made) - 1
+    )
 
 
 def test_stop_ids_of_the_artefact_hold_where_none_are_given(tmp_path: Path) -> None:
@@ -55,7 +60,10 @@ def test_stop_ids_of_the_artefact_hold_where_none_are_given(tmp_path: Path) -> N
     stack.text = Text(stop_ids=(first[2],))
     assert _alone_of(stack, tmp_path / "ending") == first[:3]
     manifest = load(tmp_path / "ending", provider="cpu").manifest
-    assert manifest.stop_ids == [first[2]] and len(_alone(load(tmp_path / "ending", provider="cpu"), PROMPTS[0], 8, stop=())) == 8
+    assert (
+        manifest.stop_ids == [first[2]]
+        and len(_alone(load(tmp_path / "ending", provider="cpu"), PROMPTS[0], 8, stop=())) == 8
+    )
 
 
 def _alone_of(stack: Any, folder: Path) -> List[int]:
@@ -64,21 +72,34 @@ def _alone_of(stack: Any, folder: Path) -> List[int]:
 
 
 def test_a_count_below_one_is_refused(model: Any) -> None:
-    with pytest.raises(ValueError, match="expected max_tokens to be a whole number of at least 1, got 0"):
+    with pytest.raises(
+        ValueError, match="expected max_tokens to be a whole number of at least 1, got 0"
+    ):
         list(model.session().generate(PROMPTS, 0))
 
 
-def test_the_command_speaks_by_the_tokenizer_that_the_artefact_carries(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_command_speaks_by_the_tokenizer_that_the_artefact_carries(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
     made = tokenizers.Tokenizer(models.BPE())
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    made.train_from_iterator(["a test of tests and states"] * 9, trainers.BpeTrainer(vocab_size=61, initial_alphabet=[], special_tokens=["<end>"]))
+    made.pre_tokenizer, made.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
+    made.train_from_iterator(
+        ["a test of tests and states"] * 9,
+        trainers.BpeTrainer(vocab_size=61, initial_alphabet=[], special_tokens=["<end>"]),
+    )
     stack = seeded(decoder("rope"))
     stack.text = Text(made.to_str().encode())
     export(stack, "ort", tmp_path / "a", verify=False)
-    assert main(["generate", str(tmp_path / "a"), "--prompt", "test", "--max-tokens", "9", "--json"]) == 0
+    assert (
+        main(["generate", str(tmp_path / "a"), "--prompt", "test", "--max-tokens", "9", "--json"])
+        == 0
+    )
     answer = json.loads(capsys.readouterr().out)
     ids = made.encode("test").ids
     assert answer["tokens"] == _alone(load(tmp_path / "a", provider="cpu"), ids, 9)
@@ -89,7 +110,9 @@ def test_the_command_speaks_by_the_tokenizer_that_the_artefact_carries(tmp_path:
 
 
 @pytest.mark.parametrize("installed", [False, True])
-def test_a_tokenizer_that_cannot_be_read_is_refused_before_the_export(installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_that_cannot_be_read_is_refused_before_the_export(
+    installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if installed:
         pytest.importorskip("tokenizers", reason="tokenizers is not installed")
     else:
@@ -101,7 +124,12 @@ def test_a_tokenizer_that_cannot_be_read_is_refused_before_the_export(installed:
     assert not (tmp_path / "a").exists()
 
 
-def test_a_decoder_of_other_ids_without_a_tokenizer_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_decoder_of_other_ids_without_a_tokenizer_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     export(sources(decoder("rope")), "torchscript", tmp_path / "a", verify=False)
     assert main(["generate", str(tmp_path / "a"), "--prompt", "test"]) == 2
-    assert "expected an artefact with tokenizer.json or a byte-level decoder (vocabulary 256), got kind decoder with 61 token ids" in capsys.readouterr().err
+    assert (
+        "expected an artefact with tokenizer.json or a byte-level decoder (vocabulary 256), got kind decoder with 61 token ids"
+        in capsys.readouterr().err
+    )

@@ -17,21 +17,49 @@ from tests.traces import sources
 
 # One encoding for each way in which graphs read keys, values and states.
 KINDS: Dict[str, Tuple[str, Dict[str, object]]] = {
-    **{name: (name, {}) for name in ("rope", "fox", "cope", "shaw", "deberta", "rope_longrope-short", "rope_dynamic-short", "input_rnn")},
+    **{
+        name: (name, {})
+        for name in (
+            "rope",
+            "fox",
+            "cope",
+            "shaw",
+            "deberta",
+            "rope_longrope-short",
+            "rope_dynamic-short",
+            "input_rnn",
+        )
+    },
     "linear": ("rope", {"mechanism": "linear", "kv_heads": 6}),
 }
-TARGETS = [("onnx", "positions"), ("onnx-static", "positions"), ("ort", "positions"), ("torchscript", "positions"), ("onnx-static", "mask"), ("ort", "mask")]
+TARGETS = [
+    ("onnx", "positions"),
+    ("onnx-static", "positions"),
+    ("ort", "positions"),
+    ("torchscript", "positions"),
+    ("onnx-static", "mask"),
+    ("ort", "mask"),
+]
 # Targets of each kind in `make test`. Graphs read replaced states in the same way on all ONNX targets. Signature mask needs another trace.
 QUICK = {
     "rope": TARGETS,
-    **{kind: [where for where in TARGETS if where[1] == "positions"] for kind in ("fox", "rope_longrope-short")},
-    **{kind: [("ort", "positions"), ("torchscript", "positions")] for kind in ("linear", "input_rnn")},
+    **{
+        kind: [where for where in TARGETS if where[1] == "positions"]
+        for kind in ("fox", "rope_longrope-short")
+    },
+    **{
+        kind: [("ort", "positions"), ("torchscript", "positions")]
+        for kind in ("linear", "input_rnn")
+    },
 }
 EACH = [
     pytest.param(
         kind,
         *where,
-        marks=[pytest.mark.xdist_group(f"hidden {kind}"), *([] if where in QUICK.get(kind, ()) else [pytest.mark.exhaustive])],
+        marks=[
+            pytest.mark.xdist_group(f"hidden {kind}"),
+            *([] if where in QUICK.get(kind, ()) else [pytest.mark.exhaustive]),
+        ],
     )
     for kind in KINDS
     for where in TARGETS
@@ -63,7 +91,9 @@ def whole(kind: str) -> np.ndarray:
 
 @pytest.mark.parametrize("poison", [np.nan, pytest.param(np.inf, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize(("kind", "target", "signature"), EACH)
-def test_numbers_that_are_none_are_gone_after_a_rewind_and_after_a_reset(kind: str, target: str, signature: str, poison: float) -> None:
+def test_numbers_that_are_none_are_gone_after_a_rewind_and_after_a_reset(
+    kind: str, target: str, signature: str, poison: float
+) -> None:
     full = whole(kind)
     session, bound = model(kind, target, signature).session(), tolerance("float32", 1, 96)
     spoilt = X.copy()

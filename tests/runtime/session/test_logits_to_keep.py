@@ -31,7 +31,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     def of(name: str) -> Any:
         if name not in known:
             target, signature = ("ort", "mask") if name == "mask" else (name, "positions")
-            export(sources(decoder("rope")), target, folder / name, signature=signature, verify=False)
+            export(
+                sources(decoder("rope")), target, folder / name, signature=signature, verify=False
+            )
             known[name] = load(folder / name, provider="cpu", threads=1)
         return known[name]
 
@@ -54,18 +56,35 @@ def _computed(session: Any, monkeypatch: pytest.MonkeyPatch, **how: Any) -> List
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_chunks_compute_the_logits_that_are_kept_and_no_others(target: str, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_compute_the_logits_that_are_kept_and_no_others(
+    target: str, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Rows end in the third chunk, the first, the second: each chunk holds the last token of one row.
     assert _computed(models(target).session(), monkeypatch, chunk=4, logits_to_keep=1) == [1, 1, 1]
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_chunk_without_a_kept_token_computes_no_logits(target: str, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _computed(models(target).session(), monkeypatch, chunk=1, logits_to_keep=1) == [0, 1, 0, 0, 1, 0, 0, 0, 0, 1]
+def test_a_chunk_without_a_kept_token_computes_no_logits(
+    target: str, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _computed(models(target).session(), monkeypatch, chunk=1, logits_to_keep=1) == [
+        0,
+        1,
+        0,
+        0,
+        1,
+        0,
+        0,
+        0,
+        0,
+        1,
+    ]
 
 
 @pytest.mark.exhaustive
-def test_a_rewind_that_feeds_tokens_again_computes_no_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rewind_that_feeds_tokens_again_computes_no_logits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     export(sources(decoder("input_rnn")), "onnx", tmp_path / "a", verify=False)
     session, widths, right = load(tmp_path / "a", provider="cpu").session(), [], BufferedCaches.run
     session.prefill(PROMPTS[:1])
@@ -82,20 +101,31 @@ def test_a_rewind_that_feeds_tokens_again_computes_no_logits(tmp_path: Path, mon
 
 @pytest.mark.parametrize("name", [*TARGETS, "mask"])
 @pytest.mark.parametrize(("keep", "chunk"), [(1, None), (3, 4), (10**30, 10**30)])
-def test_the_last_outputs_of_ragged_rows_stand_at_the_end(name: str, keep: int, chunk: Any, models: Models) -> None:
+def test_the_last_outputs_of_ragged_rows_stand_at_the_end(
+    name: str, keep: int, chunk: Any, models: Models
+) -> None:
     whole = models(name).session().prefill(PROMPTS)
     kept = models(name).session().prefill(PROMPTS, chunk=chunk, logits_to_keep=keep)
     assert kept.shape == (3, min(keep, 10), 61)
     for row, prompt in enumerate(PROMPTS):
         count = min(keep, len(prompt))
-        assert worst_error(kept[row, kept.shape[1] - count :], whole[row, len(prompt) - count : len(prompt)]) < 1e-5
+        assert (
+            worst_error(
+                kept[row, kept.shape[1] - count :], whole[row, len(prompt) - count : len(prompt)]
+            )
+            < 1e-5
+        )
         assert not kept[row, : kept.shape[1] - count].any()
 
 
-def test_certificates_compare_them_where_the_graph_chooses_and_all_logits_everywhere(models: Models) -> None:
+def test_certificates_compare_them_where_the_graph_chooses_and_all_logits_everywhere(
+    models: Models,
+) -> None:
     tokens = np.zeros((3, 36), np.int64)
     case = Case(tokens, tokens[..., None], 0, 18, tokens, tokens[..., None])
-    chosen, whole = (set(cells._scenarios(models(name).manifest, case)) for name in ("onnx", "mask"))
+    chosen, whole = (
+        set(cells._scenarios(models(name).manifest, case)) for name in ("onnx", "mask")
+    )
     assert whole < chosen and chosen - whole == {"last of ragged rows", "last of left padding"}
 
 
@@ -121,12 +151,21 @@ def test_admitted_rows_keep_their_last_logits(models: Models) -> None:
 
 def test_a_block_keeps_its_last_outputs_too(tmp_path: Path) -> None:
     export(sources(block("rope")), "torchscript", tmp_path / "a", verify=False)
-    model, x = load(tmp_path / "a", provider="cpu"), np.random.default_rng(0).standard_normal((2, 9, 48)).astype(np.float32)
-    assert np.array_equal(model.session().prefill(x, logits_to_keep=2), model.session().prefill(x)[:, -2:])
+    model, x = (
+        load(tmp_path / "a", provider="cpu"),
+        np.random.default_rng(0).standard_normal((2, 9, 48)).astype(np.float32),
+    )
+    assert np.array_equal(
+        model.session().prefill(x, logits_to_keep=2), model.session().prefill(x)[:, -2:]
+    )
 
 
-@pytest.mark.parametrize("target", ["torchscript", pytest.param("ort", marks=pytest.mark.exhaustive)])
-def test_an_artefact_without_the_input_gives_the_same(target: str, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "target", ["torchscript", pytest.param("ort", marks=pytest.mark.exhaustive)]
+)
+def test_an_artefact_without_the_input_gives_the_same(
+    target: str, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in (signatures, describe):  # older artefacts have graphs without this input
         monkeypatch.setattr(module, "takes_logits_index", lambda model, signature: False)
     export(seeded(decoder("rope")), target, tmp_path / "a", verify=False)
@@ -134,4 +173,9 @@ def test_an_artefact_without_the_input_gives_the_same(target: str, models: Model
     assert earlier.manifest.input("logits_index") is None
     for keep in (None, 1, 3):
         kept = earlier.session().prefill(PROMPTS, chunk=4, logits_to_keep=keep)
-        assert worst_error(kept, models(target).session().prefill(PROMPTS, chunk=4, logits_to_keep=keep)) < 1e-5
+        assert (
+            worst_error(
+                kept, models(target).session().prefill(PROMPTS, chunk=4, logits_to_keep=keep)
+            )
+            < 1e-5
+        )

@@ -22,7 +22,13 @@ def read(session: Session, kind: str, order: List[int]) -> None:
 
 # Replaced states have the same buffers on `onnx-static` as on `ort`.
 EACH = [
-    pytest.param(kind, target, marks=pytest.mark.exhaustive if target == "onnx-static" and kind in ("input_rnn", "linear") else ())
+    pytest.param(
+        kind,
+        target,
+        marks=pytest.mark.exhaustive
+        if target == "onnx-static" and kind in ("input_rnn", "linear")
+        else (),
+    )
     for kind in KINDS
     for target in TARGETS
 ]
@@ -38,7 +44,10 @@ def test_rows_come_and_go_in_any_order(kind: str, target: str) -> None:
             parts = [texts()[row, : random.integers(1, 6)] for row in more]
             made = session.admit(parts)
             order += more
-            assert all(excess(made[index, : len(part)], full(kind)[row, : len(part)]) <= 1 for index, (row, part) in enumerate(zip(more, parts, strict=True)))
+            assert all(
+                excess(made[index, : len(part)], full(kind)[row, : len(part)]) <= 1
+                for index, (row, part) in enumerate(zip(more, parts, strict=True))
+            )
         elif random.random() < 0.5 or session.length.max() > LENGTH - 4:
             gone = int(random.integers(len(order)))
             session.retire(gone)
@@ -51,15 +60,32 @@ def test_rows_come_and_go_in_any_order(kind: str, target: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["rope", "linear"])
-def test_neighbours_that_read_a_token_each_are_read_in_one_call(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neighbours_that_read_a_token_each_are_read_in_one_call(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session, order, calls = model(kind, "ort").session(batch=6), [0, 1, 2, 3, 0, 1], []
     session.prefill([texts()[row, : 2 + index] for index, row in enumerate(order)])
     run = BufferedCaches.run
-    monkeypatch.setattr(BufferedCaches, "run", lambda caches, given: (calls.append([(call.first, call.rows, call.new) for call in given]), run(caches, given))[1])
+    monkeypatch.setattr(
+        BufferedCaches,
+        "run",
+        lambda caches, given: (
+            calls.append([(call.first, call.rows, call.new) for call in given]),
+            run(caches, given),
+        )[1],
+    )
     counts = [1, 1, 0, 1, 3, 1]
-    outputs = session.prefill([texts()[row, 2 + index : 2 + index + count] for index, (row, count) in enumerate(zip(order, counts, strict=True))])
+    outputs = session.prefill(
+        [
+            texts()[row, 2 + index : 2 + index + count]
+            for index, (row, count) in enumerate(zip(order, counts, strict=True))
+        ]
+    )
     for index, (row, count) in enumerate(zip(order, counts, strict=True)):
-        assert not count or excess(outputs[index, :count], full(kind)[row, 2 + index : 2 + index + count]) <= 1
+        assert (
+            not count
+            or excess(outputs[index, :count], full(kind)[row, 2 + index : 2 + index + count]) <= 1
+        )
     read(session, kind, order)
     if kind == "rope":
         assert calls[0] == [(0, 2, 1), (3, 1, 1), (4, 1, 3), (5, 1, 1)]
@@ -83,7 +109,9 @@ def test_a_fork_and_its_origin_go_on_when_the_others_rows_change(target: str) ->
     other = session.fork()
     session.retire(0)
     other.admit(texts()[3:, :4])
-    assert worst_ahead(session, "rope", [2, 1]) <= 1 and worst_ahead(other, "rope", [0, 1, 2, 3]) <= 1
+    assert (
+        worst_ahead(session, "rope", [2, 1]) <= 1 and worst_ahead(other, "rope", [0, 1, 2, 3]) <= 1
+    )
 
 
 def test_admit_and_retire_refuse_what_makes_no_sense() -> None:
@@ -105,7 +133,10 @@ def test_a_target_whose_rows_share_columns_refuses_rows_that_come_and_go() -> No
     session = model("rope", "onnx").session()
     session.prefill(texts()[:2, :3])
     for call in (lambda: session.admit(texts()[:1, :3]), lambda: session.retire(0)):
-        with pytest.raises(ValueError, match="whose rows share columns; export target ort, onnx-static or torchscript with signature positions"):
+        with pytest.raises(
+            ValueError,
+            match="whose rows share columns; export target ort, onnx-static or torchscript with signature positions",
+        ):
             call()
 
 
@@ -116,7 +147,9 @@ def test_states_that_calls_replace_are_kept_for_a_declared_number_of_tokens(targ
     for _ in range(30):
         read(session, "linear", [0, 1])
     assert all(len(history.snapshots) <= 3 for history in session._now.histories)
-    with pytest.raises(ValueError, match="kept for the last 10 tokens, got .*; open the session with rewind=N"):
+    with pytest.raises(
+        ValueError, match="kept for the last 10 tokens, got .*; open the session with rewind=N"
+    ):
         session.rewind(35)
     session.rewind([10, 3])
     assert session.length.tolist() == [25, 32]

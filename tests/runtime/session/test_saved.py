@@ -26,7 +26,11 @@ KINDS = [("alibi", "ort"), ("alibi", "onnx"), ("input_rnn", "ort")]
 MORE = [("alibi", "onnx-static"), ("alibi", "torchscript"), ("input_rnn", "onnx")]
 
 
-@pytest.fixture(scope="module", params=[*KINDS, *(pytest.param(which, marks=pytest.mark.exhaustive) for which in MORE)], ids="-".join)
+@pytest.fixture(
+    scope="module",
+    params=[*KINDS, *(pytest.param(which, marks=pytest.mark.exhaustive) for which in MORE)],
+    ids="-".join,
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     encoding, target = request.param
     folder = tmp_path_factory.mktemp("saved") / "a"
@@ -36,7 +40,13 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def _continued(session: Any) -> np.ndarray:
     tokens = np.arange(session.batch)
-    return np.stack([session.step(tokens), session.step(tokens + 3), session.prefill([[5, 6]] * session.batch)[:, -1]])
+    return np.stack(
+        [
+            session.step(tokens),
+            session.step(tokens + 3),
+            session.prefill([[5, 6]] * session.batch)[:, -1],
+        ]
+    )
 
 
 def test_a_restored_session_continues_as_the_one_that_was_saved(model: Any, tmp_path: Path) -> None:
@@ -46,7 +56,10 @@ def test_a_restored_session_continues_as_the_one_that_was_saved(model: Any, tmp_
     held = [[*row, token] for row, token in zip(PROMPTS, (1, 2, 3), strict=True)]
     session.save(tmp_path / "saved", held)
     restored = model.restore(tmp_path / "saved")
-    assert restored.length.tolist() == session.length.tolist() and restored.position.tolist() == session.position.tolist()
+    assert (
+        restored.length.tolist() == session.length.tolist()
+        and restored.position.tolist() == session.position.tolist()
+    )
     assert [row.tolist() for row in saved.tokens(tmp_path / "saved", model.manifest.digest)] == held
     assert np.array_equal(_continued(restored), _continued(session))
     for one in (restored, session):
@@ -64,7 +77,10 @@ def test_a_session_without_rows_is_restored_without_rows(model: Any, tmp_path: P
 def test_ids_that_the_cache_does_not_hold_are_refused(model: Any, tmp_path: Path) -> None:
     session = model.session()
     session.prefill(PROMPTS)
-    with pytest.raises(ValueError, match=r"expected tokens to be \[9, 2, 5\] ids, got \[9, 2\]; give those in the cache"):
+    with pytest.raises(
+        ValueError,
+        match=r"expected tokens to be \[9, 2, 5\] ids, got \[9, 2\]; give those in the cache",
+    ):
         session.save(tmp_path / "saved", PROMPTS[:2])
     assert not list(tmp_path.iterdir())
 
@@ -74,11 +90,18 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> "list[Path]":
     """Two artefacts that differ in their weights."""
     root = tmp_path_factory.mktemp("folders")
     for seed in (0, 1):
-        export(seeded(decoder_config(vocabulary=256, layers=1, hidden=40, block=block("rope")), seed), "ort", root / str(seed), verify=False)
+        export(
+            seeded(decoder_config(vocabulary=256, layers=1, hidden=40, block=block("rope")), seed),
+            "ort",
+            root / str(seed),
+            verify=False,
+        )
     return [root / "0", root / "1"]
 
 
-def test_a_file_that_was_changed_or_cut_or_is_of_another_artefact_is_refused_in_one_line(folders: "list[Path]", tmp_path: Path) -> None:
+def test_a_file_that_was_changed_or_cut_or_is_of_another_artefact_is_refused_in_one_line(
+    folders: "list[Path]", tmp_path: Path
+) -> None:
     model, other = (load(folder, provider="cpu", threads=1) for folder in folders)
     session = model.session()
     session.prefill([[1, 2, 3]])
@@ -86,22 +109,40 @@ def test_a_file_that_was_changed_or_cut_or_is_of_another_artefact_is_refused_in_
     whole, path = (tmp_path / "saved").read_bytes(), tmp_path / "other"
     at = whole.index(b"\n")
     changed = whole[: at + 9] + bytes([whole[at + 9] ^ 1]) + whole[at + 10 :]
-    contents = {b"": "another one", whole[:-5]: "not whole", whole + b"0": "not whole", changed: "changed", b"{}\n": "another one", whole[: at - 9]: "another one"}
+    contents = {
+        b"": "another one",
+        whole[:-5]: "not whole",
+        whole + b"0": "not whole",
+        changed: "changed",
+        b"{}\n": "another one",
+        whole[: at - 9]: "another one",
+    }
     header = json.loads(whole[:at])
     header["arrays"][0][0] = "lengths"
     contents[json.dumps(header).encode() + whole[at:]] = "changed"
-    contents |= {whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :]: "changed" for place in range(at + 1, at + 41)}  # lengths, positions and slots
+    contents |= {
+        whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :]: "changed"
+        for place in range(at + 1, at + 41)
+    }  # lengths, positions and slots
     for content, said in contents.items():
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=rf"^restore .*other: expected .*{said}[^\n]*; delete the file and read the tokens again$"):
+        with pytest.raises(
+            ValueError,
+            match=rf"^restore .*other: expected .*{said}[^\n]*; delete the file and read the tokens again$",
+        ):
             model.restore(path)
-    with pytest.raises(ValueError, match=f"expected a session of the artefact {other.manifest.digest}, got one of {model.manifest.digest}"):
+    with pytest.raises(
+        ValueError,
+        match=f"expected a session of the artefact {other.manifest.digest}, got one of {model.manifest.digest}",
+    ):
         other.restore(tmp_path / "saved")
     with pytest.raises(ValueError, match="expected rows of at most 2 tokens, got"):
         model.restore(tmp_path / "saved", capacity=2)
 
 
-def test_an_interrupted_save_leaves_the_old_file(folders: "list[Path]", tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_save_leaves_the_old_file(
+    folders: "list[Path]", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = load(folders[0], provider="cpu", threads=1).session()
     session.save(tmp_path / "saved")
     before = (tmp_path / "saved").read_bytes()
@@ -113,16 +154,39 @@ def test_an_interrupted_save_leaves_the_old_file(folders: "list[Path]", tmp_path
 
 
 def test_the_command_reads_only_what_its_cache_does_not_hold(
-    folders: "list[Path]", tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+    folders: "list[Path]",
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cache, answers, read = ["--cache", str(tmp_path / "saved")], [], []
     prefill = Session.prefill
-    monkeypatch.setattr(Session, "prefill", lambda self, inputs, **named: read.append(len(inputs[0])) or prefill(self, inputs, **named))
+    monkeypatch.setattr(
+        Session,
+        "prefill",
+        lambda self, inputs, **named: read.append(len(inputs[0])) or prefill(self, inputs, **named),
+    )
     for prompt in ("a test", "a test of caches", "another"):
         for more in ([], cache):
-            assert main(["generate", str(folders[0]), "--prompt", prompt, "--max-tokens", "9", "--json", *more]) == 0
+            assert (
+                main(
+                    [
+                        "generate",
+                        str(folders[0]),
+                        "--prompt",
+                        prompt,
+                        "--max-tokens",
+                        "9",
+                        "--json",
+                        *more,
+                    ]
+                )
+                == 0
+            )
             answers.append(json.loads(capsys.readouterr().out))
         assert answers[-1] == answers[-2]
-    assert read == [6, 6, 16, 10, 7, 6]  # "a test" and the first id of its continuation, which differs from " ", are kept; then the "a" of "another"
+    assert (
+        read == [6, 6, 16, 10, 7, 6]
+    )  # "a test" and the first id of its continuation, which differs from " ", are kept; then the "a" of "another"
     assert main(["generate", str(folders[1]), "--prompt", "a test", *cache]) == 2
     assert "expected a session of the artefact" in capsys.readouterr().err

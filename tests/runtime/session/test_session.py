@@ -47,7 +47,9 @@ def session(model: Model) -> Session:
 TOKENS = np.arange(12, dtype=np.int64)[None]
 
 
-def test_positions_past_the_range_are_refused_and_the_cache_stays_as_it_was(session: Session) -> None:
+def test_positions_past_the_range_are_refused_and_the_cache_stays_as_it_was(
+    session: Session,
+) -> None:
     session.prefill(TOKENS, start=1100 - 13)
     session.step(TOKENS[:, 0])
     with pytest.raises(ValueError, match="expected positions 0 .. 1099, got 1100"):
@@ -65,18 +67,48 @@ def test_positions_past_the_range_are_refused_and_the_cache_stays_as_it_was(sess
         (lambda s: s.step(TOKENS[:, 0]), "expected a prefill before"),
         (lambda s: s.prefill(TOKENS + 60), "expected token ids 0 .. 60"),
         (lambda s: s.prefill(TOKENS, start=-1), "got -1"),
-        (lambda s: s.prefill(TOKENS.astype(np.float32)), "expected input_ids of dtype int64, got float32"),
-        (lambda s: s.prefill([TOKENS[0, :0], TOKENS[0, :0]]), "at least one token in at least one row"),
-        (lambda s: s.prefill(TOKENS, logits_to_keep=-1), "expected logits_to_keep to be a whole number of at least 0, got -1"),
-        (lambda s: s.prefill(TOKENS, logits_to_keep=[1]), "expected logits_to_keep to be a whole number of at least 0, got .1."),
-        (lambda s: s.prefill(TOKENS, attention_mask=np.ones((1, 3))), "expected attention_mask of shape"),
+        (
+            lambda s: s.prefill(TOKENS.astype(np.float32)),
+            "expected input_ids of dtype int64, got float32",
+        ),
+        (
+            lambda s: s.prefill([TOKENS[0, :0], TOKENS[0, :0]]),
+            "at least one token in at least one row",
+        ),
+        (
+            lambda s: s.prefill(TOKENS, logits_to_keep=-1),
+            "expected logits_to_keep to be a whole number of at least 0, got -1",
+        ),
+        (
+            lambda s: s.prefill(TOKENS, logits_to_keep=[1]),
+            "expected logits_to_keep to be a whole number of at least 0, got .1.",
+        ),
+        (
+            lambda s: s.prefill(TOKENS, attention_mask=np.ones((1, 3))),
+            "expected attention_mask of shape",
+        ),
         (lambda s: (s.prefill(TOKENS), s.rewind(13)), "expected n of rewind to be at least 0"),
-        (lambda s: (s.prefill(TOKENS), s.prefill(TOKENS, start=3)), "expected start .12., where rows of .12. cached tokens continue, got 3; leave"),
-        (lambda s: (s.prefill(TOKENS, start=7), s.prefill(TOKENS, start=0)), "expected start .19., where rows of .12. cached tokens continue, got 0"),
-        (lambda s: (s.prefill(TOKENS), s.prefill(np.repeat(TOKENS, 2, 0))), "expected 1 rows as in the cache"),
+        (
+            lambda s: (s.prefill(TOKENS), s.prefill(TOKENS, start=3)),
+            "expected start .12., where rows of .12. cached tokens continue, got 3; leave",
+        ),
+        (
+            lambda s: (s.prefill(TOKENS, start=7), s.prefill(TOKENS, start=0)),
+            "expected start .19., where rows of .12. cached tokens continue, got 0",
+        ),
+        (
+            lambda s: (s.prefill(TOKENS), s.prefill(np.repeat(TOKENS, 2, 0))),
+            "expected 1 rows as in the cache",
+        ),
         (lambda s: (s.prefill(TOKENS), s.step(np.array([61]))), "expected token ids"),
-        (lambda s: (s.prefill(TOKENS), s.step(np.array([1, 2]))), "expected one token per row in a step"),
-        (lambda s: list(s.generate(TOKENS, 1, stop=[1.5])), "expected stop to be token ids, got .1.5."),
+        (
+            lambda s: (s.prefill(TOKENS), s.step(np.array([1, 2]))),
+            "expected one token per row in a step",
+        ),
+        (
+            lambda s: list(s.generate(TOKENS, 1, stop=[1.5])),
+            "expected stop to be token ids, got .1.5.",
+        ),
     ],
 )
 def test_wrong_use_is_refused_by_rule_and_value(session: Session, call: Any, message: str) -> None:
@@ -84,22 +116,33 @@ def test_wrong_use_is_refused_by_rule_and_value(session: Session, call: Any, mes
         call(session)
 
 
-def test_a_start_at_the_next_position_of_every_row_that_reads_tokens_continues(folders: Dict[str, Path]) -> None:
+def test_a_start_at_the_next_position_of_every_row_that_reads_tokens_continues(
+    folders: Dict[str, Path],
+) -> None:
     session = load(folders["ort"], threads=1, provider="cpu").session()
     session.prefill([TOKENS[0, :4], TOKENS[0, :2]], start=[5, 100])
     twin = session.fork()
-    made = session.prefill([TOKENS[0, 4:6], []], start=9)  # the number of a row without tokens has no meaning
+    made = session.prefill(
+        [TOKENS[0, 4:6], []], start=9
+    )  # the number of a row without tokens has no meaning
     assert np.array_equal(made, twin.prefill([TOKENS[0, 4:6], []]))
-    assert np.array_equal(session.prefill([[4], [5]], start=session.position), twin.prefill([[4], [5]]))
+    assert np.array_equal(
+        session.prefill([[4], [5]], start=session.position), twin.prefill([[4], [5]])
+    )
     with pytest.raises(ValueError, match=r"expected start \[12, 103\]"):
         session.prefill([[4], [5]], start=[12, 12])
     session.rewind([0, 3])  # a row that a rewind empties keeps its start beside rows with tokens
-    with pytest.raises(ValueError, match=r"expected start \[12, 100\], where rows of \[7, 0\] cached tokens continue, got \[12, 0\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"expected start \[12, 100\], where rows of \[7, 0\] cached tokens continue, got \[12, 0\]",
+    ):
         session.prefill([[4], [5]], start=[12, 0])
 
 
 @pytest.mark.parametrize("call", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_a_copy_of_a_session_is_refused_and_fork_is_named(call: Any, folders: Dict[str, Path]) -> None:
+def test_a_copy_of_a_session_is_refused_and_fork_is_named(
+    call: Any, folders: Dict[str, Path]
+) -> None:
     with pytest.raises(TypeError, match=r"expected fork\(\) to copy a session"):
         call(load(folders["ort"], provider="cpu").session())
 
@@ -124,7 +167,9 @@ def test_a_mask_artefact_refuses_a_start_offset(folders: Dict[str, Path]) -> Non
         "seed": [-1, 0.5, math.nan, None],
     }.items() for value in values],
 )  # fmt: skip
-def test_a_number_that_means_nothing_to_sampling_is_refused_before_tokens_are_read(name: str, value: Any, folders: Dict[str, Path]) -> None:
+def test_a_number_that_means_nothing_to_sampling_is_refused_before_tokens_are_read(
+    name: str, value: Any, folders: Dict[str, Path]
+) -> None:
     session = load(folders["ort"], threads=1, provider="cpu").session()
     with pytest.raises(ValueError, match=f"expected {name} to be a .*number .*, got {value!r}"):
         next(session.generate(TOKENS, **{"max_tokens": 1, name: value}))
@@ -132,11 +177,15 @@ def test_a_number_that_means_nothing_to_sampling_is_refused_before_tokens_are_re
 
 
 def test_a_temperature_near_0_chooses_the_most_probable_token() -> None:
-    assert choose(np.array([[10.0, 300.0, -50.0]]), 5e-324, 0, 1.0, np.random.default_rng(0)).tolist() == [1]
+    assert choose(
+        np.array([[10.0, 300.0, -50.0]]), 5e-324, 0, 1.0, np.random.default_rng(0)
+    ).tolist() == [1]
 
 
 @pytest.mark.parametrize("threads", [0, -1, 10**9, 1.5, math.nan, True])
-def test_a_number_of_threads_that_no_machine_has_is_refused(threads: Any, folders: Dict[str, Path]) -> None:
+def test_a_number_of_threads_that_no_machine_has_is_refused(
+    threads: Any, folders: Dict[str, Path]
+) -> None:
     with pytest.raises(ValueError, match="expected threads to be a whole number 1 .. 1024, got"):
         load(folders["ort"], threads=threads, provider="cpu")
 
@@ -146,16 +195,23 @@ def test_an_unknown_provider_is_refused(folders: Dict[str, Path]) -> None:
         load(folders["ort"], provider="tpu")
 
 
-def test_static_caches_grow_by_buckets_without_losing_what_they_hold(folders: Dict[str, Path]) -> None:
+def test_static_caches_grow_by_buckets_without_losing_what_they_hold(
+    folders: Dict[str, Path],
+) -> None:
     tokens = np.random.default_rng(0).integers(61, size=(2, 300))
-    static, fused = (load(folders[target], threads=1, provider="cpu").session() for target in ("onnx-static", "ort"))
+    static, fused = (
+        load(folders[target], threads=1, provider="cpu").session()
+        for target in ("onnx-static", "ort")
+    )
     a, b = static.prefill(tokens[:, :250]), fused.prefill(tokens[:, :250])
     steps = [(static.step(tokens[:, i]), fused.step(tokens[:, i])) for i in range(250, 300)]
     assert static._now.caches.capacity == 512
     assert np.allclose(a, b, atol=1e-4) and all(np.allclose(x, y, atol=1e-4) for x, y in steps)
 
 
-def test_static_caches_have_their_first_capacity_again_after_a_reset(folders: Dict[str, Path]) -> None:
+def test_static_caches_have_their_first_capacity_again_after_a_reset(
+    folders: Dict[str, Path],
+) -> None:
     tokens = np.random.default_rng(0).integers(61, size=(2, 300))
     model = load(folders["onnx-static"], threads=1, provider="cpu")
     used, new = model.session(batch=2), model.session(batch=2)
@@ -195,17 +251,30 @@ def test_greedy_ties_go_to_the_lower_id_and_top_k_1_is_greedy() -> None:
 
 def test_top_p_keeps_the_smallest_set_that_reaches_p() -> None:
     logits = np.log(np.array([[0.5, 0.3, 0.2]]))
-    drawn = {int(choose(logits, 1.0, 0, 0.6, np.random.default_rng(seed))[0]) for seed in range(200)}
+    drawn = {
+        int(choose(logits, 1.0, 0, 0.6, np.random.default_rng(seed))[0]) for seed in range(200)
+    }
     assert drawn == {0, 1}
 
 
 def test_draws_follow_the_shares() -> None:
     random = np.random.default_rng(0)
-    drawn = np.bincount([int(choose(np.log([[0.7, 0.2, 0.1]]), 1.0, 0, 1.0, random)[0]) for _ in range(4000)], minlength=3) / 4000
+    drawn = (
+        np.bincount(
+            [int(choose(np.log([[0.7, 0.2, 0.1]]), 1.0, 0, 1.0, random)[0]) for _ in range(4000)],
+            minlength=3,
+        )
+        / 4000
+    )
     assert np.abs(drawn - [0.7, 0.2, 0.1]).max() < 4 * np.sqrt(0.25 / 4000)
 
 
 def test_rows_beyond_the_range_of_a_model_without_a_cache_are_not_told_to_rewind() -> None:
-    session = eager_session(seeded(block_config(16, 2, 14, encoding={"name": "rope_2d"}, causal=False)))
-    with pytest.raises(ValueError, match="got 195; give shorter rows or an earlier start, or export with larger max_positions, which bounds the tokens of a row and"):
+    session = eager_session(
+        seeded(block_config(16, 2, 14, encoding={"name": "rope_2d"}, causal=False))
+    )
+    with pytest.raises(
+        ValueError,
+        match="got 195; give shorter rows or an earlier start, or export with larger max_positions, which bounds the tokens of a row and",
+    ):
         session.prefill(np.zeros((1, 196, 16), np.float32))

@@ -14,7 +14,13 @@ from posenc_export.export import export
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import decoder_config
 from posenc_export.runtime.session import speculation
-from posenc_export.runtime.session.draft_length import COUNTS, DECAY, Acceptance, PassCosts, best_count
+from posenc_export.runtime.session.draft_length import (
+    COUNTS,
+    DECAY,
+    Acceptance,
+    PassCosts,
+    best_count,
+)
 from posenc_export.runtime.session.drafts import DRAFTED, SIZES, DraftModel, Lookup
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.session.stepper import WIDEST
@@ -45,20 +51,31 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture
 def drafting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draft three tokens wherever possible, whatever it costs."""
-    monkeypatch.setattr(speculation, "best_count", lambda costs, acceptance, found, most, per_token: min(3, max(most)))
+    monkeypatch.setattr(
+        speculation,
+        "best_count",
+        lambda costs, acceptance, found, most, per_token: min(3, max(most)),
+    )
 
 
 def _ids(session: Session, prompt: Any, count: int, **given: Any) -> List[List[int]]:
     return np.stack(list(session.generate(prompt, count, **given)), axis=1).tolist()  # type: ignore[no-any-return]
 
 
-TARGETS = [("alibi", "ort"), ("alibi", "onnx"), ("input_rnn", "ort"), pytest.param(("alibi", "torchscript"), marks=pytest.mark.exhaustive)]
+TARGETS = [
+    ("alibi", "ort"),
+    ("alibi", "onnx"),
+    ("input_rnn", "ort"),
+    pytest.param(("alibi", "torchscript"), marks=pytest.mark.exhaustive),
+]
 
 
 @pytest.mark.parametrize("which", TARGETS, ids=str)
 @pytest.mark.parametrize("given", [{}, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.usefixtures("drafting")
-def test_speculation_gives_the_ids_and_the_caches_of_plain_decoding(which: Any, given: Dict[str, Any], models: Any) -> None:
+def test_speculation_gives_the_ids_and_the_caches_of_plain_decoding(
+    which: Any, given: Dict[str, Any], models: Any
+) -> None:
     model = models(*which)
     for prompt in (REPEATING[:1], REPEATING):
         plain = model.session()
@@ -68,11 +85,15 @@ def test_speculation_gives_the_ids_and_the_caches_of_plain_decoding(which: Any, 
             assert _ids(session, prompt, 24, speculate=speculate, **given) == wanted
             assert session.length.tolist() == plain.length.tolist()
             following = np.zeros(len(prompt), np.int64)
-            np.testing.assert_allclose(session.step(following), plain.fork().step(following), rtol=0, atol=1e-4)
+            np.testing.assert_allclose(
+                session.step(following), plain.fork().step(following), rtol=0, atol=1e-4
+            )
 
 
 @pytest.mark.usefixtures("drafting")
-def test_a_draft_model_reads_a_long_text_for_the_logits_of_its_last_token(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_model_reads_a_long_text_for_the_logits_of_its_last_token(
+    models: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session, kept, prefill = models("alibi", "ort").session(), [], Session.prefill
 
     def prefilled(self: Session, inputs: Any, **named: Any) -> np.ndarray:
@@ -81,11 +102,16 @@ def test_a_draft_model_reads_a_long_text_for_the_logits_of_its_last_token(models
 
     monkeypatch.setattr(Session, "prefill", prefilled)
     text = np.random.default_rng(0).integers(0, 61, WIDEST + 2).tolist()
-    assert len(DraftModel(session, text).propose(3, lambda ahead, logits: int(logits.argmax()))[0]) == 3
+    assert (
+        len(DraftModel(session, text).propose(3, lambda ahead, logits: int(logits.argmax()))[0])
+        == 3
+    )
     assert [(given, outputs.shape[1]) for given, outputs in kept] == [((1, WIDEST + 2), 1)]
 
 
-def test_the_text_that_a_draft_model_reads_first_does_not_count_as_drafting(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_text_that_a_draft_model_reads_first_does_not_count_as_drafting(
+    models: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     passes, propose = [], DraftModel.propose
 
     def slow_at_first(self: DraftModel, count: int, guess: Any) -> Any:
@@ -94,7 +120,9 @@ def test_the_text_that_a_draft_model_reads_first_does_not_count_as_drafting(mode
 
     costs: List[float] = []
 
-    def count(known: PassCosts, acceptance: Acceptance, found: Any, most: List[int], per_token: float) -> int:
+    def count(
+        known: PassCosts, acceptance: Acceptance, found: Any, most: List[int], per_token: float
+    ) -> int:
         costs.append(per_token * known.step(1) if len(costs) > 1 else 0.0)
         return min(3, max(most)) if len(costs) > 2 else 0  # after steps whose time is known
 
@@ -110,7 +138,9 @@ def test_a_stop_id_in_a_draft_ends_the_row_there(models: Any) -> None:
     whole = _ids(model.session(), REPEATING, 24)
     stop = [whole[0][9], whole[2][4]]
     plain, session = model.session(), model.session()
-    assert _ids(session, REPEATING, 24, stop=stop, speculate=model) == _ids(plain, REPEATING, 24, stop=stop)
+    assert _ids(session, REPEATING, 24, stop=stop, speculate=model) == _ids(
+        plain, REPEATING, 24, stop=stop
+    )
     assert session.length.tolist() == plain.length.tolist()
 
 
@@ -129,7 +159,10 @@ def test_a_caller_who_stops_early_finds_the_cache_of_plain_decoding(models: Any)
 @pytest.mark.usefixtures("drafting")
 def test_drafts_end_where_positions_and_caches_end(models: Any) -> None:
     model = models("alibi", "ort")
-    for session, start in ((model.session(capacity=28), 0), (model.session(), model.manifest.max_positions - 28)):
+    for session, start in (
+        (model.session(capacity=28), 0),
+        (model.session(), model.manifest.max_positions - 28),
+    ):
         session.prefill(np.array(REPEATING[:1]), start=start)  # leaves room for 8 tokens
         assert session.room.tolist() == [8]
         ids = _ids(session, [REPEATING[0][:2]], 7, speculate=model)[0]  # the last id is not read
@@ -144,17 +177,25 @@ def _distribution(model: Any, prompt: List[int], temperature: float) -> np.ndarr
         return np.asarray(weights / weights.sum(-1, keepdims=True))
 
     first = probabilities(model.session().prefill(np.array([prompt]))[0, -1])
-    after = probabilities(model.session().prefill([[*prompt, token] for token in range(len(first))])[:, -1])
+    after = probabilities(
+        model.session().prefill([[*prompt, token] for token in range(len(first))])[:, -1]
+    )
     return first @ after
 
 
 @pytest.mark.parametrize("right", [True, False], ids=["exact", "a planted fault"])
 @pytest.mark.usefixtures("drafting")
-def test_sampled_ids_with_drafts_have_the_distribution_of_the_model(right: bool, models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampled_ids_with_drafts_have_the_distribution_of_the_model(
+    right: bool, models: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, draws, prompt = models("alibi", "ort"), 250, [3, 4, 5, 3, 4, 5, 3]
     if not right:  # every drafted token is kept
         take = speculation.Reader.take
-        monkeypatch.setattr(speculation.Reader, "take", lambda self, logits: take(self, np.where(np.arange(61) == 4, np.float32(9), logits)))
+        monkeypatch.setattr(
+            speculation.Reader,
+            "take",
+            lambda self, logits: take(self, np.where(np.arange(61) == 4, np.float32(9), logits)),
+        )
     expected = draws * _distribution(model, prompt, 2.0)
     found, session = np.zeros(len(expected)), model.session()
     for seed in range(draws):
@@ -163,13 +204,18 @@ def test_sampled_ids_with_drafts_have_the_distribution_of_the_model(right: bool,
     order = np.argsort(expected)
     groups = np.array_split(order, 12)  # at least 5 expected in each
     assert min(expected[group].sum() for group in groups) >= 5
-    squared = sum((found[group].sum() - expected[group].sum()) ** 2 / expected[group].sum() for group in groups)
+    squared = sum(
+        (found[group].sum() - expected[group].sum()) ** 2 / expected[group].sum()
+        for group in groups
+    )
     freedom = len(groups) - 1
     assert (squared <= freedom + 4 * np.sqrt(2 * freedom)) == right
 
 
 @pytest.mark.usefixtures("drafting")
-def test_ids_differ_only_where_two_logits_are_closer_than_the_rounding_of_a_pass(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_differ_only_where_two_logits_are_closer_than_the_rounding_of_a_pass(
+    models: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Here the error of passes of several tokens is made large enough to change ids."""
     model, noise, prefill = models("alibi", "ort"), 0.02, Session.prefill
     plain = _ids(model.session(), REPEATING[:1], 60)[0]
@@ -177,12 +223,18 @@ def test_ids_differ_only_where_two_logits_are_closer_than_the_rounding_of_a_pass
 
     def noisy(self: Session, inputs: Any, *arguments: Any, **named: Any) -> np.ndarray:
         output = prefill(self, inputs, *arguments, **named)
-        return output if "logits_to_keep" in named else output + random.uniform(-noise, noise, output.shape).astype(np.float32)
+        return (
+            output
+            if "logits_to_keep" in named
+            else output + random.uniform(-noise, noise, output.shape).astype(np.float32)
+        )
 
     monkeypatch.setattr(Session, "prefill", noisy)
     drafted = _ids(model.session(), REPEATING[:1], 60, speculate="lookup")[0]
     assert drafted != plain
-    first = next(index for index, (one, other) in enumerate(zip(drafted, plain, strict=True)) if one != other)
+    first = next(
+        index for index, (one, other) in enumerate(zip(drafted, plain, strict=True)) if one != other
+    )
     logits = prefill(model.session(), np.array([REPEATING[0] + plain[:first]]))[0, -1]
     assert 0 <= logits[plain[first]] - logits[drafted[first]] <= 2 * noise
 
@@ -190,13 +242,27 @@ def test_ids_differ_only_where_two_logits_are_closer_than_the_rounding_of_a_pass
 @pytest.mark.parametrize(
     ("encoding", "speculate", "message"),
     [
-        ("alibi", "look", 'expected speculate to be "lookup" or a loaded decoder, got \'look\'; leave it out for plain decoding'),
-        ("input_rnn", "lookup", "expected rewind of at least 60 for speculate with states that each call replaces, got 4; open the session with rewind=60"),
+        (
+            "alibi",
+            "look",
+            "expected speculate to be \"lookup\" or a loaded decoder, got 'look'; leave it out for plain decoding",
+        ),
+        (
+            "input_rnn",
+            "lookup",
+            "expected rewind of at least 60 for speculate with states that each call replaces, got 4; open the session with rewind=60",
+        ),
     ],
 )
-def test_what_cannot_be_drafted_is_refused_by_name(encoding: str, speculate: str, message: str, models: Any) -> None:
+def test_what_cannot_be_drafted_is_refused_by_name(
+    encoding: str, speculate: str, message: str, models: Any
+) -> None:
     with pytest.raises(ValueError, match=message):
-        next(models(encoding, "ort").session(rewind=4).generate(REPEATING[:1], 4, speculate=speculate))
+        next(
+            models(encoding, "ort")
+            .session(rewind=4)
+            .generate(REPEATING[:1], 4, speculate=speculate)
+        )
 
 
 def test_a_lookup_continues_the_longest_match_and_repeats_what_has_a_period() -> None:
@@ -228,18 +294,53 @@ def test_drafts_become_long_where_they_are_right_and_stop_where_they_are_wrong(f
 
 def test_drafts_are_shorter_where_passes_of_several_tokens_cost_more() -> None:
     acceptance = Acceptance()
-    cheap = best_count(_measured({1: 1.0, 2: 1.05, 4: 1.1, 8: 1.2, 16: 1.4}), acceptance, [8], [99], 0.0)
-    dear = best_count(_measured({1: 1.0, 2: 1.3, 4: 2.0, 8: 3.6, 16: 7.0}), acceptance, [8], [99], 0.0)
-    assert best_count(_measured({1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0, 16: 16.0}), acceptance, [8], [99], 0.0) == 0 < dear < cheap
+    cheap = best_count(
+        _measured({1: 1.0, 2: 1.05, 4: 1.1, 8: 1.2, 16: 1.4}), acceptance, [8], [99], 0.0
+    )
+    dear = best_count(
+        _measured({1: 1.0, 2: 1.3, 4: 2.0, 8: 3.6, 16: 7.0}), acceptance, [8], [99], 0.0
+    )
+    assert (
+        best_count(
+            _measured({1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0, 16: 16.0}), acceptance, [8], [99], 0.0
+        )
+        == 0
+        < dear
+        < cheap
+    )
 
 
-def test_the_command_gives_the_same_text_with_lookup_and_with_a_draft_model(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_command_gives_the_same_text_with_lookup_and_with_a_draft_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     folder = tmp_path / "a"
-    export(seeded(decoder_config(vocabulary=256, layers=1, hidden=40, block=block("rope"))), "ort", folder, verify=False)
+    export(
+        seeded(decoder_config(vocabulary=256, layers=1, hidden=40, block=block("rope"))),
+        "ort",
+        folder,
+        verify=False,
+    )
     answers = []
     for speculate in ([], ["--speculate", "lookup"], ["--speculate", str(folder)]):
-        assert main(["generate", str(folder), "--prompt", "def f(x): def f(x):", "--max-tokens", "20", "--json", *speculate]) == 0
+        assert (
+            main(
+                [
+                    "generate",
+                    str(folder),
+                    "--prompt",
+                    "def f(x): def f(x):",
+                    "--max-tokens",
+                    "20",
+                    "--json",
+                    *speculate,
+                ]
+            )
+            == 0
+        )
         answers.append(json.loads(capsys.readouterr().out))
     assert answers[1] == answers[0] == answers[2]
     assert main(["generate", str(folder), "--prompt", "a", "--speculate", "lokup"]) == 2
-    assert "expected lookup or the folder of a decoder's artefact, got lokup" in capsys.readouterr().err
+    assert (
+        "expected lookup or the folder of a decoder's artefact, got lokup"
+        in capsys.readouterr().err
+    )

@@ -18,15 +18,32 @@ from posenc_export.shared.numerics import tolerance, worst_error
 from tests.tiny import decoder
 from tests.traces import sources
 
-pytestmark = pytest.mark.xdist_group("plain runtimes")  # one worker, which traces the models of these files once
+pytestmark = pytest.mark.xdist_group(
+    "plain runtimes"
+)  # one worker, which traces the models of these files once
 LAYERS, VOCABULARY = 2, 61  # sizes of a decoder of tests.tiny
 LAYER = 13  # nodes of a layer on `ort`: GroupQueryAttention, 5 MatMul, 2 RMSNormalization, 2 Add, Sigmoid and 2 Mul, none for the encoding
-ENCODINGS = ["rope", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("nope", "alibi"))]
+ENCODINGS = [
+    "rope",
+    *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("nope", "alibi")),
+]
 ATTENTION = "aten::scaled_dot_product_attention"
 # Operators of torch in a step: before the first attention, from one attention to the next, after the last one with the conversion to numpy.
 OPERATORS = {"torchscript": (41, 35, 21), "pt2": (43, 33, 21)}
-PYTHON_CALLS = {"ort": 4, "onnx-static": 4, "onnx": 182, "torchscript": 8, "pt2": 102}  # Python functions that a step calls
-BUILT_IN_CALLS = {"ort": 7, "onnx-static": 7, "onnx": 100, "torchscript": 9, "pt2": 102}  # built-in functions that a step calls
+PYTHON_CALLS = {
+    "ort": 4,
+    "onnx-static": 4,
+    "onnx": 182,
+    "torchscript": 8,
+    "pt2": 102,
+}  # Python functions that a step calls
+BUILT_IN_CALLS = {
+    "ort": 7,
+    "onnx-static": 7,
+    "onnx": 100,
+    "torchscript": 9,
+    "pt2": 102,
+}  # built-in functions that a step calls
 PASS_CALLS = 20  # Python functions that a pass of a few tokens calls on caches in place
 SMALL = 1024  # most bytes of Python objects that a step allocates besides its output
 IN_PLACE = ("ort", "onnx-static")
@@ -64,7 +81,10 @@ def profiled(call: Callable[[], Any]) -> Dict[str, int]:
         call()
     finally:
         sys.setprofile(None)
-    return {"call": counts["call"] - 1, "c_call": counts["c_call"] - 1}  # without `call` itself and sys.setprofile
+    return {
+        "call": counts["call"] - 1,
+        "c_call": counts["c_call"] - 1,
+    }  # without `call` itself and sys.setprofile
 
 
 def allocated(call: Callable[[], Any]) -> int:
@@ -85,7 +105,9 @@ def test_a_layer_has_few_nodes_on_ort(encoding: str, folders: Callable[..., Path
     graph = onnx.load(folders("ort", encoding) / "model.onnx", load_external_data=False).graph
     ends = [index for index, node in enumerate(graph.node) if node.op_type == "GroupQueryAttention"]
     assert len(ends) == LAYERS
-    between = Counter(node.op_type for node in graph.node[ends[0] : ends[1]])  # one layer lies between two attention nodes
+    between = Counter(
+        node.op_type for node in graph.node[ends[0] : ends[1]]
+    )  # one layer lies between two attention nodes
     assert between.total() <= LAYER and between["GroupQueryAttention"] == 1
 
 
@@ -93,8 +115,16 @@ def operators(call: Callable[[], Any]) -> List[str]:
     """Return the operators of torch that a call runs, in order, without those that other operators call."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         call()
-    outer = [event for event in profile.events() if event.cpu_parent is None or not event.cpu_parent.name.startswith("aten::")]
-    return [event.name for event in sorted(outer, key=lambda event: event.time_range.start) if event.name.startswith("aten::")]
+    outer = [
+        event
+        for event in profile.events()
+        if event.cpu_parent is None or not event.cpu_parent.name.startswith("aten::")
+    ]
+    return [
+        event.name
+        for event in sorted(outer, key=lambda event: event.time_range.start)
+        if event.name.startswith("aten::")
+    ]
 
 
 @pytest.mark.parametrize("target", OPERATORS)
@@ -102,13 +132,20 @@ def test_a_step_runs_few_operators_of_torch(target: str, folders: Callable[..., 
     session, token = stepping(folders(target)), np.zeros(1, np.int64)
     found = operators(lambda: session.step(token))
     first, last = (index for index, name in enumerate(found) if name == ATTENTION)
-    assert all(count <= most for count, most in zip((first, last - first, len(found) - last), OPERATORS[target], strict=True))
+    assert all(
+        count <= most
+        for count, most in zip(
+            (first, last - first, len(found) - last), OPERATORS[target], strict=True
+        )
+    )
 
 
 @pytest.mark.parametrize("target", OPERATORS)
 def test_layers_share_the_look_up_of_table_rows(target: str, folders: Callable[..., Path]) -> None:
     session, token = stepping(folders(target)), np.zeros(1, np.int64)
-    assert operators(lambda: session.step(token)).count("aten::embedding") == 3  # of the token, cosines and sines
+    assert (
+        operators(lambda: session.step(token)).count("aten::embedding") == 3
+    )  # of the token, cosines and sines
 
 
 @pytest.mark.parametrize("target", PYTHON_CALLS)
@@ -119,14 +156,21 @@ def test_a_step_enters_few_functions(target: str, folders: Callable[..., Path]) 
 
 
 @pytest.mark.parametrize("target", PYTHON_CALLS)
-def test_the_functions_that_a_step_enters_do_not_grow_with_the_context(target: str, folders: Callable[..., Path]) -> None:
-    sessions, token = [stepping(folders(target), context) for context in (20, 200)], np.zeros(1, np.int64)
+def test_the_functions_that_a_step_enters_do_not_grow_with_the_context(
+    target: str, folders: Callable[..., Path]
+) -> None:
+    sessions, token = (
+        [stepping(folders(target), context) for context in (20, 200)],
+        np.zeros(1, np.int64),
+    )
     short, long = (profiled(lambda one=session: one.step(token)) for session in sessions)  # type: ignore[misc]
     assert short == long
 
 
 @pytest.mark.parametrize("target", IN_PLACE)
-def test_a_step_on_caches_in_place_binds_nothing(target: str, folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_on_caches_in_place_binds_nothing(
+    target: str, folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = stepping(folders(target))
     monkeypatch.setattr(onnxruntime.IOBinding, "bind_input", None)
     monkeypatch.setattr(onnxruntime.IOBinding, "bind_output", None)
@@ -134,7 +178,9 @@ def test_a_step_on_caches_in_place_binds_nothing(target: str, folders: Callable[
 
 
 @pytest.mark.parametrize("target", IN_PLACE)
-def test_a_pass_of_a_few_tokens_is_bound_once(target: str, folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_of_a_few_tokens_is_bound_once(
+    target: str, folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = stepping(folders(target))
     tokens = np.arange(4)[None]
     first = session.prefill(tokens)
@@ -148,29 +194,46 @@ def test_a_pass_of_a_few_tokens_is_bound_once(target: str, folders: Callable[...
 
 
 @pytest.mark.parametrize("target", IN_PLACE)
-def test_passes_of_a_few_tokens_between_steps_and_rewinds_give_what_one_prefill_gives(target: str, folders: Callable[..., Path]) -> None:
-    session, tokens = stepping(folders(target)), np.random.default_rng(0).integers(0, VOCABULARY, 40)
+def test_passes_of_a_few_tokens_between_steps_and_rewinds_give_what_one_prefill_gives(
+    target: str, folders: Callable[..., Path]
+) -> None:
+    session, tokens = (
+        stepping(folders(target)),
+        np.random.default_rng(0).integers(0, VOCABULARY, 40),
+    )
     session.rewind(int(session.length[0]))
     whole = session.fork().prefill(tokens[None])[0]
     session.prefill(tokens[None, :9])
     session.step(tokens[9:10])
     at = 10
     for count, back in ((3, 2), (8, 8), (3, 0), (1, 1), (2, 1), (8, 3), (5, 0)):
-        output = session.prefill(tokens[None, at : at + count])[0] if count > 1 else session.step(tokens[at : at + 1])
+        output = (
+            session.prefill(tokens[None, at : at + count])[0]
+            if count > 1
+            else session.step(tokens[at : at + 1])
+        )
         assert worst_error(output, whole[at : at + count]) <= tolerance("float32", LAYERS, 64)
         session.rewind(back)
         at += count - back
     assert session.length[0] == at
 
 
-def test_a_step_on_growing_caches_binds_each_input_and_output_once(folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_on_growing_caches_binds_each_input_and_output_once(
+    folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     session, bound = stepping(folders("onnx")), Counter()
     for name in ("bind_input", "bind_output"):
         original = getattr(onnxruntime.IOBinding, name)
-        monkeypatch.setattr(onnxruntime.IOBinding, name, lambda *args, own=original: bound.update([args[1]]) or own(*args))
+        monkeypatch.setattr(
+            onnxruntime.IOBinding,
+            name,
+            lambda *args, own=original: bound.update([args[1]]) or own(*args),
+        )
     session.step(np.zeros(1, np.int64))
     manifest = session.manifest
-    named = [value.name for value in (*manifest.inputs, *manifest.outputs)] + [name for state in manifest.states for name in (state.past, state.present)]
+    named = [value.name for value in (*manifest.inputs, *manifest.outputs)] + [
+        name for state in manifest.states for name in (state.past, state.present)
+    ]
     assert bound == Counter(named)
 
 
@@ -181,13 +244,20 @@ def test_a_step_makes_no_array_but_its_output(target: str, folders: Callable[...
 
 
 @pytest.mark.parametrize("target", PYTHON_CALLS)
-def test_what_a_step_allocates_does_not_follow_the_context(target: str, folders: Callable[..., Path]) -> None:
-    sessions, token = [stepping(folders(target), context) for context in (20, 200)], np.zeros(1, np.int64)
+def test_what_a_step_allocates_does_not_follow_the_context(
+    target: str, folders: Callable[..., Path]
+) -> None:
+    sessions, token = (
+        [stepping(folders(target), context) for context in (20, 200)],
+        np.zeros(1, np.int64),
+    )
     short, long = (allocated(lambda one=session: one.step(token)) for session in sessions)  # type: ignore[misc]
     assert abs(long - short) <= SMALL
 
 
-def test_the_bytes_of_the_cache_that_a_graph_is_given_stand_still(folders: Callable[..., Path]) -> None:
+def test_the_bytes_of_the_cache_that_a_graph_is_given_stand_still(
+    folders: Callable[..., Path],
+) -> None:
     session = stepping(folders("ort"))
     before = [buffer.address for buffer in session._now.caches.past]
     session.step(np.zeros(1, np.int64))

@@ -26,17 +26,25 @@ def run(session: Session, seed: int) -> List[np.ndarray]:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_sessions_of_one_model_in_many_threads_give_the_bits_that_each_gives_alone(target: str) -> None:
+def test_sessions_of_one_model_in_many_threads_give_the_bits_that_each_gives_alone(
+    target: str,
+) -> None:
     loaded = model("rope", target)
     run(loaded.session(), 0)  # torch optimises a script in its first calls
     run(loaded.session(), 1)
     alone = [run(loaded.session(), seed) for seed in range(16)]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         together = list(pool.map(lambda seed: run(loaded.session(), seed), range(16)))
-    assert all(np.array_equal(a, b) for one, other in zip(alone, together, strict=True) for a, b in zip(one, other, strict=True))
+    assert all(
+        np.array_equal(a, b)
+        for one, other in zip(alone, together, strict=True)
+        for a, b in zip(one, other, strict=True)
+    )
 
 
-def test_a_call_during_another_one_is_refused_and_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_during_another_one_is_refused_and_does_no_harm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     session = model("rope", "ort").session()
     session.prefill(texts()[:1, :5])
     inside, leave = threading.Event(), threading.Event()
@@ -52,8 +60,16 @@ def test_a_call_during_another_one_is_refused_and_does_no_harm(monkeypatch: pyte
         running = pool.submit(session.prefill, texts()[:1, 5:8])
         inside.wait()
         try:
-            for call in (lambda: session.step(texts()[:1, 5]), lambda: session.rewind(1), lambda: session.fork(), session.reset):
-                with pytest.raises(RuntimeError, match=r"expected one call at a time, got another while one runs; open a session for each thread"):
+            for call in (
+                lambda: session.step(texts()[:1, 5]),
+                lambda: session.rewind(1),
+                lambda: session.fork(),
+                session.reset,
+            ):
+                with pytest.raises(
+                    RuntimeError,
+                    match=r"expected one call at a time, got another while one runs; open a session for each thread",
+                ):
                     call()
         finally:
             leave.set()
@@ -65,7 +81,12 @@ def test_a_call_during_another_one_is_refused_and_does_no_harm(monkeypatch: pyte
 @pytest.mark.parametrize("target", TARGETS)
 def test_arrays_that_calls_return_are_never_written_again(target: str) -> None:
     session = model("rope", target).session()
-    outputs = [session.prefill(texts()[:2, :5]), *(session.step(texts()[:2, index]) for index in range(5, 9)), session.length, session.position]
+    outputs = [
+        session.prefill(texts()[:2, :5]),
+        *(session.step(texts()[:2, index]) for index in range(5, 9)),
+        session.length,
+        session.position,
+    ]
     kept = [output.copy() for output in outputs]
     session.rewind(3)
     session.prefill(texts()[:2, 9:12])

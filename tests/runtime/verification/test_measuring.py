@@ -20,8 +20,16 @@ pytestmark = pytest.mark.xdist_group("rope")  # one worker, which traces the mod
 
 
 @pytest.mark.parametrize("signature", ["positions", "mask"])
-@pytest.mark.parametrize("target", ["ort", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("onnx", "onnx-static"))])
-def test_threads_measure_what_one_session_measures(target: str, signature: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "target",
+    [
+        "ort",
+        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("onnx", "onnx-static")),
+    ],
+)
+def test_threads_measure_what_one_session_measures(
+    target: str, signature: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(measuring, "THREADED", 0)
     monkeypatch.setattr(measuring.os, "cpu_count", lambda: 2)
     manifest = export(sources(decoder("rope")), target, tmp_path / "artefact", signature=signature)
@@ -31,19 +39,25 @@ def test_threads_measure_what_one_session_measures(target: str, signature: str, 
     assert len(beside) == 2
     accuracy = _accuracy(manifest)
     found = measuring.measure(session, expected, accuracy, lines.append, beside)
-    assert found == measuring.measure(model.session(capacity=1100), expected, accuracy, lambda _: None)
+    assert found == measuring.measure(
+        model.session(capacity=1100), expected, accuracy, lambda _: None
+    )
     assert not found.exceeds(accuracy.tolerance)
     assert lines[0] == f"{target}: verifying" and f"{target}: verified a full cache" in lines
 
 
-def test_small_models_and_models_of_several_threads_are_measured_by_one_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_models_and_models_of_several_threads_are_measured_by_one_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     export(sources(block("rope")), "ort", tmp_path / "artefact", verify=False)
     assert len(measuring.sessions(load(tmp_path / "artefact", provider="cpu", threads=1), 1)) == 1
     monkeypatch.setattr(measuring, "THREADED", 0)
     assert len(measuring.sessions(load(tmp_path / "artefact", provider="cpu"), None)) == 1
 
 
-def test_an_error_in_a_thread_reaches_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_a_thread_reaches_the_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(measuring, "THREADED", 0)
     manifest = export(sources(block("rope")), "ort", tmp_path / "artefact", verify=False)
     session, *beside = measuring.sessions(load(tmp_path / "artefact", provider="cpu", threads=1), 1)
@@ -57,7 +71,9 @@ def test_an_error_in_a_thread_reaches_the_caller(tmp_path: Path, monkeypatch: py
         measuring.measure(session, expected, _accuracy(manifest), lambda _: None, beside)
 
 
-def test_a_graph_that_stops_is_a_failed_cell_in_a_thread_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_stops_is_a_failed_cell_in_a_thread_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(measuring, "THREADED", 0)
     manifest = export(sources(block("rope")), "ort", tmp_path / "artefact", verify=False)
     session, *beside = measuring.sessions(load(tmp_path / "artefact", provider="cpu", threads=1), 1)
@@ -66,9 +82,21 @@ def test_a_graph_that_stops_is_a_failed_cell_in_a_thread_as_well(tmp_path: Path,
         raise GraphError(RuntimeError("stopped"))
 
     monkeypatch.setattr("posenc_export.runtime.session.session.Session.step", stopped)
-    found = measuring.measure(session, reference.read(manifest, tmp_path / "artefact"), _accuracy(manifest), lambda _: None, beside)
-    assert found.cells["batch 1, start 0: steps"] > 1e299 and found.cells["batch 1, start 0: chunks of 5"] < 1e-3
-    assert found.failures["batch 1, start 0: steps"].endswith("RuntimeError: stopped") and "batch 1, start 0: chunks of 5" not in found.failures
+    found = measuring.measure(
+        session,
+        reference.read(manifest, tmp_path / "artefact"),
+        _accuracy(manifest),
+        lambda _: None,
+        beside,
+    )
+    assert (
+        found.cells["batch 1, start 0: steps"] > 1e299
+        and found.cells["batch 1, start 0: chunks of 5"] < 1e-3
+    )
+    assert (
+        found.failures["batch 1, start 0: steps"].endswith("RuntimeError: stopped")
+        and "batch 1, start 0: chunks of 5" not in found.failures
+    )
 
 
 def _accuracy(manifest: Any) -> proof.Accuracy:
@@ -94,19 +122,34 @@ def test_an_output_that_is_no_number_is_an_infinite_error_wherever_it_stands() -
         assert worst_error(expected, actual) == np.inf
 
 
-def test_the_grid_of_a_large_model_is_thinner_and_still_sees_a_wrong_position(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_grid_of_a_large_model_is_thinner_and_still_sees_a_wrong_position(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = export(sources(decoder("rope")), "ort", tmp_path / "whole")
     monkeypatch.setattr(proof, "LARGE", 1)
     thin = export(sources(decoder("rope")), "ort", tmp_path / "thin")
-    assert whole.certificate is not None and thin.certificate is not None and thin.certificate["passed"]
-    assert {cell.split(":")[0] for cell in set(whole.certificate["cells"]) - set(thin.certificate["cells"])} >= {"batch 1, start 1064", "batch 3, start 1000"}
-    assert 10 * (tmp_path / "thin/reference.bin").stat().st_size < 4 * (tmp_path / "whole/reference.bin").stat().st_size
+    assert (
+        whole.certificate is not None
+        and thin.certificate is not None
+        and thin.certificate["passed"]
+    )
+    assert {
+        cell.split(":")[0]
+        for cell in set(whole.certificate["cells"]) - set(thin.certificate["cells"])
+    } >= {"batch 1, start 1064", "batch 3, start 1000"}
+    assert (
+        10 * (tmp_path / "thin/reference.bin").stat().st_size
+        < 4 * (tmp_path / "whole/reference.bin").stat().st_size
+    )
     build = GraphRunner._feeds
 
     def shifted(self: GraphRunner, *arguments: Any) -> Any:
         feeds = build(self, *arguments)
         late = self.manifest.target == "ort"  # the eager module gets the right positions
-        return {name: np.maximum(array - 1, -1) if late and name == "position_ids" else array for name, array in feeds.items()}
+        return {
+            name: np.maximum(array - 1, -1) if late and name == "position_ids" else array
+            for name, array in feeds.items()
+        }
 
     monkeypatch.setattr(GraphRunner, "_feeds", shifted)
     with pytest.raises(VerificationError):
@@ -114,21 +157,36 @@ def test_the_grid_of_a_large_model_is_thinner_and_still_sees_a_wrong_position(tm
 
 
 @pytest.mark.parametrize("signature", ["positions", "mask"])
-def test_the_quick_grid_has_a_cell_for_each_kind_of_call_and_is_named_in_the_certificate(signature: str, tmp_path: Path) -> None:
+def test_the_quick_grid_has_a_cell_for_each_kind_of_call_and_is_named_in_the_certificate(
+    signature: str, tmp_path: Path
+) -> None:
     whole = export(sources(decoder("rope")), "ort", tmp_path / "artefact", signature)
     quick = verify(tmp_path / "artefact", "cpu", quick=True)
-    assert whole.certificate is not None and whole.certificate["grid"] == "whole" and quick["grid"] == "quick" and quick["passed"]
+    assert (
+        whole.certificate is not None
+        and whole.certificate["grid"] == "whole"
+        and quick["grid"] == "quick"
+        and quick["passed"]
+    )
     kinds = {cell.split(": ")[1] for cell in quick["cells"]}
-    assert kinds == set(QUICK) & {cell.rpartition(": ")[2] for cell in whole.certificate["cells"]} and len(kinds) >= 6
+    assert (
+        kinds == set(QUICK) & {cell.rpartition(": ")[2] for cell in whole.certificate["cells"]}
+        and len(kinds) >= 6
+    )
     assert 5 * len(quick["cells"]) < len(whole.certificate["cells"])
 
 
-def test_the_quick_grid_sees_positions_that_are_wrong_only_behind_a_late_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_quick_grid_sees_positions_that_are_wrong_only_behind_a_late_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     export(sources(decoder("sinusoidal")), "ort", tmp_path / "artefact", verify=False)
     build = GraphRunner._feeds
 
     def shifted(self: GraphRunner, *arguments: Any) -> Any:
-        return {name: np.where(array > 500, array - 1, array) if name == "position_ids" else array for name, array in build(self, *arguments).items()}
+        return {
+            name: np.where(array > 500, array - 1, array) if name == "position_ids" else array
+            for name, array in build(self, *arguments).items()
+        }
 
     monkeypatch.setattr(GraphRunner, "_feeds", shifted)
     assert not verify(tmp_path / "artefact", "cpu", quick=True)["passed"]

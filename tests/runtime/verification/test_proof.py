@@ -36,26 +36,59 @@ def _own(config: Any) -> Sources:
     return made
 
 
-@pytest.mark.parametrize("target", ["onnx", "ort", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("onnx-static", "ort-cuda"))])
-def test_a_model_of_ones_own_is_proved_without_torch_in_another_process(target: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "target",
+    [
+        "onnx",
+        "ort",
+        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("onnx-static", "ort-cuda")),
+    ],
+)
+def test_a_model_of_ones_own_is_proved_without_torch_in_another_process(
+    target: str, tmp_path: Path
+) -> None:
     made = export(_own(decoder("rope")), target, tmp_path / "artefact")
-    said = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, str(tmp_path / "artefact")], check=True, capture_output=True, text=True)
+    said = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, str(tmp_path / "artefact")],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     found, read = json.loads(said.stdout), manifests.read(tmp_path / "artefact")
     assert found["passed"] and found["provider"] == "cpu" and "onnxruntime" in found["machine"]
-    assert read.proofs == [found] and read.certificate == made.certificate and read.digest == made.digest
-    assert set(found["cells"]) == {cell for cell in made.certificate["cells"] if not cell.startswith("oracle")}  # type: ignore[index]
+    assert (
+        read.proofs == [found]
+        and read.certificate == made.certificate
+        and read.digest == made.digest
+    )
+    assert set(found["cells"]) == {
+        cell for cell in made.certificate["cells"] if not cell.startswith("oracle")
+    }  # type: ignore[index]
 
 
-@pytest.mark.parametrize("config", [block("mrope"), encoder("learned"), decoder("alibi", causal=False), decoder("rope", max_positions=3)], ids=str)
+@pytest.mark.parametrize(
+    "config",
+    [
+        block("mrope"),
+        encoder("learned"),
+        decoder("alibi", causal=False),
+        decoder("rope", max_positions=3),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("target", ["ort", "torchscript"])
-def test_every_form_of_model_is_proved_from_its_reference(config: Any, target: str, tmp_path: Path) -> None:
+def test_every_form_of_model_is_proved_from_its_reference(
+    config: Any, target: str, tmp_path: Path
+) -> None:
     export(_own(config), target, tmp_path / "artefact")
     assert verify(tmp_path / "artefact")["passed"]
     assert len(verify(tmp_path / "artefact")["cells"]) > 5
     assert len(manifests.read(tmp_path / "artefact").proofs) == 1  # one per machine and provider
 
 
-def test_a_reference_stays_small_for_a_wide_model_and_sees_every_drawn_column(tmp_path: Path) -> None:
+def test_a_reference_stays_small_for_a_wide_model_and_sees_every_drawn_column(
+    tmp_path: Path,
+) -> None:
     config = block("rope", width=3000, heads=2, kv_heads=1, head_size=16, max_positions=200)
     manifest = export(_own(config), "ort", tmp_path / "artefact")
     assert manifest.reference is not None and manifest.reference.columns < 3000
@@ -80,7 +113,10 @@ def test_other_weights_under_the_same_reference_fail_the_proof(tmp_path: Path) -
 
 def test_a_digest_that_came_another_way_is_compared(tmp_path: Path) -> None:
     made = export(_own(block("nope")), "ort", tmp_path / "artefact", verify=False)
-    assert load(tmp_path / "artefact", digest=made.digest, provider="cpu").manifest.digest == made.digest
+    assert (
+        load(tmp_path / "artefact", digest=made.digest, provider="cpu").manifest.digest
+        == made.digest
+    )
     for call in (load, verify):
         with pytest.raises(ValueError, match="expected digest 0000.*, got"):
             call(tmp_path / "artefact", digest="0" * 64)  # type: ignore[operator]
@@ -88,7 +124,10 @@ def test_a_digest_that_came_another_way_is_compared(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("given", [[], ["--no-record"]])
 def test_verify_in_a_folder_that_cannot_be_written_prints_the_result_and_says_that_it_is_not_recorded(
-    given: List[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    given: List[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     export(_own(block("nope")), "ort", tmp_path / "artefact", verify=False)
 
@@ -99,10 +138,14 @@ def test_verify_in_a_folder_that_cannot_be_written_prints_the_result_and_says_th
     assert main(["verify", str(tmp_path / "artefact"), "--json", *given]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["passed"]
-    assert ("to record the proof, got Read-only file system; the proof is not recorded" in said.err) == (not given)
+    assert (
+        "to record the proof, got Read-only file system; the proof is not recorded" in said.err
+    ) == (not given)
 
 
-def test_a_proof_is_not_recorded_in_an_artefact_that_replaced_the_verified_one(tmp_path: Path) -> None:
+def test_a_proof_is_not_recorded_in_an_artefact_that_replaced_the_verified_one(
+    tmp_path: Path,
+) -> None:
     export(_own(block("nope")), "ort", tmp_path / "artefact", verify=False)
     found = verify(tmp_path / "artefact", record=False)
     with pytest.raises(ValueError, match="expected digest 0000"):
@@ -112,6 +155,15 @@ def test_a_proof_is_not_recorded_in_an_artefact_that_replaced_the_verified_one(t
 
 def test_inputs_follow_from_names_alone(tmp_path: Path) -> None:
     manifest = export(_own(decoder("nope")), "ort", tmp_path / "artefact", verify=False)
-    assert proof.inputs(manifest, (2, 3), "tokens").tolist() == [[6, 3, 11], [57, 29, 6]]  # the same on every machine and for every version of numpy
-    wide = proof.inputs(export(_own(block("nope")), "ort", tmp_path / "block", verify=False), (50, 20), "tokens")
-    assert wide.dtype == np.float32 and abs(float(wide.std()) - 1) < 0.02 and abs(float(wide.mean())) < 0.02
+    assert proof.inputs(manifest, (2, 3), "tokens").tolist() == [
+        [6, 3, 11],
+        [57, 29, 6],
+    ]  # the same on every machine and for every version of numpy
+    wide = proof.inputs(
+        export(_own(block("nope")), "ort", tmp_path / "block", verify=False), (50, 20), "tokens"
+    )
+    assert (
+        wide.dtype == np.float32
+        and abs(float(wide.std()) - 1) < 0.02
+        and abs(float(wide.mean())) < 0.02
+    )

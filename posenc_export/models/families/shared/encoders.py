@@ -2,7 +2,13 @@
 
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
-from posenc_export.models.config import AttentionConfig, LayerConfig, Named, StackConfig, TokensConfig
+from posenc_export.models.config import (
+    AttentionConfig,
+    LayerConfig,
+    Named,
+    StackConfig,
+    TokensConfig,
+)
 from posenc_export.models.families.shared.plain import attention, layer
 from posenc_export.models.families.shared.rules import OURS, QKV, Table, joined, plus_row, same
 from posenc_export.models.families.shared.settings import Settings
@@ -15,7 +21,13 @@ UNREAD = """attention_probs_dropout_prob chunk_size_feed_forward classifier_acti
     seq_classif_dropout sparse_pred_ignore_index sparse_prediction summary_activation summary_first_dropout summary_last_dropout summary_type
     summary_use_proj task_specific_params tie_word_embeddings tokenizer_class""".split()
 # Keys of decoders, and of positions and heads that transformers no longer supports, with the only value allowed in an encoder.
-ENCODER = {"is_decoder": False, "add_cross_attention": False, "is_encoder_decoder": False, "position_embedding_type": "absolute", "pruned_heads": {}}
+ENCODER = {
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "is_encoder_decoder": False,
+    "position_embedding_type": "absolute",
+    "pruned_heads": {},
+}
 # Tensors to ignore: heads of other tasks, buffers of older versions.
 UNUSED = (
     r"^(\w+\.)?pooler\.",
@@ -25,7 +37,14 @@ UNUSED = (
 )
 
 
-def post_norm(config: Settings, on_tokens: Sequence[Named], in_layers: Sequence[Named], max_positions: int, segments: int, **keys: Any) -> StackConfig:
+def post_norm(
+    config: Settings,
+    on_tokens: Sequence[Named],
+    in_layers: Sequence[Named],
+    max_positions: int,
+    segments: int,
+    **keys: Any,
+) -> StackConfig:
     """Describe an encoder with the architecture of BERT.
 
     Args:
@@ -34,15 +53,40 @@ def post_norm(config: Settings, on_tokens: Sequence[Named], in_layers: Sequence[
         segments: number of token types. A single type is added to the token table (`one_segment`).
         keys: `activation`, the key of the activation if it is not hidden_act; `epsilon`, the epsilon of norms if config.json does not give it.
     """
-    norm = {"name": "layer", "epsilon": keys["epsilon"] if "epsilon" in keys else config.number("layer_norm_eps")}
-    hidden, activation = config.whole("intermediate_size"), config.activation(keys.get("activation", "hidden_act"))
-    kind = layer(attention(config, bias=True, encodings=tuple(in_layers), sees={"name": "both"}), norm, hidden, activation, residual="post")
-    tokens = TokensConfig(vocabulary=config.whole("vocab_size"), encodings=tuple(on_tokens), segments=0 if segments == 1 else segments, norm=norm)
+    norm = {
+        "name": "layer",
+        "epsilon": keys["epsilon"] if "epsilon" in keys else config.number("layer_norm_eps"),
+    }
+    hidden, activation = (
+        config.whole("intermediate_size"),
+        config.activation(keys.get("activation", "hidden_act")),
+    )
+    kind = layer(
+        attention(config, bias=True, encodings=tuple(in_layers), sees={"name": "both"}),
+        norm,
+        hidden,
+        activation,
+        residual="post",
+    )
+    tokens = TokensConfig(
+        vocabulary=config.whole("vocab_size"),
+        encodings=tuple(on_tokens),
+        segments=0 if segments == 1 else segments,
+        norm=norm,
+    )
     encoder_only(config)
-    return StackConfig(width=config.width, max_positions=max_positions, tokens=tokens, layers={"layer": kind}, order=("layer",) * config.layers)
+    return StackConfig(
+        width=config.width,
+        max_positions=max_positions,
+        tokens=tokens,
+        layers={"layer": kind},
+        order=("layer",) * config.layers,
+    )
 
 
-def reading_layers(kind: LayerConfig, layers: int, projection: Named, scale: Optional[float] = None) -> Tuple[Dict[str, LayerConfig], Tuple[str, ...]]:
+def reading_layers(
+    kind: LayerConfig, layers: int, projection: Named, scale: Optional[float] = None
+) -> Tuple[Dict[str, LayerConfig], Tuple[str, ...]]:
     """Return kinds and order of the layers of a decoder that reads an encoder. Each of its layers becomes two: self-attention, then cross-attention with the MLP.
 
     Args:
@@ -51,10 +95,21 @@ def reading_layers(kind: LayerConfig, layers: int, projection: Named, scale: Opt
         projection, scale: fields of the cross-attention.
     """
     own, norm = kind.attention, kind.norms[0]
-    cross = AttentionConfig(heads=own.heads, kv_heads=own.heads, head_size=own.head_size, sees={"name": "encoder"}, projection=projection, scale=scale)
+    cross = AttentionConfig(
+        heads=own.heads,
+        kv_heads=own.heads,
+        head_size=own.head_size,
+        sees={"name": "encoder"},
+        projection=projection,
+        scale=scale,
+    )
     kinds = {
-        "own": LayerConfig(residual={"name": "alone"}, norms=(norm,), attention=own, mlp={"name": "none"}),
-        "encoder": LayerConfig(residual={"name": "pre"}, norms=(norm, norm), attention=cross, mlp=kind.mlp),
+        "own": LayerConfig(
+            residual={"name": "alone"}, norms=(norm,), attention=own, mlp={"name": "none"}
+        ),
+        "encoder": LayerConfig(
+            residual={"name": "pre"}, norms=(norm, norm), attention=cross, mlp=kind.mlp
+        ),
     }
     return kinds, ("own", "encoder") * layers
 
@@ -90,4 +145,6 @@ def weights(base: str) -> Table:
 def one_segment(base: str) -> Callable[[StackConfig, Mapping[str, Any]], Table]:
     """Return a function that adds the row of a single token type to the token table, for `Family.further_weights`. base: prefix of tensor names."""
     rule = plus_row(base + "embeddings.word_embeddings", base + "embeddings.token_type_embeddings")
-    return lambda description, config: {"tokens.embedding": rule} if config.get("type_vocab_size") == 1 else {}
+    return lambda description, config: (
+        {"tokens.embedding": rule} if config.get("type_vocab_size") == 1 else {}
+    )

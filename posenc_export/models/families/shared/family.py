@@ -3,18 +3,52 @@
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
 
-from posenc_export.models.config import AttentionConfig, HeadConfig, KeyValuesConfig, LayerConfig, Named, StackConfig, TokensConfig
+from posenc_export.models.config import (
+    AttentionConfig,
+    HeadConfig,
+    KeyValuesConfig,
+    LayerConfig,
+    Named,
+    StackConfig,
+    TokensConfig,
+)
 from posenc_export.models.families.shared.rules import Table
-from posenc_export.models.families.shared.settings import ACTIVATIONS, REQUIRED, UNSUPPORTED, Settings
+from posenc_export.models.families.shared.settings import (
+    ACTIVATIONS,
+    REQUIRED,
+    UNSUPPORTED,
+    Settings,
+)
 from posenc_export.models.parts import PARTS
 
 __all__ = ["ACTIVATIONS", "REQUIRED", "UNSUPPORTED", "Family", "Settings", "stack"]
-__all__ += ["AttentionConfig", "HeadConfig", "KeyValuesConfig", "LayerConfig", "Named", "StackConfig", "TokensConfig"]
+__all__ += [
+    "AttentionConfig",
+    "HeadConfig",
+    "KeyValuesConfig",
+    "LayerConfig",
+    "Named",
+    "StackConfig",
+    "TokensConfig",
+]
 
 
-def stack(config: Settings, layers: Dict[str, LayerConfig], order: Sequence[str], tokens: TokensConfig, **parts: Any) -> StackConfig:
+def stack(
+    config: Settings,
+    layers: Dict[str, LayerConfig],
+    order: Sequence[str],
+    tokens: TokensConfig,
+    **parts: Any,
+) -> StackConfig:
     """Describe a model with the width and range in a config. parts: further fields of StackConfig."""
-    return StackConfig(width=config.width, max_positions=config.max_positions, tokens=tokens, layers=layers, order=tuple(order), **parts)
+    return StackConfig(
+        width=config.width,
+        max_positions=config.max_positions,
+        tokens=tokens,
+        layers=layers,
+        order=tuple(order),
+        **parts,
+    )
 
 
 def norms_of(residual: str) -> int:
@@ -44,7 +78,11 @@ class Family:
     base: str = "model."
     other_bases: Tuple[str, ...] = ()
     unused: Tuple[str, ...] = ()
-    further_weights: Callable[[StackConfig, Mapping[str, Any]], Table] = lambda description, config: {}
-    further_unused: Callable[[StackConfig, Mapping[str, Any]], Tuple[str, ...]] = lambda description, config: ()
+    further_weights: Callable[[StackConfig, Mapping[str, Any]], Table] = (
+        lambda description, config: {}
+    )
+    further_unused: Callable[[StackConfig, Mapping[str, Any]], Tuple[str, ...]] = (
+        lambda description, config: ()
+    )
     keys: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
     parts: Mapping[str, "Family"] = field(default_factory=dict)

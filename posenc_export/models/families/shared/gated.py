@@ -4,7 +4,14 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 import msgspec
 
-from posenc_export.models.config import AttentionConfig, HeadConfig, LayerConfig, Named, StackConfig, TokensConfig
+from posenc_export.models.config import (
+    AttentionConfig,
+    HeadConfig,
+    LayerConfig,
+    Named,
+    StackConfig,
+    TokensConfig,
+)
 from posenc_export.models.families.shared.family import norms_of, stack
 from posenc_export.models.families.shared.rules import OURS, QKV, Table, joined, same
 from posenc_export.models.families.shared.settings import REQUIRED, Settings
@@ -22,10 +29,15 @@ WEIGHTS: Table = {
     "norm": same("model.norm"),
     "head.linear": same("lm_head"),
 }
-HEAD_NORMS: Table = {OURS + "attention.q_norm.norm": same(LAYER + "self_attn.q_norm"), OURS + "attention.k_norm.norm": same(LAYER + "self_attn.k_norm")}
+HEAD_NORMS: Table = {
+    OURS + "attention.q_norm.norm": same(LAYER + "self_attn.q_norm"),
+    OURS + "attention.k_norm.norm": same(LAYER + "self_attn.k_norm"),
+}
 
 
-def attention(config: Settings, bias: bool = False, output_bias: bool = False, **parts: Any) -> AttentionConfig:
+def attention(
+    config: Settings, bias: bool = False, output_bias: bool = False, **parts: Any
+) -> AttentionConfig:
     """Describe attention with the sizes in a config. Encodings and `sees` are set later, for each layer.
 
     Args:
@@ -59,18 +71,34 @@ def layer(
         norm: specification of all norms; None for RMSNorm.
     """
     norm = norm or {"name": "rms", "epsilon": config.number("rms_norm_eps")}
-    mlp = {"name": "gated", "hidden": config.whole("intermediate_size"), "activation": config.activation(activation), "bias": mlp_bias}
-    return LayerConfig(residual={"name": residual}, norms=(norm,) * norms_of(residual), attention=attention, mlp=mlp)
+    mlp = {
+        "name": "gated",
+        "hidden": config.whole("intermediate_size"),
+        "activation": config.activation(activation),
+        "bias": mlp_bias,
+    }
+    return LayerConfig(
+        residual={"name": residual},
+        norms=(norm,) * norms_of(residual),
+        attention=attention,
+        mlp=mlp,
+    )
 
 
-def alike(kind: LayerConfig, layers: int, encodings: Sequence[Mapping[str, Any]]) -> Tuple[Dict[str, LayerConfig], Tuple[str, ...]]:
+def alike(
+    kind: LayerConfig, layers: int, encodings: Sequence[Mapping[str, Any]]
+) -> Tuple[Dict[str, LayerConfig], Tuple[str, ...]]:
     """Return kinds and order of identical layers with these encodings."""
-    return {"layer": with_attention(kind, encodings=tuple(map(dict, encodings)))}, ("layer",) * layers
+    return {"layer": with_attention(kind, encodings=tuple(map(dict, encodings)))}, (
+        "layer",
+    ) * layers
 
 
 def with_attention(kind: LayerConfig, **changes: Any) -> LayerConfig:
     """Return the layer with changed fields of its attention."""
-    return msgspec.structs.replace(kind, attention=msgspec.structs.replace(kind.attention, **changes))
+    return msgspec.structs.replace(
+        kind, attention=msgspec.structs.replace(kind.attention, **changes)
+    )
 
 
 def head_norm(kind: LayerConfig, name: str) -> LayerConfig:
@@ -83,7 +111,9 @@ def head_norm(kind: LayerConfig, name: str) -> LayerConfig:
     return with_attention(kind, head_norm={"name": name, "norm": kind.norms[0]})
 
 
-def with_experts(kind: LayerConfig, experts: int, chosen: int, weights: str, **parts: Any) -> LayerConfig:
+def with_experts(
+    kind: LayerConfig, experts: int, chosen: int, weights: str, **parts: Any
+) -> LayerConfig:
     """Return the layer with experts in place of its MLP, each with the MLP's hidden width and activation.
 
     Args:
@@ -91,7 +121,15 @@ def with_experts(kind: LayerConfig, experts: int, chosen: int, weights: str, **p
         experts, chosen, weights, parts: as in parts.experts.Experts.
     """
     unit = {"name": "gated", "activation": kind.mlp["activation"]}
-    mlp = {"name": "experts", "experts": experts, "chosen": chosen, "hidden": kind.mlp["hidden"], "weights": weights, "unit": unit, **parts}
+    mlp = {
+        "name": "experts",
+        "experts": experts,
+        "chosen": chosen,
+        "hidden": kind.mlp["hidden"],
+        "weights": weights,
+        "unit": unit,
+        **parts,
+    }
     return msgspec.structs.replace(kind, mlp=mlp)
 
 
@@ -100,11 +138,15 @@ def windowed(config: Settings, kind: LayerConfig, window: Optional[int]) -> Laye
     if window is None:
         config.full_attention()
         return kind
-    config.only("layer_types", ["sliding_attention"] * config.layers, ["sliding_attention"] * config.layers)
+    config.only(
+        "layer_types", ["sliding_attention"] * config.layers, ["sliding_attention"] * config.layers
+    )
     return with_attention(kind, sees={"name": "window", "size": window})
 
 
-def late_windows(config: Settings, kind: LayerConfig, rotation: Named, first: int, window: Any = REQUIRED) -> Tuple[Dict[str, LayerConfig], Tuple[str, ...]]:
+def late_windows(
+    config: Settings, kind: LayerConfig, rotation: Named, first: int, window: Any = REQUIRED
+) -> Tuple[Dict[str, LayerConfig], Tuple[str, ...]]:
     """Return kinds and order of layers, of which those from max_window_layers on have a window with use_sliding_window (Qwen).
 
     Args:
@@ -114,7 +156,10 @@ def late_windows(config: Settings, kind: LayerConfig, rotation: Named, first: in
     """
     used, first = config.flag("use_sliding_window", False), config.whole("max_window_layers", first)
     size = config.window("sliding_window", None if window is REQUIRED and not used else window)
-    types = ["sliding_attention" if used and size is not None and index >= first else "full_attention" for index in range(config.layers)]
+    types = [
+        "sliding_attention" if used and size is not None and index >= first else "full_attention"
+        for index in range(config.layers)
+    ]
     return config.by_type(kind, [rotation], size if used else None, types)
 
 
@@ -142,5 +187,7 @@ def decoder(
         order,
         TokensConfig(vocabulary=config.whole("vocab_size"), **tokens),
         norm=norm or next(iter(layers.values())).norms[0],
-        head=msgspec.structs.replace(head or HeadConfig(), tied=config.flag("tie_word_embeddings", tied)),
+        head=msgspec.structs.replace(
+            head or HeadConfig(), tied=config.flag("tie_word_embeddings", tied)
+        ),
     )

@@ -18,7 +18,10 @@ IGNORED = frozenset(
 GENERATION = """bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size exponential_decay_length_penalty
     forced_bos_token_id forced_eos_token_id length_penalty max_length min_length no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_scores
     remove_invalid_values repetition_penalty return_dict_in_generate suppress_tokens temperature top_k top_p typical_p"""
-IGNORED |= {*GENERATION.split(), *"compression_config finetuning_task num_labels quantization_config sep_token_id tf_legacy_loss torchscript use_bfloat16".split()}
+IGNORED |= {
+    *GENERATION.split(),
+    *"compression_config finetuning_task num_labels quantization_config sep_token_id tf_legacy_loss torchscript use_bfloat16".split(),
+}
 # Keys that they wrote too, with the values that change nothing. A family that reads one takes it.
 DEFAULTS: Dict[str, Any] = {
     "add_cross_attention": False, "cross_attention_hidden_size": None, "is_decoder": False, "is_encoder_decoder": False, "pruned_heads": {}, "tie_encoder_decoder": False,

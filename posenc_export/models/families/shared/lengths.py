@@ -21,13 +21,24 @@ def with_lengths(config: StackConfig, lengths: Optional[str]) -> StackConfig:
         ValueError: unknown lengths, lengths for a model that is no decoder with LongRoPE, short factors for a range beyond the trained length.
     """
     if lengths is not None and lengths not in LENGTHS:
-        raise ValueError(f"checkpoint: expected lengths to be one of {', '.join(LENGTHS)}, got {lengths!r}; {suggestion(lengths, LENGTHS)}")
-    scaled = [name for name, kind in config.layers.items() if any(spec["name"] == LONGROPE for spec in kind.attention.encodings)]
+        raise ValueError(
+            f"checkpoint: expected lengths to be one of {', '.join(LENGTHS)}, got {lengths!r}; {suggestion(lengths, LENGTHS)}"
+        )
+    scaled = [
+        name
+        for name, kind in config.layers.items()
+        if any(spec["name"] == LONGROPE for spec in kind.attention.encodings)
+    ]
     if not scaled or config.head is None:
         if lengths is not None:
-            raise ValueError(f"checkpoint: expected lengths only for a decoder with LongRoPE, got {lengths!r} for another model; leave it out")
+            raise ValueError(
+                f"checkpoint: expected lengths only for a decoder with LongRoPE, got {lengths!r} for another model; leave it out"
+            )
         return config
-    changed: Dict[str, LayerConfig] = {**config.layers, **{name: _chosen(config.layers[name], lengths, config.max_positions) for name in scaled}}
+    changed: Dict[str, LayerConfig] = {
+        **config.layers,
+        **{name: _chosen(config.layers[name], lengths, config.max_positions) for name in scaled},
+    }
     return msgspec.structs.replace(config, layers=changed)
 
 
@@ -39,9 +50,15 @@ def _chosen(kind: LayerConfig, lengths: Optional[str], max_positions: int) -> La
             return spec
         trained = int(spec["original_max_positions"])
         if lengths == "short" and max_positions > trained:
-            rule = f"expected max_positions of at most the trained length {trained} with lengths short"
-            raise ValueError(f"checkpoint: {rule}, got {max_positions}; give max_positions {trained}, or lengths by_position")
+            rule = (
+                f"expected max_positions of at most the trained length {trained} with lengths short"
+            )
+            raise ValueError(
+                f"checkpoint: {rule}, got {max_positions}; give max_positions {trained}, or lengths by_position"
+            )
         return {**spec, "lengths": lengths or ("long" if max_positions > trained else "short")}
 
     encodings = tuple(fixed(spec) for spec in kind.attention.encodings)
-    return msgspec.structs.replace(kind, attention=msgspec.structs.replace(kind.attention, encodings=encodings))
+    return msgspec.structs.replace(
+        kind, attention=msgspec.structs.replace(kind.attention, encodings=encodings)
+    )

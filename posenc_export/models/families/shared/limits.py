@@ -8,18 +8,28 @@ from posenc_export.models.families.shared.keys import IGNORED
 
 # Kinds of keys: a pattern of the key, the kind, and the largest integer. The first pattern that matches is used.
 MOST: Tuple[Tuple[str, str, int], ...] = (
-    (r"layers?$|layer_interval$|first_k_dense_replace|sparse_step|layer_step|attn_every", "layers", 2**10),
+    (
+        r"layers?$|layer_interval$|first_k_dense_replace|sparse_step|layer_step|attn_every",
+        "layers",
+        2**10,
+    ),
     (r"expert|^n_group$|^topk_group$", "experts", 2**12),
     (r"heads?$", "heads", 2**12),
     (r"head_dim|^d_kv$|^d_head$|rotary_dim|lora_rank", "entries of a head", 2**14),
     (r"vocab", "token ids", 2**24),
     (r"position_buckets|num_buckets|max_distance|max_relative_positions", "distances", 2**20),
-    (r"position|seq_len|n_ctx|window|chunk|clamp_len|local_attention|floor_scale", "positions", 2**31 - 1),
+    (
+        r"position|seq_len|n_ctx|window|chunk|clamp_len|local_attention|floor_scale",
+        "positions",
+        2**31 - 1,
+    ),
     (r"size|hidden|inner|dim|embd?$|d_model|d_ff|ffn|rank|channels|mel", "width", 2**20),
     (r"", "other integers", 2**53),
 )
 # Keys whose values are names.
-NAMES = re.compile(r"^(hidden_|ff_)?activation(_function)?$|^hidden_act$|feed_forward_proj|^rope_type$|scoring_func$|topk_method$|^attn_type$|norm_type$|norm_rel_ebd$")
+NAMES = re.compile(
+    r"^(hidden_|ff_)?activation(_function)?$|^hidden_act$|feed_forward_proj|^rope_type$|scoring_func$|topk_method$|^attn_type$|norm_type$|norm_rel_ebd$"
+)
 LONGEST = 2**14  # entries of a list; the longest are factors of rotary pairs
 DEEPEST = 8  # levels of nested values
 # Largest number of entries in a table of positions: 2 GiB in float64. Encodings with such tables, with the width of a row.
@@ -40,20 +50,28 @@ def check_values(family: str, values: Mapping[str, Any], depth: int = 0) -> None
 
 def _check(family: str, key: str, value: Any, depth: int) -> None:
     if depth > DEEPEST:
-        raise ValueError(f"{family}: expected at most {DEEPEST} levels of nested values in config.json, got more in {key}; correct config.json")
+        raise ValueError(
+            f"{family}: expected at most {DEEPEST} levels of nested values in config.json, got more in {key}; correct config.json"
+        )
     if NAMES.search(key) and not (value is None or isinstance(value, str)):
-        raise ValueError(f"{family}: expected {key} to be a name, got {value!r:.80}; correct config.json")
+        raise ValueError(
+            f"{family}: expected {key} to be a name, got {value!r:.80}; correct config.json"
+        )
     if isinstance(value, Mapping):
         return check_values(family, value, depth + 1)
     if isinstance(value, list):
         if len(value) > LONGEST:
-            raise ValueError(f"{family}: expected {key} with at most {LONGEST} entries, got {len(value)}; correct config.json")
+            raise ValueError(
+                f"{family}: expected {key} with at most {LONGEST} entries, got {len(value)}; correct config.json"
+            )
         for item in value:
             _check(family, key + "[]", item, depth + 1)
     elif isinstance(value, int):
         kind, most = next((kind, most) for pattern, kind, most in MOST if re.search(pattern, key))
         if abs(value) > most:
-            raise ValueError(f"{family}: expected {key} to be at most {most} ({kind}), got {value}; correct config.json")
+            raise ValueError(
+                f"{family}: expected {key} to be at most {most} ({kind}), got {value}; correct config.json"
+            )
 
 
 def check_sizes(family: str, config: StackConfig, held: Sequence[int]) -> None:
@@ -67,13 +85,25 @@ def check_sizes(family: str, config: StackConfig, held: Sequence[int]) -> None:
     """
     layers = len(config.order)
     numbers = config.tokens.vocabulary * config.width
-    numbers += sum(config.width * int(kind.mlp.get("hidden", 0)) * int(kind.mlp.get("experts", 1)) for kind in config.kinds)
+    numbers += sum(
+        config.width * int(kind.mlp.get("hidden", 0)) * int(kind.mlp.get("experts", 1))
+        for kind in config.kinds
+    )
     if layers > len(held) or numbers > sum(held):
         rule = f"expected files with at least {layers} tensors and {numbers} numbers for the sizes in config.json"
-        raise ValueError(f"{family}: {rule}, got {len(held)} and {sum(held)}; use the config.json that belongs to the weights")
+        raise ValueError(
+            f"{family}: {rule}, got {len(held)} and {sum(held)}; use the config.json that belongs to the weights"
+        )
     widths = [config.width for spec in config.tokens.encodings if spec["name"] == "sinusoidal"]
     for kind in config.layers.values():
-        widths += [getattr(kind.attention, ROWS[begin]) for spec in kind.attention.encodings for begin in ROWS if spec["name"].startswith(begin)]
+        widths += [
+            getattr(kind.attention, ROWS[begin])
+            for spec in kind.attention.encodings
+            for begin in ROWS
+            if spec["name"].startswith(begin)
+        ]
     if widths and config.max_positions * max(widths) > TABLE:
         rule = f"expected a table of positions with at most {TABLE} numbers"
-        raise ValueError(f"{family}: {rule}, got {config.max_positions} positions x {max(widths)}; give a smaller max_positions")
+        raise ValueError(
+            f"{family}: {rule}, got {config.max_positions} positions x {max(widths)}; give a smaller max_positions"
+        )

@@ -8,7 +8,13 @@ from posenc_export.models.families.shared.rules import OURS, QKV, Rule, grouped,
 from posenc_export.models.families.shared.settings import Settings
 
 
-def attention(config: Settings, bias: bool, kv_heads: Optional[int] = None, clip: Optional[float] = None, **parts: Any) -> AttentionConfig:
+def attention(
+    config: Settings,
+    bias: bool,
+    kv_heads: Optional[int] = None,
+    clip: Optional[float] = None,
+    **parts: Any,
+) -> AttentionConfig:
     """Describe attention with head size width / heads. Encodings are set later, for each layer.
 
     Args:
@@ -27,7 +33,14 @@ def attention(config: Settings, bias: bool, kv_heads: Optional[int] = None, clip
     )
 
 
-def layer(attention: AttentionConfig, norm: Mapping[str, Any], hidden: int, activation: str, bias: bool = True, residual: str = "pre") -> LayerConfig:
+def layer(
+    attention: AttentionConfig,
+    norm: Mapping[str, Any],
+    hidden: int,
+    activation: str,
+    bias: bool = True,
+    residual: str = "pre",
+) -> LayerConfig:
     """Describe a layer with an MLP without gate.
 
     Args:
@@ -37,7 +50,12 @@ def layer(attention: AttentionConfig, norm: Mapping[str, Any], hidden: int, acti
         residual: key of parts.PARTS["residual"].
     """
     mlp = {"name": "plain", "hidden": hidden, "activation": activation, "bias": bias}
-    return LayerConfig(residual={"name": residual}, norms=(dict(norm),) * norms_of(residual), attention=attention, mlp=mlp)
+    return LayerConfig(
+        residual={"name": residual},
+        norms=(dict(norm),) * norms_of(residual),
+        attention=attention,
+        mlp=mlp,
+    )
 
 
 def layer_norm(config: Settings, key: str) -> Dict[str, Any]:
@@ -62,10 +80,15 @@ def table_rows(config: Settings, unused: int = 0) -> int:
     """
     rows = config.trained_positions - unused
     if rows < 1:
-        raise config.refusal(f"max_position_embeddings to be above {unused}, the number of unused rows", config.trained_positions)
+        raise config.refusal(
+            f"max_position_embeddings to be above {unused}, the number of unused rows",
+            config.trained_positions,
+        )
     if config.max_positions not in (rows, config.trained_positions):
         rule = f"max_positions to be {rows}, the rows of the position table"
-        raise config.refusal(rule, config.max_positions, "leave it out and call extend_positions(model, N)")
+        raise config.refusal(
+            rule, config.max_positions, "leave it out and call extend_positions(model, N)"
+        )
     return rows
 
 
@@ -86,7 +109,9 @@ def fairseq_layer(ours: str, theirs: str) -> Dict[str, Rule]:
     attention = theirs + "self_attn."
     return {
         ours + "residual.attention_norm": same(theirs + "self_attn_layer_norm"),
-        ours + "attention.projection.qkv": joined(attention + "q_proj", attention + "k_proj", attention + "v_proj"),
+        ours + "attention.projection.qkv": joined(
+            attention + "q_proj", attention + "k_proj", attention + "v_proj"
+        ),
         ours + "attention.projection.output": same(attention + "out_proj"),
         ours + "residual.mlp_norm": same(theirs + "final_layer_norm"),
         ours + "mlp.up": same(theirs + "fc1"),

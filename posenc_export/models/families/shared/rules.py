@@ -58,13 +58,18 @@ def one_plus(module: str) -> Rule:
 
 def transposed(module: str) -> Rule:
     """The transpose of a weight [inputs, outputs], as in GPT-2's Conv1D."""
-    return Rule(lambda kind, shape, attention: {f"{module}.{kind}": shape[::-1]}, lambda tensors, attention: tensors[0].t())
+    return Rule(
+        lambda kind, shape, attention: {f"{module}.{kind}": shape[::-1]},
+        lambda tensors, attention: tensors[0].t(),
+    )
 
 
 def permuted(name: str, axes: Tuple[int, ...]) -> Rule:
     """A tensor whose axes, in our order, are `axes` of the tensor in the checkpoint, as for torch.permute."""
     return Rule(
-        lambda kind, shape, attention: {name: tuple(shape[axes.index(axis)] for axis in range(len(shape)))},
+        lambda kind, shape, attention: {
+            name: tuple(shape[axes.index(axis)] for axis in range(len(shape)))
+        },
         lambda tensors, attention: tensors[0].permute(axes).contiguous(),
     )
 
@@ -74,7 +79,10 @@ def joined(q: str, k: str, v: str) -> Rule:
 
     def shapes(kind: str, shape: Shape, attention: AttentionConfig) -> Dict[str, Shape]:
         heads = {q: attention.heads, k: attention.kv_heads, v: attention.kv_heads}
-        return {f"{module}.{kind}": (count * attention.head_size, *shape[1:]) for module, count in heads.items()}
+        return {
+            f"{module}.{kind}": (count * attention.head_size, *shape[1:])
+            for module, count in heads.items()
+        }
 
     return Rule(shapes, lambda tensors, attention: torch.cat(tensors))
 
@@ -86,7 +94,9 @@ def joined_heads(q: str, k: str, v: str) -> Rule:
         heads = {q: attention.heads, k: attention.kv_heads, v: attention.kv_heads}
         return {name: (shape[1], count, attention.head_size) for name, count in heads.items()}
 
-    return Rule(shapes, lambda tensors, attention: torch.cat([part.flatten(1).t() for part in tensors]))
+    return Rule(
+        shapes, lambda tensors, attention: torch.cat([part.flatten(1).t() for part in tensors])
+    )
 
 
 def flat_heads(name: str) -> Rule:
@@ -102,7 +112,9 @@ def grouped(module: str) -> Rule:
 
     def form(tensors: List[Tensor], attention: AttentionConfig) -> Tensor:
         groups = tensors[0].unflatten(0, (attention.kv_heads, -1, attention.head_size))
-        return torch.cat([part.flatten(0, 2) for part in (groups[:, :-2], groups[:, -2:-1], groups[:, -1:])])
+        return torch.cat(
+            [part.flatten(0, 2) for part in (groups[:, :-2], groups[:, -2:-1], groups[:, -1:])]
+        )
 
     return Rule(_of_module(module), form)
 
@@ -111,7 +123,12 @@ def rotated_first(module: str) -> Rule:
     """Queries with the rotated entries of each head moved from the end to the beginning (DeepSeek)."""
 
     def form(tensors: List[Tensor], attention: AttentionConfig) -> Tensor:
-        return tensors[0].unflatten(0, (attention.heads, attention.head_size)).roll(attention.projection["rotary"], 1).flatten(0, 1)
+        return (
+            tensors[0]
+            .unflatten(0, (attention.heads, attention.head_size))
+            .roll(attention.projection["rotary"], 1)
+            .flatten(0, 1)
+        )
 
     return Rule(_of_module(module), form)
 
@@ -141,17 +158,28 @@ def gate_and_up(module: str) -> Table:
 
 def half_of_columns(name: str, index: int) -> Rule:
     """One half of the last axis of a tensor that holds all gate entries, then all up entries (Llama 4). index: 0 or 1."""
-    return Rule(lambda kind, shape, attention: {name: (*shape[:-1], 2 * shape[-1])}, lambda tensors, attention: tensors[0].chunk(2, dim=-1)[index])
+    return Rule(
+        lambda kind, shape, attention: {name: (*shape[:-1], 2 * shape[-1])},
+        lambda tensors, attention: tensors[0].chunk(2, dim=-1)[index],
+    )
 
 
 def every_other_column(name: str, first: int) -> Rule:
     """Every second entry, from 0 or 1, of the last axis of a tensor in which gate and up entries alternate (gpt-oss)."""
-    return Rule(lambda kind, shape, attention: {name: (*shape[:-1], 2 * shape[-1])}, lambda tensors, attention: tensors[0][..., first::2].contiguous())
+    return Rule(
+        lambda kind, shape, attention: {name: (*shape[:-1], 2 * shape[-1])},
+        lambda tensors, attention: tensors[0][..., first::2].contiguous(),
+    )
 
 
 def stacked(name: str) -> Rule:
     """A stack of tensors along a new first axis, one for each head; `{row}` in the name is its index."""
-    return Rule(lambda kind, shape, attention: {name.replace("{row}", str(row)): shape[1:] for row in range(shape[0])}, lambda tensors, attention: torch.stack(tensors))
+    return Rule(
+        lambda kind, shape, attention: {
+            name.replace("{row}", str(row)): shape[1:] for row in range(shape[0])
+        },
+        lambda tensors, attention: torch.stack(tensors),
+    )
 
 
 def experts(router: str, gate: str, up: str, down: str) -> Table:
@@ -159,22 +187,35 @@ def experts(router: str, gate: str, up: str, down: str) -> Table:
 
     def linears(name: str) -> Rule:
         return Rule(
-            lambda kind, shape, attention: {name.replace("{row}", str(row)): (shape[2], shape[1]) for row in range(shape[0])},
+            lambda kind, shape, attention: {
+                name.replace("{row}", str(row)): (shape[2], shape[1]) for row in range(shape[0])
+            },
             lambda tensors, attention: torch.stack([tensor.t() for tensor in tensors]),
         )
 
-    return {OURS + "mlp.router": same(router), OURS + "mlp.gates": linears(gate), OURS + "mlp.ups": linears(up), OURS + "mlp.downs": linears(down)}
+    return {
+        OURS + "mlp.router": same(router),
+        OURS + "mlp.gates": linears(gate),
+        OURS + "mlp.ups": linears(up),
+        OURS + "mlp.downs": linears(down),
+    }
 
 
 def rows_from(module: str, row: int) -> Rule:
     """A table without its first rows, up to `row`, which no position uses (OPT)."""
-    return Rule(lambda kind, shape, attention: {f"{module}.{kind}": (shape[0] + row, *shape[1:])}, lambda tensors, attention: tensors[0][row:])
+    return Rule(
+        lambda kind, shape, attention: {f"{module}.{kind}": (shape[0] + row, *shape[1:])},
+        lambda tensors, attention: tensors[0][row:],
+    )
 
 
 def plus_row(module: str, row: str) -> Rule:
     """A table with the only row of another table added to each row, for models with a single token type (RoBERTa)."""
     return Rule(
-        lambda kind, shape, attention: {f"{module}.{kind}": shape, f"{row}.{kind}": (1, *shape[1:])},
+        lambda kind, shape, attention: {
+            f"{module}.{kind}": shape,
+            f"{row}.{kind}": (1, *shape[1:]),
+        },
         lambda tensors, attention: tensors[0] + tensors[1],
     )
 
@@ -182,27 +223,43 @@ def plus_row(module: str, row: str) -> Rule:
 def normalised_rows(table: str, norm: str, epsilon: float) -> Rule:
     """A table after LayerNorm over each row, for models that normalise rows when they read them (DeBERTa-v2). table, norm: names of modules."""
     return Rule(
-        lambda kind, shape, attention: {f"{table}.weight": shape, f"{norm}.weight": shape[1:], f"{norm}.bias": shape[1:]},
-        lambda tensors, attention: torch.nn.functional.layer_norm(tensors[0], tensors[0].shape[1:], tensors[1], tensors[2], epsilon),
+        lambda kind, shape, attention: {
+            f"{table}.weight": shape,
+            f"{norm}.weight": shape[1:],
+            f"{norm}.bias": shape[1:],
+        },
+        lambda tensors, attention: torch.nn.functional.layer_norm(
+            tensors[0], tensors[0].shape[1:], tensors[1], tensors[2], epsilon
+        ),
     )
 
 
 def biases_without_keys(q: str, v: str) -> Rule:
     """Bias of a packed projection from the biases of queries and values, by full name; keys get 0 (DeBERTa, Whisper)."""
     return Rule(
-        lambda kind, shape, attention: {q: (attention.heads * attention.head_size,), v: (attention.kv_heads * attention.head_size,)},
-        lambda tensors, attention: torch.cat((tensors[0], torch.zeros_like(tensors[1]), tensors[1])),
+        lambda kind, shape, attention: {
+            q: (attention.heads * attention.head_size,),
+            v: (attention.kv_heads * attention.head_size,),
+        },
+        lambda tensors, attention: torch.cat(
+            (tensors[0], torch.zeros_like(tensors[1]), tensors[1])
+        ),
     )
 
 
 def no_bias() -> Rule:
     """A bias of zeros over all query heads, for models without that bias."""
-    return Rule(lambda kind, shape, attention: {}, lambda tensors, attention: torch.zeros(attention.heads * attention.head_size))
+    return Rule(
+        lambda kind, shape, attention: {},
+        lambda tensors, attention: torch.zeros(attention.heads * attention.head_size),
+    )
 
 
 def no_table(rows: int, columns: int) -> Rule:
     """A table of zeros, for models without that table."""
-    return Rule(lambda kind, shape, attention: {}, lambda tensors, attention: torch.zeros(rows, columns))
+    return Rule(
+        lambda kind, shape, attention: {}, lambda tensors, attention: torch.zeros(rows, columns)
+    )
 
 
 def keys_and_values(k: str, v: str, layers: int, k_bias: bool = True) -> Rule:
@@ -216,7 +273,11 @@ def keys_and_values(k: str, v: str, layers: int, k_bias: bool = True) -> Rule:
 
     def shapes(kind: str, shape: Shape, attention: AttentionConfig) -> Dict[str, Shape]:
         modules = (k, v) if kind == "weight" or k_bias else (v,)
-        return {f"{module.replace('{row}', str(row))}.{kind}": (shape[0] // (2 * layers), *shape[1:]) for row in range(layers) for module in modules}
+        return {
+            f"{module.replace('{row}', str(row))}.{kind}": (shape[0] // (2 * layers), *shape[1:])
+            for row in range(layers)
+            for module in modules
+        }
 
     def form(tensors: List[Tensor], attention: AttentionConfig) -> Tensor:
         if len(tensors) == layers:

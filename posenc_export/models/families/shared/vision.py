@@ -22,16 +22,23 @@ def text_keys(config: Mapping[str, Any]) -> Dict[str, Any]:
 
     tie_word_embeddings is read outside text_config, as in transformers.
     """
-    family, outer = str(config.get("model_type")), {key: value for key, value in config.items() if key not in IMAGE_KEYS}
+    family, outer = (
+        str(config.get("model_type")),
+        {key: value for key, value in config.items() if key not in IMAGE_KEYS},
+    )
     nested = outer.pop("text_config", None)
     if nested is None:
         return outer
     if not isinstance(nested, Mapping):
-        raise ValueError(f"{family}: expected text_config to be a mapping, got {nested!r}; correct config.json")
+        raise ValueError(
+            f"{family}: expected text_config to be a mapping, got {nested!r}; correct config.json"
+        )
     outside = sorted(set(outer) - set(nested) - IGNORED - {"model_type", TIED})
     if outside:
         found = f"{outside[0]}={outer[outside[0]]!r} outside"
-        raise ValueError(f"{family}: expected keys of the text model inside text_config, got {found}; remove it or move it there")
+        raise ValueError(
+            f"{family}: expected keys of the text model inside text_config, got {found}; remove it or move it there"
+        )
     return {**nested, "model_type": family, TIED: outer.get(TIED, False)}
 
 
@@ -42,7 +49,9 @@ def keys_tied_by_either(config: Mapping[str, Any]) -> Dict[str, Any]:
     return {**text_keys(config), **({TIED: True} if tied else {})}
 
 
-def rotation_of_axes(config: Settings, theta: float, sections: Sequence[int], partial: bool = False) -> Named:
+def rotation_of_axes(
+    config: Settings, theta: float, sections: Sequence[int], partial: bool = False
+) -> Named:
     """Return the rotation by time, height and width, scaled by YaRN if config.json says so. Call this before head_dim is taken.
 
     Args:
@@ -50,9 +59,15 @@ def rotation_of_axes(config: Settings, theta: float, sections: Sequence[int], pa
         partial: whether the family supports partial rotation of heads.
     """
     keys = {**config.rotation_keys(theta), "model_type": config.family}
-    places = [name for name in ("rope_parameters", "rope_scaling") if keys.get(name)] or ["rope_parameters"]
-    keys.update({name: {"mrope_section": list(sections), **(keys.get(name) or {})} for name in places})
+    places = [name for name in ("rope_parameters", "rope_scaling") if keys.get(name)] or [
+        "rope_parameters"
+    ]
+    keys.update(
+        {name: {"mrope_section": list(sections), **(keys.get(name) or {})} for name in places}
+    )
     spec: Named = rope_spec(keys)
     if "rotary" in spec and not partial:
-        raise ValueError(f"{config.family}: expected rotation of whole heads, got partial_rotary_factor for {spec['rotary']} entries; correct config.json")
+        raise ValueError(
+            f"{config.family}: expected rotation of whole heads, got partial_rotary_factor for {spec['rotary']} entries; correct config.json"
+        )
     return spec
