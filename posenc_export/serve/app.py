@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import secrets
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, AsyncIterator, Callable, Dict, List, Mapping, Optional, Tuple, Type
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
@@ -36,6 +37,8 @@ from posenc_export.shared.version import VERSION
 
 FAILURE = "engine: expected every token to be computed and decoded, got an error; the server's log has its message"
 
+LONG = 1 << 16  # bytes of a body whose text can take longer than 0.1 s to tokenize
+
 STATUS: Dict[Type[Exception], int] = {Refused: 400, Full: 429, Stopping: 503}
 
 
@@ -49,6 +52,10 @@ class Service:
         limits: limits of requests.
         chat: converts conversations to token ids; None for a model without a chat template.
         failed: called on another thread if the engine ends unexpectedly.
+
+    Attributes:
+        long_texts: a thread that tokenizes long texts, one after the other, so that they leave
+            threads and cores to short ones.
 
     Raises:
         ValueError, GraphError: as for Engine.
@@ -72,6 +79,7 @@ class Service:
             Chat(chat),
         )
         self.open: Dict[Any, Completion] = {}  # running completions by request of the engine
+        self.long_texts = ThreadPoolExecutor(1, "posenc long texts")
         self.engine = Engine(
             model,
             limits,
@@ -85,8 +93,9 @@ class Service:
         deadline = self.loop.time() + self.limits.seconds
         try:
             async with asyncio.timeout_at(deadline):
-                asked, completion = await asyncio.to_thread(
-                    self._built, await read_body(request), format
+                body = await read_body(request)
+                asked, completion = await self.loop.run_in_executor(
+                    self.long_texts if len(body) > LONG else None, self._built, body, format
                 )
                 self._begin(completion)
                 if asked.stream:
@@ -112,7 +121,7 @@ class Service:
     def _built(
         self, body: bytearray, format: protocol.Format
     ) -> Tuple[protocol.SamplingRequest, Completion]:
-        """Read a request and its prompts, on a thread of its own, since tokenizing can take long. Nothing is queued before everything has succeeded."""
+        """Read a request and its prompts. Nothing is queued before everything has succeeded."""
         asked = protocol.parse(body, format.request)
         check_model(asked.model, self.name)
         rows = protocol.rows(asked, format, self.codec, self.limits)
@@ -249,6 +258,7 @@ def application(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.loop = asyncio.get_running_loop()
         yield
+        service.long_texts.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(service.engine.close)
 
     summary = f"Completions of {name}, as in OpenAI's API."

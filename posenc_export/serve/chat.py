@@ -6,7 +6,8 @@ from pydantic import AfterValidator, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from posenc_export.runtime.artefact.chat_template import ChatCodec
-from posenc_export.runtime.artefact.tokenizer import REPLACEMENT, Codec
+from posenc_export.runtime.artefact.pieces import REPLACEMENT
+from posenc_export.runtime.artefact.tokenizer import Codec
 from posenc_export.serve.completion import Part
 from posenc_export.serve.protocol import (
     LEAST,
@@ -15,6 +16,7 @@ from posenc_export.serve.protocol import (
     Prompt,
     SamplingRequest,
     Whole,
+    encoded,
 )
 from posenc_export.serve.requests import Limits, Token
 
@@ -121,7 +123,8 @@ class Chat:
             raise ValueError(
                 f"top_logprobs: expected 0 without logprobs, got {asked.top_logprobs}; set logprobs"
             )
-        ids = tuple(self.codec.encode([message.plain() for message in asked.messages]))
+        text = self.codec.text([message.plain() for message in asked.messages])
+        ids = encoded(text, self.codec.codec, limits, special=False)
         given = (
             asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
         )

@@ -164,11 +164,11 @@ class Completions:
         self.codec, self.stop_ids = codec, tuple(stop_ids)
 
     def prompts(self, asked: Any, codec: Codec, limits: Limits) -> List[Prompt]:
-        found = (
-            tuple(codec.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)
+        rows = (
+            encoded(prompt, codec, limits) if isinstance(prompt, str) else tuple(prompt)
             for prompt in _prompts(asked)
         )
-        return [Prompt(ids, asked.max_tokens, self.stop_ids, asked.logprobs) for ids in found]
+        return [Prompt(ids, asked.max_tokens, self.stop_ids, asked.logprobs) for ids in rows]
 
     def answer(self, part: Part, asked: Any) -> Dict[str, Any]:
         ids = {"token_ids": part.ids} if asked.return_token_ids else {}
@@ -269,6 +269,23 @@ def rows(asked: SamplingRequest, format: Format, codec: Codec, limits: Limits) -
         for prompt in prompts
         for choice in range(asked.n)
     ]
+
+
+def encoded(text: str, codec: Codec, limits: Limits, special: bool = True) -> Tuple[int, ...]:
+    """Return the token ids of a text, as Codec.encode.
+
+    Raises:
+        Refused: the text has more tokens than the limit, as its length shows. Encoding it would
+            take seconds.
+        ValueError: as Codec.encode.
+    """
+    least = codec.least_tokens(text)
+    if least > limits.prompt:
+        raise Refused(
+            f"prompt: expected 1 .. {limits.prompt} tokens, got a text of at least {least}; "
+            "shorten it"
+        )
+    return tuple(codec.encode(text, special))
 
 
 def _prompts(asked: SamplingRequest) -> Sequence[Any]:

@@ -1,19 +1,22 @@
 """Conversion between text and token ids, by the tokenizer in an artefact folder or byte by byte."""
 
-import codecs
 import contextlib
 import functools
 import importlib.util
+import itertools
 import json
+import re
 from pathlib import Path
-from typing import Any, Iterator, List, Mapping, Protocol, Sequence
+from typing import Any, FrozenSet, Iterator, List, Optional, Protocol, Sequence
 
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.artefact.pieces import LONGEST, BytePieces, TokenizerPieces
+from posenc_export.runtime.artefact.token_length import bytes_of_token
 
 BYTES = 256
 WINDOW = 16  # tokens of a prompt on which the text of the next token can depend
-REPLACEMENT = "\ufffd"
+CONTINUES = re.compile("<0x[89AB][0-9A-F]>")  # tokens of bytes that begin no character
 
 
 class Pieces(Protocol):
@@ -32,6 +35,9 @@ class Codec(Protocol):
     def encode(self, text: str, special: bool = True) -> List[int]:
         """Return the token ids of a prompt, with the special tokens that the tokenizer adds unless `special` is False. Raise ValueError if it cannot be encoded."""
 
+    def least_tokens(self, text: str) -> int:
+        """Return a number of tokens that a text has at least, without encoding it."""
+
     def pieces(self, prompt: Sequence[int]) -> Pieces:
         """Return a decoder for the tokens that follow a prompt."""
 
@@ -42,15 +48,19 @@ class Codec(Protocol):
         """Whether a token gives no text because it is special."""
 
 
-def codec(folder: Path, manifest: Manifest) -> Codec:
+def codec(folder: Path, manifest: Manifest, most: Optional[int] = None) -> Codec:
     """Return the codec of an artefact.
+
+    Args:
+        most: number of tokens, special ones included, to which tokenizer.json cuts a text; None
+            for whole texts.
 
     Raises:
         ValueError: the artefact has no tokenizer and not 256 token ids, or its tokenizer.json cannot be read.
         ModuleNotFoundError: tokenizers is not installed.
     """
     if "tokenizer.json" in manifest.files:
-        return TokenizerCodec(folder)
+        return TokenizerCodec(folder, most)
     if manifest.vocabulary != BYTES:
         rule, got = (
             f"an artefact with tokenizer.json or a byte-level decoder (vocabulary {BYTES})",
@@ -62,15 +72,32 @@ def codec(folder: Path, manifest: Manifest) -> Codec:
     return ByteCodec()
 
 
-def read_tokenizer(content: bytes) -> Any:
-    """Return the tokenizer of the bytes of tokenizer.json. Raise ValueError if the tokenizers package cannot read it, ModuleNotFoundError if it is not installed."""
+def read_tokenizer(content: bytes, most: Optional[int] = None) -> Any:
+    """Return the tokenizer of the bytes of tokenizer.json.
+
+    Its settings of truncation and padding are those of a training script. As in transformers, a
+    text is neither cut nor padded by them; only the end that is cut is that of the settings.
+
+    Args:
+        most: as for `codec`.
+
+    Raises:
+        ValueError: the tokenizers package cannot read it.
+        ModuleNotFoundError: tokenizers is not installed.
+    """
     from tokenizers import Tokenizer
 
     with _explained(
         "a tokenizer.json that the tokenizers package can read",
         "update tokenizers, or save the tokenizer again",
     ):
-        return Tokenizer.from_buffer(content)
+        tokenizer = Tokenizer.from_buffer(content)
+    settings = tokenizer.truncation or {}
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if most is not None:
+        tokenizer.enable_truncation(most, direction=settings.get("direction", "right"))
+    return tokenizer
 
 
 def check_tokenizer(content: bytes) -> None:
@@ -97,69 +124,65 @@ def _explained(rule: str, remedy: str) -> Iterator[None]:
 
 
 class TokenizerCodec:
-    """Codec that uses tokenizer.json of an artefact folder."""
+    """Codec that uses tokenizer.json of an artefact folder.
 
-    def __init__(self, folder: Path) -> None:
-        self.tokenizer = read_tokenizer((files.locate(folder) / "tokenizer.json").read_bytes())
+    Args:
+        folder: folder of the artefact.
+        most: as for `codec`.
+    """
+
+    def __init__(self, folder: Path, most: Optional[int] = None) -> None:
+        content = (files.locate(folder) / "tokenizer.json").read_bytes()
+        self.tokenizer = read_tokenizer(content, most)
 
     def encode(self, text: str, special: bool = True) -> List[int]:
-        valid = text.encode("utf-8", "surrogateescape").decode(
-            "utf-8", "replace"
-        )  # a prompt from argv may contain bytes that are not UTF-8
         with _explained(
             "a text that the tokenizer can encode",
             "change the text, or export a tokenizer with an unknown token",
         ):
             # Unlike encode, which keeps other threads waiting, a batch releases Python's lock.
-            ids: List[int] = self.tokenizer.encode_batch([valid], add_special_tokens=special)[0].ids
+            ids: List[int] = self.tokenizer.encode_batch(
+                [_bytes(text).decode("utf-8", "replace")], add_special_tokens=special
+            )[0].ids
         return ids
 
+    def least_tokens(self, text: str) -> int:
+        return 0 if self._bytes_of_token is None else -(-len(_bytes(text)) // self._bytes_of_token)
+
     def pieces(self, prompt: Sequence[int]) -> Pieces:
-        return TokenizerPieces(self.tokenizer, prompt)
+        decode = functools.partial(_decoded, self.tokenizer)
+        return TokenizerPieces(decode, self._silent, self._end(prompt))
 
     def spelled(self, token: int) -> str:
         return _decoded(self.tokenizer, [token], special=True)
 
     def is_special(self, token: int) -> bool:
-        return token in self._added and self._added[token].special
+        return token in self._silent
+
+    def _end(self, prompt: Sequence[int]) -> List[int]:
+        """Return the last WINDOW tokens of a prompt that give text, and those before them that
+        begin their first character."""
+        shown = (token for token in reversed(prompt) if token not in self._silent)
+        end = list(itertools.islice(shown, WINDOW + LONGEST))[::-1]
+        first = max(len(end) - WINDOW, 0)
+        while first and CONTINUES.fullmatch(self.tokenizer.id_to_token(end[first]) or ""):
+            first -= 1
+        return end[first:]
 
     @functools.cached_property
-    def _added(self) -> Mapping[int, Any]:
-        return self.tokenizer.get_added_tokens_decoder()  # type: ignore[no-any-return]
+    def _silent(self) -> FrozenSet[int]:
+        """Ids of special tokens, which give no text."""
+        added = self.tokenizer.get_added_tokens_decoder()
+        return frozenset(token for token, kind in added.items() if kind.special)
+
+    @functools.cached_property
+    def _bytes_of_token(self) -> Optional[int]:
+        return bytes_of_token(json.loads(self.tokenizer.to_str()))
 
 
-class TokenizerPieces:
-    """Incremental decoder of a tokenizer. Special tokens give no text.
-
-    The text of a token depends on the tokens before it, and a character can have several tokens, so each call decodes a window of the last tokens again.
-    tokenizers.decoders.DecodeStream does the same, but fails for the rest of a row once bytes that follow a character are not UTF-8.
-    """
-
-    def __init__(self, tokenizer: Any, prompt: Sequence[int] = ()) -> None:
-        self.tokenizer = tokenizer
-        self.window = list(prompt[-WINDOW:])
-        text = _decoded(tokenizer, self.window)
-        self.shown = len(text.rstrip(REPLACEMENT))  # characters of the window's text
-        self.complete = (
-            len(self.window) if self.shown == len(text) else 0
-        )  # the next window begins at this token, never within a character
-
-    def push(self, token: int) -> str:
-        self.window.append(token)
-        text = _decoded(self.tokenizer, self.window)
-        certain = text.rstrip(REPLACEMENT)  # bytes that are no character yet are decoded as this
-        new = certain[self.shown :]
-        self.shown = max(self.shown, len(certain))
-        if new and certain == text:
-            self.window, self.complete = (
-                self.window[self.complete :],
-                len(self.window) - self.complete,
-            )
-            self.shown = len(_decoded(self.tokenizer, self.window))
-        return new
-
-    def rest(self) -> str:
-        return _decoded(self.tokenizer, self.window)[self.shown :]
+def _bytes(text: str) -> bytes:
+    """Return a text in UTF-8. A text from argv may contain bytes that are not UTF-8."""
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _decoded(tokenizer: Any, tokens: Sequence[int], special: bool = False) -> str:
@@ -171,32 +194,16 @@ class ByteCodec:
     """Codec of models whose token ids are UTF-8 bytes."""
 
     def encode(self, text: str, special: bool = True) -> List[int]:
-        return list(
-            text.encode("utf-8", "surrogateescape")
-        )  # a prompt from argv may contain bytes that are not UTF-8
+        return list(_bytes(text))
+
+    def least_tokens(self, text: str) -> int:
+        return len(_bytes(text))
 
     def pieces(self, prompt: Sequence[int]) -> Pieces:
-        pieces = BytePieces()
-        pieces.decoder.decode(
-            bytes(prompt[-3:])
-        )  # the prompt may end within a character, which has up to 4 bytes
-        return pieces
+        return BytePieces(prompt)
 
     def spelled(self, token: int) -> str:
         return bytes([token]).decode(errors="replace")
 
     def is_special(self, token: int) -> bool:
         return False
-
-
-class BytePieces:
-    """Incremental decoder of UTF-8. Invalid bytes become the replacement character."""
-
-    def __init__(self) -> None:
-        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def push(self, token: int) -> str:
-        return self.decoder.decode(bytes([token]))
-
-    def rest(self) -> str:
-        return self.decoder.decode(b"", final=True)

@@ -26,7 +26,8 @@ def rows_of(model: Any, texts: Sequence[str], prompt: Optional[str] = None) -> L
         raise ValueError(
             f"embed: expected a list of texts, got {short_repr(texts)}; put one text into a list"
         )
-    begin, tokenizer = _prompt(model.folder, prompt), codec(model.folder, model.manifest)
+    begin = _prompt(model.folder, prompt)
+    tokenizer = codec(model.folder, model.manifest, longest(model))
     return [np.array(tokenizer.encode(begin + text), np.int64) for text in texts]
 
 

@@ -1,14 +1,16 @@
-"""Text of a row, piece by piece: never a part of a character, and nothing is lost."""
+"""Token ids of whole texts, and text of a row, piece by piece: never a part of a character, and nothing is lost."""
 
+import json
 import threading
 import time
 from pathlib import Path
-from typing import Any, List
+from typing import Any, Dict, List
 
 import numpy as np
 import pytest
 
-from posenc_export.runtime.artefact.tokenizer import REPLACEMENT, ByteCodec, Codec, TokenizerCodec
+from posenc_export.runtime.artefact.pieces import REPLACEMENT
+from posenc_export.runtime.artefact.tokenizer import ByteCodec, Codec, TokenizerCodec
 
 tokenizers = pytest.importorskip("tokenizers")
 TEXT = "Zoë 🎉👩‍👩‍👧 café — naïve 東京 \n"
@@ -51,6 +53,54 @@ def _byte_fallback() -> Any:
     return made
 
 
+def _merged_bytes() -> Any:
+    """A tokenizer of bytes with tokens that hold parts of two characters."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    # The last byte of a letter of two bytes with the first byte of the next, and "a" with one.
+    pairs = [(last, "Ã") for last in ("©", "¶")] + [("a", "Ã"), ("a", "b"), ("ab", "ab")]
+    letters = [*alphabet, *(first + second for first, second in pairs)]
+    made = Tokenizer(models.BPE({letter: index for index, letter in enumerate(letters)}, pairs))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+def _metaspace() -> Any:
+    """A tokenizer whose decoder drops the space before the first word."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = ["?", *"▁abcö🎉", "\u200d", "ab", "▁a"]
+    made = Tokenizer(
+        models.BPE(
+            {letter: index for index, letter in enumerate(letters)},
+            [("a", "b"), ("▁", "a")],
+            unk_token="?",
+        )
+    )
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    return made
+
+
+def _word_pieces() -> Any:
+    """A tokenizer whose decoder puts a space between words."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    words = ["?", "a", "ö", "##b", "##c", "🎉"]
+    made = Tokenizer(
+        models.WordPiece({word: index for index, word in enumerate(words)}, unk_token="?")
+    )
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece()
+    return made
+
+
+# Where the text of each tokenizer comes back as it was, and where only its tokens are decoded.
+DECODED = {
+    "parts of two characters": _merged_bytes,
+    "a space before words": _metaspace,
+    "parts of words": _word_pieces,
+}
 MADE = {
     "bytes of GPT-2": _byte_level,
     "bytes for unknown letters": _byte_fallback,
@@ -129,3 +179,130 @@ def test_special_tokens_give_no_text_but_have_a_spelling(tmp_path: Path) -> None
         and codec.spelled(special) == "<s>"
         and _pieces(codec, codec.encode("a"), [special]) == ["", ""]
     )
+
+
+def _saved(tokenizer: Any, folder: Path) -> TokenizerCodec:
+    (folder / "tokenizer.json").write_text(tokenizer.to_str())
+    return TokenizerCodec(folder)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"truncation": {"max_length": 3, "strategy": "LongestFirst", "stride": 0}},
+        {"truncation": {"max_length": 3, "strategy": "LongestFirst", "stride": 100_000_000}},
+        {
+            "padding": {
+                "strategy": {"Fixed": 100_000},
+                "pad_to_multiple_of": None,
+                "pad_id": 0,
+                "pad_type_id": 0,
+                "pad_token": "a",
+            }
+        },
+    ],
+    ids=["truncation", "stride", "padding"],
+)
+def test_settings_of_a_training_script_neither_cut_nor_pad_a_text(
+    keys: Dict[str, Any], tmp_path: Path
+) -> None:
+    tokenizer = _byte_level()
+    expected = tokenizer.encode(TEXT).ids
+    content = json.loads(tokenizer.to_str())
+    for settings in keys.values():
+        settings["direction"] = "Right"
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**content, **keys}))
+    assert TokenizerCodec(tmp_path).encode(TEXT) == expected
+
+
+@pytest.mark.parametrize("length", [1, 5, 40])
+@pytest.mark.parametrize("name", ["bytes of GPT-2", *DECODED])
+def test_pieces_of_random_tokens_are_the_text_of_all_of_them(
+    name: str, length: int, tmp_path: Path
+) -> None:
+    codec = _saved({**MADE, **DECODED}[name](), tmp_path)  # type: ignore[misc]
+    size, random = codec.tokenizer.get_vocab_size(), np.random.default_rng(length)
+    for tokens in random.integers(0, size, (60, length)).tolist():
+        assert "".join(_pieces(codec, [], tokens)) == codec.tokenizer.decode(tokens)
+
+
+@pytest.mark.parametrize("name", [*MADE, *DECODED])
+def test_pieces_do_not_depend_on_what_of_the_row_is_the_prompt(name: str, tmp_path: Path) -> None:
+    made = {**MADE, **DECODED}[name]
+    codec = ByteCodec() if made is None else _saved(made(), tmp_path)
+    size = 256 if made is None else codec.tokenizer.get_vocab_size()
+    random = np.random.default_rng(0)
+    texts = ["東京" * 20, "é" * 30, "🎉👩‍👩‍👧" * 6, "Zoë, a b"]
+    rows = [codec.encode(text) for text in texts]
+    if name != "bytes for unknown letters":
+        rows += random.integers(0, size, (40, 40)).tolist()
+    for row in rows:
+        whole = _pieces(codec, [], row)
+        for cut in range(len(row)):
+            assert "".join(_pieces(codec, row[:cut], row[cut:])) == "".join(whole[cut:])
+
+
+def test_an_invalid_byte_does_not_change_what_was_shown_of_its_run(tmp_path: Path) -> None:
+    codec = _saved(_byte_fallback(), tmp_path)
+    run = [*"日本".encode(), 0xFF, *"日".encode()]
+    letter = codec.encode("a")[-1]
+    pieces = _pieces(codec, [], [*run, letter, letter])
+    assert "".join(pieces) == "日本" + REPLACEMENT * 4 + "aa"
+
+
+SILENT = {"special": 264, "outside the vocabulary": 5000, "no character": 0x80}
+
+
+@pytest.mark.parametrize("kind", SILENT)
+def test_no_call_decodes_more_than_a_few_tokens_while_tokens_give_no_text(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codec = _saved(_byte_fallback(), tmp_path)
+    counts: List[int] = []
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(tokenizer, name)
+
+        def decode(self, tokens: List[int], **how: bool) -> str:
+            counts.append(len(tokens))
+            return str(tokenizer.decode(tokens, **how))
+
+    tokenizer = codec.tokenizer
+    monkeypatch.setattr(codec, "tokenizer", Counting())
+    letter = tokenizer.encode("a").ids[-1]
+    tokens = [letter, *[SILENT[kind]] * 500, letter]
+    assert "".join(_pieces(codec, [], tokens)) == tokenizer.decode(tokens)
+    assert max(counts) < 20
+
+
+def test_a_text_has_at_least_the_tokens_that_the_longest_token_makes_of_it(
+    tmp_path: Path,
+) -> None:
+    codec = _saved(_merged_bytes(), tmp_path)
+    assert codec.least_tokens("ab" * 50) == 25 and len(codec.encode("ab" * 50)) == 25
+
+
+@pytest.mark.parametrize("name", [*MADE, *DECODED])
+def test_no_text_has_fewer_tokens_than_is_said_without_encoding_it(
+    name: str, tmp_path: Path
+) -> None:
+    made = {**MADE, **DECODED}[name]
+    codec = ByteCodec() if made is None else _saved(made(), tmp_path)
+    letters = ["a", "b", "é", "東", " ", "\n", "?", "👩‍👩‍👧"]
+    for text in [*letters, *(letter * 300 for letter in letters), TEXT * 9]:
+        assert codec.least_tokens(text) <= len(codec.encode(text))
+
+
+def test_nothing_is_said_of_a_tokenizer_that_drops_white_space(tmp_path: Path) -> None:
+    assert _saved(_word_pieces(), tmp_path).least_tokens(" " * 1000) == 0
+
+
+def test_letters_that_a_normalizer_composes_count_as_the_bytes_before_it(tmp_path: Path) -> None:
+    from tokenizers import normalizers
+
+    made = _merged_bytes()
+    made.normalizer = normalizers.NFC()
+    codec = _saved(made, tmp_path)
+    text = "\u1fbe\u0308\u0301" * 100
+    assert 0 < codec.least_tokens(text) <= len(codec.encode(text)) == 200
