@@ -30,19 +30,9 @@ def chosen(threads: Threads, manifest: Manifest) -> Optional[int]:
     if threads != AUTO:
         return threads  # type: ignore[return-value]
     products = sum(count for name, count in manifest.operators.items() if name in PRODUCTS)
-    if not products:  # a graph of torch
+    if not products or not manifest.step_weights:  # a graph of torch, or an early manifest
         return None
-    bits = (
-        4
-        if "MatMulNBits" in manifest.operators or "QMoE" in manifest.operators
-        else 8
-        if manifest.weights
-        else 32
-        if manifest.dtype == "float32"
-        else 16
-    )
-    numbers = sum(file.bytes for file in manifest.files.values()) * 8 // bits
-    count = max(LEAST, numbers // products // SHARE)
+    count = max(LEAST, manifest.step_weights // products // SHARE)
     return None if count >= cores() else count
 
 

@@ -315,7 +315,9 @@ def _numbers(
 
 
 def _checked_array(inputs: np.ndarray, value: Value) -> Tuple[np.ndarray, np.ndarray]:
-    """Return inputs [B,S,*] and the length of each row."""
+    """Return inputs [B,S,*] and the length of each row. Ids may have any integer dtype."""
+    if inputs.dtype.kind in "iu" and np.dtype(value.dtype).kind == "i":
+        inputs = inputs.astype(value.dtype, copy=False)
     if inputs.dtype != np.dtype(value.dtype):
         raise ValueError(
             f"session: expected {value.name} of dtype {value.dtype}, got {inputs.dtype}; convert it with astype"

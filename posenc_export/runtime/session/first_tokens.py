@@ -23,6 +23,12 @@ class First:
     language: Optional[str] = None
     task: Optional[str] = None
 
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        given = self.encoder if self.prompt is None else self.prompt
+        return 1 if given is None else len(given)
+
 
 def feed(session: Any, first: First) -> np.ndarray:
     """Feed the prompt, or the first tokens of a decoder that reads an encoder. Return the logits after them [B,V]. Raise ValueError as Session.generate does."""
@@ -39,7 +45,7 @@ def feed(session: Any, first: First) -> np.ndarray:
         return session.prefill(prompt, encoder=first.encoder, logits_to_keep=1)[:, -1]  # type: ignore[no-any-return]
     before, after = _around_language(manifest, check(manifest), first.language, first.task)
     logits = session.prefill(
-        [before] * (1 if first.encoder is None else len(first.encoder)),
+        [before] * first.rows,
         encoder=first.encoder,
         logits_to_keep=1,
     )[:, -1]

@@ -75,26 +75,34 @@ def generate(
     random = np.random.default_rng(at_least("seed", seed, 0))
     if speculate is not None:
         check(session, speculate)
+    earlier = None if before is None else _earlier(before, first.rows)
     logits = feed(session, first)
     rules = TokenRules(manifest.generation, session.length)
     if speculate is None:
         yield from _stepped(session, rules, logits, max_tokens, sampling, random, stops)
         return
-    nothing: List[List[int]] = [[]] * len(logits)
-    texts = [
-        [*held, *row]
-        for held, row in zip(
-            nothing if before is None else before,
-            nothing if first.prompt is None else first.prompt,
-            strict=True,
-        )
-    ]
+    none: List[List[int]] = [[]] * len(logits)
+    prompt = none if first.prompt is None else first.prompt
+    texts = [[*start, *row] for start, row in zip(earlier or none, prompt, strict=True)]
     draws = Draws(random)
     readers = [
         _reader(row, rules, texts, max_tokens, sampling, draws, stops.tolist(), speculate)
         for row in range(len(texts))
     ]
     yield from _drafted(session, logits, readers)
+
+
+def _earlier(before: Rows, rows: int) -> List[List[int]]:
+    """Return the ids that each row has read before the prompt. Raise ValueError for other rows."""
+    ids = [array_of("a row of before", row) for row in before] if np.iterable(before) else []
+    if len(ids) != rows or any(
+        row.ndim != 1 or (row.size and row.dtype.kind not in "iu") for row in ids
+    ):
+        raise ValueError(
+            f"session: expected before to be a list of token ids for each of {rows} rows, "
+            f"got {short_repr(before)}; give [] for a row that has read none"
+        )
+    return [row.tolist() for row in ids]
 
 
 def _stepped(
@@ -248,12 +256,9 @@ def _sample(scores: np.ndarray, temperature: float, top_k: int, top_p: float, nu
     ):  # near temperature 0, all differences but that of the largest logit are infinite
         probabilities = np.exp((scores[order] - scores[order[0]]) / temperature)
     probabilities /= probabilities.sum()
-    nucleus = (
-        int(np.searchsorted(np.cumsum(probabilities), top_p)) + 1
-    )  # the set includes the token with which the sum reaches p
+    # The set includes the token with which the sum reaches p. Rounding can leave the sum of all
+    # tokens below p, and below the number.
+    nucleus = min(int(np.searchsorted(np.cumsum(probabilities), top_p)) + 1, len(order))
     probabilities = probabilities[:nucleus] / probabilities[:nucleus].sum()
-    return int(
-        order[
-            min(int(np.searchsorted(np.cumsum(probabilities), number, side="right")), nucleus - 1)
-        ]
-    )
+    place = int(np.searchsorted(np.cumsum(probabilities), number, side="right"))
+    return int(order[min(place, nucleus - 1)])

@@ -4,11 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from posenc_export.commands.cli import main
 from posenc_export.export import export
 from posenc_export.runtime import load
+from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.manifest import File
+from posenc_export.runtime.artefact.schema import Weights
 from posenc_export.runtime.graphs import threads
 from tests.tiny import decoder
 from tests.traces import sources
@@ -24,21 +27,42 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("cores", "megabytes", "count"),
-    [(1, 0, None), (2, 0, None), (64, 0, 2), (64, 40, 15), (64, 4000, None), (8, 40, None)],
+    ("cores", "weights", "count"),
+    [
+        (1, 1 << 10, None),
+        (2, 1 << 10, None),
+        (64, 1 << 10, 2),
+        (64, 11 * 15 * threads.SHARE, 15),
+        (64, 1 << 30, None),
+        (8, 11 * 15 * threads.SHARE, None),
+    ],
 )
 def test_a_small_model_takes_two_threads_and_a_large_one_all_cores(
-    cores: int, megabytes: int, count: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+    cores: int, weights: int, count: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manifest = load(folder, provider="cpu", threads=1).manifest
+    manifest = replace(manifests.read(folder), step_weights=weights)
     monkeypatch.setattr(threads, "cores", lambda: cores)
-    manifest.files["model.onnx.data"] = File("0" * 64, megabytes << 20)
     assert (
         sum(count for name, count in manifest.operators.items() if name in threads.PRODUCTS) == 11
     )  # 5 for each layer, and the head
-    chosen = threads.chosen(threads.AUTO, manifest)
-    assert chosen == count if megabytes != 40 or count is None else 10 <= chosen <= 20
+    assert threads.chosen(threads.AUTO, manifest) == count
     assert threads.chosen(3, manifest) == 3 and threads.chosen(None, manifest) is None
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_number_of_threads_does_not_depend_on_the_bits_of_the_weights(
+    bits: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "cores", lambda: 64)
+    weights = 11 * 15 * threads.SHARE
+    manifest = replace(
+        manifests.read(folder),
+        step_weights=weights,
+        operators={"MatMulNBits": 11},
+        weights=Weights(f"int{bits}", 11),
+        files={"model.onnx.data": File("0" * 64, weights * bits // 8)},
+    )
+    assert threads.chosen(threads.AUTO, manifest) == 15
 
 
 def test_load_uses_the_number_that_inspect_prints(

@@ -16,7 +16,7 @@ from posenc_export.export.expected import eager_session
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config
 from posenc_export.runtime import Model, Session, load
-from posenc_export.runtime.session.generation import choose
+from posenc_export.runtime.session.generation import Sampling, choose, choose_one
 from tests.tiny import block, decoder
 from tests.traces import sources
 
@@ -45,6 +45,14 @@ def session(model: Model) -> Session:
 
 
 TOKENS = np.arange(12, dtype=np.int64)[None]
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "uint64"])
+def test_prefill_and_step_take_ids_of_any_integer_type(dtype: str, model: Model) -> None:
+    expected, session = model.session(), model.session()
+    for other in (TOKENS, TOKENS[:, :3]):  # as first tokens, and as a pass after a step
+        assert np.array_equal(session.prefill(other.astype(dtype)), expected.prefill(other))
+        assert np.array_equal(session.step(other[:, 0].astype(dtype)), expected.step(other[:, 0]))
 
 
 def test_positions_past_the_range_are_refused_and_the_cache_stays_as_it_was(
@@ -278,3 +286,10 @@ def test_rows_beyond_the_range_of_a_model_without_a_cache_are_not_told_to_rewind
         match="got 195; give shorter rows or an earlier start, or export with larger max_positions, which bounds the tokens of a row and",
     ):
         session.prefill(np.zeros((1, 196, 16), np.float32))
+
+
+def test_the_last_token_is_chosen_where_rounding_leaves_the_sum_below_the_random_number() -> None:
+    sampling = Sampling(temperature=1.0, top_k=0, top_p=1.0)
+    logits, number = np.zeros(10), float(np.nextafter(1.0, 0.0))
+    assert np.cumsum(np.full(10, 0.1))[-1] <= number
+    assert choose_one(logits, sampling, lambda: number) == 9

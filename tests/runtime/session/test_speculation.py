@@ -1,6 +1,7 @@
 """Speculative decoding: the ids and the caches of plain decoding, whatever is drafted, and drafts only where they gain time."""
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any, Dict, List
@@ -263,6 +264,18 @@ def test_what_cannot_be_drafted_is_refused_by_name(
             .session(rewind=4)
             .generate(REPEATING[:1], 4, speculate=speculate)
         )
+
+
+@pytest.mark.parametrize("before", [[], [[5], [6]], [5], [[0.5]], 5])
+@pytest.mark.parametrize("speculate", [None, "lookup"])
+def test_earlier_ids_of_other_rows_than_the_prompt_are_refused_before_it_is_read(
+    speculate: Any, before: Any, models: Any
+) -> None:
+    session = models("alibi", "ort").session()
+    rule = "expected before to be a list of token ids for each of 1 rows, got "
+    with pytest.raises(ValueError, match=re.escape(f"session: {rule}{before}; give")):
+        next(session.generate(REPEATING[:1], 4, speculate=speculate, before=before))
+    assert not session.length.any()
 
 
 def test_a_lookup_continues_the_longest_match_and_repeats_what_has_a_period() -> None:
