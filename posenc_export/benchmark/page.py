@@ -224,7 +224,10 @@ def _figure(title: str, rows: List[Row], unit: str, mark: Mark, styles: Styles) 
 
 
 def _label_ends(axes: Any, ends: Sequence[Tuple[str, float]], styles: Styles) -> None:
-    """Write the name of each line beside its last point, in its colour. Names that would overlap are moved up."""
+    """Write the name of each line beside its last point, in its colour. Names that would overlap are moved up.
+
+    A name may hold "$", which is no formula.
+    """
     heights = [
         (
             float(
@@ -240,7 +243,13 @@ def _label_ends(axes: Any, ends: Sequence[Tuple[str, float]], styles: Styles) ->
     for height, name in sorted(heights):
         last = max(height, last + APART)
         axes.text(
-            1.02, last, name, color=styles[name]["color"], transform=axes.transAxes, va="center"
+            1.02,
+            last,
+            name,
+            color=styles[name]["color"],
+            transform=axes.transAxes,
+            va="center",
+            parse_math=False,
         )
 
 

@@ -132,7 +132,8 @@ def draw_all(subjects: Sequence[Subject], view: View = View()) -> Any:
         [figure] if len(drawn) == 1 else figure.subfigures(len(drawn), 1, height_ratios=rows)
     )
     for part, count, (subject, panels) in zip(parts, rows, drawn, strict=True):
-        part.suptitle(subject.title, fontsize=10)
+        # The title holds the name of a folder, where "$" begins no formula.
+        part.suptitle(subject.title, fontsize=10, parse_math=False)
         for index, (title, paint) in enumerate(panels):
             axes = part.add_subplot(count, columns, index + 1)
             axes.set_title(title, fontsize=9)

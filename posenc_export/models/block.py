@@ -14,7 +14,7 @@ from posenc_export.models.config import BlockConfig
 from posenc_export.models.from_weights import Array
 from posenc_export.models.parts import build
 from posenc_export.models.stack import Mask, check_places
-from posenc_export.models.whole_pass import whole_pass
+from posenc_export.models.whole_pass import check_dtype, whole_pass
 
 
 class AttentionBlock(torch.nn.Module):
@@ -151,7 +151,12 @@ class AttentionBlock(torch.nn.Module):
         )
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call `forward`; with x alone compute the output of whole sequences at positions 0 .. S-1 (whole_pass), as for training."""
+        """Call `forward`; with x alone compute the output of whole sequences at positions 0 .. S-1 (whole_pass), as for training.
+
+        Raises:
+            ValueError: the weights are float64 (whole_pass.check_dtype); as whole_pass.
+        """
+        check_dtype(self)
         if len(arguments) == 1 and not named:
             return whole_pass(self, *arguments)
         return super().__call__(*arguments, **named)

@@ -16,7 +16,7 @@ from posenc_export.models.embedding_and_head import Features, Head, Text, Tokens
 from posenc_export.models.parts import PARTS, build
 from posenc_export.models.parts.readout import Readout, pooling
 from posenc_export.models.parts.visibility import Visibility
-from posenc_export.models.whole_pass import whole_pass
+from posenc_export.models.whole_pass import check_dtype, whole_pass
 
 
 class Mask(torch.nn.Module):
@@ -174,7 +174,12 @@ class Stack(torch.nn.Module):
         return Head(self.config.width, table.size(0), config, table if config.tied else None)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call `forward`; with x and, for a model with token types, segments alone compute whole sequences at positions 0 .. S-1 (whole_pass), as for training."""
+        """Call `forward`; with x and, for a model with token types, segments alone compute whole sequences at positions 0 .. S-1 (whole_pass), as for training.
+
+        Raises:
+            ValueError: the weights are float64 (whole_pass.check_dtype); as whole_pass.
+        """
+        check_dtype(self)
         if len(arguments) == 1 and named.keys() <= {"segments"}:
             return whole_pass(self, *arguments, **named)
         return super().__call__(*arguments, **named)

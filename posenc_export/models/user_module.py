@@ -13,7 +13,7 @@ from posenc_export.models.config import HIDDEN_STATES, ModuleConfig, StackConfig
 from posenc_export.models.config_json import to_json, widest
 from posenc_export.models.stack import Stack, Text
 from posenc_export.models.user_module_check import LENGTH, Inner, only_inner, outputs_of
-from posenc_export.models.whole_pass import whole_pass
+from posenc_export.models.whole_pass import check_dtype, whole_pass
 from posenc_export.shared.numerics import tolerance, worst_error
 
 Rows = Callable[[np.ndarray], np.ndarray]
@@ -284,9 +284,10 @@ def as_model(model: Any) -> Model:
     """Return a model of this package unchanged, and wrap any other module in OwnModule.
 
     Raises:
-        ValueError: `model` is not a module, or OwnModule refuses it.
+        ValueError: `model` is not a module, its weights are float64, or OwnModule refuses it.
     """
     if isinstance(model, (Stack, AttentionBlock, OwnModule)):
+        check_dtype(model)
         return model
     if not isinstance(model, torch.nn.Module):
         raise ValueError(

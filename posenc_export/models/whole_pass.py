@@ -8,10 +8,28 @@ from torch import Tensor
 from posenc_export.encodings.shared.base import StateSpec
 
 
+def weight_dtype(model: Any) -> torch.dtype:
+    """Return the dtype of the weights of a block, a stack or a module around one."""
+    attentions = model.attentions()
+    return attentions[0].projection.output.weight.dtype if attentions else torch.float32
+
+
+def check_dtype(model: Any) -> None:
+    """Raise ValueError for a model in float64.
+
+    Encodings and scores are computed in float32, whatever the weights are, since graphs compute
+    them so. A model in float64 would have the precision of float32.
+    """
+    if weight_dtype(model) == torch.float64:
+        raise ValueError(
+            "model: expected weights in float32, float16 or bfloat16, got float64, in which "
+            "encodings and scores are not computed; call .float()"
+        )
+
+
 def empty_states(model: Any, x: Tensor) -> List[Tensor]:
     """Return the states of a block, a stack or a module around one before the first token of x [B,S,*], in the order in which `forward` takes them."""
-    attentions = model.attentions()
-    dtype = attentions[0].projection.output.weight.dtype if attentions else torch.float32
+    attentions, dtype = model.attentions(), weight_dtype(model)
     carried: List[StateSpec] = [
         *model.token_encoding.embed_states(),
         *(state for attention in attentions for state in attention.states()),

@@ -143,6 +143,13 @@ def test_the_page_has_three_plots_and_escapes_names(report, tmp_path):
     assert "slow &lt;&amp;&gt;" in text and "slow <" not in text
 
 
+def test_a_dollar_in_a_name_is_drawn_as_it_is():
+    name = "5$ {$"
+    made = rows.report([rows.row(name, [1e-3] * 5, tokens=tokens) for tokens in (128, 1024)])
+    plots = re.findall(r'base64,([^"]*)', page.render(made))
+    assert len(plots) == 1 and name in base64.b64decode(plots[0]).decode()
+
+
 def test_the_same_report_gives_the_same_page(report, tmp_path):
     for name in ("a", "b"):
         page.write(report, tmp_path / name)

@@ -1,6 +1,7 @@
 """Pictures of artefacts: what they draw is what the trained module computes."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, List
 
@@ -143,6 +144,14 @@ def test_plot_draws_an_artefact_and_names_what_it_shows(
         "artefact"
     ] == str(folder)
     assert "shaw (mixed, layer 1 of layers 1, 3)" in (tmp_path / "a.svg").read_text()
+
+
+def test_a_dollar_in_the_name_of_a_folder_is_drawn_as_it_is(folder: Path, tmp_path: Path) -> None:
+    named = tmp_path / "5$ {$"
+    shutil.copytree(folder, named)
+    picture = tmp_path / "a.svg"
+    assert main(["plot", str(named), "--distance", "9", "-o", str(picture)]) == 0
+    assert "shaw (5$ {$, layer 1 of layers 1, 3)" in picture.read_text()
 
 
 def test_plot_takes_a_preset_and_names_the_picture_after_it(

@@ -295,6 +295,24 @@ def test_gradients_of_a_call_with_x_alone_reach_all_weights(name: str) -> None:
     assert [name for name, value in model.named_parameters() if value.grad is None] == []
 
 
+FLOAT64 = "expected weights in float32, float16 or bfloat16, got float64, in which .*; call .float"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_in_float64_is_refused_where_it_would_be_computed_in_float32(name: str) -> None:
+    model = seeded(MODELS[name]).double()
+    ids = isinstance(model, Stack)
+    x = torch.randint(61, (2, 9)) if ids else torch.randn(2, 9, model.config.width).double()
+    with pytest.raises(ValueError, match=FLOAT64):
+        model(x)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_in_float64_is_not_exported(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=FLOAT64):
+        export(seeded(MODELS[name]).double(), "torchscript", tmp_path / "a")
+
+
 def test_a_module_around_a_block_is_called_with_x_alone() -> None:
     class Around(nn.Module):
         def __init__(self) -> None:
