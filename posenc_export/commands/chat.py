@@ -13,7 +13,7 @@ from posenc_export.commands.options import (
     add_speculate,
     drafting,
 )
-from posenc_export.commands.terminal import note_unverified, refuse
+from posenc_export.commands.terminal import note_unverified, print_text, refuse
 
 NEW = "/new"
 
@@ -111,7 +111,7 @@ def _print_reply(options: argparse.Namespace, chat: Any, line: str) -> None:
         for piece in reply:
             pieces.append(piece)
             if not options.json:
-                print(piece, end="", flush=True)
+                print_text(piece)
     except KeyboardInterrupt:
         reply.close()
     print(

@@ -2,15 +2,15 @@
 
 import argparse
 import importlib
-import io
 import os
 import sys
-from typing import Container, Optional, Sequence
+from typing import Container, List, Optional, Sequence
 
 from posenc_export.commands.terminal import (
     REFUSED,
     OneLineParser,
     Progress,
+    escaping,
     in_encoding,
     refusal,
     refuse,
@@ -51,7 +51,11 @@ COMMANDS = {
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run the command and return its exit status: 0, 1 for a failed check, 2 for bad input, 130 after an interrupt."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
+    with escaping():
+        return _run(sys.argv[1:] if arguments is None else list(arguments))
+
+
+def _run(given: List[str]) -> int:
     options, unknown = parser_of(
         [word for word in given if not word.startswith("-")][:1]
     ).parse_known_args(given)
@@ -65,10 +69,6 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
             options.say,
             "output: expected stdout to be open, got a closed one; send it to a file or a pipe",
         )
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(
-            errors="backslashreplace"
-        )  # as stderr: a terminal without a character shows its code
     try:
         status = int(options.run(options))
         sys.stdout.flush()  # raises BrokenPipeError here rather than at exit

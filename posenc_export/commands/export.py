@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from posenc_export.commands.options import BLOCK, add_block
-from posenc_export.commands.terminal import FAILED_CHECK, refuse, show, summary
+from posenc_export.commands.terminal import FAILED_CHECK, note, refuse, show, summary
 from posenc_export.runtime.artefact.rules import GRAPHS
 from posenc_export.shared.preset_folders import NAMES
 from posenc_export.shared.progress import Step
@@ -328,8 +328,8 @@ def _name_left_out(folder: str, model: Any) -> None:
     )
     if unapplied:
         lines.append(f"generate does not apply {', '.join(unapplied)} of generation_config.json")
-    for line in lines if sys.stderr is not None else []:
-        print(f"posenc: {line}", file=sys.stderr)
+    for line in lines:
+        note(line)
 
 
 def _model_of_function(text: str) -> Any:
@@ -417,7 +417,8 @@ def _block_of_weights(chosen: Dict[str, Any]) -> Any:
     lines.append(
         "block: certificates compare with this block; posenc_export.compare compares it with the module that the weights come from"
     )
-    print("\n".join(f"posenc: {line}" for line in lines), file=sys.stderr)
+    for line in lines:
+        note(line)
     return block
 
 

@@ -14,7 +14,7 @@ from posenc_export.commands.options import (
     add_speculate,
     drafting,
 )
-from posenc_export.commands.terminal import note_unverified
+from posenc_export.commands.terminal import note_unverified, print_text
 
 
 def add_arguments(generating: argparse.ArgumentParser) -> None:
@@ -112,7 +112,7 @@ def run(options: argparse.Namespace) -> int:
         if (
             not options.json
         ):  # the prompt is printed with the first token, so that a refusal prints nothing
-            print(("" if tokens else shown) + parts[-1], end="", flush=True)
+            print_text(("" if tokens else shown) + parts[-1])
         elif len(tokens) % 256 == 255:
             options.say(f"{len(tokens) + 1} of {options.max_tokens} tokens")
         tokens.append(int(token[0]))
@@ -120,11 +120,10 @@ def run(options: argparse.Namespace) -> int:
     if options.cache is not None:
         session.save(options.cache, [[*prompt, *tokens][: int(session.length[0])]])
     parts.append(pieces.rest())
-    print(
-        json.dumps({"prompt": shown, "text": "".join(parts), "tokens": tokens})
-        if options.json
-        else parts[-1]
-    )
+    if options.json:
+        print(json.dumps({"prompt": shown, "text": "".join(parts), "tokens": tokens}))
+    else:
+        print_text(f"{parts[-1]}\n")
     return 0
 
 
@@ -190,7 +189,7 @@ def _converse(options: argparse.Namespace, session: Any, held: List[int]) -> int
             options.seed,
         ):
             if not options.json:
-                print(piece, end="", flush=True)
+                print_text(piece)
         if not options.json:
             print()
     if options.cache is not None:

@@ -158,6 +158,7 @@ def run(options: argparse.Namespace) -> int:
     config = uvicorn.Config(
         app,
         log_level="warning",
+        use_colors=False,  # control characters are escaped
         timeout_graceful_shutdown=options.grace,
         lifespan="on",
         **settings(connections, limits.seconds),

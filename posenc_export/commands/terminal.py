@@ -1,13 +1,15 @@
 """Output of the `posenc` command: progress on stderr, tables, certificates, and errors in one line."""
 
 import argparse
+import contextlib
 import difflib
+import io
 import re
 import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any, Dict, List, NoReturn, Optional
+from typing import Any, Dict, Iterable, Iterator, List, NoReturn, Optional, TextIO, cast
 
 from posenc_export.runtime.artefact.certificate import bound_of, format_cell, worst_cell
 from posenc_export.runtime.artefact.manifest import Manifest
@@ -35,12 +37,77 @@ EXTRAS = {
     "prometheus_client": "serve",
 }
 
+# Control characters but tabs and ends of lines, and those that end or reorder a line of Unicode.
+CONTROL = re.compile(
+    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]|\r(?!\n)"
+)
+
+
+def escaped(text: str) -> str:
+    """Return a text with its control characters as JSON writes them, such as \\u001b."""
+    return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+class Escaped:
+    """A stream that escapes control characters: names in files of others, such as checkpoints, would
+    otherwise control the terminal.
+
+    Args:
+        stream: what it writes to.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text, escaped."""
+        return self.stream.write(escaped(text))
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write texts, escaped."""
+        self.stream.writelines(map(escaped, lines))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextlib.contextmanager
+def escaping() -> Iterator[None]:
+    """Context manager in which everything that is printed to stdout and stderr is escaped, also by
+    warnings and logs."""
+    with contextlib.ExitStack() as stack:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # As stderr: a terminal without a character shows its code.
+            sys.stdout.reconfigure(errors="backslashreplace")
+        if sys.stdout is not None:  # None: closed by the calling program
+            stack.enter_context(contextlib.redirect_stdout(cast(TextIO, Escaped(sys.stdout))))
+        if sys.stderr is not None:
+            stack.enter_context(contextlib.redirect_stderr(cast(TextIO, Escaped(sys.stderr))))
+        yield
+
+
+def _unescaped(stream: TextIO) -> TextIO:
+    return stream.stream if isinstance(stream, Escaped) else stream
+
+
+def print_text(text: str) -> None:
+    """Print text of a model at once: as it is to a file or a pipe, escaped to a terminal."""
+    stream = sys.stdout if sys.stdout.isatty() else _unescaped(sys.stdout)
+    print(text, end="", file=stream, flush=True)
+
+
+def note(line: str) -> None:
+    """Print a message to stderr, if it is open, in one line."""
+    if sys.stderr is not None:
+        print(f"posenc: {' '.join(line.split())}", file=sys.stderr)
+
 
 class OneLineParser(argparse.ArgumentParser):
     """Argument parser that prints errors in one line, with the closest choice or option. Options cannot be abbreviated."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **arguments})
+        self.color = False  # Python 3.14 writes colours as control characters
 
     def error(self, message: str) -> NoReturn:
         near = ""
@@ -51,7 +118,8 @@ class OneLineParser(argparse.ArgumentParser):
                 option[1], re.findall(r"--[\w-]+", self.format_usage()), 1
             )
             near = f"did you mean {close[0]}?; " if close else ""
-        self.exit(BAD_INPUT, f"{self.prog}: {message}; {near}see {self.prog} --help\n")
+        line = " ".join(message.split())
+        self.exit(BAD_INPUT, f"{self.prog}: {line}; {near}see {self.prog} --help\n")
 
 
 class Progress:
@@ -65,9 +133,9 @@ class Progress:
             isinstance(stage, Step) and not sys.stderr.isatty()
         ):  # None: closed by the calling program
             return
-        line = f"[{time.monotonic() - self.start:5.1f} s] {stage}"
+        line = f"[{time.monotonic() - self.start:5.1f} s] {escaped(' '.join(stage.split()))}"
         if sys.stderr.isatty():
-            print(f"\r{line.ljust(self.printed)}", end="", file=sys.stderr, flush=True)
+            self._overwrite(line.ljust(self.printed))
             self.printed = len(line)
         else:
             print(line, file=sys.stderr, flush=True)
@@ -75,8 +143,11 @@ class Progress:
     def close(self) -> None:
         """Clear the line on a terminal, so that the next output starts at its beginning."""
         if self.printed:
-            print(f"\r{' ' * self.printed}\r", end="", file=sys.stderr, flush=True)
+            self._overwrite(" " * self.printed + "\r")
             self.printed = 0
+
+    def _overwrite(self, line: str) -> None:
+        print(f"\r{line}", end="", file=_unescaped(sys.stderr), flush=True)
 
 
 REFUSED = (GraphError, ModuleNotFoundError, OSError, OverflowError, RecursionError, ValueError)
@@ -121,19 +192,16 @@ def in_encoding(error: BaseException) -> Optional[str]:
 def refuse(progress: Progress, line: str) -> int:
     """Print an error in one line and return the exit status."""
     progress.close()
-    print(f"posenc: {' '.join(line.split())}", file=sys.stderr)
+    note(line)
     return BAD_INPUT
 
 
 def note_unverified(progress: Progress, folder: Path, manifest: Manifest) -> None:
     """Print a line to stderr if no verification of the artefact has passed."""
-    if sys.stderr is not None and not any(
-        proof and proof["passed"] for proof in (manifest.certificate, *manifest.proofs)
-    ):
+    if not any(proof and proof["passed"] for proof in (manifest.certificate, *manifest.proofs)):
         progress.close()
-        print(
-            f"posenc: {folder} has no passed certificate: its outputs are not known to be those of its model; run posenc verify {folder}",
-            file=sys.stderr,
+        note(
+            f"{folder} has no passed certificate: its outputs are not known to be those of its model; run posenc verify {folder}"
         )
 
 

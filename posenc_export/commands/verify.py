@@ -2,11 +2,10 @@
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 from posenc_export.commands.options import add_digest, add_folder, add_provider
-from posenc_export.commands.terminal import FAILED_CHECK, show
+from posenc_export.commands.terminal import FAILED_CHECK, note, show
 from posenc_export.runtime.artefact.certificate import Proof
 
 SHOWN = 10  # cells that are printed
@@ -102,8 +101,7 @@ def _record(folder: Path, digest: str, proof: Proof) -> None:
     try:
         manifest.add_proof(folder, digest, proof)
     except OSError as error:
-        rule = "posenc: verify: expected a folder that can be written, to record the proof"
-        print(
-            f"{rule}, got {error.strerror or error}; the proof is not recorded, and --no-record does not try",
-            file=sys.stderr,
+        rule = "verify: expected a folder that can be written, to record the proof"
+        note(
+            f"{rule}, got {error.strerror or error}; the proof is not recorded, and --no-record does not try"
         )

@@ -1,0 +1,85 @@
+"""What reaches a terminal: names in files of others cannot control it, and text stays as it is."""
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posenc_export.commands.cli import main
+from posenc_export.commands.terminal import CONTROL, Progress, escaping, print_text, show
+
+NAME = "Zoë 東京\x1b]0;owned\x07\x9b31m\u202e\x7f"  # a title, a colour, and reversed text
+SHOWN = "Zoë 東京\\u001b]0;owned\\u0007\\u009b31m\\u202e\\u007f"
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_an_error_names_a_folder_without_its_control_characters(
+    capsys: pytest.CaptureFixture,
+) -> None:
+    assert main(["inspect", NAME]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert SHOWN in line and not CONTROL.search(line)
+
+
+def test_an_error_names_a_key_of_a_checkpoint_without_its_control_characters(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama\n" + NAME}))
+    assert main(["describe", str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Zoë 東京" in line and not CONTROL.search(line)
+
+
+def test_a_wrong_argument_is_named_in_one_line_without_its_control_characters(
+    capsys: pytest.CaptureFixture,
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["list", "rope", f"more\n{NAME}"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"more {SHOWN}" in line
+
+
+def test_tables_keep_their_lines_and_letters(capsys: pytest.CaptureFixture) -> None:
+    with escaping():
+        show([{"name": NAME}, {"name": "two"}])
+    assert capsys.readouterr().out.split("\n") == ["name", SHOWN, "two", ""]
+
+
+def test_json_stays_json(capsys: pytest.CaptureFixture) -> None:
+    with escaping():
+        print(json.dumps(NAME, ensure_ascii=False))
+        sys.stdout.writelines([NAME])
+    text = capsys.readouterr().out.splitlines()
+    assert json.loads(text[0]) == NAME and text[1] == SHOWN
+
+
+def test_progress_overwrites_its_line_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with escaping():
+        say = Progress()
+        say(f"{NAME}\n\r: loading")
+        say.close()
+    written = terminal.getvalue()
+    assert written.startswith("\r[") and f"{SHOWN} : loading" in written
+    assert written.count("\r") == 3 and not CONTROL.search(written.replace("\r", ""))
+
+
+@pytest.mark.parametrize(("stream", "shown"), [(Terminal, SHOWN), (io.StringIO, NAME)])
+def test_text_of_a_model_is_escaped_for_a_terminal_only(
+    stream: Any, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = stream()
+    monkeypatch.setattr(sys, "stdout", output)
+    with escaping():
+        print_text(f"{NAME}\r\n\t")
+    assert output.getvalue() == f"{shown}\r\n\t"
