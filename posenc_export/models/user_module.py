@@ -195,12 +195,11 @@ class OwnModule(torch.nn.Module):
         )
         index = torch.arange(LENGTH)[None, cut].clamp(max=config.max_positions - 1)
         coordinates = index.expand(self.axes, -1, -1) if self.axes else index
-        return self._around(
-            lambda row: row if row.ndim > 1 else np.sin(np.outer(row + 1, np.arange(1, width + 1))),
-            x[cut],
-            index,
-            coordinates,
-        )
+
+        def wave(row: np.ndarray) -> np.ndarray:
+            return row if row.ndim > 1 else np.sin(np.outer(row + 1, np.arange(1, width + 1)))
+
+        return self._around(wave, x[cut], index, coordinates)
 
     def _check(self, inner: Inner, vocabulary: Optional[int], width: Optional[int]) -> None:
         if isinstance(inner, Stack) and inner.segments:

@@ -1,4 +1,4 @@
-"""Text of a row of tokens, piece by piece, as its decoder gives it for all of them (RFC 3629: a character has at most 4 bytes)."""
+"""Text of a row of tokens, piece by piece (RFC 3629: a character of UTF-8 has at most 4 bytes)."""
 
 import codecs
 from typing import Callable, Container, List, Sequence

@@ -1,4 +1,4 @@
-"""How much text one token can stand for, from tokenizer.json (the format of the tokenizers library)."""
+"""How much text a token can stand for, from tokenizer.json (format of the tokenizers library)."""
 
 from typing import Any, Iterator, Mapping, Optional
 
