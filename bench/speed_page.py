@@ -58,7 +58,7 @@ and hand_torchscript.py. `openvino` keeps the caches as state of the graph.
 
 """
 
-SESSION = """Steps of the block of width 512, two at a time in one process (`python -m bench.hand_graph`). `hand` and `artefact` are the hand-written graph
+SESSION = """Steps of the block of width 512, two at a time in one process (`bench/hand_graph.py` of commit dc58e7a). `hand` and `artefact` are the hand-written graph
 and the graph of target `ort`, run with bound inputs and outputs and without a session; `raw` is the artefact run in that way with the session's threads.
 A session checks its inputs, counts its tokens and can be rewound; the contestant `hand-written` above runs its graph from a few lines of Python, which do
 nothing of this."""
