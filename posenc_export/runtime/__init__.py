@@ -126,8 +126,9 @@ def verify(
         quick: run one scenario for each kind of call (verification.cells.QUICK) instead of every cell.
 
     Returns:
-        {"passed", "tolerance", "provider", "machine", "cells": {name: error}, "bounds", "failures", "grid"} (artefact.certificate). For provider "openvino-bf16" the
-        tolerance also allows for rounding to bfloat16.
+        The certificate (artefact.certificate): "passed", "tolerance", "provider", "machine",
+        "cells" with the error of each, "bounds", "failures", "grid" and "checks". For provider
+        "openvino-bf16" the tolerance also allows for rounding to bfloat16.
 
     Raises:
         ValueError: as for `load`; the artefact has no reference, or another one has replaced it meanwhile; the tolerance of the export is above 0.1 and `tolerance`
@@ -155,7 +156,7 @@ def _measured(
     quick: bool,
 ) -> Proof:
     """Run the cells of the parity grid and compare with the reference in the folder of the artefact."""
-    from posenc_export.runtime.verification import cells, measuring, proof, reference
+    from posenc_export.runtime.verification import cells, checks, measuring, proof, reference
 
     manifest = model.manifest
     expected = reference.read(manifest, folder)
@@ -167,7 +168,8 @@ def _measured(
         expected = replace(
             expected, filled=cells.filled_by(load(folder, "cpu", threads).session(), manifest)
         )
-    errors = measuring.measure(
+    measured = measuring.measure(
         session, expected, accuracy, progress, workers, only=cells.QUICK if quick else ()
     )
-    return proof.certificate(session, accuracy, errors.cells, errors.bounds, errors.failures, quick)
+    measured.checks |= checks.of_artefact(folder, model, progress)
+    return proof.certificate(session, accuracy, measured, quick)

@@ -3,7 +3,6 @@
 import os
 import queue
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
 from typing import Callable, Collection, Dict, Iterator, List, Optional, Sequence
 
 import numpy as np
@@ -14,7 +13,7 @@ from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification import proof
 from posenc_export.runtime.verification.cells import Cell, Part, parts_of
-from posenc_export.runtime.verification.proof import Accuracy, Expected
+from posenc_export.runtime.verification.proof import Accuracy, Expected, Measured
 from posenc_export.shared.numerics import Errors, cell_error, division_tolerance, readout_tolerance
 from posenc_export.shared.progress import EVERY, Steps
 
@@ -22,25 +21,6 @@ THREADED = (
     64 << 20
 )  # bytes of weights above which threads are used: one core reads them in 5 ms, Python's thread switch interval
 MOST_WORKERS = 4  # each worker needs its own caches and activations
-
-
-@dataclass
-class Measured:
-    """Errors of an artefact on the grid, by name of a cell."""
-
-    cells: Dict[str, float] = field(default_factory=dict)  # numerics.cell_error
-    bounds: Dict[str, float] = field(
-        default_factory=dict
-    )  # tolerance of the cells whose tolerance is not that of the artefact
-    failures: Dict[str, str] = field(
-        default_factory=dict
-    )  # message of the graph that failed in the cell
-
-    def exceeds(self, tolerance: float) -> bool:
-        """Whether a cell exceeds its tolerance, which is `tolerance` unless `bounds` has another."""
-        return any(
-            not error <= self.bounds.get(name, tolerance) for name, error in self.cells.items()
-        )
 
 
 def sessions(model: Model, threads: Optional[int]) -> List[Session]:

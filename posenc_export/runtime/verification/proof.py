@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, Dict, List, Optional, Tuple, cast
 
+import msgspec
 import numpy as np
 
 from posenc_export.runtime.artefact import machine
-from posenc_export.runtime.artefact.certificate import FAILED, Proof, passes
+from posenc_export.runtime.artefact.certificate import FAILED, Check, Proof, passes
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.schema import Reference
 from posenc_export.runtime.graphs import providers
@@ -145,6 +146,23 @@ class Expected:
                 raise ValueError(
                     f"verify: expected finite outputs of the module, got NaN or infinity for '{name}'; check its weights, or export again"
                 )
+
+
+@dataclass
+class Measured:
+    """What was measured on an artefact: errors of the grid by name of a cell, and the checks beside the grid by name."""
+
+    cells: Dict[str, float] = field(default_factory=dict)  # numerics.cell_error
+    # Tolerance of the cells whose tolerance is not that of the artefact.
+    bounds: Dict[str, float] = field(default_factory=dict)
+    failures: Dict[str, str] = field(default_factory=dict)  # message of the graph that failed
+    checks: Dict[str, Check] = field(default_factory=dict)
+
+    def exceeds(self, tolerance: float) -> bool:
+        """Whether a cell exceeds its tolerance, which is `tolerance` unless `bounds` has another."""
+        return any(
+            not error <= self.bounds.get(name, tolerance) for name, error in self.cells.items()
+        )
 
 
 def starts(manifest: Manifest) -> List[int]:
@@ -276,25 +294,18 @@ def _bits(shape: Tuple[int, ...], name: str) -> np.ndarray:
 
 
 def certificate(
-    session: Session,
-    accuracy: Accuracy,
-    cells: Dict[str, float],
-    bounds: Dict[str, float],
-    failures: Dict[str, str],
-    quick: bool = False,
+    session: Session, accuracy: Accuracy, measured: Measured, quick: bool = False
 ) -> Proof:
     """Return a certificate in the form of the manifest (artefact.certificate)."""
-    errors = {
-        "cells": cells,
-        "bounds": bounds,
-        "failures": failures,
-        "grid": "quick" if quick else "whole",
-    }
     content: Dict[str, Any] = {
         "tolerance": accuracy.tolerance,
         "provider": session.provider,
         "machine": machine_of(session),
-        **errors,
+        "cells": measured.cells,
+        "bounds": measured.bounds,
+        "failures": measured.failures,
+        "grid": "quick" if quick else "whole",
+        "checks": msgspec.to_builtins(measured.checks),
     }
     return cast(Proof, {"passed": passes(content), **content})
 
