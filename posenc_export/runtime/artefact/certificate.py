@@ -8,7 +8,9 @@ from msgspec import Meta, Struct
 from posenc_export.runtime.artefact.schema import Finite, Text
 
 FAILED = 1e300  # stored as the error of an output with NaN or infinity, which JSON cannot represent
-
+FINITE = 1e299  # stored as the tolerance of a cell whose outputs only have to be finite
+# Prefix of the cells of the float32 form of an artefact (verification/float32_form.py).
+FORM = "float32 form: "
 
 MOST_FAILURES = 16  # failures of a check that are stored
 
@@ -38,13 +40,14 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
 
     Args:
         passed: whether all errors are within `tolerance`.
-        tolerance: bound of the errors, relative to the largest output.
+        tolerance: bound of the errors, relative to the largest output; that of the float32 form if
+            the artefact rounds activations.
         provider: as `load` takes it, never "auto".
         machine: processor or GPU, and the library that ran the graph.
         cells: error by name of a cell of the grid (numerics.cell_error).
         against: the oracle that the module was compared with.
-        bounds: tolerance of the cells whose tolerance is not `tolerance`: divisions into calls that are compared with the artefact's own full pass, and cells that
-            compare the module with its oracle.
+        bounds: tolerance of the cells whose tolerance is not `tolerance`, such as FINITE for those of
+            an artefact as exported, which rounds activations.
         failures: by name of a cell, the message of the graph that failed in it.
         grid: "whole", or "quick" for one scenario of each kind of call (verification.cells.QUICK).
         checks: the parts of the proof beside the grid, by name.
@@ -83,6 +86,12 @@ class Proof(TypedDict):
 def format_worst_error(error: float) -> str:
     """Format an error with two digits; "NaN" if an output was not finite."""
     return f"{error:.1e}" if error < FAILED else "NaN"
+
+
+def format_bound(certificate: Mapping[str, Any], cell: str) -> str:
+    """Format the tolerance of a cell; "finite" if its outputs only have to be finite."""
+    bound = bound_of(certificate, cell)
+    return f"{bound:.1e}" if bound < FINITE else "finite"
 
 
 def bound_of(certificate: Mapping[str, Any], cell: str) -> float:
