@@ -8,7 +8,6 @@ from posenc_export.export.signatures import Model
 from posenc_export.models.config_json import widest
 from posenc_export.models.user_module import OwnModule
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.artefact.rules import graph_file
 from posenc_export.runtime.verification.proof import Accuracy
 from posenc_export.shared.numerics import (
     BFLOAT16_NOISE,
@@ -19,16 +18,13 @@ from posenc_export.shared.numerics import (
     tolerance,
 )
 
-ONNX = "model.onnx"  # the file of graphs that have a float32 form (verification/float32_form.py)
-
 
 def accuracy_of(model: Model, manifest: Manifest) -> Accuracy:
     """Return how far the outputs of a correct artefact of this model may be from those of the module with the same rounded weights."""
     noise, float32 = _noise(manifest), tolerance("float32", *extent(model))
     if not noise:
         return Accuracy(float32)
-    has_form = graph_file(manifest) == ONNX
-    return Accuracy(rounding_tolerance(noise), noise, float32 if has_form else 0.0)
+    return Accuracy(rounding_tolerance(noise), noise, float32)
 
 
 def _noise(manifest: Manifest) -> float:

@@ -1,6 +1,6 @@
 """Certificates: the errors measured on an artefact, and whether they are within their tolerances."""
 
-from typing import Annotated, Any, Dict, Literal, Mapping, TypedDict
+from typing import Annotated, Any, Dict, Literal, Mapping, Optional, TypedDict
 
 import msgspec
 from msgspec import Meta, Struct
@@ -9,8 +9,9 @@ from posenc_export.runtime.artefact.schema import Finite, Text
 
 FAILED = 1e300  # stored as the error of an output with NaN or infinity, which JSON cannot represent
 FINITE = 1e299  # stored as the tolerance of a cell whose outputs only have to be finite
-# Prefix of the cells of the float32 form of an artefact (verification/float32_form.py).
-FORM = "float32 form: "
+# Prefixes of the cells of an artefact that rounds activations: of its float32 form
+# (verification/float32_form.py), and of the artefact as exported.
+FORM, EXPORTED = "float32 form: ", "as exported: "
 
 MOST_FAILURES = 16  # failures of a check that are stored
 
@@ -119,6 +120,19 @@ def worst_cell(certificate: Mapping[str, Any]) -> str:
         certificate["cells"],
         key=lambda cell: certificate["cells"][cell] / (bound_of(certificate, cell) or 1.0),
     )
+
+
+def exported_error(certificate: Mapping[str, Any]) -> Optional[float]:
+    """Return the largest error of an artefact as exported that rounds activations, otherwise None."""
+    cells = certificate["cells"].items()
+    return max((error for name, error in cells if name.startswith(EXPORTED)), default=None)
+
+
+def format_worst_cell(certificate: Mapping[str, Any]) -> str:
+    """Format the error of the worst cell, and that of an artefact as exported that rounds activations."""
+    worst, exported = worst_cell(certificate), exported_error(certificate)
+    of_exported = "" if exported is None else f" ({format_worst_error(exported)} as exported)"
+    return f"{format_cell(certificate, worst)}{of_exported}"
 
 
 def format_cell(certificate: Mapping[str, Any], cell: str) -> str:

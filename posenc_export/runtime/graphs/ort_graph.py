@@ -316,7 +316,11 @@ class OrtGraph:
 def _opened(
     model: Union[str, bytes], options: Any, provider: str, captures: bool
 ) -> Tuple[Any, bool]:
-    """Open a session on a file or a serialised model. Return it, and whether it captures CUDA graphs, which versions of ONNX Runtime may refuse other than the one that the table of kernels is of."""
+    """Open a session on a file or a serialised model.
+
+    Return it, and whether it captures CUDA graphs, which versions of ONNX Runtime may refuse other
+    than the one that the table of kernels is of.
+    """
     name, given = PROVIDERS[provider]
     providers = [(name, {**given, "enable_cuda_graph": "1"} if captures else given)]
     try:

@@ -1,4 +1,4 @@
-"""The float32 form of a model.onnx whose activations are rounded: the same file with nodes that compute in float32.
+"""The float32 form of an artefact whose activations are rounded: the same file with nodes that compute in float32.
 
 Weights keep the values that the file has. Products, caches and outputs are float32, so that the
 outputs are those of the module up to the tolerance of float32. Inputs keep their element types.
@@ -7,7 +7,7 @@ https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md desc
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Tuple
+from typing import Dict, Iterator, List, Optional
 
 import msgspec
 
@@ -21,7 +21,7 @@ from posenc_export.runtime.graphs.onnx_parts import (
     with_attribute,
     without_attributes,
 )
-from posenc_export.runtime.graphs.ort_graph import OrtGraph
+from posenc_export.runtime.graphs.providers import TORCH_TARGETS
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.verification.wider_floats import HALF, widened
 
@@ -42,13 +42,20 @@ def load_form(folder: Path, manifest: Manifest, threads: Optional[int]) -> Model
         ValueError: the graph cannot be read, or ONNX Runtime refuses it.
         OSError: a file cannot be read.
     """
+    described = _described(manifest)
+    if manifest.target in TORCH_TARGETS:
+        from posenc_export.runtime.graphs.torch_float32 import load_float32
+
+        return Model(load_float32(folder, manifest, described, threads), folder)
+    from posenc_export.runtime.graphs.ort_graph import OrtGraph
+
     path = folder / graph_file(manifest)
-    content, described = float32_form(path, manifest)
+    content = float32_form(path, manifest)
     return Model(OrtGraph(path, described, "cpu", threads, content=content), folder)
 
 
-def float32_form(path: Path, manifest: Manifest) -> Tuple[bytes, Manifest]:
-    """Return the float32 form of a graph as a serialised model, and the manifest that describes it.
+def float32_form(path: Path, manifest: Manifest) -> bytes:
+    """Return the float32 form of model.onnx as a serialised model.
 
     Raises:
         ValueError: the file is no model.
@@ -61,7 +68,7 @@ def float32_form(path: Path, manifest: Manifest) -> Tuple[bytes, Manifest]:
     graph.nodes = list(_float_products(graph))
     if manifest.cache:
         graph = _with_float_caches(graph, manifest)
-    return serialised(graph, graph.nodes, graph.outputs, list(graph.inputs)), _described(manifest)
+    return serialised(graph, graph.nodes, graph.outputs, list(graph.inputs))
 
 
 def _described(manifest: Manifest) -> Manifest:

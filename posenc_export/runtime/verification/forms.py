@@ -7,13 +7,11 @@ artefact as exported is that of rounding. On the CPU it is reported and has no l
 from pathlib import Path
 from typing import Callable, Optional
 
-from posenc_export.runtime.artefact.certificate import FINITE, FORM
+from posenc_export.runtime.artefact.certificate import EXPORTED, FINITE, FORM
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.verification.cells import QUICK
 from posenc_export.runtime.verification.measuring import measure, sessions
 from posenc_export.runtime.verification.proof import Accuracy, Expected, Measured
-
-EXPORTED = "as exported: "  # prefix of the cells of the artefact as exported
 
 
 def measured(
