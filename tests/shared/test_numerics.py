@@ -8,7 +8,7 @@ import pytest
 
 from posenc_export.commands.cli import main
 from posenc_export.export import VerificationError, export
-from posenc_export.export.bounds import accuracy_of, extent
+from posenc_export.export.bounds import accuracy_of
 from posenc_export.export.describe import eager
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
@@ -23,7 +23,6 @@ from posenc_export.shared.numerics import (
     cell_error,
     division_tolerance,
     rounding_tolerance,
-    tolerance,
 )
 from tests.tiny import block, decoder
 from tests.traces import sources
