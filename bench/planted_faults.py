@@ -2,8 +2,8 @@
 
     python -m bench.planted_faults [--json FILE] [--depth N ...] [--format NAME ...]
 
-Every artefact is the decoder of `described` with that number of layers. A fault is found if the artefact with it does not pass `posenc verify`, or if the float32
-graph, which every export of rounded numbers verifies too, does not pass with it. Every correct artefact must pass. Format bfloat16 needs openvino and a processor
+Every artefact is the decoder of `described` with that number of layers. A fault is found if the artefact with it does not pass `posenc verify`, which compares the
+float32 form of an artefact that rounds activations. Every correct artefact must pass. Format bfloat16 needs openvino and a processor
 with bfloat16.
 """
 
@@ -23,7 +23,7 @@ from posenc_export.runtime.artefact.certificate import bound_of, worst_cell
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.shared import json_rows
 from posenc_export.testing.planting import CorrectArtefact, on_cpu
-from tests.faults.of_artefacts import FAULTS, IN_NUMBERS
+from tests.faults.of_artefacts import FAULTS
 
 DEPTHS = (2, 12, 32, 48)
 FORMATS = ("float32", "float16", "bfloat16", "int8", "int4", "int4-128", "cache int8")
@@ -129,20 +129,20 @@ def table(rows: Sequence[Mapping[str, Any]]) -> List[str]:
 
 
 def undetected(rows: Sequence[Mapping[str, Any]]) -> List[str]:
-    """Return the faults that neither the artefact nor the float32 graph of the same numbers shows, and the correct artefacts that fail."""
+    """Return the faults that are not found, and the correct artefacts that fail.
+
+    Format bfloat16 is a provider that rounds, which hides small faults. Those that the artefact shows
+    in float32 do not count.
+    """
     shown = {
         (row["layers"], row["fault"]) for row in rows if row["format"] == "float32" and row["found"]
     }
-    wrong = []
-    for row in rows:
-        in_float32 = (
-            row["fault"] != "none"
-            and FAULTS[row["fault"]].breaks not in IN_NUMBERS
-            and (row["layers"], row["fault"]) in shown
-        )
-        if row["found"] != (row["fault"] != "none") and not in_float32:
-            wrong.append(f"{row['fault']} in {row['format']} at {row['layers']} layers")
-    return wrong
+    return [
+        f"{row['fault']} in {row['format']} at {row['layers']} layers"
+        for row in rows
+        if row["found"] != (row["fault"] != "none")
+        and not (row["format"] == "bfloat16" and (row["layers"], row["fault"]) in shown)
+    ]
 
 
 def write(rows: Sequence[Mapping[str, Any]], path: Path) -> None:

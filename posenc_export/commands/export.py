@@ -74,7 +74,7 @@ def add_arguments(exporting: argparse.ArgumentParser) -> None:
     )
     sample = "calibration data for weights of 4 bits or int8, and --cache int8: a text; for a block .npy with hidden states, float32 [tokens,width]"
     exporting.add_argument("--calibrate", type=Path, metavar="FILE", help=sample)
-    bound = "largest error against the module with the same rounded weights, above 0 and below 1 (default: the bound of the format, at most 0.1)"
+    bound = "largest error, of the float32 form if activations are rounded, against the module with the same weights, above 0 and below 1 (default: that of float32)"
     exporting.add_argument("--tolerance", type=float, metavar="E", help=bound)
     measured = "text to measure the loss of few bits on (default: part of --calibrate FILE that weights are not rounded with, or a text of the package)"
     exporting.add_argument("--text", type=Path, metavar="FILE", help=measured)

@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, NoReturn, Optional, TextIO, cast
 
-from posenc_export.runtime.artefact.certificate import bound_of, format_cell, worst_cell
+from posenc_export.runtime.artefact.certificate import format_bound, format_worst_cell, worst_cell
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.shared.progress import Step
@@ -215,13 +215,17 @@ def show(rows: List[Dict[str, Any]]) -> None:
 
 
 def summary(certificate: Optional[Dict[str, Any]]) -> Dict[str, Any]:
-    """Table cells of a certificate; the worst error is the largest one relative to its tolerance."""
+    """Table cells of a certificate; the worst error is the largest one relative to its tolerance.
+
+    Of an artefact that rounds activations it is that of the float32 form, beside which stands the error
+    of the artefact as exported.
+    """
     if certificate is None:
         return {"cells": 0, "worst error": "not verified", "tolerance": "-", "passed": False}
     worst = worst_cell(certificate)
     said = {
-        "worst error": format_cell(certificate, worst),
-        "tolerance": f"{bound_of(certificate, worst):.1e}",
+        "worst error": format_worst_cell(certificate),
+        "tolerance": format_bound(certificate, worst),
     }
     cells = len(certificate["cells"])
     return {

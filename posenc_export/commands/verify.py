@@ -33,7 +33,8 @@ def add_arguments(verifying: argparse.ArgumentParser) -> None:
         "--tolerance",
         type=float,
         metavar="E",
-        help="largest error that passes, above 0 and below 1 (default: the tolerance of the export)",
+        help="largest error that passes, above 0 and below 1; of the float32 form of an artefact "
+        "that rounds activations and runs on the CPU (default: the tolerance of the export)",
     )
 
 
@@ -41,7 +42,13 @@ def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status: 0, or 1 if an error exceeds the tolerance."""
     from posenc_export.runtime import verify
     from posenc_export.runtime.artefact import files, manifest
-    from posenc_export.runtime.artefact.certificate import bound_of, format_cell
+    from posenc_export.runtime.artefact.certificate import (
+        bound_of,
+        exported_error,
+        format_bound,
+        format_cell,
+        format_worst_error,
+    )
 
     folder = files.locate(options.folder)
     described = manifest.read_alone(folder, options.digest)
@@ -75,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
                 {
                     "cell": name,
                     "error": format_cell(certificate, name),
-                    "tolerance": f"{bounds[name]:.1e}",
+                    "tolerance": format_bound(certificate, name),
                     "": beyond[name],
                 }
                 for name in shown
@@ -86,8 +93,16 @@ def run(options: argparse.Namespace) -> int:
         verdict = "passed" if certificate["passed"] else "FAILED"
         if described.target == "ort-cuda" and certificate["provider"] == "cpu":
             verdict += " (values on the CPU only; nothing ran on CUDA)"
+        tolerance, exported = (
+            f"tolerance {certificate['tolerance']:.1e}",
+            exported_error(certificate),
+        )
+        if exported is not None:
+            error = format_worst_error(exported)
+            print(f"as exported, which rounds activations or caches, errors are within {error}")
+            tolerance += " of the float32 form"
         print(
-            f"provider {certificate['provider']} on {certificate['machine']}, tolerance {certificate['tolerance']:.1e}: {verdict}"
+            f"provider {certificate['provider']} on {certificate['machine']}, {tolerance}: {verdict}"
         )
     if not options.no_record:
         _record(folder, digest, certificate)

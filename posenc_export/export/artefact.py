@@ -18,7 +18,7 @@ from posenc_export.export.quantization import calibration, mixed
 from posenc_export.export.quantization.formats import activations_of, format_of
 from posenc_export.export.quantization.text import default_sample, with_text
 from posenc_export.export.targets import TARGETS
-from posenc_export.export.trace import Source, Sources, in_dtype
+from posenc_export.export.trace import Source, Sources
 from posenc_export.export.verify import VerificationError, check
 from posenc_export.export.weight_file import WeightFile
 from posenc_export.models.stack import Stack, Text
@@ -30,7 +30,7 @@ from posenc_export.runtime.artefact.publish import StagingFolder, sweep
 from posenc_export.runtime.artefact.schema import Weights
 from posenc_export.runtime.artefact.tokenizer import check_tokenizer
 from posenc_export.runtime.verification import reference
-from posenc_export.runtime.verification.proof import Accuracy, Expected, grid_of, is_large
+from posenc_export.runtime.verification.proof import Accuracy, Expected, grid_of
 from posenc_export.shared.progress import Progress
 
 MAKERS = ("torch", "onnx", "onnxscript")
@@ -137,8 +137,7 @@ def export_all(
 
 def _forget(staging: StagingFolder, place: Path, folder: Path) -> None:
     """Remove what was written of an artefact that failed, and do not publish it as `place`."""
-    for left in (folder, _aside(folder)):
-        shutil.rmtree(left, ignore_errors=True)  # there is none if tracing failed
+    shutil.rmtree(folder, ignore_errors=True)  # there is none if tracing failed
     staging.places = [other for other in staging.places if other != place]
 
 
@@ -210,65 +209,21 @@ def _make(
         **kind.geometry,
     )
     accuracy = accuracy_of(source.model, described)
-    accuracy = (
-        accuracy
-        if options.tolerance is None
-        else dataclasses.replace(accuracy, tolerance=options.tolerance)
-    )
+    if options.tolerance is not None:
+        bounded = "float32" if accuracy.float32 else "tolerance"
+        accuracy = dataclasses.replace(accuracy, **{bounded: options.tolerance})
     manifest, expected = _written(source, described, folder, accuracy, options)
     if options.size is not None:
         mixed.check_written(manifest, options.size)
     if not options.verify:
         return manifest
-    if (
-        manifest.dtype == "bfloat16"
-    ):  # which no provider of the CPU computes: the same rounded numbers are verified in float32
-        options.say(f"{target}: float32 artefact for verification")
-        _checked_in_float32(source, target, _aside(folder), options)
-        return manifest
     manifest = check(folder, manifest, source, expected, accuracy, options.say, options.quick)
     if not accuracy.rounds or "float32" not in kind.dtypes:
         return manifest
-    options.say(f"{target}: float32 artefact for comparison")
-    plain = _checked_in_float32(source, target, _aside(folder), options)
     source.release()
     options.say(f"{target}: measuring the loss against float32")
-    return quality.write(
-        folder, manifest, plain, read._replace(model=sources.of("float32").model), options.say
-    )
-
-
-def _aside(folder: Path) -> Path:
-    """Return the folder of the float32 form of an artefact."""
-    return folder.with_name(f"{folder.name}.float32")
-
-
-def _checked_in_float32(
-    source: Source, target: str, aside: Path, options: ExportOptions
-) -> Manifest:
-    """Verify a float32 artefact of the same rounded numbers, with the tolerance of float32, and return its manifest.
-
-    Rounded activations hide small faults of a graph, such as a wrong frequency of a rotation; its float32 form shows them. The artefact itself runs the whole grid,
-    so that the form of a large model runs the quick one.
-    """
-    kind, signature, model = TARGETS[target], options.signature, in_dtype(source.model, "float32")
-    source = source if model is source.model else Source(model, say=options.say)
-    described = describe(
-        model, target, signature, kind.layout[signature], kind.update, **kind.geometry
-    )
-    accuracy = accuracy_of(model, described)
-    manifest, expected = _written(source, described, aside, accuracy, options)
-    manifest = check(
-        aside,
-        manifest,
-        source,
-        expected,
-        accuracy,
-        options.say,
-        options.quick or is_large(manifest),
-    )
-    shutil.rmtree(aside)
-    return manifest
+    inputs = read._replace(model=sources.of("float32").model)
+    return quality.write(folder, manifest, inputs, options.say)
 
 
 def _written(

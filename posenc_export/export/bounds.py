@@ -21,10 +21,10 @@ from posenc_export.shared.numerics import (
 
 def accuracy_of(model: Model, manifest: Manifest) -> Accuracy:
     """Return how far the outputs of a correct artefact of this model may be from those of the module with the same rounded weights."""
-    noise = _noise(manifest)
-    return Accuracy(
-        rounding_tolerance(noise) if noise else tolerance("float32", *extent(model)), noise
-    )
+    noise, float32 = _noise(manifest), tolerance("float32", *extent(model))
+    if not noise:
+        return Accuracy(float32)
+    return Accuracy(rounding_tolerance(noise), noise, float32)
 
 
 def _noise(manifest: Manifest) -> float:

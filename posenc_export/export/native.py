@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Union
 
 import torch
+from msgspec.structs import replace
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 
@@ -73,8 +74,10 @@ def compile_artefact(
         say(f"{AOTINDUCTOR}: compiling")
         graph = made / GRAPHS[AOTINDUCTOR]
         _compile(read_program(folder / graph_file(manifest), manifest), manifest, graph)
+        reference = manifest.reference and replace(manifest.reference, float32=0.0)
         native = manifest.replace(
             target=AOTINDUCTOR,
+            reference=reference,  # native code has no float32 form
             compiled=machine.on_this_machine(manifest.digest),
             files={**kept, graph.name: files.entry(graph)},
         )

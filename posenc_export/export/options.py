@@ -30,8 +30,9 @@ class ExportOptions:
         calibrate: file with calibration data for weights of 4 bits or int8 and for caches: text, or hidden states float32 [tokens,E] in .npy for a model that reads
             them.
         cache: "int8" to quantize cached keys and values, which needs calibration data; None keeps caches in dtype.
-        tolerance: largest error of the artefact against its module with the same rounded weights, above 0 and below 1; None for the bound of the format
-            (numerics.tolerance, numerics.rounding_tolerance), which is at most 0.1.
+        tolerance: largest error, above 0 and below 1, of the artefact against its module with the same
+            rounded weights; of its float32 form if it rounds activations or caches. None for that of
+            float32 (numerics.tolerance).
         text: file with text to measure the loss of an artefact of few bits on; None for a part of the calibration data, or a text that the package brings.
         max_loss: largest perplexity on that text, over that of the float32 module, at least 1.
         size: most megabytes (10^6 bytes) of graph and weights, on target ort: each weight gets one of several formats (quantization/mixed.py); None for no limit.

@@ -1,7 +1,7 @@
 """Verify an artefact: compare it with the eager module on the grid of scenarios, and the eager module with the float64 oracle."""
 
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
 import numpy as np
 import torch
@@ -30,9 +30,9 @@ from posenc_export.runtime.artefact.certificate import (
 )
 from posenc_export.runtime.artefact.manifest import Calibration, Manifest
 from posenc_export.runtime.session.model import Model as Loaded
-from posenc_export.runtime.verification import checks
-from posenc_export.runtime.verification.cells import QUICK
-from posenc_export.runtime.verification.measuring import measure, sessions
+from posenc_export.runtime.verification import checks, forms
+from posenc_export.runtime.verification.float32_form import load_form
+from posenc_export.runtime.verification.measuring import measure
 from posenc_export.runtime.verification.proof import (
     Accuracy,
     Expected,
@@ -102,7 +102,7 @@ def verify(
         progress: called with one line of text at each stage.
         provider: as for runtime.load.
         calibrate: file with the calibration data of the export, if the weights were rounded with it.
-        tolerance: largest error that passes; None for the tolerance of the export, which must be at most 0.1.
+        tolerance: as for runtime.verify.
 
     Returns:
         {"passed", "tolerance", "provider", "machine", "cells": {name: error}, "bounds", "failures", "grid", "against": reference of the module} (artefact.certificate).
@@ -131,20 +131,15 @@ def verify(
         made = in_few_bits(
             made, manifest.weights.format, sample, manifest.formats or None, say=progress or silent
         ).model
-    session, *others = sessions(loaded, 1)
     if manifest.reference is None:
         raise ValueError(
             f"verify: expected an artefact with a reference, got none in {folder}; export it again"
         )
-    accuracy = accuracy_on(session.provider, manifest.reference, tolerance)
-    certificate = certify(
-        session,
-        made,
-        expected_outputs(made, manifest, say=progress or silent),
-        progress or silent,
-        others,
-        accuracy,
-    )
+    accuracy, say = accuracy_on(loaded.provider, manifest.reference, tolerance), progress or silent
+    expected = expected_outputs(made, manifest, say=say)
+    found = forms.measured(loaded, folder, expected, accuracy, say)
+    exact = oracle_cells(made, manifest, expected)
+    certificate = _certificate(loaded, made, accuracy, found, exact)
     manifests.write(manifest.replace(certificate=certificate), folder)
     return certificate
 
@@ -178,6 +173,9 @@ def check(
 ) -> Manifest:
     """Certify a new artefact against the expected outputs of its module.
 
+    No provider of the CPU computes in bfloat16. Of an artefact in bfloat16, only the float32 form is
+    verified, and the manifest gets no certificate.
+
     Args:
         quick: run one scenario for each kind of call.
 
@@ -192,13 +190,19 @@ def check(
         ("oracle", *grid_of(manifest)), lambda: oracle_cells(model, manifest, expected, progress)
     )
     source.release()
-    loaded = single_threaded(folder, "cpu")
-    session, *others = sessions(loaded, 1)
-    measured = measure(session, expected, accuracy, progress, others, only=QUICK if quick else ())
-    measured.checks |= checks.of_artefact(folder, loaded, progress)
-    certificate = _certificate(session, model, accuracy, measured, exact, quick)
+    runs = manifest.dtype != "bfloat16"
+    if runs:
+        loaded = single_threaded(folder, "cpu")
+        measured = forms.measured(loaded, folder, expected, accuracy, progress, quick=quick)
+        measured.checks |= checks.of_artefact(folder, loaded, progress)
+    else:
+        loaded = load_form(folder, manifest, 1)
+        measured = forms.of_form(loaded, expected, accuracy, progress, quick=quick)
+    certificate = _certificate(loaded, model, accuracy, measured, exact, quick)
     if not certificate["passed"]:
         raise VerificationError(certificate, from_outside(inner_of(model)))
+    if not runs:
+        return manifest
     manifest = manifest.replace(certificate=certificate)
     manifests.write(manifest, folder)
     return manifest
@@ -214,27 +218,20 @@ def certify(
     model: Model,
     expected: Expected,
     progress: Progress,
-    others: Sequence[Session] = (),
-    accuracy: Optional[Accuracy] = None,
 ) -> Dict[str, Any]:
-    """Return the certificate of a session: its errors against the eager module, and those of the eager module against the oracle.
-
-    Args:
-        others: further sessions on the same artefact, which run cells in parallel.
-        accuracy: of a correct artefact; None for that of the model.
-    """
-    accuracy = accuracy or accuracy_of(model, session.manifest)
+    """Return the certificate of a session: its errors against the eager module, and those of the eager module against the oracle."""
+    accuracy = accuracy_of(model, session.manifest)
     return _certificate(
         session,
         model,
         accuracy,
-        measure(session, expected, accuracy, progress, others),
+        measure(session, expected, accuracy, progress),
         oracle_cells(model, session.manifest, expected),
     )
 
 
 def _certificate(
-    session: Session,
+    ran: Union[Session, Loaded],
     model: Model,
     accuracy: Accuracy,
     measured: Measured,
@@ -243,9 +240,9 @@ def _certificate(
 ) -> Dict[str, Any]:
     """Return the certificate with the cells of the artefact and those of the oracle, which compare a float32 module whatever the dtype of the artefact."""
     measured.cells |= exact
-    if accuracy.rounds:
+    if accuracy.rounds and not accuracy.float32:
         measured.bounds |= dict.fromkeys(exact, float32_tolerance("float32", *extent(model)))
-    content = certificate_of(session, accuracy, measured, quick)
+    content = certificate_of(ran, accuracy, measured, quick)
     return {**content, "against": against(model)}
 
 

@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Optional
 from posenc_export.page import graph, text
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
-from posenc_export.runtime.artefact.certificate import bound_of, worst_cell
+from posenc_export.runtime.artefact.certificate import bound_of, exported_error, worst_cell
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.places import PAGE
 from posenc_export.runtime.artefact.publish import StagingFolder
@@ -251,4 +251,5 @@ def _certificate(manifest: Manifest) -> Optional[Dict[str, Any]]:
         "tolerance": bound_of(certificate, worst),
         "cells": len(certificate["cells"]),
         "worst": certificate["cells"][worst],
+        "exported": exported_error(certificate),
     }

@@ -118,11 +118,17 @@ def verify(
 ) -> Proof:
     """Verify an artefact on this machine: run every cell of the parity grid and compare with the reference stored in the artefact.
 
+    Of an artefact that rounds activations or caches, the float32 form runs every cell on the CPU
+    (verification/float32_form.py). As exported it runs the quick grid there, whose errors are reported
+    and have no limit; on another provider it runs every cell within a bound of rounding.
+
     Args:
         provider, threads, digest: as for `load`.
         progress: called with one line of text at each stage.
         record: write the proof into the manifest, unless the artefact is a preset; use False for a read-only folder.
-        tolerance: largest error that passes; None for the tolerance of the export, which must be at most 0.1.
+        tolerance: largest error that passes, of the float32 form if the artefact has one, or of the
+            provider's outputs if that is not the CPU; None for the tolerance of the export, which must
+            be at most 0.1.
         quick: run one scenario for each kind of call (verification.cells.QUICK) instead of every cell.
 
     Returns:
@@ -156,20 +162,17 @@ def _measured(
     quick: bool,
 ) -> Proof:
     """Run the cells of the parity grid and compare with the reference in the folder of the artefact."""
-    from posenc_export.runtime.verification import cells, checks, measuring, proof, reference
+    from posenc_export.runtime.verification import cells, checks, forms, proof, reference
 
     manifest = model.manifest
     expected = reference.read(manifest, folder)
-    session, *workers = measuring.sessions(model, threads)
     assert manifest.reference is not None  # checked by reference.read
-    accuracy = proof.accuracy_on(session.provider, manifest.reference, tolerance)
-    if providers.noise(session.provider) and manifest.states and not quick:
+    accuracy = proof.accuracy_on(model.provider, manifest.reference, tolerance)
+    if providers.noise(model.provider) and manifest.states and not quick:
         # The reference holds the outputs of two tokens. A provider that computes in bfloat16 can be right there and wrong for others: it rounds distances above 256.
         expected = replace(
             expected, filled=cells.filled_by(load(folder, "cpu", threads).session(), manifest)
         )
-    measured = measuring.measure(
-        session, expected, accuracy, progress, workers, only=cells.QUICK if quick else ()
-    )
+    measured = forms.measured(model, folder, expected, accuracy, progress, threads, quick)
     measured.checks |= checks.of_artefact(folder, model, progress)
-    return proof.certificate(session, accuracy, measured, quick)
+    return proof.certificate(model, accuracy, measured, quick)

@@ -20,6 +20,7 @@ from posenc_export.runtime.graphs.torch_graph import TorchGraph
 from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification import reference
+from posenc_export.runtime.verification.float32_form import load_form
 from posenc_export.runtime.verification.measuring import measure
 from posenc_export.runtime.verification.proof import Accuracy, Expected, Measured, accuracy_on
 
@@ -101,12 +102,16 @@ class CorrectModel:
 
 
 def on_cpu(path: Path, manifest: Manifest) -> OrtGraph:
-    """Load model.onnx with ONNX Runtime on the CPU, with one thread."""
+    """Load model.onnx with ONNX Runtime on the CPU, with one thread, in its float32 form if it has one."""
+    if manifest.reference is not None and manifest.reference.float32:
+        return load_form(path.parent, manifest, 1).graph  # type: ignore[no-any-return]
     return OrtGraph(path, manifest, "cpu", 1)
 
 
 class CorrectArtefact:
     """A correct artefact of an ONNX target. Its files are read once for all faults.
+
+    An artefact that rounds activations is measured in its float32 form, as `posenc verify` does.
 
     Args:
         folder: the artefact.
@@ -124,10 +129,9 @@ class CorrectArtefact:
             open_graph,
         )
         self.graph = open_graph(folder / "model.onnx", manifest)
-        self.accuracy, self.expected = (
-            accuracy_on(self.graph.provider, manifest.reference),
-            reference.read(manifest, folder),
-        )
+        accuracy = accuracy_on(self.graph.provider, manifest.reference)
+        self.accuracy = Accuracy(accuracy.float32) if accuracy.float32 else accuracy
+        self.expected = reference.read(manifest, folder)
 
     def measured(self, fault: Optional[Fault] = None) -> Measured:
         """Measure the artefact with a fault until a cell fails."""

@@ -43,7 +43,8 @@ export function describe() {
   document.getElementById("name").textContent = page.name;
   const made = page.certificate;
   if (made) {
-    const said = `largest error ${short(made.worst)} of the largest logit, ${made.passed ? "within" : "beyond"} ${short(made.tolerance)}`;
+    const exported = made.exported == null ? "" : ` in float32; ${short(made.exported)} with rounded activations`;
+    const said = `largest error ${short(made.worst)} of the largest logit, ${made.passed ? "within" : "beyond"} ${short(made.tolerance)}${exported}`;
     line("certificate", "at export", `${made.cells} ways to split a text into calls: ${said}`, made.passed ? "good" : "bad");
     line("certificate", "measured on", made.machine);
     if (made.against) line("certificate", "compared with", made.against);

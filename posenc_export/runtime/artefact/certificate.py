@@ -1,6 +1,6 @@
 """Certificates: the errors measured on an artefact, and whether they are within their tolerances."""
 
-from typing import Annotated, Any, Dict, Literal, Mapping, TypedDict
+from typing import Annotated, Any, Dict, Literal, Mapping, Optional, TypedDict
 
 import msgspec
 from msgspec import Meta, Struct
@@ -8,7 +8,10 @@ from msgspec import Meta, Struct
 from posenc_export.runtime.artefact.schema import Finite, Text
 
 FAILED = 1e300  # stored as the error of an output with NaN or infinity, which JSON cannot represent
-
+FINITE = 1e299  # stored as the tolerance of a cell whose outputs only have to be finite
+# Prefixes of the cells of an artefact that rounds activations: of its float32 form
+# (verification/float32_form.py), and of the artefact as exported.
+FORM, EXPORTED = "float32 form: ", "as exported: "
 
 MOST_FAILURES = 16  # failures of a check that are stored
 
@@ -38,13 +41,14 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
 
     Args:
         passed: whether all errors are within `tolerance`.
-        tolerance: bound of the errors, relative to the largest output.
+        tolerance: bound of the errors, relative to the largest output; that of the float32 form if
+            the artefact rounds activations.
         provider: as `load` takes it, never "auto".
         machine: processor or GPU, and the library that ran the graph.
         cells: error by name of a cell of the grid (numerics.cell_error).
         against: the oracle that the module was compared with.
-        bounds: tolerance of the cells whose tolerance is not `tolerance`: divisions into calls that are compared with the artefact's own full pass, and cells that
-            compare the module with its oracle.
+        bounds: tolerance of the cells whose tolerance is not `tolerance`, such as FINITE for those of
+            an artefact as exported, which rounds activations.
         failures: by name of a cell, the message of the graph that failed in it.
         grid: "whole", or "quick" for one scenario of each kind of call (verification.cells.QUICK).
         checks: the parts of the proof beside the grid, by name.
@@ -85,6 +89,12 @@ def format_worst_error(error: float) -> str:
     return f"{error:.1e}" if error < FAILED else "NaN"
 
 
+def format_bound(certificate: Mapping[str, Any], cell: str) -> str:
+    """Format the tolerance of a cell; "finite" if its outputs only have to be finite."""
+    bound = bound_of(certificate, cell)
+    return f"{bound:.1e}" if bound < FINITE else "finite"
+
+
 def bound_of(certificate: Mapping[str, Any], cell: str) -> float:
     """Return the tolerance of a cell of a certificate."""
     return float(certificate.get("bounds", {}).get(cell, certificate["tolerance"]))
@@ -110,6 +120,19 @@ def worst_cell(certificate: Mapping[str, Any]) -> str:
         certificate["cells"],
         key=lambda cell: certificate["cells"][cell] / (bound_of(certificate, cell) or 1.0),
     )
+
+
+def exported_error(certificate: Mapping[str, Any]) -> Optional[float]:
+    """Return the largest error of an artefact as exported that rounds activations, otherwise None."""
+    cells = certificate["cells"].items()
+    return max((error for name, error in cells if name.startswith(EXPORTED)), default=None)
+
+
+def format_worst_cell(certificate: Mapping[str, Any]) -> str:
+    """Format the error of the worst cell, and that of an artefact as exported that rounds activations."""
+    worst, exported = worst_cell(certificate), exported_error(certificate)
+    of_exported = "" if exported is None else f" ({format_worst_error(exported)} as exported)"
+    return f"{format_cell(certificate, worst)}{of_exported}"
 
 
 def format_cell(certificate: Mapping[str, Any], cell: str) -> str:

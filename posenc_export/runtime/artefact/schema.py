@@ -88,6 +88,9 @@ class Reference(Struct, frozen=True, forbid_unknown_fields=True):
     tolerance: Finite  # bound of the errors of cells that are compared with these outputs (numerics.cell_error)
     filled: bool  # whether outputs of the cell that fills a cache are stored
     noise: Finite = 0.0  # rounding error of one product, relative to it, if the artefact rounds activations (numerics.rounding_tolerance); otherwise 0
+    # Bound of the errors of the float32 form (verification/float32_form.py); 0 for an artefact without
+    # one, and for those of earlier versions.
+    float32: Finite = 0.0
 
 
 class Package(Struct, frozen=True, forbid_unknown_fields=True):

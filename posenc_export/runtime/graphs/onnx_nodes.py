@@ -246,6 +246,11 @@ def _tensor(content: bytes) -> Constant:
 
 def _value(content: bytes) -> Tuple[str, str]:
     """Return name and element type of a ValueInfoProto."""
-    parts = dict(_of(content))
-    tensor = dict(_of(parts.get(2, b""))).get(1, b"")
-    return _text(parts[1]), TYPES.get(_number(dict(_of(tensor)).get(1, b"")), "other")
+    return _text(dict(_of(content))[1]), element_of(content)
+
+
+def element_of(described: bytes) -> str:
+    """Return the element type of an input or output from its ValueInfoProto."""
+    kind = dict(_of(described)).get(2, b"")
+    tensor = dict(_of(kind)).get(1, b"")
+    return TYPES.get(_number(dict(_of(tensor)).get(1, b"")), "other")

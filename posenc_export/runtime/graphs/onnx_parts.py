@@ -1,5 +1,6 @@
 """Write a part of an ONNX graph, or a graph with changed nodes, without the package onnx."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Collection, Iterable, List, Mapping, Sequence, Union
@@ -7,28 +8,54 @@ from typing import Any, Collection, Iterable, List, Mapping, Sequence, Union
 import numpy as np
 import onnxruntime
 
+from posenc_export.runtime.graphs.onnx_files import fields
 from posenc_export.runtime.graphs.onnx_nodes import TYPES, Constant, Node, Nodes
+from posenc_export.runtime.graphs.ort_graph import FOLDER
 
 IR_VERSION = 10
-INT, STRING = 2, 3  # AttributeProto.AttributeType
+INT, STRING, TENSOR, GRAPH = 2, 3, 4, 5  # AttributeProto.AttributeType
 NONE: Mapping[str, Any] = MappingProxyType({})
 ELEMENTS = {"float32": "float", "float64": "double"}  # names that differ from those of numpy
 
 
-def with_attribute(node: Node, name: str, value: Union[int, str]) -> Node:
-    """Return a copy of a node with another value of an attribute, an integer or a string."""
-    kind = INT if isinstance(value, int) else STRING
-    stored = _integer(3, value) if isinstance(value, int) else _bytes(4, value.encode())
+def with_attribute(node: Node, name: str, value: Union[int, str, Constant, Nodes]) -> Node:
+    """Return a copy of a node with another value of an attribute."""
+    if isinstance(value, Nodes):
+        kind, stored = GRAPH, _bytes(6, _body(value))
+    elif isinstance(value, Constant):
+        kind, stored = TENSOR, _bytes(5, value.serialised)
+    elif isinstance(value, str):
+        kind, stored = STRING, _bytes(4, value.encode())
+    else:
+        kind, stored = INT, _integer(3, value)
     serialised = _bytes(1, name.encode()) + stored + _integer(20, kind)
-    return Node(
-        node.domain,
-        node.operator,
-        node.name,
-        node.inputs,
-        node.outputs,
-        {**node.attributes, name: value},
-        {**node.serialised, name: serialised},
+    return replace(
+        node,
+        attributes={**node.attributes, name: value},
+        serialised={**node.serialised, name: serialised},
     )
+
+
+def without_attributes(node: Node, names: Collection[str]) -> Node:
+    """Return a copy of a node without some attributes."""
+    kept, stored = (
+        {name: value for name, value in values.items() if name not in names}
+        for values in (node.attributes, node.serialised)
+    )
+    return replace(node, attributes=kept, serialised=stored)
+
+
+def renamed(value: Constant, name: str) -> Constant:
+    """Return a constant with another name."""
+    serialised = _changed(value.serialised, {8: _bytes(8, name.encode())})
+    return replace(value, name=name, serialised=serialised)
+
+
+def retyped(described: bytes, element: str) -> bytes:
+    """Return the description of an input or output, a ValueInfoProto, with another element type."""
+    kind = _content(described, 2)
+    tensor = _changed(_content(kind, 1), {1: _integer(1, _code(element))})
+    return _changed(described, {2: _bytes(2, _changed(kind, {1: _bytes(1, tensor)}))})
 
 
 def new_node(
@@ -49,10 +76,9 @@ def constant(name: str, numbers: np.ndarray) -> Constant:
     """Return a constant with the numbers of an array."""
     dtype = numbers.dtype.name
     element = ELEMENTS.get(dtype, dtype)
-    code = next(code for code, known in TYPES.items() if known == element)
     raw = np.ascontiguousarray(numbers).tobytes()
     dims = b"".join(_integer(1, size) for size in numbers.shape)
-    serialised = dims + _integer(2, code) + _bytes(8, name.encode()) + _bytes(9, raw)
+    serialised = dims + _integer(2, _code(element)) + _bytes(8, name.encode()) + _bytes(9, raw)
     return Constant(name, element, numbers.shape, raw, serialised=serialised)
 
 
@@ -110,9 +136,7 @@ def opened(model: bytes, folder: Path, entries: Mapping[str, str] = NONE) -> Any
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 3, 1
-    options.add_session_config_entry(
-        "session.model_external_initializers_file_folder_path", str(folder)
-    )
+    options.add_session_config_entry(FOLDER, str(folder))
     for name, value in entries.items():
         options.add_session_config_entry(name, value)
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
@@ -135,8 +159,36 @@ def _node(node: Node) -> bytes:
 
 def _typed(name: str, element: str) -> bytes:
     """Return a ValueInfoProto of any shape."""
-    code = next(code for code, known in TYPES.items() if known == element)
-    return _bytes(1, name.encode()) + _bytes(2, _bytes(1, _integer(1, code)))
+    return _bytes(1, name.encode()) + _bytes(2, _bytes(1, _integer(1, _code(element))))
+
+
+def _body(graph: Nodes) -> bytes:
+    """Return a subgraph, a GraphProto."""
+    content = [_bytes(1, _node(node)) for node in graph.nodes] + [_bytes(2, b"body")]
+    content += [_bytes(5, value.serialised) for value in graph.constants.values()]
+    content += [_bytes(11, graph.serialised[name]) for name in graph.inputs]
+    content += [_bytes(12, graph.serialised[name]) for name in graph.outputs]
+    return b"".join(content)
+
+
+def _content(message: bytes, number: int) -> bytes:
+    """Return the content of the first field of a message with this number; empty for none."""
+    found = fields(memoryview(message), 0, len(message))
+    return next((message[start:end] for field, _, start, end in found if field == number), b"")
+
+
+def _changed(message: bytes, changes: Mapping[int, bytes]) -> bytes:
+    """Return a message in which serialised fields replace those of the same numbers."""
+    kept = []
+    for number, kind, start, end in fields(memoryview(message), 0, len(message)):
+        if number not in changes:
+            whole = _integer(number, start) if kind == 0 else _bytes(number, message[start:end])
+            kept.append(whole)
+    return b"".join([*kept, *changes.values()])
+
+
+def _code(element: str) -> int:
+    return next(code for code, known in TYPES.items() if known == element)
 
 
 def _integer(number: int, value: int) -> bytes:

@@ -6,7 +6,7 @@ import platform
 import warnings
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ContextManager, Mapping, Optional, Sequence, Tuple
+from typing import Any, ContextManager, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -43,7 +43,9 @@ FLOAT_ACTIVATIONS = {
     "int8": EIGHT_BITS,
     "int8-32": EIGHT_BITS,
     "keep": {},
+    "mixed": {},
 }
+FOLDER = "session.model_external_initializers_file_folder_path"  # for models that are no file
 HOST_ONLY = {
     "GroupQueryAttention",
     "MoE",
@@ -127,6 +129,7 @@ class OrtGraph:
         provider: "cpu" or "cuda".
         threads: threads per operator; None uses all cores.
         capture: whether steps on CUDA are captured as CUDA graphs, if the graph allows it.
+        content: serialised model to open in place of the file, with the external data of its folder.
     """
 
     strided = False
@@ -138,6 +141,7 @@ class OrtGraph:
         provider: str,
         threads: Optional[int],
         capture: bool = True,
+        content: bytes = b"",
     ) -> None:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
@@ -169,7 +173,10 @@ class OrtGraph:
             refused(path),
             mapped_weights(options, path.parent, manifest, provider) as weights,
         ):
-            self.session, captures = _opened(path, options, provider, captures)
+            if content:
+                options.add_session_config_entry(FOLDER, utf8(path.parent))
+            opened = content or utf8(path)
+            self.session, captures = _opened(opened, options, provider, captures)
             self.session.posenc_weights = (
                 weights  # the session reads them, so they must live as long
             )
@@ -306,13 +313,19 @@ class OrtGraph:
         return binding
 
 
-def _opened(path: Path, options: Any, provider: str, captures: bool) -> Tuple[Any, bool]:
-    """Open a session. Return it, and whether it captures CUDA graphs, which versions of ONNX Runtime may refuse other than the one that the table of kernels is of."""
+def _opened(
+    model: Union[str, bytes], options: Any, provider: str, captures: bool
+) -> Tuple[Any, bool]:
+    """Open a session on a file or a serialised model.
+
+    Return it, and whether it captures CUDA graphs, which versions of ONNX Runtime may refuse other
+    than the one that the table of kernels is of.
+    """
     name, given = PROVIDERS[provider]
     providers = [(name, {**given, "enable_cuda_graph": "1"} if captures else given)]
     try:
         return onnxruntime.InferenceSession(
-            utf8(path),
+            model,
             options,
             providers=providers,
             enable_fallback=0,
@@ -322,7 +335,7 @@ def _opened(path: Path, options: Any, provider: str, captures: bool) -> Tuple[An
         if not captures:
             raise
         cuda_steps.warn_uncaptured(error)
-        return _opened(path, options, provider, captures=False)
+        return _opened(model, options, provider, captures=False)
 
 
 def _repeats(manifest: Manifest) -> bool:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 from posenc_export.runtime.artefact import pt2_archive
 from posenc_export.runtime.artefact.archive import Repacked, check_archive, read_most
@@ -60,13 +60,17 @@ def load_torch(folder: Path, manifest: Manifest, threads: Optional[int]) -> Torc
 
 
 def _script(path: Path, manifest: Manifest) -> Any:
+    return read_script(path).forward  # without the hooks of torch.nn.Module, which take several us
+
+
+def read_script(path: Path) -> Any:
+    """Read the torch.jit.ScriptModule of model.pt. Raise ValueError as `load_torch` does."""
     import torch
 
     _check_archive(path)
     try:
-        return torch.jit.load(
-            utf8(path)
-        ).forward  # without the hooks of torch.nn.Module, which take several us
+        with quiet(DeprecationWarning, FutureWarning):  # torch.jit warns at every call
+            return torch.jit.load(utf8(path))
     except (
         RuntimeError,
         ValueError,
@@ -78,15 +82,16 @@ def _script(path: Path, manifest: Manifest) -> Any:
 def _program(path: Path, manifest: Manifest) -> Any:
     program = read_program(path, manifest)
     with _refusing_damage(path):
-        values = {**program.constants, **program.state_dict}
-        weights = [
-            values[spec.target]
-            for spec in program.graph_signature.input_specs
-            if spec.target is not None
-        ]
         # The graph itself, whose first arguments are the weights. `program.module()` looks up each weight in its submodules, flattens nested arguments, and
         # compares every size with its range: most of the time of a small model's step.
-        return _nested(partial(program.graph_module.forward, *weights), manifest)
+        return nested(partial(program.graph_module.forward, *weights_of(program)), manifest)
+
+
+def weights_of(program: Any) -> List[Any]:
+    """Return the tensors that are the first arguments of the graph of a torch.export.ExportedProgram."""
+    values = {**program.constants, **program.state_dict}
+    specs = program.graph_signature.input_specs
+    return [values[spec.target] for spec in specs if spec.target is not None]
 
 
 def _native(path: Path, manifest: Manifest) -> Any:
@@ -111,12 +116,10 @@ def _native(path: Path, manifest: Manifest) -> Any:
             ]
         )
 
-    return _nested(contiguous, manifest)
+    return nested(contiguous, manifest)
 
 
-def _nested(
-    run: Callable[..., Any], manifest: Manifest
-) -> Callable[..., Tuple[Any, Sequence[Any]]]:
+def nested(run: Callable[..., Any], manifest: Manifest) -> Callable[..., Tuple[Any, Sequence[Any]]]:
     """Return a function that takes the arguments of TorchGraph's module, passes them to `run` as single tensors, and returns the output and the list of states."""
     first_state = 2 if manifest.states and manifest.states[0].past == "past_positions" else 1
 

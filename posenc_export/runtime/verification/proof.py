@@ -9,9 +9,9 @@ Shapes: B batch, L tokens of a sequence, V numbers of an output.
 import hashlib
 import math
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
-from typing import Any, Dict, List, Optional, Tuple, cast
+from typing import Any, Dict, List, Optional, Tuple, Union, cast
 
 import msgspec
 import numpy as np
@@ -21,6 +21,7 @@ from posenc_export.runtime.artefact.certificate import FAILED, Check, Proof, pas
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.schema import Reference
 from posenc_export.runtime.graphs import providers
+from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification.scenarios import Case
 from posenc_export.shared.numerics import LIMIT, rounding_tolerance
@@ -53,11 +54,17 @@ class Accuracy:
         float  # bound of the error of a cell (numerics.cell_error) that is compared with the module
     )
     noise: float = 0.0  # root mean square error of one rounded product, relative to it (numerics.rounding_tolerance); 0 if activations are not rounded
+    float32: float = 0.0  # tolerance of the float32 form of the artefact; 0 if it has none
 
     @property
     def rounds(self) -> bool:
         """Whether activations are rounded."""
         return self.noise > 0
+
+    @property
+    def stated(self) -> float:
+        """The tolerance that a certificate states: that of the float32 form, if there is one."""
+        return self.float32 or self.tolerance
 
 
 def accuracy_on(provider: str, reference: Reference, tolerance: Optional[float] = None) -> Accuracy:
@@ -65,7 +72,8 @@ def accuracy_on(provider: str, reference: Reference, tolerance: Optional[float] 
 
     Args:
         reference: of the artefact.
-        tolerance: bound given by the user; None for that of the export.
+        tolerance: bound given by the user: of the float32 form of an artefact that rounds activations,
+            or of the provider's outputs if that is not the CPU; None for that of the export.
 
     Raises:
         ValueError: a given tolerance outside 0 .. 1, or one of the export above numerics.LIMIT that is not given again.
@@ -73,8 +81,9 @@ def accuracy_on(provider: str, reference: Reference, tolerance: Optional[float] 
     check_tolerance(tolerance)
     accuracy = default_accuracy(provider, reference)
     if tolerance is not None:
-        return Accuracy(tolerance, accuracy.noise)
-    if (bound := accuracy.tolerance) > LIMIT:
+        of_form = accuracy.float32 and provider == "cpu"
+        return replace(accuracy, **{"float32" if of_form else "tolerance": tolerance})
+    if (bound := max(accuracy.tolerance, accuracy.float32)) > LIMIT:
         raise ValueError(
             f"verify: expected an artefact with a tolerance of at most {LIMIT}, got {bound:.2g}; export it again, or give tolerance {bound:.2g}"
         )
@@ -86,7 +95,9 @@ def default_accuracy(provider: str, reference: Reference) -> Accuracy:
     added = providers.noise(provider)
     noise = math.hypot(reference.noise, added)
     return Accuracy(
-        max(reference.tolerance, rounding_tolerance(noise)) if added else reference.tolerance, noise
+        max(reference.tolerance, rounding_tolerance(noise)) if added else reference.tolerance,
+        noise,
+        reference.float32,
     )
 
 
@@ -157,6 +168,24 @@ class Measured:
     bounds: Dict[str, float] = field(default_factory=dict)
     failures: Dict[str, str] = field(default_factory=dict)  # message of the graph that failed
     checks: Dict[str, Check] = field(default_factory=dict)
+
+    def named(self, prefix: str) -> "Measured":
+        """Return the same figures with a prefix before the name of each cell."""
+        return Measured(
+            {f"{prefix}{name}": error for name, error in self.cells.items()},
+            {f"{prefix}{name}": bound for name, bound in self.bounds.items()},
+            {f"{prefix}{name}": message for name, message in self.failures.items()},
+            self.checks,
+        )
+
+    def joined(self, other: "Measured") -> "Measured":
+        """Return the figures of both."""
+        return Measured(
+            self.cells | other.cells,
+            self.bounds | other.bounds,
+            self.failures | other.failures,
+            self.checks | other.checks,
+        )
 
     def exceeds(self, tolerance: float) -> bool:
         """Whether a cell exceeds its tolerance, which is `tolerance` unless `bounds` has another."""
@@ -294,13 +323,17 @@ def _bits(shape: Tuple[int, ...], name: str) -> np.ndarray:
 
 
 def certificate(
-    session: Session, accuracy: Accuracy, measured: Measured, quick: bool = False
+    ran: Union[Session, Model], accuracy: Accuracy, measured: Measured, quick: bool = False
 ) -> Proof:
-    """Return a certificate in the form of the manifest (artefact.certificate)."""
+    """Return a certificate in the form of the manifest (artefact.certificate).
+
+    Args:
+        ran: what was measured.
+    """
     content: Dict[str, Any] = {
-        "tolerance": accuracy.tolerance,
-        "provider": session.provider,
-        "machine": machine_of(session),
+        "tolerance": accuracy.stated,
+        "provider": ran.provider,
+        "machine": machine_of(ran),
         "cells": measured.cells,
         "bounds": measured.bounds,
         "failures": measured.failures,
@@ -310,11 +343,11 @@ def certificate(
     return cast(Proof, {"passed": passes(content), **content})
 
 
-def machine_of(session: Session) -> str:
+def machine_of(ran: Union[Session, Model]) -> str:
     """Return the name of the processor or GPU, and the library that runs the graph with its version."""
-    distribution = providers.distribution_of(session.provider, session.manifest)
+    distribution = providers.distribution_of(ran.provider, ran.manifest)
     described = (
-        f"{machine.gpu() if session.provider == 'cuda' else machine.processor()}, {distribution}"
+        f"{machine.gpu() if ran.provider == 'cuda' else machine.processor()}, {distribution}"
     )
     for name in (distribution, f"{distribution}-gpu", f"{distribution}-webgpu"):
         with suppress(metadata.PackageNotFoundError):

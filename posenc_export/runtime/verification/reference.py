@@ -40,7 +40,9 @@ def write(manifest: Manifest, expected: Expected, accuracy: Accuracy, folder: Pa
         accuracy: of a correct artefact.
     """
     filled = expected.filled is not None
-    reference = Reference(_columns(manifest, filled), accuracy.tolerance, filled, accuracy.noise)
+    reference = Reference(
+        _columns(manifest, filled), accuracy.tolerance, filled, accuracy.noise, accuracy.float32
+    )
     columns = columns_of(manifest, reference)
     parts: List[np.ndarray] = []
     for case in expected.cases.values():

@@ -96,7 +96,7 @@ def test_the_rounded_weights_are_verified_in_float32(
         dtype="bfloat16",
         progress=said.append,
     )
-    assert manifest.certificate is None and "ort-cuda: float32 artefact for verification" in said
+    assert manifest.certificate is None and "ort-cuda: verifying the float32 form" in said
     assert [path.name for path in tmp_path.iterdir()] == ["artefact"]
 
     def wrong(op: Any, node: Any) -> Any:

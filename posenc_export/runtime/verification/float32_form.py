@@ -1,0 +1,134 @@
+"""The float32 form of an artefact whose activations are rounded: the same file with nodes that compute in float32.
+
+Weights keep the values that the file has. Products, caches and outputs are float32, so that the
+outputs are those of the module up to the tolerance of float32. Inputs keep their element types.
+https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md describes the operators.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Dict, Iterator, List, Optional
+
+import msgspec
+
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.artefact.rules import graph_file
+from posenc_export.runtime.graphs.onnx_nodes import Node, Nodes, read
+from posenc_export.runtime.graphs.onnx_parts import (
+    new_node,
+    retyped,
+    serialised,
+    with_attribute,
+    without_attributes,
+)
+from posenc_export.runtime.graphs.providers import TORCH_TARGETS
+from posenc_export.runtime.session.model import Model
+from posenc_export.runtime.verification.wider_floats import HALF, widened
+
+ROUNDED, FLOATS = 4, 1  # accuracy_level of MatMulNBits with activations in 8 bits, and in float32
+# Of GroupQueryAttention with caches of 8 bits: its attributes, and the inputs before their scales.
+CACHE_ATTRIBUTES = ("k_quant_type", "v_quant_type", "kv_cache_bit_width")
+BEFORE_SCALES = 12
+
+
+def load_form(folder: Path, manifest: Manifest, threads: Optional[int]) -> Model:
+    """Load the float32 form of an artefact whose files were checked, on provider cpu.
+
+    Args:
+        manifest: of the artefact.
+        threads: threads per operator; None uses all cores.
+
+    Raises:
+        ValueError: the graph cannot be read, or ONNX Runtime refuses it.
+        OSError: a file cannot be read.
+    """
+    described = _described(manifest)
+    if manifest.target in TORCH_TARGETS:
+        from posenc_export.runtime.graphs.torch_float32 import load_float32
+
+        return Model(load_float32(folder, manifest, described, threads), folder)
+    from posenc_export.runtime.graphs.ort_graph import OrtGraph
+
+    path = folder / graph_file(manifest)
+    content = float32_form(path, manifest)
+    return Model(OrtGraph(path, described, "cpu", threads, content=content), folder)
+
+
+def float32_form(path: Path, manifest: Manifest) -> bytes:
+    """Return the float32 form of model.onnx as a serialised model.
+
+    Raises:
+        ValueError: the file is no model.
+        OSError: the file cannot be read.
+    """
+    graph = read(path)
+    ends = {name for state in manifest.states for name in (state.past, state.present)}
+    if manifest.dtype in HALF:
+        graph = widened(graph, ends)
+    graph.nodes = list(_float_products(graph))
+    if manifest.cache:
+        graph = _with_float_caches(graph, manifest)
+    return serialised(graph, graph.nodes, graph.outputs, list(graph.inputs))
+
+
+def _described(manifest: Manifest) -> Manifest:
+    """Return the manifest of the form. Its dtype stays that of the inputs."""
+    weights = manifest.weights
+    return manifest.replace(
+        outputs=[msgspec.structs.replace(value, dtype="float32") for value in manifest.outputs],
+        states=[
+            msgspec.structs.replace(state, dtype="float32")
+            if state.dtype in (*HALF, "int8")
+            else state
+            for state in manifest.states
+        ],
+        weights=weights and msgspec.structs.replace(weights, activations="float32"),
+        cache="",
+    )
+
+
+def _float_products(graph: Nodes) -> Iterator[Node]:
+    """Yield the nodes of a graph, with products that read activations in float32.
+
+    MatMulNBits with 8 bits computes in float32 too if its accuracy_level is 1 (ONNX Runtime 1.31).
+    """
+    sources = {node.outputs[0]: node for node in graph.nodes}
+    integer = {node.outputs[0]: node for node in graph.nodes if _multiplies_integers(node)}
+    for node in graph.nodes:
+        if node.attributes.get("accuracy_level") == ROUNDED:
+            yield with_attribute(node, "accuracy_level", FLOATS)
+        elif node.operator == "Mul" and node.inputs[0] in integer:
+            product = integer[node.inputs[0]]
+            codes, scales, weight = (
+                product.inputs[1],
+                product.inputs[3],
+                f"{node.outputs[0]}.weight",
+            )
+            yield new_node("DequantizeLinear", [codes, scales], [weight], {"axis": 1})
+            activations = sources[product.inputs[0]].inputs[0]  # of QuantizeLinear
+            yield new_node("MatMul", [activations, weight], node.outputs)
+        elif not _multiplies_integers(node):
+            yield node
+
+
+def _multiplies_integers(node: Node) -> bool:
+    return node.operator == "MatMulIntegerToFloat"
+
+
+def _with_float_caches(graph: Nodes, manifest: Manifest) -> Nodes:
+    """Return a graph whose cached keys and values are float32 instead of 8 bits."""
+    nodes: List[Node] = []
+    for node in graph.nodes:
+        if "kv_cache_bit_width" in node.attributes:
+            node = without_attributes(node, CACHE_ATTRIBUTES)
+            node = replace(node, inputs=node.inputs[:BEFORE_SCALES])
+            while not node.inputs[-1]:
+                node.inputs.pop()
+        nodes.append(node)
+    stored = [state for state in manifest.states if state.dtype == "int8"]
+    described: Dict[str, bytes] = {
+        name: retyped(graph.serialised[name], "float")
+        for state in stored
+        for name in (state.past, state.present)
+    }
+    return replace(graph, nodes=nodes, serialised={**graph.serialised, **described})

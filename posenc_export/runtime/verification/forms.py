@@ -1,0 +1,69 @@
+"""Measure an artefact that rounds activations: its float32 form, and the artefact as exported.
+
+The float32 form shows whether the graph is right, at the tolerance of float32. The error of the
+artefact as exported is that of rounding. On the CPU it is reported and has no limit.
+"""
+
+from pathlib import Path
+from typing import Callable, Optional
+
+from posenc_export.runtime.artefact.certificate import EXPORTED, FINITE, FORM
+from posenc_export.runtime.session.model import Model
+from posenc_export.runtime.verification.cells import QUICK
+from posenc_export.runtime.verification.measuring import measure, sessions
+from posenc_export.runtime.verification.proof import Accuracy, Expected, Measured
+
+
+def measured(
+    model: Model,
+    folder: Path,
+    expected: Expected,
+    accuracy: Accuracy,
+    progress: Callable[[str], None],
+    threads: Optional[int] = 1,
+    quick: bool = False,
+) -> Measured:
+    """Measure every cell of the float32 form, if the artefact has one, and of the artefact.
+
+    Args:
+        model: loaded from `folder`.
+        threads: threads per operator of the model and its form.
+        quick: run one scenario for each kind of call.
+
+    Raises:
+        ModuleNotFoundError: the artefact has a form, and ONNX Runtime is not installed.
+        ValueError: the form cannot be loaded.
+    """
+    only = QUICK if quick else ()
+    if not accuracy.float32:
+        session, *workers = sessions(model, threads)
+        return measure(session, expected, accuracy, progress, workers, only=only)
+    from posenc_export.runtime.verification.float32_form import load_form
+
+    form = load_form(folder, model.manifest, threads)
+    of_both = of_form(form, expected, accuracy, progress, threads, quick)
+    del form  # and its memory
+    progress(f"{model.manifest.target}: verifying as exported")
+    limit = accuracy
+    if model.provider == "cpu":
+        limit, only = Accuracy(FINITE), QUICK
+    session, *workers = sessions(model, threads)
+    exported = measure(session, expected, limit, progress, workers, only=only)
+    exported.bounds = {name: limit.tolerance for name in exported.cells} | exported.bounds
+    return of_both.joined(exported.named(EXPORTED))
+
+
+def of_form(
+    form: Model,
+    expected: Expected,
+    accuracy: Accuracy,
+    progress: Callable[[str], None],
+    threads: Optional[int] = 1,
+    quick: bool = False,
+) -> Measured:
+    """Measure every cell of the float32 form of an artefact; see `measured`."""
+    progress(f"{form.manifest.target}: verifying the float32 form")
+    session, *workers = sessions(form, threads)
+    only = QUICK if quick else ()
+    limit = Accuracy(accuracy.float32)
+    return measure(session, expected, limit, progress, workers, only=only).named(FORM)

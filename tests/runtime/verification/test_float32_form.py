@@ -1,0 +1,182 @@
+"""The float32 form of an artefact: it computes in float32, and no honest artefact is refused for its rounded activations."""
+
+import copy
+from pathlib import Path
+from typing import Any, Dict
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from bench.planted_faults import described
+from posenc_export.commands.cli import main
+from posenc_export.export import VerificationError, export
+from posenc_export.export.bounds import extent
+from posenc_export.export.targets import pt2_file, torchscript_file
+from posenc_export.models.presets import seeded
+from posenc_export.runtime import verify
+from posenc_export.runtime.artefact.certificate import (
+    EXPORTED,
+    FAILED,
+    FINITE,
+    FORM,
+    bound_of,
+    exported_error,
+    passes,
+)
+from posenc_export.runtime.verification import proof, reference
+from posenc_export.runtime.verification.cells import QUICK
+from posenc_export.runtime.verification.float32_form import load_form
+from posenc_export.runtime.verification.measuring import measure
+from posenc_export.shared.numerics import tolerance
+from tests.tiny import block
+from tests.traces import sources
+
+pytestmark = pytest.mark.xdist_group("rope")
+OUTLIER, CHANNELS = 100.0, [3, 17]
+FORMATS: Dict[str, Dict[str, Any]] = {
+    "float16": {"dtype": "float16"},
+    **{name: {"weights": name} for name in ("int8", "int8-32", "int4", "int4-128")},
+    "cache int8": {"cache": "int8"},
+}
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_products_of_accuracy_level_1_are_float32(bits: int, tokens: int) -> None:
+    chance = np.random.default_rng(bits)
+    codes = chance.integers(0, 2**bits, (24, 3, 32)).astype(np.uint8)
+    scales = chance.uniform(0.001, 0.01, (24, 3)).astype(np.float32)
+    stored = codes if bits == 8 else codes[..., 0::2] | codes[..., 1::2] << 4
+    x = chance.standard_normal((tokens, 96)).astype(np.float32)
+    weight = ((codes - float(1 << (bits - 1))) * scales[..., None].astype(np.float64)).reshape(
+        24, 96
+    )
+    sizes = {"K": 96, "N": 24, "bits": bits, "block_size": 32, "accuracy_level": 1}
+    node = helper.make_node("MatMulNBits", ["x", "b", "s"], ["y"], domain="com.microsoft", **sizes)
+    values = [
+        helper.make_tensor_value_info(n, TensorProto.FLOAT, ["m", k])
+        for n, k in (("x", 96), ("y", 24))
+    ]
+    constants = [
+        helper.make_tensor("b", TensorProto.UINT8, stored.shape, stored.tobytes(), raw=True),
+        helper.make_tensor("s", TensorProto.FLOAT, scales.shape, scales.tobytes(), raw=True),
+    ]
+    opsets = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
+    graph = helper.make_graph([node], "g", values[:1], values[1:], constants)
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    error = np.abs(session.run(None, {"x": x})[0] - x.astype(np.float64) @ weight.T)
+    # Kernels sum zero points apart, so that terms are as large as codes times scales.
+    terms = np.abs(x).astype(np.float64) @ (codes * scales[..., None]).reshape(24, 96).T
+    assert (error <= (96 + 4) * 2.0**-24 * terms).all()
+
+
+def _with_outliers() -> Any:
+    """Return a decoder with two channels of activations that are 100 times as large as the others."""
+    model = seeded(described("rope", 2))
+    for name, weight in model.named_parameters():
+        if "norm" in name:
+            weight.data[CHANNELS] *= OUTLIER
+        elif name.endswith(("qkv.weight", "gate.weight", "up.weight")):
+            weight.data[:, CHANNELS] /= OUTLIER
+    return model
+
+
+def _arguments(format_: str, folder: Path) -> Dict[str, Any]:
+    sample = folder / "sample.txt"
+    content = np.random.default_rng(0).integers(0, 256, 4096).astype(np.uint8)
+    sample.write_bytes(content.tobytes())
+    return {**FORMATS[format_], **({"calibrate": sample} if "cache" in format_ else {})}
+
+
+@pytest.mark.parametrize(
+    "format_",
+    [
+        "float16",
+        "int8",
+        *(
+            pytest.param(name, marks=pytest.mark.exhaustive)
+            for name in ("int4", "int4-128", "cache int8")
+        ),
+    ],
+)
+def test_a_model_with_outliers_in_its_activations_is_accepted(format_: str, tmp_path: Path) -> None:
+    given = {**_arguments(format_, tmp_path), "max_loss": 1000.0}
+    found = export(_with_outliers(), "ort", tmp_path / "made", **given).certificate
+    assert found is not None and found["passed"] and found["tolerance"] < 1e-4
+
+
+def test_a_large_error_of_rounding_is_reported_and_refuses_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "made"
+    given = {"weights": "int8-32", "max_loss": 1000.0, "verify": "quick"}
+    found = export(_with_outliers(), "ort", folder, **given).certificate
+    assert found is not None and found["passed"] and (exported_error(found) or 0) > 0.1
+    assert main(["verify", str(folder), "--quick"]) == 0
+    said = f"as exported, which rounds activations or caches, errors are within {exported_error(found):.1e}"
+    assert said in capsys.readouterr().out
+    assert main(["inspect", str(folder)]) == 0
+    assert f"({exported_error(found):.1e} as exported)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_output_as_exported_that_is_not_finite_fails() -> None:
+    cells = {f"{FORM}steps": 1e-7, f"{EXPORTED}steps": 0.9}
+    found = {"cells": cells, "tolerance": 1e-5, "bounds": {f"{EXPORTED}steps": FINITE}}
+    assert passes(found)
+    assert not passes({**found, "cells": {**cells, f"{EXPORTED}steps": FAILED}})
+
+
+HALF = [
+    ("rope", "ort", "float16"),
+    ("rope", "onnx", "float16"),
+    ("rope", "torchscript", "float16"),
+    ("rope", "pt2", "float16"),
+    ("rope", "ort-cuda", "bfloat16"),
+    ("rope_longrope", "ort", "float16"),  # branches of If, whose nodes are rewritten too
+    ("t5", "ort", "float16"),
+]
+
+
+@pytest.mark.parametrize(("variant", "target", "dtype"), HALF)
+def test_a_file_of_half_precision_has_a_form_within_the_tolerance_of_float32(
+    variant: str, target: str, dtype: str, tmp_path: Path
+) -> None:
+    model = sources(block(variant))
+    manifest = export(model, target, tmp_path / "made", dtype=dtype, verify=False)
+    expected = reference.read(manifest, tmp_path / "made")
+    session = load_form(tmp_path / "made", manifest, 1).session()
+    accuracy = proof.Accuracy(tolerance("float32", *extent(model.model)))
+    found = measure(session, expected, accuracy, lambda _: None, only=QUICK)
+    assert found.cells and not found.exceeds(accuracy.tolerance)
+
+
+@pytest.mark.parametrize(("target", "file"), [("torchscript", torchscript_file), ("pt2", pt2_file)])
+def test_a_program_of_torch_in_half_precision_with_scores_1_percent_off_is_refused(
+    target: str, file: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = file.wrap
+
+    def wrong(model: Any, signature: str) -> Any:
+        made = copy.deepcopy(model)
+        projection = made.attentions()[0].projection
+        projection.qkv.weight.data[: projection.qkv.weight.shape[0] // 2] *= 1.01
+        return right(made, signature)
+
+    monkeypatch.setattr(file, "wrap", wrong)
+    with pytest.raises(VerificationError, match="at 'float32 form: "):
+        export(sources(block("rope")), target, tmp_path / "made", dtype="float16", verify="quick")
+
+
+def test_the_tolerance_that_a_user_gives_is_that_of_the_float32_form_on_the_cpu(
+    tmp_path: Path,
+) -> None:
+    export(sources(block("rope")), "ort", tmp_path / "made", dtype="float16", verify=False)
+    found = verify(tmp_path / "made", "cpu", tolerance=1e-9, quick=True)
+    assert found["tolerance"] == 1e-9 and not found["passed"]
+    failed = [name for name, error in found["cells"].items() if error > bound_of(found, name)]
+    assert failed and all(name.startswith(FORM) for name in failed)
