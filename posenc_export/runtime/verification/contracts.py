@@ -9,7 +9,7 @@ Shapes: M tokens, K inputs, N outputs.
 """
 
 from dataclasses import dataclass
-from typing import Iterator, Tuple
+from typing import Iterator, Tuple, Union
 
 import numpy as np
 
@@ -122,9 +122,11 @@ class Activations:
         return Activations(((lowest + highest) / 2).astype(np.float32), largest / 127, flat)
 
 
-def codes_of(quotients: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-    """Return the least and the greatest code of quotients, of which a kernel computes one within 4 u of its size."""
-    away = 0.5 + 4 * UNIT * np.abs(quotients)
+def codes_of(
+    quotients: np.ndarray, error: Union[np.ndarray, float] = 0.0
+) -> Tuple[np.ndarray, np.ndarray]:
+    """Return the least and the greatest code of quotients, of which a kernel computes one within 4 u of its size, plus an error."""
+    away = 0.5 + 4 * UNIT * np.abs(quotients) + error
     lowest, highest = np.ceil(quotients - away), np.floor(quotients + away)
     return np.clip(lowest, -128, 127), np.clip(highest, -128, 127)
 

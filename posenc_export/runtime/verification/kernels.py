@@ -3,7 +3,7 @@
 import platform
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -31,6 +31,7 @@ class Place:
         wrong: what is wrong with its attributes; empty for nothing.
         alone: nodes that compute the outputs from the first of `reads`. They run as a graph of their own, on the recorded inputs,
             and the outputs are not recorded; empty if they are.
+        skipped: attributes that its contract does not describe, so that it is not compared; empty for none.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Place:
     ratios: Callable[[Sequence[Record]], np.ndarray]
     wrong: str = ""
     alone: Tuple[Node, ...] = ()
+    skipped: str = ""
 
 
 class Graph:
@@ -77,15 +79,6 @@ class Graph:
     def numbers(self, name: str) -> np.ndarray:
         """Return the numbers of a value that has those of a constant."""
         return self.nodes.constants[self.source(name)].array(self.folder)
-
-    def places(self) -> List[Place]:
-        """Return the nodes that are compared."""
-        found = [
-            PLACES[node.operator](self, node)
-            for node in self.nodes.nodes
-            if node.operator in PLACES
-        ]
-        return [place for place in found if place is not None]
 
 
 def rows(records: Sequence[Record], name: str) -> np.ndarray:

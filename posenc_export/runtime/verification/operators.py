@@ -14,9 +14,11 @@ from posenc_export.runtime.artefact.certificate import MOST_FAILURES, Check
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.onnx_nodes import read
 from posenc_export.runtime.graphs.onnx_parts import nodes_of
-from posenc_export.runtime.verification import proof, recording
+from posenc_export.runtime.verification import kernels, proof, recording
+from posenc_export.runtime.verification.attention import cached_attention
 from posenc_export.runtime.verification.kernels import Graph, Place
 
+UNIT = "outputs of operators"
 Records = List[Dict[str, np.ndarray]]  # values of each call by name
 
 
@@ -31,21 +33,32 @@ def of_artefact(folder: Path, manifest: Manifest) -> Optional[Check]:
         GraphError: the graph failed.
     """
     graph = Graph(read(folder / "model.onnx"), folder, manifest)
-    places = graph.places()
+    places = places_of(graph)
     if not places:
         return None
     folded = {name for node in nodes_of(graph.nodes) for name in node.outputs}
     constant = folded | graph.nodes.constants.keys()
     skipped = {
-        place.name: "computed from constants when the graph is loaded"
+        place.name: place.skipped or "computed from constants when the graph is loaded"
         for place in places
-        if not constant.isdisjoint(place.reads)
+        if place.skipped or not constant.isdisjoint(place.reads)
     }
     places = [place for place in places if place.name not in skipped]
+    if not places:
+        return Check(0, UNIT, skipped=skipped)
     runs = {"one thread": _run(graph, places, 1)}
     if (os.cpu_count() or 1) > 1:
         runs["all cores"] = _run(graph, places, None)
     return _compared(places, runs, skipped)
+
+
+def places_of(graph: Graph) -> List[Place]:
+    """Return the nodes of a graph that have a contract."""
+    known = {**kernels.PLACES, "GroupQueryAttention": cached_attention}
+    places = [
+        known[node.operator](graph, node) for node in graph.nodes.nodes if node.operator in known
+    ]
+    return [place for place in places if place is not None]
 
 
 def _run(graph: Graph, places: Sequence[Place], threads: Optional[int]) -> Records:
@@ -77,7 +90,7 @@ def _compared(places: Sequence[Place], runs: Dict[str, Records], skipped: Dict[s
             call, ratio = max(zip(calls, by_call, strict=True), key=lambda item: float(item[1]))
             failures[place.name] = f"an error of {ratio:.3g} times its bound for {call}"
     first = dict(list(failures.items())[:MOST_FAILURES])
-    return Check(compared, "outputs of operators", proof.rounded_up(worst), first, skipped)
+    return Check(compared, UNIT, proof.rounded_up(worst), first, skipped)
 
 
 def _distinct(place: Place, runs: Dict[str, Records]) -> Dict[str, Dict[str, np.ndarray]]:

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from msgspec.structs import replace
 
 from posenc_export.export import VerificationError, export
 from posenc_export.models.short_forms import block_config, decoder_config
@@ -18,7 +19,7 @@ from posenc_export.runtime.graphs.onnx_nodes import read
 from posenc_export.runtime.graphs.ort_graph import session_options
 from posenc_export.runtime.verification import checks, recording
 from posenc_export.runtime.verification.kernels import Graph
-from posenc_export.runtime.verification.operators import of_artefact
+from posenc_export.runtime.verification.operators import of_artefact, places_of
 from tests.traces import sources
 
 MODEL: Any = decoder_config(64, 1, 72, block_config(40, 5, 64, kv_heads=1))
@@ -62,7 +63,7 @@ def test_every_product_of_an_artefact_keeps_its_contract(
     kind: str, artefacts: Callable[[str], Path]
 ) -> None:
     folder = artefacts(kind)
-    places = Graph(read(folder / "model.onnx"), folder, load(folder).manifest).places()
+    places = places_of(Graph(read(folder / "model.onnx"), folder, load(folder).manifest))
     rows = [place for place in places if "Gather" in place.name or "Dequant" in place.name]
     # qkv, output, gate and up together or apart, down, and the head; the table, unless in float16
     assert len(places) - len(rows) >= 5 and len(rows) == ("float16" not in kind)
@@ -86,7 +87,7 @@ def test_recorded_outputs_change_no_kernel(
     graph = Graph(read(folder / "model.onnx"), folder, manifest)
     recorded = [
         name
-        for place in graph.places()
+        for place in places_of(graph)
         if not place.alone
         for name in (*place.reads, place.output)
         if name not in graph.nodes.inputs
@@ -147,7 +148,7 @@ def spoiled(
     init = recording.Recorder.__init__
 
     def with_places(self: Any, graph: Graph, *arguments: Any) -> None:
-        self.places = graph.places()
+        self.places = places_of(graph)
         init(self, graph, *arguments)
 
     monkeypatch.setattr(recording.Recorder, "__init__", with_places)
@@ -229,7 +230,65 @@ def test_kernels_for_several_tokens_and_for_one_are_compared(
     folder = artefacts("int4-ort")
     graph = Graph(read(folder / "model.onnx"), folder, load(folder).manifest)
     sizes: List[int] = []
-    place = next(place for place in graph.places() if place.name.startswith("MatMulNBits"))
+    place = next(place for place in places_of(graph) if place.name.startswith("MatMulNBits"))
     for record in recording.recorded(graph, [place.output], 1):
         sizes.append(record[place.output].shape[1])
     assert sizes == [5, 1, 2]
+
+
+@pytest.fixture(scope="module", params=[-1, 3], ids=["all tokens", "a window"])
+def cached(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the artefact of a block with an 8-bit cache."""
+    config = block_config(64, 4, 64, kv_heads=2, head_size=16)
+    if request.param > 0:
+        sees = {"name": "window", "size": request.param}
+        config = replace(config, attention=replace(config.attention, sees=sees))
+    base = tmp_path_factory.mktemp("cached")
+    hidden = np.random.default_rng(0).standard_normal((2048, 64)).astype(np.float32)
+    np.save(base / "x.npy", hidden)
+    how = {"calibrate": base / "x.npy", "cache": "int8"}
+    export(sources(config), "ort", base / "made", verify=False, **how)  # type: ignore[arg-type]
+    return base / "made"
+
+
+def test_attention_with_8_bit_caches_keeps_its_contract(cached: Path) -> None:
+    check = checked(cached)
+    assert check.failures == {} and check.skipped == {} and 0 < check.worst <= 1
+
+
+def _code(record: Dict[str, np.ndarray]) -> None:
+    """Change the code that one call wrote, in its lowest bit."""
+    codes = record["present.0.key"] = record["present.0.key"].copy()
+    codes[0, 1, int(record["total_sequence_length"]) - 1, 3] ^= 1
+
+
+def _scales(record: Dict[str, np.ndarray]) -> None:
+    """Read values with the scales of the channels before."""
+    name = next(name for name in record if "groupqueryattention" in name)
+    channels = record[name].reshape(1, -1, 4, 16)
+    factor = np.linspace(1, 1.01, 16, dtype=np.float32)
+    record[name] = (channels * np.roll(factor, 1) / factor).reshape(record[name].shape)
+
+
+def _slot(record: Dict[str, np.ndarray]) -> None:
+    """Read a slot in place of the one after it."""
+    values = record["present.0.value"] = record["present.0.value"].copy()
+    end = int(record["total_sequence_length"]) - 1
+    values[0, :, end - 1] = values[0, :, end]
+
+
+@pytest.mark.parametrize("change", [_code, _scales, _slot], ids=["code", "scales", "slot"])
+def test_wrong_8_bit_caches_are_found(
+    change: Callable[[Dict[str, np.ndarray]], None], cached: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = recording.Recorder.run
+
+    def wrong(self: Any, caches: Any, call: Any) -> np.ndarray:
+        output = run(self, caches, call)
+        if call.new == 1:
+            change(self.record[-1])
+        return output
+
+    monkeypatch.setattr(recording.Recorder, "run", wrong)
+    ((name, failure),) = checked(cached).failures.items()
+    assert name == "GroupQueryAttention past_key_values.0.key" and "of 1 tokens" in failure
