@@ -16,6 +16,7 @@ from posenc_export.runtime.graphs.onnx_nodes import read
 from posenc_export.runtime.graphs.onnx_parts import nodes_of
 from posenc_export.runtime.verification import kernels, proof, recording
 from posenc_export.runtime.verification.attention import cached_attention
+from posenc_export.runtime.verification.experts import chosen_experts
 from posenc_export.runtime.verification.kernels import Graph, Place
 
 UNIT = "outputs of operators"
@@ -54,7 +55,7 @@ def of_artefact(folder: Path, manifest: Manifest) -> Optional[Check]:
 
 def places_of(graph: Graph) -> List[Place]:
     """Return the nodes of a graph that have a contract."""
-    known = {**kernels.PLACES, "GroupQueryAttention": cached_attention}
+    known = {**kernels.PLACES, "GroupQueryAttention": cached_attention, "QMoE": chosen_experts}
     places = [
         known[node.operator](graph, node) for node in graph.nodes.nodes if node.operator in known
     ]

@@ -236,6 +236,35 @@ def test_kernels_for_several_tokens_and_for_one_are_compared(
     assert sizes == [5, 1, 2]
 
 
+@pytest.fixture(scope="module", params=["int4", "int8"])
+def experts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the artefact of a decoder with experts whose gates are limited."""
+    plain = decoder_config(64, 1, 40, block_config(40, 4, 24, kv_heads=2))
+    mlp = {"name": "experts", "hidden": 24, "experts": 3, "chosen": 2}
+    mlp |= {"bias": True, "unit": {"name": "clamped", "limit": 0.4}}
+    layers = {name: replace(kind, mlp=mlp) for name, kind in plain.layers.items()}
+    folder = tmp_path_factory.mktemp("experts") / "made"
+    config = replace(plain, layers=layers)
+    export(sources(config), "ort", folder, verify=False, weights=request.param)
+    return folder
+
+
+def test_chosen_experts_keep_their_contract(experts: Path) -> None:
+    places = places_of(Graph(read(experts / "model.onnx"), experts, load(experts).manifest))
+    assert sum(place.name.startswith("QMoE") for place in places) == 1
+    check = checked(experts)
+    assert check.failures == {} and check.skipped == {} and 0 < check.worst <= 1
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_experts_that_compute_other_numbers_are_found(
+    change: str, experts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoiled(CHANGES[change], monkeypatch, "gates.alternating.codes")
+    ((name, failure),) = checked(experts).failures.items()
+    assert name.startswith("QMoE") and float(failure.split()[3]) > 2
+
+
 @pytest.fixture(scope="module", params=[-1, 3], ids=["all tokens", "a window"])
 def cached(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the artefact of a block with an 8-bit cache."""
