@@ -14,6 +14,7 @@ from posenc_export.runtime.artefact.certificate import MOST_FAILURES, Check
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.onnx_nodes import read
 from posenc_export.runtime.graphs.onnx_parts import nodes_of
+from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.verification import kernels, proof, recording
 from posenc_export.runtime.verification.attention import cached_attention
 from posenc_export.runtime.verification.experts import chosen_experts
@@ -29,9 +30,6 @@ def of_artefact(folder: Path, manifest: Manifest) -> Optional[Check]:
     Args:
         folder: of the artefact, whose files were checked.
         manifest: of the artefact.
-
-    Raises:
-        GraphError: the graph failed.
     """
     graph = Graph(read(folder / "model.onnx"), folder, manifest)
     places = places_of(graph)
@@ -47,9 +45,12 @@ def of_artefact(folder: Path, manifest: Manifest) -> Optional[Check]:
     places = [place for place in places if place.name not in skipped]
     if not places:
         return Check(0, UNIT, skipped=skipped)
-    runs = {"one thread": _run(graph, places, 1)}
-    if (os.cpu_count() or 1) > 1:
-        runs["all cores"] = _run(graph, places, None)
+    try:
+        runs = {"one thread": _run(graph, places, 1)}
+        if (os.cpu_count() or 1) > 1:
+            runs["all cores"] = _run(graph, places, None)
+    except GraphError as error:
+        return Check(0, UNIT, failures={"model.onnx": str(error)}, skipped=skipped)
     return _compared(places, runs, skipped)
 
 
@@ -105,5 +106,5 @@ def _distinct(place: Place, runs: Dict[str, Records]) -> Dict[str, Dict[str, np.
                 for call in calls.values()
             )
             if not any(equal):
-                calls[f"call {index} of {recording.CALLS[index]} tokens on {threads}"] = record
+                calls[f"call {index} of {record[recording.TOKENS]} tokens on {threads}"] = record
     return calls

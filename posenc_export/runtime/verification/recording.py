@@ -23,6 +23,7 @@ from posenc_export.runtime.verification.kernels import Graph
 
 PROMPT = 5  # tokens: kernels for several tokens compute 2 to 4 at a time, and then the rest
 CALLS = (PROMPT, 1, 2)  # tokens of each call
+TOKENS = ""  # name of the number of tokens of a call, which no value has
 
 
 class Recorder(OrtGraph):
@@ -59,7 +60,8 @@ class Recorder(OrtGraph):
             raise GraphError(error) from None
         values = [np.array(value.numpy()) for value in binding.get_outputs()[len(caches.past) :]]
         recorded = dict(zip(names, values, strict=True))
-        self.record.append({**call.feeds, **recorded, **self._states(caches)})
+        tokens = {TOKENS: np.array(call.new)}
+        self.record.append({**tokens, **call.feeds, **recorded, **self._states(caches)})
         return recorded[output]
 
     def _states(self, caches: BufferedCaches) -> Dict[str, np.ndarray]:

@@ -262,7 +262,7 @@ def test_experts_that_compute_other_numbers_are_found(
 ) -> None:
     spoiled(CHANGES[change], monkeypatch, "gates.alternating.codes")
     ((name, failure),) = checked(experts).failures.items()
-    assert name.startswith("QMoE") and float(failure.split()[3]) > 2
+    assert name.startswith("QMoE") and "an error of" in failure
 
 
 @pytest.fixture(scope="module", params=[-1, 3], ids=["all tokens", "a window"])
