@@ -120,6 +120,24 @@ def _saturates() -> bool:
         return True
 
 
+def session_options(manifest: Manifest, threads: Optional[int]) -> Any:
+    """Return the options with which ONNX Runtime runs an artefact. threads: per operator; None uses all cores."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    # Under ALiBi, attention weights of distant keys are below 1e-38. As subnormal numbers they slow the product with the values by 1.7x at 8192 keys.
+    options.add_session_config_entry("session.set_denormal_as_zero", "1")
+    if manifest.operators.get("MatMulIntegerToFloat") and _saturates():
+        options.add_session_config_entry(
+            "session.x64quantprecision", "1"
+        )  # uses products of unsigned bytes, which are exact but slower
+    if manifest.weights is not None and manifest.weights.activations == "float32":
+        for name, value in FLOAT_ACTIVATIONS[manifest.weights.format].items():
+            options.add_session_config_entry(name, value)
+    if threads:
+        options.intra_op_num_threads = threads
+    return options
+
+
 class OrtGraph:
     """A loaded model.onnx (runtime.session.buffered_caches.Graph).
 
@@ -143,19 +161,7 @@ class OrtGraph:
         capture: bool = True,
         content: bytes = b"",
     ) -> None:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        # Under ALiBi, attention weights of distant keys are below 1e-38. As subnormal numbers they slow the product with the values by 1.7x at 8192 keys.
-        options.add_session_config_entry("session.set_denormal_as_zero", "1")
-        if manifest.operators.get("MatMulIntegerToFloat") and _saturates():
-            options.add_session_config_entry(
-                "session.x64quantprecision", "1"
-            )  # uses products of unsigned bytes, which are exact but slower
-        if manifest.weights is not None and manifest.weights.activations == "float32":
-            for name, value in FLOAT_ACTIVATIONS[manifest.weights.format].items():
-                options.add_session_config_entry(name, value)
-        if threads:
-            options.intra_op_num_threads = threads
+        options = session_options(manifest, threads)
         self.manifest, self.provider = manifest, provider
         self.device = (
             "cuda" if provider == "cuda" else "cpu"
