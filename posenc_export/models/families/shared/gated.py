@@ -154,13 +154,16 @@ def late_windows(
         rotation: encoding of all layers.
         first, window: the family's defaults of max_window_layers and sliding_window. Without the latter, use_sliding_window needs the key.
     """
-    used, first = config.flag("use_sliding_window", False), config.whole("max_window_layers", first)
-    size = config.window("sliding_window", None if window is REQUIRED and not used else window)
+    used, size = config.flag("use_sliding_window", False), None
+    if used:
+        size = config.window("sliding_window", window)
+        first = config.integer("max_window_layers", first)
+    config.ignore(("sliding_window", "max_window_layers"))  # no effect without use_sliding_window
     types = [
-        "sliding_attention" if used and size is not None and index >= first else "full_attention"
+        "sliding_attention" if size is not None and index >= first else "full_attention"
         for index in range(config.layers)
     ]
-    return config.by_type(kind, [rotation], size if used else None, types)
+    return config.by_type(kind, [rotation], size, types)
 
 
 def decoder(
