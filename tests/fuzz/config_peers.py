@@ -10,10 +10,13 @@ import numpy as np
 import torch
 import transformers
 
+from posenc_export.export import export
 from posenc_export.export.expected import eager_session
 from posenc_export.models.families import FILES
+from posenc_export.models.masked_heads import HEADS
 from posenc_export.models.pretrained import from_pretrained
-from posenc_export.runtime import Session
+from posenc_export.models.task_heads import MASKED, TASKS
+from posenc_export.runtime import Session, load
 from tests.models import checkpoints, encoders, pairs, vision_models
 from tests.models.patterns import Pairs, theirs
 
@@ -27,6 +30,7 @@ LARGEST = 1024  # size of a part above which transformers is not asked; keys tha
 UNBUILT = re.compile(
     r"position|window|token|theta|chunk|seq|max_length|floor_scale|factor"
 )  # keys of which no size of a weight follows
+LABELLED = ("SequenceClassification", "TokenClassification")  # tasks with labels in config.json
 RANGE = 512  # max_positions for types whose configuration has no such key
 
 
@@ -38,11 +42,14 @@ class Base:
         model_type: the model type.
         kind: "decoder", "encoder", "pair" (encoder and decoder) or "vision" (text model of a vision-language model).
         name: name of the model in the tests of its kind.
+        task: task of the head of an encoder, as in the names of transformers' classes; empty for
+            hidden states.
     """
 
     model_type: str
     kind: str
     name: str
+    task: str = ""
 
     @property
     def text_alone(self) -> bool:
@@ -63,6 +70,11 @@ def bases() -> Dict[str, List[Base]]:
         for model_type in (family, f"{family}_text", *(["glm46v"] if family == "glm4v" else [])):
             if model_type in found:
                 found[model_type].append(Base(model_type, "vision", name))
+    for name in encoders.MODELS:
+        model_type = name.split()[0]
+        for task, types in {**TASKS, MASKED: HEADS}.items():
+            if model_type in types:
+                found[model_type].append(Base(model_type, "encoder", name, task))
     return found
 
 
@@ -71,11 +83,21 @@ def config_of(base: Base) -> Any:
     if base.kind == "decoder":
         return checkpoints.described(base.name)
     if base.kind == "encoder":
-        return encoders.described(base.name)
+        return _with_head(encoders.described(base.name), base.task)
     if base.kind == "pair":
         kind, keys = pairs.MODELS[base.name]
         return getattr(transformers, f"{kind}Config")(**keys)
     return vision_models.described(base.name, "Glm46V" if base.model_type == "glm46v" else "")
+
+
+def _with_head(config: Any, task: str) -> Any:
+    """Return a configuration that names the class of a task, with three labels if it has any."""
+    if task:
+        auto = getattr(transformers, f"AutoModelFor{task}")
+        config.architectures = [auto._model_mapping[type(config)].__name__]
+    if task in LABELLED:
+        config.id2label = {0: "good", 1: "bad", 2: "neither"}
+    return config
 
 
 def built(base: Base, config: Mapping[str, Any]) -> Any:
@@ -92,7 +114,8 @@ def built(base: Base, config: Mapping[str, Any]) -> Any:
     if base.kind == "decoder":
         return checkpoints.randomised(transformers.AutoModelForCausalLM.from_config(made))
     if base.kind == "encoder":
-        return encoders.randomised(encoders.built(made))
+        head = f"AutoModelFor{base.task}" if base.task else "AutoModel"
+        return encoders.randomised(encoders.built(made, head))
     name = type(made).__name__.removesuffix("Config") + "ForConditionalGeneration"
     return (pairs.randomised if base.kind == "pair" else checkpoints.randomised)(
         getattr(transformers, name)(made)
@@ -123,8 +146,14 @@ class Theirs:
         self.output = "last_hidden_state" if base.kind == "encoder" else "logits"
 
     def full(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the outputs [B,S,N] of a full pass."""
-        return theirs(self.peer, tokens, self.output)
+        """Return the outputs [B,S,N] of a full pass; [B,N] of a head that reads a whole row."""
+        if not self.base.task:
+            return theirs(self.peer, tokens, self.output)
+        with torch.no_grad():
+            found = self.peer(torch.from_numpy(tokens))
+        if self.base.task == "QuestionAnswering":
+            return torch.stack((found.start_logits, found.end_logits), 2).numpy()
+        return found.logits.numpy()  # type: ignore[no-any-return]
 
     def cached(self, tokens: np.ndarray) -> np.ndarray:
         """Return the outputs of a decoder that reads FIRST tokens, then others, and the last STEPS tokens one at a time, with its own cache."""
@@ -145,21 +174,43 @@ class Theirs:
         return np.concatenate(parts, 1)
 
 
-def ours(base: Base, folder: Path, encoded: bool = True) -> Any:
-    """Return our model of a checkpoint: a session, or for a pair a Reading with the encoder's outputs.
+def loaded(base: Base, folder: Path) -> List[Any]:
+    """Return our model of a checkpoint; of a pair, the encoder and the decoder.
 
     Raises:
         ValueError: the configuration is refused.
     """
     ranged = {"max_positions": RANGE} if base.model_type == "xlnet" else {}
+    if base.kind == "pair":
+        return [from_pretrained(folder, part=part) for part in ("encoder", "decoder")]
+    return [from_pretrained(folder, **ranged)]
+
+
+def opened(base: Base, models: List[Any], folder: Path, target: str) -> Any:
+    """Return a session of our model; for a pair a Reading with the encoder's outputs.
+
+    Args:
+        models: from `loaded`.
+        folder: artefacts are written into it.
+        target: target of the artefacts; "eager" for the modules themselves.
+
+    Raises:
+        ValueError: the target refuses the model.
+    """
+    sessions = []
+    for index, model in enumerate(models):
+        if target == "eager":
+            sessions.append(eager_session(model))
+            continue
+        place = folder / f"artefact {index}"
+        export(model, target, place, verify=False)
+        sessions.append(load(place, threads=1, provider="cpu").session())
     if base.kind != "pair":
-        return eager_session(from_pretrained(folder, **ranged))
+        return sessions[0]
     read, mask = pairs.inputs(base.model_type == "whisper")
-    made = eager_session(from_pretrained(folder, part="encoder")).prefill(
-        pairs.ours_of(read), attention_mask=mask
-    )
+    made = sessions[0].prefill(pairs.ours_of(read), attention_mask=mask)
     rows = [row[seen == 1] for row, seen in zip(made, mask, strict=True)]
-    return pairs.Reading(eager_session(from_pretrained(folder, part="decoder")), rows)
+    return pairs.Reading(sessions[1], rows)
 
 
 def divisions(
@@ -170,30 +221,23 @@ def divisions(
     Args:
         tokens: two rows [2,S].
         wanted: transformers' outputs of both rows.
-        alone: transformers' outputs [1,SHORT,N] of the last SHORT tokens of the second row, as a row of its own.
+        alone: transformers' outputs [1,SHORT,N], or [1,N], of the last SHORT tokens of the second
+            row, as a row of its own.
     """
+    call = session.read_out if base.task else session.prefill
     long = tokens.shape[1]
-    seen = np.stack([np.ones(long, bool), np.arange(long) >= long - SHORT])
-    pad = np.where(seen, tokens, 0)
-    padded: List[Tuple[str, Any]] = [
-        (
-            "left padding",
-            (pad, seen, lambda made: [(made[0], wanted[0]), (made[1, long - SHORT :], alone[0])]),
-        )
-    ]
-    behind = seen[:, ::-1].copy()
-    turned = np.stack([tokens[0], np.roll(pad[1], SHORT - long)])
+    sides = {"left padding": slice(long - SHORT, long)}
     if base.kind == "encoder":
-        padded.append(
-            (
-                "right padding",
-                (turned, behind, lambda made: [(made[0], wanted[0]), (made[1, :SHORT], alone[0])]),
-            )
-        )
-    found = {"full": [(session.prefill(tokens), wanted)]}
-    for name, (rows, mask, split) in padded:
+        sides["right padding"] = slice(0, SHORT)
+    found: Dict[str, Pairs] = {"full": [(call(tokens), wanted)]}
+    for name, place in sides.items():
         _begin(session)
-        found[name] = split(session.prefill(rows, attention_mask=mask.astype(np.int64)))
+        rows, mask = np.zeros_like(tokens), np.zeros_like(tokens)
+        rows[0], rows[1, place] = tokens[0], tokens[1, -SHORT:]
+        mask[0], mask[1, place] = 1, 1
+        made = call(rows, attention_mask=mask)
+        second = made[1] if made.ndim == 2 else made[1, place]
+        found[name] = [(made[0], wanted[0]), (second, alone[0])]
     if base.kind == "encoder":
         return found
     _begin(session)
