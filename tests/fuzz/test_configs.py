@@ -75,6 +75,12 @@ FIXED: Dict[str, Any] = {
         "expected moe_layers to be a list of layers, got True",
     ),
     "another window": ("mistral", 0, {"sliding_window": 5}, "equal"),
+    "windows in all layers": (
+        "qwen3",
+        1,
+        {"max_window_layers": 0, "layer_types": DELETED},
+        "equal",
+    ),
     "a rotation that grows": (
         "qwen2_vl",
         0,
@@ -103,10 +109,11 @@ def test_a_configuration_is_read_as_transformers_reads_it_or_refused(name: str) 
 @pytest.mark.parametrize(
     "base",
     [base for each in BASES.values() for base in each],
-    ids=lambda base: f"{base.model_type} {base.name}",
+    ids=lambda base: f"{base.model_type} {base.name} {base.task}".strip(),
 )
-def test_every_base_of_the_search_equals_transformers(base: Any) -> None:
-    found = compared(base, {})
+@pytest.mark.parametrize("target", ["eager", "ort"])
+def test_every_base_of_the_search_equals_transformers(base: Any, target: str) -> None:
+    found = compared(base, {}, target=target)
     if (
         base.name == "phi3"
     ):  # transformers turns keys with other factors from 9 tokens on, but not those in the cache; its full pass equals ours
