@@ -7,15 +7,19 @@ from pathlib import Path
 from typing import Any, Callable, Dict
 
 import pytest
+import torch
 
-from posenc_export.models import families
+from posenc_export.models import families, masked_heads
 from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.masked_heads import HEADS
 from posenc_export.models.pretrained import from_pretrained
+from posenc_export.models.task_heads import MASKED, TASKS
 
 pytest.importorskip("transformers", reason="transformers is not installed")
+from tests.fuzz import config_peers  # noqa: E402
 from tests.fuzz.config_peers import as_saved, bases, config_of  # noqa: E402
 from tests.fuzz.config_values import DELETED  # noqa: E402
-from tests.fuzz.configs import case, compared  # noqa: E402
+from tests.fuzz.configs import case, compared, reduced  # noqa: E402
 from tests.models.checkpoints import saved  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(
@@ -161,6 +165,62 @@ def test_a_wrongly_read_key_is_a_finding(
 ) -> None:
     monkeypatch.setattr(Settings, method, PLANTED[method])
     assert compared(BASES["mistral"][0], changes).outcome == "silent difference"
+
+
+def _base(model_type: str, task: str) -> Any:
+    return next(base for base in BASES[model_type] if base.task == task)
+
+
+@pytest.mark.parametrize(
+    "task", [MASKED, *(pytest.param(task, marks=pytest.mark.exhaustive) for task in TASKS)]
+)
+def test_an_artefact_with_a_task_head_equals_transformers(task: str) -> None:
+    found = compared(_base("deberta-v2", task), {"hidden_act": "gelu_new"}, target="ort")
+    assert found.outcome == "equal", found
+
+
+def test_artefacts_of_an_encoder_and_a_decoder_equal_transformers() -> None:
+    pair = next(base for base in BASES["t5"] if base.kind == "pair")
+    assert compared(pair, {"d_kv": 8}, target="ort").outcome == "equal"
+
+
+def test_every_model_type_with_a_task_head_has_a_base_with_it() -> None:
+    known = {(task, kind) for task, kinds in {**TASKS, MASKED: HEADS}.items() for kind in kinds}
+    assert known == {
+        (base.task, base.model_type) for bases in BASES.values() for base in bases if base.task
+    }
+
+
+def test_a_wrongly_read_key_of_a_head_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masked_heads, "activation_of", lambda config, key: "relu")
+    base = _base("deberta", "SequenceClassification")
+    assert compared(base, {}).outcome == "silent difference"
+
+
+def test_a_finding_is_reduced_to_the_keys_that_cause_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Settings, "number", PLANTED["number"])
+    base, cause = BASES["mistral"][0], {"rms_norm_eps": 0.01}
+    changes = {"intermediate_size": 64, **cause, "sliding_window": 5}
+    found = reduced(base, changes, compared(base, changes, target="ort"))
+    assert (found.target, found.changes) == ("eager", cause)
+
+
+def test_a_fault_of_the_target_alone_is_a_finding_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = config_peers.export
+
+    def wrong(model: Any, *place: Any, **options: Any) -> Any:
+        with torch.no_grad():
+            model.norm.weight.mul_(1.1)
+        return right(model, *place, **options)
+
+    monkeypatch.setattr(config_peers, "export", wrong)
+    base = BASES["mistral"][0]
+    found = reduced(base, {}, compared(base, {}, target="ort"))
+    assert (found.target, found.outcome) == ("ort", "silent difference")
+
+
+def test_every_third_case_is_exported() -> None:
+    assert [case(5, number).target for number in range(3)] == ["eager", "eager", "ort"]
 
 
 def test_a_case_is_repeated_by_its_seed() -> None:
