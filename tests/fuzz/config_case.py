@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.fuzz.config_values import DELETED
 
-FINDINGS = ("silent difference", "wrong error")
+FINDINGS = ("silent difference", "wrong error", "unexplained decode of transformers")
 
 
 @dataclass
@@ -21,8 +21,9 @@ class Case:
         changes: new values of keys; "(deleted)" for a key that is left out.
         target: target of our artefact; "eager" for the module itself.
         outcome: "equal", "refused", "refused by the target", "refused by both", "transformers cannot run it",
-            "transformers differs from its own decode", or one of FINDINGS.
-        said: our refusal or error, and transformers' error.
+            "transformers differs from its own decode" for a reason of `decode_defect`, or one of
+            FINDINGS.
+        said: our refusal or error, and transformers' error or its reason to differ.
         shares: for each division into calls, the largest difference relative to the tolerance.
     """
 
@@ -41,6 +42,21 @@ def set_outcome(found: Case, outcome: str, error: Exception) -> None:
     found.said.append(f"ours: {line(error)}")
     if outcome == "wrong error":
         found.said.append("".join(traceback.format_tb(error.__traceback__)[-2:]))
+
+
+def outcome_of(worst: float, noise: float, defect: str) -> str:
+    """Return the outcome of a configuration that both sides run.
+
+    Args:
+        worst: largest difference from transformers' full pass, relative to the tolerance.
+        noise: the same of transformers' own decode, whose rounding we may exceed by 20 times.
+        defect: why that decode may differ.
+    """
+    if worst > (max(1.0, 20 * noise) if noise <= 1 else 1.0):
+        return "silent difference"
+    if noise <= 1:
+        return "equal"
+    return "transformers differs from its own decode" if defect else FINDINGS[2]
 
 
 def is_proper(error: Exception) -> bool:

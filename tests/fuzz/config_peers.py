@@ -4,7 +4,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -13,19 +13,13 @@ import transformers
 from posenc_export.export import export
 from posenc_export.export.expected import eager_session
 from posenc_export.models.families import FILES
+from posenc_export.models.families.shared.lengths import LONGROPE
 from posenc_export.models.masked_heads import HEADS
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.models.task_heads import MASKED, TASKS
-from posenc_export.runtime import Session, load
+from posenc_export.runtime import load
 from tests.models import checkpoints, encoders, pairs, vision_models
-from tests.models.patterns import Pairs, theirs
 
-LENGTH, SHORT, CHUNK = 24, 9, 7  # tokens of the long and of the short row, and of a chunk
-FIRST, STEPS = (
-    3,
-    21,
-)  # tokens of the first call of a decode, which may lie in another range of a rotation, and the last ones, which are read one at a time
-BEYOND = 280  # tokens of a long row in which bfloat16 no longer holds every position
 LARGEST = 1024  # size of a part above which transformers is not asked; keys that are left out have the defaults of real models
 UNBUILT = re.compile(
     r"position|window|token|theta|chunk|seq|max_length|floor_scale|factor"
@@ -137,53 +131,41 @@ def tokens_for(base: Base, config: Any, length: int) -> np.ndarray:
     return np.random.default_rng(0).choice(ids, (2, length))
 
 
-class Theirs:
-    """Outputs of transformers' model for single rows."""
-
-    def __init__(self, base: Base, model: Any) -> None:
-        self.base, self.config = base, model.config
-        self.peer = pairs.Peer(model) if base.kind == "pair" else model
-        self.output = "last_hidden_state" if base.kind == "encoder" else "logits"
-
-    def full(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the outputs [B,S,N] of a full pass; [B,N] of a head that reads a whole row."""
-        if not self.base.task:
-            return theirs(self.peer, tokens, self.output)
-        with torch.no_grad():
-            found = self.peer(torch.from_numpy(tokens))
-        if self.base.task == "QuestionAnswering":
-            return torch.stack((found.start_logits, found.end_logits), 2).numpy()
-        return found.logits.numpy()  # type: ignore[no-any-return]
-
-    def cached(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the outputs of a decoder that reads FIRST tokens, then others, and the last STEPS tokens one at a time, with its own cache."""
-        parts, cache, ends = (
-            [],
-            None,
-            sorted({FIRST, *range(tokens.shape[1] - STEPS, tokens.shape[1] + 1)}),
-        )
-        with torch.no_grad():
-            for begin, end in zip([0, *ends], ends, strict=False):
-                found = self.peer(
-                    torch.from_numpy(tokens[:, begin:end]),
-                    use_cache=True,
-                    **({} if cache is None else {"past_key_values": cache}),
-                )
-                parts.append(found.logits.numpy())
-                cache = found.past_key_values
-        return np.concatenate(parts, 1)
-
-
-def loaded(base: Base, folder: Path) -> List[Any]:
+def loaded(base: Base, folder: Path, length: int) -> List[Any]:
     """Return our model of a checkpoint; of a pair, the encoder and the decoder.
+
+    Args:
+        length: number of tokens of the long row. transformers uses LongRoPE's short factors if it
+            is not above the trained length; ours chooses by the range of positions.
 
     Raises:
         ValueError: the configuration is refused.
     """
-    ranged = {"max_positions": RANGE} if base.model_type == "xlnet" else {}
+    ranged: Dict[str, Any] = {"max_positions": RANGE} if base.model_type == "xlnet" else {}
     if base.kind == "pair":
         return [from_pretrained(folder, part=part) for part in ("encoder", "decoder")]
-    return [from_pretrained(folder, **ranged)]
+    model = from_pretrained(folder, **ranged)
+    if length <= trained(model):
+        model = from_pretrained(folder, lengths="by_position", **ranged)
+    return [model]
+
+
+def trained(model: Any) -> int:
+    """Return the trained length of a decoder with LongRoPE; 0 for other models."""
+    kinds = model.config.layers.values() if model.config.head is not None else ()
+    specs = [spec for kind in kinds for spec in kind.attention.encodings]
+    found = [spec["original_max_positions"] for spec in specs if spec["name"] == LONGROPE]
+    return min(found, default=0)
+
+
+def decode_defect(models: Sequence[Any]) -> str:
+    """Return why transformers' decode differs from its full pass; empty if no reason is known."""
+    attentions = [kind.attention for kind in models[-1].config.layers.values()]
+    if any(attention.sees.get("size") == 1 for attention in attentions):
+        return "its cache for a window of one token keeps all keys, keys[:, :, -1 + 1 :]"
+    if trained(models[-1]):
+        return "it chooses LongRoPE's factors once per call, and keys in the cache keep theirs"
+    return ""
 
 
 def opened(base: Base, models: List[Any], folder: Path, target: str) -> Any:
@@ -211,59 +193,6 @@ def opened(base: Base, models: List[Any], folder: Path, target: str) -> Any:
     made = sessions[0].prefill(pairs.ours_of(read), attention_mask=mask)
     rows = [row[seen == 1] for row, seen in zip(made, mask, strict=True)]
     return pairs.Reading(sessions[1], rows)
-
-
-def divisions(
-    base: Base, session: Any, tokens: np.ndarray, wanted: np.ndarray, alone: np.ndarray
-) -> Dict[str, Pairs]:
-    """Return pairs of outputs (ours, theirs) for every division of the rows into calls.
-
-    Args:
-        tokens: two rows [2,S].
-        wanted: transformers' outputs of both rows.
-        alone: transformers' outputs [1,SHORT,N], or [1,N], of the last SHORT tokens of the second
-            row, as a row of its own.
-    """
-    call = session.read_out if base.task else session.prefill
-    long = tokens.shape[1]
-    sides = {"left padding": slice(long - SHORT, long)}
-    if base.kind == "encoder":
-        sides["right padding"] = slice(0, SHORT)
-    found: Dict[str, Pairs] = {"full": [(call(tokens), wanted)]}
-    for name, place in sides.items():
-        _begin(session)
-        rows, mask = np.zeros_like(tokens), np.zeros_like(tokens)
-        rows[0], rows[1, place] = tokens[0], tokens[1, -SHORT:]
-        mask[0], mask[1, place] = 1, 1
-        made = call(rows, attention_mask=mask)
-        second = made[1] if made.ndim == 2 else made[1, place]
-        found[name] = [(made[0], wanted[0]), (second, alone[0])]
-    if base.kind == "encoder":
-        return found
-    _begin(session)
-    found["chunks"] = [(session.prefill(tokens, chunk=CHUNK), wanted)]
-    _begin(session)
-    first = session.prefill(tokens[:, : long - STEPS])
-    steps = [session.step(tokens[:, index]) for index in range(long - STEPS, long)]
-    found["steps"] = [(np.concatenate((first, np.stack(steps, 1)), axis=1), wanted)]
-    return found
-
-
-def _begin(session: Any) -> None:
-    held: Session = session.session if isinstance(session, pairs.Reading) else session
-    held.reset()
-
-
-def grids(session: Session, peer: Theirs, tokens: np.ndarray) -> Pairs:
-    """Return pairs of outputs for tokens of images, with time, height and width as coordinates."""
-    grid = vision_models.places()[:, :, : tokens.shape[1]]
-    session.reset()
-    return [
-        (
-            session.prefill(tokens, grid=grid, chunk=CHUNK),
-            theirs(peer.peer, tokens, position_ids=grid),
-        )
-    ]
 
 
 def as_saved(config: Any) -> Dict[str, Any]:

@@ -20,7 +20,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
-import numpy as np
 import torch
 
 from posenc_export.models import families
@@ -30,6 +29,7 @@ from tests.fuzz.config_case import (
     is_proper,
     largest,
     line,
+    outcome_of,
     set_outcome,
     share,
     shown,
@@ -116,30 +116,15 @@ def _compare(
         config: contents of config.json as we read it.
         whole: contents of config.json as transformers reads it.
     """
-    from tests.fuzz.config_peers import (
-        BEYOND,
-        LENGTH,
-        SHORT,
-        Theirs,
-        built,
-        loaded,
-        opened,
-        tokens_for,
-    )
+    from tests.fuzz import config_calls as calls
+    from tests.fuzz import config_peers as peers
 
-    huge = largest(found.changes) >= HUGE[0]
     try:
-        if huge:
+        if largest(found.changes) >= HUGE[0]:
             raise ValueError("not asked for sizes that do not fit in memory")
-        peer = Theirs(base, built(base, whole))
-        tokens = tokens_for(base, peer.config, BEYOND if found.number % 8 == 7 else LENGTH)
-        wanted = peer.full(tokens)
-        alone = peer.full(tokens[:, -SHORT:])[
-            1:
-        ]  # both rows, since the second row of a pair reads the second source
-        decoded = wanted if base.kind == "encoder" else peer.cached(tokens)
-        if not all(part.size and np.isfinite(part).all() for part in (wanted, alone, decoded)):
-            raise ValueError("outputs that are empty or not finite")
+        peer = calls.Theirs(base, peers.built(base, whole))
+        length = calls.BEYOND if found.number % 8 == 7 else calls.LENGTH
+        wanted = calls.expected(peer, peers.tokens_for(base, peer.config, length))
     except (
         Exception
     ) as error:  # whatever transformers raises means that it cannot run this configuration
@@ -147,34 +132,30 @@ def _compare(
         return _refused_alone(config, found)
     (peer.peer.model if base.kind == "pair" else peer.peer).save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(config))
-    noise, refused = share([(decoded, wanted)]), "refused"
+    noise, refused = share([(wanted.decoded, wanted.full)]), "refused"
     try:
-        models = loaded(base, folder)
+        models = peers.loaded(base, folder, length)
         refused = "refused by the target"
-        session = opened(base, models, folder, found.target)
+        session = peers.opened(base, models, folder, found.target)
         refused = "refused"  # such as positions beyond the range
-        found.shares = _shares(base, session, peer, tokens, wanted, alone)
+        if calls.SHORT <= peers.trained(models[-1]) < length:
+            wanted.alone = None  # transformers has LongRoPE's other factors for a short row
+        found.shares = _shares(base, session, peer, wanted)
     except ValueError as error:
         return set_outcome(found, refused if is_proper(error) else "wrong error", error)
     except Exception as error:  # every other error is a finding
         return set_outcome(found, "wrong error", error)
-    if max(found.shares.values()) > (max(1.0, 20 * noise) if noise <= 1 else 1.0):
-        found.outcome = "silent difference"
-    else:  # a full pass is the reference where transformers' own decode differs from it
-        found.outcome = "equal" if noise <= 1 else "transformers differs from its own decode"
-    found.said.append(f"transformers' own decode: {noise:.3g}")
+    defect = peers.decode_defect(models) if noise > 1 else ""
+    found.outcome = outcome_of(max(found.shares.values()), noise, defect)
+    found.said.append(f"transformers' own decode: {noise:.3g} {defect}".strip())
 
 
-def _shares(
-    base: Any, session: Any, peer: Any, tokens: np.ndarray, wanted: np.ndarray, alone: np.ndarray
-) -> Dict[str, float]:
-    from tests.fuzz.config_peers import LENGTH, divisions, grids
+def _shares(base: Any, session: Any, peer: Any, wanted: Any) -> Dict[str, float]:
+    from tests.fuzz.config_calls import LENGTH, divisions, grids
 
-    shares = {
-        name: share(both) for name, both in divisions(base, session, tokens, wanted, alone).items()
-    }
-    if base.kind == "vision" and tokens.shape[1] == LENGTH:
-        shares["images"] = share(grids(session, peer, tokens))
+    shares = {name: share(both) for name, both in divisions(base, session, wanted).items()}
+    if base.kind == "vision" and wanted.tokens.shape[1] == LENGTH:
+        shares["images"] = share(grids(session, peer, wanted.tokens))
     return shares
 
 
