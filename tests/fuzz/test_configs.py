@@ -109,13 +109,16 @@ def test_a_configuration_is_read_as_transformers_reads_it_or_refused(name: str) 
     ), found
 
 
+ALL = [(base, "eager") for bases in BASES.values() for base in bases]
+ALL += [(base, "ort") for base, _ in ALL if base.task]
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    "base",
-    [base for each in BASES.values() for base in each],
-    ids=lambda base: f"{base.model_type} {base.name} {base.task}".strip(),
+    ("base", "target"),
+    ALL,
+    ids=[f"{base.model_type} {base.name} {base.task} {target}" for base, target in ALL],
 )
-@pytest.mark.parametrize("target", ["eager", "ort"])
 def test_every_base_of_the_search_equals_transformers(base: Any, target: str) -> None:
     found = compared(base, {}, target=target)
     if (

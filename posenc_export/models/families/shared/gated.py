@@ -154,16 +154,14 @@ def late_windows(
         rotation: encoding of all layers.
         first, window: the family's defaults of max_window_layers and sliding_window. Without the latter, use_sliding_window needs the key.
     """
-    used, size = config.flag("use_sliding_window", False), None
-    if used:
-        size = config.window("sliding_window", window)
-        first = config.integer("max_window_layers", first)
-    config.ignore(("sliding_window", "max_window_layers"))  # no effect without use_sliding_window
+    used = config.flag("use_sliding_window", False)
+    first = config.integer("max_window_layers", first)  # 0 or less: all layers have a window
+    size = config.window("sliding_window", None if window is REQUIRED and not used else window)
     types = [
-        "sliding_attention" if size is not None and index >= first else "full_attention"
+        "sliding_attention" if used and size is not None and index >= first else "full_attention"
         for index in range(config.layers)
     ]
-    return config.by_type(kind, [rotation], size, types)
+    return config.by_type(kind, [rotation], size if used else None, types)
 
 
 def decoder(
