@@ -133,7 +133,7 @@ def activation_of(config: Mapping[str, Any], key: str) -> str:
         ValueError: an unknown activation.
     """
     name = config.get(key, DEFAULTS.get(key, key))
-    if name not in ACTIVATIONS_OF_HEADS:
+    if not isinstance(name, str) or name not in ACTIVATIONS_OF_HEADS:
         known = ", ".join(ACTIVATIONS_OF_HEADS)
         raise ValueError(
             f"checkpoint: expected {key} to be one of {known}, got {name!r}; export it with head=False"
@@ -142,7 +142,7 @@ def activation_of(config: Mapping[str, Any], key: str) -> str:
 
 
 def _tied(config: Mapping[str, Any]) -> bool:
-    """Return whether tensors that the files lack are those they are tied to; the default of all types."""
+    """Return tie_word_embeddings; if it is missing true, the default of all these types."""
     return config.get("tie_word_embeddings", True) is not False
 
 
