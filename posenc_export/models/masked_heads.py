@@ -92,7 +92,8 @@ def read(
         table: token table of the model [V,E], which is the last layer's weight if the checkpoint ties them.
 
     Raises:
-        ValueError: tensors of the head are missing or contradict config.json, an unknown activation.
+        ValueError: tensors of the head are missing or contradict config.json, an unknown
+            activation.
     """
     head = (
         NEW_DEBERTA
@@ -134,10 +135,8 @@ def activation_of(config: Mapping[str, Any], key: str) -> str:
     """
     name = config.get(key, DEFAULTS.get(key, key))
     if not isinstance(name, str) or name not in ACTIVATIONS_OF_HEADS:
-        known = ", ".join(ACTIVATIONS_OF_HEADS)
-        raise ValueError(
-            f"checkpoint: expected {key} to be one of {known}, got {name!r}; export it with head=False"
-        )
+        rule = f"expected {key} to be one of {', '.join(ACTIVATIONS_OF_HEADS)}"
+        raise ValueError(f"checkpoint: {rule}, got {name!r}; export it with head=False")
     return ACTIVATIONS_OF_HEADS[name]
 
 
@@ -178,9 +177,8 @@ def _bias(
     key, default = head.biases[layer] if head.biases else ("", True)
     if name in held and not config.get(key, default):
         rule = f"expected no {name} with {key} false, got one"
-        raise ValueError(
-            f"checkpoint: {rule}; use the config.json that belongs to the weights, or export it with head=False"
-        )
+        remedy = "use the config.json that belongs to the weights"
+        raise ValueError(f"checkpoint: {rule}; {remedy}, or export it with head=False")
     return _tensor(checkpoint, name) if name in held else None
 
 

@@ -20,9 +20,9 @@ class Case:
         base: name of the base model, with its type and kind or task.
         changes: new values of keys; "(deleted)" for a key that is left out.
         target: target of our artefact; "eager" for the module itself.
-        outcome: "equal", "refused", "refused by the target", "refused by both", "transformers cannot run it",
-            "transformers differs from its own decode" for a reason of `decode_defect`, or one of
-            FINDINGS.
+        outcome: "equal", "refused", "refused by the target", "refused by both", "transformers
+            cannot run it", "transformers differs from its own decode" for a reason of
+            `decode_defect`, or one of FINDINGS.
         said: our refusal or error, and transformers' error or its reason to differ.
         shares: for each division into calls, the largest difference relative to the tolerance.
     """

@@ -1,9 +1,10 @@
 """Random configurations of every model type that we read, compared with transformers: `python -m tests.fuzz.configs --seed N --count 1000 --jobs 2`.
 
-A case starts from a small valid config.json, of encoders with or without a task head, and changes one to three keys. If transformers builds the model, our
-model must give the outputs of its full pass for every division of rows into calls, or refuse the configuration by name.
-Every third case is exported to `ort` and runs as an artefact, the others run the module. A finding is reduced to the keys that cause it. Case i of seed N is
-repeated with `--seed N --first i --count 1`.
+A case starts from a small valid config.json, of encoders with or without a task head, and changes
+one to three keys. If transformers builds the model, our model must give the outputs of its full
+pass for every division of rows into calls, or refuse the configuration by name. Every third case is
+exported to `ort` and runs as an artefact, the others run the module. A finding is reduced to the
+keys that cause it. Case i of seed N is repeated with `--seed N --first i --count 1`.
 """
 
 import argparse
@@ -59,7 +60,7 @@ def case(seed: int, number: int) -> Case:
 
 
 def reduced(base: Any, changes: Mapping[str, Any], found: Case) -> Case:
-    """Return a finding without the target and the changes that it does not need; other cases as they are."""
+    """Return a finding without the target and changes that it does not need; other cases as is."""
     if found.outcome not in FINDINGS:
         return found
     fewer = [(changes, "eager")] if found.target != "eager" else []
