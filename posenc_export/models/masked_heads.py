@@ -21,18 +21,22 @@ class MaskedHead:
     """Names of the tensors of a head, without .weight and .bias, and keys of config.json.
 
     Args:
-        dense, norm, logits: the three layers.
-        bias: the bias of the logits.
+        dense, norm, logits: the three layers. logits is empty if the last weight is always the
+            token table.
+        shared_bias: full name of the bias of the logits if they have none of their own.
         activation: key of the activation after the dense layer, or an activation.
         epsilon: key of the epsilon of the norm, or a number.
+        biases: for each layer, the key that says whether it has a bias, and its default; none if
+            all layers have one.
     """
 
     dense: str
     norm: str
     logits: str
-    bias: str
+    shared_bias: str = ""
     activation: str = "gelu"
     epsilon: Any = "layer_norm_eps"
+    biases: Tuple[Tuple[str, bool], ...] = ()
 
 
 CLS = "cls.predictions."
@@ -55,23 +59,27 @@ HEADS: Dict[str, MaskedHead] = {
     **dict.fromkeys(("bert", "roformer", "deberta", "deberta-v2"), LIKE_BERT),
     **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet"), LIKE_ROBERTA),
     "electra": MaskedHead(
-        "generator_predictions.dense",
-        "generator_predictions.LayerNorm",
-        "generator_lm_head",
-        "generator_lm_head.bias",
+        "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head"
     ),
     "distilbert": MaskedHead(
         "vocab_transform",
         "vocab_layer_norm",
         "vocab_projector",
-        "vocab_projector.bias",
-        "activation",
-        1e-12,
+        activation="activation",
+        epsilon=1e-12,
     ),
     "modernbert": MaskedHead(
-        "head.dense", "head.norm", "decoder", "decoder.bias", "classifier_activation", "norm_eps"
+        "head.dense",
+        "head.norm",
+        "decoder",
+        activation="classifier_activation",
+        epsilon="norm_eps",
+        biases=(("classifier_bias", False), ("norm_bias", False), ("decoder_bias", True)),
     ),
 }
+# Activations of heads: transformers' name to ours. Defaults of their keys.
+ACTIVATIONS_OF_HEADS = {**ACTIVATIONS, "tanh": "tanh"}
+DEFAULTS = {"classifier_activation": "gelu", "pooler_hidden_act": "gelu"}
 
 
 def read(
@@ -84,30 +92,25 @@ def read(
         table: token table of the model [V,E], which is the last layer's weight if the checkpoint ties them.
 
     Raises:
-        ValueError: tensors of the head are missing, or an unknown activation.
+        ValueError: tensors of the head are missing or contradict config.json, an unknown
+            activation.
     """
     head = (
         NEW_DEBERTA
         if config["model_type"].startswith("deberta") and config.get("legacy") is False
         else HEADS[config["model_type"]]
     )
-    weight = _weight(checkpoint, head)
+    weight = _weight(checkpoint, config, head)
     found: Dict[str, Optional[Tensor]] = {
         "layers.0.linear.weight": _tensor(checkpoint, f"{head.dense}.weight"),
-        "layers.0.linear.bias": _optional(checkpoint, f"{head.dense}.bias"),
+        "layers.0.linear.bias": _bias(checkpoint, config, head, 0),
         "layers.1.weight": _tensor(checkpoint, f"{head.norm}.weight"),
-        "layers.1.bias": _optional(checkpoint, f"{head.norm}.bias"),
+        "layers.1.bias": _bias(checkpoint, config, head, 1),
         "layers.2.linear.weight": weight,
-        "layers.2.linear.bias": _optional(checkpoint, head.bias),
+        "layers.2.linear.bias": _bias(checkpoint, config, head, 2),
     }
     tensors = {name: tensor for name, tensor in found.items() if tensor is not None}
-    activation = config.get(
-        head.activation, "gelu" if head.activation == "classifier_activation" else head.activation
-    )
-    if activation not in ACTIVATIONS:
-        raise ValueError(
-            f"checkpoint: expected {head.activation} to be one of {', '.join(ACTIVATIONS)}, got {activation!r}; export it with head=False"
-        )
+    activation = activation_of(config, head.activation)
     epsilon = config[head.epsilon] if isinstance(head.epsilon, str) else head.epsilon
     dense = {
         "name": "dense",
@@ -117,22 +120,66 @@ def read(
     norm = {"name": "norm", "epsilon": epsilon, "bias": "layers.1.bias" in tensors}
     logits = {"name": "dense", "size": weight.size(0), "bias": "layers.2.linear.bias" in tensors}
     tied = {"tied": True} if torch.equal(weight, table) else {}
-    return ({**dense, "activation": ACTIVATIONS[activation]}, norm, {**logits, **tied}), tensors
+    return ({**dense, "activation": activation}, norm, {**logits, **tied}), tensors
 
 
-def _weight(checkpoint: Checkpoint, head: MaskedHead) -> Tensor:
+def activation_of(config: Mapping[str, Any], key: str) -> str:
+    """Return our name of the activation of a layer of a head.
+
+    Args:
+        config: contents of config.json.
+        key: its key, or an activation that config.json cannot change.
+
+    Raises:
+        ValueError: an unknown activation.
+    """
+    name = config.get(key, DEFAULTS.get(key, key))
+    if not isinstance(name, str) or name not in ACTIVATIONS_OF_HEADS:
+        rule = f"expected {key} to be one of {', '.join(ACTIVATIONS_OF_HEADS)}"
+        raise ValueError(f"checkpoint: {rule}, got {name!r}; export it with head=False")
+    return ACTIVATIONS_OF_HEADS[name]
+
+
+def _tied(config: Mapping[str, Any]) -> bool:
+    """Return tie_word_embeddings; if it is missing true, the default of all these types."""
+    return config.get("tie_word_embeddings", True) is not False
+
+
+def _weight(checkpoint: Checkpoint, config: Mapping[str, Any], head: MaskedHead) -> Tensor:
     """Return the weight of the logits: its own tensor or, if the checkpoint does not repeat it, the token table."""
     own = f"{head.logits}.weight"
+    if own in checkpoint.names() or (head.logits and not _tied(config)):
+        return _tensor(checkpoint, own)
     return _tensor(
-        checkpoint,
-        own
-        if own in checkpoint.names()
-        else next((name for name in checkpoint.names() if name.endswith(TABLES)), own),
+        checkpoint, next((name for name in checkpoint.names() if name.endswith(TABLES)), own)
     )
 
 
-def _optional(checkpoint: Checkpoint, name: str) -> Optional[Tensor]:
-    return _tensor(checkpoint, name) if name in checkpoint.names() else None
+def _bias(
+    checkpoint: Checkpoint, config: Mapping[str, Any], head: MaskedHead, layer: int
+) -> Optional[Tensor]:
+    """Return the bias of a layer, or None. A file without a bias that a layer may have means zeros.
+
+    transformers computes the logits with their own bias if the files hold it, even if it is tied to
+    the shared bias, and with the shared bias only if the two are tied.
+
+    Raises:
+        ValueError: a bias that config.json excludes; a shared bias that is not tied.
+    """
+    name = f"{(head.dense, head.norm, head.logits)[layer]}.bias"
+    held = checkpoint.names()
+    if layer == 2 and head.shared_bias in held and name not in held:
+        if head.logits and not _tied(config):
+            rule = f"expected {name} with tie_word_embeddings false, got only {head.shared_bias}"
+            remedy = "set tie_word_embeddings to true, which keeps a weight that differs from the"
+            raise ValueError(f"checkpoint: {rule}; {remedy} token table, or add {name}")
+        name = head.shared_bias
+    key, default = head.biases[layer] if head.biases else ("", True)
+    if name in held and not config.get(key, default):
+        rule = f"expected no {name} with {key} false, got one"
+        remedy = "use the config.json that belongs to the weights"
+        raise ValueError(f"checkpoint: {rule}; {remedy}, or export it with head=False")
+    return _tensor(checkpoint, name) if name in held else None
 
 
 def _tensor(checkpoint: Checkpoint, name: str) -> Tensor:

@@ -13,21 +13,22 @@ from posenc_export.models.checkpoint import Checkpoint
 from posenc_export.models.config import Named, ReadoutConfig
 from posenc_export.models.stack import Stack, readout
 
-Linears = List[
-    Tuple[str, Optional[str]]
-]  # tensor name without .weight and .bias, and activation, of each linear layer
+# For each linear layer, its tensor name without .weight and .bias, and the key of its activation or
+# an activation.
+Linears = List[Tuple[str, Optional[str]]]
 Layers = Tuple[
     Tuple[Named, ...], Dict[str, Tensor]
 ]  # the layers of a readout, and their tensors by name
 OUTPUT, MASKED = "logits", "MaskedLM"
 LIKE_ROBERTA: Linears = [("classifier.dense", "tanh"), ("classifier.out_proj", None)]
+LIKE_DEBERTA: Linears = [("pooler.dense", "pooler_hidden_act"), ("classifier", None)]
 # By model_type, the linear layers after the first token of a sequence.
 SEQUENCE: Dict[str, Linears] = {
     "bert": [("bert.pooler.dense", "tanh"), ("classifier", None)],
     **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet"), LIKE_ROBERTA),
     "electra": [("classifier.dense", "gelu"), ("classifier.out_proj", None)],
     "distilbert": [("pre_classifier", "relu"), ("classifier", None)],
-    **dict.fromkeys(("deberta", "deberta-v2"), [("pooler.dense", "gelu"), ("classifier", None)]),
+    **dict.fromkeys(("deberta", "deberta-v2"), LIKE_DEBERTA),
 }
 EACH_TOKEN = (*SEQUENCE, "roformer")  # model types with one linear layer for each token
 TASKS: Dict[str, Dict[str, Linears]] = {
@@ -51,7 +52,7 @@ def attach(model: Stack, folder: Path, config: Mapping[str, Any]) -> None:
     """Add the head that config.json names to its encoder. Other heads are left out; `left_out` names them.
 
     Raises:
-        ValueError: tensors of the head are missing or do not fit each other.
+        ValueError: tensors of the head are missing or do not fit each other, an unknown activation.
     """
     task, kind = task_of(config), str(config.get("model_type"))
     if left_out(model, config) is None or kind not in (
@@ -62,14 +63,14 @@ def attach(model: Stack, folder: Path, config: Mapping[str, Any]) -> None:
         layers, tensors = (
             masked_heads.read(checkpoint, config, model.tokens.embedding.weight)
             if task == MASKED
-            else _linears(checkpoint, TASKS[task][kind])
+            else _linears(checkpoint, config, TASKS[task][kind])
         )
     pooling = ("cls",) if task == "SequenceClassification" else ()
     labels = () if task == MASKED else _labels(task, config, layers[-1]["size"])
     put(model, ReadoutConfig(output=OUTPUT, pooling=pooling, layers=layers, labels=labels), tensors)
 
 
-def _linears(checkpoint: Checkpoint, linears: Linears) -> Layers:
+def _linears(checkpoint: Checkpoint, config: Mapping[str, Any], linears: Linears) -> Layers:
     held = set(checkpoint.names())
     wanted = [f"{name}.{kind}" for name, _ in linears for kind in ("weight", "bias")]
     missing = [name for name in wanted if name not in held]
@@ -87,7 +88,9 @@ def _linears(checkpoint: Checkpoint, linears: Linears) -> Layers:
         {
             "name": "dense",
             "size": tensors[f"layers.{index}.linear.weight"].size(0),
-            "activation": activation,
+            "activation": None
+            if activation is None
+            else masked_heads.activation_of(config, activation),
         }
         for index, (_, activation) in enumerate(linears)
     )

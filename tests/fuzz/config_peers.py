@@ -4,29 +4,27 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 import numpy as np
 import torch
 import transformers
 
+from posenc_export.export import export
 from posenc_export.export.expected import eager_session
 from posenc_export.models.families import FILES
+from posenc_export.models.families.shared.lengths import LONGROPE
+from posenc_export.models.masked_heads import HEADS
 from posenc_export.models.pretrained import from_pretrained
-from posenc_export.runtime import Session
+from posenc_export.models.task_heads import MASKED, TASKS
+from posenc_export.runtime import load
 from tests.models import checkpoints, encoders, pairs, vision_models
-from tests.models.patterns import Pairs, theirs
 
-LENGTH, SHORT, CHUNK = 24, 9, 7  # tokens of the long and of the short row, and of a chunk
-FIRST, STEPS = (
-    3,
-    21,
-)  # tokens of the first call of a decode, which may lie in another range of a rotation, and the last ones, which are read one at a time
-BEYOND = 280  # tokens of a long row in which bfloat16 no longer holds every position
 LARGEST = 1024  # size of a part above which transformers is not asked; keys that are left out have the defaults of real models
 UNBUILT = re.compile(
     r"position|window|token|theta|chunk|seq|max_length|floor_scale|factor"
 )  # keys of which no size of a weight follows
+LABELLED = ("SequenceClassification", "TokenClassification")  # tasks with labels in config.json
 RANGE = 512  # max_positions for types whose configuration has no such key
 
 
@@ -38,11 +36,14 @@ class Base:
         model_type: the model type.
         kind: "decoder", "encoder", "pair" (encoder and decoder) or "vision" (text model of a vision-language model).
         name: name of the model in the tests of its kind.
+        task: task of the head of an encoder, as in the names of transformers' classes; empty for
+            hidden states.
     """
 
     model_type: str
     kind: str
     name: str
+    task: str = ""
 
     @property
     def text_alone(self) -> bool:
@@ -63,6 +64,11 @@ def bases() -> Dict[str, List[Base]]:
         for model_type in (family, f"{family}_text", *(["glm46v"] if family == "glm4v" else [])):
             if model_type in found:
                 found[model_type].append(Base(model_type, "vision", name))
+    for name in encoders.MODELS:
+        model_type = name.split()[0]
+        for task, types in {**TASKS, MASKED: HEADS}.items():
+            if model_type in types:
+                found[model_type].append(Base(model_type, "encoder", name, task))
     return found
 
 
@@ -71,11 +77,21 @@ def config_of(base: Base) -> Any:
     if base.kind == "decoder":
         return checkpoints.described(base.name)
     if base.kind == "encoder":
-        return encoders.described(base.name)
+        return _with_head(encoders.described(base.name), base.task)
     if base.kind == "pair":
         kind, keys = pairs.MODELS[base.name]
         return getattr(transformers, f"{kind}Config")(**keys)
     return vision_models.described(base.name, "Glm46V" if base.model_type == "glm46v" else "")
+
+
+def _with_head(config: Any, task: str) -> Any:
+    """Return a configuration that names the class of a task, with three labels if it has any."""
+    if task:
+        auto = getattr(transformers, f"AutoModelFor{task}")
+        config.architectures = [auto._model_mapping[type(config)].__name__]
+    if task in LABELLED:
+        config.id2label = {0: "good", 1: "bad", 2: "neither"}
+    return config
 
 
 def built(base: Base, config: Mapping[str, Any]) -> Any:
@@ -92,7 +108,8 @@ def built(base: Base, config: Mapping[str, Any]) -> Any:
     if base.kind == "decoder":
         return checkpoints.randomised(transformers.AutoModelForCausalLM.from_config(made))
     if base.kind == "encoder":
-        return encoders.randomised(encoders.built(made))
+        head = f"AutoModelFor{base.task}" if base.task else "AutoModel"
+        return encoders.randomised(encoders.built(made, head))
     name = type(made).__name__.removesuffix("Config") + "ForConditionalGeneration"
     return (pairs.randomised if base.kind == "pair" else checkpoints.randomised)(
         getattr(transformers, name)(made)
@@ -114,112 +131,68 @@ def tokens_for(base: Base, config: Any, length: int) -> np.ndarray:
     return np.random.default_rng(0).choice(ids, (2, length))
 
 
-class Theirs:
-    """Outputs of transformers' model for single rows."""
+def loaded(base: Base, folder: Path, length: int) -> List[Any]:
+    """Return our model of a checkpoint; of a pair, the encoder and the decoder.
 
-    def __init__(self, base: Base, model: Any) -> None:
-        self.base, self.config = base, model.config
-        self.peer = pairs.Peer(model) if base.kind == "pair" else model
-        self.output = "last_hidden_state" if base.kind == "encoder" else "logits"
-
-    def full(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the outputs [B,S,N] of a full pass."""
-        return theirs(self.peer, tokens, self.output)
-
-    def cached(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the outputs of a decoder that reads FIRST tokens, then others, and the last STEPS tokens one at a time, with its own cache."""
-        parts, cache, ends = (
-            [],
-            None,
-            sorted({FIRST, *range(tokens.shape[1] - STEPS, tokens.shape[1] + 1)}),
-        )
-        with torch.no_grad():
-            for begin, end in zip([0, *ends], ends, strict=False):
-                found = self.peer(
-                    torch.from_numpy(tokens[:, begin:end]),
-                    use_cache=True,
-                    **({} if cache is None else {"past_key_values": cache}),
-                )
-                parts.append(found.logits.numpy())
-                cache = found.past_key_values
-        return np.concatenate(parts, 1)
-
-
-def ours(base: Base, folder: Path, encoded: bool = True) -> Any:
-    """Return our model of a checkpoint: a session, or for a pair a Reading with the encoder's outputs.
+    Args:
+        length: number of tokens of the long row. transformers uses LongRoPE's short factors if it
+            is not above the trained length; ours chooses by the range of positions.
 
     Raises:
         ValueError: the configuration is refused.
     """
-    ranged = {"max_positions": RANGE} if base.model_type == "xlnet" else {}
-    if base.kind != "pair":
-        return eager_session(from_pretrained(folder, **ranged))
-    read, mask = pairs.inputs(base.model_type == "whisper")
-    made = eager_session(from_pretrained(folder, part="encoder")).prefill(
-        pairs.ours_of(read), attention_mask=mask
-    )
-    rows = [row[seen == 1] for row, seen in zip(made, mask, strict=True)]
-    return pairs.Reading(eager_session(from_pretrained(folder, part="decoder")), rows)
+    ranged: Dict[str, Any] = {"max_positions": RANGE} if base.model_type == "xlnet" else {}
+    if base.kind == "pair":
+        return [from_pretrained(folder, part=part) for part in ("encoder", "decoder")]
+    model = from_pretrained(folder, **ranged)
+    if length <= trained(model):
+        model = from_pretrained(folder, lengths="by_position", **ranged)
+    return [model]
 
 
-def divisions(
-    base: Base, session: Any, tokens: np.ndarray, wanted: np.ndarray, alone: np.ndarray
-) -> Dict[str, Pairs]:
-    """Return pairs of outputs (ours, theirs) for every division of the rows into calls.
+def trained(model: Any) -> int:
+    """Return the trained length of a decoder with LongRoPE; 0 for other models."""
+    kinds = model.config.layers.values() if model.config.head is not None else ()
+    specs = [spec for kind in kinds for spec in kind.attention.encodings]
+    found = [spec["original_max_positions"] for spec in specs if spec["name"] == LONGROPE]
+    return min(found, default=0)
+
+
+def decode_defect(models: Sequence[Any]) -> str:
+    """Return why transformers' decode differs from its full pass; empty if no reason is known."""
+    attentions = [kind.attention for kind in models[-1].config.layers.values()]
+    if any(attention.sees.get("size") == 1 for attention in attentions):
+        return "its cache for a window of one token keeps all keys, keys[:, :, -1 + 1 :]"
+    if trained(models[-1]):
+        return "it chooses LongRoPE's factors once per call, and keys in the cache keep theirs"
+    return ""
+
+
+def opened(base: Base, models: List[Any], folder: Path, target: str) -> Any:
+    """Return a session of our model; for a pair a Reading with the encoder's outputs.
 
     Args:
-        tokens: two rows [2,S].
-        wanted: transformers' outputs of both rows.
-        alone: transformers' outputs [1,SHORT,N] of the last SHORT tokens of the second row, as a row of its own.
+        models: from `loaded`.
+        folder: artefacts are written into it.
+        target: target of the artefacts; "eager" for the modules themselves.
+
+    Raises:
+        ValueError: the target refuses the model.
     """
-    long = tokens.shape[1]
-    seen = np.stack([np.ones(long, bool), np.arange(long) >= long - SHORT])
-    pad = np.where(seen, tokens, 0)
-    padded: List[Tuple[str, Any]] = [
-        (
-            "left padding",
-            (pad, seen, lambda made: [(made[0], wanted[0]), (made[1, long - SHORT :], alone[0])]),
-        )
-    ]
-    behind = seen[:, ::-1].copy()
-    turned = np.stack([tokens[0], np.roll(pad[1], SHORT - long)])
-    if base.kind == "encoder":
-        padded.append(
-            (
-                "right padding",
-                (turned, behind, lambda made: [(made[0], wanted[0]), (made[1, :SHORT], alone[0])]),
-            )
-        )
-    found = {"full": [(session.prefill(tokens), wanted)]}
-    for name, (rows, mask, split) in padded:
-        _begin(session)
-        found[name] = split(session.prefill(rows, attention_mask=mask.astype(np.int64)))
-    if base.kind == "encoder":
-        return found
-    _begin(session)
-    found["chunks"] = [(session.prefill(tokens, chunk=CHUNK), wanted)]
-    _begin(session)
-    first = session.prefill(tokens[:, : long - STEPS])
-    steps = [session.step(tokens[:, index]) for index in range(long - STEPS, long)]
-    found["steps"] = [(np.concatenate((first, np.stack(steps, 1)), axis=1), wanted)]
-    return found
-
-
-def _begin(session: Any) -> None:
-    held: Session = session.session if isinstance(session, pairs.Reading) else session
-    held.reset()
-
-
-def grids(session: Session, peer: Theirs, tokens: np.ndarray) -> Pairs:
-    """Return pairs of outputs for tokens of images, with time, height and width as coordinates."""
-    grid = vision_models.places()[:, :, : tokens.shape[1]]
-    session.reset()
-    return [
-        (
-            session.prefill(tokens, grid=grid, chunk=CHUNK),
-            theirs(peer.peer, tokens, position_ids=grid),
-        )
-    ]
+    sessions = []
+    for index, model in enumerate(models):
+        if target == "eager":
+            sessions.append(eager_session(model))
+            continue
+        place = folder / f"artefact {index}"
+        export(model, target, place, verify=False)
+        sessions.append(load(place, threads=1, provider="cpu").session())
+    if base.kind != "pair":
+        return sessions[0]
+    read, mask = pairs.inputs(base.model_type == "whisper")
+    made = sessions[0].prefill(pairs.ours_of(read), attention_mask=mask)
+    rows = [row[seen == 1] for row, seen in zip(made, mask, strict=True)]
+    return pairs.Reading(sessions[1], rows)
 
 
 def as_saved(config: Any) -> Dict[str, Any]:

@@ -111,6 +111,15 @@ SKIPPED = re.compile(
     r"model_type|num_labels|output_.*|problem_type|quantization_config|return_dict.*|torchscript|transformers_version|tokenizer_class|use_cache|vision_config|"
     r".*_dropout.*|dropout|.*_pdrop|layerdrop|.*initializer.*|text_config|is_encoder_decoder|transformers_weights|.*loss.*|mask_.*|apply_spec_augment)$"
 )
+# Lists with an entry for each layer, and keys from which they follow where they are missing.
+BY_LAYER = (
+    "layer_types",
+    "mlp_layer_types",
+    "no_rope_layers",
+    "mlp_only_layers",
+    "layers_block_type",
+)
+DERIVING = re.compile(r"layers?$|pattern|every_n|interval|layer_step|use_sliding_window")
 DELETED, HUGE_SHARE, WRONG_SHARE, FOREIGN_SHARE = object(), 0.03, 0.12, 0.06
 
 
@@ -141,6 +150,9 @@ def changed(
             continue
         key = choice.choice(keys)
         changes[key] = _value(key, {**known, **config}, choice)
+        if DERIVING.search(key) and choice.random() < 0.5:
+            lists = [name for name in BY_LAYER if name in config]
+            changes.update({name: DELETED for name in lists if name not in changes})
     return changes
 
 
@@ -153,13 +165,7 @@ def _value(key: str, config: Mapping[str, Any], choice: random.Random) -> Any:
     current = config.get(key)
     if key in ("rope_parameters", "rope_scaling"):
         return _rotation(current, choice)
-    if key in (
-        "layer_types",
-        "mlp_layer_types",
-        "no_rope_layers",
-        "mlp_only_layers",
-        "layers_block_type",
-    ):
+    if key in BY_LAYER:
         return _per_layer(key, config, choice)
     if isinstance(current, bool):
         return not current

@@ -1,8 +1,10 @@
 """Random configurations of every model type that we read, compared with transformers: `python -m tests.fuzz.configs --seed N --count 1000 --jobs 2`.
 
-A case starts from a small valid config.json and changes one to three keys. If transformers builds the model, and its full pass equals its own decode with a
-cache, our model must give the same outputs for every division of rows into calls, or refuse the configuration by name. Case i of seed N is repeated with
-`--seed N --first i --count 1`.
+A case starts from a small valid config.json, of encoders with or without a task head, and changes
+one to three keys. If transformers builds the model, our model must give the outputs of its full
+pass for every division of rows into calls, or refuse the configuration by name. Every third case is
+exported to `ort` and runs as an artefact, the others run the module. A finding is reduced to the
+keys that cause it. Case i of seed N is repeated with `--seed N --first i --count 1`.
 """
 
 import argparse
@@ -13,43 +15,31 @@ import random
 import sys
 import tempfile
 import time
-import traceback
 import warnings
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
-import numpy as np
 import torch
 
 from posenc_export.models import families
+from tests.fuzz.config_case import (
+    FINDINGS,
+    Case,
+    is_proper,
+    largest,
+    line,
+    outcome_of,
+    set_outcome,
+    share,
+    shown,
+)
 from tests.fuzz.config_values import DELETED, HUGE, changed
 
 TOGETHER = 20  # cases that a worker runs at a time
+EXPORTED = 3  # every third case is exported
 SECONDS = 5.0  # longest processor time of a refusal
-FINDINGS = ("silent difference", "wrong error")
-
-
-@dataclass
-class Case:
-    """One configuration and what became of it.
-
-    Args:
-        number: index of the case.
-        base: name of the base model, with its type and kind.
-        changes: new values of keys; "(deleted)" for a key that is left out.
-        outcome: "equal", "refused", "refused by both", "transformers cannot run it", "transformers differs from its own decode", or one of FINDINGS.
-        said: our refusal or error, and transformers' error.
-        shares: for each division into calls, the largest difference relative to the tolerance.
-    """
-
-    number: int
-    base: str
-    changes: Dict[str, Any]
-    outcome: str = ""
-    said: List[str] = field(default_factory=list)
-    shares: Dict[str, float] = field(default_factory=dict)
 
 
 def case(seed: int, number: int) -> Case:
@@ -65,14 +55,32 @@ def case(seed: int, number: int) -> Case:
         changes = {"text_config": changed(config["text_config"], full["text_config"], choice)}
     else:
         changes = changed(config, full, choice)
-    return compared(base, changes, number)
+    target = "ort" if number % EXPORTED == EXPORTED - 1 else "eager"
+    return reduced(base, changes, compared(base, changes, number, target))
 
 
-def compared(base: Any, changes: Mapping[str, Any], number: int = 0) -> Case:
+def reduced(base: Any, changes: Mapping[str, Any], found: Case) -> Case:
+    """Return a finding without the target and changes that it does not need; other cases as is."""
+    if found.outcome not in FINDINGS:
+        return found
+    fewer = [(changes, "eager")] if found.target != "eager" else []
+    fewer += [
+        ({key: value for key, value in changes.items() if key != name}, found.target)
+        for name in changes
+    ]
+    for remaining, target in fewer:
+        again = compared(base, remaining, found.number, target)
+        if again.outcome == found.outcome:
+            return reduced(base, remaining, again)
+    return found
+
+
+def compared(base: Any, changes: Mapping[str, Any], number: int = 0, target: str = "eager") -> Case:
     """Compare our model with transformers' for a base with changed keys."""
     from tests.fuzz.config_peers import as_saved, config_of
 
-    found = Case(number, f"{base.kind} {base.model_type}: {base.name}", _shown(changes))
+    kind = base.task or base.kind
+    found = Case(number, f"{kind} {base.model_type}: {base.name}", shown(changes), target)
     config = merged(as_saved(config_of(base)), changes)
     if base.text_alone:
         config = {
@@ -109,55 +117,46 @@ def _compare(
         config: contents of config.json as we read it.
         whole: contents of config.json as transformers reads it.
     """
-    from tests.fuzz.config_peers import BEYOND, LENGTH, SHORT, Theirs, built, ours, tokens_for
+    from tests.fuzz import config_calls as calls
+    from tests.fuzz import config_peers as peers
 
-    huge = _largest(found.changes) >= HUGE[0]
     try:
-        if huge:
+        if largest(found.changes) >= HUGE[0]:
             raise ValueError("not asked for sizes that do not fit in memory")
-        peer = Theirs(base, built(base, whole))
-        tokens = tokens_for(base, peer.config, BEYOND if found.number % 8 == 7 else LENGTH)
-        wanted = peer.full(tokens)
-        alone = peer.full(tokens[:, -SHORT:])[
-            1:
-        ]  # both rows, since the second row of a pair reads the second source
-        decoded = wanted if base.kind == "encoder" else peer.cached(tokens)
-        if not all(part.size and np.isfinite(part).all() for part in (wanted, alone, decoded)):
-            raise ValueError("outputs that are empty or not finite")
+        peer = calls.Theirs(base, peers.built(base, whole))
+        length = calls.BEYOND if found.number % 8 == 7 else calls.LENGTH
+        wanted = calls.expected(peer, peers.tokens_for(base, peer.config, length))
     except (
         Exception
     ) as error:  # whatever transformers raises means that it cannot run this configuration
-        found.said.append(f"transformers: {_line(error)}")
+        found.said.append(f"transformers: {line(error)}")
         return _refused_alone(config, found)
     (peer.peer.model if base.kind == "pair" else peer.peer).save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(config))
-    noise = _share([(decoded, wanted)])
+    noise, refused = share([(wanted.decoded, wanted.full)]), "refused"
     try:
-        session = ours(base, folder)
-        found.shares = _shares(base, session, peer, tokens, wanted, alone)
+        models = peers.loaded(base, folder, length)
+        refused = "refused by the target"
+        session = peers.opened(base, models, folder, found.target)
+        refused = "refused"  # such as positions beyond the range
+        if calls.SHORT <= peers.trained(models[-1]) < length:
+            wanted.alone = None  # transformers has LongRoPE's other factors for a short row
+        found.shares = _shares(base, session, peer, wanted)
     except ValueError as error:
-        return _set(found, "refused" if _proper(error) else "wrong error", error)
+        return set_outcome(found, refused if is_proper(error) else "wrong error", error)
     except Exception as error:  # every other error is a finding
-        return _set(found, "wrong error", error)
-    if noise > 1:
-        found.outcome = "transformers differs from its own decode"
-    else:
-        found.outcome = (
-            "equal" if max(found.shares.values()) <= max(1.0, 20 * noise) else "silent difference"
-        )
-    found.said.append(f"transformers' own decode: {noise:.3g}")
+        return set_outcome(found, "wrong error", error)
+    defect = peers.decode_defect(models) if noise > 1 else ""
+    found.outcome = outcome_of(max(found.shares.values()), noise, defect)
+    found.said.append(f"transformers' own decode: {noise:.3g} {defect}".strip())
 
 
-def _shares(
-    base: Any, session: Any, peer: Any, tokens: np.ndarray, wanted: np.ndarray, alone: np.ndarray
-) -> Dict[str, float]:
-    from tests.fuzz.config_peers import LENGTH, divisions, grids
+def _shares(base: Any, session: Any, peer: Any, wanted: Any) -> Dict[str, float]:
+    from tests.fuzz.config_calls import LENGTH, divisions, grids
 
-    shares = {
-        name: _share(both) for name, both in divisions(base, session, tokens, wanted, alone).items()
-    }
-    if base.kind == "vision" and tokens.shape[1] == LENGTH:
-        shares["images"] = _share(grids(session, peer, tokens))
+    shares = {name: share(both) for name, both in divisions(base, session, wanted).items()}
+    if base.kind == "vision" and wanted.tokens.shape[1] == LENGTH:
+        shares["images"] = share(grids(session, peer, wanted.tokens))
     return shares
 
 
@@ -170,64 +169,15 @@ def _refused_alone(config: Dict[str, Any], found: Case) -> None:
         try:
             families.read(config, 512 if name == "xlnet" else None, part)
         except ValueError as error:
-            _set(found, "refused by both" if _proper(error) else "wrong error", error)
+            set_outcome(found, "refused by both" if is_proper(error) else "wrong error", error)
         except Exception as error:  # every other error is a finding
-            return _set(found, "wrong error", error)
+            return set_outcome(found, "wrong error", error)
     if time.process_time() - begun > SECONDS:
-        _set(
+        set_outcome(
             found,
             "wrong error",
             ValueError(f"a refusal that takes {time.process_time() - begun:.1f} s"),
         )
-
-
-def _set(found: Case, outcome: str, error: Exception) -> None:
-    found.outcome = outcome
-    found.said.append(f"ours: {_line(error)}")
-    if outcome == "wrong error":
-        found.said.append("".join(traceback.format_tb(error.__traceback__)[-2:]))
-
-
-def _proper(error: Exception) -> bool:
-    """Return whether an error has one line and the form `where: expected RULE, got VALUE`."""
-    said = str(error)
-    return "\n" not in said and ": " in said and "expected " in said and "got " in said
-
-
-def _share(both: Any) -> float:
-    """Return the largest difference relative to 2e-4 of the largest output, or of 1; infinity for outputs that are not finite."""
-    worst = 0.0
-    for made, wanted in both:
-        if not np.isfinite(made).all():
-            return float("inf")
-        worst = max(
-            worst,
-            float(np.abs(made - wanted).max()) / (2e-4 * max(1.0, float(np.abs(wanted).max()))),
-        )
-    return worst
-
-
-def _largest(values: Any) -> float:
-    if isinstance(values, dict):
-        return max((_largest(value) for value in values.values()), default=0)
-    if isinstance(values, list):
-        return max((_largest(value) for value in values), default=0)
-    return abs(values) if isinstance(values, (int, float)) else 0
-
-
-def _shown(changes: Mapping[str, Any]) -> Dict[str, Any]:
-    return {
-        key: "(deleted)"
-        if value is DELETED
-        else _shown(value)
-        if isinstance(value, dict)
-        else value
-        for key, value in changes.items()
-    }
-
-
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip()[:400]}".replace("\n", " ")
 
 
 def chunk(seed: int, first: int, count: int) -> List[Case]:

@@ -1,9 +1,13 @@
 """Task heads of encoders: their logits equal those of transformers, their labels stand in the description, other heads are named."""
 
+import json
 from pathlib import Path
+from typing import Any, Dict, Tuple
 
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file, save_file
 
 from posenc_export import load
 from posenc_export.commands.cli import main
@@ -140,10 +144,129 @@ def test_a_head_with_weights_of_its_own_is_not_tied(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = randomised(built(described("bert"), "AutoModelForMaskedLM"))
     model.cls.predictions.decoder.weight = torch.nn.Parameter(torch.randn(61, 48))
-    model.config.tie_word_embeddings = False
     model.save_pretrained(tmp_path)
     with torch.no_grad():
         expected = model(IDS).logits.numpy()
     assert worst_error(
         eager_session(from_pretrained(tmp_path)).read_out(IDS.numpy()), expected
     ) < tolerance("float32", 2, 48)
+
+
+def _rewritten(folder: Path, tensors: Dict[str, Any], **config: Any) -> None:
+    """Change tensors and keys of config.json of a checkpoint; None removes a tensor."""
+    path = folder / "model.safetensors"
+    held = {**load_file(path), **tensors}
+    kept = {name: tensor for name, tensor in held.items() if tensor is not None}
+    save_file(kept, path, {"format": "pt"})
+    described = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**described, **config}))
+
+
+def _error(task: str, folder: Path) -> float:
+    """Return the largest difference between our logits of a checkpoint and transformers'."""
+    auto = getattr(transformers, f"AutoModelFor{task}")
+    with torch.no_grad():
+        expected = auto.from_pretrained(folder).eval()(IDS).logits.numpy()
+    return worst_error(eager_session(from_pretrained(folder)).read_out(IDS.numpy()), expected)
+
+
+SHARED = [name for name, head in HEADS.items() if head.shared_bias]
+BIASES = {"both": (True, True), "the last layer's": (True, False), "the shared": (False, True)}
+
+
+@pytest.mark.parametrize("held", BIASES)
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", SHARED)
+def test_logits_of_masked_tokens_have_the_bias_that_transformers_uses(
+    name: str, tied: bool, held: str, tmp_path: Path
+) -> None:
+    if held == "the shared" and not tied:
+        pytest.skip("transformers computes without any bias; refused below")
+    _saved(MASKED, name, tmp_path)
+    head, biases = HEADS[name], torch.randn(2, 61, generator=torch.Generator().manual_seed(1))
+    weight = torch.randn(61, 48, generator=torch.Generator().manual_seed(2))
+    last, shared = BIASES[held]
+    tensors = {
+        f"{head.logits}.weight": None if tied else weight,
+        f"{head.logits}.bias": biases[0] if last else None,
+        head.shared_bias: biases[1] if shared else None,
+    }
+    _rewritten(tmp_path, tensors, tie_word_embeddings=tied)
+    assert _error(MASKED, tmp_path) < tolerance("float32", 2, 48)
+
+
+def test_a_head_of_deberta_that_is_always_tied_has_the_bias_beside_it(tmp_path: Path) -> None:
+    config = described("deberta-v2")
+    config.legacy, config.tie_word_embeddings = False, False
+    torch.manual_seed(0)
+    randomised(built(config, "AutoModelForMaskedLM")).save_pretrained(tmp_path)
+    assert _error(MASKED, tmp_path) < tolerance("float32", 2, 48)
+
+
+DECODER = "cls.predictions.decoder"
+LOST: Dict[str, Tuple[str, Dict[str, Any], Dict[str, Any], str]] = {
+    "a shared bias that is not tied": (
+        "bert",
+        {f"{DECODER}.weight": torch.ones(61, 48), f"{DECODER}.bias": None},
+        {"tie_word_embeddings": False},
+        f"expected {DECODER}.bias with tie_word_embeddings false, got only cls.predictions.bias",
+    ),
+    "no weight": (
+        "bert",
+        {f"{DECODER}.weight": None},
+        {"tie_word_embeddings": False},
+        f"got no {DECODER}.weight",
+    ),
+    "a bias of the logits": (
+        "modernbert",
+        {},
+        {"decoder_bias": False},
+        "expected no decoder.bias with decoder_bias false, got one",
+    ),
+    "a bias of the dense layer": (
+        "modernbert",
+        {"head.dense.bias": torch.ones(48)},
+        {},
+        "expected no head.dense.bias with classifier_bias false, got one",
+    ),
+    "a bias of the norm": (
+        "modernbert",
+        {"head.norm.bias": torch.ones(48)},
+        {},
+        "expected no head.norm.bias with norm_bias false, got one",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_tensors_of_a_head_that_contradict_config_json_are_refused(
+    case: str, tmp_path: Path
+) -> None:
+    name, tensors, changes, message = LOST[case]
+    _saved(MASKED, name, tmp_path)
+    _rewritten(tmp_path, tensors, **changes)
+    with pytest.raises(ValueError, match=message):
+        from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "gelu_new"])
+@pytest.mark.parametrize("name", ["deberta", "deberta-v2"])
+def test_the_pooler_of_deberta_has_the_activation_of_config_json(
+    name: str, activation: str, tmp_path: Path
+) -> None:
+    task = "SequenceClassification"
+    _saved(task, name, tmp_path)
+    _rewritten(tmp_path, {}, pooler_hidden_act=activation)
+    assert _error(task, tmp_path) < tolerance("float32", 2, 48)
+
+
+@pytest.mark.parametrize("activation", ["quick_gelu", ["gelu"], None])
+@pytest.mark.parametrize("name", ["deberta", "deberta-v2"])
+def test_an_unknown_activation_of_a_pooler_is_refused(
+    name: str, activation: Any, tmp_path: Path
+) -> None:
+    _saved("SequenceClassification", name, tmp_path)
+    _rewritten(tmp_path, {}, pooler_hidden_act=activation)
+    message = f"expected pooler_hidden_act to be one of .*, got {activation!r}; "
+    with pytest.raises(ValueError, match=message.replace("[", r"\[")):
+        from_pretrained(tmp_path)

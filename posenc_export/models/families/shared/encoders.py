@@ -14,7 +14,7 @@ from posenc_export.models.families.shared.rules import OURS, QKV, Table, joined,
 from posenc_export.models.families.shared.settings import Settings
 
 # Keys that do not affect hidden states: dropout, initialisation, heads of other tasks.
-UNREAD = """attention_probs_dropout_prob chunk_size_feed_forward classifier_activation classifier_bias classifier_dropout classifier_pooling cls_token_id
+UNREAD = """attention_probs_dropout_prob chunk_size_feed_forward classifier_activation classifier_bias classifier_dropout classifier_pooling cls_dropout cls_token_id
     decoder_bias deterministic_flash_attn directionality dropout embedding_dropout finetuning_task gradient_checkpointing hidden_dropout_prob
     initializer_cutoff_factor language legacy mlp_dropout name output_past padding_idx pooler_dropout pooler_fc_size pooler_hidden_act pooler_hidden_size
     pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type qa_dropout reference_compile repad_logits_with_grad sep_token_id

@@ -154,7 +154,8 @@ def late_windows(
         rotation: encoding of all layers.
         first, window: the family's defaults of max_window_layers and sliding_window. Without the latter, use_sliding_window needs the key.
     """
-    used, first = config.flag("use_sliding_window", False), config.whole("max_window_layers", first)
+    used = config.flag("use_sliding_window", False)
+    first = config.integer("max_window_layers", first)  # 0 or less: all layers have a window
     size = config.window("sliding_window", None if window is REQUIRED and not used else window)
     types = [
         "sliding_attention" if used and size is not None and index >= first else "full_attention"
