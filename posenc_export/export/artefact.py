@@ -12,6 +12,7 @@ from posenc_export.export import half_precision, loaders, quality, trained_numbe
 from posenc_export.export.bounds import accuracy_of
 from posenc_export.export.compile_errors import explain_errors
 from posenc_export.export.describe import Model, describe, text_of
+from posenc_export.export.edge_cells import EdgeErrors, edge_errors
 from posenc_export.export.expected import expected_outputs
 from posenc_export.export.options import MAX_LOSS, ExportOptions
 from posenc_export.export.quantization import calibration, mixed
@@ -220,13 +221,18 @@ def _make(
         mixed.check_written(manifest, options.size)
     if not options.verify:
         return manifest
+    edges = EdgeErrors()
+    if not options.quick:
+        edges = edge_errors(source, manifest, folder.with_name(f"{folder.name}.edges"), options.say)
     if (
         manifest.dtype == "bfloat16"
     ):  # which no provider of the CPU computes: the same rounded numbers are verified in float32
         options.say(f"{target}: float32 artefact for verification")
         _checked_in_float32(source, target, _aside(folder), options)
         return manifest
-    manifest = check(folder, manifest, source, expected, accuracy, options.say, options.quick)
+    manifest = check(
+        folder, manifest, source, expected, accuracy, options.say, options.quick, edges
+    )
     if not accuracy.rounds or "float32" not in kind.dtypes:
         return manifest
     options.say(f"{target}: float32 artefact for comparison")
@@ -281,10 +287,10 @@ def _written(
         manifest = TARGETS[described.target].write(source, described, folder)
     source.release()
     options.say(f"{described.target}: computing the outputs of the module")
-    filled = bool(options.verify)
+    long = bool(options.verify)
     expected = source.once(
-        ("expected", filled, *grid_of(manifest)),
-        lambda: expected_outputs(source.model, manifest, filled, options.say),
+        ("expected", long, *grid_of(manifest)),
+        lambda: expected_outputs(source.model, manifest, long, options.say),
     )
     stored = reference.write(manifest, expected, accuracy, folder)
     trained = trained_numbers.store(source.model, manifest, folder)

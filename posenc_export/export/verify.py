@@ -8,6 +8,7 @@ import torch
 
 from posenc_export.export.bounds import accuracy_of, extent
 from posenc_export.export.describe import Model
+from posenc_export.export.edge_cells import EdgeErrors
 from posenc_export.export.expected import expected_outputs
 from posenc_export.export.quantization import calibration
 from posenc_export.export.quantization.calibration import Sample
@@ -165,10 +166,12 @@ def check(
     accuracy: Accuracy,
     progress: Progress,
     quick: bool = False,
+    edges: EdgeErrors = EdgeErrors(),
 ) -> Manifest:
     """Certify a new artefact against the expected outputs of its module.
 
     Args:
+        edges: errors of a reduced model at the edges of this one.
         quick: run one scenario for each kind of call.
 
     Raises:
@@ -184,7 +187,8 @@ def check(
     source.release()
     session, *others = sessions(single_threaded(folder, "cpu"), 1)
     measured = measure(session, expected, accuracy, progress, others, only=QUICK if quick else ())
-    certificate = _certificate(session, model, accuracy, measured, exact, quick)
+    certificate = _certificate(session, model, accuracy, measured.joined(edges.measured), exact, quick)
+    certificate["unreached"] = edges.unreached
     if not certificate["passed"]:
         raise VerificationError(certificate, from_outside(inner_of(model)))
     manifest = manifest.replace(certificate=certificate)

@@ -23,6 +23,7 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
         bounds: tolerance of the cells whose tolerance is not `tolerance`: divisions into calls that are compared with the artefact's own full pass, and cells that
             compare the module with its oracle.
         failures: by name of a cell, the message of the graph that failed in it.
+        unreached: edges of the model that no cell reached, with the reason.
         grid: "whole", or "quick" for one scenario of each kind of call (verification.cells.QUICK).
     """
 
@@ -39,6 +40,9 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
         default_factory=dict
     )
     grid: Literal["whole", "quick"] = "whole"
+    unreached: Annotated[Dict[str, str], Meta(max_length=256)] = msgspec.field(
+        default_factory=dict
+    )
 
 
 class Proof(TypedDict):
@@ -52,6 +56,7 @@ class Proof(TypedDict):
     bounds: Dict[str, float]
     failures: Dict[str, str]
     grid: str
+    unreached: Dict[str, str]
 
 
 def format_worst_error(error: float) -> str:
