@@ -10,10 +10,11 @@ import numpy as np
 
 from posenc_export.encodings.shared.base import Edge
 from posenc_export.export.bounds import accuracy_of
-from posenc_export.export.describe import Model, describe
+from posenc_export.export.describe import Model, describe, step_weights
 from posenc_export.export.edge_model import edge_model
 from posenc_export.export.edges import depths, edges_of
 from posenc_export.export.expected import eager_session
+from posenc_export.export.signatures import has_cache
 from posenc_export.export.targets import TARGETS
 from posenc_export.export.trace import Source, in_dtype
 from posenc_export.runtime import load
@@ -137,9 +138,8 @@ def planned(reduced: Model, edges: List[Edge], manifest: Manifest, reached: int)
 
 def work_of(reduced: Model, length: int) -> int:
     """Return the multiply-adds of a sequence: of weights for each token, and of scores and values for each pair of tokens."""
-    manifest = describe(reduced, "eager", "positions", "rows", "in_place")
     pairs = sum(2 * part.heads * part.head_size for part in reduced.attentions()) * length**2
-    return manifest.step_weights * length + (pairs // 2 if manifest.states else pairs)
+    return step_weights(reduced) * length + (pairs // 2 if has_cache(reduced) else pairs)
 
 
 def _expected(

@@ -28,7 +28,7 @@ WHOLE_CALL = (
     1024  # most tokens of a bidirectional model, which reads them in one call with all their scores
 )
 BESIDE = 2  # tokens compared before and after the token at an edge
-BEHIND = 16  # tokens of a bidirectional model behind its last edge
+BEHIND = 64  # tokens behind the last edge: queries that may look at a key beyond it
 ENDS = 2  # last tokens that are always compared
 
 
