@@ -12,7 +12,7 @@ from posenc_export.export import half_precision, loaders, quality, trained_numbe
 from posenc_export.export.bounds import accuracy_of
 from posenc_export.export.compile_errors import explain_errors
 from posenc_export.export.describe import Model, describe, text_of
-from posenc_export.export.edge_cells import EdgeErrors, edge_errors
+from posenc_export.export.edge_cells import edge_errors
 from posenc_export.export.expected import expected_outputs
 from posenc_export.export.options import MAX_LOSS, ExportOptions
 from posenc_export.export.quantization import calibration, mixed
@@ -31,6 +31,7 @@ from posenc_export.runtime.artefact.publish import StagingFolder, sweep
 from posenc_export.runtime.artefact.schema import Weights
 from posenc_export.runtime.artefact.tokenizer import check_tokenizer
 from posenc_export.runtime.verification import reference
+from posenc_export.runtime.verification.cell import Measured
 from posenc_export.runtime.verification.proof import Accuracy, Expected, grid_of, is_large
 from posenc_export.shared.progress import Progress
 
@@ -221,7 +222,7 @@ def _make(
         mixed.check_written(manifest, options.size)
     if not options.verify:
         return manifest
-    edges = EdgeErrors()
+    edges = Measured()
     if not options.quick:
         edges = edge_errors(source, manifest, folder.with_name(f"{folder.name}.edges"), options.say)
     if (

@@ -2,7 +2,7 @@
 
 import functools
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Dict, List, Tuple
 
@@ -22,7 +22,7 @@ from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.verification.cell import Cell
+from posenc_export.runtime.verification.cell import Cell, Measured
 from posenc_export.runtime.verification.inputs import inputs
 from posenc_export.runtime.verification.long_cells import long_cells, outputs_by
 from posenc_export.runtime.verification.long_sequence import (
@@ -31,24 +31,17 @@ from posenc_export.runtime.verification.long_sequence import (
     LongSequence,
     length_for,
 )
-from posenc_export.runtime.verification.measuring import Measured, measure_cells
+from posenc_export.runtime.verification.measuring import measure_cells
 from posenc_export.runtime.verification.scenarios import Pairs
 from posenc_export.shared.progress import Progress
 
 TITLE = "reduced model, "  # begins the names of cells
 NEAR = 128  # a far key has so much weight in the whole model that no larger distance is left to it
 WORK = 1 << 36  # multiply-adds of a sequence, unless the whole model has more weights
+WHOLE_CALL = 2048  # most tokens of a bidirectional model, whose scores are all in memory
 PER_WEIGHT = 512  # multiply-adds for each weight of a step of the whole model, if that is more
 DEEPEST = 2048  # tokens that are read for faults at a number of cached tokens alone
 BEFORE = 16  # tokens before an edge at which a sequence starts that is too far from position 0
-
-
-@dataclass
-class EdgeErrors:
-    """Errors of the cells at edges, with their tolerance, and the edges that no cell reached, with the reason."""
-
-    measured: Measured = field(default_factory=Measured)
-    unreached: Dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -60,17 +53,17 @@ class Plan:
     unreached: Dict[str, str]
 
 
-def edge_errors(source: Source, manifest: Manifest, folder: Path, say: Progress) -> EdgeErrors:
+def edge_errors(source: Source, manifest: Manifest, folder: Path, say: Progress) -> Measured:
     """Measure the cells at edges that the whole model does not reach, or in which far keys do not matter.
 
     Args:
         source: of the whole model.
-        manifest: of the artefact of the whole model.
+        manifest: of the artefact of the whole model. Its reduced form has float32, if the target has.
         folder: for the reduced artefact; it is removed afterwards.
     """
     edges, reached = edges_of(source.model), length_for(manifest, _named(edges_of(source.model)))
     if not _needed(edges, manifest, reached):
-        return EdgeErrors()
+        return Measured()
     target = TARGETS[manifest.target]
     dtype = "float32" if "float32" in target.dtypes else manifest.dtype
     reduced = source.once(("edge model",), lambda: in_dtype(edge_model(source.model), "float32"))
@@ -94,13 +87,16 @@ def edge_errors(source: Source, manifest: Manifest, folder: Path, say: Progress)
     accuracy = accuracy_of(written, described)
     cells = [] if compared is None else list(long_cells(session, compared, accuracy.rounds, TITLE))
     cells += [
-        Cell(f"{TITLE}{edge.name} from position {edge.at - BEFORE:,} on", functools.partial(_far, case=case))
+        Cell(
+            f"{TITLE}{edge.name} from position {edge.at - BEFORE:,} on",
+            functools.partial(_far, case=case),
+        )
         for edge, case in starts
     ]
     measured = measure_cells(session, cells, accuracy)
-    measured.bounds = dict.fromkeys(measured.cells, accuracy.tolerance)
     shutil.rmtree(folder)
-    return EdgeErrors(measured, plan.unreached)
+    bounds = dict.fromkeys(measured.cells, accuracy.tolerance)
+    return replace(measured, bounds=bounds, unreached=plan.unreached)
 
 
 def _named(edges: List[Edge]) -> Dict[str, int]:
@@ -109,7 +105,9 @@ def _named(edges: List[Edge]) -> Dict[str, int]:
 
 def _needed(edges: List[Edge], manifest: Manifest, reached: int) -> bool:
     """Return whether the whole model leaves an edge, or a depth up to DEEPEST, to the reduced one."""
-    far = any(edge.at + BESIDE >= reached or edge.by == "distance" and edge.at > NEAR for edge in edges)
+    far = any(
+        edge.at + BESIDE >= reached or edge.by == "distance" and edge.at > NEAR for edge in edges
+    )
     return far or bool(manifest.states) and reached < min(DEEPEST, manifest.max_positions)
 
 
@@ -123,7 +121,8 @@ def planned(reduced: Model, edges: List[Edge], manifest: Manifest, reached: int)
     limit, most = max(WORK, PER_WEIGHT * manifest.step_weights), manifest.max_positions
     wanted = [min(edge.at + BEHIND, most) for edge in edges]
     wanted += [min(DEEPEST + BEHIND, most)] if manifest.states and reached < DEEPEST else []
-    length = max((n for n in wanted if work_of(reduced, n) <= limit), default=0)
+    longest = most if manifest.states else WHOLE_CALL
+    length = max((n for n in wanted if n <= longest and work_of(reduced, n) <= limit), default=0)
     starts, unreached = [], {}
     for edge in edges:
         if edge.at + BESIDE < max(length, reached) or edge.at < length:
@@ -131,8 +130,10 @@ def planned(reduced: Model, edges: List[Edge], manifest: Manifest, reached: int)
         if edge.by == "position" and manifest.signature == "positions" and manifest.states:
             starts.append(edge)
         else:
-            needed = work_of(reduced, min(edge.at + BEHIND, most))
-            unreached[edge.name] = f"{needed:.1e} multiply-adds, more than {limit:.1e}"
+            tokens = min(edge.at + BEHIND, most)
+            unreached[edge.name] = (
+                f"{tokens:,} tokens take {work_of(reduced, tokens):.1e} multiply-adds"
+            )
     return Plan(length, tuple(starts), unreached)
 
 

@@ -24,7 +24,9 @@ from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.verification.long_cells import outputs_by
 
 SPREAD = 3.0  # of scores; with it, one of 4096 keys has a tenth of the weight of a typical query
-VOCABULARY = 64  # token ids that are kept; the head of a large vocabulary would cost more than the layers
+VOCABULARY = (
+    64  # token ids that are kept; the head of a large vocabulary would cost more than the layers
+)
 MEASURED = 64  # tokens on which the spread is measured
 SEED = 20
 

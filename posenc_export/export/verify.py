@@ -1,5 +1,7 @@
 """Verify an artefact: compare it with the eager module on the grid of scenarios, and the eager module with the float64 oracle."""
 
+import dataclasses
+import tempfile
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Union
 
@@ -8,7 +10,7 @@ import torch
 
 from posenc_export.export.bounds import accuracy_of, extent
 from posenc_export.export.describe import Model
-from posenc_export.export.edge_cells import EdgeErrors
+from posenc_export.export.edge_cells import edge_errors
 from posenc_export.export.expected import expected_outputs
 from posenc_export.export.quantization import calibration
 from posenc_export.export.quantization.calibration import Sample
@@ -26,8 +28,9 @@ from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.certificate import bound_of, format_cell, worst_cell
 from posenc_export.runtime.artefact.manifest import Calibration, Manifest
 from posenc_export.runtime.session.model import Model as Loaded
+from posenc_export.runtime.verification.cell import Measured
 from posenc_export.runtime.verification.cells import QUICK
-from posenc_export.runtime.verification.measuring import Measured, measure, sessions
+from posenc_export.runtime.verification.measuring import measure, sessions
 from posenc_export.runtime.verification.proof import (
     Accuracy,
     Expected,
@@ -96,7 +99,8 @@ def verify(
         tolerance: largest error that passes; None for the tolerance of the export, which must be at most 0.1.
 
     Returns:
-        {"passed", "tolerance", "provider", "machine", "cells": {name: error}, "bounds", "failures", "grid", "against": reference of the module} (artefact.certificate).
+        {"passed", "tolerance", "provider", "machine", "cells": {name: error}, "bounds", "failures", "grid", "unreached",
+        "against": reference of the module} (artefact.certificate).
 
     Raises:
         ValueError: the folder is not an artefact, the model has another description, the calibration data is missing or differs, or the tolerance of the export is
@@ -128,6 +132,8 @@ def verify(
             f"verify: expected an artefact with a reference, got none in {folder}; export it again"
         )
     accuracy = accuracy_on(session.provider, manifest.reference, tolerance)
+    with tempfile.TemporaryDirectory() as scratch:
+        edges = edge_errors(Source(made), manifest, Path(scratch) / "edges", progress or silent)
     certificate = certify(
         session,
         made,
@@ -135,6 +141,7 @@ def verify(
         progress or silent,
         others,
         accuracy,
+        edges,
     )
     manifests.write(manifest.replace(certificate=certificate), folder)
     return certificate
@@ -166,7 +173,7 @@ def check(
     accuracy: Accuracy,
     progress: Progress,
     quick: bool = False,
-    edges: EdgeErrors = EdgeErrors(),
+    edges: Measured = Measured(),
 ) -> Manifest:
     """Certify a new artefact against the expected outputs of its module.
 
@@ -187,13 +194,17 @@ def check(
     source.release()
     session, *others = sessions(single_threaded(folder, "cpu"), 1)
     measured = measure(session, expected, accuracy, progress, others, only=QUICK if quick else ())
-    certificate = _certificate(session, model, accuracy, measured.joined(edges.measured), exact, quick)
-    certificate["unreached"] = edges.unreached
+    certificate = _certificate(session, model, accuracy, _joined(measured, edges), exact, quick)
     if not certificate["passed"]:
         raise VerificationError(certificate, from_outside(inner_of(model)))
     manifest = manifest.replace(certificate=certificate)
     manifests.write(manifest, folder)
     return manifest
+
+
+def _joined(whole: Measured, edges: Measured) -> Measured:
+    """Return the errors of a model and of its reduced form, which reaches more edges."""
+    return dataclasses.replace(whole.joined(edges), unreached=edges.unreached)
 
 
 def single_threaded(folder: Path, provider: str) -> Loaded:
@@ -208,19 +219,21 @@ def certify(
     progress: Progress,
     others: Sequence[Session] = (),
     accuracy: Optional[Accuracy] = None,
+    edges: Measured = Measured(),
 ) -> Dict[str, Any]:
     """Return the certificate of a session: its errors against the eager module, and those of the eager module against the oracle.
 
     Args:
         others: further sessions on the same artefact, which run cells in parallel.
         accuracy: of a correct artefact; None for that of the model.
+        edges: errors of a reduced model at the edges of this one.
     """
     accuracy = accuracy or accuracy_of(model, session.manifest)
     return _certificate(
         session,
         model,
         accuracy,
-        measure(session, expected, accuracy, progress, others),
+        _joined(measure(session, expected, accuracy, progress, others), edges),
         oracle_cells(model, session.manifest, expected),
     )
 
@@ -239,9 +252,7 @@ def _certificate(
         if accuracy.rounds
         else {}
     )
-    found = certificate_of(
-        session, accuracy, {**made.cells, **exact}, {**made.bounds, **bounds}, made.failures, quick
-    )
+    found = certificate_of(session, accuracy, made.joined(Measured(exact, bounds)), quick)
     return {**found, "against": against(model)}
 
 

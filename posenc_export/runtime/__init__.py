@@ -126,8 +126,8 @@ def verify(
         quick: run one scenario for each kind of call (verification.cells.QUICK) instead of every cell.
 
     Returns:
-        {"passed", "tolerance", "provider", "machine", "cells": {name: error}, "bounds", "failures", "grid"} (artefact.certificate). For provider "openvino-bf16" the
-        tolerance also allows for rounding to bfloat16.
+        {"passed", "tolerance", "provider", "machine", "cells": {name: error}, "bounds", "failures", "grid", "unreached"} (artefact.certificate). For
+        provider "openvino-bf16" the tolerance also allows for rounding to bfloat16.
 
     Raises:
         ValueError: as for `load`; the artefact has no reference, or another one has replaced it meanwhile; the tolerance of the export is above 0.1 and `tolerance`
@@ -180,4 +180,4 @@ def _measured(
     errors = measuring.measure(
         session, expected, accuracy, progress, workers, only=cells.QUICK if quick else ()
     )
-    return proof.certificate(session, accuracy, errors.cells, errors.bounds, errors.failures, quick)
+    return proof.certificate(session, accuracy, errors, quick)

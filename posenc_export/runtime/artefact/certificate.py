@@ -40,9 +40,7 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
         default_factory=dict
     )
     grid: Literal["whole", "quick"] = "whole"
-    unreached: Annotated[Dict[str, str], Meta(max_length=256)] = msgspec.field(
-        default_factory=dict
-    )
+    unreached: Annotated[Dict[str, str], Meta(max_length=256)] = msgspec.field(default_factory=dict)
 
 
 class Proof(TypedDict):

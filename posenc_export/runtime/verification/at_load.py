@@ -41,6 +41,4 @@ def few_cells(model: Model, folder: Path) -> Proof:
     measured = measuring.measure(
         session, expected, accuracy, lambda _: None, until_failure=True, only=AT_LOAD
     )
-    return proof.certificate(
-        session, accuracy, measured.cells, measured.bounds, measured.failures, quick=True
-    )
+    return proof.certificate(session, accuracy, measured, quick=True)

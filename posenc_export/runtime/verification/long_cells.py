@@ -1,7 +1,7 @@
 """Cells of the long sequence: a cache filled to its end, and calls of each kind on both sides of every edge (long_sequence.py)."""
 
 import functools
-from typing import Callable, Dict, Iterator, Mapping, Optional, Sequence
+from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence
 
 import numpy as np
 
@@ -93,21 +93,17 @@ def outputs_by(
         outputs = session.prefill(
             read[:, first:end],
             logits_to_keep=max(count, 1),
-            **_encoder(session, manifest, first),
+            encoder=_encoder(session, manifest, first),
         )
         parts.append(outputs[:, outputs.shape[1] - count :])
         advance(end)
     return LongSequence(tokens, compared, np.concatenate(parts, axis=1), edges)
 
 
-def _encoder(session: Session, manifest: Manifest, first: int) -> Dict[str, object]:
-    """Return the argument with encoder outputs for the first call of a sequence, in the dtype of a session."""
+def _encoder(session: Session, manifest: Manifest, first: int) -> Optional[List[np.ndarray]]:
+    """Return encoder outputs for the first call of a sequence, in the dtype of a session; None for later calls and for models without an encoder."""
     rows = encoder_rows(manifest, 1) if first == 0 else None
-    return (
-        {}
-        if rows is None
-        else {"encoder": [row.astype(session.manifest.passed_dtype) for row in rows]}
-    )
+    return rows and [row.astype(session.manifest.passed_dtype) for row in rows]
 
 
 def _read(session: Session, sequence: LongSequence, end: int, chunk: int) -> Pairs:
@@ -117,7 +113,7 @@ def _read(session: Session, sequence: LongSequence, end: int, chunk: int) -> Pai
         outputs = session.prefill(
             sequence.tokens[:, begin:after],
             logits_to_keep=max(count, 1),
-            **_encoder(session, session.manifest, begin),  # type: ignore[arg-type]
+            encoder=_encoder(session, session.manifest, begin),
         )
         if count:
             yield outputs[:, outputs.shape[1] - count :], sequence.within(after - count, after)[1]
@@ -139,7 +135,7 @@ def _across(session: Session, sequence: LongSequence, run: Run) -> Pairs:
         sequence.tokens[:, begin : run.end],
         chunk=run.end - begin,
         logits_to_keep=count,
-        **_encoder(session, session.manifest, begin),  # type: ignore[arg-type]
+        encoder=_encoder(session, session.manifest, begin),
     )
     yield outputs[:, outputs.shape[1] - count :], sequence.within(run.first, run.end)[1]
 
@@ -176,7 +172,7 @@ def _whole(session: Session, sequence: LongSequence) -> Pairs:
     yield outputs[:, sequence.compared], sequence.outputs
 
 
-WAYS: Dict[str, Callable[[Session, LongSequence, Run], Pairs]] = {
+WAYS: Dict[str, Callable[..., Pairs]] = {
     "in a call across it": _across,
     "in steps": _in_steps,
     "in a call from it on": _from_it_on,

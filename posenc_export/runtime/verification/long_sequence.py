@@ -5,7 +5,7 @@ edge when it reads the token with that index: its position, its distance to the 
 """
 
 from dataclasses import dataclass
-from typing import Iterator, List, Mapping, Tuple
+from typing import Dict, Iterator, List, Mapping, Tuple
 
 import numpy as np
 
@@ -62,6 +62,15 @@ class LongSequence:
     compared: np.ndarray
     outputs: np.ndarray
     edges: Mapping[str, int]
+
+    def unreached(self) -> Dict[str, str]:
+        """Return the edges behind the last token, with the reason."""
+        length = self.tokens.shape[1]
+        return {
+            name: f"{edge:,}, behind the {length:,} tokens that are read"
+            for name, edge in self.edges.items()
+            if edge >= length
+        }
 
     def within(self, first: int, end: int) -> Tuple[np.ndarray, np.ndarray]:
         """Return the compared indices [k] of tokens first .. end - 1, and their expected outputs [1,k,V]."""

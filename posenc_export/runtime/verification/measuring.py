@@ -3,7 +3,6 @@
 import os
 import queue
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
 from typing import Callable, Collection, Dict, Iterable, Iterator, List, Optional, Sequence
 
 import numpy as np
@@ -13,7 +12,7 @@ from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification import proof
-from posenc_export.runtime.verification.cell import Cell
+from posenc_export.runtime.verification.cell import Cell, Measured
 from posenc_export.runtime.verification.cells import Part, parts_of
 from posenc_export.runtime.verification.long_sequence import SHORT, fill_length
 from posenc_export.runtime.verification.proof import Accuracy, Expected
@@ -24,33 +23,6 @@ THREADED = (
     64 << 20
 )  # bytes of weights above which threads are used: one core reads them in 5 ms, Python's thread switch interval
 MOST_WORKERS = 4  # each worker needs its own caches and activations
-
-
-@dataclass
-class Measured:
-    """Errors of an artefact on the grid, by name of a cell."""
-
-    cells: Dict[str, float] = field(default_factory=dict)  # numerics.cell_error
-    bounds: Dict[str, float] = field(
-        default_factory=dict
-    )  # tolerance of the cells whose tolerance is not that of the artefact
-    failures: Dict[str, str] = field(
-        default_factory=dict
-    )  # message of the graph that failed in the cell
-
-    def joined(self, other: "Measured") -> "Measured":
-        """Return these errors and those of other cells."""
-        return Measured(
-            {**self.cells, **other.cells},
-            {**self.bounds, **other.bounds},
-            {**self.failures, **other.failures},
-        )
-
-    def exceeds(self, tolerance: float) -> bool:
-        """Whether a cell exceeds its tolerance, which is `tolerance` unless `bounds` has another."""
-        return any(
-            not error <= self.bounds.get(name, tolerance) for name, error in self.cells.items()
-        )
 
 
 def sessions(model: Model, threads: Optional[int]) -> List[Session]:
@@ -103,7 +75,7 @@ def measure(
         "cells",
     )
     ended: List[str] = []  # names of measured cells
-    total = Measured()
+    total = Measured(unreached={} if only or not expected.long else expected.long.unreached())
     idle: "queue.SimpleQueue[Session]" = queue.SimpleQueue()
     for worker in workers or [session]:
         idle.put(worker)
@@ -203,7 +175,11 @@ def measure_cells(
 
 
 def _error(
-    session: Session, cell: Cell, columns: Optional[np.ndarray], failures: Dict[str, str], rounds: bool
+    session: Session,
+    cell: Cell,
+    columns: Optional[np.ndarray],
+    failures: Dict[str, str],
+    rounds: bool,
 ) -> float:
     """Run a cell and return its error; infinity if the graph fails, whose message is then added to `failures`."""
     if not cell.continues:

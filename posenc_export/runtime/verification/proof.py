@@ -20,6 +20,7 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.schema import Reference
 from posenc_export.runtime.graphs import providers
 from posenc_export.runtime.session.session import Session
+from posenc_export.runtime.verification.cell import Measured
 from posenc_export.runtime.verification.inputs import inputs, numbers
 from posenc_export.runtime.verification.long_sequence import LongSequence, fill_chunk, fill_length
 from posenc_export.runtime.verification.scenarios import Case
@@ -210,16 +211,15 @@ def rounded_up(error: float) -> float:
 def certificate(
     session: Session,
     accuracy: Accuracy,
-    cells: Dict[str, float],
-    bounds: Dict[str, float],
-    failures: Dict[str, str],
+    measured: Measured,
     quick: bool = False,
 ) -> Proof:
     """Return a certificate in the form of the manifest (artefact.certificate)."""
     errors = {
-        "cells": cells,
-        "bounds": bounds,
-        "failures": failures,
+        "cells": measured.cells,
+        "bounds": measured.bounds,
+        "failures": measured.failures,
+        "unreached": measured.unreached,
         "grid": "quick" if quick else "whole",
     }
     content: Dict[str, Any] = {

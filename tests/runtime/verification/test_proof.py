@@ -16,7 +16,7 @@ from posenc_export.export import Sources, export
 from posenc_export.runtime import load, verify
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
-from posenc_export.runtime.verification import inputs, proof, reference
+from posenc_export.runtime.verification import inputs, reference
 from tests.tiny import block, decoder, encoder
 from tests.traces import sources
 
