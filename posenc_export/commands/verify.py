@@ -42,7 +42,11 @@ def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status: 0, or 1 if an error exceeds the tolerance."""
     from posenc_export.runtime import verify
     from posenc_export.runtime.artefact import files, manifest
-    from posenc_export.runtime.artefact.certificate import bound_of, format_cell
+    from posenc_export.runtime.artefact.certificate import (
+        bound_of,
+        format_cell,
+        format_unreached,
+    )
 
     folder = files.locate(options.folder)
     described = manifest.read_alone(folder, options.digest)
@@ -84,6 +88,8 @@ def run(options: argparse.Namespace) -> int:
         )
         if len(shown) < len(bounds):
             print(f"the worst {len(shown)} of {len(bounds)} cells; --all prints all")
+        if unreached := format_unreached(certificate):
+            print(f"edges that no cell reached: {unreached}")
         verdict = "passed" if certificate["passed"] else "FAILED"
         if described.target == "ort-cuda" and certificate["provider"] == "cpu":
             verdict += " (values on the CPU only; nothing ran on CUDA)"

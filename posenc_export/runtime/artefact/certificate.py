@@ -9,6 +9,8 @@ from posenc_export.runtime.artefact.schema import Finite, Text
 
 FAILED = 1e300  # stored as the error of an output with NaN or infinity, which JSON cannot represent
 
+Printable = Annotated[str, Meta(pattern=r"^[ -~]{1,256}\Z")]
+
 
 class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
     """Errors measured on an artefact.
@@ -40,7 +42,7 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
         default_factory=dict
     )
     grid: Literal["whole", "quick"] = "whole"
-    unreached: Annotated[Dict[str, str], Meta(max_length=256)] = msgspec.field(default_factory=dict)
+    unreached: Annotated[Dict[Printable, Printable], Meta(max_length=256)] = msgspec.field(default_factory=dict)
 
 
 class Proof(TypedDict):
@@ -60,6 +62,12 @@ class Proof(TypedDict):
 def format_worst_error(error: float) -> str:
     """Format an error with two digits; "NaN" if an output was not finite."""
     return f"{error:.1e}" if error < FAILED else "NaN"
+
+
+def format_unreached(certificate: Mapping[str, Any]) -> str:
+    """Format the edges that no cell reached, with the reasons, in one line; empty if there are none."""
+    named = certificate.get("unreached", {}).items()
+    return ", ".join(f"{name} ({reason})" for name, reason in named)
 
 
 def bound_of(certificate: Mapping[str, Any], cell: str) -> float:
