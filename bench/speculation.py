@@ -9,7 +9,7 @@ function that stands in the prompt twice, `edit` repeats one with other names, `
 
 `equal` is the number of ids before the first that differs, `accepted` the share of drafted tokens that were kept. With --passes, the file also gets the cost of one
 pass of 2, 4, 8 and 16 tokens relative to a step; with --draft too, that of a step of the draft model, and by number of drafted tokens how many times plain decoding they
-would give if all were kept, and the share of right ones that gives 1.4. `python -m bench.draft` trains a draft model. --processor-time measures the time of the
+would give if all were kept, and the share of right ones that gives 1.4. bench/draft.py of commit dc58e7a trained a draft model. --processor-time measures the time of the
 processor, with one thread, where other programs use the cores.
 """
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
-from posenc_export.benchmark.report import BUSY, Report, duration, rate, size
+from posenc_export.benchmark.report import BUSY, Report, duration, size
 from posenc_export.benchmark.results import Row
 from posenc_export.benchmark.spread import Spread
 from posenc_export.benchmark.spread import ratio as ratio_of
@@ -33,8 +33,8 @@ READING = """## How to read the tables
 
 - Decode is one step of one row with about the given number of cached tokens, in a run of 16 steps. Prefill is one prompt from an empty cache.
 - Each contestant runs in its own process, in turn, while the others are stopped. All have the same random weights, in float32 unless a name says otherwise.
-- Times are medians; the spread is the 10th to the 90th percentile. Ratios are medians of ratios round by round in the same run, with the 95 % confidence interval of a
-  paired bootstrap over all rounds; they are blank with fewer than 5 rounds.
+- Times are medians, with the ratio to the fastest contestant in parentheses: the median of ratios round by round in the same run, blank with fewer than 5 rounds.
+  `bench/results/speed.json` has all samples, from which spreads and intervals follow.
 - Artefacts are named by encoding and target of `posenc export`: `ort`, `onnx`, `onnx-static`, `torchscript` or `pt2`; `aotinductor` is the artefact of `pt2` after
   `posenc compile`. `int8`, `int4`, `int4-128` and `cache-int8` are [formats of weights and caches](fewer-bits.md). A provider stands in parentheses.
 - `hand-written` is a hand-written graph of the fused operators of ONNX Runtime, `hand-written-torchscript` a scripted module with caches written in place, and
@@ -58,7 +58,7 @@ and hand_torchscript.py. `openvino` keeps the caches as state of the graph.
 
 """
 
-SESSION = """Steps of the block of width 512, two at a time in one process (`python -m bench.hand_graph`). `hand` and `artefact` are the hand-written graph
+SESSION = """Steps of the block of width 512, two at a time in one process (`bench/hand_graph.py` of commit dc58e7a). `hand` and `artefact` are the hand-written graph
 and the graph of target `ort`, run with bound inputs and outputs and without a session; `raw` is the artefact run in that way with the session's threads.
 A session checks its inputs, counts its tokens and can be rewound; the contestant `hand-written` above runs its graph from a few lines of Python, which do
 nothing of this."""
@@ -334,15 +334,17 @@ def _part(report: Report) -> List[str]:
         f"Limits of the machine in the same run: reads {read}; multiplies at {limits.gemm_flops_per_second / 1e9:.0f} GFLOP/s.{empty}",
         "",
     ]
-    lines += [
-        "| work | contestant | median | spread | tokens/s | ratio to fastest | share of read limit |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    return lines + [_line(row) for row in report.rows]
+    works = list(dict.fromkeys((row.phase, row.tokens) for row in report.rows))
+    heads = " | ".join(f"{phase} {tokens}" for phase, tokens in works)
+    lines += [f"| contestant | {heads} |", "|---|" + "---|" * len(works)]
+    cells = {(row.contestant, row.phase, row.tokens): _cell(row) for row in report.rows}
+    for name in dict.fromkeys(row.contestant for row in report.rows):
+        row = " | ".join(cells.get((name, *work), "") for work in works)
+        lines.append(f"| {name} | {row} |")
+    return lines
 
 
-def _line(row: Row) -> str:
-    against = "" if row.ratio_to_fastest is None else f"{row.ratio_to_fastest:.2f}"
-    share = "" if row.share_of_limit is None else f"{row.share_of_limit:.0%}"
-    between = f"{duration(row.p10_seconds)} .. {duration(row.p90_seconds)}"
-    return f"| {row.phase} {row.tokens} | {row.contestant} | {duration(row.median_seconds)} | {between} | {rate(row.tokens_per_second)} | {against} | {share} |"
+def _cell(row: Row) -> str:
+    """Return the median time of a row, and its ratio to the fastest contestant."""
+    against = "" if row.ratio_to_fastest is None else f" ({row.ratio_to_fastest:.2f})"
+    return f"{duration(row.median_seconds)}{against}"

@@ -101,19 +101,21 @@ def run(folder: Path, adapter: str, results: Path) -> None:
 
 
 def table(rows: List[Dict[str, Any]]) -> str:
-    """Return the Markdown table of the results."""
-    lines = [
-        "| encoding | target | largest error | tolerance | operators on the CPU |",
-        "|---|---|---|---|---|",
-    ]
-    for row in sorted(rows, key=lambda row: (row["encoding"], row["target"])):
-        if "refused" in row:
-            cells = f"refused: {row['refused']} | - | -"
-        else:
-            worst = row["failure"] or f"{row['worst']:.1e}{'' if row['passed'] else ' (wrong)'}"
-            cells = f"{worst} | {row['tolerance']:.1e} | {', '.join(name if count == 1 else f'{count} {name}' for name, count in row['on_cpu'].items()) or 'none'}"
-        lines.append(f"| {row['encoding']} | {row['target']} | {cells} |")
+    """Return the Markdown table of the results: errors by encoding and target."""
+    targets = sorted({row["target"] for row in rows})
+    cells = {(row["encoding"], row["target"]): _cell(row) for row in rows}
+    lines = ["| encoding | " + " | ".join(targets) + " |", "|---|" + "---|" * len(targets)]
+    for name in sorted({row["encoding"] for row in rows}):
+        errors = " | ".join(cells.get((name, target), "-") for target in targets)
+        lines.append(f"| {name} | {errors} |")
     return "\n".join(lines)
+
+
+def _cell(row: Dict[str, Any]) -> str:
+    """Return the largest error of an artefact, or why there is none."""
+    if "refused" in row:
+        return f"refused: {row['refused']}"
+    return str(row["failure"] or f"{row['worst']:.1e}{'' if row['passed'] else ' (wrong)'}")
 
 
 def write_page(results: Path) -> None:

@@ -20,25 +20,15 @@ CAPACITY = 1024  # slots of the caches: the limit of a row's tokens; can be set 
 STOP_IDS = []
 # For each state: name of the input, name of the output to feed back as that input, dtype, shape and initial value.
 STATES = [
-    *(
-        (f"past_key_values.{n}.{part}", f"present.{n}.{part}", "float32", (1, 2, CAPACITY, 32), 0)
-        for n in range(5)
-        for part in ("key", "value")
-    ),
+    *((f"past_key_values.{n}.{part}", f"present.{n}.{part}", "float32", (1, 2, CAPACITY, 32), 0) for n in range(5) for part in ("key", "value")),
 ]
 
 
 def load(folder):
     options = onnxruntime.SessionOptions()
-    options.add_session_config_entry(
-        "session.set_denormal_as_zero", "1"
-    )  # subnormal numbers are slow
-    options.log_severity_level = (
-        3  # without this, TensorScatter logs in every call that it copies its cache
-    )
-    return onnxruntime.InferenceSession(
-        f"{folder}/model.onnx", options, providers=["CPUExecutionProvider"]
-    )
+    options.add_session_config_entry("session.set_denormal_as_zero", "1")  # subnormal numbers are slow
+    options.log_severity_level = 3  # without this, TensorScatter logs in every call that it copies its cache
+    return onnxruntime.InferenceSession(f"{folder}/model.onnx", options, providers=["CPUExecutionProvider"])
 
 
 def empty():
@@ -51,18 +41,14 @@ def call(session, states, x, held):
     # The graph counts the tokens of a row, and its outputs depend on distances only: it takes no start.
     new = x.shape[1]
     if held + new > CAPACITY:
-        raise ValueError(
-            f"expected at most {CAPACITY} tokens in a row (CAPACITY), got {held + new}"
-        )
+        raise ValueError(f"expected at most {CAPACITY} tokens in a row (CAPACITY), got {held + new}")
     feeds = {
         "input_ids": x,
         "logits_index": np.array([[new - 1]], np.int64),
         "seqlens_k": np.array([held + new - 1], np.int32),
         "total_sequence_length": np.array(held + new, np.int32),
     }
-    output, *present = session.run(
-        ["logits", *(name for _, name, *_ in STATES)], {**feeds, **states}
-    )
+    output, *present = session.run(["logits", *(name for _, name, *_ in STATES)], {**feeds, **states})
     return output, dict(zip(states, present, strict=True))
 
 

@@ -20,11 +20,7 @@ CAPACITY = 1024  # slots of the caches: the limit of a row's tokens; can be set 
 STOP_IDS = []
 # For each state: name of the input, name of the output to feed back as that input, dtype, shape and initial value.
 STATES = [
-    *(
-        (f"past_key_values.{n}.{part}", f"present.{n}.{part}", "float32", (1, 2, CAPACITY, 32), 0)
-        for n in range(5)
-        for part in ("key", "value")
-    ),
+    *((f"past_key_values.{n}.{part}", f"present.{n}.{part}", "float32", (1, 2, CAPACITY, 32), 0) for n in range(5) for part in ("key", "value")),
 ]
 
 
@@ -43,9 +39,7 @@ def call(session, states, x, held):
     # The graph counts the tokens of a row, and its outputs depend on distances only: it takes no start.
     new = x.shape[1]
     if held + new > CAPACITY:
-        raise ValueError(
-            f"expected at most {CAPACITY} tokens in a row (CAPACITY), got {held + new}"
-        )
+        raise ValueError(f"expected at most {CAPACITY} tokens in a row (CAPACITY), got {held + new}")
     feeds = {
         "input_ids": x,
         "logits_index": np.array([[new - 1]], np.int64),
@@ -53,9 +47,7 @@ def call(session, states, x, held):
         "total_sequence_length": np.array(held + new, np.int32),
     }
     results = session({**feeds, **states})
-    output, *present = (
-        results[name].copy() for name in ["logits", *(name for _, name, *_ in STATES)]
-    )
+    output, *present = (results[name].copy() for name in ["logits", *(name for _, name, *_ in STATES)])
     return output, dict(zip(states, present, strict=True))
 
 

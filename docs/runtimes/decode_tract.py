@@ -20,11 +20,7 @@ STOP_IDS = []
 # For each state: name of the input, name of the output to feed back as that input, dtype, shape and initial value.
 STATES = [
     ("past_positions", "present_positions", "int64", (1, 0), -1),
-    *(
-        (f"past_key_values.{n}.{part}", f"present.{n}.{part}", "float32", (1, 2, 0, 32), 0)
-        for n in range(5)
-        for part in ("key", "value")
-    ),
+    *((f"past_key_values.{n}.{part}", f"present.{n}.{part}", "float32", (1, 2, 0, 32), 0) for n in range(5) for part in ("key", "value")),
 ]
 
 
@@ -47,9 +43,7 @@ def call(session, states, x, held, start=0):
         "logits_index": np.array([[new - 1]], np.int64),
     }
     # Arguments are positional: inputs, then states, in the order of the graph.
-    output, *present = (
-        tensor.to_numpy() for tensor in session.run([*feeds.values(), *states.values()])
-    )
+    output, *present = (tensor.to_numpy() for tensor in session.run([*feeds.values(), *states.values()]))
     return output, dict(zip(states, present, strict=True))
 
 

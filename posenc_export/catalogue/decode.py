@@ -15,7 +15,7 @@ Written by `python -m bench.decode_cost` and `python -m posenc_export.catalogue.
 WHY = """## What the attention operator costs
 
 An encoding can need more of the attention operator. These are times of GroupQueryAttention alone, as a graph with one node, at {keys} keys
-(`bench/attention_kernels.py`), measured in another run.
+(`bench/attention_kernels.py` of commit dc58e7a), measured in another run.
 
 - `deberta`, `transformer_xl`, `cope`, `fox` and `fox_pair` need a bias.
 - `shaw` needs a bias and the softmax as an output.

@@ -65,12 +65,18 @@ def page(name: str, parity: Sequence[Dict[str, Any]]) -> str:
     ]
     rows = [row for row in parity if row["encoding"] == name]
     if rows:
+        targets = list(dict.fromkeys(row["target"] for row in rows))
+        models = dict.fromkeys(row["model"] for row in rows)
         lines += [
             "## Measured errors",
             "",
-            "| model | target | worst error | tolerance |",
-            "|---|---|---|---|",
-            *(_measured(row) for row in rows),
+            "| model | " + " | ".join(targets) + " |",
+            "|---|" + "---|" * len(targets),
+            *(_measured(model, [row for row in rows if row["model"] == model]) for model in models),
+            "",
+            _tolerances(rows),
+            "",
+            *(f"- Refused: {reason}." for reason in _reasons(rows)),
             "",
         ]
     return "\n".join([*lines, GENERATED, ""])
@@ -156,16 +162,29 @@ def _default(value: Any) -> str:
     return "not given" if value is None or value == "" else f"`{value}`"
 
 
-def _measured(row: Dict[str, Any]) -> str:
-    head = f"| {row['model']} | {row['target']} |"
-    if "refused" in row:
-        return f"{head} refused: {row['refused']} | |"
-    errors = [
-        value
-        for key, value in row.items()
-        if key not in ("encoding", "model", "target", "tolerance") and value is not None
-    ]
-    return f"{head} {max(errors):.1e} | {row['tolerance']:.1e} |"
+def _measured(model: str, rows: Sequence[Dict[str, Any]]) -> str:
+    """Return the worst error of each target, and the tolerance, for one kind of model."""
+    other = ("encoding", "model", "target", "tolerance")
+    cells = []
+    for row in rows:
+        errors = [value for key, value in row.items() if key not in other and value is not None]
+        cells.append("refused" if "refused" in row else f"{max(errors):.1e}")
+    return f"| {model} | {' | '.join(cells)} |"
+
+
+def _tolerances(rows: Sequence[Dict[str, Any]]) -> str:
+    """Return the tolerances of the rows, each with the targets that have it."""
+    targets: Dict[str, Dict[str, None]] = {}
+    for row in rows:
+        if "tolerance" in row:
+            targets.setdefault(f"{row['tolerance']:.1e}", {})[row["target"]] = None
+    known = [f"{tolerance} for {', '.join(names)}" for tolerance, names in targets.items()]
+    return f"Tolerance: {'; '.join(known)}."
+
+
+def _reasons(rows: Sequence[Dict[str, Any]]) -> List[str]:
+    """Return why rows were refused, each reason once."""
+    return list(dict.fromkeys(row["refused"] for row in rows if "refused" in row))
 
 
 def main(arguments: Sequence[str]) -> int:

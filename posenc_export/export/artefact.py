@@ -31,8 +31,7 @@ from posenc_export.runtime.artefact.publish import StagingFolder, sweep
 from posenc_export.runtime.artefact.schema import Weights
 from posenc_export.runtime.artefact.tokenizer import check_tokenizer
 from posenc_export.runtime.verification import reference
-from posenc_export.runtime.verification.cell import Measured
-from posenc_export.runtime.verification.proof import Accuracy, Expected, grid_of, is_large
+from posenc_export.runtime.verification.proof import Accuracy, Expected, Measured, grid_of, is_large
 from posenc_export.shared.progress import Progress
 
 MAKERS = ("torch", "onnx", "onnxscript")

@@ -25,15 +25,21 @@ from posenc_export.models.stack import Stack
 from posenc_export.models.user_module import OwnModule, as_model, inner_of
 from posenc_export.runtime import Session, load
 from posenc_export.runtime.artefact import manifest as manifests
-from posenc_export.runtime.artefact.certificate import bound_of, format_cell, worst_cell
+from posenc_export.runtime.artefact.certificate import (
+    bound_of,
+    failed_checks,
+    format_cell,
+    worst_cell,
+)
 from posenc_export.runtime.artefact.manifest import Calibration, Manifest
 from posenc_export.runtime.session.model import Model as Loaded
-from posenc_export.runtime.verification.cell import Measured
+from posenc_export.runtime.verification import checks
 from posenc_export.runtime.verification.cells import QUICK
 from posenc_export.runtime.verification.measuring import measure, sessions
 from posenc_export.runtime.verification.proof import (
     Accuracy,
     Expected,
+    Measured,
     accuracy_on,
     check_tolerance,
     grid_of,
@@ -57,26 +63,29 @@ class VerificationError(Exception):
     def __init__(
         self, certificate: Dict[str, Any], own: Optional[Mapping[str, str]] = None
     ) -> None:
-        failed = [
-            name
-            for name, error in certificate["cells"].items()
-            if not error <= bound_of(certificate, name)
-        ]
-        worst = worst_cell(certificate)
-        more = f", the worst of {len(failed)} cells" if len(failed) > 1 else ""
-        found = f"{format_cell(certificate, worst)} at '{worst}'{more}"
-        remedy = "do not deploy"
-        if own and "oracle" in worst:
-            classes = " and ".join(own.values())
-            remedy = f"do not deploy: encoding {' or '.join(own)} disagrees with its oracle; run posenc_export.testing.check_encoding on {classes}"
-        super().__init__(
-            f"verify: expected errors within {bound_of(certificate, worst):.1e}, got {found}; {remedy}"
-        )
+        super().__init__(f"verify: {_failure(certificate, own or {})}")
         self.certificate, self.own = certificate, own
 
     def __reduce__(self) -> Tuple[Any, ...]:
         """Pickle the certificate, so that the error can be passed between processes."""
         return VerificationError, (self.certificate, self.own)
+
+
+def _failure(certificate: Dict[str, Any], own: Mapping[str, str]) -> str:
+    """Return what a certificate shows to be wrong: the first check that failed, or the worst cell."""
+    for name, failure in failed_checks(certificate).items():
+        return f"expected check '{name}' to pass, got {failure}; do not deploy"
+    cells = certificate["cells"].items()
+    failed = [name for name, error in cells if not error <= bound_of(certificate, name)]
+    worst = worst_cell(certificate)
+    more = f", the worst of {len(failed)} cells" if len(failed) > 1 else ""
+    found = f"{format_cell(certificate, worst)} at '{worst}'{more}"
+    remedy = "do not deploy"
+    if own and "oracle" in worst:
+        classes = " and ".join(own.values())
+        remedy += f": encoding {' or '.join(own)} disagrees with its oracle; "
+        remedy += f"run posenc_export.testing.check_encoding on {classes}"
+    return f"expected errors within {bound_of(certificate, worst):.1e}, got {found}; {remedy}"
 
 
 def verify(
@@ -192,8 +201,10 @@ def check(
         ("oracle", *grid_of(manifest)), lambda: oracle_cells(model, manifest, expected, progress)
     )
     source.release()
-    session, *others = sessions(single_threaded(folder, "cpu"), 1)
+    loaded = single_threaded(folder, "cpu")
+    session, *others = sessions(loaded, 1)
     measured = measure(session, expected, accuracy, progress, others, only=QUICK if quick else ())
+    measured.checks |= checks.of_artefact(folder, loaded, progress)
     certificate = _certificate(session, model, accuracy, _joined(measured, edges), exact, quick)
     if not certificate["passed"]:
         raise VerificationError(certificate, from_outside(inner_of(model)))
@@ -242,18 +253,16 @@ def _certificate(
     session: Session,
     model: Model,
     accuracy: Accuracy,
-    made: Measured,
+    measured: Measured,
     exact: Dict[str, float],
     quick: bool = False,
 ) -> Dict[str, Any]:
     """Return the certificate with the cells of the artefact and those of the oracle, which compare a float32 module whatever the dtype of the artefact."""
-    bounds = (
-        dict.fromkeys(exact, float32_tolerance("float32", *extent(model)))
-        if accuracy.rounds
-        else {}
-    )
-    found = certificate_of(session, accuracy, made.joined(Measured(exact, bounds)), quick)
-    return {**found, "against": against(model)}
+    measured.cells |= exact
+    if accuracy.rounds:
+        measured.bounds |= dict.fromkeys(exact, float32_tolerance("float32", *extent(model)))
+    content = certificate_of(session, accuracy, measured, quick)
+    return {**content, "against": against(model)}
 
 
 def against(model: Model) -> str:

@@ -126,7 +126,8 @@ def verify(
         quick: run one scenario for each kind of call (verification.cells.QUICK) instead of every cell.
 
     Returns:
-        {"passed", "tolerance", "provider", "machine", "cells": {name: error}, "bounds", "failures", "grid", "unreached"} (artefact.certificate). For
+        The certificate (artefact.certificate): "passed", "tolerance", "provider", "machine",
+        "cells" with the error of each, "bounds", "failures", "grid", "unreached" and "checks". For
         provider "openvino-bf16" the tolerance also allows for rounding to bfloat16.
 
     Raises:
@@ -157,6 +158,7 @@ def _measured(
     """Run the cells of the parity grid and compare with the reference in the folder of the artefact."""
     from posenc_export.runtime.verification import (
         cells,
+        checks,
         long_cells,
         measuring,
         proof,
@@ -177,7 +179,8 @@ def _measured(
                 load(folder, "cpu", threads).session(), manifest, manifest.reference.edges
             ),
         )
-    errors = measuring.measure(
+    measured = measuring.measure(
         session, expected, accuracy, progress, workers, only=cells.QUICK if quick else ()
     )
-    return proof.certificate(session, accuracy, errors, quick)
+    measured.checks |= checks.of_artefact(folder, model, progress)
+    return proof.certificate(session, accuracy, measured, quick)

@@ -20,8 +20,8 @@ from posenc_export.runtime.graphs.torch_graph import TorchGraph
 from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification import reference
-from posenc_export.runtime.verification.measuring import Measured, measure
-from posenc_export.runtime.verification.proof import Accuracy, Expected, accuracy_on
+from posenc_export.runtime.verification.measuring import measure
+from posenc_export.runtime.verification.proof import Accuracy, Expected, Measured, accuracy_on
 
 Place = Literal["module", "function", "session", "graph", "file"]
 

@@ -60,15 +60,23 @@ def page(rows: Sequence[Dict[str, Any]]) -> str:
         lines.append(f"| {kind} | {len(those)} | {' | '.join(map(str, counts))} |")
     lines += [
         "",
-        "Decoders and blocks that need cuDNN, which the dry run lacks, do not run. The grid was run where cells are counted.",
+        "Decoders and blocks that need cuDNN, which the dry run lacks, do not run. The grid was run",
+        "where cells are counted. Models that are refused, do not run, are not captured, copy, or have",
+        "nodes on the CPU; `bench/results/cuda_dry_run.json` has all others:",
         "",
     ]
     lines += [
         "| model | nodes on the CPU | copies | launches | attention of a step | us | us replayed | remarks |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    lines += map(_line, rows)
+    lines += map(_line, filter(_remarkable, rows))
     return "\n".join(lines) + "\n"
+
+
+def _remarkable(row: Dict[str, Any]) -> bool:
+    """Return whether a model is refused, does not run as captured, copies, or has nodes on the CPU."""
+    runs = row.get("capture") == "captured" and "error" not in row and "faults" not in row
+    return not runs or bool(row.get("on_cpu") or row.get("copies"))
 
 
 def _captured(rows: Sequence[Dict[str, Any]]) -> int:

@@ -40,9 +40,8 @@ class Forgotten(Waves):
 
 class Product(Waves):
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
-        return q @ torch.eye(8), k @ torch.eye(
-            8
-        )  # Product: torch multiplies matrices of one dtype only
+        same = torch.eye(8)
+        return q @ same, k @ same  # Product: torch multiplies matrices of one dtype only
 
 
 class Plain(PositionEncoding):

@@ -79,7 +79,7 @@ def registered() -> Iterator[None]:
         (
             "raising",
             2,
-            "test_errors.py:38 to run, got KeyError: 'slope'; correct the code there, and run posenc_export.testing.check_encoding",
+            "test_errors.py:51 to run, got KeyError: 'slope'; correct the code there, and run posenc_export.testing.check_encoding",
         ),
         (
             "refusing",

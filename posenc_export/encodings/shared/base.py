@@ -201,7 +201,9 @@ class PositionEncoding(torch.nn.Module):
     least: Mapping[str, float] = {}
     above: Mapping[str, float] = {}
     most: Mapping[str, float] = {}
-    chunk = 256  # the fastest at widths 768 and 2048 (bench/prefill.py): weights are reused often enough, and activations of a layer stay in the cache of a core
+    # The fastest at widths 768 and 2048 (bench/prefill.py of commit dc58e7a): weights are reused
+    # often enough, and activations of a layer stay in the cache of a core.
+    chunk = 256
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], positions [B,S] int64 (-1 padding) to [B,S,E]."""

@@ -12,6 +12,29 @@ FAILED = 1e300  # stored as the error of an output with NaN or infinity, which J
 Printable = Annotated[str, Meta(pattern=r"^[ -~]{1,256}\Z")]
 
 
+MOST_FAILURES = 16  # failures of a check that are stored
+
+
+class Check(Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of the proof beside the grid, such as the comparison of all stored numbers.
+
+    Args:
+        compared: number of values that were compared, in the unit of `unit`.
+        unit: what was compared, in the plural, such as "numbers" or "calls".
+        worst: largest error relative to its bound; 0 if the comparison is exact.
+        failures: by place in the artefact, what is wrong there; at most MOST_FAILURES places.
+        skipped: by place, why it was not compared.
+    """
+
+    compared: Annotated[int, Meta(ge=0, le=2**53)]
+    unit: Text
+    worst: Finite = 0.0
+    failures: Annotated[Dict[str, str], Meta(max_length=MOST_FAILURES)] = msgspec.field(
+        default_factory=dict
+    )
+    skipped: Annotated[Dict[str, str], Meta(max_length=65536)] = msgspec.field(default_factory=dict)
+
+
 class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
     """Errors measured on an artefact.
 
@@ -27,6 +50,7 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
         failures: by name of a cell, the message of the graph that failed in it.
         unreached: edges of the model that no cell reached, with the reason.
         grid: "whole", or "quick" for one scenario of each kind of call (verification.cells.QUICK).
+        checks: the parts of the proof beside the grid, by name.
     """
 
     passed: bool
@@ -42,7 +66,10 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
         default_factory=dict
     )
     grid: Literal["whole", "quick"] = "whole"
-    unreached: Annotated[Dict[Printable, Printable], Meta(max_length=256)] = msgspec.field(default_factory=dict)
+    unreached: Annotated[Dict[Printable, Printable], Meta(max_length=256)] = msgspec.field(
+        default_factory=dict
+    )
+    checks: Annotated[Dict[Text, Check], Meta(max_length=16)] = msgspec.field(default_factory=dict)
 
 
 class Proof(TypedDict):
@@ -57,6 +84,7 @@ class Proof(TypedDict):
     failures: Dict[str, str]
     grid: str
     unreached: Dict[str, str]
+    checks: Dict[str, Dict[str, Any]]  # Check as plain data
 
 
 def format_worst_error(error: float) -> str:
@@ -76,8 +104,17 @@ def bound_of(certificate: Mapping[str, Any], cell: str) -> float:
 
 
 def passes(certificate: Mapping[str, Any]) -> bool:
-    """Whether every cell of a certificate is within its tolerance."""
-    return all(error <= bound_of(certificate, cell) for cell, error in certificate["cells"].items())
+    """Whether every cell of a certificate is within its tolerance, and no check has a failure."""
+    return not failed_checks(certificate) and all(
+        error <= bound_of(certificate, cell) for cell, error in certificate["cells"].items()
+    )
+
+
+def failed_checks(certificate: Mapping[str, Any]) -> Dict[str, str]:
+    """Return the first failure of each check that has one, by name of the check."""
+    checks = certificate.get("checks", {}).items()
+    first = {name: next(iter(check["failures"].items()), None) for name, check in checks}
+    return {name: f"{item[0]}: {item[1]}" for name, item in first.items() if item is not None}
 
 
 def worst_cell(certificate: Mapping[str, Any]) -> str:

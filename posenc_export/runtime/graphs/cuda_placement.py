@@ -138,10 +138,10 @@ class _Planner:
         self.readers: Dict[str, Set[str]] = {}
 
     def add(self, graph: Nodes, outermost: bool = False) -> None:
-        for name, (element, shape) in graph.constants.items():
-            self.types[name], self.at[name] = element, CONSTANT
-            self.small |= {name} if math.prod(shape) <= SMALL else set()
-            self.matrices |= {name} if len(shape) > 2 else set()
+        for name, constant in graph.constants.items():
+            self.types[name], self.at[name] = constant.element, CONSTANT
+            self.small |= {name} if math.prod(constant.shape) <= SMALL else set()
+            self.matrices |= {name} if len(constant.shape) > 2 else set()
         for name, element in graph.inputs.items():
             self.types[name], self.at[name] = element, CALLER if outermost else DEVICE
         for node in graph.nodes:
@@ -239,8 +239,8 @@ class _Planner:
             found = self.types.get(name, "")
             if name and found and bound.setdefault(parameter, found) != found:
                 return None  # inputs of one parameter with different types
-        if "to" in node.numbers:  # of Cast
-            bound[kernels.gives[0]] = TYPES.get(node.numbers["to"], "")
+        if node.operator == "Cast":
+            bound[kernels.gives[0]] = TYPES.get(node.attributes["to"], "")
         elif node.element:  # of ConstantOfShape
             bound[kernels.gives[0]] = node.element
         for types in kernels.types:
@@ -272,6 +272,6 @@ def refusals(node: Node) -> List[str]:
         found.append("GroupQueryAttention with attention_bias does not take head_sink (sinks)")
     if node.operator == "GroupQueryAttention" and len(node.outputs) > 3:
         found.append("GroupQueryAttention does not give output_qk")
-    if node.operator == "GRU" and not node.numbers.get("linear_before_reset"):
+    if node.operator == "GRU" and not node.attributes.get("linear_before_reset"):
         found.append("GRU needs linear_before_reset 1")
     return found

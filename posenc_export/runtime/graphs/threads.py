@@ -19,7 +19,8 @@ PRODUCTS = (
     "QMoE",
 )
 # With 2 threads instead of 1, a step of a decoder with 14,000 numbers per product takes 1.03 of the time, of a block with 130,000 numbers 0.97, with 520,000 numbers
-# 0.60; 512 tokens of the first two take 0.73 and 0.63 (bench.threads on 2 cores; ONNX Runtime 1.31, AMD EPYC). So prompts gain from a second thread in any case, and
+# 0.60; 512 tokens of the first two take 0.73 and 0.63 (bench/threads.py of commit dc58e7a on 2 cores; ONNX Runtime 1.31,
+# AMD EPYC). So prompts gain from a second thread in any case, and
 # steps gain from threads that get about this many numbers. More cores were not measured.
 SHARE = 1 << 16
 LEAST = 2  # threads of the smallest model

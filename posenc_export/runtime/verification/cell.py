@@ -1,7 +1,7 @@
-"""One comparison of the parity grid, and the errors of several."""
+"""One comparison of the parity grid."""
 
-from dataclasses import dataclass, field
-from typing import Callable, Dict
+from dataclasses import dataclass
+from typing import Callable
 
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification.scenarios import Pairs
@@ -24,34 +24,3 @@ class Cell:
     of: int = 0
     against: str = ""
     continues: bool = False
-
-
-@dataclass
-class Measured:
-    """Errors of an artefact on the grid, by name of a cell."""
-
-    cells: Dict[str, float] = field(default_factory=dict)  # numerics.cell_error
-    bounds: Dict[str, float] = field(
-        default_factory=dict
-    )  # tolerance of the cells whose tolerance is not that of the artefact
-    failures: Dict[str, str] = field(
-        default_factory=dict
-    )  # message of the graph that failed in the cell
-    unreached: Dict[str, str] = field(
-        default_factory=dict
-    )  # edges that no cell reached, with the reason
-
-    def joined(self, other: "Measured") -> "Measured":
-        """Return these errors and those of other cells."""
-        return Measured(
-            {**self.cells, **other.cells},
-            {**self.bounds, **other.bounds},
-            {**self.failures, **other.failures},
-            {**self.unreached, **other.unreached},
-        )
-
-    def exceeds(self, tolerance: float) -> bool:
-        """Whether a cell exceeds its tolerance, which is `tolerance` unless `bounds` has another."""
-        return any(
-            not error <= self.bounds.get(name, tolerance) for name, error in self.cells.items()
-        )

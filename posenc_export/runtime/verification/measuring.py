@@ -12,10 +12,10 @@ from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification import proof
-from posenc_export.runtime.verification.cell import Cell, Measured
+from posenc_export.runtime.verification.cell import Cell
 from posenc_export.runtime.verification.cells import Part, parts_of
 from posenc_export.runtime.verification.long_sequence import SHORT, fill_length
-from posenc_export.runtime.verification.proof import Accuracy, Expected
+from posenc_export.runtime.verification.proof import Accuracy, Expected, Measured
 from posenc_export.shared.numerics import Errors, cell_error, division_tolerance, readout_tolerance
 from posenc_export.shared.progress import EVERY, Steps
 

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, Dict, List, Optional, Tuple, cast
 
+import msgspec
 import numpy as np
 
 from posenc_export.runtime.artefact import machine
-from posenc_export.runtime.artefact.certificate import FAILED, Proof, passes
+from posenc_export.runtime.artefact.certificate import FAILED, Check, Proof, passes
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.schema import Reference
 from posenc_export.runtime.graphs import providers
 from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.verification.cell import Measured
 from posenc_export.runtime.verification.inputs import inputs, numbers
 from posenc_export.runtime.verification.long_sequence import LongSequence, fill_chunk, fill_length
 from posenc_export.runtime.verification.scenarios import Case
@@ -137,6 +137,34 @@ class Expected:
                 )
 
 
+@dataclass
+class Measured:
+    """What was measured on an artefact: errors of the grid by name of a cell, and the checks beside the grid by name."""
+
+    cells: Dict[str, float] = field(default_factory=dict)  # numerics.cell_error
+    # Tolerance of the cells whose tolerance is not that of the artefact.
+    bounds: Dict[str, float] = field(default_factory=dict)
+    failures: Dict[str, str] = field(default_factory=dict)  # message of the graph that failed
+    checks: Dict[str, Check] = field(default_factory=dict)
+    unreached: Dict[str, str] = field(default_factory=dict)  # edges without a cell, with the reason
+
+    def joined(self, other: "Measured") -> "Measured":
+        """Return these errors and those of other cells, checks and edges."""
+        return Measured(
+            {**self.cells, **other.cells},
+            {**self.bounds, **other.bounds},
+            {**self.failures, **other.failures},
+            {**self.checks, **other.checks},
+            {**self.unreached, **other.unreached},
+        )
+
+    def exceeds(self, tolerance: float) -> bool:
+        """Whether a cell exceeds its tolerance, which is `tolerance` unless `bounds` has another."""
+        return any(
+            not error <= self.bounds.get(name, tolerance) for name, error in self.cells.items()
+        )
+
+
 def starts(manifest: Manifest) -> List[int]:
     """Return the start positions of the sequences: 0, one in the middle unless the model is large, and the last at which a sequence fits."""
     if manifest.signature == "mask":
@@ -209,24 +237,19 @@ def rounded_up(error: float) -> float:
 
 
 def certificate(
-    session: Session,
-    accuracy: Accuracy,
-    measured: Measured,
-    quick: bool = False,
+    session: Session, accuracy: Accuracy, measured: Measured, quick: bool = False
 ) -> Proof:
     """Return a certificate in the form of the manifest (artefact.certificate)."""
-    errors = {
+    content: Dict[str, Any] = {
+        "tolerance": accuracy.tolerance,
+        "provider": session.provider,
+        "machine": machine_of(session),
         "cells": measured.cells,
         "bounds": measured.bounds,
         "failures": measured.failures,
         "unreached": measured.unreached,
         "grid": "quick" if quick else "whole",
-    }
-    content: Dict[str, Any] = {
-        "tolerance": accuracy.tolerance,
-        "provider": session.provider,
-        "machine": machine_of(session),
-        **errors,
+        "checks": msgspec.to_builtins(measured.checks),
     }
     return cast(Proof, {"passed": passes(content), **content})
 

@@ -1,0 +1,155 @@
+"""Write a part of an ONNX graph, or a graph with changed nodes, without the package onnx."""
+
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Collection, Iterable, List, Mapping, Sequence, Union
+
+import numpy as np
+import onnxruntime
+
+from posenc_export.runtime.graphs.onnx_nodes import TYPES, Constant, Node, Nodes
+
+IR_VERSION = 10
+INT, STRING = 2, 3  # AttributeProto.AttributeType
+NONE: Mapping[str, Any] = MappingProxyType({})
+ELEMENTS = {"float32": "float", "float64": "double"}  # names that differ from those of numpy
+
+
+def with_attribute(node: Node, name: str, value: Union[int, str]) -> Node:
+    """Return a copy of a node with another value of an attribute, an integer or a string."""
+    kind = INT if isinstance(value, int) else STRING
+    stored = _integer(3, value) if isinstance(value, int) else _bytes(4, value.encode())
+    serialised = _bytes(1, name.encode()) + stored + _integer(20, kind)
+    return Node(
+        node.domain,
+        node.operator,
+        node.name,
+        node.inputs,
+        node.outputs,
+        {**node.attributes, name: value},
+        {**node.serialised, name: serialised},
+    )
+
+
+def new_node(
+    operator: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    attributes: Mapping[str, Union[int, str]] = NONE,
+    domain: str = "",
+) -> Node:
+    """Return a node with attributes that are integers or strings."""
+    node = Node(domain, operator, outputs[0], list(inputs), list(outputs))
+    for name, value in attributes.items():
+        node = with_attribute(node, name, value)
+    return node
+
+
+def constant(name: str, numbers: np.ndarray) -> Constant:
+    """Return a constant with the numbers of an array."""
+    dtype = numbers.dtype.name
+    element = ELEMENTS.get(dtype, dtype)
+    code = next(code for code, known in TYPES.items() if known == element)
+    raw = np.ascontiguousarray(numbers).tobytes()
+    dims = b"".join(_integer(1, size) for size in numbers.shape)
+    serialised = dims + _integer(2, code) + _bytes(8, name.encode()) + _bytes(9, raw)
+    return Constant(name, element, numbers.shape, raw, serialised=serialised)
+
+
+def nodes_of(graph: Nodes, known: Collection[str] = ()) -> List[Node]:
+    """Return the nodes that read constants and known values only, directly or through each other."""
+    values = {"", *known, *graph.constants}
+    kept = []
+    for node in graph.nodes:
+        if values.issuperset(_reads(node)):
+            kept.append(node)
+            values.update(node.outputs)
+    return kept
+
+
+def serialised(
+    graph: Nodes,
+    nodes: Iterable[Node],
+    outputs: Sequence[str],
+    inputs: Sequence[str] = (),
+    free: Mapping[str, str] = NONE,
+) -> bytes:
+    """Return a model of some nodes of a graph, in their order, with the constants that they read.
+
+    Args:
+        outputs: names of values that become outputs, of which those of the graph keep their types.
+        inputs: names of inputs of the graph that the model keeps, also if no node reads them.
+        free: element types of further inputs by name, which have any shape.
+    """
+    nodes = list(nodes)
+    read = set(outputs) | {name for node in nodes for name in _reads(node)}
+    content = [_bytes(1, _node(node)) for node in nodes]
+    content.append(_bytes(2, b"part"))
+    content += [
+        _bytes(5, value.serialised) for name, value in graph.constants.items() if name in read
+    ]
+    kept = {*inputs, *read} - free.keys()
+    content += [_bytes(11, graph.serialised[name]) for name in graph.inputs if name in kept]
+    content += [_bytes(11, _typed(name, element)) for name, element in free.items()]
+    for name in outputs:
+        described = graph.serialised.get(name, b"") if name in graph.outputs else b""
+        content.append(_bytes(12, described or _bytes(1, name.encode())))
+    opsets = [
+        _bytes(8, _bytes(1, domain.encode()) + _integer(2, version))
+        for domain, version in graph.opsets.items()
+    ]
+    return _integer(1, IR_VERSION) + b"".join(opsets) + _bytes(7, b"".join(content))
+
+
+def opened(model: bytes, folder: Path, entries: Mapping[str, str] = NONE) -> Any:
+    """Open a model on the CPU with one thread, so that sums always have the same order.
+
+    Args:
+        folder: of the files with external data.
+        entries: configuration entries of the session.
+    """
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 3, 1
+    options.add_session_config_entry(
+        "session.model_external_initializers_file_folder_path", str(folder)
+    )
+    for name, value in entries.items():
+        options.add_session_config_entry(name, value)
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def _reads(node: Node) -> List[str]:
+    """Return the names of values that a node and its subgraphs read."""
+    inner = [name for body in node.bodies for part in body.nodes for name in _reads(part)]
+    return [*node.inputs, *inner, *(name for body in node.bodies for name in body.outputs)]
+
+
+def _node(node: Node) -> bytes:
+    parts = [_bytes(1, name.encode()) for name in node.inputs]
+    parts += [_bytes(2, name.encode()) for name in node.outputs]
+    parts += [_bytes(3, node.name.encode()), _bytes(4, node.operator.encode())]
+    parts += [_bytes(5, attribute) for attribute in node.serialised.values()]
+    parts += [_bytes(7, node.domain.encode())] if node.domain else []
+    return b"".join(parts)
+
+
+def _typed(name: str, element: str) -> bytes:
+    """Return a ValueInfoProto of any shape."""
+    code = next(code for code, known in TYPES.items() if known == element)
+    return _bytes(1, name.encode()) + _bytes(2, _bytes(1, _integer(1, code)))
+
+
+def _integer(number: int, value: int) -> bytes:
+    return _varint(number << 3) + _varint(value & (1 << 64) - 1)
+
+
+def _bytes(number: int, content: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    parts = bytearray()
+    while value > 127:
+        parts.append(value & 127 | 128)
+        value >>= 7
+    return bytes(parts + bytes([value]))
