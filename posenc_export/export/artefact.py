@@ -228,7 +228,7 @@ def _make(
         manifest.dtype == "bfloat16"
     ):  # which no provider of the CPU computes: the same rounded numbers are verified in float32
         options.say(f"{target}: float32 artefact for verification")
-        _checked_in_float32(source, target, _aside(folder), options)
+        _checked_in_float32(source, target, _aside(folder), options, edges)
         return manifest
     manifest = check(
         folder, manifest, source, expected, accuracy, options.say, options.quick, edges
@@ -250,7 +250,11 @@ def _aside(folder: Path) -> Path:
 
 
 def _checked_in_float32(
-    source: Source, target: str, aside: Path, options: ExportOptions
+    source: Source,
+    target: str,
+    aside: Path,
+    options: ExportOptions,
+    edges: Measured = Measured(),
 ) -> Manifest:
     """Verify a float32 artefact of the same rounded numbers, with the tolerance of float32, and return its manifest.
 
@@ -272,6 +276,7 @@ def _checked_in_float32(
         accuracy,
         options.say,
         options.quick or is_large(manifest),
+        edges,
     )
     shutil.rmtree(aside)
     return manifest

@@ -11,7 +11,7 @@ import numpy as np
 from posenc_export.encodings.shared.base import Edge
 from posenc_export.export.bounds import accuracy_of
 from posenc_export.export.describe import Model, describe, step_weights
-from posenc_export.export.edge_model import edge_model
+from posenc_export.export.edge_model import SPREAD, SPREAD_IN_HALF, edge_model
 from posenc_export.export.edges import depths, edges_of
 from posenc_export.export.expected import eager_session
 from posenc_export.export.signatures import has_cache
@@ -59,31 +59,27 @@ def edge_errors(source: Source, manifest: Manifest, folder: Path, say: Progress)
 
     Args:
         source: of the whole model.
-        manifest: of the artefact of the whole model. Its reduced form has float32, if the target has.
+        manifest: of the artefact of the whole model. Its reduced form has float32, as the float32
+            form of an artefact in bfloat16, unless the target has float16 only.
         folder: for the reduced artefact; it is removed afterwards.
     """
     edges, reached = edges_of(source.model), length_for(manifest, _named(edges_of(source.model)))
     if not _needed(edges, manifest, reached):
         return Measured()
-    target = TARGETS[manifest.target]
-    dtype = "float32" if "float32" in target.dtypes else manifest.dtype
-    reduced = source.once(("edge model",), lambda: in_dtype(edge_model(source.model), "float32"))
+    halved = manifest.dtype == "float16" and "float32" not in TARGETS[manifest.target].dtypes
+    dtype, spread = ("float16", SPREAD_IN_HALF) if halved else ("float32", SPREAD)
+    written = source.once(
+        ("edge model", dtype), lambda: in_dtype(edge_model(source.model, spread), dtype)
+    )
+    reduced = in_dtype(written, "float32")
     plan = planned(reduced, edges, manifest, reached)
     say(f"{manifest.target}: comparing a reduced model at its edges")
     compared, starts = source.once(
-        ("edges", manifest.signature, plan.length, plan.starts),
+        ("edges", dtype, manifest.signature, plan.length, plan.starts),
         lambda: _expected(reduced, edges, plan),
     )
-    written = in_dtype(reduced, dtype)
     made = source.once(("edge source", dtype), lambda: Source(written, say=say))
-    described = describe(
-        written,
-        manifest.target,
-        manifest.signature,
-        target.layout[manifest.signature],
-        target.update,
-        **target.geometry,
-    )
+    described = _described(written, manifest)
     session = _opened(made, described, folder, max(plan.length, BEFORE + BESIDE + 1))
     accuracy = accuracy_of(written, described)
     cells = [] if compared is None else list(long_cells(session, compared, accuracy.rounds, TITLE))
@@ -172,6 +168,19 @@ def _far(session: Session, case: Tuple[np.ndarray, np.ndarray, int]) -> Pairs:
         yield session.step(tokens[:, index]), expected[:, index]
     session.rewind(count - BEFORE)
     yield session.prefill(tokens[:, BEFORE:]), expected[:, BEFORE:]
+
+
+def _described(reduced: Model, manifest: Manifest) -> Manifest:
+    """Return the manifest of the reduced model for the target and the signature of another."""
+    target, signature = TARGETS[manifest.target], manifest.signature
+    return describe(
+        reduced,
+        manifest.target,
+        signature,
+        target.layout[signature],
+        target.update,
+        **target.geometry,
+    )
 
 
 def _opened(source: Source, described: Manifest, folder: Path, capacity: int) -> Session:

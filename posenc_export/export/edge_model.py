@@ -15,6 +15,7 @@ from torch import Tensor
 
 from posenc_export.export.describe import Model, eager
 from posenc_export.export.repeated_layers import RepeatedLayers
+from posenc_export.export.trace import in_dtype
 from posenc_export.models.attention import Attention
 from posenc_export.models.embedding_and_head import Text
 from posenc_export.models.stack import Stack
@@ -23,6 +24,7 @@ from posenc_export.runtime.graphs.torch_graph import TorchGraph
 from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.verification.long_cells import outputs_by
 
+SPREAD_IN_HALF = 1.0  # of scores in float16, whose rounding a larger one would amplify
 SPREAD = 3.0  # of scores; with it, one of 4096 keys has a tenth of the weight of a typical query
 VOCABULARY = (
     64  # token ids that are kept; the head of a large vocabulary would cost more than the layers
@@ -31,8 +33,8 @@ MEASURED = 64  # tokens on which the spread is measured
 SEED = 20
 
 
-def edge_model(model: Model) -> Model:
-    """Return the reduced form of a model in eval mode. It shares the weights that it does not draw anew."""
+def edge_model(model: Model, spread: float = SPREAD) -> Model:
+    """Return the reduced form of a model in float32 and in eval mode. Of a model in float32 it shares the weights that it does not draw anew."""
     inner = inner_of(model)
     part = RepeatedLayers.of(inner)
     reduced = inner if part is None else part.model
@@ -41,8 +43,9 @@ def edge_model(model: Model) -> Model:
     made.source = {}
     if isinstance(made, Stack):
         _complete(made, part)
-    _spread(made)
-    return made.eval()
+    made = in_dtype(made.eval(), "float32")
+    _spread(made, spread)
+    return made
 
 
 def _drawn(model: Model) -> Dict[int, Any]:
@@ -88,8 +91,8 @@ def _complete(made: Stack, part: "RepeatedLayers | None") -> None:
     made.readout = None
 
 
-def _spread(model: Model) -> None:
-    """Scale the scores of every attention to SPREAD, measured on the inputs that it gets for a few tokens."""
+def _spread(model: Model, spread: float) -> None:
+    """Scale the scores of every attention to a standard deviation, measured on the inputs that it gets for a few tokens."""
     inputs: List[Tuple[Attention, Tensor]] = []
     with ExitStack() as hooks, torch.no_grad():
         for attention in model.attentions():
@@ -109,4 +112,4 @@ def _spread(model: Model) -> None:
             ]
             products = float(sizes[0] * sizes[1]) * attention.head_size**0.5
             if products > 0:
-                attention.scale = SPREAD / products
+                attention.scale = spread / products

@@ -15,6 +15,8 @@ from posenc_export.export.targets import ort_two_rotations
 from posenc_export.models.config import StackConfig
 from tests import tiny
 
+DATA = "model.onnx.data"
+FURTHEST = 400  # distance from which T5 uses the last bucket
 Change = Callable[[Any], None]  # changes a ModelProto in place
 
 
@@ -43,12 +45,18 @@ def _written(change: Change) -> Iterator[None]:
     right = TARGETS["ort"]
 
     def write(*arguments: Any) -> Any:
-        manifest, path = right.write(*arguments), arguments[2] / "model.onnx"
-        model = onnx.load(path, load_external_data=False)
+        manifest, folder = right.write(*arguments), arguments[2]
+        model = onnx.load(folder / "model.onnx")
         change(model)
-        path.write_bytes(model.SerializeToString())
-        kept = {name: file for name, file in manifest.files.items() if name != "model.onnx"}
-        return manifest.replace(files=kept)
+        (folder / DATA).unlink()
+        onnx.save_model(
+            model,
+            folder / "model.onnx",
+            save_as_external_data=True,
+            location=DATA,
+            size_threshold=1024,
+        )
+        return manifest.replace(files={})
 
     TARGETS["ort"] = dataclasses.replace(right, write=write)
     try:
@@ -115,6 +123,23 @@ def _clip(by: int) -> Change:
     return edit
 
 
+def _border(by: int) -> Change:
+    """Move the border of the last bucket, in the rows of biases by distance."""
+
+    def edit(model: Any) -> None:
+        (rows,) = (one for one in model.graph.initializer if list(one.dims[:1]) == [FURTHEST + 1])
+        changed = numpy_helper.to_array(rows).copy()
+        border = int((changed != changed[-1]).any(1).sum())
+        if by > 0:
+            changed[border] = changed[border - 1]
+        else:
+            changed[border - 1] = changed[border]
+        rows.CopyFrom(numpy_helper.from_array(changed, rows.name))
+
+    return edit
+
+
+T5 = {"name": "t5", "max_distance": FURTHEST}
 SHAW = {"name": "shaw", "left": 300}
 WINDOW = seeing({"name": "window", "size": 1500}, tiny.decoder("rope", max_positions=2000))
 FAULTS: Dict[str, Tuple[StackConfig, Callable[[], ContextManager[None]]]] = {
@@ -129,6 +154,14 @@ FAULTS: Dict[str, Tuple[StackConfig, Callable[[], ContextManager[None]]]] = {
     "second cache never written": (
         encoded({"name": "rope_longrope", "original_max_positions": 300}),
         _second_cache_is_never_written,
+    ),
+    "border of the last bucket one late": (
+        encoded(T5),
+        functools.partial(_written, _border(1)),
+    ),
+    "border of the last bucket one early": (
+        encoded(T5),
+        functools.partial(_written, _border(-1)),
     ),
     "clip distance one long": (encoded(SHAW), functools.partial(_written, _clip(-1))),
     "clip distance one short": (encoded(SHAW), functools.partial(_written, _clip(1))),
