@@ -4,7 +4,7 @@ import functools
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Dict, List, Tuple
+from typing import Dict, List, Optional, Tuple
 
 import numpy as np
 
@@ -142,7 +142,7 @@ def work_of(reduced: Model, length: int) -> int:
 
 def _expected(
     reduced: Model, edges: List[Edge], plan: Plan
-) -> "Tuple[LongSequence | None, List[Tuple[Edge, Tuple[np.ndarray, np.ndarray, int]]]]":
+) -> Tuple[Optional[LongSequence], List[Tuple[Edge, Tuple[np.ndarray, np.ndarray, int]]]]:
     """Return the outputs of the module: of the sequence from position 0 on, and of those that start before an edge."""
     session = eager_session(reduced, max(plan.length, BEFORE + BESIDE + 1))
     manifest, named = session.manifest, _named(edges)

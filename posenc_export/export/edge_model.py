@@ -7,7 +7,7 @@ keys at any distance; which ones is random. Of thousands of queries behind an ed
 
 import copy
 from contextlib import ExitStack
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from msgspec.structs import replace
@@ -37,15 +37,15 @@ def edge_model(model: Model, spread: float = SPREAD) -> Model:
     """Return the reduced form of a model in float32 and in eval mode. Of a model in float32 it shares the weights that it does not draw anew."""
     inner = inner_of(model)
     part = RepeatedLayers.of(inner)
-    reduced = inner if part is None else part.model
+    reduced: Model = inner if part is None else part.model
     kept = {id(value): value for value in (*reduced.parameters(), *reduced.buffers())}
     made = copy.deepcopy(reduced, {**kept, **_drawn(reduced), **_fewer_rows(reduced)})
     made.source = {}
     if isinstance(made, Stack):
         _complete(made, part)
-    made = in_dtype(made.eval(), "float32")
-    _spread(made, spread)
-    return made
+    reduced = in_dtype(made.eval(), "float32")
+    _spread(reduced, spread)
+    return reduced
 
 
 def _drawn(model: Model) -> Dict[int, Any]:
@@ -77,7 +77,7 @@ def _parameter(numbers: Tensor) -> torch.nn.Parameter:
     return torch.nn.Parameter(numbers, requires_grad=False)
 
 
-def _complete(made: Stack, part: "RepeatedLayers | None") -> None:
+def _complete(made: Stack, part: Optional[RepeatedLayers]) -> None:
     """Let the description and the sizes of modules agree with the weights."""
     config, made.text, made.stored = made.config, Text(), {}
     order = config.order if part is None else tuple(config.order[index] for index in part.traced)
