@@ -129,6 +129,7 @@ def _axes(axes: Tuple[object, ...]) -> str:
 
 
 def _proof(manifest: Manifest) -> List[Line]:
+    from posenc_export.runtime.artefact.certificate import format_unreached
     from posenc_export.runtime.graphs.threads import said
 
     sizes = ", ".join(f"{name} {file.bytes}" for name, file in manifest.files.items())
@@ -148,7 +149,9 @@ def _proof(manifest: Manifest) -> List[Line]:
             ),
             ("proof", proof),
         ]
-    return [*lines, ("oracle", against)] if against else lines
+    unreached = format_unreached(manifest.certificate or {})
+    lines += [("oracle", against)] if against else []
+    return [*lines, ("not reached", unreached)] if unreached else lines
 
 
 def _errors(certificate: Optional[Dict[str, Any]]) -> str:

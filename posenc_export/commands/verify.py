@@ -47,6 +47,7 @@ def run(options: argparse.Namespace) -> int:
         exported_error,
         format_bound,
         format_cell,
+        format_unreached,
         format_worst_error,
     )
 
@@ -90,6 +91,8 @@ def run(options: argparse.Namespace) -> int:
         )
         if len(shown) < len(bounds):
             print(f"the worst {len(shown)} of {len(bounds)} cells; --all prints all")
+        if unreached := format_unreached(certificate):
+            print(f"edges that no cell reached: {unreached}")
         verdict = "passed" if certificate["passed"] else "FAILED"
         if described.target == "ort-cuda" and certificate["provider"] == "cpu":
             verdict += " (values on the CPU only; nothing ran on CUDA)"

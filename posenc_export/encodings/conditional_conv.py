@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, StateSpec
+from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, PositionEncoding, StateSpec
 from posenc_export.ops import recurrence
 
 
@@ -39,6 +39,9 @@ class ConditionalConv(PositionEncoding):
         return x + y.gather(1, wide), [
             tokens.gather(1, last.unsqueeze(2).expand(-1, -1, self.width))
         ]
+
+    def edges(self) -> List[Edge]:
+        return [Edge(f"filter of {self.kernel} tokens", self.kernel)]
 
     def __init__(self, geometry: Geometry, kernel: int = 4) -> None:
         super().__init__()

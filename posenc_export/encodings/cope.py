@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, PositionEncoding
 
 
 class CoPE(PositionEncoding):
@@ -50,6 +50,9 @@ class CoPE(PositionEncoding):
         return ops.attend(
             q, keys, values, mask, ops.rows_at_counts(scale * by_query, keys, mask, rows), scale
         )
+
+    def edges(self) -> List[Edge]:
+        return [Edge(f"{self.table.size(1)} counts", self.table.size(1))]
 
     def __init__(self, geometry: Geometry, positions: int = 64) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, StateSpec
+from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, PositionEncoding, StateSpec
 
 TERMS = {"both": 2, "c2p": 1, "p2c": 1}  # number of terms besides content
 
@@ -80,6 +80,11 @@ class DeBERTa(PositionEncoding):
         return ops.attend(
             q, keys, values, mask, None if content is None else scale * content, scale
         )
+
+    def edges(self) -> List[Edge]:
+        one_side = self.of_distance[self.reach :]
+        border = int(one_side.ne(one_side[-1]).sum())
+        return [Edge("last bucket", border), Edge("largest distance", self.reach)]
 
     def __init__(
         self,

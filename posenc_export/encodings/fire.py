@@ -1,13 +1,13 @@
 """Functional interpolation for relative positions (Li et al. 2023, FIRE, 3.2)."""
 
 import math
-from typing import Optional
+from typing import List, Optional
 
 import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Exact, Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.base import Edge, Exact, Geometry, Oracle, PositionEncoding
 
 
 class FIRE(PositionEncoding):
@@ -55,6 +55,10 @@ class FIRE(PositionEncoding):
             inner, self.second.weight.to(torch.float32), self.second.bias.to(torch.float32)
         )
         return y.permute(0, 3, 1, 2)
+
+    def edges(self) -> List[Edge]:
+        threshold = int(self.threshold().abs().ceil().item())
+        return [Edge(f"threshold {threshold}", threshold, "position")]
 
     def __init__(self, geometry: Geometry, hidden: int = 32, threshold: float = 512.0) -> None:
         super().__init__()

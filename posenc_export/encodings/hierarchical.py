@@ -1,12 +1,13 @@
 """Hierarchical decomposition of a position table: n rows serve n^2 positions (Su 2020)."""
 
 import math
+from typing import List
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, PositionEncoding
 
 
 class Hierarchical(PositionEncoding):
@@ -36,6 +37,9 @@ class Hierarchical(PositionEncoding):
         upper = torch.nn.functional.embedding(torch.div(p, self.rows, rounding_mode="floor"), rows)
         lower = torch.nn.functional.embedding(torch.remainder(p, self.rows), rows)
         return x + (self.share * upper + (1 - self.share) * lower).to(x.dtype)
+
+    def edges(self) -> List[Edge]:
+        return [Edge(f"{self.rows} rows", self.rows, "position")]
 
     def __init__(self, geometry: Geometry, rows: int = 0, share: float = 0.4) -> None:
         super().__init__()

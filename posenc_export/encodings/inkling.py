@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, PositionEncoding
 
 
 class Inkling(PositionEncoding):
@@ -56,6 +56,9 @@ class Inkling(PositionEncoding):
         inside = behind.ge(0) & behind.lt(self.extent)
         index = torch.where(inside, behind, float(self.extent)).to(torch.int64)
         return ops.attend(q, keys, values, mask, ops.pick(rows, index), scale)
+
+    def edges(self) -> List[Edge]:
+        return [Edge(f"extent {self.extent}", self.extent)]
 
     def __init__(
         self,

@@ -1,12 +1,12 @@
 """Log-length attention temperature (Chiang and Cholak 2022, Overcoming a Theoretical Limitation of Self-Attention, 5.3; Su 2021; Llama 4; Ministral 3)."""
 
 import math
-from typing import Literal, Tuple
+from typing import List, Literal, Tuple
 
 import numpy as np
 from torch import Tensor
 
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, PositionEncoding, Table
 
 
 class LogN(PositionEncoding):
@@ -34,6 +34,10 @@ class LogN(PositionEncoding):
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
         return (q * self.factors(positions).unsqueeze(3)).to(q.dtype), k
+
+    def edges(self) -> List[Edge]:
+        last = self.period - self.first if self.form == "steps" else self.trained
+        return [Edge(f"temperature from {last}", last, "position")]
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, PositionEncoding, Table
 from posenc_export.encodings.shared.rotary import (
     Layout,
     Numerics,
@@ -100,6 +100,9 @@ class RoPEDynamic(PositionEncoding):
             self.original,
             scale,
         )
+
+    def edges(self) -> List[Edge]:
+        return [Edge(f"original length {self.original}", self.original, "position")]
 
     def __init__(
         self,

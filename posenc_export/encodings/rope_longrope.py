@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.rope_dynamic import Keys, check_lengths
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, PositionEncoding, Table
 from posenc_export.encodings.shared.rotary import (
     Layout,
     Numerics,
@@ -92,6 +92,11 @@ class RoPELongRoPE(PositionEncoding):
         return of_q, two_rotations.key(
             self.rotate_short(k, positions), self.rotate_long(k, positions), self.size
         )
+
+    def edges(self) -> List[Edge]:
+        if self.fixed:
+            return []
+        return [Edge(f"original length {self.original}", self.original, "position")]
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared import sinusoids
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, PositionEncoding, Table
 
 
 class Shaw(PositionEncoding):
@@ -74,6 +74,12 @@ class Shaw(PositionEncoding):
         )
         relative = by_distance @ (table if of_values is None else of_values.to(torch.float32))
         return y + relative.transpose(1, 2).flatten(2).to(values.dtype)
+
+    def edges(self) -> List[Edge]:
+        return [
+            Edge(f"{side} {reach}", reach + 1)
+            for side, reach in (("left", self.left), ("right", self.right))
+        ]
 
     def __init__(
         self,

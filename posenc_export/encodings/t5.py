@@ -1,14 +1,14 @@
 """Relative position buckets (Raffel et al. 2020, Exploring the Limits of Transfer Learning (T5), 2.1; borders as in its published code)."""
 
 import math
-from typing import Literal, Optional
+from typing import List, Literal, Optional
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, PositionEncoding
 
 
 class T5(PositionEncoding):
@@ -43,6 +43,11 @@ class T5(PositionEncoding):
             index = ahead.clamp(-self.max_distance, self.max_distance) + self.max_distance
         rows = torch.nn.functional.embedding(self.of_distance, self.table.weight.to(torch.float32))
         return torch.nn.functional.embedding(index.to(torch.int64), rows).permute(0, 3, 1, 2)
+
+    def edges(self) -> List[Edge]:
+        one_side = self.of_distance[-self.max_distance - 1 :]
+        border = int(one_side.ne(one_side[-1]).sum())
+        return [Edge("last bucket", border), Edge("max distance", self.max_distance)]
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared import sinusoids
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, PositionEncoding, Table
 
 
 class TransformerXL(PositionEncoding):
@@ -85,6 +85,9 @@ class TransformerXL(PositionEncoding):
                 ops.distances(states[0], states[0]).eq(0), same, other
             )
         return ops.attend((q + self.u.to(q.dtype)), keys, values, mask, scale * relative, scale)
+
+    def edges(self) -> List[Edge]:
+        return [Edge(f"clamp {self.clamp}", self.clamp + 1)] if self.clamp else []
 
     def __init__(
         self, geometry: Geometry, clamp: int = 0, segments: Literal["none", "pairs"] = "none"

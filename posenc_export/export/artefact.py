@@ -12,6 +12,7 @@ from posenc_export.export import half_precision, loaders, quality, trained_numbe
 from posenc_export.export.bounds import accuracy_of
 from posenc_export.export.compile_errors import explain_errors
 from posenc_export.export.describe import Model, describe, text_of
+from posenc_export.export.edge_cells import edge_errors
 from posenc_export.export.expected import expected_outputs
 from posenc_export.export.options import MAX_LOSS, ExportOptions
 from posenc_export.export.quantization import calibration, mixed
@@ -30,7 +31,7 @@ from posenc_export.runtime.artefact.publish import StagingFolder, sweep
 from posenc_export.runtime.artefact.schema import Weights
 from posenc_export.runtime.artefact.tokenizer import check_tokenizer
 from posenc_export.runtime.verification import reference
-from posenc_export.runtime.verification.proof import Accuracy, Expected, grid_of
+from posenc_export.runtime.verification.proof import Accuracy, Expected, Measured, grid_of
 from posenc_export.shared.progress import Progress
 
 MAKERS = ("torch", "onnx", "onnxscript")
@@ -217,7 +218,12 @@ def _make(
         mixed.check_written(manifest, options.size)
     if not options.verify:
         return manifest
-    manifest = check(folder, manifest, source, expected, accuracy, options.say, options.quick)
+    edges = Measured()
+    if not options.quick:
+        edges = edge_errors(source, manifest, folder.with_name(f"{folder.name}.edges"), options.say)
+    manifest = check(
+        folder, manifest, source, expected, accuracy, options.say, options.quick, edges
+    )
     if not accuracy.rounds or "float32" not in kind.dtypes:
         return manifest
     source.release()
@@ -236,10 +242,10 @@ def _written(
         manifest = TARGETS[described.target].write(source, described, folder)
     source.release()
     options.say(f"{described.target}: computing the outputs of the module")
-    filled = bool(options.verify)
+    long = bool(options.verify)
     expected = source.once(
-        ("expected", filled, *grid_of(manifest)),
-        lambda: expected_outputs(source.model, manifest, filled, options.say),
+        ("expected", long, *grid_of(manifest)),
+        lambda: expected_outputs(source.model, manifest, long, options.say),
     )
     stored = reference.write(manifest, expected, accuracy, folder)
     trained = trained_numbers.store(source.model, manifest, folder)

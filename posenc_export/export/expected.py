@@ -5,20 +5,21 @@ from typing import Dict, List, Optional, Tuple
 import numpy as np
 
 from posenc_export.export.describe import Model, eager
+from posenc_export.export.edges import edges_of, indices_of
 from posenc_export.export.trace import in_dtype
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
 from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.verification.cells import filled_by
+from posenc_export.runtime.verification.inputs import encoder_rows
+from posenc_export.runtime.verification.long_cells import outputs_by
+from posenc_export.runtime.verification.long_sequence import length_for
 from posenc_export.runtime.verification.proof import (
     BATCHES,
     AttributeCase,
     Expected,
     attribute_inputs,
     case_inputs,
-    encoder_rows,
-    fill_length,
     length_of,
     starts,
 )
@@ -27,37 +28,41 @@ from posenc_export.shared.progress import Progress, Steps, silent
 
 
 def expected_outputs(
-    model: Model, manifest: Manifest, filled: bool = True, say: Progress = silent
+    model: Model, manifest: Manifest, long: bool = True, say: Progress = silent
 ) -> Expected:
     """Return the expected outputs of a model in the artefact's dtype.
 
     Args:
-        filled: also compute outputs at the end of a filled cache, which takes a pass over proof.fill_length tokens.
+        long: also compute those of the long sequence (runtime/verification/long_sequence.py).
         say: reports how many tokens are read.
     """
-    session, fills = eager_session(model, length_of(manifest)), filled and bool(manifest.states)
-    of_case = 2 * max(BATCHES) * length_of(manifest)
+    session, edges = (
+        eager_session(model, length_of(manifest)),
+        indices_of(edges_of(model), manifest),
+    )
+    of_case, length = (
+        2 * max(BATCHES) * length_of(manifest),
+        length_for(manifest, edges) if long else 0,
+    )
     steps = Steps(
         say,
         f"{manifest.target}: computing the outputs of the module",
-        len(starts(manifest)) * of_case + fills * fill_length(manifest),
+        len(starts(manifest)) * of_case + length,
         "tokens",
     )
-    cases = {}
+    cases, sequence = {}, None
     for start in starts(manifest):
         cases[start] = _case(session, manifest, start)
         steps.advance(len(cases) * of_case)
-    last = (
-        filled_by(
-            eager_session(model, fill_length(manifest)),
+    if length:
+        sequence = outputs_by(
+            eager_session(model, length),
             manifest,
+            edges,
             lambda read: steps.advance(len(cases) * of_case + read),
         )
-        if fills
-        else None
-    )
     columns, *of_readout = (np.arange(int(value.axes[-1])) for value in manifest.outputs)
-    return Expected(columns, cases, _attribute_cases(session, manifest), last, *of_readout)
+    return Expected(columns, cases, _attribute_cases(session, manifest), sequence, *of_readout)
 
 
 def eager_session(model: Model, capacity: Optional[int] = None) -> Session:

@@ -169,7 +169,7 @@ def _of_text(session: Session, plain: Session, sample: Sample, say: Progress = s
 def _of_reference(session: Session, model: Model, manifest: Manifest) -> Loss:
     """Compare an artefact with the module on all cases of the reference."""
     found = Loss()
-    for case in expected_outputs(model, manifest, filled=False).cases.values():
+    for case in expected_outputs(model, manifest, long=False).cases.values():
         session.reset()
         found.add(
             session.prefill(case.tokens, chunk=case.tokens.shape[1], **case.beginning()), case.full

@@ -1,5 +1,7 @@
 """Verify an artefact: compare it with the eager module on the grid of scenarios, and the eager module with the float64 oracle."""
 
+import dataclasses
+import tempfile
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
@@ -8,6 +10,7 @@ import torch
 
 from posenc_export.export.bounds import accuracy_of, extent
 from posenc_export.export.describe import Model
+from posenc_export.export.edge_cells import edge_errors
 from posenc_export.export.expected import expected_outputs
 from posenc_export.export.quantization import calibration
 from posenc_export.export.quantization.calibration import Sample
@@ -105,7 +108,8 @@ def verify(
         tolerance: as for runtime.verify.
 
     Returns:
-        {"passed", "tolerance", "provider", "machine", "cells": {name: error}, "bounds", "failures", "grid", "against": reference of the module} (artefact.certificate).
+        {"passed", "tolerance", "provider", "machine", "cells": {name: error}, "bounds", "failures", "grid", "unreached",
+        "against": reference of the module} (artefact.certificate).
 
     Raises:
         ValueError: the folder is not an artefact, the model has another description, the calibration data is missing or differs, or the tolerance of the export is
@@ -136,10 +140,12 @@ def verify(
             f"verify: expected an artefact with a reference, got none in {folder}; export it again"
         )
     accuracy, say = accuracy_on(loaded.provider, manifest.reference, tolerance), progress or silent
+    with tempfile.TemporaryDirectory() as scratch:
+        edges = edge_errors(Source(made), manifest, Path(scratch) / "edges", say)
     expected = expected_outputs(made, manifest, say=say)
     found = forms.measured(loaded, folder, expected, accuracy, say)
     exact = oracle_cells(made, manifest, expected)
-    certificate = _certificate(loaded, made, accuracy, found, exact)
+    certificate = _certificate(loaded, made, accuracy, _joined(found, edges), exact)
     manifests.write(manifest.replace(certificate=certificate), folder)
     return certificate
 
@@ -170,6 +176,7 @@ def check(
     accuracy: Accuracy,
     progress: Progress,
     quick: bool = False,
+    edges: Measured = Measured(),
 ) -> Manifest:
     """Certify a new artefact against the expected outputs of its module.
 
@@ -177,6 +184,7 @@ def check(
     verified, and the manifest gets no certificate.
 
     Args:
+        edges: errors of a reduced model at the edges of this one.
         quick: run one scenario for each kind of call.
 
     Raises:
@@ -198,6 +206,7 @@ def check(
     else:
         loaded = load_form(folder, manifest, 1)
         measured = forms.of_form(loaded, expected, accuracy, progress, quick=quick)
+    measured = _joined(measured, edges)
     certificate = _certificate(loaded, model, accuracy, measured, exact, quick)
     if not certificate["passed"]:
         raise VerificationError(certificate, from_outside(inner_of(model)))
@@ -206,6 +215,11 @@ def check(
     manifest = manifest.replace(certificate=certificate)
     manifests.write(manifest, folder)
     return manifest
+
+
+def _joined(whole: Measured, edges: Measured) -> Measured:
+    """Return the errors of a model and of its reduced form, which reaches more edges."""
+    return dataclasses.replace(whole.joined(edges), unreached=edges.unreached)
 
 
 def single_threaded(folder: Path, provider: str) -> Loaded:

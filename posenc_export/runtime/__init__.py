@@ -133,8 +133,8 @@ def verify(
 
     Returns:
         The certificate (artefact.certificate): "passed", "tolerance", "provider", "machine",
-        "cells" with the error of each, "bounds", "failures", "grid" and "checks". For provider
-        "openvino-bf16" the tolerance also allows for rounding to bfloat16.
+        "cells" with the error of each, "bounds", "failures", "grid", "unreached" and "checks". For
+        provider "openvino-bf16" the tolerance also allows for rounding to bfloat16.
 
     Raises:
         ValueError: as for `load`; the artefact has no reference, or another one has replaced it meanwhile; the tolerance of the export is above 0.1 and `tolerance`
@@ -162,16 +162,20 @@ def _measured(
     quick: bool,
 ) -> Proof:
     """Run the cells of the parity grid and compare with the reference in the folder of the artefact."""
-    from posenc_export.runtime.verification import cells, checks, forms, proof, reference
+    from posenc_export.runtime.verification import checks, forms, long_cells, proof, reference
 
     manifest = model.manifest
     expected = reference.read(manifest, folder)
     assert manifest.reference is not None  # checked by reference.read
     accuracy = proof.accuracy_on(model.provider, manifest.reference, tolerance)
     if providers.noise(model.provider) and manifest.states and not quick:
-        # The reference holds the outputs of two tokens. A provider that computes in bfloat16 can be right there and wrong for others: it rounds distances above 256.
+        # The reference holds the outputs of few tokens. A provider that computes in bfloat16 can be
+        # right there and wrong for others: it rounds distances above 256.
         expected = replace(
-            expected, filled=cells.filled_by(load(folder, "cpu", threads).session(), manifest)
+            expected,
+            long=long_cells.outputs_by(
+                load(folder, "cpu", threads).session(), manifest, manifest.reference.edges
+            ),
         )
     measured = forms.measured(model, folder, expected, accuracy, progress, threads, quick)
     measured.checks |= checks.of_artefact(folder, model, progress)

@@ -65,14 +65,14 @@ class CorrectModel:
         self.module, self.manifest = eager(model)
         self.accuracy, self.expected = (
             accuracy_of(model, self.manifest),
-            expected_outputs(model, self.manifest, filled=False),
+            expected_outputs(model, self.manifest, long=False),
         )
 
     def measured(self, fault: Optional[Fault] = None) -> Measured:
         """Measure the model with a fault until a cell fails. Without a fault, or with one in a function that the eager module calls, compare with the oracle too."""
         with replaced(fault):
             expected = (
-                expected_outputs(self.model, self.manifest, filled=False)
+                expected_outputs(self.model, self.manifest, long=False)
                 if fault and fault.place == "function"
                 else self.expected
             )

@@ -11,7 +11,7 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs import cuda
 from posenc_export.runtime.graphs.onnx_files import load_errors
 from posenc_export.runtime.session.errors import GraphError
-from posenc_export.runtime.verification import proof
+from posenc_export.runtime.verification import inputs
 from tests.cuda_dry_run.inputs import tokens
 from tests.cuda_dry_run.record import Record, recording
 
@@ -69,7 +69,7 @@ def _call(session: Any, manifest: Manifest, kind: str, batch: int) -> None:
     if kind == "prompt":
         session.reset()
         session.prefill(
-            tokens(manifest, batch, PROMPT), encoder=proof.encoder_rows(manifest, batch)
+            tokens(manifest, batch, PROMPT), encoder=inputs.encoder_rows(manifest, batch)
         )
         return
     for _ in range(

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type
+from typing import Any, Dict, List, Literal, Mapping, Optional, Sequence, Tuple, Type
 
 import numpy as np
 import torch
@@ -47,6 +47,21 @@ class StateSpec:
     sizes: Tuple[int, ...]
     grows: bool = False
     dtype: str = ""
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A place at which a computation changes, so that both sides of it are compared.
+
+    Args:
+        name: what changes there, such as "window 512".
+        at: first position or distance behind the edge.
+        by: "distance" between a query and a key in tokens, or "position" of a query.
+    """
+
+    name: str
+    at: int
+    by: Literal["distance", "position"] = "distance"
 
 
 class Weights(Dict[str, np.ndarray]):
@@ -231,6 +246,10 @@ class PositionEncoding(torch.nn.Module):
         """Compute the attention, for encodings whose scores depend on content: q [B,S,H,D] (rotated), keys and values [B,K,T,D], mask [B,1 or H,S,T],
         positions [B,S], key_positions [B,T] to [B,S,H*D]. T depends on the cache of the target, so that only `ops` may refer to it."""
         return ops.attend(q, keys, values, mask, None, scale)
+
+    def edges(self) -> List[Edge]:
+        """Positions and distances at which the formula changes. Every export compares both sides of them."""
+        return []
 
     def prepare(self) -> None:
         """Rebuild tables that are derived from weights. Called before every export and comparison."""

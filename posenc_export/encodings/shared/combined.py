@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Oracle, PositionEncoding, StateSpec
+from posenc_export.encodings.shared.base import Edge, Oracle, PositionEncoding, StateSpec
 
 
 def overrides(encoding: PositionEncoding, *hooks: str) -> bool:
@@ -143,6 +143,10 @@ class Combined(PositionEncoding):
 
     def embed_states(self) -> List[StateSpec]:
         return [state for part in self.parts for state in part.embed_states()]  # type: ignore[operator]
+
+    def edges(self) -> List[Edge]:
+        """The edges of the parts."""
+        return [edge for part in self.parts for edge in part.edges()]  # type: ignore[operator]
 
     def layer_states(self) -> List[StateSpec]:
         return [state for part in self.parts for state in part.layer_states()]  # type: ignore[operator]

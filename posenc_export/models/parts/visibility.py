@@ -1,5 +1,9 @@
 """Visibility of keys: which keys a query attends to."""
 
+from typing import List
+
+from posenc_export.encodings.shared.base import Edge
+
 
 class Visibility:
     """A rule for the keys of a query. The attributes define the mask, and `exact` states the rule again for one query and one key.
@@ -13,6 +17,10 @@ class Visibility:
 
     def __init__(self) -> None:
         pass
+
+    def edges(self) -> List[Edge]:
+        """Distances and positions at which keys become invisible. Every export compares both sides of them."""
+        return []
 
     def exact(self, query: int, key: int) -> bool:
         """Return whether the query at position `query` attends to the key at position `key`."""
@@ -41,6 +49,9 @@ class Window(Visibility):
             raise ValueError(f"sees window: expected size to be at least 1 key, got {size}")
         self.size, self.before = size, size - 1
 
+    def edges(self) -> List[Edge]:
+        return [Edge(f"window {self.size}", self.size)]
+
     def exact(self, query: int, key: int) -> bool:
         return 0 <= query - key < self.size
 
@@ -59,6 +70,9 @@ class Chunk(Visibility):
         if size < 1:
             raise ValueError(f"sees chunk: expected size to be at least 1 position, got {size}")
         self.chunk = size
+
+    def edges(self) -> List[Edge]:
+        return [Edge(f"chunk {self.chunk}", self.chunk, "position")]
 
     def exact(self, query: int, key: int) -> bool:
         return query - query % self.chunk <= key <= query
@@ -91,6 +105,9 @@ class BidirectionalWindow(Visibility):
         if reach < 0:
             raise ValueError(f"sees near: expected reach to be at least 0 positions, got {reach}")
         self.before = self.after = reach
+
+    def edges(self) -> List[Edge]:
+        return [Edge(f"reach {self.before}", self.before + 1)]
 
     def exact(self, query: int, key: int) -> bool:
         return abs(query - key) <= self.before

@@ -12,6 +12,7 @@ FINITE = 1e299  # stored as the tolerance of a cell whose outputs only have to b
 # Prefixes of the cells of an artefact that rounds activations: of its float32 form
 # (verification/float32_form.py), and of the artefact as exported.
 FORM, EXPORTED = "float32 form: ", "as exported: "
+Printable = Annotated[str, Meta(pattern=r"^[ -~]{1,256}\Z")]
 
 MOST_FAILURES = 16  # failures of a check that are stored
 
@@ -50,6 +51,7 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
         bounds: tolerance of the cells whose tolerance is not `tolerance`, such as FINITE for those of
             an artefact as exported, which rounds activations.
         failures: by name of a cell, the message of the graph that failed in it.
+        unreached: edges of the model that no cell reached, with the reason.
         grid: "whole", or "quick" for one scenario of each kind of call (verification.cells.QUICK).
         checks: the parts of the proof beside the grid, by name.
     """
@@ -67,6 +69,9 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
         default_factory=dict
     )
     grid: Literal["whole", "quick"] = "whole"
+    unreached: Annotated[Dict[Printable, Printable], Meta(max_length=256)] = msgspec.field(
+        default_factory=dict
+    )
     checks: Annotated[Dict[Text, Check], Meta(max_length=16)] = msgspec.field(default_factory=dict)
 
 
@@ -81,6 +86,7 @@ class Proof(TypedDict):
     bounds: Dict[str, float]
     failures: Dict[str, str]
     grid: str
+    unreached: Dict[str, str]
     checks: Dict[str, Dict[str, Any]]  # Check as plain data
 
 
@@ -93,6 +99,12 @@ def format_bound(certificate: Mapping[str, Any], cell: str) -> str:
     """Format the tolerance of a cell; "finite" if its outputs only have to be finite."""
     bound = bound_of(certificate, cell)
     return f"{bound:.1e}" if bound < FINITE else "finite"
+
+
+def format_unreached(certificate: Mapping[str, Any]) -> str:
+    """Format the edges that no cell reached, with the reasons, in one line; empty if there are none."""
+    named = certificate.get("unreached", {}).items()
+    return ", ".join(f"{name} ({reason})" for name, reason in named)
 
 
 def bound_of(certificate: Mapping[str, Any], cell: str) -> float:

@@ -86,11 +86,20 @@ class Reference(Struct, frozen=True, forbid_unknown_fields=True):
 
     columns: AtLeastOne  # number of stored numbers of each output
     tolerance: Finite  # bound of the errors of cells that are compared with these outputs (numerics.cell_error)
-    filled: bool  # whether outputs of the cell that fills a cache are stored
+    filled: bool  # whether outputs of the long sequence are stored
     noise: Finite = 0.0  # rounding error of one product, relative to it, if the artefact rounds activations (numerics.rounding_tolerance); otherwise 0
     # Bound of the errors of the float32 form (verification/float32_form.py); 0 for an artefact without
     # one, and for those of earlier versions.
     float32: Finite = 0.0
+    edges: Annotated[
+        Dict[
+            Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.,:()+^? -]{1,64}\Z")],
+            Annotated[int, Meta(ge=0, le=2**53)],
+        ],
+        Meta(max_length=256),
+    ] = msgspec.field(
+        default_factory=dict
+    )  # tokens of the long sequence at which the computation changes, by name
 
 
 class Package(Struct, frozen=True, forbid_unknown_fields=True):

@@ -6,6 +6,7 @@ from pathlib import Path
 from posenc_export.runtime.artefact.certificate import Proof, bound_of, format_cell, worst_cell
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.verification import measuring, proof, reference
+from posenc_export.runtime.verification.long_sequence import SHORT
 from posenc_export.runtime.verification.scenarios import AT_LOAD
 
 
@@ -37,9 +38,7 @@ def few_cells(model: Model, folder: Path) -> Proof:
     manifest, expected = model.manifest, reference.read(model.manifest, folder)
     assert manifest.reference is not None  # checked by reference.read
     accuracy = replace(proof.default_accuracy(model.provider, manifest.reference), float32=0.0)
-    session = model.session(
-        batch=max(proof.BATCHES), capacity=min(manifest.max_positions, proof.SHORT)
-    )
+    session = model.session(batch=max(proof.BATCHES), capacity=min(manifest.max_positions, SHORT))
     measured = measuring.measure(
         session, expected, accuracy, lambda _: None, until_failure=True, only=AT_LOAD
     )

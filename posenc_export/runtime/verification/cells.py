@@ -15,7 +15,10 @@ import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest, Value
 from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.verification import proof, reference
+from posenc_export.runtime.verification import proof
+from posenc_export.runtime.verification.cell import Cell
+from posenc_export.runtime.verification.long_cells import WAYS, long_cells
+from posenc_export.runtime.verification.long_sequence import runs
 from posenc_export.runtime.verification.proof import Accuracy, AttributeCase, Expected
 from posenc_export.runtime.verification.scenarios import (
     AT_LOAD,
@@ -31,9 +34,6 @@ from posenc_export.runtime.verification.scenarios import (
 from posenc_export.runtime.verification.transient_rows import WithTransientRows
 
 FULL_PASS = "full pass"
-KEPT = (
-    1 << 22
-)  # most output values kept of a filled cache (16 MiB); with a large vocabulary these are the last tokens only
 GUEST_LENGTH = 8  # shortest sequence for which guest rows are tested: tokens that a guest may read
 # The quick grid, on one batch whose rows start at the first and at the last position. It has each kind of call: prompts, tokens on a filled cache, chunks, steps,
 # padding, rows of different lengths, outputs of last tokens, rewinds, forks, rows that come and go, coordinates, segments, and the second output.
@@ -59,18 +59,6 @@ REPEATED = (
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One comparison."""
-
-    name: str  # in the certificate
-    pairs: Callable[
-        [Session], Pairs
-    ]  # drives an empty session and yields pairs of actual and expected outputs
-    of: int = 0  # index of the compared output, in Manifest.outputs
-    against: str = ""  # name of the cell whose actual outputs are the expected outputs of this one, or whose error bounds that of a readout; empty for none
-
-
-@dataclass(frozen=True)
 class Part:
     """Cells that one worker measures in sequence."""
 
@@ -78,7 +66,7 @@ class Part:
     cells: Callable[
         [Session], Iterator[Cell]
     ]  # yields the cells, after it has run those on which others depend
-    long: bool = False  # whether the cells need more than proof.SHORT tokens
+    long: bool = False  # whether the cells need more than long_sequence.SHORT tokens
     count: int = 1  # number of cells
 
 
@@ -87,12 +75,11 @@ def parts_of(
 ) -> List[Part]:
     """Return all cells, the largest parts first, so that the workers finish at about the same time."""
     parts = []
-    if expected.filled is not None and not only:
-        tokens, last = expected.filled
-        filled = Cell(
-            "cache filled to its end", functools.partial(_filled, tokens=tokens, last=last)
-        )
-        parts.append(Part("a full cache", lambda _: iter([filled]), long=True))
+    if expected.long is not None and not only:
+        cells = functools.partial(long_cells, sequence=expected.long, rounds=accuracy.rounds)
+        crossed = runs(expected.long.edges, expected.long.tokens.shape[1])
+        count = 1 if accuracy.rounds or not manifest.states else 1 + len(WAYS) * len(crossed)
+        parts.append(Part("the long sequence", cells, long=True, count=count))
     for case, among in _cases(manifest, expected, only):
         starts = [case.start] if isinstance(case.start, int) else case.start
         name = f"batch {len(case.tokens)}, start{'s' * (len(starts) > 1)} {', '.join(map(str, starts))}"
@@ -299,61 +286,3 @@ def _segments(session: Session, case: AttributeCase, full: np.ndarray) -> Pairs:
 
 
 ATTRIBUTE_CELLS = {"coordinates": _coordinates, "segments": _segments}
-
-
-def filled_by(
-    session: Session, manifest: Manifest, advance: Callable[[int], None] = lambda read: None
-) -> Tuple[np.ndarray, np.ndarray]:
-    """Return the tokens that fill a cache, and the last outputs that a session gives for them, as Expected holds them.
-
-    Args:
-        session: may compute in another dtype than the artefact; it gets the artefact's inputs in its own.
-        manifest: of the artefact.
-        advance: called with the number of tokens that are read.
-    """
-    tokens, parts = proof.fill_inputs(manifest), []
-    length, chunk, dtype = (
-        tokens.shape[1],
-        proof.fill_chunk(manifest),
-        session.manifest.passed_dtype,
-    )
-    read = tokens if tokens.dtype == np.int64 else tokens.astype(dtype)
-    sources = proof.encoder_rows(manifest, 1)
-    encoder = None if sources is None else [row.astype(dtype) for row in sources]
-    compared = max(
-        0, length - max(KEPT // int(manifest.outputs[0].axes[-1]), reference.LAST)
-    )  # first token whose output is kept
-    session.reset()
-    for first in range(0, length, chunk):
-        end = min(first + chunk, length)
-        count = max(0, end - max(compared, first))
-        outputs = session.prefill(
-            read[:, first:end],
-            encoder=encoder if first == 0 else None,
-            logits_to_keep=max(count, 1),
-        )
-        parts.append(outputs[:, outputs.shape[1] - count :])
-        advance(end)
-    return tokens, np.concatenate(parts, axis=1)
-
-
-def _filled(session: Session, tokens: np.ndarray, last: np.ndarray) -> Pairs:
-    """Fill the cache to its end: all tokens but the last in chunks, the last as a step. Yields only the outputs for which `last` has expected values."""
-    length, compared, chunk = (
-        tokens.shape[1],
-        tokens.shape[1] - last.shape[1],
-        proof.fill_chunk(session.manifest),
-    )
-    for first in range(0, max(length - 1, 1), chunk):
-        end = min(first + chunk, max(length - 1, 1))
-        begin, encoder = (
-            max(compared, first),
-            proof.encoder_rows(session.manifest, 1) if first == 0 else None,
-        )
-        outputs = session.prefill(
-            tokens[:, first:end], encoder=encoder, logits_to_keep=max(end - begin, 1)
-        )
-        if begin < end:
-            yield outputs, last[:, begin - compared : end - compared]
-    if length > 1:
-        yield session.step(tokens[:, -1]), last[:, -1]

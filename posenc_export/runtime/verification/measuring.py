@@ -3,7 +3,7 @@
 import os
 import queue
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Callable, Collection, Dict, Iterator, List, Optional, Sequence
+from typing import Callable, Collection, Dict, Iterable, Iterator, List, Optional, Sequence
 
 import numpy as np
 
@@ -12,7 +12,9 @@ from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification import proof
-from posenc_export.runtime.verification.cells import Cell, Part, parts_of
+from posenc_export.runtime.verification.cell import Cell
+from posenc_export.runtime.verification.cells import Part, parts_of
+from posenc_export.runtime.verification.long_sequence import SHORT, fill_length
 from posenc_export.runtime.verification.proof import Accuracy, Expected, Measured
 from posenc_export.shared.numerics import Errors, cell_error, division_tolerance, readout_tolerance
 from posenc_export.shared.progress import EVERY, Steps
@@ -29,7 +31,7 @@ def sessions(model: Model, threads: Optional[int]) -> List[Session]:
     Args:
         threads: threads per operator that the model was loaded with.
     """
-    whole = model.session(capacity=proof.fill_length(model.manifest))
+    whole = model.session(capacity=fill_length(model.manifest))
     large = sum(file.bytes for file in model.manifest.files.values()) >= THREADED
     if (
         not large
@@ -41,10 +43,7 @@ def sessions(model: Model, threads: Optional[int]) -> List[Session]:
     workers = min(MOST_WORKERS, os.cpu_count() or 1)
     return [
         whole,
-        *(
-            model.session(capacity=min(model.manifest.max_positions, proof.SHORT))
-            for _ in range(workers)
-        ),
+        *(model.session(capacity=min(model.manifest.max_positions, SHORT)) for _ in range(workers)),
     ]
 
 
@@ -60,10 +59,10 @@ def measure(
     """Measure every cell of the grid.
 
     Args:
-        session: runs the cell that fills a cache and, if there are no workers, all other cells.
+        session: runs the long sequence and, if there are no workers, all other cells.
         accuracy: whether the graph rounds activations, and its tolerance.
         progress: called with one line of text at each stage, in the calling thread.
-        workers: further sessions on the same graph, with a capacity of at least proof.SHORT tokens; each is used by one thread at a time.
+        workers: further sessions on the same graph, with a capacity of at least long_sequence.SHORT tokens; each is used by one thread at a time.
         until_failure: stop at the first cell that exceeds its tolerance.
         only: names of the scenarios to run, on the larger batch, such as scenarios.QUICK; empty for the whole grid.
     """
@@ -76,7 +75,7 @@ def measure(
         "cells",
     )
     ended: List[str] = []  # names of measured cells
-    total = Measured()
+    total = Measured(unreached={} if only or not expected.long else expected.long.unreached())
     idle: "queue.SimpleQueue[Session]" = queue.SimpleQueue()
     for worker in workers or [session]:
         idle.put(worker)
@@ -108,9 +107,7 @@ def measure(
             else map(measured, parts)
         )
         for part, errors in zip(parts, found, strict=True):
-            total.cells |= errors.cells
-            total.bounds |= errors.bounds
-            total.failures |= errors.failures
+            total = total.joined(errors)
             progress(f"{session.manifest.target}: verified {part.title}")
             if until_failure and errors.exceeds(accuracy.tolerance):
                 break
@@ -141,9 +138,29 @@ def _measured(
     until_failure: bool,
     end: Callable[[str], None],
 ) -> Measured:
+    return measure_cells(session, part.cells(session), accuracy, columns, until_failure, end)
+
+
+def measure_cells(
+    session: Session,
+    cells: Iterable[Cell],
+    accuracy: Accuracy,
+    columns: Sequence[np.ndarray] = (),
+    until_failure: bool = False,
+    end: Callable[[str], None] = lambda name: None,
+) -> Measured:
+    """Measure cells one after the other on one session.
+
+    Args:
+        columns: for each output, the indices of its numbers that have expected values; empty for all.
+        until_failure: stop at the first cell that exceeds its tolerance.
+        end: called with the name of each measured cell.
+    """
     result = Measured()
-    for cell in part.cells(session):
-        error = _error(session, cell, columns[cell.of], result.failures, accuracy.rounds)
+    for cell in cells:
+        error = _error(
+            session, cell, columns[cell.of] if columns else None, result.failures, accuracy.rounds
+        )
         result.cells[cell.name] = proof.rounded_up(error)
         end(cell.name)
         if cell.of and accuracy.rounds:
@@ -158,16 +175,23 @@ def _measured(
 
 
 def _error(
-    session: Session, cell: Cell, columns: np.ndarray, failures: Dict[str, str], rounds: bool
+    session: Session,
+    cell: Cell,
+    columns: Optional[np.ndarray],
+    failures: Dict[str, str],
+    rounds: bool,
 ) -> float:
-    """Run a cell on an empty session and return its error; infinity if the graph fails, whose message is then added to `failures`."""
-    session.reset()
+    """Run a cell and return its error; infinity if the graph fails, whose message is then added to `failures`."""
+    if not cell.continues:
+        session.reset()
     errors = Errors()
     try:
         for pair in cell.pairs(session):
             errors.add(
                 *(
-                    output if output.shape[-1] == len(columns) else output[..., columns]
+                    output
+                    if columns is None or output.shape[-1] == len(columns)
+                    else output[..., columns]
                     for output in pair
                 )
             )  # a file holds only these columns

@@ -1,12 +1,11 @@
-"""Inputs of the parity grid, and the container for its expected outputs. Needs numpy and a manifest, no torch.
+"""Cases of the parity grid, and the container for their expected outputs. Needs numpy and a manifest, no torch.
 
-Inputs are generated from names. Expected outputs come from the reference file of the artefact or from the live module; runtime/verification/measuring.py compares either
-with the artefact's outputs.
+Inputs are generated from names (inputs.py). Expected outputs come from the reference file of the
+artefact or from the live module; measuring.py compares either with the artefact's outputs.
 
 Shapes: B batch, L tokens of a sequence, V numbers of an output.
 """
 
-import hashlib
 import math
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -23,27 +22,17 @@ from posenc_export.runtime.artefact.schema import Reference
 from posenc_export.runtime.graphs import providers
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.session import Session
+from posenc_export.runtime.verification.inputs import inputs, numbers
+from posenc_export.runtime.verification.long_sequence import LongSequence, fill_chunk, fill_length
 from posenc_export.runtime.verification.scenarios import Case
 from posenc_export.shared.numerics import LIMIT, rounding_tolerance
 
 BATCHES = (1, 3)
 LENGTH = 36  # tokens per row: enough for every way of splitting a sequence, few enough for the element-wise oracle
-LONGEST = (
-    4096  # most tokens of the cell that fills a cache; longer ranges are tested by start positions
-)
-SHORT = 256  # most tokens of a row, padding included, in all other cells; caches are allocated in pages of 2 MiB, so larger capacities cost memory
 LARGE = (
     1 << 26
 )  # weights that a token reads from which on the grid has fewer cells; the full grid would take minutes
-WORK = (
-    1 << 37
-)  # limit of weights times tokens for the cell that fills a cache: 4096 tokens for 32 M weights, 1024 for 128 M
-ENCODED = 11  # tokens of the longest encoder sequence
-CHUNK = 512  # most tokens fed at a time by the cell that fills a cache
 SEGMENT_PADDING = 3  # columns of left padding in the first row
-WIDEST = (
-    1 << 22
-)  # limit for the numbers in the outputs of one call (16 MiB) by the cell that fills a cache; a large vocabulary reduces the chunk
 
 
 @dataclass(frozen=True)
@@ -129,7 +118,7 @@ class Expected:
         readout_columns: the same for the second output; empty if there is none.
         cases: by start position, for the larger of BATCHES.
         attribute_cases: by name of a cell, inputs and expected outputs [2,L,V], if the encoding has coordinates or the model has segments.
-        filled: tokens that fill a cache [1,n] or [1,n,E], and the expected outputs of the last ones [1,m,V]; None for models without a cache.
+        long: the long sequence; None if it is not run.
 
     Raises:
         ValueError: an expected output is not finite.
@@ -138,7 +127,7 @@ class Expected:
     columns: np.ndarray
     cases: Dict[int, Case]
     attribute_cases: Dict[str, Tuple[AttributeCase, np.ndarray]]
-    filled: Optional[Tuple[np.ndarray, np.ndarray]]
+    long: Optional[LongSequence]
     readout_columns: np.ndarray = field(default_factory=lambda: np.arange(0))
 
     def __post_init__(self) -> None:
@@ -151,7 +140,7 @@ class Expected:
             if case.readout is not None
         }
         outputs |= {name: [full] for name, (_, full) in self.attribute_cases.items()}
-        outputs |= {} if self.filled is None else {"cache filled to its end": [self.filled[1]]}
+        outputs |= {} if self.long is None else {"the long sequence": [self.long.outputs]}
         for name, arrays in outputs.items():
             if not all(np.isfinite(array).all() for array in arrays):
                 raise ValueError(
@@ -168,6 +157,17 @@ class Measured:
     bounds: Dict[str, float] = field(default_factory=dict)
     failures: Dict[str, str] = field(default_factory=dict)  # message of the graph that failed
     checks: Dict[str, Check] = field(default_factory=dict)
+    unreached: Dict[str, str] = field(default_factory=dict)  # edges without a cell, with the reason
+
+    def joined(self, other: "Measured") -> "Measured":
+        """Return these errors and those of other cells, checks and edges."""
+        return Measured(
+            {**self.cells, **other.cells},
+            {**self.bounds, **other.bounds},
+            {**self.failures, **other.failures},
+            {**self.checks, **other.checks},
+            {**self.unreached, **other.unreached},
+        )
 
     def named(self, prefix: str) -> "Measured":
         """Return the same figures with a prefix before the name of each cell."""
@@ -176,15 +176,7 @@ class Measured:
             {f"{prefix}{name}": bound for name, bound in self.bounds.items()},
             {f"{prefix}{name}": message for name, message in self.failures.items()},
             self.checks,
-        )
-
-    def joined(self, other: "Measured") -> "Measured":
-        """Return the figures of both."""
-        return Measured(
-            self.cells | other.cells,
-            self.bounds | other.bounds,
-            self.failures | other.failures,
-            self.checks | other.checks,
+            self.unreached,
         )
 
     def exceeds(self, tolerance: float) -> bool:
@@ -205,11 +197,6 @@ def starts(manifest: Manifest) -> List[int]:
 def is_large(manifest: Manifest) -> bool:
     """Whether the grid is reduced: shorter sequences, two start positions, batch 1 only at the first of them, fewer tokens in the full cache."""
     return manifest.step_weights >= LARGE
-
-
-def fill_length(manifest: Manifest) -> int:
-    """Return the number of tokens of the cell that fills a cache, which is also the capacity of that cache."""
-    return min(manifest.max_positions, LONGEST, max(WORK // max(manifest.step_weights, 1), SHORT))
 
 
 def length_of(manifest: Manifest) -> int:
@@ -263,63 +250,11 @@ def attribute_inputs(manifest: Manifest) -> Dict[str, AttributeCase]:
     return cells
 
 
-def fill_inputs(manifest: Manifest) -> np.ndarray:
-    """Return the tokens that fill a cache [1,n] or [1,n,E]."""
-    return inputs(manifest, (1, fill_length(manifest)), "tokens to fill a cache")
-
-
-def encoder_rows(manifest: Manifest, rows: int) -> Optional[List[np.ndarray]]:
-    """Return encoder outputs for each row [q,N] in the artefact's dtype, each row shorter than the one before. None if the model reads no encoder."""
-    if not manifest.encoder:
-        return None
-    numbers_of_token = sum(
-        int(value.axes[1]) * int(value.axes[3]) for value in manifest.encoder[1:]
-    )
-    longest = uniform((rows, ENCODED, numbers_of_token), "keys and values of an encoder").astype(
-        manifest.passed_dtype
-    )
-    return [row[: ENCODED - 3 * index] for index, row in enumerate(longest)]
-
-
-def fill_chunk(manifest: Manifest) -> int:
-    """Return how many tokens of `fill_inputs` to feed at a time: fewer if the graph computes the outputs of all tokens."""
-    return (
-        CHUNK
-        if manifest.input("logits_index")
-        else max(1, min(CHUNK, WIDEST // int(manifest.outputs[0].axes[-1])))
-    )
-
-
-def inputs(manifest: Manifest, shape: Tuple[int, ...], name: str) -> np.ndarray:
-    """Generate tokens, or hidden states of variance 1, from a name: the same on every machine and for every version of numpy."""
-    vocabulary = manifest.vocabulary
-    if vocabulary:
-        return numbers(shape, name, vocabulary)
-    return uniform((*shape, int(manifest.inputs[0].axes[-1])), name).astype(
-        manifest.inputs[0].dtype
-    )
-
-
-def uniform(shape: Tuple[int, ...], name: str) -> np.ndarray:
-    """Generate float64 numbers with a uniform distribution of mean 0 and variance 1 from a name."""
-    return ((_bits(shape, name) + 0.5) / 2**31 - 1) * math.sqrt(3)
-
-
-def numbers(shape: Tuple[int, ...], name: str, limit: int) -> np.ndarray:
-    """Generate whole numbers 0 .. limit - 1, int64, from a name."""
-    return (_bits(shape, name).astype(np.int64) * limit) >> 32
-
-
 def rounded_up(error: float) -> float:
     """Round an error up to two digits, by at most 10 percent, since a certificate states an upper bound. FAILED if the error is not finite."""
     if not math.isfinite(error):
         return FAILED
     return float(f"{1.05 * error:.1e}")
-
-
-def _bits(shape: Tuple[int, ...], name: str) -> np.ndarray:
-    count = math.prod(shape)
-    return np.frombuffer(hashlib.shake_256(name.encode()).digest(4 * count), "<u4").reshape(shape)
 
 
 def certificate(
@@ -337,6 +272,7 @@ def certificate(
         "cells": measured.cells,
         "bounds": measured.bounds,
         "failures": measured.failures,
+        "unreached": measured.unreached,
         "grid": "quick" if quick else "whole",
         "checks": msgspec.to_builtins(measured.checks),
     }

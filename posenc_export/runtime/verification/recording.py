@@ -18,8 +18,9 @@ from posenc_export.runtime.session.buffered_caches import BufferedCaches
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.state import Call
-from posenc_export.runtime.verification import proof
+from posenc_export.runtime.verification.inputs import encoder_rows, inputs
 from posenc_export.runtime.verification.kernels import Graph
+from posenc_export.runtime.verification.long_sequence import SHORT
 
 PROMPT = 5  # tokens: kernels for several tokens compute 2 to 4 at a time, and then the rest
 CALLS = (PROMPT, 1, 2)  # tokens of each call
@@ -84,10 +85,10 @@ def recorded(
         GraphError: the graph failed.
     """
     manifest, recorder = graph.manifest, Recorder(graph, names, threads)
-    capacity = min(manifest.max_positions, proof.SHORT)
+    capacity = min(manifest.max_positions, SHORT)
     session = Model(recorder).session(capacity=capacity)
-    tokens = proof.inputs(manifest, (1, min(sum(CALLS), manifest.max_positions)), "operators")
-    encoder = proof.encoder_rows(manifest, 1)
+    tokens = inputs(manifest, (1, min(sum(CALLS), manifest.max_positions)), "operators")
+    encoder = encoder_rows(manifest, 1)
     ends = np.cumsum(CALLS)
     for part in np.split(tokens, ends[:-1], axis=1):
         if not manifest.states:

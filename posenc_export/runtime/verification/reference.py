@@ -1,35 +1,37 @@
 """The expected outputs stored in an artefact, one file of float32 numbers, with which it can be verified on another machine without torch.
 
-Inputs are not stored, since proof.inputs generates them from names. Shapes are not stored, since they follow from the manifest.
+Inputs are not stored, since inputs.py generates them from names. Shapes are not stored, since they follow from the manifest.
 """
 
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, Dict, List, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.schema import Reference
+from posenc_export.runtime.verification.inputs import encoder_rows, numbers
+from posenc_export.runtime.verification.long_sequence import (
+    LongSequence,
+    length_for,
+    places,
+    tokens_of,
+)
 from posenc_export.runtime.verification.proof import (
     BATCHES,
     Accuracy,
     Expected,
     attribute_inputs,
     case_inputs,
-    encoder_rows,
-    fill_inputs,
-    fill_length,
     length_of,
-    numbers,
     starts,
 )
 from posenc_export.runtime.verification.scenarios import Case
 
 FILE_NAME = "reference.bin"
 LARGEST = 1_000_000  # limit of the file's size in bytes
-LAST = 2  # number of outputs stored for the cell that fills a cache
 
 
 def write(manifest: Manifest, expected: Expected, accuracy: Accuracy, folder: Path) -> Reference:
@@ -39,16 +41,23 @@ def write(manifest: Manifest, expected: Expected, accuracy: Accuracy, folder: Pa
         expected: expected outputs with all their numbers.
         accuracy: of a correct artefact.
     """
-    filled = expected.filled is not None
+    edges = None if expected.long is None else dict(expected.long.edges)
     reference = Reference(
-        _columns(manifest, filled), accuracy.tolerance, filled, accuracy.noise, accuracy.float32
+        _columns(manifest, edges),
+        accuracy.tolerance,
+        edges is not None,
+        accuracy.noise,
+        accuracy.float32,
+        edges or {},
     )
     columns = columns_of(manifest, reference)
     parts: List[np.ndarray] = []
     for case in expected.cases.values():
         parts += [case.full, case.other_full[:, case.fork_at :]]
     parts += [full for _, full in expected.attribute_cases.values()]
-    parts += [expected.filled[1][:, -LAST:]] if expected.filled is not None else []
+    if expected.long is not None:
+        stored = np.isin(expected.long.compared, _places(manifest, expected.long.edges))
+        parts.append(expected.long.outputs[:, stored])
     readouts = [
         case.readout[..., readout_columns(manifest)]
         for case in expected.cases.values()
@@ -75,7 +84,7 @@ def read(manifest: Manifest, folder: Path) -> Expected:
             f"artefact {folder}: expected a reference, got none; verify it against its module, or export again"
         )
     columns = columns_of(manifest, manifest.reference)
-    shapes = _shapes(manifest, manifest.reference.filled)
+    shapes = _shapes(manifest, _edges(manifest.reference))
     stored = len(columns) * sum(math.prod(shape) for shape in shapes)
     readouts = _readout_shape(manifest)
     wanted = 4 * (stored + math.prod(readouts))
@@ -131,19 +140,29 @@ def _readout_shape(manifest: Manifest) -> Tuple[int, ...]:
     return (*rows, max(1, min(int(axes[-1]), LARGEST // (4 * math.prod(rows)))))
 
 
-def _columns(manifest: Manifest, filled: bool) -> int:
+def _edges(reference: Reference) -> Optional[Mapping[str, int]]:
+    """Return the edges of the long sequence; None if its outputs are not stored."""
+    return reference.edges if reference.filled else None
+
+
+def _places(manifest: Manifest, edges: Mapping[str, int]) -> np.ndarray:
+    """Return the indices of the tokens of the long sequence whose outputs are stored."""
+    return places(edges, length_for(manifest, edges))
+
+
+def _columns(manifest: Manifest, edges: Optional[Mapping[str, int]]) -> int:
     """Return how many numbers of each output fit into LARGEST bytes."""
-    each = 4 * sum(math.prod(shape) for shape in _shapes(manifest, filled))
+    each = 4 * sum(math.prod(shape) for shape in _shapes(manifest, edges))
     return max(1, min(int(manifest.outputs[0].axes[-1]), LARGEST // each))
 
 
-def _shapes(manifest: Manifest, filled: bool) -> List[Tuple[int, ...]]:
+def _shapes(manifest: Manifest, edges: Optional[Mapping[str, int]]) -> List[Tuple[int, ...]]:
     length, rows = length_of(manifest), max(BATCHES)
     shapes: List[Tuple[int, ...]] = []
     for _ in starts(manifest):
         shapes += [(rows, length), (rows, length - length // 2)]
     shapes += [(2, length)] * len(attribute_inputs(manifest))
-    return shapes + ([(1, min(LAST, fill_length(manifest)))] if filled else [])
+    return shapes if edges is None else [*shapes, (1, len(_places(manifest, edges)))]
 
 
 def _expected(
@@ -170,9 +189,11 @@ def _expected(
     attribute_cases = {
         name: (case, take(next(remaining))) for name, case in attribute_inputs(manifest).items()
     }
-    filled = (
-        (fill_inputs(manifest), take(next(remaining)))
-        if manifest.reference is not None and manifest.reference.filled
-        else None
-    )
-    return Expected(columns, cases, attribute_cases, filled)
+    assert manifest.reference is not None  # checked by `read`
+    edges, long = _edges(manifest.reference), None
+    if edges is not None:
+        length = length_for(manifest, edges)
+        long = LongSequence(
+            tokens_of(manifest, length), places(edges, length), take(next(remaining)), edges
+        )
+    return Expected(columns, cases, attribute_cases, long)

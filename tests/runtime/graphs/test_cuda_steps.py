@@ -18,7 +18,7 @@ from posenc_export.runtime.graphs.cuda_steps import (
     GraphIds,
 )
 from posenc_export.runtime.session import device_memory
-from posenc_export.runtime.verification.proof import encoder_rows
+from posenc_export.runtime.verification.inputs import encoder_rows
 from tests.tiny import decoder, reading
 from tests.traces import sources
 

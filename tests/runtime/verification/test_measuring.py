@@ -43,7 +43,7 @@ def test_threads_measure_what_one_session_measures(
         model.session(capacity=1100), expected, accuracy, lambda _: None
     )
     assert not found.exceeds(accuracy.tolerance)
-    assert lines[0] == f"{target}: verifying" and f"{target}: verified a full cache" in lines
+    assert lines[0] == f"{target}: verifying" and f"{target}: verified the long sequence" in lines
 
 
 def test_small_models_and_models_of_several_threads_are_measured_by_one_session(

@@ -1,0 +1,53 @@
+"""Edges of a model: positions and distances at which its computation changes. They follow from its encodings and from what its layers see."""
+
+import re
+from typing import Any, Dict, Iterator, List
+
+from posenc_export.encodings.shared.base import Edge
+from posenc_export.export.describe import Model
+from posenc_export.models.parts import build
+from posenc_export.models.user_module import inner_of
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.verification.long_sequence import fill_length
+
+# Numbers of cached tokens at which calls are compared in every model with a cache. Capacities of
+# caches are doubled at powers of two, and prompts are divided at 256; 300 is none of these.
+DEPTHS = (64, 256, 300, 512, 1024, 2048, 4096)
+LONGEST_NAME = 64
+SINGLE = 1 << 24  # first whole number behind which float32 has gaps
+OTHER = re.compile(r"[^A-Za-z0-9_.,:()+^ -]")  # not allowed in names of cells
+
+
+def edges_of(model: Model) -> List[Edge]:
+    """Return the edges within the range of positions, in order and without repetitions."""
+    inner = inner_of(model)
+    last = inner.config.max_positions - 1
+    found = {
+        Edge(OTHER.sub("?", edge.name)[:LONGEST_NAME], edge.at, edge.by): None
+        for edge in (*_stated(inner), Edge("2^24", SINGLE, "position"))
+        if 0 < edge.at <= last
+    }
+    return sorted(found, key=lambda edge: (edge.at, edge.name))
+
+
+def indices_of(edges: List[Edge], manifest: Manifest) -> Dict[str, int]:
+    """Return the tokens at edges in a sequence from position 0 on, by name: edges of the model, and depths of a cache."""
+    return {
+        **depths(fill_length(manifest) if manifest.states else 0),
+        **{edge.name: edge.at for edge in edges},
+    }
+
+
+def depths(length: int) -> Dict[str, int]:
+    """Return the numbers of cached tokens below `length` at which calls are compared, by name."""
+    return {f"{depth:,} cached tokens": depth for depth in DEPTHS if depth < length}
+
+
+def _stated(model: Any) -> Iterator[Edge]:
+    """Yield the edges that encodings and rules of visibility state."""
+    config = model.config
+    kinds = [kind.attention for kind in getattr(config, "kinds", ())]
+    for attention in kinds or [config.attention] if hasattr(config, "attention") else kinds:
+        yield from build("sees", attention.sees).edges()
+    for encoding in (model.token_encoding, *(part.encoding for part in model.attentions())):
+        yield from encoding.edges()

@@ -1,0 +1,179 @@
+"""Cells of the long sequence: a cache filled to its end, and calls of each kind on both sides of every edge (long_sequence.py)."""
+
+import functools
+from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence
+
+import numpy as np
+
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.session.session import Session
+from posenc_export.runtime.verification.cell import Cell
+from posenc_export.runtime.verification.inputs import encoder_rows
+from posenc_export.runtime.verification.long_sequence import (
+    LongSequence,
+    Run,
+    calls,
+    compared_of,
+    fill_chunk,
+    length_for,
+    runs,
+    tokens_of,
+)
+from posenc_export.runtime.verification.scenarios import Pairs
+
+FILLED = "cache filled to its end"
+RUN_UP = 8  # tokens before a run that the call across it also reads
+
+
+def long_cells(
+    session: Session, sequence: LongSequence, rounds: bool, title: str = ""
+) -> Iterator[Cell]:
+    """Yield the cells of a sequence. They continue on one session, which reads the sequence once.
+
+    If activations are rounded, one cell has all of them: the root mean square of few errors varies.
+    """
+    session.reset()
+    if not session.manifest.states:
+        length = sequence.tokens.shape[1]
+        names = ", ".join(name for run in runs(sequence.edges, length) for name in run.names)
+        yield Cell(
+            f"{title}one call of {length:,} tokens, {names}",
+            functools.partial(_whole, sequence=sequence),
+        )
+        return
+    ways = [
+        (f"{title}{run.title}: {name}", functools.partial(way, sequence=sequence, run=run))
+        for run in runs(sequence.edges, sequence.tokens.shape[1])
+        for name, way in WAYS.items()
+    ]
+    last = functools.partial(_to_its_end, sequence=sequence)
+    if rounds:
+        every = [*(way for _, way in ways), last]
+        yield Cell(title + FILLED, lambda session: _one_after_another(session, every))
+        return
+    for name, way in ways:
+        yield Cell(name, way, continues=True)
+    yield Cell(title + FILLED, last, continues=True)
+
+
+def _one_after_another(session: Session, ways: Sequence[Callable[[Session], Pairs]]) -> Pairs:
+    for way in ways:
+        yield from way(session)
+
+
+def outputs_by(
+    session: Session,
+    manifest: Manifest,
+    edges: Mapping[str, int],
+    advance: Callable[[int], None] = lambda read: None,
+    length: int = 0,
+) -> Optional[LongSequence]:
+    """Return the long sequence with the outputs of a session; None for a bidirectional model without an edge that it reaches.
+
+    Args:
+        session: may compute in another dtype than the artefact; it gets the artefact's inputs in its own.
+        manifest: of the artefact.
+        edges: indices of tokens at edges, by name.
+        advance: called with the number of tokens that are read.
+        length: number of tokens; 0 for that of a whole model.
+    """
+    length = length or length_for(manifest, edges)
+    if not length:
+        return None
+    tokens = tokens_of(manifest, length)
+    read = tokens if tokens.dtype == np.int64 else tokens.astype(session.manifest.passed_dtype)
+    session.reset()
+    if not manifest.states:
+        compared = np.arange(length)
+        outputs = session.prefill(read)
+        advance(length)
+        return LongSequence(tokens, compared, outputs, edges)
+    compared, parts = compared_of(manifest, edges, length), []
+    for first, end, count in calls(compared, 0, length, fill_chunk(manifest)):
+        outputs = session.prefill(
+            read[:, first:end],
+            logits_to_keep=max(count, 1),
+            encoder=_encoder(session, manifest, first),
+        )
+        parts.append(outputs[:, outputs.shape[1] - count :])
+        advance(end)
+    return LongSequence(tokens, compared, np.concatenate(parts, axis=1), edges)
+
+
+def _encoder(session: Session, manifest: Manifest, first: int) -> Optional[List[np.ndarray]]:
+    """Return encoder outputs for the first call of a sequence, in the dtype of a session; None for later calls and for models without an encoder."""
+    rows = encoder_rows(manifest, 1) if first == 0 else None
+    return rows and [row.astype(session.manifest.passed_dtype) for row in rows]
+
+
+def _read(session: Session, sequence: LongSequence, end: int, chunk: int) -> Pairs:
+    """Read the tokens up to `end` behind those in the cache. Compares all outputs that have expected values."""
+    first = int(session.length.max(initial=0))
+    for begin, after, count in calls(sequence.compared, first, end, chunk):
+        outputs = session.prefill(
+            sequence.tokens[:, begin:after],
+            logits_to_keep=max(count, 1),
+            encoder=_encoder(session, session.manifest, begin),
+        )
+        if count:
+            yield outputs[:, outputs.shape[1] - count :], sequence.within(after - count, after)[1]
+
+
+def _seek(session: Session, sequence: LongSequence, length: int) -> Pairs:
+    """Rewind to `length` tokens, or read the tokens up to there."""
+    cached = int(session.length.max(initial=0))
+    if cached > length:
+        session.rewind(cached - length)
+    yield from _read(session, sequence, length, fill_chunk(session.manifest))
+
+
+def _across(session: Session, sequence: LongSequence, run: Run) -> Pairs:
+    """Read the tokens before a run, then the run and a few tokens before it in one call."""
+    yield from _seek(session, sequence, max(0, run.first - RUN_UP))
+    begin, count = int(session.length.max(initial=0)), run.end - run.first
+    outputs = session.prefill(
+        sequence.tokens[:, begin : run.end],
+        chunk=run.end - begin,
+        logits_to_keep=count,
+        encoder=_encoder(session, session.manifest, begin),
+    )
+    yield outputs[:, outputs.shape[1] - count :], sequence.within(run.first, run.end)[1]
+
+
+def _in_steps(session: Session, sequence: LongSequence, run: Run) -> Pairs:
+    """Read the tokens of a run one at a time."""
+    yield from _seek(session, sequence, max(run.first, 1))
+    for index in range(int(session.length[0]), run.end):
+        yield session.step(sequence.tokens[:, index]), sequence.within(index, index + 1)[1][:, 0]
+
+
+def _from_it_on(session: Session, sequence: LongSequence, run: Run) -> Pairs:
+    """Read the tokens from the edge on in one call."""
+    yield from _seek(session, sequence, run.edge)
+    outputs = session.prefill(sequence.tokens[:, run.edge : run.end], chunk=run.end - run.edge)
+    yield outputs, sequence.within(run.edge, run.end)[1]
+
+
+def _to_its_end(session: Session, sequence: LongSequence) -> Pairs:
+    """Read all further tokens but the last in chunks, the last as a step."""
+    length = sequence.tokens.shape[1]
+    yield from _seek(session, sequence, min(int(session.length.max(initial=0)), length - 1))
+    yield from _read(session, sequence, max(length - 1, 1), fill_chunk(session.manifest))
+    if length > 1:
+        yield (
+            session.step(sequence.tokens[:, -1]),
+            sequence.within(length - 1, length)[1][:, 0],
+        )
+
+
+def _whole(session: Session, sequence: LongSequence) -> Pairs:
+    """Read all tokens in one call, as models without a cache do."""
+    outputs = session.prefill(sequence.tokens)
+    yield outputs[:, sequence.compared], sequence.outputs
+
+
+WAYS: Dict[str, Callable[..., Pairs]] = {
+    "in a call across it": _across,
+    "in steps": _in_steps,
+    "in a call from it on": _from_it_on,
+}

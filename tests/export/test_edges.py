@@ -1,0 +1,166 @@
+"""Edges follow from the description of a model; what no cell reaches is named."""
+
+from pathlib import Path
+from typing import Any, Dict
+
+import pytest
+from msgspec.structs import replace
+
+from posenc_export.commands.cli import main
+from posenc_export.encodings.shared.base import Edge, PositionEncoding
+from posenc_export.export import edge_cells, export
+from posenc_export.export.edge_model import SPREAD, edge_model
+from posenc_export.export.edges import edges_of
+from posenc_export.models.presets import seeded
+from posenc_export.models.short_forms import block_config, decoder_config
+from posenc_export.runtime import verify
+from posenc_export.runtime.verification import long_sequence
+from tests import tiny
+from tests.faults.of_edges import seeing
+from tests.traces import sources
+
+VARIANTS: Dict[str, Dict[str, int]] = {
+    "rope": {},
+    "rope_dynamic-short": {"original length 20": 20},
+    "rope_longrope-short": {"original length 20": 20},
+    "rope_longrope-long": {},
+    "logn": {"temperature from 512": 512},
+    "logn-steps": {"temperature from 6": 6},
+    "shaw-bert": {"left 7": 8, "right 5": 6},
+    "t5": {"last bucket": 113, "max distance": 128},
+    "deberta-v1": {"last bucket": 9, "largest distance": 10},
+    "inkling-near": {"extent 9": 9},
+    "cope-short": {"6 counts": 6},
+    "fire": {"threshold 512": 512},
+    "transformer_xl-clamped": {"clamp 7": 8},
+    "hierarchical-rows": {"200 rows": 200},
+}
+SEES = {
+    "window": ({"size": 300}, {"window 300": 300}),
+    "chunk": ({"size": 16}, {"chunk 16": 16}),
+}
+
+
+def _named(config: Any) -> Dict[str, int]:
+    return {edge.name: edge.at for edge in edges_of(seeded(config))}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_an_encoding_states_where_its_formula_changes(variant: str) -> None:
+    assert _named(tiny.block(variant)) == VARIANTS[variant]
+
+
+@pytest.mark.parametrize("name", SEES)
+def test_a_rule_of_visibility_states_where_keys_become_invisible(name: str) -> None:
+    parameters, expected = SEES[name]
+    assert _named(seeing({"name": name, **parameters}, tiny.decoder("rope"))) == expected
+
+
+def test_an_edge_outside_the_range_of_positions_is_left_out() -> None:
+    config = seeing({"name": "window", "size": 1100}, tiny.decoder("rope"))
+    assert _named(config) == {}
+
+
+def test_the_last_bucket_of_both_directions_is_an_edge() -> None:
+    assert _named(tiny.encoder("t5-near")) == {"last bucket": 7, "max distance": 20}
+
+
+def test_the_edges_of_several_encodings_are_those_of_each() -> None:
+    both = [tiny.VARIANTS["rope_dynamic-short"], tiny.VARIANTS["logn-steps"]]
+    block = tiny.block("rope")
+    config = replace(block, attention=replace(block.attention, encodings=tuple(both)))
+    assert _named(config) == {"temperature from 6": 6, "original length 20": 20}
+
+
+def test_positions_behind_which_float32_has_gaps_are_an_edge() -> None:
+    assert _named(tiny.block("alibi", max_positions=(1 << 24) + 40)) == {"2^24": 1 << 24}
+
+
+def test_an_encoding_without_edges_of_its_own_has_none() -> None:
+    assert PositionEncoding().edges() == []
+
+
+def test_the_reduced_model_spreads_the_scores_of_every_attention() -> None:
+    model = seeded(tiny.decoder("rope"))
+    made = edge_model(model)
+    assert [
+        attention.scale != other.scale
+        for attention, other in zip(made.attentions(), model.attentions(), strict=True)
+    ] == [True, True]
+    for attention in made.attentions():
+        assert attention.scale * attention.head_size**0.5 == pytest.approx(SPREAD, rel=0.2)
+
+
+def test_the_reduced_model_of_a_deep_one_has_two_layers_and_few_tokens() -> None:
+    block = block_config(16, 2, 64, encoding={"name": "rope"})
+    made = edge_model(seeded(decoder_config(1000, 7, 16, block)))
+    assert len(made.layers) == len(made.config.order) == 2
+    assert made.tokens.embedding.weight.shape == (64, 16)
+
+
+def test_the_reduced_model_leaves_the_model_unchanged() -> None:
+    model = seeded(tiny.decoder("rope"))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    edge_model(model)
+    assert all(value.equal(before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("at", [8, 64, 1023])
+def test_a_run_holds_two_tokens_on_either_side_of_an_edge_within_the_sequence(at: int) -> None:
+    (run,) = long_sequence.runs({"edge": at}, 1024)
+    assert (run.first, run.edge, run.end) == (at - 2, at, min(at + 3, 1024))
+
+
+def test_edges_with_common_neighbours_are_one_run() -> None:
+    (run,) = long_sequence.runs({"first": 10, "second": 13}, 100)
+    assert (run.first, run.edge, run.end, run.names) == (8, 10, 16, ("first", "second"))
+
+
+def test_a_window_that_is_too_far_is_named_as_not_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(long_sequence, "LONGEST", 64)
+    monkeypatch.setattr(edge_cells, "WORK", 1000)
+    monkeypatch.setattr(edge_cells, "PER_WEIGHT", 0)
+    config = seeing({"name": "window", "size": 300}, tiny.decoder("rope"))
+    made = export(sources(config), "ort", tmp_path / "artefact")
+    assert made.certificate is not None
+    assert list(made.certificate["unreached"]) == ["window 300"]
+    main(["inspect", str(tmp_path / "artefact")])
+    assert "window 300 (364 tokens take " in capsys.readouterr().out
+    assert verify(tmp_path / "artefact", "cpu")["unreached"] == {
+        "window 300": "300, behind the 64 tokens that are read"
+    }
+
+
+def test_a_length_that_is_too_far_from_the_first_position_is_reached_from_a_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_sequence, "LONGEST", 64)
+    monkeypatch.setattr(edge_cells, "WORK", 1000)
+    monkeypatch.setattr(edge_cells, "PER_WEIGHT", 0)
+    spec = {"name": "rope_longrope", "original_max_positions": 300}
+    block = tiny.block("rope")
+    config = replace(block, attention=replace(block.attention, encodings=(spec,)))
+    made = export(sources(config), "ort", tmp_path / "artefact")
+    assert made.certificate is not None and made.certificate["unreached"] == {}
+    assert "reduced model, original length 300 from position 284 on" in made.certificate["cells"]
+
+
+def test_a_bidirectional_model_is_read_beyond_its_reach_in_one_call(tmp_path: Path) -> None:
+    config = seeing({"name": "near", "reach": 40}, tiny.encoder("rope"))
+    made = export(sources(config), "ort", tmp_path / "artefact")
+    assert made.certificate is not None
+    assert "one call of 105 tokens, reach 40" in made.certificate["cells"]
+    assert "one call of 105 tokens, reach 40" in verify(tmp_path / "artefact", "cpu")["cells"]
+
+
+def test_names_of_edges_of_ones_own_encoding_are_printable() -> None:
+    class Own(PositionEncoding):
+        def edges(self) -> Any:
+            return [Edge("bell \a " * 20, 5)]
+
+    model = seeded(tiny.block("rope"))
+    model.attention.encoding = Own()
+    (edge,) = edges_of(model)
+    assert edge.name.isprintable() and len(edge.name) <= 64
