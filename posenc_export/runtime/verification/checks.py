@@ -5,9 +5,10 @@ from typing import Callable, Dict, Mapping
 
 from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.session.model import Model
+from posenc_export.runtime.verification import indices
 
 # By name in the certificate: a function of the artefact's folder and its loaded model.
-CHECKS: Mapping[str, Callable[[Path, Model], Check]] = {}
+CHECKS: Mapping[str, Callable[[Path, Model], Check]] = {"indices": indices.check}
 
 
 def of_artefact(folder: Path, model: Model, progress: Callable[[str], None]) -> Dict[str, Check]:
