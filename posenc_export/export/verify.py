@@ -6,6 +6,7 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Union
 import numpy as np
 import torch
 
+from posenc_export.export import index_functions
 from posenc_export.export.bounds import accuracy_of, extent
 from posenc_export.export.describe import Model
 from posenc_export.export.expected import expected_outputs
@@ -196,6 +197,7 @@ def check(
     session, *others = sessions(loaded, 1)
     measured = measure(session, expected, accuracy, progress, others, only=QUICK if quick else ())
     measured.checks |= checks.of_artefact(folder, loaded, progress)
+    measured.checks |= index_functions.of_module(model, manifest)
     certificate = _certificate(session, model, accuracy, measured, exact, quick)
     if not certificate["passed"]:
         raise VerificationError(certificate, from_outside(inner_of(model)))

@@ -5,10 +5,13 @@ from typing import Callable, Dict, Mapping
 
 from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.session.model import Model
-from posenc_export.runtime.verification import indices
+from posenc_export.runtime.verification import fused_attention, indices
 
 # By name in the certificate: a function of the artefact's folder and its loaded model.
-CHECKS: Mapping[str, Callable[[Path, Model], Check]] = {"indices": indices.check}
+CHECKS: Mapping[str, Callable[[Path, Model], Check]] = {
+    "indices": indices.check,
+    "attention": fused_attention.check,
+}
 
 
 def of_artefact(folder: Path, model: Model, progress: Callable[[str], None]) -> Dict[str, Check]:

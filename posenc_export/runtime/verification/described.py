@@ -1,18 +1,18 @@
 """What the description of a model says about attention: which keys a query sees, and the attributes of attention nodes (docs/models.md)."""
 
 import math
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping
 
 import numpy as np
 
 from posenc_export.runtime.artefact.schema import Manifest
+from posenc_export.runtime.graphs.onnx_nodes import Node
 
 Described = Mapping[str, Any]
 Index = Callable[[Described, bool, np.ndarray], np.ndarray]
 # Attributes of attention nodes that follow from others, or from the shapes of inputs.
-FREE = {"do_rotary", "rotary_interleaved", "qk_output", "q_num_heads", "k_quant_type"}
+FREE = {"do_rotary", "rotary_interleaved", "qk_output", "k_quant_type"}
 FREE |= {"v_quant_type", "kv_cache_bit_width"}
-UNSCALED = {"t5": "unscaled"}  # encodings whose default `scores` leaves q k unscaled
 # Parameters that a description leaves out if they have these values (posenc_export/encodings).
 DEFAULTS: Mapping[str, Described] = {
     "rope_dynamic": {"original_max_positions": 2048},
@@ -44,7 +44,6 @@ INDICES: Mapping[str, Index] = {
     "shaw": _shaw,
     "inkling": _inkling,
 }
-OWN_SCALES = ("deberta", "inkling", "pope")  # compute the factor on q k in their own way
 
 
 def attentions(manifest: Manifest) -> List[Described]:
@@ -94,32 +93,35 @@ def visible(attention: Described, queries: np.ndarray, keys: np.ndarray) -> np.n
     return seen
 
 
-def scale(attention: Described) -> Optional[float]:
-    """Return the factor on q k; None if an encoding computes it in its own way."""
+def scale(attention: Described) -> float:
+    """Return the factor on q k: that of the description, of an encoding that has its own, or 1 / sqrt(D)."""
+    size = attention["head_size"]
     if attention["scale"] is not None:
         return float(attention["scale"])
     for encoding in attention["encodings"]:
-        name = encoding["name"]
-        if name in OWN_SCALES:
-            return None
-        if encoding.get("scores", UNSCALED.get(name)) == "unscaled":
+        name, scores = encoding["name"], encoding.get("scores")
+        if name == "deberta":
+            terms = 1 if encoding.get("terms") in ("c2p", "p2c") else 2
+            return float(1 / math.sqrt((1 + terms) * size))
+        if name == "inkling" and scores == "by_size":
+            return float(1 / size)
+        if name == "t5" and scores in (None, "unscaled"):
             return 1.0
-    return float(1 / math.sqrt(attention["head_size"]))
+    return float(1 / math.sqrt(size))
 
 
-def attributes(attention: Described, operator: str, masked: bool) -> Dict[str, Any]:
-    """Return the attributes that the description determines, by name; None for those that a node must not have.
+def attributes(attention: Described, node: Node, masked: bool) -> Dict[str, Any]:
+    """Return the attributes of an attention node that the description determines, by name; None for those that it must not have.
 
-    Args:
-        operator: "GroupQueryAttention" or "Attention".
-        masked: whether the node is given a mask that hides keys.
+    masked: whether the node is given a mask that hides keys.
     """
-    expected: Dict[str, Any] = {"scale": scale(attention), "softcap": attention["softcap"]}
-    if expected["scale"] is None:
-        del expected["scale"]
-    if operator == "Attention":
-        return {**expected, "is_causal": None}
+    expected = {"scale": scale(attention), "softcap": attention["softcap"]}
+    heads, kv_heads = attention["heads"], attention["kv_heads"]
+    if node.operator == "Attention":
+        packed = "q_num_heads" in node.attributes  # otherwise heads are an axis of the inputs
+        counts = {"q_num_heads": heads, "kv_num_heads": kv_heads} if packed else {}
+        return {**expected, **counts, "is_causal": None}
     rule = attention["sees"]
     window = rule["size"] if rule["name"] == "window" and not masked else None
-    heads = {"num_heads": attention["heads"], "kv_num_heads": attention["kv_heads"]}
-    return {**expected, **heads, "local_window_size": window, "smooth_softmax": None}
+    counts = {"num_heads": heads, "kv_num_heads": kv_heads}
+    return {**expected, **counts, "local_window_size": window, "smooth_softmax": None}

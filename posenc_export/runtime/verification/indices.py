@@ -97,7 +97,7 @@ def _compare_attributes(part: IntegerPart, manifest: Manifest, found: Found) -> 
             found.skipped[place] = "its layer is not known"
             continue
         by_mask = manifest.signature == "mask"
-        expected = described.attributes(parts[layer], node.operator, by_mask)
+        expected = described.attributes(parts[layer], node, by_mask)
         for name, wanted in expected.items():
             value = node.attributes.get(name)
             found.compared += 1
