@@ -8,6 +8,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple, Union
 import numpy as np
 import torch
 
+from posenc_export.export import index_functions
 from posenc_export.export.bounds import accuracy_of, extent
 from posenc_export.export.describe import Model
 from posenc_export.export.edge_cells import edge_errors
@@ -206,6 +207,7 @@ def check(
     else:
         loaded = load_form(folder, manifest, 1)
         measured = forms.of_form(loaded, expected, accuracy, progress, quick=quick)
+    measured.checks |= index_functions.of_module(model, manifest)
     measured = _joined(measured, edges)
     certificate = _certificate(loaded, model, accuracy, measured, exact, quick)
     if not certificate["passed"]:

@@ -6,6 +6,7 @@ from typing import Callable, Dict, Mapping, Optional
 from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.artefact.rules import graph_file
 from posenc_export.runtime.session.model import Model
+from posenc_export.runtime.verification import fused_attention, indices
 
 
 def operators(folder: Path, model: Model) -> Optional[Check]:
@@ -19,7 +20,11 @@ def operators(folder: Path, model: Model) -> Optional[Check]:
 
 # By name in the certificate: a function of the artefact's folder and its loaded model, which
 # returns None if the artefact has nothing to check.
-CHECKS: Mapping[str, Callable[[Path, Model], Optional[Check]]] = {"operators": operators}
+CHECKS: Mapping[str, Callable[[Path, Model], Optional[Check]]] = {
+    "indices": indices.check,
+    "attention": fused_attention.check,
+    "operators": operators,
+}
 
 
 def of_artefact(folder: Path, model: Model, progress: Callable[[str], None]) -> Dict[str, Check]:

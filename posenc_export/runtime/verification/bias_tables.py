@@ -1,0 +1,70 @@
+"""Biases of scores by distance, in numpy from the description (Press et al. 2021, ALiBi; Raffel et al. 2020, T5)."""
+
+import math
+from pathlib import Path
+from typing import List, Optional, Tuple
+
+import numpy as np
+
+from posenc_export.runtime.artefact.schema import Manifest
+from posenc_export.runtime.verification import described
+from posenc_export.runtime.verification.described import Described
+
+CLOSE = 1e-5  # distance of a logarithm from a border below which float32 may round to either side
+
+
+def tables(manifest: Manifest, folder: Path) -> Tuple[np.ndarray, ...]:
+    """Return the bias of each head by distance [H,distances], of which the last is also that of all larger ones.
+
+    Returns:
+        Several tables where either may hold, because float32 decides on a border. Empty for encodings without a rule here.
+
+    Raises:
+        OSError: the file of a trained table cannot be read.
+    """
+    if not described.causal(manifest):
+        return ()
+    parts = {name: part for part in described.parameters(manifest) if (name := part["name"])}
+    attention = described.attentions(manifest)[0]
+    if "alibi" in parts and parts["alibi"].get("numerics", "exact") == "exact":
+        distances = np.arange(manifest.max_positions)
+        return (-_slopes(parts["alibi"], attention)[:, None] * distances,)
+    if "t5" in parts:
+        weight = _trained(manifest, folder, "table.weight")
+        rows = _buckets(parts["t5"])
+        return () if weight is None else tuple(weight[index].T for index in rows)
+    return ()
+
+
+def _slopes(part: Described, attention: Described) -> np.ndarray:
+    """Return the slopes of ALiBi [H]: powers of a root of two, then every other one of the next power of two."""
+    heads = part.get("heads") or attention["heads"]
+    power, most = 1 << (heads.bit_length() - 1), part.get("max_bias", 8.0)
+    first = 2.0 ** (-most / power * np.arange(1, power + 1))
+    second = 2.0 ** (-most / (2 * power) * np.arange(1, 2 * power + 1, 2))
+    slopes = np.zeros(attention["heads"])
+    slopes[:heads] = np.concatenate((first, second))[:heads]
+    divisor = math.sqrt(attention["head_size"]) if part.get("added") == "before" else 1.0
+    return np.asarray(slopes * part.get("scale", 1.0) / divisor)
+
+
+def _buckets(part: Described) -> List[np.ndarray]:
+    """Return the buckets of distances 0 .. max_distance of T5, with borders rounded down and up."""
+    count, most = part["buckets"], part["max_distance"]
+    exact, distances = count // 2, np.arange(part["max_distance"] + 1)
+    ratio = np.log(np.maximum(distances, 1) / exact) / math.log(most / exact)
+    steps = ratio * (count - exact)
+    far = [np.minimum(exact + np.floor(steps + shift), count - 1) for shift in (-CLOSE, CLOSE)]
+    return [np.where(distances < exact, distances, border).astype(np.int64) for border in far]
+
+
+def _trained(manifest: Manifest, folder: Path, name: str) -> Optional[np.ndarray]:
+    """Return trained numbers of an encoding in float32; None if the manifest names none, or in half precision."""
+    for key, numbers in manifest.encodings.items():
+        if key.endswith(name) and numbers.dtype == "float32":
+            shape = numbers.shape[::-1] if numbers.transposed else numbers.shape
+            stored = np.fromfile(
+                folder / numbers.file, "<f4", math.prod(shape), offset=numbers.offset
+            )
+            return stored.reshape(shape).T if numbers.transposed else stored.reshape(shape)
+    return None

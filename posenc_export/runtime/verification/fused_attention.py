@@ -1,0 +1,232 @@
+"""Check "attention": GroupQueryAttention of an artefact alone, at the edges of its description, against attention in float64 (ONNX Runtime, contrib operators)."""
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, Iterator, List, Optional, Tuple
+
+import numpy as np
+import onnxruntime
+
+from posenc_export.runtime.artefact.certificate import MOST_FAILURES, Check
+from posenc_export.runtime.graphs import onnx_nodes
+from posenc_export.runtime.graphs.onnx_nodes import Node, Nodes
+from posenc_export.runtime.graphs.onnx_parts import opened, serialised
+from posenc_export.runtime.session.model import Model
+from posenc_export.runtime.verification import integer_calls
+from posenc_export.runtime.verification.integer_graph import integer_part
+
+OPERATOR = "GroupQueryAttention"
+INPUTS = ("q", "k", "v", "past_k", "past_v", "lengths", "longest", "cos", "sin", "", "", "sinks")
+SCALED = (*INPUTS, "k_scale", "v_scale")
+TOLERANCE = 2e-5  # of weighted sums of numbers of size 1 in float32; a key too many changes 1/keys
+LONGEST = 8192  # keys of the longest row
+TOGETHER = 1024  # keys of the longest row that is evaluated together with others
+PROMPTS = (2, 17, 65)  # tokens of calls with several new tokens
+JUNK = 1e4  # in slots after a row
+STEP = 1 / 64  # between numbers of caches of 8 bits
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A node and the sizes of its inputs. Equal kernels have equal results.
+
+    Args:
+        model: the node alone as a model.
+        heads, kv_heads, size: H, K and head size D.
+        rotary: size r of the rotated part of a head; 0 for none.
+        interleaved: which entries form a pair.
+        window: number of keys that a query sees; 0 for all.
+        scale, softcap: of scores; 0 for no cap.
+        packed, sinks, scaled: whether q, k and v are one input, and inputs for sinks and for scales of 8-bit caches exist.
+        lengths: numbers of tokens after a call, both sides of each edge.
+    """
+
+    model: bytes
+    heads: int
+    kv_heads: int
+    size: int
+    rotary: int
+    interleaved: bool
+    window: int
+    scale: float
+    softcap: float
+    packed: bool
+    sinks: bool
+    scaled: bool
+    lengths: Tuple[int, ...]
+
+
+def check(folder: Path, model: Model) -> Check:
+    """Compare each kind of GroupQueryAttention node of an artefact with attention in float64, on this machine's CPU.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    manifest, calls = model.manifest, 0
+    failures: Dict[str, str] = {}
+    skipped: Dict[str, str] = {}
+    if not (folder / "model.onnx").exists() or manifest.target not in ("ort", "ort-cuda"):
+        return Check(0, "rows", skipped={manifest.target: f"has no {OPERATOR}"})
+    if manifest.dtype != "float32":
+        return Check(0, "rows", skipped={manifest.dtype: "not computed by the CPU kernel"})
+    part = integer_part(onnx_nodes.read(folder / "model.onnx"))
+    edges = [n for n in integer_calls.edges(manifest) if n <= LONGEST]
+    lengths = tuple(sorted({n for n in (*range(1, 18), *edges) if n <= manifest.max_positions}))
+    for node, layer in part.attention:
+        if node.operator != OPERATOR:
+            continue
+        sizes = [s.axes for s in manifest.states if s.past == f"past_key_values.{layer}.key"]
+        if not sizes:
+            skipped[f"{OPERATOR} of layer {layer}"] = "its cache is not known"
+            continue
+        rows, fault = compared(_kernel(part.graph, node, int(sizes[0][3]), lengths))
+        calls += rows
+        if fault and len(failures) < MOST_FAILURES:
+            failures[f"{OPERATOR} of layer {layer}"] = fault
+    return Check(calls, "rows", failures=failures, skipped=skipped)
+
+
+def _kernel(graph: Nodes, node: Node, size: int, lengths: Tuple[int, ...]) -> Kernel:
+    present = [*node.inputs, *[""] * (len(SCALED) - len(node.inputs))]
+    scaled = bool(present[12])
+    names = [new if old else "" for new, old in zip(SCALED, present, strict=True)]
+    names[9], names[10] = "", ""
+    while not names[-1]:
+        names.pop()
+    given = {k: v for k, v in node.attributes.items() if k != "qk_output"}
+    stored = {k: v for k, v in node.serialised.items() if k != "qk_output"}
+    alone = Node(node.domain, node.operator, "", names, ["y", "keys", "values"], given, stored)
+    free = dict.fromkeys((name for name in names if name), "float")
+    free |= {"lengths": "int32", "longest": "int32"}
+    free |= {"past_k": "int8", "past_v": "int8"} if scaled else {}
+    model = serialised(Nodes(opsets=graph.opsets), [alone], ["y"], free=free)
+    table = graph.constants.get(present[7])
+    return Kernel(
+        model,
+        given["num_heads"],
+        given["kv_num_heads"],
+        size,
+        2 * table.shape[1] if table is not None and given.get("do_rotary") else 0,
+        bool(given.get("rotary_interleaved", 0)),
+        max(given.get("local_window_size", 0), 0),
+        given.get("scale", 0.0) or size**-0.5,
+        given.get("softcap", 0.0),
+        not present[1],
+        bool(present[11]),
+        scaled,
+        lengths,
+    )
+
+
+@functools.lru_cache(256)
+def compared(kernel: Kernel) -> Tuple[int, str]:
+    """Return how many rows were compared and the first fault; once per kernel and process, for the installed runtime.
+
+    Rows have different lengths, and slots after them hold large numbers.
+    """
+    session = opened(kernel.model, Path("."))
+    random, count = np.random.default_rng(0), 0
+    for cached, new in _calls(kernel.lengths):
+        count += len(cached)
+        feeds, expected = _case(kernel, cached, new, random)
+        (y,) = session.run(["y"], feeds)
+        wrong = ~(np.abs(y - expected) <= TOLERANCE).all((1, 2))
+        if wrong.any():
+            row = int(np.flatnonzero(wrong)[0])
+            text = f"{cached[row]} cached and {new} new tokens of ONNX Runtime"
+            error = np.abs(y[row] - expected[row]).max()
+            return count, f"{text} {onnxruntime.__version__}: error {error:.1e}"
+    return count, ""
+
+
+def _calls(lengths: Tuple[int, ...]) -> Iterator[Tuple[List[int], int]]:
+    """Yield the cached tokens of each row of a call, and its new tokens: steps of rows together, longer calls of single rows."""
+    yield [n - 1 for n in lengths if n <= TOGETHER], 1
+    for length in lengths:
+        if length > TOGETHER:
+            yield [length - 1], 1
+    for new in PROMPTS:
+        for length in lengths[:: 1 if new == PROMPTS[0] else 4]:
+            if new <= length <= TOGETHER:
+                yield [length - new], new
+
+
+def _case(
+    kernel: Kernel, cached: List[int], new: int, random: np.random.Generator
+) -> Tuple[Dict[str, np.ndarray], np.ndarray]:
+    """Return the inputs of a call, and its output [B,S,H*D] in float64."""
+    rows, longest = len(cached), max(cached) + new
+    h, kv, d = kernel.heads, kernel.kv_heads, kernel.size
+    q, k, v = (_numbers(kernel, random, (rows, new, n, d)) for n in (h, kv, kv))
+    past = [_numbers(kernel, random, (rows, kv, longest, d)) for _ in range(2)]
+    if kernel.scaled:
+        q = np.zeros_like(q)  # rotated keys are rounded, which a query of zeros does not see
+    angles = random.uniform(0, 6, (longest, kernel.rotary // 2))
+    cos, sin = (f(angles).astype(np.float32) for f in (np.cos, np.sin))
+    sinks = random.standard_normal(h).astype(np.float32) if kernel.sinks else None
+    expected = np.zeros((rows, new, h * d))
+    for row, count in enumerate(cached):
+        for kind in past:
+            kind[row, :, count:] = JUNK
+        slots = count + np.arange(new)
+        turned = [_rotated(kernel, x[row], cos[slots], sin[slots]) for x in (q, k)]
+        keys, values = (
+            np.concatenate((kind[row, :, :count], x.transpose(1, 0, 2)), 1).astype(np.float64)
+            for kind, x in zip(past, (turned[1], v[row]), strict=True)
+        )
+        expected[row] = _attended(kernel, turned[0], keys, values, slots, sinks)
+    flat = [x.reshape(rows, new, -1) for x in (q, k, v)]
+    feeds = {"q": np.concatenate(flat, 2)} if kernel.packed else dict(zip("qkv", flat, strict=True))
+    names = ("past_k", "past_v")
+    feeds |= {name: _stored(kernel, x) for name, x in zip(names, past, strict=True)}
+    feeds["lengths"] = np.array(cached, np.int32) + new - 1
+    feeds["longest"] = np.array(longest, np.int32)
+    feeds |= {"cos": cos, "sin": sin} if kernel.rotary else {}
+    feeds |= {} if sinks is None else {"sinks": sinks}
+    if kernel.scaled:
+        feeds |= dict.fromkeys(("k_scale", "v_scale"), np.full(kv * d, STEP, np.float32))
+    return feeds, expected
+
+
+def _numbers(kernel: Kernel, random: np.random.Generator, shape: Tuple[int, ...]) -> np.ndarray:
+    """Return numbers of size 1, which caches of 8 bits hold exactly."""
+    numbers = random.uniform(-1, 1, shape)
+    return (np.rint(numbers / STEP) * STEP if kernel.scaled else numbers).astype(np.float32)
+
+
+def _stored(kernel: Kernel, cache: np.ndarray) -> np.ndarray:
+    return np.clip(np.rint(cache / STEP), -128, 127).astype(np.int8) if kernel.scaled else cache
+
+
+def _rotated(kernel: Kernel, x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    """Rotate the first entries of x [S,N,D] by rows of cos and sin [S,r/2]."""
+    turned, c, s = x.astype(np.float64), cos[:, None], sin[:, None]
+    half = kernel.rotary // 2
+    first, second = slice(0, half), slice(half, 2 * half)
+    if kernel.interleaved:
+        first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+    a, b = turned[..., first].copy(), turned[..., second].copy()
+    turned[..., first], turned[..., second] = a * c - b * s, b * c + a * s
+    return turned
+
+
+def _attended(
+    kernel: Kernel,
+    q: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    slots: np.ndarray,
+    sinks: Optional[np.ndarray],
+) -> np.ndarray:
+    """Return the output [S,H*D] of queries [S,H,D] in slots [S] with keys and values [K,T,D]."""
+    group = kernel.heads // kernel.kv_heads
+    scores = np.einsum("shd,htd->hst", q, np.repeat(keys, group, 0)) * kernel.scale
+    if kernel.softcap:
+        scores = kernel.softcap * np.tanh(scores / kernel.softcap)
+    behind = slots[:, None] - np.arange(keys.shape[1])
+    seen = (behind >= 0) & (behind < (kernel.window or LONGEST + 1))
+    weights = np.where(seen, np.exp(scores), 0.0)
+    total = weights.sum(2) + (0.0 if sinks is None else np.exp(sinks.astype(np.float64))[:, None])
+    y = np.einsum("hst,htd->shd", weights / total[..., None], np.repeat(values, group, 0))
+    return np.asarray(y.reshape(len(q), -1))

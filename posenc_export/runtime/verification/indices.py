@@ -1,0 +1,285 @@
+"""Check "indices": slots, positions, indices of tables and masks of an ONNX graph, evaluated without its weights at all positions and around every edge."""
+
+import functools
+import hashlib
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple
+
+import numpy as np
+
+from posenc_export.runtime.artefact.certificate import MOST_FAILURES, Check
+from posenc_export.runtime.artefact.schema import Manifest
+from posenc_export.runtime.graphs import onnx_nodes
+from posenc_export.runtime.session.model import Model
+from posenc_export.runtime.verification import bias_tables, described, integer_calls, integer_rules
+from posenc_export.runtime.verification.integer_calls import Call, Places
+from posenc_export.runtime.verification.integer_graph import (
+    IntegerPart,
+    Program,
+    Use,
+    integer_part,
+    program,
+)
+from posenc_export.runtime.verification.integer_rules import (
+    HIDDEN,
+    LONGEST,
+    POSITIONS,
+    REQUESTED,
+    Layout,
+)
+from posenc_export.runtime.verification.integer_values import Found, Role, Tally
+
+UNIT = "values"
+# By operator and input that reads a value, what it must be.
+STRICT = {
+    ("RotaryEmbedding", 3): (*POSITIONS, "slots of tokens"),
+    ("TensorScatter", 2): ("first slots",),
+    ("GatherND", 1): (REQUESTED,),
+    ("GroupQueryAttention", 5): ("last slots",),
+    ("GroupQueryAttention", 6): (LONGEST,),
+    ("output present_positions", -1): ("positions of keys, -1 for none",),
+}
+MASKS = (("Attention", 3), ("GroupQueryAttention", 10))
+PICKS = ("GatherElements",)
+SIZES = ("Reshape", "Expand", "Slice", "ConstantOfShape", "Pad", "Range", "Tile")
+PROBES = (
+    Call(np.array([0, 1]), np.array([2, 1]), np.array([2, 1]), 2, 2),
+    Call(np.array([0, 1, 0]), np.array([2, 1, 2]), np.array([1, 1, 1]), 1, 2),
+)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What the expected values of a graph depend on. Subjects with equal keys have the same ones.
+
+    Args:
+        biases: bias_tables.tables.
+    """
+
+    key: str
+    manifest: Manifest = field(compare=False, repr=False)
+    biases: Tuple[np.ndarray, ...] = field(compare=False, repr=False)
+
+
+def check(folder: Path, model: Model) -> Check:
+    """Compare the integer part of an artefact's graph with its description.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    manifest = model.manifest
+    if not (folder / "model.onnx").exists():
+        return Check(0, UNIT, skipped={manifest.target: "the file is no graph of ONNX nodes"})
+    part = integer_part(onnx_nodes.read(folder / "model.onnx"))
+    found = Found()
+    for name, reason in _skipped_inputs(part).items():
+        found.skipped[name] = reason
+    _compare_attributes(part, manifest, found)
+    subject = _subject(manifest, folder)
+    for roles, made in _programs(part, manifest, folder, found):
+        result = _evaluated(made, roles, subject)
+        found.compared += result.compared
+        found.failures |= result.failures
+        found.skipped |= result.skipped
+    failures = dict(list(found.failures.items())[:MOST_FAILURES])
+    return Check(found.compared, UNIT, failures=failures, skipped=found.skipped)
+
+
+def _compare_attributes(part: IntegerPart, manifest: Manifest, found: Found) -> None:
+    """Compare the attributes of attention nodes with the description of their layers."""
+    parts = described.attentions(manifest)
+    for number, (node, layer) in enumerate(part.attention):
+        place = f"{node.operator} {number}"
+        if not 0 <= layer < len(parts):
+            found.skipped[place] = "its layer is not known"
+            continue
+        by_mask = manifest.signature == "mask"
+        expected = described.attributes(parts[layer], node, by_mask)
+        for name, wanted in expected.items():
+            value = node.attributes.get(name)
+            found.compared += 1
+            if value != wanted and not _close(value, wanted):
+                found.failures[f"{place} of layer {layer}"] = f"{name}: {value}, not {wanted}"
+        for name in node.attributes.keys() - expected.keys() - described.FREE:
+            found.skipped[f"{place} of layer {layer}, {name}"] = "an attribute without a rule"
+
+
+def _close(value: Any, wanted: Any) -> bool:
+    """Return whether two numbers are equal in float32."""
+    both = isinstance(value, float) and isinstance(wanted, float)
+    return both and math.isclose(value, wanted, rel_tol=1e-6)
+
+
+def _subject(manifest: Manifest, folder: Path) -> Subject:
+    sees = [part["sees"] for part in described.attentions(manifest)]
+    states = sorted({(state.update, state.axis, state.fill) for state in manifest.states})
+    facts: List[Any] = [
+        sees,
+        described.encodings(manifest),
+        states,
+        manifest.signature,
+        manifest.layout,
+    ]
+    facts += [manifest.max_positions, manifest.chunk, manifest.capacity_bucket, manifest.axes]
+    facts += [manifest.contiguous, [value.name for value in manifest.inputs]]
+    biases = bias_tables.tables(manifest, folder)
+    facts += [hashlib.sha256(table.tobytes()).hexdigest() for table in biases]
+    return Subject(json.dumps(facts, sort_keys=True), manifest, biases)
+
+
+def _skipped_inputs(part: IntegerPart) -> Dict[str, str]:
+    """Return the uses of inputs that other parts of the proof compare."""
+    names = {"encoder_attention_mask": "the mask of an encoder's tokens, an input"}
+    return {name: reason for name, reason in names.items() if name in part.uses}
+
+
+def _programs(
+    part: IntegerPart, manifest: Manifest, folder: Path, found: Found
+) -> Iterator[Tuple[Tuple[Role, ...], Program]]:
+    """Yield the programs that compute the values of a part, with the role of each output: first those without keys."""
+    reads = {name: _inputs_of(part, name) for name in dict.fromkeys((*part.uses, *part.tables))}
+    names = []
+    for name, inputs in reads.items():
+        if inputs & {"encoder_attention_mask"}:
+            found.skipped[_place(part, name)] = "depends on the encoder's mask alone"
+        elif any(not part.free.get(value, True) for value in inputs):
+            found.skipped[_place(part, name)] = "depends on the shape of a computed value"
+        else:
+            names.append(name)
+    if not names:
+        return
+    whole = program(part, names, folder)
+    probes = [_run(whole, manifest, call) for call in PROBES]
+    sizes = _sizes(manifest)
+    with_keys: Dict[bool, List[Tuple[str, Role]]] = {False: [], True: []}
+    for name, first, second in zip(names, *probes, strict=True):
+        axes = integer_rules.layout(first, second, sizes)
+        for role in _roles(part, manifest, name, axes, first, found):
+            with_keys["t" in axes].append((name, role))
+    for chosen in with_keys.values():
+        if chosen:
+            outputs = [name for name, _ in chosen]
+            yield tuple(role for _, role in chosen), program(part, outputs, folder)
+
+
+def _inputs_of(part: IntegerPart, name: str) -> Set[str]:
+    """Return a value and those that it depends on."""
+    needed = {name}
+    for node in reversed(part.nodes):
+        if needed.intersection(node.outputs):
+            needed.update(node.inputs)
+    return needed
+
+
+def _sizes(manifest: Manifest) -> List[Tuple[int, int]]:
+    """Return rows, new tokens and keys of the two PROBES."""
+    both = []
+    for call in PROBES:
+        places = _placed(manifest, call)
+        both.append((*places.queries.shape, places.keys.shape[1]))
+    return list(zip(*both, strict=True))
+
+
+def _placed(manifest: Manifest, call: Call) -> Places:
+    caches = described.has_cache(manifest)
+    return integer_calls.placed(manifest, call, caches)
+
+
+def _run(made: Program, manifest: Manifest, call: Call) -> List[np.ndarray]:
+    return made.run(_placed(manifest, call).feeds)
+
+
+def _place(part: IntegerPart, name: str) -> str:
+    """Return the name of a value in the certificate, with the node that reads it."""
+    use = next(iter(part.uses.get(name, [])), Use("Gather", 1))
+    reader = use.operator if use.input < 0 else f"{use.operator} input {use.input}"
+    return f"{name} ({reader})"[:128]
+
+
+def _roles(
+    part: IntegerPart,
+    manifest: Manifest,
+    name: str,
+    axes: Layout,
+    probe: np.ndarray,
+    found: Found,
+) -> Iterator[Role]:
+    """Yield the roles of a value; record the reason in `found` if it has none."""
+    uses, place = part.uses.get(name, []), _place(part, name)
+    whole = bool(np.isin(probe, (0, 1)).all())  # 1 for visible keys
+    floats = probe.dtype.kind == "f" and not whole
+    hides = floats and bool((probe < HIDDEN).any())
+    cells = "s" in axes and "t" in axes
+    masks = any((use.operator, use.input) in MASKS for use in uses)
+    if masks or (hides and cells):
+        layers = sorted({use.layer for use in uses if use.layer >= 0})
+        windows = tuple(sorted(_windows(part, name).items()))
+        yield Role(place, axes, tuple(layers) or (0,), windows)
+    for table in part.tables.get(name, []):
+        names = integer_rules.allowed(manifest, axes)
+        if not cells and table.shape[0] >= manifest.max_positions:
+            names = integer_rules.by_position(manifest)
+        yield Role(f"{place} of {table.name}"[:128], axes, allowed=names, rows=table.shape[0])
+    if not uses or masks or hides:
+        return
+    reason = _without_rule(part, name, uses, floats)
+    if reason:
+        found.skipped[place] = reason
+        return
+    strict = [
+        STRICT[key]
+        for use in uses
+        if (key := (use.operator, use.input)) in STRICT
+        and (use.on_state or use.operator != "TensorScatter")
+    ]
+    by_cell = [integer_rules.allowed(manifest, axes) for use in uses if use.operator in PICKS]
+    yield Role(place, axes, allowed=next(iter((*strict, *by_cell)), ()))
+
+
+def _without_rule(part: IntegerPart, name: str, uses: Sequence[Use], floats: bool) -> str:
+    """Return why a value has no rule; empty if it may have one."""
+    if all(use.operator in SIZES for use in uses):
+        return "a size"
+    return "numbers computed from positions" if floats else ""
+
+
+def _windows(part: IntegerPart, mask: str) -> Dict[int, int]:
+    """Return by layer the window of the GroupQueryAttention nodes that read a mask; 0 for none."""
+    return {
+        layer: max(int(node.attributes.get("local_window_size", 0)), 0)
+        for node, layer in part.attention
+        if node.operator == "GroupQueryAttention" and mask in node.inputs[10:11]
+    }
+
+
+@functools.lru_cache(1024)
+def _evaluated(made: Program, roles: Tuple[Role, ...], subject: Subject) -> Found:
+    """Run a program on all calls and compare its outputs with their roles. Equal programs of equal subjects are evaluated once per process."""
+    manifest, found = subject.manifest, Found()
+    caches = described.has_cache(manifest)
+    tallies = [Tally(role, subject.biases) for role in roles]
+    keys = any("t" in role.axes for role in roles)
+    heads = max((_heads(role.axes) for role in roles), default=1) if keys else 1
+    for call in _calls(manifest, caches, keys, heads):
+        places = integer_calls.placed(manifest, call, caches)
+        found.calls += 1
+        for tally, value in zip(tallies, made.run(places.feeds), strict=True):
+            found.compared += value.size
+            tally.add(manifest, value, places)
+    for tally in tallies:
+        tally.finish(found)
+    return found
+
+
+def _heads(axes: Layout) -> int:
+    """Return how many values there are for each query and key."""
+    return math.prod(int(axis) for axis in axes if axis not in "bst")
+
+
+def _calls(manifest: Manifest, caches: bool, keys: bool, heads: int) -> Iterator[Call]:
+    if not keys:
+        yield integer_calls.whole_range(manifest)
+    yield from integer_calls.calls(manifest, caches, heads)

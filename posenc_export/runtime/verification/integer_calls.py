@@ -1,0 +1,250 @@
+"""Calls on the integer part of a graph: rows of all lengths around every edge, their inputs, and the positions that follow from the description.
+
+Shapes: B rows, S new tokens, P slots of caches that a call is given, T keys of a call, A coordinates.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Dict, Iterator, List, Mapping, Sequence, Set, Tuple
+
+import numpy as np
+
+from posenc_export.runtime.artefact.schema import Manifest
+from posenc_export.runtime.verification.integer_graph import EMBEDDED
+
+EXHAUSTIVE = 64  # slots up to which all combinations of cached and new tokens are evaluated
+DEEPEST = 8192  # slots up to which every cached length is evaluated
+PROMPT = 1024  # length of the longest prompt around an edge
+ROWS = 256  # of a call that evaluates steps
+REQUESTED = 5  # columns of logits
+SLACK = 3  # slots that no row has reached
+CELLS = 1 << 24  # of a call: queries times keys
+SIZES = (8, 16, 64, 128, 256, 512)
+NAMES = ("size", "reach", "original_max_positions", "max_distance", "span", "max_relative")
+EDGES = (*NAMES, "left", "right", "extent", "clamp", "period", "first")
+
+
+@dataclass(frozen=True)
+class Call:
+    """Rows that a graph is called with.
+
+    Args:
+        start: position of the first token of each row [B].
+        cached: number of tokens in its caches [B].
+        new: number of new tokens [B].
+        width: columns S; those after the new tokens of a row are padding.
+        slots: slots P of the caches.
+    """
+
+    start: np.ndarray
+    cached: np.ndarray
+    new: np.ndarray
+    width: int
+    slots: int
+
+    @property
+    def columns(self) -> np.ndarray:
+        """Places of new tokens in their rows [B,S]."""
+        return self.cached[:, None] + np.arange(self.width)
+
+    @property
+    def queries(self) -> np.ndarray:
+        """Positions of new tokens [B,S], -1 at padding."""
+        inside = np.arange(self.width) < self.new[:, None]
+        return np.where(inside, self.start[:, None] + self.columns, -1)
+
+    @property
+    def past(self) -> np.ndarray:
+        """Positions of the slots before the call [B,P], -1 where none was written."""
+        slots = np.arange(self.slots)
+        return np.where(slots < self.cached[:, None], self.start[:, None] + slots, -1)
+
+
+@dataclass(frozen=True)
+class Places:
+    """A call as a graph of an artefact takes it, and what follows from its description.
+
+    Args:
+        feeds: inputs of the graph by name.
+        queries: positions of new tokens [B,S], -1 at padding.
+        keys: positions of keys [B,T], -1 where there is none.
+        coordinates: of new tokens [A,B,S]; None without coordinates.
+        first: slot that the first new token of each row is written to [B].
+        last: slot of the last token of each row [B]; of the last column if slots are columns.
+        call: rows of the call.
+    """
+
+    feeds: Mapping[str, np.ndarray]
+    queries: np.ndarray
+    keys: np.ndarray
+    coordinates: Any
+    first: np.ndarray
+    last: np.ndarray
+    call: Call
+
+
+def edges(manifest: Manifest) -> List[int]:
+    """Return lengths at which the behaviour of an artefact changes, by its description."""
+    most = manifest.max_positions
+    numbers = {*SIZES, manifest.chunk, manifest.capacity_bucket, most}
+    numbers |= set(_numbers(manifest.config))
+    near = {number + shift for number in numbers for shift in (-1, 0, 1)}
+    return sorted(number for number in near if 0 < number <= most)
+
+
+def _numbers(config: Any) -> Iterator[int]:
+    """Yield the numbers of a description that are lengths or distances."""
+    if isinstance(config, dict):
+        for name, value in config.items():
+            if name in EDGES and isinstance(value, (int, float)) and not isinstance(value, bool):
+                yield int(value)
+            yield from _numbers(value)
+    elif isinstance(config, list):
+        for value in config:
+            yield from _numbers(value)
+
+
+def whole_range(manifest: Manifest) -> Call:
+    """Return one row with all positions."""
+    none, most = np.array([0]), manifest.max_positions
+    return Call(none, none, np.array([most]), most, 0)
+
+
+def calls(manifest: Manifest, caches: bool, heads: int = 1) -> Iterator[Call]:
+    """Yield the calls of an artefact: all combinations of a few slots, a step at every cached length, and calls on both sides of each edge.
+
+    Args:
+        caches: whether tokens may be cached; otherwise every call is a whole sequence.
+        heads: number of values for each query and key. Masks of several heads are evaluated on half as many slots, and at as many lengths as CELLS allow.
+    """
+    most = manifest.max_positions
+    few = min(EXHAUSTIVE if heads == 1 else EXHAUSTIVE // 2, most)
+    deepest = min(most, DEEPEST, max(few, math.isqrt(4 * CELLS // heads)))
+    if not caches:
+        yield from _sequences(most, few, edges(manifest))
+        return
+    width = few
+    while width:
+        pairs = [(c, n) for n in range(width // 2 + 1, width + 1) for c in range(few - n + 1)]
+        yield from _of_pairs(manifest, pairs, width)
+        width //= 2
+    deep = range(few, deepest)
+    for begin in range(few, len(deep) + few, ROWS):
+        part = deep[begin - few : begin - few + ROWS]
+        yield from _of_pairs(manifest, [(cached, 1) for cached in part], 1)
+    by_width: Dict[int, Set[Tuple[int, int]]] = {}
+    for length in edges(manifest):
+        widths = {1, 2, 7, manifest.chunk - 1, manifest.chunk, manifest.chunk + 1, length}
+        for new in widths:
+            if 0 < new <= min(length, PROMPT) and length > few:
+                by_width.setdefault(new, set()).add((length - new, new))
+    for width, chosen in sorted(by_width.items()):
+        ordered = sorted(chosen)
+        rows = max(1, CELLS // (heads * width * (ordered[-1][0] + width)))
+        for begin in range(0, len(ordered), rows):
+            yield from _of_pairs(manifest, ordered[begin : begin + rows], width)
+
+
+def _of_pairs(manifest: Manifest, pairs: Sequence[Tuple[int, int]], width: int) -> Iterator[Call]:
+    """Yield one call of rows with (cached, new) tokens, which start at the first, at odd and at the last possible positions."""
+    if not pairs:
+        return
+    cached, new = np.array(pairs, np.int64).T
+    room = manifest.max_positions - cached - new
+    start = np.stack([np.zeros_like(room), room, np.minimum(room, 1), np.minimum(room, 7)])
+    yield Call(
+        start[np.arange(len(pairs)) % 4, np.arange(len(pairs))],
+        cached,
+        new,
+        width,
+        int(cached.max()),
+    )
+
+
+def _sequences(most: int, few: int, lengths: Sequence[int]) -> Iterator[Call]:
+    """Yield calls of whole sequences: all lengths up to `few`, and those of edges."""
+    new = np.arange(1, few + 1)
+    yield _whole(most, new)
+    for length in lengths:
+        if few < length <= PROMPT:
+            yield _whole(most, np.array([length, 1, length // 2]))
+
+
+def _whole(most: int, new: np.ndarray) -> Call:
+    room = most - new
+    start = np.where(np.arange(len(new)) % 2, room, np.minimum(room, 1))
+    return Call(start, np.zeros_like(new), new, int(new.max()), 0)
+
+
+def placed(manifest: Manifest, call: Call, caches: bool) -> Places:
+    """Return the inputs of a graph for a call, by the meanings of docs/runtimes and the manifest's update rules."""
+    by_mask = manifest.signature == "mask"
+    queries, columns, past = call.queries, call.columns, call.past
+    static = any(state.update == "in_place" for state in manifest.states)
+    first, last = call.cached, np.maximum(call.cached + call.new - 1, 0)
+    if by_mask:
+        mask = np.concatenate((past >= 0, queries >= 0), 1) if caches else queries >= 0
+        counted = np.where(mask, np.cumsum(mask, 1) - 1, -1)
+        queries = counted[:, counted.shape[1] - call.width :]
+        keys, first = counted, np.full_like(first, call.slots if caches else 0)
+        last = np.full_like(first, counted.shape[1] - 1)
+    else:
+        mask = queries >= 0
+        keys = np.concatenate((past, queries), 1) if caches else queries
+    capacity = call.slots
+    if caches and static:
+        capacity = call.slots + call.width + SLACK
+        if not by_mask:
+            keys = _written(manifest, call, capacity)
+        elif not manifest.contiguous:
+            keys = _padded(keys, capacity)
+    total = np.array(last.max() + 1, np.int32)
+    coordinates = _coordinates(manifest, queries) if manifest.axes else None
+    ids = queries if coordinates is None else np.concatenate((queries[None], coordinates))
+    feeds = {
+        "position_ids": ids,
+        "attention_mask": mask.astype(np.int64),
+        "past_positions": _padded(past, capacity) if static else past,
+        "cache_position": columns,
+        "first_position": call.start[:, None].copy(),
+        "seqlens_k": last.astype(np.int32),
+        "total_sequence_length": total,
+        "slots": np.arange(int(total)),
+        "logits_index": np.maximum(call.new - 1, 0)[:, None] - np.arange(REQUESTED) % 3,
+    }
+    feeds[EMBEDDED] = np.zeros((*queries.shape, 1), np.float32)
+    feeds["logits_index"] = np.maximum(feeds["logits_index"], 0)
+    sizes = {"batch_size": len(first), "sequence_length": call.width, "capacity": capacity}
+    sizes |= {"past_sequence_length": capacity, "encoder_sequence_length": 1}
+    named = {value.name: value for value in (*manifest.inputs, *manifest.encoder)}
+    for name, value in (named | {state.past: state for state in manifest.states}).items():
+        if name not in feeds:
+            feeds[name] = _empty(value.axes, sizes, value.dtype)
+    return Places(feeds, queries, keys, coordinates, first, last, call)
+
+
+def _written(manifest: Manifest, call: Call, capacity: int) -> np.ndarray:
+    """Return the positions of keys in rows that fill their own first slots: [B,T]."""
+    if manifest.contiguous:  # slots count on from the first, also those of padding
+        slots = np.arange(int((call.cached + call.new).max()))
+        keys = call.start[:, None] + slots
+        return np.where(keys < manifest.max_positions, keys, -1)
+    keys = _padded(call.past, capacity)
+    np.put_along_axis(keys, call.columns, call.queries, 1)
+    return keys
+
+
+def _padded(past: np.ndarray, capacity: int) -> np.ndarray:
+    return np.pad(past, ((0, 0), (0, capacity - past.shape[1])), constant_values=-1)
+
+
+def _coordinates(manifest: Manifest, queries: np.ndarray) -> np.ndarray:
+    """Return coordinates that differ from positions and from each other [A,B,S]."""
+    axes = np.arange(1, manifest.axes + 1)[:, None, None]
+    return np.where(queries < 0, 0, queries // axes)
+
+
+def _empty(axes: Sequence[Any], sizes: Mapping[str, int], dtype: str) -> np.ndarray:
+    """Return an array without numbers if it has an axis that no call changes, otherwise zeros."""
+    shape = [sizes.get(axis, 1) if isinstance(axis, str) else 0 for axis in axes]
+    return np.zeros(shape, np.int64 if dtype == "int64" else np.float32)

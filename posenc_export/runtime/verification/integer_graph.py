@@ -1,0 +1,223 @@
+"""Cut the integer part out of an ONNX graph: what positions, lengths and sizes determine without weights (onnx.proto)."""
+
+import functools
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Collection, Dict, Iterator, List, Mapping, Sequence, Set, Tuple
+
+import numpy as np
+
+from posenc_export.runtime.graphs.onnx_nodes import Constant, Node, Nodes
+from posenc_export.runtime.graphs.onnx_parts import constant, opened, serialised
+
+FLOATS = ("float", "float16", "bfloat16")
+TOKENS = ("input_ids", "token_type_ids")  # integers that choose weights, not places
+SIZES = ("Shape", "Size")
+ATTENTIONS = ("GroupQueryAttention", "Attention")
+EMBEDDED = "embedded tokens"  # name of an input with their shape
+LAYER = re.compile(r"past_key_values\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class Use:
+    """A node that reads a value of the integer part and does not belong to it.
+
+    Args:
+        operator: operator of the node; "output" for an output of the graph.
+        input: index of the input; -1 for an output of the graph.
+        layer: layer of the node, the largest number of a cache that it depends on; -1 for none.
+        on_state: whether its first input is an input of the graph, such as a cache.
+    """
+
+    operator: str
+    input: int
+    layer: int = -1
+    on_state: bool = False
+
+
+@dataclass
+class IntegerPart:
+    """The integer part of a graph.
+
+    Args:
+        graph: the whole graph without subgraphs.
+        nodes: nodes of the part, in order.
+        uses: readers of each value that leaves the part.
+        tables: constant and index of each Gather from a constant in the part, by name of the index.
+        free: names of other values of which the part reads the shape, and whether they are embedded tokens [B,S,E].
+        attention: attention nodes and their layers, in order.
+    """
+
+    graph: Nodes
+    nodes: List[Node] = field(default_factory=list)
+    uses: Dict[str, List[Use]] = field(default_factory=dict)
+    tables: Dict[str, List[Constant]] = field(default_factory=dict)
+    free: Dict[str, bool] = field(default_factory=dict)
+    attention: List[Tuple[Node, int]] = field(default_factory=list)
+
+
+def without_bodies(graph: Nodes) -> Nodes:
+    """Return a graph whose subgraphs stand among its nodes: those of all branches of If, before it.
+
+    Inputs of the bodies of Loop and Scan become values that no node computes.
+    """
+    constants = dict(graph.constants)
+    nodes = list(_inlined(graph.nodes, constants, {}, ""))
+    return replace(graph, nodes=nodes, constants=constants)
+
+
+def _inlined(
+    nodes: Sequence[Node], constants: Dict[str, Constant], names: Mapping[str, str], prefix: str
+) -> Iterator[Node]:
+    """Yield nodes with their subgraphs before them. names: new names of values of a subgraph."""
+    for number, node in enumerate(nodes):
+        for attribute, body in node.attributes.items():
+            if not isinstance(body, Nodes):
+                continue
+            inner = f"{prefix}{number}.{attribute}."
+            own = {*body.inputs, *body.constants}
+            own |= {name for part in body.nodes for name in part.outputs}
+            within = {**names, **{name: inner + name for name in own if name}}
+            for name, value in body.constants.items():
+                constants[inner + name] = value
+            yield from _inlined(body.nodes, constants, within, inner)
+        yield Node(
+            node.domain,
+            node.operator,
+            node.name,
+            [names.get(name, name) for name in node.inputs],
+            [names.get(name, name) for name in node.outputs],
+            {k: v for k, v in node.attributes.items() if not isinstance(v, Nodes)},
+            {k: v for k, v in node.serialised.items() if not isinstance(node.attributes[k], Nodes)},
+        )
+
+
+def integer_part(whole: Nodes) -> IntegerPart:
+    """Cut the integer part out of a graph: nodes that read integers, shapes and constants only."""
+    graph = without_bodies(whole)
+    part = IntegerPart(graph)
+    integers = {n for n, e in graph.inputs.items() if e not in FLOATS and n not in TOKENS}
+    embedded = {name for node in graph.nodes if "input_ids" in node.inputs for name in node.outputs}
+    varying, known, layers = set(integers), {"", *integers, *graph.constants}, _layers(graph)
+    for node in graph.nodes:
+        # A node whose subgraphs were taken out has results that the part does not compute.
+        takes = node.operator in SIZES or (
+            known.issuperset(node.inputs) and node.operator not in ("If", "Loop", "Scan")
+        )
+        if not takes:
+            _leave(part, node, varying, layers)
+            continue
+        part.nodes.append(node)
+        known.update(node.outputs)
+        if node.operator in SIZES and node.inputs[0] not in known - set(node.outputs):
+            if node.inputs[0] not in graph.inputs:
+                part.free[node.inputs[0]] = node.inputs[0] in embedded
+        if node.operator in SIZES or varying.intersection(node.inputs):
+            varying.update(node.outputs)
+        if node.operator == "Gather" and node.inputs[0] in graph.constants:
+            if node.inputs[1] in varying:
+                stored = graph.constants[node.inputs[0]]
+                part.tables.setdefault(node.inputs[1], []).append(stored)
+    for name in graph.outputs:
+        if name in varying and name in known:
+            part.uses.setdefault(name, []).append(Use(f"output {name}", -1))
+    return part
+
+
+def _leave(part: IntegerPart, node: Node, varying: Set[str], layers: Mapping[str, int]) -> None:
+    """Record the values of the part that a node outside it reads."""
+    layer = layers.get(node.outputs[0], -1)
+    if node.operator in ATTENTIONS:
+        part.attention.append((node, layer))
+    on_state = node.inputs[:1] != [] and node.inputs[0] in part.graph.inputs
+    for index, name in enumerate(node.inputs):
+        if name in varying:
+            part.uses.setdefault(name, []).append(Use(node.operator, index, layer, on_state))
+
+
+def _layers(graph: Nodes) -> Dict[str, int]:
+    """Return the layer of each value: the largest number of a cache that it depends on, or without caches the number of attention nodes before it."""
+    layers: Dict[str, int] = {}
+    for name in graph.inputs:
+        match = LAYER.match(name)
+        if match:
+            layers[name] = int(match[1])
+    cached, count = bool(layers), 0
+    for node in graph.nodes:
+        layer = max((layers.get(name, -1) for name in node.inputs), default=-1)
+        if not cached and node.operator in (*ATTENTIONS, "Softmax"):
+            layer, count = count, count + 1
+        for name in node.outputs:
+            layers[name] = layer
+    return layers
+
+
+@dataclass(frozen=True)
+class Program:
+    """A part of a graph as a model whose values have names that do not depend on the graph, so that equal parts share a session.
+
+    Args:
+        model: serialised.
+        inputs: new name and element type of each input that it reads, by its name in the graph.
+        outputs: new names, in the order of those requested.
+    """
+
+    model: bytes
+    inputs: Tuple[Tuple[str, str, str], ...]
+    outputs: Tuple[str, ...]
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> List[np.ndarray]:
+        """Run the part on values by their names in the graph, and return the outputs. Other names are those of embedded tokens."""
+        given = {new: feeds.get(name, feeds[EMBEDDED]) for name, new, _ in self.inputs}
+        values: List[np.ndarray] = session(self.model).run(list(self.outputs), given)
+        return values
+
+
+@functools.lru_cache(256)
+def session(model: bytes) -> Any:
+    """Open a model without external data; the last 256 stay open."""
+    return opened(model, Path("."))
+
+
+def program(part: IntegerPart, outputs: Collection[str], folder: Path) -> Program:
+    """Return the nodes that compute some values of the part.
+
+    Raises:
+        OSError: a file of constants cannot be read.
+    """
+    needed, nodes = set(outputs), []
+    for node in reversed(part.nodes):
+        if needed.intersection(node.outputs):
+            nodes.append(node)
+            needed.update(node.inputs)
+    nodes.reverse()
+    produced = {name for node in nodes for name in node.outputs}
+    names = {"": ""}
+    for node in nodes:
+        for name in (*node.inputs, *node.outputs):
+            names.setdefault(name, f"v{len(names)}")
+    for name in outputs:
+        names.setdefault(name, f"v{len(names)}")
+    renamed = Nodes(opsets=part.graph.opsets)
+    for name, value in part.graph.constants.items():
+        if name in needed:
+            renamed.constants[names[name]] = constant(names[name], _exact(value, folder))
+    for node in nodes:
+        ins, outs = ([names[n] for n in side] for side in (node.inputs, node.outputs))
+        renamed.nodes.append(replace(node, name="", inputs=ins, outputs=outs))
+    read = [n for n in names if n and n not in produced and n not in part.graph.constants]
+    inputs = tuple((n, names[n], _element(part.graph, n)) for n in read)
+    free = {new: element for _, new, element in inputs}
+    requested = tuple(names[name] for name in outputs)
+    return Program(serialised(renamed, renamed.nodes, requested, free=free), inputs, requested)
+
+
+def _element(graph: Nodes, name: str) -> str:
+    """Return the element type of an input. Of others than integers, only shapes are read."""
+    element = graph.inputs.get(name, "float")
+    return "float" if element in FLOATS else element
+
+
+def _exact(value: Constant, folder: Path) -> np.ndarray:
+    return np.array(value.array(folder), order="C")

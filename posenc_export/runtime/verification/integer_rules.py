@@ -1,0 +1,231 @@
+"""What values of the integer part of a graph must be, in numpy, from the description alone.
+
+Shapes: B rows, S new tokens, T keys, A coordinates.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from posenc_export.runtime.artefact.schema import Manifest
+from posenc_export.runtime.verification import described
+from posenc_export.runtime.verification.integer_calls import Places
+
+Layout = Tuple[str, ...]  # "b", "s", "t" or a size, for each axis of a value
+POSITIONS = ("positions of tokens", "positions of keys")
+REQUESTED, LONGEST = "columns of requested tokens", "number of slots of the longest row"
+HIDDEN = -1e29  # scores of hidden keys are -inf, or -1e30 where a softmax over -inf would be NaN
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A function of a call that a graph may compute.
+
+    Args:
+        name: what it is, in the certificate.
+        axes: of its numbers: b rows, s new tokens, t keys; others are found by their size.
+        numbers: computes it.
+    """
+
+    name: str
+    axes: str
+    numbers: Callable[[], Any]
+
+
+def layout(first: np.ndarray, second: np.ndarray, sizes: Sequence[Tuple[int, int]]) -> Layout:
+    """Return the meaning of each axis of a value by its shapes in two calls.
+
+    sizes: numbers of rows, new tokens and keys in the two calls.
+    """
+    known = dict(zip(reversed(sizes), "tsb", strict=True))
+    axes = [known.get(pair, str(pair[0])) for pair in zip(first.shape, second.shape, strict=True)]
+    if sizes[1] == sizes[2] and axes.count("s") == 2:  # without a cache, S is T
+        axes[len(axes) - 1 - axes[::-1].index("s")] = "t"
+    return tuple(axes)
+
+
+def arranged(numbers: np.ndarray, axes: str, target: Layout) -> Optional[np.ndarray]:
+    """Return numbers with axes such as "bs" in the layout of a value; None if the value lacks one of them.
+
+    Axes other than those of rows, new tokens and keys are found by their size. A value without the axis of rows is compared with the first row.
+    """
+    if "b" in axes and "b" not in target:
+        numbers, axes = numbers[0], axes.replace("b", "", 1)
+    labels = [a if a in "bst" else str(n) for a, n in zip(axes, numbers.shape, strict=True)]
+    if any(target.count(label) != 1 for label in labels):
+        return None
+    order = sorted(range(len(labels)), key=lambda index: target.index(labels[index]))
+    sizes = iter(numbers.transpose(order).shape)
+    shape = [next(sizes) if label in labels else 1 for label in target]
+    return numbers.transpose(order).reshape(shape)
+
+
+def integers(manifest: Manifest, places: Places, rows: Optional[int]) -> Iterator[Rule]:
+    """Yield the functions of a call that a graph may compute.
+
+    rows: rows of the table that the value is an index of; None for other values.
+    """
+    q, k, call = places.queries, places.keys, places.call
+    most = np.iinfo(np.int64).max if rows is None else rows - 1
+    for name, axes, positions in (("tokens", "bs", q), ("keys", "bt", k)):
+        yield from _of_positions(manifest, name, axes, positions, most)
+    for number, plane in enumerate(() if places.coordinates is None else places.coordinates):
+        yield Rule(f"coordinate {number} of tokens", "bs", partial(np.clip, plane, 0, most))
+    if places.coordinates is not None:
+        yield Rule("coordinates of tokens", "abs", lambda: np.clip(places.coordinates, 0, most))
+    yield from _distances(manifest, q, k, rows)
+    yield Rule("visible keys", "bst", lambda: _visible(manifest, q, k))
+    yield Rule(REQUESTED, "br", lambda: places.feeds["logits_index"])
+    yield Rule("first slots", "b", lambda: places.first)
+    yield Rule("last slots", "b", lambda: places.last)
+    yield Rule("slots of tokens", "bs", lambda: call.columns)
+    yield Rule("last positions of rows", "b", lambda: np.clip(q.max(1), 0, most))
+    yield Rule("numbers of new tokens", "b", lambda: (q >= 0).sum(1))
+    yield Rule("slots", "t", lambda: np.arange(k.shape[1]))
+    yield Rule("columns", "s", lambda: np.arange(q.shape[1]))
+    yield Rule("rows", "b", lambda: np.arange(len(q)))
+    yield Rule("number of keys", "", lambda: np.array(k.shape[1]))
+    yield Rule(LONGEST, "", lambda: places.last.max() + 1)
+
+
+def _of_positions(
+    manifest: Manifest, name: str, axes: str, positions: np.ndarray, most: int
+) -> Iterator[Rule]:
+    """Yield functions of the positions of tokens or of keys."""
+    yield Rule(f"positions of {name}", axes, lambda: np.clip(positions, 0, most))
+    yield Rule(f"positions of {name}, -1 for none", axes, lambda: positions)
+    yield Rule(f"whether {name} are no padding", axes, lambda: positions >= 0)
+    yield Rule(f"padding of {name}", axes, lambda: positions < 0)
+    for offset in _numbers(manifest, "offset"):
+        text = f"positions of {name} plus {offset}"
+        yield Rule(text, axes, partial(np.add, np.maximum(positions, 0), offset))
+    for length in _numbers(manifest, "original_max_positions"):
+        text = f"{name} from position {length} on"
+        yield Rule(text, axes, partial(np.greater_equal, positions, length))
+        yield Rule(f"any of {text}", "", partial(np.any, positions >= length))
+        yield Rule(f"all of {text}", "", partial(np.all, positions >= length))
+
+
+def _distances(
+    manifest: Manifest, q: np.ndarray, k: np.ndarray, rows: Optional[int]
+) -> Iterator[Rule]:
+    """Yield distances, also as the encodings of a description clip them."""
+
+    def behind() -> np.ndarray:
+        return np.asarray(q[:, :, None] - k[:, None, :])
+
+    yield Rule("distances back", "bst", behind)
+    yield Rule("distances ahead", "bst", lambda: -behind())
+    if rows is not None:
+        yield Rule("distances within the table", "bst", lambda: np.clip(behind(), 0, rows - 1))
+    causal = described.causal(manifest)
+    for part in described.parameters(manifest):
+        index = described.INDICES.get(part["name"])
+        if index is not None:
+            yield Rule(part["name"], "bst", partial(_clipped, index, part, causal, behind))
+
+
+def _clipped(
+    index: described.Index,
+    part: described.Described,
+    causal: bool,
+    behind: Callable[[], np.ndarray],
+) -> np.ndarray:
+    return index(part, causal, behind())
+
+
+def _visible(manifest: Manifest, q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    return described.visible(described.attentions(manifest)[0], q, k)
+
+
+def allowed(manifest: Manifest, axes: Layout) -> Tuple[str, ...]:
+    """Return the rules of which an index with these axes follows one; empty if the encodings may index in other ways."""
+    if "s" in axes and "t" in axes:
+        names = {part["name"] for part in described.encodings(manifest)}
+        return tuple(sorted(names & described.INDICES.keys()))
+    return ()
+
+
+def by_position(manifest: Manifest, offsets: bool = True) -> Tuple[str, ...]:
+    """Return the rules of which an index of a table with a row for each position follows one."""
+    numbers = range(manifest.axes)
+    names = [
+        *POSITIONS,
+        "distances within the table",
+        *(f"coordinate {n} of tokens" for n in numbers),
+    ]
+    for offset in _numbers(manifest, "offset") if offsets else ():
+        names += [f"{name} plus {offset}" for name in POSITIONS]
+    return (*names, "coordinates of tokens", "last positions of rows")
+
+
+def _numbers(manifest: Manifest, name: str) -> List[int]:
+    """Return the values of a parameter of the encodings, which are whole numbers."""
+    return sorted(
+        {int(part[name]) for part in described.parameters(manifest) if part.get(name) is not None}
+    )
+
+
+def agreement(
+    value: np.ndarray, rule: Rule, target: Layout, places: Places
+) -> Optional[Tuple[int, int]]:
+    """Return how many entries of a value are those of a rule, and how many were compared; None if the value has other axes.
+
+    Entries of padding and of hidden keys have no meaning.
+    """
+    axes = rule.axes
+    if ("s" in target and "t" in target) != ("s" in axes and "t" in axes):
+        return None
+    expected = arranged(np.asarray(rule.numbers()), axes, target)
+    if expected is None:
+        return None
+    same = np.broadcast_to(value == expected, value.shape)
+    counted = np.ones((1,) * value.ndim, bool)
+    if "s" in axes and "t" in axes:
+        seen = arranged(_both(places), "bst", target)
+        counted = counted if seen is None else seen
+    counted = np.broadcast_to(counted, value.shape)
+    return int((same & counted).sum()), int(counted.sum())
+
+
+def _both(places: Places) -> np.ndarray:
+    """Return which queries and keys are no padding, and the key is not after the query: [B,S,T]."""
+    q, k = places.queries[:, :, None], places.keys[:, None, :]
+    return (q >= 0) & (k >= 0) & (k <= q)
+
+
+def mask_fault(
+    manifest: Manifest,
+    layers: Sequence[int],
+    hidden: np.ndarray,
+    places: Places,
+    windows: Mapping[int, int],
+) -> str:
+    """Return which key is wrongly seen or hidden by queries that are no padding, or an empty text.
+
+    Args:
+        layers: layers that read the mask.
+        hidden: [B,S,T], whether the mask hides keys.
+        windows: by layer, keys that its attention node sees by slot: 0 for all up to the query; layers whose mask alone decides are missing.
+    """
+    parts = described.attentions(manifest)
+    for layer in layers:
+        seen = ~hidden
+        if layer in windows:
+            slots = np.arange(hidden.shape[2])
+            own = (places.first[:, None] + np.arange(hidden.shape[1]))[:, :, None]
+            seen = seen & (slots <= own)
+            if windows[layer]:
+                seen = seen & (own - slots < windows[layer])
+        wrong = seen != described.visible(parts[layer], places.queries, places.keys)
+        wrong &= places.queries[:, :, None] >= 0
+        if wrong.any():
+            row, column, key = (int(index[0]) for index in np.nonzero(wrong))
+            verb = "seen" if seen[row, column, key] else "hidden"
+            at = f"query at position {places.queries[row, column]}"
+            of = f"key in slot {key} at position {places.keys[row, key]}"
+            cached = f"{places.call.cached[row]} cached and {places.call.new[row]} new tokens"
+            return f"layer {layer}, {cached}: {of} is {verb} by the {at}"
+    return ""

@@ -1,0 +1,145 @@
+"""Compare values of the integer part of a graph with their rules, call by call."""
+
+from dataclasses import dataclass, field
+from typing import Dict, Tuple
+
+import numpy as np
+
+from posenc_export.runtime.artefact.schema import Manifest
+from posenc_export.runtime.verification import integer_rules
+from posenc_export.runtime.verification.integer_calls import Places
+from posenc_export.runtime.verification.integer_rules import HIDDEN, Layout
+
+BIAS = 1e-5  # largest error of a bias in float32, relative to 1 + |bias|
+PARTLY = "holds a part of the keys"
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a value of the integer part is for.
+
+    Args:
+        place: name in the certificate.
+        axes: layout of the value.
+        layers: layers whose mask it is; empty for an integer.
+        windows: layer and window of attention nodes that hide keys themselves.
+        allowed: names of the rules that it may follow; empty for any.
+        rows: rows of the table that it is an index of, or -1.
+    """
+
+    place: str
+    axes: Layout
+    layers: Tuple[int, ...] = ()
+    windows: Tuple[Tuple[int, int], ...] = ()
+    allowed: Tuple[str, ...] = ()
+    rows: int = -1
+
+
+@dataclass
+class Found:
+    """What an evaluation found: numbers of compared values and calls, and by place failures and values without a rule."""
+
+    compared: int = 0
+    calls: int = 0
+    failures: Dict[str, str] = field(default_factory=dict)
+    skipped: Dict[str, str] = field(default_factory=dict)
+
+
+class Tally:
+    """Compares a value with its role, call by call."""
+
+    def __init__(self, role: Role, biases: Tuple[np.ndarray, ...]) -> None:
+        self.role, self.biases, self.fault, self.unknown = role, biases, "", ""
+        self.agreed: Dict[str, Tuple[int, int]] = {}
+        self.began = False
+
+    def add(self, manifest: Manifest, value: np.ndarray, places: Places) -> None:
+        """Compare the value in one call."""
+        keys = [n for n, a in zip(value.shape, self.role.axes, strict=True) if a == "t"]
+        if any(count != places.keys.shape[1] for count in keys):
+            self.unknown = PARTLY
+        if self.fault or self.unknown == PARTLY:
+            return
+        if self.role.layers:
+            self.fault = self._mask_fault(manifest, value, places)
+        else:
+            self._count(manifest, value, places)
+
+    def _mask_fault(self, manifest: Manifest, value: np.ndarray, places: Places) -> str:
+        by_head = self._by_head(value, places)
+        hidden = np.isnan(by_head) | (by_head < HIDDEN)
+        if hidden.shape[1] > 1 and (hidden != hidden[:, :1]).any():
+            return "heads hide different keys"
+        whole = np.broadcast_to(hidden[:, 0], (*places.queries.shape, places.keys.shape[1]))
+        windows = dict(self.role.windows)
+        fault = integer_rules.mask_fault(manifest, self.role.layers, whole, places, windows)
+        return fault or self._bias_fault(by_head, places)
+
+    def _by_head(self, value: np.ndarray, places: Places) -> np.ndarray:
+        """Return a mask as [B or 1,heads or 1,S or 1,T]."""
+        axes = list(self.role.axes)
+        heads = next((n for n, axis in enumerate(axes) if axis not in (*"bst", "1")), None)
+        order = [axes.index(a) if a in axes else None for a in "b"] + [heads]
+        order += [axes.index(a) if a in axes else None for a in "st"]
+        shape = [1 if index is None else value.shape[index] for index in order]
+        return value.transpose(
+            [index for index in order if index is not None]
+            + [index for index in range(value.ndim) if index not in order]
+        ).reshape(shape)
+
+    def _bias_fault(self, value: np.ndarray, places: Places) -> str:
+        """Return where a bias differs from its table, or an empty text."""
+        if not self.biases and not value.any(where=np.isfinite(value)):
+            return ""
+        if not self.biases:
+            self.unknown = "a bias whose formula is not known here: only hidden keys are compared"
+            return ""
+        q, k = places.queries[:, :, None], places.keys[:, None, :]
+        seen, behind = (q >= 0) & (k >= 0) & (k <= q), q - k
+        most = self.biases[0].shape[1] - 1
+        index = np.clip(behind, 0, most)
+        for head in range(value.shape[1]):
+            numbers = np.broadcast_to(value[:, head], behind.shape)
+            wrong = seen & np.isfinite(numbers)
+            for table in self.biases:
+                expected = table[head].astype(np.float32)[index]
+                wrong &= np.abs(numbers - expected) > BIAS * (1 + np.abs(expected))
+            if wrong.any():
+                at = tuple(int(part[0]) for part in np.nonzero(wrong))
+                return f"bias of head {head} at distance {behind[at]}: got {numbers[at]:g}"
+        return ""
+
+    def _count(self, manifest: Manifest, value: np.ndarray, places: Places) -> None:
+        role, counts = self.role, dict(self.agreed)
+        rows = None if role.rows < 0 else role.rows
+        for rule in integer_rules.integers(manifest, places, rows):
+            if rule.name not in (counts if self.began else role.allowed or (rule.name,)):
+                continue
+            counted = integer_rules.agreement(value, rule, role.axes, places)
+            if counted is not None:
+                before = counts.get(rule.name, (0, 0))
+                counts[rule.name] = before[0] + counted[0], before[1] + counted[1]
+        exact = {name: pair for name, pair in counts.items() if pair[0] == pair[1]}
+        self.agreed, self.began = exact or (counts if role.allowed else {}), True
+
+    def finish(self, found: Found) -> None:
+        """Record a failure, or that no rule was recognised."""
+        role = self.role
+        if role.layers:
+            if self.fault:
+                found.failures[role.place] = self.fault
+            elif self.unknown:
+                found.skipped[role.place] = self.unknown
+            return
+        if self.unknown:
+            found.skipped[role.place] = self.unknown
+            return
+        best = max(self.agreed, key=lambda name: self.agreed[name][0], default="")
+        same, counted = self.agreed.get(best, (0, 0))
+        if best and same == counted:
+            return
+        if role.allowed:
+            rule = best or " or ".join(role.allowed)
+            found.failures[role.place] = f"{rule}: {counted - same} of {counted} values differ"
+        else:
+            found.skipped[role.place] = "follows no rule that is known"

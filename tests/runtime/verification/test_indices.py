@@ -1,0 +1,205 @@
+"""The check "indices": no fault in slots, positions, tables' indices or masks stays hidden, and no honest artefact is refused."""
+
+from pathlib import Path
+from typing import Any, Callable, Dict, List
+
+import numpy as np
+import onnx
+import pytest
+from msgspec.structs import replace
+from onnx import helper, numpy_helper
+
+from posenc_export.export import export
+from posenc_export.runtime import load
+from posenc_export.runtime.verification import indices
+from tests.tiny import decoder, encoder
+from tests.traces import sources
+
+WINDOW, CHUNK = {"name": "window", "size": 9}, {"name": "chunk", "size": 12}
+MASKS: Dict[str, Any] = {"causal": {"name": "causal"}, "window": WINDOW, "chunk": CHUNK}
+pytestmark = pytest.mark.xdist_group("indices")
+
+
+def seeing(config: Any, sees: Dict[str, Any]) -> Any:
+    """Return a description whose layers see other keys."""
+    layers = {
+        name: replace(kind, attention=replace(kind.attention, sees=sees))
+        for name, kind in config.layers.items()
+    }
+    return replace(config, layers=layers)
+
+
+def written(
+    folder: Path,
+    variant: str,
+    target: str,
+    mask: str = "causal",
+    signature: str = "positions",
+    most: int = 350,
+) -> Path:
+    config = seeing(decoder(variant, max_positions=most), MASKS[mask])
+    path = folder / "artefact"
+    export(sources(config), target, path, signature=signature, verify=False)
+    return path
+
+
+def checked(path: Path) -> Any:
+    return indices.check(path, load(path, threads=1))
+
+
+@pytest.mark.parametrize("signature", ["positions", "mask"])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("target", ["onnx", "onnx-static", "ort"])
+@pytest.mark.parametrize("variant", ["rope", "alibi", "t5", "shaw"])
+def test_no_honest_decoder_is_refused(
+    variant: str, target: str, mask: str, signature: str, tmp_path: Path
+) -> None:
+    assert checked(written(tmp_path, variant, target, mask, signature)).failures == {}
+
+
+@pytest.mark.parametrize("sees", [{"name": "both"}, {"name": "near", "reach": 4}])
+@pytest.mark.parametrize("target", ["onnx", "ort"])
+def test_no_honest_encoder_is_refused(sees: Dict[str, Any], target: str, tmp_path: Path) -> None:
+    export(sources(seeing(encoder("t5"), sees)), target, tmp_path / "a", verify=False)
+    assert checked(tmp_path / "a").failures == {}
+
+
+Change = Callable[[onnx.GraphProto], None]
+
+
+def node_before(graph: onnx.GraphProto, operator: str, index: int) -> str:
+    """Return the name of a value, not of tokens, that the first node with an operator reads."""
+    nodes = [node for node in graph.node if node.op_type == operator]
+    return next(str(node.input[index]) for node in nodes if node.input[index] != "input_ids")
+
+
+def inserted(graph: onnx.GraphProto, value: str, nodes: List[Any], result: str) -> None:
+    """Let all nodes that read a value read a result of new nodes, which stand before the first of them."""
+    for node in graph.node:
+        node.input[:] = [result if name == value else name for name in node.input]
+    place = next(n for n, node in enumerate(graph.node) if result in node.input)
+    for node in reversed(nodes):
+        graph.node.insert(place, node)
+
+
+def late(operator: str, index: int, start: int, dtype: str = "int64") -> Change:
+    """Return a change that adds 1 to the numbers above `start` that a node reads."""
+
+    def change(graph: onnx.GraphProto) -> None:
+        value = node_before(graph, operator, index)
+        for name, number in (("f.start", start), ("f.one", 1)):
+            graph.initializer.append(numpy_helper.from_array(np.array(number, dtype), name))
+        nodes = [
+            helper.make_node("Greater", [value, "f.start"], ["f.above"]),
+            helper.make_node("Add", [value, "f.one"], ["f.next"]),
+            helper.make_node("Where", ["f.above", "f.next", value], ["f.result"]),
+        ]
+        inserted(graph, value, nodes, "f.result")
+
+    return change
+
+
+def number(operator: str, index: int, shift: int) -> Change:
+    """Return a change of a constant that the first node with an operator reads."""
+
+    def change(graph: onnx.GraphProto) -> None:
+        constants = {tensor.name: tensor for tensor in graph.initializer}
+        name = next(
+            node.input[index]
+            for node in graph.node
+            if node.op_type == operator and node.input[index] in constants
+        )
+        changed = numpy_helper.to_array(constants[name]) + shift
+        constants[name].CopyFrom(numpy_helper.from_array(changed, name))
+
+    return change
+
+
+def comparison(operator: str, other: str) -> Change:
+    """Return a change of the operator of all nodes with another one."""
+
+    def change(graph: onnx.GraphProto) -> None:
+        for node in graph.node:
+            node.op_type = other if node.op_type == operator else node.op_type
+
+    return change
+
+
+def attribute(name: str, changed: Callable[[Any], Any]) -> Change:
+    """Return a change of an attribute of the last node that has it."""
+
+    def change(graph: onnx.GraphProto) -> None:
+        found = [a for node in graph.node for a in node.attribute if a.name == name]
+        value = changed(helper.get_attribute_value(found[-1]))
+        found[-1].CopyFrom(helper.make_attribute(name, value))
+
+    return change
+
+
+def heads_exchanged(graph: onnx.GraphProto) -> None:
+    attribute("num_heads", lambda heads: heads // 2)(graph)
+    attribute("kv_num_heads", lambda heads: heads * 2)(graph)
+
+
+def first_row_for_all(graph: onnx.GraphProto) -> None:
+    """Let all rows write where the first one does."""
+    value = node_before(graph, "TensorScatter", 2)
+    graph.initializer.append(numpy_helper.from_array(np.array([0]), "f.first"))
+    nodes = [
+        helper.make_node("Shape", [value], ["f.rows"]),
+        helper.make_node("Gather", [value, "f.first"], ["f.of_first"]),
+        helper.make_node("Expand", ["f.of_first", "f.rows"], ["f.result"]),
+    ]
+    inserted(graph, value, nodes, "f.result")
+
+
+def bucket_moved(graph: onnx.GraphProto) -> None:
+    """Move a border in the table of buckets, or of biases by distance, by one."""
+    for tensor in graph.initializer:
+        table = numpy_helper.to_array(tensor).copy()
+        if table.ndim and table.shape[0] == 129:
+            border = next(n for n in range(20, 128) if (table[n] != table[n - 1]).any())
+            table[border] = table[border - 1]
+            tensor.CopyFrom(numpy_helper.from_array(table, tensor.name))
+            return
+    raise AssertionError("no table of 129 distances")
+
+
+FAULTS: Dict[str, Any] = {
+    "window one longer": ("rope", "onnx", "window", number("Sub", 1, 1)),
+    "window one shorter": ("rope", "onnx-static", "window", number("Sub", 1, -1)),
+    "window ignored": ("rope", "onnx", "window", number("Sub", 1, 1000)),
+    "chunk one longer": ("rope", "onnx", "chunk", number("Div", 1, 1)),
+    "chunk one shorter": ("rope", "ort", "chunk", number("Div", 1, -1)),
+    "slots shift from 21 on": ("rope", "onnx-static", "causal", late("TensorScatter", 2, 20)),
+    "rows shift from 300 on": ("rope", "onnx", "causal", late("RotaryEmbedding", 3, 299)),
+    "tokens' rows shift from 300 on": ("learned", "ort", "causal", late("Gather", 1, 299)),
+    "causal mask one short": ("rope", "onnx", "causal", comparison("LessOrEqual", "Less")),
+    "padding is a position": ("rope", "onnx", "causal", number("GreaterOrEqual", 1, -1)),
+    "bucket moved": ("t5", "onnx", "causal", bucket_moved),
+    "lengths one long": ("rope", "ort", "causal", late("GroupQueryAttention", 5, -5, "int32")),
+    "first row's length": ("rope", "onnx-static", "causal", first_row_for_all),
+    "window attribute": (
+        "rope", "ort", "window", attribute("local_window_size", lambda size: size + 1),
+    ),
+    "scale 1 % off": ("rope", "ort", "causal", attribute("scale", lambda scale: scale * 1.01)),
+    "scale of ai.onnx": ("rope", "onnx", "causal", attribute("scale", lambda scale: scale * 1.01)),
+    "heads of ai.onnx": ("rope", "onnx", "causal", attribute("kv_num_heads", lambda heads: 2 * heads)),
+    "heads exchanged": ("rope", "ort", "causal", heads_exchanged),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_a_written_graph_is_found(fault: str, tmp_path: Path) -> None:
+    variant, target, mask, change = FAULTS[fault]
+    path = written(tmp_path, variant, target, mask)
+    model = load(path, threads=1)
+    whole = onnx.load(path / "model.onnx")
+    change(whole.graph)
+    (path / "model.onnx").write_bytes(whole.SerializeToString())
+    assert indices.check(path, model).failures
+
+
+def test_a_graph_that_is_no_onnx_is_named_as_skipped(tmp_path: Path) -> None:
+    path = written(tmp_path, "rope", "torchscript")
+    assert list(checked(path).skipped) == ["torchscript"]
