@@ -19,7 +19,7 @@ from posenc_export.export.quantization.formats import activations_of, format_of
 from posenc_export.export.quantization.text import default_sample, with_text
 from posenc_export.export.targets import TARGETS
 from posenc_export.export.trace import Source, Sources, in_dtype
-from posenc_export.export.verify import VerificationError, check
+from posenc_export.export.verify import VerificationError, check, check_numbers
 from posenc_export.export.weight_file import WeightFile
 from posenc_export.models.stack import Stack, Text
 from posenc_export.runtime.artefact import files
@@ -225,7 +225,7 @@ def _make(
     ):  # which no provider of the CPU computes: the same rounded numbers are verified in float32
         options.say(f"{target}: float32 artefact for verification")
         _checked_in_float32(source, target, _aside(folder), options)
-        return manifest
+        return check_numbers(folder, manifest, source)
     manifest = check(folder, manifest, source, expected, accuracy, options.say, options.quick)
     if not accuracy.rounds or "float32" not in kind.dtypes:
         return manifest

@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Union
 
+import msgspec
 import numpy as np
 import torch
 
+from posenc_export.export import numbers
 from posenc_export.export.bounds import accuracy_of, extent
 from posenc_export.export.describe import Model
 from posenc_export.export.expected import expected_outputs
@@ -192,14 +194,34 @@ def check(
         ("oracle", *grid_of(manifest)), lambda: oracle_cells(model, manifest, expected, progress)
     )
     source.release()
+    compared = numbers.compare(folder, manifest, source)
+    manifest = manifest.replace(constants=compared.digests)
+    manifests.write(manifest, folder)
+    source.release()
     loaded = single_threaded(folder, "cpu")
     session, *others = sessions(loaded, 1)
     measured = measure(session, expected, accuracy, progress, others, only=QUICK if quick else ())
-    measured.checks |= checks.of_artefact(folder, loaded, progress)
+    known = {"numbers": compared.check}
+    measured.checks |= checks.of_artefact(folder, loaded, progress, known)
     certificate = _certificate(session, model, accuracy, measured, exact, quick)
     if not certificate["passed"]:
         raise VerificationError(certificate, from_outside(inner_of(model)))
     manifest = manifest.replace(certificate=certificate)
+    manifests.write(manifest, folder)
+    return manifest
+
+
+def check_numbers(folder: Path, manifest: Manifest, source: Source) -> Manifest:
+    """Compare the numbers of an artefact that no provider of this machine runs with its module.
+
+    Raises:
+        VerificationError: a number differs.
+    """
+    compared = numbers.compare(folder, manifest, source)
+    found = {"checks": {"numbers": msgspec.to_builtins(compared.check)}, "cells": {}}
+    if compared.check.failures:
+        raise VerificationError(found)
+    manifest = manifest.replace(constants=compared.digests)
     manifests.write(manifest, folder)
     return manifest
 

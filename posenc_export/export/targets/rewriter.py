@@ -215,11 +215,10 @@ class Builder:
             raise ValueError(
                 f"export: expected constant tables, got {value.name}, which is computed in the graph; compute it when the module is built"
             )
-        return (
-            value
-            if self.dtype == "float32"
-            else self.constant(value.const_value.numpy(), self.dtype)
-        )
+        if self.dtype == "float32":
+            return value
+        dtype = ir.DataType[self.dtype.upper()]
+        return self.weight(f"{value.name}.{self.dtype}", lambda: numbers_of(value), dtype)
 
     def merge_heads(self, value: ir.Value) -> ir.Value:
         """Merge heads [B,S,N,D] to [B,S,N*D]."""
