@@ -1,13 +1,13 @@
 """Verify an artefact: compare it with the eager module on the grid of scenarios, and the eager module with the float64 oracle."""
 
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Union
 
 import msgspec
 import numpy as np
 import torch
 
-from posenc_export.export import numbers
+from posenc_export.export import numbers, tables
 from posenc_export.export.bounds import accuracy_of, extent
 from posenc_export.export.describe import Model
 from posenc_export.export.expected import expected_outputs
@@ -25,6 +25,7 @@ from posenc_export.models.user_module import OwnModule, as_model, inner_of
 from posenc_export.runtime import Session, load
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.certificate import (
+    Check,
     bound_of,
     failed_checks,
     format_cell,
@@ -201,7 +202,7 @@ def check(
     loaded = single_threaded(folder, "cpu")
     session, *others = sessions(loaded, 1)
     measured = measure(session, expected, accuracy, progress, others, only=QUICK if quick else ())
-    known = {"numbers": compared.check}
+    known = {"numbers": compared.check, "tables": source.once(("tables",), _tables_of(model))}
     measured.checks |= checks.of_artefact(folder, loaded, progress, known)
     certificate = _certificate(session, model, accuracy, measured, exact, quick)
     if not certificate["passed"]:
@@ -209,6 +210,10 @@ def check(
     manifest = manifest.replace(certificate=certificate)
     manifests.write(manifest, folder)
     return manifest
+
+
+def _tables_of(model: Model) -> Callable[[], Check]:
+    return lambda: tables.compare(model)
 
 
 def check_numbers(folder: Path, manifest: Manifest, source: Source) -> Manifest:
