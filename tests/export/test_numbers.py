@@ -11,10 +11,11 @@ from posenc_export.export import TARGETS, export, numbers
 from posenc_export.export.describe import describe
 from posenc_export.export.quantization.formats import Codes, rounded
 from posenc_export.export.targets.rewriter import Builder
-from posenc_export.export.trace import Source
+from posenc_export.export.trace import Source, Sources
 from posenc_export.export.verify import VerificationError
 from posenc_export.models.config_json import from_json
 from posenc_export.models.presets import seeded
+from posenc_export.models.pretrained import from_pretrained
 from posenc_export.runtime import verify
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
@@ -23,6 +24,7 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.schema import Weights
 from posenc_export.runtime.graphs.onnx_nodes import read
 from posenc_export.runtime.verification.constants import Constants, digests_of
+from tests.models import checkpoints
 from tests.tiny import decoder
 from tests.traces import sources
 
@@ -267,6 +269,14 @@ def test_a_constant_of_no_parameter_is_a_failure(tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "made/model.onnx")
     check = numbers.compare(tmp_path / "made", manifest, source).check
     assert set(check.failures) == {"other", "model.layers.1.mlp.up.weight"}
+
+
+def test_a_norm_without_weights_gets_ones_that_belong_to_no_parameter(tmp_path: Path) -> None:
+    read_model = from_pretrained(checkpoints.saved("cohere with norms", tmp_path / "saved")[1])
+    check = _check(Sources(read_model).of("float32"), "onnx", tmp_path / "made")
+    assert check.failures == {} and "float32 [16], no number of the module" in [
+        *check.skipped.values()
+    ]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
