@@ -1,13 +1,13 @@
 """Positions added to queries and keys but not to values (Press et al. 2020, Shortformer, Position-Infused Attention; here after the projections)."""
 
-from typing import Literal, Tuple
+from typing import Literal, Mapping, Tuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared import sinusoids
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows, Table
 
 
 class Infused(PositionEncoding):
@@ -71,6 +71,10 @@ class Infused(PositionEncoding):
 
 
 class InfusedOracle(Oracle, of=Infused):
+    def tables(self) -> Mapping[str, Rows]:
+        e = self.encoding
+        return {"waves": sinusoids.formula(e.waves.rows.size(1), e.base)}
+
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
         trained = self.weights.get("table.weight")
         return x + (

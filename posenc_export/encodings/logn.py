@@ -1,12 +1,19 @@
 """Log-length attention temperature (Chiang and Cholak 2022, Overcoming a Theoretical Limitation of Self-Attention, 5.3; Su 2021; Llama 4; Ministral 3)."""
 
 import math
-from typing import List, Literal, Tuple
+from typing import List, Literal, Mapping, Tuple
 
 import numpy as np
 from torch import Tensor
 
-from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.base import (
+    Edge,
+    Geometry,
+    Oracle,
+    PositionEncoding,
+    Rows,
+    Table,
+)
 
 
 class LogN(PositionEncoding):
@@ -70,6 +77,16 @@ class LogN(PositionEncoding):
 
 
 class LogNOracle(Oracle, of=LogN):
+    def tables(self) -> Mapping[str, Rows]:
+        e = self.encoding
+        if e.form == "steps":
+            return {
+                "factors": lambda p: (
+                    1 + e.temperature * np.log(1 + np.floor((p + e.first) / e.period))
+                )
+            }
+        return {"factors": lambda p: np.maximum(1.0, np.log(p + 1) / np.log(e.trained))}
+
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
         e = self.encoding
         if e.form == "steps":

@@ -1,13 +1,13 @@
 """Multiplicative positions (Dufter et al. 2021, Position Information in Transformers, 3.1)."""
 
-from typing import Literal
+from typing import Literal, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared import sinusoids
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows, Table
 
 
 class Multiplicative(PositionEncoding):
@@ -49,6 +49,12 @@ class Multiplicative(PositionEncoding):
 
 
 class MultiplicativeOracle(Oracle, of=Multiplicative):
+    def tables(self) -> Mapping[str, Rows]:
+        factors = self.encoding.factors
+        return (
+            {"factors": sinusoids.formula(factors.rows.size(1))} if hasattr(factors, "rows") else {}
+        )
+
     def embed(self, x: np.ndarray, position: int) -> np.ndarray:
         trained = self.weights.get("factors.weight")
         return x * (sinusoids.row(position, len(x)) if trained is None else trained[position])

@@ -2,13 +2,21 @@
 
 import cmath
 import math
-from typing import Tuple
+from typing import Mapping, Tuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.shared.base import Exact, Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.base import (
+    Exact,
+    Geometry,
+    Oracle,
+    PositionEncoding,
+    Rows,
+    Table,
+)
+from posenc_export.encodings.shared.rotary import waves_of
 
 
 class PoPE(PositionEncoding):
@@ -57,6 +65,10 @@ class PoPE(PositionEncoding):
 
 class PoPEOracle(Oracle, of=PoPE):
     """Computes the vectors in the plane as complex numbers; real parts come first."""
+
+    def tables(self) -> Mapping[str, Rows]:
+        e, size = self.encoding, self.encoding.cos.rows.size(1)
+        return waves_of([math.pow(e.theta, -c / size) for c in range(size)], 1.0, False)
 
     def rotated(self, x: np.ndarray, position: int, phase: np.ndarray) -> np.ndarray:
         """Rotate x [D] to [2D]."""

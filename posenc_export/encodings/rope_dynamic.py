@@ -2,14 +2,21 @@
 
 import cmath
 import math
-from typing import List, Literal, Optional, Sequence, Tuple
+from typing import List, Literal, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.base import (
+    Edge,
+    Geometry,
+    Oracle,
+    PositionEncoding,
+    Rows,
+    Table,
+)
 from posenc_export.encodings.shared.rotary import (
     Layout,
     Numerics,
@@ -188,6 +195,29 @@ class RoPEDynamicOracle(Oracle, of=RoPEDynamic):
         if seen > e.original:
             base *= math.pow(e.factor * seen / e.original - e.factor + 1, e.size / (e.size - 2))
         return math.pow(base, -2 * k / e.size)
+
+    def tables(self) -> Mapping[str, Rows]:
+        e = self.encoding
+        shares = np.array([2 * k / e.size for k in range(e.size // 2)])
+        self.table_ulps = 1.0 if e.single else 0.5
+
+        def frequencies(positions: np.ndarray) -> np.ndarray:
+            if e.rounded is not None:
+                rounded: np.ndarray = e.rounded[positions[:, 0].astype(int)]
+                return rounded
+            grown = np.maximum(e.factor * (positions + 1) / e.original - e.factor + 1, 1.0)
+            bases = e.theta * grown ** (e.size / (e.size - 2))
+            return np.where(positions + 1 > e.original, bases, e.theta) ** -shares  # type: ignore[no-any-return]
+
+        def angles(positions: np.ndarray) -> np.ndarray:
+            steps = frequencies(positions if e.keys == "rotated" else np.zeros_like(positions))
+            return (positions.astype(steps.dtype) * steps).astype(np.float64)
+
+        return {
+            "cos": lambda positions: np.cos(angles(positions)),
+            "sin": lambda positions: np.sin(angles(positions)),
+            "first": frequencies,
+        }
 
     def angle(self, k: int, position: int, seen: int) -> float:
         return angle_of(position, self.frequency(k, seen), self.encoding.single)

@@ -2,7 +2,7 @@
 
 import cmath
 import math
-from typing import List, Literal, Optional, Sequence, Tuple, Union
+from typing import List, Literal, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -10,7 +10,14 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.rope_dynamic import Keys, check_lengths
-from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.base import (
+    Edge,
+    Geometry,
+    Oracle,
+    PositionEncoding,
+    Rows,
+    Table,
+)
 from posenc_export.encodings.shared.rotary import (
     Layout,
     Numerics,
@@ -18,6 +25,7 @@ from posenc_export.encodings.shared.rotary import (
     dtype_of,
     multiply_pairs,
     rotary_size,
+    waves_of,
 )
 from posenc_export.ops import two_rotations
 
@@ -192,6 +200,26 @@ class RoPELongRoPEOracle(Oracle, of=RoPELongRoPE):
             if e.single
             else 1 / (e.factors[far][k] * math.pow(e.theta, 2 * k / e.size))
         )
+
+    def tables(self) -> Mapping[str, Rows]:
+        e = self.encoding
+        if e.single:
+            self.table_ulps = 2.0
+        near, far = (
+            [self.frequency(k, long) for k in range(e.size // 2)] for long in (False, True)
+        )
+        if e.fixed:  # the second pair of tables has one row and is not read
+            near = far = near if e.lengths != "long" else far
+        waves = waves_of(near, e.magnitude, bool(e.single))
+        long = waves_of(far, e.magnitude, bool(e.single), ("long_cos", "long_sin"))
+        if e.keys == "rotated":
+
+            def chosen(name: str) -> Rows:
+                return lambda p: np.where(p < e.original, waves[name](p), long[f"long_{name}"](p))
+
+            both = {name: chosen(name) for name in waves}
+            return {**both, **{f"long_{name}": rows for name, rows in both.items()}}
+        return {**waves, **long}
 
     def rotated(self, x: np.ndarray, position: int, seen: int) -> np.ndarray:
         e = self.encoding

@@ -1,7 +1,7 @@
 """Sandwich: the inner product of two sinusoids as a bias (Chi et al. 2023, Dissecting Transformer Length Extrapolation, 5)."""
 
 import math
-from typing import Optional
+from typing import Mapping, Optional
 
 import numpy as np
 import torch
@@ -9,7 +9,8 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared import sinusoids
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows, Table
+from posenc_export.encodings.shared.rotary import waves_of
 
 
 class Sandwich(PositionEncoding):
@@ -55,6 +56,11 @@ class Sandwich(PositionEncoding):
 
 
 class SandwichOracle(Oracle, of=Sandwich):
+    def tables(self) -> Mapping[str, Rows]:
+        e = self.encoding
+        cosines = waves_of([math.pow(e.base, -n / e.dims) for n in range(0, e.dims, 2)], 1.0, False)
+        return {"sums": lambda p: cosines["cos"](p).sum(1, keepdims=True) - e.dims / 2}
+
     def bias(self, head: int, query: int, key: int) -> float:
         e = self.encoding
         product = math.fsum(

@@ -1,14 +1,14 @@
 """Sinusoidal absolute encoding (Vaswani et al. 2017, Attention Is All You Need, 3.5)."""
 
 import math
-from typing import Literal
+from typing import Literal, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared import sinusoids
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows, Table
 from posenc_export.ops.angles import reduced_angle
 
 
@@ -105,6 +105,21 @@ class Sinusoidal(PositionEncoding):
 
 
 class SinusoidalOracle(Oracle, of=Sinusoidal):
+    def tables(self) -> Mapping[str, Rows]:
+        e, width = self.encoding, self.encoding.table.rows.size(1)
+        powers = np.array([math.pow(e.base, k / max(e.steps, 1)) for k in range(width // 2)])
+
+        def table(positions: np.ndarray) -> np.ndarray:
+            angles, rows = (positions + e.offset) / powers, np.zeros((len(positions), width))
+            half = slice(None, len(powers)), slice(len(powers), 2 * len(powers))
+            sines, cosines = (
+                (slice(0, 2 * len(powers), 2), slice(1, None, 2)) if e.interleaved else half
+            )
+            rows[:, sines], rows[:, cosines] = np.sin(angles), np.cos(angles)
+            return e.factor * rows  # type: ignore[no-any-return]
+
+        return {"table": table}
+
     def embed(self, x: np.ndarray, position: int) -> np.ndarray:
         e, half = self.encoding, len(x) // 2
         out = x * e.scale

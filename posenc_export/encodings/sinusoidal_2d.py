@@ -1,14 +1,14 @@
 """Sinusoids of rows and columns on tokens of a grid (He et al. 2021, Masked Autoencoders, A.1; Zhao et al. 2023, RT-DETR)."""
 
 import math
-from typing import Literal
+from typing import Literal, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared import sinusoids
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows, Table
 from posenc_export.encodings.shared.rotary import Place
 
 
@@ -77,6 +77,23 @@ class Sinusoidal2D(PositionEncoding):
 
 
 class Sinusoidal2DOracle(Oracle, of=Sinusoidal2D):
+    def tables(self) -> Mapping[str, Rows]:
+        return {name: self.rows(n) for name, n in (("of_row", 0), ("of_column", 1))}
+
+    def rows(self, axis: int) -> Rows:
+        e, width = self.encoding, self.encoding.of_row.rows.size(1)
+        n = np.arange(width)
+        index, cosine = (
+            (n // 2, n % 2 == 1) if e.interleaved else (n % (width // 2), n >= width // 2)
+        )
+        powers = np.array([math.pow(e.base, 2 * k / width) for k in index.tolist()])
+
+        def of_places(places: np.ndarray) -> np.ndarray:
+            waves = np.where(cosine, np.cos(places / powers), np.sin(places / powers))
+            return np.where(places < e.counts[axis], e.factor * waves, 0.0)
+
+        return of_places
+
     def embed(self, x: np.ndarray, position: Place) -> np.ndarray:
         """Encode x [E]; position is the row and column of a token, or one number for both."""
         e, half, pairs = self.encoding, len(x) // 2, len(x) // 4

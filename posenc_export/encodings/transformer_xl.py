@@ -1,7 +1,7 @@
 """Relative sinusoids with content and position terms (Dai et al. 2019, Transformer-XL, 3.3; XLNet the same)."""
 
 import math
-from typing import List, Literal, Optional
+from typing import List, Literal, Mapping, Optional
 
 import numpy as np
 import torch
@@ -9,7 +9,14 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared import sinusoids
-from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.base import (
+    Edge,
+    Geometry,
+    Oracle,
+    PositionEncoding,
+    Rows,
+    Table,
+)
 
 
 class TransformerXL(PositionEncoding):
@@ -119,6 +126,15 @@ class TransformerXL(PositionEncoding):
 
 
 class TransformerXLOracle(Oracle, of=TransformerXL):
+    def tables(self) -> Mapping[str, Rows]:
+        rows = sinusoids.formula(self.encoding.width)
+
+        def waves(positions: np.ndarray) -> np.ndarray:
+            interleaved = rows(positions)
+            return np.concatenate((interleaved[:, 1::2], interleaved[:, ::2]), axis=1)
+
+        return {"waves": waves}
+
     def content(self, head: int, q: np.ndarray, k: np.ndarray, query: int, key: int) -> float:
         u, v, weight = (self.weights[name][head] for name in ("u", "v", "weight"))
         clamp, d = self.encoding.clamp, query - key

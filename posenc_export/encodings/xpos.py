@@ -2,14 +2,14 @@
 
 import cmath
 import math
-from typing import Tuple
+from typing import Mapping, Tuple
 
 import numpy as np
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
-from posenc_export.encodings.shared.rotary import Layout, multiply_pairs, rotary_size
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows, Table
+from posenc_export.encodings.shared.rotary import Layout, multiply_pairs, rotary_size, waves_of
 
 LARGEST = 41.0  # exponent of e: the product of a far key and a near query, computed before masking, must stay below e^88, the limit of float32
 
@@ -80,6 +80,20 @@ class XPos(PositionEncoding):
 
 
 class XPosOracle(Oracle, of=XPos):
+    def tables(self) -> Mapping[str, Rows]:
+        e = self.encoding
+        shares = [2 * k / e.size for k in range(e.size // 2)]
+        bases = np.array([(share + e.gamma) / (1 + e.gamma) for share in shares])
+        waves = waves_of([math.pow(e.theta, -share) for share in shares], 1.0, False)
+
+        def grown(name: str, sign: int) -> Rows:
+            return lambda p: waves[name](p) * bases ** (sign * (p - e.centre) / e.base)
+
+        names = {
+            f"{kind}_{name}": (name, sign) for kind, sign in (("q", 1), ("k", -1)) for name in waves
+        }
+        return {table: grown(name, sign) for table, (name, sign) in names.items()}
+
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
         return self.rotated(x, position, 1)
 

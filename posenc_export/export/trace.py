@@ -17,6 +17,7 @@ from posenc_export.export.quantization.kept import kept
 from posenc_export.export.quantization.smoothing import smoothed
 from posenc_export.export.repeated_layers import RepeatedLayers
 from posenc_export.export.signatures import wrap
+from posenc_export.export.traced_constants import TracedConstants
 from posenc_export.export.weight_file import Keep, WeightFile, in_memory
 from posenc_export.models.parts.experts import Experts
 from posenc_export.models.user_module import as_model
@@ -53,7 +54,7 @@ class Source:
             on_grid or {},
             say,
         )
-        self._graphs: Dict[str, ir.Model] = {}
+        self._graphs: Dict[str, Tuple[ir.Model, TracedConstants]] = {}
         self._computed: Dict[Tuple[Any, ...], Any] = {}
 
     def once(self, key: Tuple[Any, ...], compute: Callable[[], T]) -> T:
@@ -78,10 +79,17 @@ class Source:
         Raises:
             ValueError: the module mutates buffers or inputs.
         """
+        return self._traced(manifest)[0].clone()
+
+    def traced(self, manifest: Manifest) -> TracedConstants:
+        """Return what the graph for the manifest's calling convention computes from constants."""
+        return self._traced(manifest)[1]
+
+    def _traced(self, manifest: Manifest) -> Tuple[ir.Model, TracedConstants]:
         if manifest.signature not in self._graphs:
             self.say(Step(f"{manifest.target}: tracing"))
             self._graphs[manifest.signature] = _traced(self.model, manifest, self.on_grid)
-        return self._graphs[manifest.signature].clone()
+        return self._graphs[manifest.signature]
 
 
 class Sources:
@@ -189,7 +197,10 @@ def in_dtype(model: Model, dtype: str) -> Model:
     return model if ready else copy.deepcopy(model).to(getattr(torch, dtype)).eval()
 
 
-def _traced(model: Model, manifest: Manifest, on_grid: Mapping[str, OnGrid]) -> ir.Model:
+def _traced(
+    model: Model, manifest: Manifest, on_grid: Mapping[str, OnGrid]
+) -> Tuple[ir.Model, TracedConstants]:
+    """Return the optimized graph, and what was computed from constants before."""
     part, whole = RepeatedLayers.of(model), wrap(model, manifest.signature)
     module, marking = (
         (whole, contextlib.ExitStack())
@@ -213,13 +224,14 @@ def _traced(model: Model, manifest: Manifest, on_grid: Mapping[str, OnGrid]) -> 
     graph = program.model.graph
     if part is not None:
         part.complete(graph, manifest)
+    constants = TracedConstants(graph, program.model.opset_imports)
     _read_through_nodes(graph, _initializers(whole, model, on_grid))
     turned = _transposed_weights(graph)
     program.optimize()
     for value, name in turned.items():
         if value in graph.initializers:  # the optimizer folded the transpose
             graph.initializers[value].name = name
-    return program.model
+    return program.model, constants
 
 
 def _transposed_weights(graph: ir.Graph) -> Dict[str, str]:

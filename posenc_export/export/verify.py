@@ -8,7 +8,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple, Union
 import numpy as np
 import torch
 
-from posenc_export.export import index_functions
+from posenc_export.export import index_functions, numbers, tables
 from posenc_export.export.bounds import accuracy_of, extent
 from posenc_export.export.describe import Model
 from posenc_export.export.edge_cells import edge_errors
@@ -199,15 +199,23 @@ def check(
         ("oracle", *grid_of(manifest)), lambda: oracle_cells(model, manifest, expected, progress)
     )
     source.release()
+    compared = numbers.compare(folder, manifest, source)
+    manifest = manifest.replace(constants=compared.digests)
+    manifests.write(manifest, folder)
+    source.release()
     runs = manifest.dtype != "bfloat16"
     if runs:
         loaded = single_threaded(folder, "cpu")
         measured = forms.measured(loaded, folder, expected, accuracy, progress, quick=quick)
-        measured.checks |= checks.of_artefact(folder, loaded, progress)
     else:
         loaded = load_form(folder, manifest, 1)
         measured = forms.of_form(loaded, expected, accuracy, progress, quick=quick)
-    measured.checks |= index_functions.of_module(model, manifest)
+    known = {
+        "numbers": compared.check,
+        "tables": source.once(("tables",), lambda: tables.compare(model)),
+        **index_functions.of_module(model, manifest),
+    }
+    measured.checks |= checks.of_artefact(folder, loaded, progress, known) if runs else known
     measured = _joined(measured, edges)
     certificate = _certificate(loaded, model, accuracy, measured, exact, quick)
     if not certificate["passed"]:

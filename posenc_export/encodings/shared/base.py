@@ -2,13 +2,15 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Dict, List, Literal, Mapping, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, List, Literal, Mapping, Optional, Sequence, Tuple, Type
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export import ops
+
+Rows = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,8 @@ class Oracle:
         encoding: the encoding that the oracle judges; an oracle reads its parameters, and its trained numbers from `weights`, by name, in float64.
     """
 
+    table_ulps = 0.5  # largest rounding of a table's numbers to float32, in units of the last place
+
     def __init_subclass__(cls, of: Optional[Type["PositionEncoding"]] = None) -> None:
         super().__init_subclass__()
         if of is not None:
@@ -115,6 +119,13 @@ class Oracle:
     def __init__(self, encoding: Any = None) -> None:
         self.encoding = encoding
         self.weights: Dict[str, np.ndarray] = Weights(encoding)
+
+    def tables(self) -> Mapping[str, Rows]:
+        """State tables of positions: their rows [n,*] float64 by positions [n,1] float64.
+
+        By name of the Table in the encoding. An export compares every row of these tables.
+        """
+        return {}
 
     def begin(self, positions: Sequence[int]) -> None:
         """Keep the largest position of a row, before its tokens are rotated; for encodings that depend on the length of a call."""

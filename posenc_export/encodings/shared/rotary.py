@@ -2,17 +2,18 @@
 
 import cmath
 import math
-from typing import Any, Literal, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Literal, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows, Table
 
 Layout = Literal["half", "interleaved"]
 Numerics = Literal["exact", "transformers"]
+COS_SIN = ("cos", "sin")
 Place = Union[int, Sequence[int]]  # the position of a token, or its coordinates
 
 
@@ -124,6 +125,17 @@ class RotationOracle(Oracle, of=Rotation):
             encoding.frequency(k) for k in range(encoding.size // 2)
         ]
 
+        if encoding.single:  # a cosine in float32, and then the product with the magnitude
+            self.table_ulps = 1.0 if encoding.magnitude == 1 else 2.0
+
+    def tables(self) -> Mapping[str, Rows]:
+        e = self.encoding
+        return waves_of(self.frequencies, e.magnitude, bool(e.single), numbers=self.numbers)
+
+    def numbers(self, positions: np.ndarray) -> np.ndarray:
+        """The numbers n_k of positions [n,1], [n,1 or r/2]."""
+        return positions
+
     def rotate(self, x: np.ndarray, position: Place) -> np.ndarray:
         e = self.encoding
         angles = [
@@ -133,6 +145,30 @@ class RotationOracle(Oracle, of=Rotation):
         return multiply_pairs(
             x, [cmath.rect(e.magnitude, angle) for angle in angles], e.interleaved
         )
+
+
+def waves_of(
+    frequencies: Sequence[float],
+    magnitude: float = 1.0,
+    single: bool = False,
+    names: Sequence[str] = COS_SIN,
+    numbers: Rows = np.asarray,
+) -> Dict[str, Rows]:
+    """State tables of cosines and sines; with angles rounded to float32 if single.
+
+    Args:
+        numbers: the numbers n_k of positions; the positions themselves by default.
+    """
+    steps = np.array(frequencies, np.float32 if single else np.float64)
+
+    def angles(positions: np.ndarray) -> np.ndarray:
+        return (numbers(positions).astype(steps.dtype) * steps).astype(np.float64)
+
+    cos, sin = names
+    return {
+        cos: lambda positions: magnitude * np.cos(angles(positions)),
+        sin: lambda positions: magnitude * np.sin(angles(positions)),
+    }
 
 
 def angle_of(number: float, frequency: float, single: bool) -> float:

@@ -1,13 +1,14 @@
 """Base of rotations on grids: every pair is rotated by one of several coordinates."""
 
-from typing import List, Optional, Tuple
+from typing import List, Mapping, Optional, Tuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout, Place, Rotation
+from posenc_export.encodings.shared.base import Geometry, Rows
+from posenc_export.encodings.shared.rotary import Layout, Place, Rotation, RotationOracle
 
 
 class RotaryGrid(Rotation):
@@ -72,3 +73,21 @@ class RotaryGrid(Rotation):
     def number(self, k: int, place: Place) -> float:
         axis = self.axis_of_pair[k]
         return self.point(axis, place if isinstance(place, int) else place[axis])
+
+
+class RotaryGridOracle(RotationOracle, of=RotaryGrid):
+    def tables(self) -> Mapping[str, Rows]:
+        # Points that are computed in float32 depend on the order of operations.
+        return {} if self.encoding.single and self.has_points else super().tables()
+
+    @property
+    def has_points(self) -> bool:
+        """Whether other numbers take the place of coordinates."""
+        return type(self.encoding).point is not RotaryGrid.point
+
+    def numbers(self, positions: np.ndarray) -> np.ndarray:
+        if not self.has_points:
+            return positions
+        e, places = self.encoding, [int(place) for place in positions[:, 0]]
+        of_axis = {axis: [e.point(axis, place) for place in places] for axis in set(e.axis_of_pair)}
+        return np.stack([of_axis[axis] for axis in e.axis_of_pair], axis=1)

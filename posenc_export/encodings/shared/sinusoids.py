@@ -1,6 +1,7 @@
 """Sinusoids (Vaswani et al. 2017, Attention Is All You Need, 3.5): rows for tables, and single rows for oracles."""
 
 import math
+from typing import Callable
 
 import numpy as np
 
@@ -19,6 +20,15 @@ def rows(angles: np.ndarray, interleaved: bool = True) -> np.ndarray:
         np.stack(waves, axis=-1).reshape(len(angles), -1)
         if interleaved
         else np.concatenate(waves, axis=1)
+    )
+
+
+def formula(size: int, base: float = BASE) -> Callable[[np.ndarray], np.ndarray]:
+    """Return the function of positions [n,1] to interleaved sinusoids [n,size]; for oracles."""
+    powers = np.array([math.pow(base, (n - n % 2) / size) for n in range(size)])
+    quarter = np.arange(size) % 2 == 1
+    return lambda positions: np.where(
+        quarter, np.cos(positions / powers), np.sin(positions / powers)
     )
 
 

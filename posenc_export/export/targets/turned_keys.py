@@ -73,7 +73,7 @@ def _rounded_angles(op: Builder, node: AttendTurnedKeys) -> ir.Value:
     """As `angles`, from products of positions and frequencies that are rounded to float32."""
     rows = op.Max(node.positions, 0)
     own = op.Unsqueeze(op.Gather(node.first, rows), [1, 3])
-    kept = op.constant(numbers_of(node.first)[0], "float32")
+    kept = op.weight(f"{node.first.name}.kept", lambda: numbers_of(node.first)[0])
 
     def further(positions: ir.Value, axes: Sequence[int]) -> ir.Value:
         places = op.Cast(op.Unsqueeze(positions, axes), to=FLOAT)

@@ -20,7 +20,8 @@ MOST_PROOFS = 64
 MOST = 4096  # largest number of values, states or files of one graph
 # Fields added to the schema later: omitted if empty, so that older digests stay valid
 OMITTED_IF_EMPTY = (
-    "cache", "calibration", "compiled", "deviation", "encoder", "encodings", "formats", "generation", "interface", "packages", "quality", "start_ids", "weights",
+    "cache", "calibration", "compiled", "constants", "deviation", "encoder", "encodings",
+    "formats", "generation", "interface", "packages", "quality", "start_ids", "weights",
 )  # fmt: skip
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*\Z", max_length=128)]
@@ -234,6 +235,9 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         encodings: where the trained numbers of each encoding are, by name of the parameter in the block or stack (docs/commands.md). Needed for pictures, not to run
             the artefact.
         packages: origin of each encoding that is not part of this package, by name. Needed to build the model again, not to run it.
+        constants: sha256 of the numbers and attributes of each node of an ONNX graph, by its name
+            (runtime/verification/constants.py). Empty for other graphs and in artefacts that were
+            not verified when they were exported.
         files: digest and size of each file, by name.
         reference: expected outputs stored in the artefact, or None.
         certificate: errors measured against the module, or None.
@@ -285,6 +289,9 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     packages: Annotated[Dict[Text, Package], Meta(max_length=64)] = msgspec.field(
         default_factory=dict
     )
+    constants: Annotated[
+        Dict[Text, Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]], Meta(max_length=65536)
+    ] = msgspec.field(default_factory=dict)
     files: Annotated[Dict[FileName, File], Meta(max_length=MOST)] = msgspec.field(
         default_factory=dict
     )

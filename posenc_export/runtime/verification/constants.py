@@ -1,0 +1,410 @@
+"""Decode the numbers that a graph stores, at each place where a node reads them.
+
+Written from the documentation of the operators (onnx.ai/onnx/operators, ContribOperators.md of
+ONNX Runtime), and not from the code that packs weights.
+"""
+
+import hashlib
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from posenc_export.runtime.graphs.onnx_nodes import TYPES, Constant, Node, Nodes
+
+GRAPH = "graph"  # key of the digest of nodes, attributes and connections
+MICROSOFT = "com.microsoft"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Numbers at a place of a graph.
+
+    Args:
+        node: that reads them.
+        role: "input N" of the node, or "rows" for rows that are gathered before they are decoded.
+        names: of the stored constants that they consist of.
+        numbers: decoded, in the shape in which the operator documents them.
+        decoded: whether they were decoded from codes.
+    """
+
+    node: Node
+    role: str
+    names: Tuple[str, ...]
+    numbers: np.ndarray
+    decoded: bool = False
+
+    @property
+    def block(self) -> int:
+        """Number of weights that share a scale."""
+        return int(self.node.attributes["block_size"])
+
+    def __str__(self) -> str:
+        return f"{self.node.name} {self.role}, {' and '.join(self.names)}"
+
+
+def unpacked(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Return unsigned codes int16 of bytes [...,n]; the lower half of a byte is the first code."""
+    if bits == 8:
+        return codes.astype(np.int16)
+    if bits != 4:
+        raise ValueError(f"graph: expected codes of 4 or 8 bits, got {bits}; export again")
+    return np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], -1).astype("i2")
+
+
+def of_blocks(
+    codes: np.ndarray, scales: np.ndarray, zeros: Optional[np.ndarray], bits: int, inputs: int
+) -> np.ndarray:
+    """Return (code - zero point) * scale of blocks along the last axis.
+
+    Args:
+        codes: bytes of the codes [...,bytes]; each block fills whole bytes.
+        scales: [...,blocks].
+        zeros: bytes of zero points in rows that fill whole bytes, or zero points in the dtype of
+            scales; None for half the number of codes.
+        inputs: number of codes of a row that are weights; the others are padding.
+    """
+    lead, blocks = scales.shape[:-1], scales.shape[-1]
+    split = unpacked(codes.reshape(*lead, -1), bits).reshape(*lead, blocks, -1)
+    points: np.ndarray = np.full((*lead, blocks), 1 << (bits - 1), np.int16)
+    if zeros is not None and zeros.dtype == np.uint8:
+        points = unpacked(zeros.reshape(*lead, -1), bits)[..., :blocks]
+    elif zeros is not None:
+        points = zeros.reshape(*lead, blocks)
+    weights = (split - points[..., None]).astype(np.float32)
+    weights *= scales[..., None].astype(np.float32)
+    return weights.reshape(*lead, -1)[..., :inputs]
+
+
+def dequantized(
+    codes: np.ndarray, scales: np.ndarray, zeros: Optional[np.ndarray], axis: int, block: int
+) -> np.ndarray:
+    """Return the output of DequantizeLinear (opset 21): a scale for all, of an axis or of blocks."""
+
+    def spread(part: np.ndarray) -> np.ndarray:
+        if block:
+            repeated = np.repeat(part, block, axis)
+            return repeated[(slice(None),) * axis + (slice(codes.shape[axis]),)]
+        if part.ndim == 0 or part.shape == (1,):
+            return part.reshape(())
+        return part.reshape([-1 if dim == axis else 1 for dim in range(codes.ndim)])
+
+    axis %= codes.ndim
+    centred = codes.astype(np.int16)
+    if zeros is not None:
+        centred = centred - spread(zeros).astype(np.int16)
+    return centred.astype(np.float32) * spread(scales).astype(np.float32)
+
+
+def _cast(numbers: np.ndarray, node: Node) -> np.ndarray:
+    element = TYPES[node.attributes["to"]]
+    return numbers.astype({"float": "float32", "double": "float64"}.get(element, element))
+
+
+def _unsqueezed(numbers: np.ndarray, axes: np.ndarray) -> np.ndarray:
+    return np.expand_dims(numbers, tuple(axes.tolist()))
+
+
+# Nodes of constants that are computed here, as scales and offsets of blocks are.
+FOLDED: Mapping[str, Callable[..., np.ndarray]] = {
+    "Cast": lambda node, x: _cast(x, node),
+    "Transpose": lambda node, x: x.transpose(node.attributes.get("perm")),
+    "Unsqueeze": lambda node, x, axes: _unsqueezed(x, axes),
+    "Add": lambda node, x, y: x + y,
+    "Mul": lambda node, x, y: x * y,
+}
+
+
+class Constants:
+    """The constants of a graph and of its bodies, and the places where they are read.
+
+    Args:
+        graph: read from the file.
+        folder: of the file and its external data.
+
+    Attributes:
+        stored: constants by name, those of nodes Constant by the name of their output.
+    """
+
+    def __init__(self, graph: Nodes, folder: Path) -> None:
+        self.folder, self.graph = folder, graph
+        self.stored: Dict[str, Constant] = {}
+        self.nodes: List[Node] = []
+        self._collect(graph)
+        self._makers = {name: node for node in self.nodes for name in node.outputs}
+        self._known: Dict[str, Optional[Tuple[np.ndarray, Tuple[str, ...]]]] = {}
+        self._digests: Dict[str, str] = {}
+        self._rows = self._gathered_rows()
+
+    def _collect(self, graph: Nodes) -> None:
+        self.stored.update(graph.constants)
+        for node in graph.nodes:
+            self.nodes.append(node)
+            value = node.attributes.get("value")
+            if node.operator == "Constant" and isinstance(value, Constant):
+                self.stored[node.outputs[0]] = value
+            for body in node.bodies:
+                self._collect(body)
+
+    @property
+    def count(self) -> int:
+        """Count of the stored numbers."""
+        return sum(math.prod(constant.shape) for constant in self.stored.values())
+
+    def array(self, name: str) -> np.ndarray:
+        """Return the numbers of a stored constant."""
+        return self.stored[name].array(self.folder)
+
+    def value(self, name: str) -> Optional[Tuple[np.ndarray, Tuple[str, ...]]]:
+        """Return a constant, or what nodes FOLDED compute from constants, and the names of these.
+
+        None for a value that depends on an input of the graph or on other nodes.
+        """
+        if name not in self._known:
+            self._known[name] = self._computed(name)
+        return self._known[name]
+
+    def _computed(self, name: str) -> Optional[Tuple[np.ndarray, Tuple[str, ...]]]:
+        if name in self.stored:
+            return self.array(name), (name,)
+        node = self._makers.get(name)
+        if node is None or node.domain or node.operator not in FOLDED:
+            return None
+        parts = [self.value(read) for read in node.inputs]
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts):
+            return None
+        numbers = FOLDED[node.operator](node, *(part[0] for part in known))
+        return numbers, tuple(dict.fromkeys(name for _, names in known for name in names))
+
+    def _gathered_rows(self) -> Dict[str, List[str]]:
+        """Return the tables of codes, scales and zero points whose rows a DequantizeLinear decodes.
+
+        By name of its output. They are read by Gather with equal indices.
+        """
+        rows: Dict[str, List[str]] = {}
+        for node in self.nodes:
+            makers = [self._makers.get(name) for name in node.inputs]
+            gathers = [
+                maker
+                for maker in makers
+                if maker is not None
+                and maker.operator == "Gather"
+                and maker.inputs[0] in self.stored
+                and not maker.attributes.get("axis", 0)
+            ]
+            if node.operator == "DequantizeLinear" and gathers and gathers[0] is makers[0]:
+                if len(gathers) < len(makers) or len({gather.inputs[1] for gather in gathers}) > 1:
+                    rule = f"expected rows of one index of codes, scales and zeros at {node.name}"
+                    raise ValueError(f"graph: {rule}, got others; export again")
+                rows[node.outputs[0]] = [gather.inputs[0] for gather in gathers]
+        return rows
+
+    def decoded(self) -> Iterator[Place]:
+        """Yield the weights that are decoded from codes, in the order of nodes.
+
+        Raises:
+            ValueError: codes of an operator whose inputs are not as documented.
+        """
+        for node in self.nodes:
+            reader = READERS.get((node.domain, node.operator))
+            if node.operator == "DequantizeLinear" and node.outputs[0] in self._rows:
+                yield self._decoded_rows(node)
+            elif reader is not None:
+                yield from reader(self, node)
+
+    def plain(self) -> Iterator[Place]:
+        """Yield the other numbers that nodes read, in the order of nodes.
+
+        Nodes FOLDED of constants are no readers; those that read their outputs are.
+        """
+        tables = {name for names in self._rows.values() for name in names}
+        for node in self.nodes:
+            if node.operator == "Constant" or self.value(node.outputs[0]) is not None:
+                continue
+            codes = DECODED.get((node.domain, node.operator), ())
+            for index, name in enumerate(node.inputs):
+                known = self.value(name) if name and index not in codes else None
+                gathered = node.operator == "Gather" and index == 0 and name in tables
+                if known is not None and not gathered:
+                    yield Place(node, f"input {index}", known[1], known[0])
+
+    def _decoded_rows(self, node: Node) -> Place:
+        names = self._rows[node.outputs[0]]
+        codes, scales, *zeros = (self.array(name) for name in names)
+        block = node.attributes.get("block_size", 0)
+        numbers = dequantized(codes, scales, zeros[0] if zeros else None, -1, block)
+        return Place(node, "rows", tuple(names), numbers, True)
+
+    def read(
+        self, node: Node, indices: Sequence[int]
+    ) -> Tuple[List[Optional[np.ndarray]], Tuple[str, ...]]:
+        """Return inputs of a node, None for those left out, and the names of their constants.
+
+        Raises:
+            ValueError: an input that is computed from inputs of the graph.
+        """
+        parts: List[Optional[np.ndarray]] = []
+        names: List[str] = []
+        for index in indices:
+            name = node.inputs[index] if index < len(node.inputs) else ""
+            known = self.value(name) if name else None
+            if name and known is None:
+                rule = f"graph: expected constant codes at {node.name} input {index}"
+                raise ValueError(f"{rule}, got {name}, which is computed; export again")
+            parts.append(None if known is None else known[0])
+            names += [] if known is None else known[1]
+        return parts, tuple(dict.fromkeys(names))
+
+    def digest(self, place: Place) -> str:
+        """Return the sha256 of the numbers of a place with their dtypes and shapes."""
+        if place.decoded:
+            return _digest(place.numbers)
+        for name in place.names:
+            if name not in self._digests:
+                self._digests[name] = _digest(self.array(name))
+        return " ".join(self._digests[name] for name in place.names)
+
+
+def _product(constants: Constants, node: Node) -> Iterator[Place]:
+    """Yield the weight [N,K] of MatMulNBits."""
+    (codes, scales, zeros, order), names = constants.read(node, (1, 2, 3, 4))
+    a = node.attributes
+    rows, inputs, bits = a["N"], a["K"], a["bits"]
+    if codes is None or scales is None or order is not None:
+        rule = f"graph: expected codes and scales in the order of inputs at {node.name}"
+        raise ValueError(f"{rule}, got others; export again")
+    blocks = -(-inputs // a["block_size"])
+    weight = of_blocks(codes.reshape(rows, -1), scales.reshape(rows, blocks), zeros, bits, inputs)
+    yield Place(node, "input 1", names, weight, True)
+
+
+def _rows(constants: Constants, node: Node) -> Iterator[Place]:
+    """Yield the table of GatherBlockQuantized in the shape of its data, which blocks fill."""
+    (codes, scales, zeros), names = constants.read(node, (0, 2, 3))
+    assert codes is not None and scales is not None
+    bits, block = node.attributes.get("bits", 4), node.attributes.get("block_size", 128)
+    logical = unpacked(codes, bits)
+    if zeros is None:
+        zeros = np.full(scales.shape, 1 << (bits - 1), np.int16)
+    else:
+        zeros = unpacked(zeros, bits)[..., : scales.shape[-1]]
+    axis = node.attributes.get("quantize_axis", 1) % codes.ndim
+    yield Place(node, "input 0", names, dequantized(logical, scales, zeros, axis, block), True)
+
+
+def _integer_product(constants: Constants, node: Node) -> Iterator[Place]:
+    """Yield the weight [K,N] of MatMulIntegerToFloat."""
+    (codes, scales, zeros), names = constants.read(node, (1, 3, 5))
+    assert codes is not None and scales is not None
+    yield Place(node, "input 1", names, dequantized(codes, scales, zeros, 1, 0), True)
+
+
+def _linear(constants: Constants, node: Node) -> Iterator[Place]:
+    """Yield the output of DequantizeLinear of constants."""
+    if constants.value(node.inputs[0]) is not None:
+        (codes, scales, zeros), names = constants.read(node, (0, 1, 2))
+        assert codes is not None and scales is not None
+        axis, block = node.attributes.get("axis", 1), node.attributes.get("block_size", 0)
+        numbers = dequantized(codes, scales, zeros, axis, block)
+        yield Place(node, "input 0", names, numbers, True)
+
+
+def _experts(constants: Constants, node: Node) -> Iterator[Place]:
+    """Yield the weights [experts,outputs,inputs] of QMoE."""
+    for index in (2, 5):
+        (codes, scales), names = constants.read(node, (index, index + 1))
+        assert codes is not None and scales is not None
+        a = node.attributes
+        bits = a.get("expert_weight_bits", 4)
+        scales = scales if a.get("block_size") else scales[..., None]
+        inputs = codes.shape[-1] * 8 // bits
+        weights = of_blocks(codes, scales, None, bits, inputs)
+        yield Place(node, f"input {index}", names, weights, True)
+
+
+Reader = Callable[[Constants, Node], Iterator[Place]]
+READERS: Mapping[Tuple[str, str], Reader] = {
+    (MICROSOFT, "MatMulNBits"): _product,
+    (MICROSOFT, "GatherBlockQuantized"): _rows,
+    (MICROSOFT, "MatMulIntegerToFloat"): _integer_product,
+    (MICROSOFT, "QMoE"): _experts,
+    ("", "DequantizeLinear"): _linear,
+}
+# Inputs that are decoded together.
+DECODED: Mapping[Tuple[str, str], Tuple[int, ...]] = {
+    (MICROSOFT, "MatMulNBits"): (1, 2, 3, 4),
+    (MICROSOFT, "GatherBlockQuantized"): (0, 2, 3),
+    (MICROSOFT, "MatMulIntegerToFloat"): (1, 3, 5),
+    (MICROSOFT, "QMoE"): (2, 3, 5, 6),
+    ("", "DequantizeLinear"): (0, 1, 2),
+}
+
+
+class Digests:
+    """Collects the digests of a graph, by name of a node and GRAPH.
+
+    The digest of a node that reads constants, or that is an operator of com.microsoft, has its
+    attributes and numbers; GRAPH has the attributes and connections of all nodes.
+    """
+
+    def __init__(self, constants: Constants) -> None:
+        self._constants = constants
+        self._parts: Dict[str, List[str]] = {}
+
+    def add(self, place: Place) -> None:
+        """Add the numbers of a place."""
+        parts = self._parts.setdefault(place.node.name, [])
+        parts.append(f"{place.role} {self._constants.digest(place)}")
+
+    def result(self) -> Dict[str, str]:
+        """Return the digests after all places were added."""
+        nodes = self._constants.nodes
+        graph = self._constants.graph
+        own = {
+            node.name: _sha256([_described(node), *sorted(self._parts.get(node.name, []))])
+            for node in nodes
+            if node.name in self._parts or node.domain == MICROSOFT
+        }
+        ends = [*graph.inputs, "to", *graph.outputs]
+        connections = [" ".join([n.name, *n.inputs, "to", *n.outputs]) for n in nodes]
+        return {GRAPH: _sha256([*map(_described, nodes), *connections, *ends]), **own}
+
+
+def digests_of(constants: Constants) -> Dict[str, str]:
+    """Decode all numbers of a graph and return the digests of its nodes.
+
+    Raises:
+        ValueError: codes of an operator whose inputs are not as documented.
+    """
+    digests = Digests(constants)
+    for place in constants.decoded():
+        digests.add(place)
+    for place in constants.plain():
+        digests.add(place)
+    return digests.result()
+
+
+def _described(node: Node) -> str:
+    """Return operator and attributes of a node, without its bodies."""
+    kept = sorted(
+        f"{name}={content.hex()}"
+        for name, content in node.serialised.items()
+        if not isinstance(node.attributes[name], Nodes)
+    )
+    return " ".join([node.domain, node.operator, *kept])
+
+
+def _digest(numbers: np.ndarray) -> str:
+    """Return the sha256 of an array: dtype, shape and little-endian numbers in row-major order."""
+    content: Any = np.ascontiguousarray(numbers, numbers.dtype.newbyteorder("<"))
+    whole = hashlib.sha256(f"{content.dtype.str} {numbers.shape}".encode())
+    if content.size:
+        whole.update(content.reshape(-1).view(np.uint8).data)
+    return whole.hexdigest()
+
+
+def _sha256(parts: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
