@@ -99,20 +99,15 @@ def test_half_precision_pools_in_float32() -> None:
     assert model.readout(x, torch.arange(4096)[None]).item() == 100.0
 
 
-def test_the_error_of_hidden_states_bounds_that_of_a_readout_if_activations_are_rounded(
-    tmp_path: Path,
-) -> None:
+def test_a_readout_is_compared_in_float32_if_activations_are_rounded(tmp_path: Path) -> None:
     manifest = export(
         sources(sentences("learned", "mean")), "ort", tmp_path / "artefact", weights="int8"
     )
-    assert manifest.certificate is not None and manifest.certificate["passed"]
-    cells, bounds = manifest.certificate["cells"], manifest.certificate["bounds"]
+    found = manifest.certificate
+    assert found is not None and found["passed"] and found["tolerance"] < 1e-4
     for cell in READ_OUTS:
-        assert (
-            bounds[f"batch 3, start 0: sentence_embedding, {cell}"]
-            >= cells["batch 3, start 0: full pass"]
-        )
-    assert verify(tmp_path / "artefact")["passed"]
+        name = f"float32 form: batch 3, start 0: sentence_embedding, {cell}"
+        assert found["cells"][name] <= found["tolerance"] and name not in found["bounds"]
 
 
 def test_an_encoder_in_half_precision_proves_its_hidden_states_without_its_module(
