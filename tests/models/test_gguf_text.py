@@ -25,6 +25,7 @@ from posenc_export.models.gguf.text import (
     USER_DEFINED,
     files_of,
     tokenizer_of,
+    vocabulary_of,
 )  # noqa: E402
 
 TEXTS = [
@@ -275,7 +276,13 @@ def test_a_damaged_vocabulary_is_refused_in_one_line(case: str) -> None:
         match="^gguf: expected tokenizer.ggml.[a-z_]+ to be .*, got .*; put the model's tokenizer.json beside the file.*$",
     ):
         files_of(
-            {f"tokenizer.ggml.{key}": value for key, value in given.items() if value is not None}
+            vocabulary_of(
+                {
+                    f"tokenizer.ggml.{key}": value
+                    for key, value in given.items()
+                    if value is not None
+                }
+            )
         )
 
 
