@@ -58,6 +58,7 @@ class GGUFCheckpoint:
             metadata, {name: tensor.shape for name, tensor in self._tensors.items()}, self._read
         )
         self._places: Dict[str, Place] = {}
+        self._shapes: Mapping[str, Tuple[int, ...]] = {}
         self._architecture, self._base = str(metadata.architecture), ""
 
     @functools.cached_property
@@ -110,6 +111,7 @@ class GGUFCheckpoint:
             ValueError: a tensor is missing, unknown or has other sizes.
         """
         self._places = dict(zip(shapes, self._found(list(shapes)), strict=True))
+        self._shapes = shapes
         used = {name for name, _ in self._places.values()}
         missing = [
             f"{place[0]} ({name})"
@@ -126,21 +128,28 @@ class GGUFCheckpoint:
             place, row = self._places[name]
             stored = self._tensors[place].shape
             if sorted(stored if row is None else stored[1:]) != sorted(shape):
-                raise ValueError(
-                    f"gguf: expected {place} with sizes {list(shape)} by the metadata, got {list(stored)}; convert the model again"
-                )
+                raise self._other_shape(name)
 
     def tensor(self, name: str) -> Tensor:
         """Return one tensor as float32, as it was before its conversion to GGUF.
 
         Raises:
-            ValueError: the library gguf cannot read its type.
+            ValueError: the library gguf cannot read its type, or its axes have another order.
         """
         place, row = self._places[name]
         tensor = self._tensors[place]
         numbers = dequantized(tensor, None if row is None else slice(row, row + 1))
         numbers = undone(place, numbers, self.kind, self.config) if row is None else numbers[0]
+        if numbers.shape != self._shapes[name]:
+            raise self._other_shape(name)
         return torch.from_numpy(np.array(numbers, np.float32))
+
+    def _other_shape(self, name: str) -> ValueError:
+        place, _ = self._places[name]
+        return ValueError(
+            f"gguf: expected {place} with sizes {list(self._shapes[name])} by the metadata, "
+            f"got {list(self._tensors[place].shape)}; convert the model again"
+        )
 
     def matrix(self, name: str) -> Optional[Numbered]:
         """Return a matrix of the file, with the index of each row in it, [N,1] as its conversion to GGUF is undone; None for other tensors."""

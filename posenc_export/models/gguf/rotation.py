@@ -37,6 +37,10 @@ def rotation(
         metadata.number("rope.freq_base", theta),
         metadata.whole("rope.dimension_count", head_size),
     )
+    if base <= 0:
+        raise ValueError(
+            f"gguf: expected rope.freq_base to be above 0, got {base}; convert the model again"
+        )
     found: Dict[str, Any] = {"rope_theta": float(base)}
     if turned != head_size:
         found["partial_rotary_factor"] = turned / head_size
