@@ -6,6 +6,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Tuple
 import numpy as np
 
 from posenc_export.models.gguf.splits import SPLITS
+from posenc_export.shared.foreign import explained
 from posenc_export.shared.suggestion import suggestion
 
 # Kinds of tokens (gguf.TokenType).
@@ -176,24 +177,30 @@ def tokenizer_of(values: Mapping[str, Any]) -> Any:
         values["tokenizer.ggml.tokens"],
         values.get("tokenizer.ggml.token_type") or [NORMAL] * len(values["tokenizer.ggml.tokens"]),
     )
-    made = BUILDERS[kind](values, tokens, kinds)
-    _add_whole(made, tokens, kinds)
-    _add_ends(made, values, tokens)
+    if kind == "gpt2":
+        _check_split(values)
+    with explained("gguf: expected a vocabulary that the tokenizers package can read", REMEDY):
+        made = BUILDERS[kind](values, tokens, kinds)
+        _add_whole(made, tokens, kinds)
+        _add_ends(made, values, tokens)
     return made
+
+
+def _check_split(values: Mapping[str, Any]) -> None:
+    name = values.get("tokenizer.ggml.pre")
+    if name not in SPLITS:
+        known = ", ".join(SPLITS)
+        raise ValueError(
+            f"gguf: expected tokenizer.ggml.pre to be one of {known}, got {name!r:.80}; {suggestion(name, SPLITS)} Or {REMEDY}"
+        )
 
 
 def _byte_level(values: Mapping[str, Any], tokens: List[str], kinds: List[int]) -> Any:
     """A tokenizer that merges bytes (GPT-2)."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    name = values.get("tokenizer.ggml.pre")
-    if name not in SPLITS:
-        known = ", ".join(SPLITS)
-        raise ValueError(
-            f"gguf: expected tokenizer.ggml.pre to be one of {known}, got {name!r}; {suggestion(name, SPLITS)} Or {REMEDY}"
-        )
     split, merges = (
-        SPLITS[name],
+        SPLITS[values["tokenizer.ggml.pre"]],
         [tuple(pair.split(" ", 1)) for pair in values.get("tokenizer.ggml.merges", [])],
     )
     made = Tokenizer(

@@ -15,19 +15,7 @@ from posenc_export.runtime.artefact.rules import graph_file
 from posenc_export.runtime.graphs.providers import AOTINDUCTOR
 from posenc_export.runtime.graphs.quiet import quiet
 from posenc_export.runtime.graphs.torch_graph import TorchGraph, limited
-
-# Exceptions of torch while it builds a program from damaged JSON: from its own checks, and from failed look-ups.
-DAMAGED = (
-    RuntimeError,
-    AssertionError,
-    ValueError,
-    TypeError,
-    KeyError,
-    IndexError,
-    AttributeError,
-    SyntaxError,
-    OverflowError,
-)
+from posenc_export.shared.foreign import FOREIGN
 
 
 def load_torch(folder: Path, manifest: Manifest, threads: Optional[int]) -> TorchGraph:
@@ -200,5 +188,5 @@ def _refusing_damage(path: Path) -> Iterator[None]:
     ):  # it logs tracebacks of exceptions that are handled here
         try:
             yield
-        except (*DAMAGED, verification) as error:
+        except (*FOREIGN, verification) as error:
             raise _damaged(path, error) from None

@@ -44,6 +44,10 @@ def check_values(family: str, values: Mapping[str, Any], depth: int = 0) -> None
         ValueError: an integer above the limit of its kind, a value of another type in place of a name, a list that is too long, too many levels.
     """
     for key, value in values.items():
+        if not str(key).isprintable():
+            raise ValueError(
+                f"{family}: expected keys of printable characters in config.json, got {str(key)!r:.80}; correct config.json"
+            )
         if key not in IGNORED:
             _check(family, str(key), value, depth)
 
