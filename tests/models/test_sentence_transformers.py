@@ -196,7 +196,7 @@ REFUSED: Dict[str, Tuple[str, Callable[[Any], Any], str]] = {
     "no length": (
         "sentence_bert_config.json",
         lambda _: {"max_seq_length": 0},
-        "Expected .int. >= 1 - at .\$.max_seq_length",
+        r"Expected .int. >= 1 - at .\$.max_seq_length",
     ),
     "no JSON": ("modules.json", lambda _: {}, "modules.json to be a JSON list, got dict"),
 }
