@@ -5,6 +5,7 @@ The first layer of a kind also holds values that layers share, such as sizes; no
 
 import copy
 import re
+from collections import Counter
 from contextlib import ExitStack
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -12,6 +13,7 @@ import onnx_ir as ir
 import torch
 
 from posenc_export.export.describe import Model
+from posenc_export.export.layer_contents import content_of
 from posenc_export.models.stack import Stack
 from posenc_export.ops.graph import DOMAIN, Passed
 from posenc_export.runtime.artefact.manifest import Manifest
@@ -29,12 +31,14 @@ class RepeatedLayers:
         whole: the whole model.
         traced: indices of the layers that are traced, ascending.
 
+        kinds: number of the kind of each layer of the whole model.
+
     Attributes:
         model: the traced part, which has the modules of the whole model.
     """
 
-    def __init__(self, whole: Stack, traced: Sequence[int]) -> None:
-        self.whole, self.traced = whole, list(traced)
+    def __init__(self, whole: Stack, traced: Sequence[int], kinds: Sequence[int]) -> None:
+        self.whole, self.traced, self.kinds = whole, list(traced), kinds
         self.model = _with_layers(whole, self.traced)
 
     @classmethod
@@ -44,7 +48,7 @@ class RepeatedLayers:
             return None
         kinds = _kinds(model)
         traced = [index for index, kind in enumerate(kinds) if kinds[:index].count(kind) < TRACED]
-        return cls(model, traced) if len(kinds) - len(traced) >= FEWEST else None
+        return cls(model, traced, kinds) if len(kinds) - len(traced) >= FEWEST else None
 
     def manifest(self, whole: Manifest) -> Manifest:
         """Return the manifest of the traced part, in which states have the names that they have in the whole model."""
@@ -81,7 +85,7 @@ class _Completion:
             graph,
             manifest,
             repeated.traced,
-            _kinds(repeated.whole),
+            repeated.kinds,
         )
         self.layers = [dict(_tensors(layer)) for layer in repeated.whole.layers]
         part = repeated.manifest(manifest)
@@ -165,10 +169,11 @@ class _Completion:
         layer, _, within = name.removeprefix(LAYER).partition(".")
         if not name.startswith(LAYER) or int(layer) not in self.traced:
             return None
-        tensor = self.layers[int(layer)][within]
+        tensor = self.layers[int(layer)].get(within)
         return (
             None
-            if any(
+            if tensor is None  # a constant, equal in all layers of a kind
+            or any(
                 tensor is other
                 for index, of in enumerate(self.layers)
                 if index != int(layer)
@@ -252,9 +257,21 @@ class _Completion:
         return self.graph.initializers[name]
 
 
-def _kinds(model: Stack) -> List[Any]:
-    """Return the description and the mask of each layer. Layers for which they are equal differ only in their weights and states."""
-    return list(zip(model.config.kinds, model.mask_of, strict=True))
+def _kinds(model: Stack) -> List[int]:
+    """Return the kind of each layer, as the index of its first layer.
+
+    Layers of a kind have the same description, mask and content (layer_contents.py), so that they
+    differ only in their weights and states.
+    """
+    owners = Counter(
+        tensor for layer in model.layers for tensor in {id(tensor) for _, tensor in _tensors(layer)}
+    )
+    shared = {tensor for tensor, count in owners.items() if count > 1}
+    contents = [
+        (kind, mask, content_of(layer, shared))
+        for kind, mask, layer in zip(model.config.kinds, model.mask_of, model.layers, strict=True)
+    ]
+    return [contents.index(content) for content in contents]
 
 
 def _with_layers(model: Stack, chosen: Sequence[int]) -> Stack:
