@@ -48,8 +48,8 @@ def _bits_equal(first: Any, second: Any) -> bool:
         return torch.equal(*parts)
     if first.dtype.hasobject:
         return False
-    rows = (np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in (first, second))
-    return np.array_equal(*rows)
+    rows = [np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in (first, second)]
+    return np.array_equal(rows[0], rows[1])
 
 
 class _Walk:

@@ -19,7 +19,7 @@ NESTED = (
     "model",
 )  # keys under which training loops save the weights beside other values
 # Exceptions of torch.load for a damaged file: those of its pickle reader, too.
-DAMAGED = (*FOREIGN, pickle.UnpicklingError)
+DAMAGED: Tuple[Type[Exception], ...] = (*FOREIGN, pickle.UnpicklingError)
 Shape = Tuple[int, ...]
 
 

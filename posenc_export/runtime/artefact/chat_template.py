@@ -121,6 +121,7 @@ def chat_codec(folder: Path, manifest: Manifest) -> Optional[ChatCodec]:
         ModuleNotFoundError: jinja2 or tokenizers is not installed.
     """
     settings = _settings(folder, manifest)
+    template: Optional[str]
     if TEMPLATE in manifest.files:
         with explained(f"chat: expected {TEMPLATE} in UTF-8", "save the tokenizer again"):
             template = (files.locate(folder) / TEMPLATE).read_text(encoding="utf-8")

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, Optional, Sequence, Tuple, Type
 
 from posenc_export.runtime.artefact import pt2_archive
 from posenc_export.runtime.artefact.archive import Repacked, check_archive, read_most
@@ -182,11 +182,12 @@ def _refusing_damage(path: Path) -> Iterator[None]:
     """Replace what torch raises while it builds a program from damaged JSON by ValueError."""
     import torch
 
-    verification = torch._export.verifier.SpecViolationError  # its only base is Exception
+    # The base of the last one is Exception.
+    errors: Tuple[Type[Exception], ...] = (*FOREIGN, torch._export.verifier.SpecViolationError)
     with quiet(
         logger="torch.export", level=logging.CRITICAL
     ):  # it logs tracebacks of exceptions that are handled here
         try:
             yield
-        except (*FOREIGN, verification) as error:
+        except errors as error:
             raise _damaged(path, error) from None
