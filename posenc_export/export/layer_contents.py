@@ -1,16 +1,44 @@
-"""What the forward pass of a module can read besides the numbers of its weights, as a value that can be compared."""
+"""What a module's forward pass reads besides the numbers of its weights, as a value to compare."""
 
 import functools
 import types
-from typing import Any, Collection, Dict, Tuple
+from collections import Counter
+from typing import Any, Collection, Dict, Iterator, List, Tuple
 
 import msgspec
 import numpy as np
 import torch
 
+from posenc_export.models.stack import Stack
+
 Content = Tuple[Any, ...]
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 TENSORS = ("_parameters", "_buffers")
+
+
+def kinds_of(model: Stack) -> List[int]:
+    """Return the kind of each layer, as the index of its first layer.
+
+    Layers of a kind have the same description, mask and content (content_of), so that they
+    differ only in their weights and states.
+    """
+    owners = Counter(
+        tensor
+        for layer in model.layers
+        for tensor in {id(tensor) for _, tensor in tensors_of(layer)}
+    )
+    shared = {tensor for tensor, count in owners.items() if count > 1}
+    contents = [
+        (kind, mask, content_of(layer, shared))
+        for kind, mask, layer in zip(model.config.kinds, model.mask_of, model.layers, strict=True)
+    ]
+    return [contents.index(content) for content in contents]
+
+
+def tensors_of(layer: torch.nn.Module) -> Iterator[Tuple[str, torch.Tensor]]:
+    """Yield the parameters and buffers of a layer by all of their names."""
+    yield from layer.named_parameters(remove_duplicate=False)
+    yield from layer.named_buffers(remove_duplicate=False)
 
 
 def content_of(module: torch.nn.Module, shared: Collection[int]) -> Content:
@@ -28,7 +56,10 @@ def content_of(module: torch.nn.Module, shared: Collection[int]) -> Content:
 
 
 class _Numbers:
-    """The numbers of a constant. Tables of positions are large, and usually one array for all layers."""
+    """The numbers of a constant.
+
+    Tables of positions are large, and usually one array for all layers.
+    """
 
     def __init__(self, array: Any) -> None:
         self.array = array

@@ -5,7 +5,6 @@ The first layer of a kind also holds values that layers share, such as sizes; no
 
 import copy
 import re
-from collections import Counter
 from contextlib import ExitStack
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -13,7 +12,7 @@ import onnx_ir as ir
 import torch
 
 from posenc_export.export.describe import Model
-from posenc_export.export.layer_contents import content_of
+from posenc_export.export.layer_contents import kinds_of, tensors_of
 from posenc_export.models.stack import Stack
 from posenc_export.ops.graph import DOMAIN, Passed
 from posenc_export.runtime.artefact.manifest import Manifest
@@ -46,7 +45,7 @@ class RepeatedLayers:
         """Return the traced part of a model, or None if all of its layers are to be traced."""
         if not isinstance(model, Stack):
             return None
-        kinds = _kinds(model)
+        kinds = kinds_of(model)
         traced = [index for index, kind in enumerate(kinds) if kinds[:index].count(kind) < TRACED]
         return cls(model, traced, kinds) if len(kinds) - len(traced) >= FEWEST else None
 
@@ -81,13 +80,9 @@ class _Completion:
     """
 
     def __init__(self, repeated: RepeatedLayers, graph: ir.Graph, manifest: Manifest) -> None:
-        self.graph, self.manifest, self.traced, self.kinds = (
-            graph,
-            manifest,
-            repeated.traced,
-            repeated.kinds,
-        )
-        self.layers = [dict(_tensors(layer)) for layer in repeated.whole.layers]
+        self.graph, self.manifest = graph, manifest
+        self.traced, self.kinds = repeated.traced, repeated.kinds
+        self.layers = [dict(tensors_of(layer)) for layer in repeated.whole.layers]
         part = repeated.manifest(manifest)
         self.inputs = dict(zip(_input_names(part), graph.inputs, strict=True))
         self.outputs = dict(zip(_output_names(part), graph.outputs, strict=True))
@@ -257,23 +252,6 @@ class _Completion:
         return self.graph.initializers[name]
 
 
-def _kinds(model: Stack) -> List[int]:
-    """Return the kind of each layer, as the index of its first layer.
-
-    Layers of a kind have the same description, mask and content (layer_contents.py), so that they
-    differ only in their weights and states.
-    """
-    owners = Counter(
-        tensor for layer in model.layers for tensor in {id(tensor) for _, tensor in _tensors(layer)}
-    )
-    shared = {tensor for tensor, count in owners.items() if count > 1}
-    contents = [
-        (kind, mask, content_of(layer, shared))
-        for kind, mask, layer in zip(model.config.kinds, model.mask_of, model.layers, strict=True)
-    ]
-    return [contents.index(content) for content in contents]
-
-
 def _with_layers(model: Stack, chosen: Sequence[int]) -> Stack:
     """Return a model with some layers of another one, which keep their weights."""
     made = copy.copy(model)
@@ -296,11 +274,6 @@ def _mark(_: torch.nn.Module, __: Any, outputs: Any) -> Any:
 
 def _is_mark(node: ir.Node) -> bool:
     return node.domain == DOMAIN and node.op_type == Passed.__name__
-
-
-def _tensors(layer: torch.nn.Module) -> Any:
-    yield from layer.named_parameters(remove_duplicate=False)
-    yield from layer.named_buffers(remove_duplicate=False)
 
 
 def _layer_of(state: str) -> Optional[int]:

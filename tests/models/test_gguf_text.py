@@ -25,8 +25,8 @@ from posenc_export.models.gguf.text import (
     USER_DEFINED,
     files_of,
     tokenizer_of,
-    vocabulary_of,
 )  # noqa: E402
+from posenc_export.models.gguf.vocabulary import vocabulary_of  # noqa: E402
 
 TEXTS = [
     "The quick brown fox doesn't jump over 12345 lazy dogs, does it?", "  two spaces,\n\n    four spaces\ttab ", "def f(x):\n    return x**2  # it's HTTPServer",

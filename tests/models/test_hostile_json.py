@@ -1,4 +1,4 @@
-"""JSON files of a checkpoint with values that no library writes: each is read, or refused in one line."""
+"""JSON files of a checkpoint with odd values: each is read, or refused in one line."""
 
 import json
 import random
@@ -17,6 +17,7 @@ from posenc_export.models import families  # noqa: E402
 from posenc_export.models.pretrained import from_pretrained  # noqa: E402
 from posenc_export.runtime.artefact.chat_template import chat_codec  # noqa: E402
 from posenc_export.runtime.artefact.tokenizer import check_tokenizer  # noqa: E402
+from posenc_export.runtime.session import sentences as session_sentences  # noqa: E402
 from tests.models import checkpoints, sentence_folders  # noqa: E402
 
 ODD: List[Any] = [
@@ -223,3 +224,22 @@ def test_any_value_in_a_config_of_a_family_is_read_or_refused_in_one_line(
     values = json.loads(json.dumps(transformers.AutoConfig.for_model(name).to_dict()))
     part = "decoder" if name in ("whisper", "t5", "mt5") else None
     _check(values, count, lambda changed: families.read(changed, None, part))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [[], {"prompts": ["a"]}, {"prompts": {"a": 5}}, {"default_prompt_name": ["a"]}, "x"],
+    ids=str,
+)
+def test_prompts_of_another_form_are_refused_in_one_line(content: Any, tmp_path: Path) -> None:
+    _write(tmp_path, session_sentences.PROMPTS, content)
+    with pytest.raises(ValueError, match=r"^embed: expected [^\n]*; correct it in the checkpoint"):
+        session_sentences._prompt(tmp_path, None)
+
+
+@pytest.mark.parametrize("cut", [5, [], {}, {"max_length": "5"}, {"max_length": None}], ids=str)
+def test_a_cut_of_another_form_is_refused_in_one_line(cut: Any, tmp_path: Path) -> None:
+    _write(tmp_path, "tokenizer.json", {"truncation": cut})
+    model = SimpleNamespace(folder=tmp_path, manifest=SimpleNamespace(max_positions=9))
+    with pytest.raises(ValueError, match=r"^embed: expected [^\n]*; correct it in the checkpoint"):
+        session_sentences.longest(model)

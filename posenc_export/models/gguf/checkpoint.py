@@ -19,6 +19,7 @@ from posenc_export.models.gguf.file import dequantized
 from posenc_export.models.gguf.metadata import Metadata
 from posenc_export.models.gguf.parts import read_parts, tensors_of
 from posenc_export.models.gguf.tensors import GGUFTensor
+from posenc_export.models.gguf.vocabulary import vocabulary_of
 
 OF_ROTATION = re.compile(
     r"^rope_(freqs|factors_short|factors_long)\.weight$"
@@ -70,7 +71,7 @@ class GGUFCheckpoint:
             ModuleNotFoundError: tokenizers is not installed.
         """
         beside = self._path.parent / "tokenizer.json"
-        vocabulary = text.vocabulary_of(self._values)
+        vocabulary = vocabulary_of(self._values)
         return (
             {**text.settings_of(vocabulary), beside.name: beside.read_bytes()}
             if beside.is_file()

@@ -1,4 +1,4 @@
-"""A GGUF file on disk (the format of llama.cpp, versions 2 and 3): metadata, and tensors that are mapped into memory."""
+"""A GGUF file on disk (the format of llama.cpp, versions 2 and 3): metadata and mapped tensors."""
 
 import struct
 from dataclasses import dataclass
@@ -48,7 +48,8 @@ def read(path: Path) -> GGUFFile:
     """
     if not path.is_file():
         raise ValueError(
-            f"checkpoint: expected a file {path.name} in {str(path.parent)!r}, got none; {download(path) or 'check the path'}"
+            f"checkpoint: expected a file {path.name} in {str(path.parent)!r}, got none; "
+            f"{download(path) or 'check the path'}"
         )
     empty = path.stat().st_size == 0  # which cannot be mapped
     content = np.zeros(0, np.uint8) if empty else np.memmap(path, mode="r").view(np.ndarray)
@@ -73,7 +74,8 @@ def dequantized(tensor: GGUFTensor, rows: Optional[slice] = None) -> np.ndarray:
         return np.asarray(dequantize(data, tensor.tensor_type), np.float32)
     except NotImplementedError as error:
         raise ValueError(
-            f"checkpoint: expected tensors of types that the library gguf can read, got {tensor.name} ({error}); quantize the model again"
+            f"checkpoint: expected tensors of types that the library gguf can read, "
+            f"got {tensor.name} ({error}); quantize the model again"
         ) from None
 
 
@@ -183,7 +185,8 @@ class _Header:
         begin, end = self.at, self.at + size
         if end > len(self.content):
             raise ValueError(
-                f"expected a complete GGUF file, got {len(self.content)} bytes, which end within its contents"
+                f"expected a complete GGUF file, got {len(self.content)} bytes, "
+                "which end within its contents"
             )
         self.at = end
         return begin

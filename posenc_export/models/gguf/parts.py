@@ -25,7 +25,8 @@ def read_parts(path: Path) -> List[GGUFFile]:
     name = PART.search(path.stem)
     if name is None or int(name[1]) != 1 or int(name[2]) != count:
         raise ValueError(
-            f"checkpoint: expected the first of {count} files, NAME-00001-of-{count:05}.gguf, got {path.name}; give the first, with the others beside it"
+            f"checkpoint: expected the first of {count} files, NAME-00001-of-{count:05}.gguf, "
+            f"got {path.name}; give the first, with the others beside it"
         )
     stem = path.stem[: name.start()]
     others = [

@@ -96,7 +96,8 @@ def _form(tensor: Listed) -> Tuple[Any, str, Tuple[int, ...]]:
     known = {kind.value: kind for kind in GGMLQuantizationType}
     if tensor.kind not in known:
         raise ValueError(
-            f"expected tensor {tensor.name} to have a type that the library gguf knows, got {tensor.kind}"
+            f"expected tensor {tensor.name} to have a type that the library gguf knows, "
+            f"got {tensor.kind}"
         )
     if not all(tensor.shape):
         raise ValueError(
@@ -109,7 +110,8 @@ def _form(tensor: Listed) -> Tuple[Any, str, Tuple[int, ...]]:
     *first, last = tensor.shape
     if last % weights:
         raise ValueError(
-            f"expected tensor {tensor.name} of type {kind.name} with rows of whole blocks of {weights}, got rows of {last}"
+            f"expected tensor {tensor.name} of type {kind.name} with rows of whole blocks of "
+            f"{weights}, got rows of {last}"
         )
     return kind, "u1", (*first, last // weights * size)
 
