@@ -133,7 +133,7 @@ def _opened(model: Any, cache: Optional[Path]) -> Tuple[Any, List[int]]:
 
     if cache is None or not cache.exists():
         return model.session(), []
-    rows = saved.tokens(cache, model.manifest.digest)
+    rows = saved.tokens(cache, model.manifest)
     if rows is None or len(rows) != 1:
         raise ValueError(
             f"restore {cache}: expected a session of one row with its ids, got {'no ids' if rows is None else f'{len(rows)} rows'}; give another file"

@@ -12,6 +12,7 @@ import onnx_ir as ir
 import torch
 
 from posenc_export.export.describe import Model
+from posenc_export.export.layer_contents import kinds_of, tensors_of
 from posenc_export.models.stack import Stack
 from posenc_export.ops.graph import DOMAIN, Passed
 from posenc_export.runtime.artefact.manifest import Manifest
@@ -29,12 +30,14 @@ class RepeatedLayers:
         whole: the whole model.
         traced: indices of the layers that are traced, ascending.
 
+        kinds: number of the kind of each layer of the whole model.
+
     Attributes:
         model: the traced part, which has the modules of the whole model.
     """
 
-    def __init__(self, whole: Stack, traced: Sequence[int]) -> None:
-        self.whole, self.traced = whole, list(traced)
+    def __init__(self, whole: Stack, traced: Sequence[int], kinds: Sequence[int]) -> None:
+        self.whole, self.traced, self.kinds = whole, list(traced), kinds
         self.model = _with_layers(whole, self.traced)
 
     @classmethod
@@ -42,9 +45,9 @@ class RepeatedLayers:
         """Return the traced part of a model, or None if all of its layers are to be traced."""
         if not isinstance(model, Stack):
             return None
-        kinds = _kinds(model)
+        kinds = kinds_of(model)
         traced = [index for index, kind in enumerate(kinds) if kinds[:index].count(kind) < TRACED]
-        return cls(model, traced) if len(kinds) - len(traced) >= FEWEST else None
+        return cls(model, traced, kinds) if len(kinds) - len(traced) >= FEWEST else None
 
     def manifest(self, whole: Manifest) -> Manifest:
         """Return the manifest of the traced part, in which states have the names that they have in the whole model."""
@@ -77,13 +80,9 @@ class _Completion:
     """
 
     def __init__(self, repeated: RepeatedLayers, graph: ir.Graph, manifest: Manifest) -> None:
-        self.graph, self.manifest, self.traced, self.kinds = (
-            graph,
-            manifest,
-            repeated.traced,
-            _kinds(repeated.whole),
-        )
-        self.layers = [dict(_tensors(layer)) for layer in repeated.whole.layers]
+        self.graph, self.manifest = graph, manifest
+        self.traced, self.kinds = repeated.traced, repeated.kinds
+        self.layers = [dict(tensors_of(layer)) for layer in repeated.whole.layers]
         part = repeated.manifest(manifest)
         self.inputs = dict(zip(_input_names(part), graph.inputs, strict=True))
         self.outputs = dict(zip(_output_names(part), graph.outputs, strict=True))
@@ -165,10 +164,11 @@ class _Completion:
         layer, _, within = name.removeprefix(LAYER).partition(".")
         if not name.startswith(LAYER) or int(layer) not in self.traced:
             return None
-        tensor = self.layers[int(layer)][within]
+        tensor = self.layers[int(layer)].get(within)
         return (
             None
-            if any(
+            if tensor is None  # a constant, equal in all layers of a kind
+            or any(
                 tensor is other
                 for index, of in enumerate(self.layers)
                 if index != int(layer)
@@ -252,11 +252,6 @@ class _Completion:
         return self.graph.initializers[name]
 
 
-def _kinds(model: Stack) -> List[Any]:
-    """Return the description and the mask of each layer. Layers for which they are equal differ only in their weights and states."""
-    return list(zip(model.config.kinds, model.mask_of, strict=True))
-
-
 def _with_layers(model: Stack, chosen: Sequence[int]) -> Stack:
     """Return a model with some layers of another one, which keep their weights."""
     made = copy.copy(model)
@@ -279,11 +274,6 @@ def _mark(_: torch.nn.Module, __: Any, outputs: Any) -> Any:
 
 def _is_mark(node: ir.Node) -> bool:
     return node.domain == DOMAIN and node.op_type == Passed.__name__
-
-
-def _tensors(layer: torch.nn.Module) -> Any:
-    yield from layer.named_parameters(remove_duplicate=False)
-    yield from layer.named_buffers(remove_duplicate=False)
 
 
 def _layer_of(state: str) -> Optional[int]:

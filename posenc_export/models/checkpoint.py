@@ -1,6 +1,5 @@
 """Reader of checkpoint folders as transformers saves them. Tensors are memory-mapped and read one at a time; only tensors are unpickled."""
 
-import json
 import math
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor
 from posenc_export.models.blocks import Numbered
 from posenc_export.models.packed import PackedTensor, unpacked
 from posenc_export.models.tensor_files import OPENERS, Shape, TensorFile, found
+from posenc_export.shared.foreign import json_of
 from posenc_export.shared.suggestion import download
 
 # Names of weight files, in the order in which transformers looks for them.
@@ -191,13 +191,19 @@ def read_ids(
     Raises:
         ValueError: generation_config.json is not a JSON object, or the value is not null, an integer of 0 or more, or a list of such integers.
     """
-    given = _object(GENERATION, files.get(GENERATION, b"{}")).get(key)
+    given = object_of(GENERATION, files.get(GENERATION, b"{}")).get(key)
     given = config.get(key) if given is None else given
     ids = given if isinstance(given, list) else [] if given is None else [given]
     if not all(type(one) is int and one >= 0 for one in ids):
         rule = f"expected {key} to be null, an integer of 0 or more, or a list of these"
         raise ValueError(f"checkpoint: {rule}, got {given!r}; correct {GENERATION}")
     return tuple(one for one in ids if one < vocabulary)
+
+
+def object_of(name: str, content: bytes) -> Dict[str, Any]:
+    """Return a JSON object of a checkpoint. Raise ValueError if it is none."""
+    values: Dict[str, Any] = json_of("checkpoint", name, content, "download it again")
+    return values
 
 
 def _files(folder: Path) -> Dict[Path, List[str]]:
@@ -230,21 +236,7 @@ def _sharded(folder: Path, index: str) -> Dict[Path, List[str]]:
 
 
 def _json(path: Path) -> Dict[str, Any]:
-    return _object(path.name, found(path).read_bytes())
-
-
-def _object(name: str, content: bytes) -> Dict[str, Any]:
-    try:
-        values = json.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"checkpoint: expected {name} to be JSON, got an error ({error}); download it again"
-        ) from None
-    if not isinstance(values, dict):
-        raise ValueError(
-            f"checkpoint: expected {name} to be a JSON object, got {type(values).__name__}; download it again"
-        )
-    return values
+    return object_of(path.name, found(path).read_bytes())
 
 
 def _current(name: str) -> str:

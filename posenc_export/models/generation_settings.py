@@ -1,9 +1,8 @@
 """Reader of generation_config.json: tokens that are forbidden or forced, and the first tokens of Whisper."""
 
-import json
 from typing import Any, Dict, List, Mapping, Sequence
 
-from posenc_export.models.checkpoint import GENERATION, read_ids
+from posenc_export.models.checkpoint import GENERATION, object_of, read_ids
 
 # Keys that change the greedy tokens of transformers and that `generate` does not apply, with the values that change nothing.
 UNAPPLIED: Dict[str, Sequence[Any]] = {
@@ -58,7 +57,7 @@ def unapplied(files: Mapping[str, bytes]) -> List[str]:
 
 
 def _given(files: Mapping[str, bytes]) -> Dict[str, Any]:
-    return json.loads(files.get(GENERATION, b"{}"))  # type: ignore[no-any-return]
+    return object_of(GENERATION, files.get(GENERATION, b"{}"))
 
 
 def _speech(given: Mapping[str, Any], config: Mapping[str, Any]) -> Dict[str, Any]:

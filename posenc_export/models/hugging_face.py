@@ -4,6 +4,7 @@ import math
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
 Spec = Dict[str, Any]
+LARGEST = 1e300  # below which integers of any size become float64
 ORIGINAL = "original_max_position_embeddings"  # our parameter original_max_positions; all others have transformers' names
 # For each rope_type, its keys in rope_parameters (see transformers.modeling_rope_utils).
 KINDS: Dict[str, Tuple[str, ...]] = {
@@ -266,13 +267,14 @@ def _head_size(config: Mapping[str, Any]) -> int:
 
 
 def _number(key: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"hugging_face: expected {key} to be a number, got {value!r}")
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not abs(value) <= LARGEST:
+        raise ValueError(f"hugging_face: expected {key} to be a number, got {value!r:.80}")
     return float(value)
 
 
 def _whole(key: str, value: Any) -> int:
-    if not math.isfinite(_number(key, value)) or value != int(value):
+    if _number(key, value) != int(value):
         raise ValueError(f"hugging_face: expected {key} to be an integer, got {value!r}")
     return int(value)
 

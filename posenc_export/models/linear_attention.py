@@ -14,8 +14,9 @@ from posenc_export.models.parts import build, float64
 
 
 class LinearAttention(torch.nn.Module):
-    """y_i = sum_j (R_i phi(q_i)) . (R_j phi(k_j)) v_j / sum_j phi(q_i) . phi(k_j), with phi = elu + 1. The divisor has no rotation R.
+    """y_i = sum_j (R_i phi(q_i)) . (R_j phi(k_j)) v_j / sum_j phi(q_i) . phi(k_j), phi = elu + 1.
 
+    The divisor has no rotation R.
     The sums run over j <= i for sees "causal" and over all tokens for sees "both".
     State for "causal": sum_j (R_j phi(k_j)) v_j^T [B,H,D,D] and sum_j phi(k_j) [B,H,D], float32. The cost of a step does not depend on the position.
     A call of S tokens costs O(S^2) for "causal", so long inputs are best fed in chunks, and O(S) for "both", which has no state.
@@ -82,10 +83,7 @@ class LinearAttention(torch.nn.Module):
     ) -> Tuple[Tensor, List[Tensor]]:
         """Shapes as Attention.forward. key_positions, mask and write_index are not used."""
         q, k, v = self.projection(x)
-        q, k = (
-            torch.nn.functional.elu(ops.split_heads(part, self.heads).to(torch.float32)) + 1
-            for part in (q, k)
-        )
+        q, k = (_phi(ops.split_heads(part, self.heads).to(torch.float32)) for part in (q, k))
         valid, zero = (
             positions.ge(0).unsqueeze(2).unsqueeze(3),
             torch.zeros([1], dtype=torch.float32, device=x.device),
@@ -96,6 +94,10 @@ class LinearAttention(torch.nn.Module):
         )
         rotated_q, rotated_k = self.encoding.rotate(q, k, coordinates)
         rotated_k = torch.where(valid, rotated_k, zero)  # some encodings map 0 to another value
+        # A factor of a query cancels. With its largest entry 1, products with small keys are not 0.
+        least = 2.0**-126  # the smallest normal number of float32
+        largest = q.amax(3, keepdim=True).clamp(min=least)
+        q, rotated_q = q / largest, rotated_q / largest
         q, k, rotated_q, rotated_k = (
             q.transpose(1, 2),
             k.transpose(1, 2),
@@ -113,9 +115,7 @@ class LinearAttention(torch.nn.Module):
         else:
             divisor, present = q @ k.sum(2).unsqueeze(3), states[:0]
             total = rotated_q @ (rotated_k.transpose(2, 3) @ values)
-        y = total / divisor.clamp(
-            min=1e-30
-        )  # phi is positive: only a row of padding has a divisor of 0
+        y = total / divisor.clamp(min=least)  # phi is positive: 0 only in a row of padding
         return self.projection.output(y.transpose(1, 2).flatten(2).to(x.dtype)), present
 
     def exact(
@@ -143,3 +143,8 @@ class LinearAttention(torch.nn.Module):
                 divisor = sum(float(q[i, head] @ k[j, head]) for j in seen)
                 weighted_values[i, head] = weights @ v[: len(seen), head] / divisor
         return float64.linear(self.projection.output, weighted_values.reshape(len(x), -1))
+
+
+def _phi(x: Tensor) -> Tensor:
+    """Return elu(x) + 1. The sum itself cancels for x below 0: at -17 nothing of exp(x) is left."""
+    return torch.where(x > 0, x + 1, x.clamp(max=0.0).exp())

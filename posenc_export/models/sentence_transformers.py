@@ -6,14 +6,22 @@ modules.json lists the modules with their folders; the first is the encoder, as 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar
 
 from torch import Tensor
 
 from posenc_export.models.checkpoint import Checkpoint
 from posenc_export.models.config import Named, ReadoutConfig
+from posenc_export.models.sentence_files import (
+    Dense,
+    Modules,
+    Pooling,
+    TextSettings,
+    TokenizerFile,
+)
 from posenc_export.models.stack import Stack, Text
 from posenc_export.models.task_heads import put
+from posenc_export.shared.foreign import json_of, typed
 from posenc_export.shared.suggestion import suggestion
 
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
@@ -41,6 +49,9 @@ OLDER = {
 }
 ACTIVATIONS = {"Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "Identity": None}
 EMBEDDING = "sentence_embedding"
+WHERE, AGAIN = "sentence-transformers", "download the folder again"
+LONGEST = 2**31 - 1  # tokens of a text
+Settings = TypeVar("Settings")
 
 
 @dataclass(frozen=True)
@@ -140,8 +151,9 @@ def truncating(tokenizer: bytes, most: int, lower: bool) -> bytes:
     Args:
         lower: convert text to lower case before all else, unless the tokenizer does so already.
     """
-    content = json.loads(tokenizer)
-    direction = (content.get("truncation") or {}).get("direction", "Right")
+    content = json_of(WHERE, "tokenizer.json", tokenizer, AGAIN)
+    settings = typed(WHERE, "tokenizer.json", content, TokenizerFile, AGAIN)
+    direction = "Right" if settings.truncation is None else settings.truncation.direction
     content["truncation"] = {
         "direction": direction,
         "max_length": most,
@@ -149,18 +161,18 @@ def truncating(tokenizer: bytes, most: int, lower: bool) -> bytes:
         "stride": 0,
     }
     content["padding"] = None
-    normalizer = content.get("normalizer")
+    normalizer = settings.normalizer
     if (
         lower
-        and '"Lowercase"' not in json.dumps(normalizer)
-        and not (normalizer or {}).get("lowercase")
+        and '"Lowercase"' not in json.dumps(content.get("normalizer"))
+        and not (normalizer and normalizer.lowercase)
     ):
         further = (
             []
             if normalizer is None
-            else normalizer["normalizers"]
-            if normalizer["type"] == "Sequence"
-            else [normalizer]
+            else normalizer.normalizers
+            if normalizer.type == "Sequence"
+            else [content["normalizer"]]
         )
         content["normalizer"] = {
             "type": "Sequence",
@@ -171,45 +183,34 @@ def truncating(tokenizer: bytes, most: int, lower: bool) -> bytes:
 
 def _json(path: Path, kind: Type[Any] = dict) -> Any:
     """Return the content of a JSON file: an object, or a list with kind=list."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError, FileNotFoundError) as error:
-        raise ValueError(
-            f"sentence-transformers: expected {path.parent.name}/{path.name} with JSON, got an error ({error}); download the folder again"
-        ) from None
-    if not isinstance(content, kind):
-        raise ValueError(
-            f"sentence-transformers: expected {path.name} to be a JSON {kind.__name__}, got {type(content).__name__}; download the folder again"
-        )
-    return content
+    if not path.is_file():
+        raise ValueError(f"{WHERE}: expected {path.parent.name}/{path.name}, got none; {AGAIN}")
+    return json_of(WHERE, f"{path.parent.name}/{path.name}", path.read_bytes(), AGAIN, kind)
+
+
+def _typed(path: Path, kind: Type[Settings]) -> Settings:
+    """Return the content of a JSON file as a Struct."""
+    name = f"{path.parent.name}/{path.name}"
+    return typed(WHERE, name, _json(path), kind, AGAIN)  # type: ignore[no-any-return]
 
 
 def _modules(folder: Path) -> List[Tuple[str, Path]]:
     """Return the kind and the folder of each module."""
-    listed = _json(folder / MODULES, list)
-    if not listed or not all(
-        isinstance(one, dict)
-        and isinstance(one.get("type"), str)
-        and isinstance(one.get("path"), str)
-        for one in listed
-    ):
-        raise ValueError(
-            f"sentence-transformers: expected {MODULES} to list modules with type and path, got others; download the folder again"
-        )
+    listed = typed(WHERE, MODULES, _json(folder / MODULES, list), Modules, AGAIN)
     found = []
-    for index, one in enumerate(sorted(listed, key=lambda one: int(one.get("idx", 0)))):
-        package, _, kind = one["type"].rpartition(".")
-        place = folder / one["path"]
+    for index, module in enumerate(sorted(listed, key=lambda module: module.idx)):
+        package, _, kind = module.type.rpartition(".")
+        place = folder / module.path
         if package.partition(".")[0] != "sentence_transformers" or (kind == "Transformer") != (
             index == 0
         ):
             rule = "Transformer first and other modules of sentence_transformers after it"
             raise ValueError(
-                f"sentence-transformers: expected {rule}, got {one['type']} at place {index}; export another model"
+                f"sentence-transformers: expected {rule}, got {module.type!r} at place {index}; export another model"
             )
         if not place.resolve().is_relative_to(folder.resolve()):
             raise ValueError(
-                f"sentence-transformers: expected modules within their folder, got path {one['path']!r}; download the folder again"
+                f"sentence-transformers: expected modules within their folder, got path {module.path!r}; {AGAIN}"
             )
         found.append((kind, place))
     return found
@@ -217,10 +218,10 @@ def _modules(folder: Path) -> List[Tuple[str, Path]]:
 
 def _pooling(place: Path) -> Tuple[str, ...]:
     config = _json(place / "config.json")
-    given = config.get("pooling_mode")
+    given = _typed(place / "config.json", Pooling).pooling_mode
     if given is None:
         given = [key for name, key in OLDER.items() if config.get(name)] or ["mean"]
-    names: Sequence[Any] = [given] if isinstance(given, str) else given
+    names: Sequence[str] = [given] if isinstance(given, str) else given
     unknown = next((name for name in names if name not in POOLINGS), None)
     if unknown is not None:
         raise ValueError(
@@ -238,7 +239,7 @@ def _pooling(place: Path) -> Tuple[str, ...]:
     )
     if other:
         raise ValueError(
-            f"sentence-transformers: expected keys of Pooling that are known, got {other[0]}; export another model"
+            f"sentence-transformers: expected keys of Pooling that are known, got {other[0]!r}; export another model"
         )
     if config.get("include_prompt") is False:
         raise ValueError(
@@ -249,52 +250,45 @@ def _pooling(place: Path) -> Tuple[str, ...]:
 
 def _text_settings(encoder: Path) -> Tuple[Optional[int], bool]:
     """Return the maximal number of tokens, None if it is not given, and whether text is converted to lower case."""
-    settings: Dict[str, Any] = next(
-        (_json(encoder / name) for name in LENGTHS if (encoder / name).is_file()), {}
+    settings = next(
+        (_typed(encoder / name, TextSettings) for name in LENGTHS if (encoder / name).is_file()),
+        TextSettings(),
     )
-    task, most = (
-        settings.get("transformer_task", "feature-extraction"),
-        settings.get("max_seq_length"),
-    )
+    task = settings.transformer_task
     if task != "feature-extraction":
         raise ValueError(
             f"sentence-transformers: expected transformer_task feature-extraction, got {task!r}; export another model"
         )
-    if most is not None and (type(most) is not int or most < 1):
-        raise ValueError(
-            f"sentence-transformers: expected max_seq_length to be a whole number of at least 1, got {most!r}; correct it"
-        )
-    return most, bool(settings.get("do_lower_case"))
+    return settings.max_seq_length, bool(settings.do_lower_case)
 
 
 def _dense(place: Path) -> Tuple[Named, Dict[str, Tensor]]:
-    config = _json(place / "config.json")
-    ends = {
-        config.get("module_input_name") or EMBEDDING,
-        config.get("module_output_name") or EMBEDDING,
-    }
-    path = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    config = _typed(place / "config.json", Dense)
+    ends = {config.module_input_name or EMBEDDING, config.module_output_name or EMBEDDING}
+    path = config.activation_function
     package, _, name = path.rpartition(".")
     if not package.startswith("torch.nn") or name not in ACTIVATIONS:
         raise ValueError(
-            f"sentence-transformers: expected activation_function of Dense to be one of torch's {', '.join(ACTIVATIONS)}, got {path}; export another model"
+            f"sentence-transformers: expected activation_function of Dense to be one of torch's {', '.join(ACTIVATIONS)}, got {path!r}; export another model"
         )
-    if ends != {EMBEDDING} or config.get("use_residual"):
+    if ends != {EMBEDDING} or config.use_residual:
         raise ValueError(
             f"sentence-transformers: expected Dense from and to {EMBEDDING} without use_residual, got {sorted(ends)}; export another model"
         )
-    size, bias = config.get("out_features"), config.get("bias", True)
-    if type(size) is not int or size < 1 or type(bias) is not bool:
-        raise ValueError(
-            f"sentence-transformers: expected out_features and bias in {place.name}/config.json, got {size!r} and {bias!r}; download the folder again"
-        )
     with Checkpoint(place) as checkpoint:
         tensors = {name: checkpoint.tensor(name).clone() for name in checkpoint.names()}
-    return {"name": "dense", "size": size, "bias": bias, "activation": ACTIVATIONS[name]}, tensors
+    layer = {
+        "name": "dense",
+        "size": config.out_features,
+        "bias": config.bias,
+        "activation": ACTIVATIONS[name],
+    }
+    return layer, tensors
 
 
 def _limit(text: Text) -> Optional[int]:
     """Return model_max_length of tokenizer_config.json, or None."""
-    files = text.files.get("tokenizer_config.json")
-    given = json.loads(files).get("model_max_length") if files else None
-    return int(given) if isinstance(given, (int, float)) and given >= 1 else None
+    name = "tokenizer_config.json"
+    given = json_of(WHERE, name, text.files.get(name, b"{}"), AGAIN).get("model_max_length")
+    # transformers writes 1e30 for no limit.
+    return int(min(given, LONGEST)) if isinstance(given, (int, float)) and given >= 1 else None

@@ -10,25 +10,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from posenc_export.shared.foreign import FOREIGN
+
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-# Exceptions of torch.load for a damaged file: its own, and those of its pickle reader.
 NESTED = (
     "state_dict",
     "model_state_dict",
     "model",
 )  # keys under which training loops save the weights beside other values
-DAMAGED = (
-    RuntimeError,
-    pickle.UnpicklingError,
-    EOFError,
-    AssertionError,
-    ValueError,
-    TypeError,
-    KeyError,
-    IndexError,
-    AttributeError,
-    OverflowError,
-)
+# Exceptions of torch.load for a damaged file: those of its pickle reader, too.
+DAMAGED: Tuple[Type[Exception], ...] = (*FOREIGN, pickle.UnpicklingError)
 Shape = Tuple[int, ...]
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 import pytest
+import torch
 
 from posenc_export.export import repeated_layers
 from posenc_export.export.describe import describe
@@ -101,3 +102,91 @@ def test_two_layers_of_each_kind_are_traced():
 
 def test_models_with_few_layers_are_traced_whole():
     assert repeated_layers.RepeatedLayers.of(decoder("rope", MIXED[:3])) is None
+
+
+class Wrapped(torch.nn.Module):
+    """A linear layer with an update of low rank, which renames its parameters."""
+
+    def __init__(self, inner: torch.nn.Linear) -> None:
+        super().__init__()
+        random = torch.Generator().manual_seed(0)
+        self.inner = inner
+        self.first = torch.nn.Parameter(torch.randn(2, inner.in_features, generator=random))
+        self.second = torch.nn.Parameter(torch.randn(inner.out_features, 2, generator=random))
+
+    def forward(self, x):
+        return self.inner(x) + x @ self.first.T @ self.second.T
+
+
+def _with_wrapper(layer):
+    layer.mlp.down = Wrapped(layer.mlp.down)
+
+
+def _with_number(layer):
+    layer.residual.attention_norm.eps = 0.5
+
+
+def _with_hook(layer):
+    layer.mlp.register_forward_hook(lambda module, inputs, output: 2 * output)
+
+
+def _with_function(layer):
+    forward, factor = layer.mlp.forward, 3.0
+    layer.mlp.forward = lambda x: factor * forward(x)
+
+
+def _with_constant(layer):
+    layer.mlp.shift = torch.full((16,), 2.0)
+    layer.mlp.register_forward_hook(lambda module, inputs, output: output + module.shift)
+
+
+CHANGES = {
+    "a wrapper that renames weights": _with_wrapper,
+    "an attribute": _with_number,
+    "a hook": _with_hook,
+    "a function": _with_function,
+    "a constant": _with_constant,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_layer_that_was_changed_is_a_kind_of_its_own(change):
+    model = decoder("rope", [{"name": "rope"}] * 6)
+    CHANGES[change](model.layers[3])
+    assert repeated_layers.RepeatedLayers.of(model).traced == [0, 1, 3]
+
+
+QUICK = ("a wrapper that renames weights",)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(change, marks=[] if change in QUICK else [pytest.mark.exhaustive])
+        for change in CHANGES
+    ],
+)
+def test_a_layer_that_was_changed_is_that_of_a_whole_trace(tmp_path, monkeypatch, change):
+    model = decoder("rope", [{"name": "rope"}] * 6)
+    CHANGES[change](model.layers[3])
+    few = digests(model, "positions", "onnx", tmp_path / "few")
+    monkeypatch.setattr(repeated_layers, "FEWEST", 7)
+    assert few == digests(model, "positions", "onnx", tmp_path / "whole")
+
+
+def test_functions_that_capture_other_values_make_layers_of_other_kinds():
+    model = decoder("rope", [{"name": "rope"}] * 6)
+    for index, layer in enumerate(model.layers):
+        factor = 1.0 + (index > 3)
+        layer.mlp.register_forward_hook(lambda module, inputs, output, by=factor: by * output)
+    assert repeated_layers.RepeatedLayers.of(model).traced == [0, 1, 4, 5]
+
+
+def test_weights_that_some_layers_share_are_read_by_these_layers_only(tmp_path, monkeypatch):
+    model = decoder("rope", [{"name": "rope"}] * 8)
+    for first, second in ((0, 1), (2, 3)):
+        model.layers[second].mlp.down.weight = model.layers[first].mlp.down.weight
+    assert repeated_layers.RepeatedLayers.of(model).traced == [0, 1, 2, 3, 4, 5]
+    few = digests(model, "positions", "onnx", tmp_path / "few")
+    monkeypatch.setattr(repeated_layers, "FEWEST", 9)
+    assert few == digests(model, "positions", "onnx", tmp_path / "whole")

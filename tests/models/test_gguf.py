@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType as Types  # noqa: E402
 
 from posenc_export.models.gguf.blocks import TYPES, GGUFMatrix  # noqa: E402
 from posenc_export.models.gguf.checkpoint import GGUFCheckpoint  # noqa: E402
-from posenc_export.models.gguf.file import read_parts  # noqa: E402
+from posenc_export.models.gguf.parts import read_parts  # noqa: E402
 from posenc_export.models.pretrained import from_pretrained  # noqa: E402
 from tests.models import gguf_files  # noqa: E402
 
@@ -112,7 +112,10 @@ def _refusal(path: Path) -> str:
     with pytest.raises(ValueError) as refused:
         from_pretrained(path)
     message = str(refused.value)
-    assert re.match(r"(checkpoint|gguf): expected .*, got .*; ", message) and "\n" not in message
+    assert (
+        re.match(r"(checkpoint|gguf)( \S+)?: expected .*, got .*; ", message)
+        and "\n" not in message
+    )
     return message
 
 
@@ -131,7 +134,7 @@ def test_a_file_that_ends_early_is_refused_in_one_line(llama: Path) -> None:
     content = llama.read_bytes()
     for length in (*range(0, 1500, 13), 2000, 4000, len(content) // 2, len(content) - 1):
         llama.write_bytes(content[:length])
-        assert "to be a complete GGUF file" in _refusal(llama)
+        assert "complete GGUF file" in _refusal(llama)
 
 
 def test_an_unknown_type_of_tensor_is_refused_in_one_line(llama: Path) -> None:
@@ -139,14 +142,17 @@ def test_an_unknown_type_of_tensor_is_refused_in_one_line(llama: Path) -> None:
     at = content.index(b"token_embd.weight") + len(b"token_embd.weight") + 4 + 2 * 8
     assert content[at : at + 4] == struct.pack("<I", 0)
     llama.write_bytes(content[:at] + struct.pack("<I", 999) + content[at + 4 :])
-    assert "999 is not a valid" in _refusal(llama)
+    assert (
+        "expected tensor token_embd.weight to have a type that the library gguf knows, got 999"
+        in _refusal(llama)
+    )
 
 
 def test_a_wrong_count_is_refused_without_reading_for_long(llama: Path) -> None:
     content = llama.read_bytes()
     for at in (8, 16):  # tensors, metadata
         llama.write_bytes(content[:at] + struct.pack("<Q", 1 << 62) + content[at + 8 :])
-        assert "to be a complete GGUF file" in _refusal(llama)
+        assert "expected at most" in _refusal(llama)
 
 
 CHANGED: Dict[str, Any] = {

@@ -26,6 +26,7 @@ from posenc_export.models.gguf.text import (
     files_of,
     tokenizer_of,
 )  # noqa: E402
+from posenc_export.models.gguf.vocabulary import vocabulary_of  # noqa: E402
 
 TEXTS = [
     "The quick brown fox doesn't jump over 12345 lazy dogs, does it?", "  two spaces,\n\n    four spaces\ttab ", "def f(x):\n    return x**2  # it's HTTPServer",
@@ -275,7 +276,13 @@ def test_a_damaged_vocabulary_is_refused_in_one_line(case: str) -> None:
         match="^gguf: expected tokenizer.ggml.[a-z_]+ to be .*, got .*; put the model's tokenizer.json beside the file.*$",
     ):
         files_of(
-            {f"tokenizer.ggml.{key}": value for key, value in given.items() if value is not None}
+            vocabulary_of(
+                {
+                    f"tokenizer.ggml.{key}": value
+                    for key, value in given.items()
+                    if value is not None
+                }
+            )
         )
 
 

@@ -28,6 +28,9 @@ def _rotations(config: Settings) -> Dict[str, Any]:
         raise ValueError(
             f"gemma3_text: expected rope_parameters to be nested by layer type, got {', '.join(given)}; nest it"
         )
+    for name, part in given.items():
+        if not isinstance(part or {}, dict):
+            raise config.refusal(f"rope_parameters of {name} to be a mapping", part)
     full = {
         "rope_theta": keys.pop("rope_theta", 1000000.0),
         **(given.get("full_attention") or {}),

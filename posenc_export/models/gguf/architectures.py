@@ -47,7 +47,7 @@ def config_of(
     Raises:
         ValueError: an unknown architecture; metadata that is missing, unknown or cannot be exported.
     """
-    name = str(metadata.architecture)
+    name, experts = str(metadata.architecture), metadata.values.get("llama.expert_count", 0)
     if name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise ValueError(
@@ -57,7 +57,8 @@ def config_of(
         raise ValueError(
             "gguf: expected a file with the tensor token_embd.weight, got none; give the file of the language model"
         )
-    kind = MIXTRAL if name == "llama" and metadata.take("expert_count", 0) else ARCHITECTURES[name]
+    dense = isinstance(experts, int) and experts == 0
+    kind = ARCHITECTURES[name] if name != "llama" or dense else MIXTRAL
     config = {
         "model_type": kind.model_type,
         "vocab_size": shapes["token_embd.weight"][0],
@@ -111,7 +112,8 @@ def _bias(metadata: Metadata) -> bool:
 
 
 def _llama(metadata: Metadata, config: Config) -> Config:
-    metadata.take("expert_used_count")  # 0 without experts
+    for key in ("expert_count", "expert_used_count"):
+        metadata.take(key)  # 0 without experts
     return {
         **_rms(metadata),
         "attention_bias": _bias(metadata),
@@ -120,10 +122,9 @@ def _llama(metadata: Metadata, config: Config) -> Config:
 
 
 def _mixtral(metadata: Metadata, config: Config) -> Config:
-    count = metadata.values["llama.expert_count"]
     return {
         **_rms(metadata),
-        "num_local_experts": count,
+        "num_local_experts": metadata.whole("expert_count"),
         "num_experts_per_tok": metadata.whole("expert_used_count"),
         "sliding_window": None,
     }

@@ -15,8 +15,11 @@ from posenc_export.models.blocks import Numbered
 from posenc_export.models.gguf import text
 from posenc_export.models.gguf.architectures import config_of, undone
 from posenc_export.models.gguf.blocks import GGUFMatrix
-from posenc_export.models.gguf.file import dequantized, fields, read_parts, shapes
+from posenc_export.models.gguf.file import dequantized
 from posenc_export.models.gguf.metadata import Metadata
+from posenc_export.models.gguf.parts import read_parts, tensors_of
+from posenc_export.models.gguf.tensors import GGUFTensor
+from posenc_export.models.gguf.vocabulary import vocabulary_of
 
 OF_ROTATION = re.compile(
     r"^rope_(freqs|factors_short|factors_long)\.weight$"
@@ -48,14 +51,15 @@ class GGUFCheckpoint:
     """
 
     def __init__(self, path: Path) -> None:
-        readers = read_parts(path)
-        self._tensors = {name: (tensor, shape) for name, tensor, shape in shapes(readers)}
-        self._path, self._values = path, fields(readers[0])
+        parts = read_parts(path)
+        self._tensors: Dict[str, GGUFTensor] = tensors_of(parts)
+        self._path, self._values = path, parts[0].values
         metadata = Metadata(self._values, self._tensors)
         self.config, self.kind = config_of(
-            metadata, {name: shape for name, (_, shape) in self._tensors.items()}, self._read
+            metadata, {name: tensor.shape for name, tensor in self._tensors.items()}, self._read
         )
         self._places: Dict[str, Place] = {}
+        self._shapes: Mapping[str, Tuple[int, ...]] = {}
         self._architecture, self._base = str(metadata.architecture), ""
 
     @functools.cached_property
@@ -67,10 +71,11 @@ class GGUFCheckpoint:
             ModuleNotFoundError: tokenizers is not installed.
         """
         beside = self._path.parent / "tokenizer.json"
+        vocabulary = vocabulary_of(self._values)
         return (
-            {**text.settings_of(self._values), beside.name: beside.read_bytes()}
+            {**text.settings_of(vocabulary), beside.name: beside.read_bytes()}
             if beside.is_file()
-            else text.files_of(self._values)
+            else text.files_of(vocabulary)
         )
 
     def __enter__(self) -> "GGUFCheckpoint":
@@ -90,7 +95,7 @@ class GGUFCheckpoint:
 
     def sizes(self) -> List[int]:
         """Return the number of entries of each tensor."""
-        return [math.prod(shape) for _, shape in self._tensors.values()]
+        return [math.prod(tensor.shape) for tensor in self._tensors.values()]
 
     def forget(self, names: List[str]) -> None:
         """Do nothing: a file holds no tensors that no model has."""
@@ -107,6 +112,7 @@ class GGUFCheckpoint:
             ValueError: a tensor is missing, unknown or has other sizes.
         """
         self._places = dict(zip(shapes, self._found(list(shapes)), strict=True))
+        self._shapes = shapes
         used = {name for name, _ in self._places.values()}
         missing = [
             f"{place[0]} ({name})"
@@ -121,36 +127,43 @@ class GGUFCheckpoint:
             )
         for name, shape in shapes.items():
             place, row = self._places[name]
-            stored = self._tensors[place][1]
+            stored = self._tensors[place].shape
             if sorted(stored if row is None else stored[1:]) != sorted(shape):
-                raise ValueError(
-                    f"gguf: expected {place} with sizes {list(shape)} by the metadata, got {list(stored)}; convert the model again"
-                )
+                raise self._other_shape(name)
 
     def tensor(self, name: str) -> Tensor:
         """Return one tensor as float32, as it was before its conversion to GGUF.
 
         Raises:
-            ValueError: the library gguf cannot read its type.
+            ValueError: the library gguf cannot read its type, or its axes have another order.
         """
         place, row = self._places[name]
-        tensor, _ = self._tensors[place]
+        tensor = self._tensors[place]
         numbers = dequantized(tensor, None if row is None else slice(row, row + 1))
         numbers = undone(place, numbers, self.kind, self.config) if row is None else numbers[0]
+        if numbers.shape != self._shapes[name]:
+            raise self._other_shape(name)
         return torch.from_numpy(np.array(numbers, np.float32))
+
+    def _other_shape(self, name: str) -> ValueError:
+        place, _ = self._places[name]
+        return ValueError(
+            f"gguf: expected {place} with sizes {list(self._shapes[name])} by the metadata, "
+            f"got {list(self._tensors[place].shape)}; convert the model again"
+        )
 
     def matrix(self, name: str) -> Optional[Numbered]:
         """Return a matrix of the file, with the index of each row in it, [N,1] as its conversion to GGUF is undone; None for other tensors."""
         place, row = self._places[name]
-        tensor, shape = self._tensors[place]
-        if row is not None or len(shape) != 2:
+        tensor = self._tensors[place]
+        if row is not None or len(tensor.shape) != 2:
             return None
         return GGUFMatrix(tensor), undone(
             place, np.arange(len(tensor.data))[:, None], self.kind, self.config
         )
 
     def _read(self, name: str) -> np.ndarray:
-        return dequantized(self._tensors[name][0])
+        return dequantized(self._tensors[name])
 
     def _found(self, names: List[str]) -> List[Place]:
         """Return the places of tensors by transformers' names, from the table of the library gguf."""

@@ -1,16 +1,20 @@
 """Typed access to the metadata of a GGUF file. Each key of the architecture is taken once, and keys that were not taken are refused by name."""
 
+import math
 from typing import Any, Collection, Dict, Mapping, Optional
+
+import numpy as np
 
 # Keys of an architecture that say nothing that the tensors and the other keys do not say.
 REPEATED = ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout")
+LONGEST = 2**12  # entries of an array that is read, one for each layer
 
 
 class Metadata:
     """The metadata of a GGUF file.
 
     Args:
-        values: from file.fields.
+        values: GGUFFile.values.
         tensors: names of its tensors.
 
     Raises:
@@ -22,7 +26,7 @@ class Metadata:
         self.architecture = values.get("general.architecture")
         if not isinstance(self.architecture, str):
             raise ValueError(
-                f"gguf: expected general.architecture to be a name, got {self.architecture!r}; give the file of a language model"
+                f"gguf: expected general.architecture to be a name, got {self.architecture!r:.80}; give the file of a language model"
             )
         start = f"{self.architecture}."
         self._remaining = {
@@ -32,13 +36,24 @@ class Metadata:
             self._remaining.pop(key, None)
 
     def take(self, key: str, default: Any = None) -> Any:
-        """Remove a key, given without the architecture, and return its value, or `default` if the file has none. A list of equal values is one value."""
+        """Remove a key, given without the architecture, and return its value; an array as a list.
+
+        An array of equal values is one value. Return `default` if the file has no such key.
+
+        Raises:
+            ValueError: an array with more than LONGEST entries that are not equal.
+        """
         value = self._remaining.pop(key, default)
-        return (
-            value[0]
-            if isinstance(value, list) and value and all(one == value[0] for one in value)
-            else value
-        )
+        if not isinstance(value, np.ndarray):
+            return value
+        if len(value) and (value == value[0]).all():
+            return value[0].item()
+        if len(value) > LONGEST:
+            raise ValueError(
+                f"gguf: expected {self.architecture}.{key} with at most {LONGEST} entries, "
+                f"got {len(value)}; convert the model again"
+            )
+        return value.tolist()
 
     def whole(self, key: str, default: Optional[int] = None) -> int:
         """Take an integer above 0.
@@ -49,20 +64,20 @@ class Metadata:
         value = self.take(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(
-                f"gguf: expected {self.architecture}.{key} to be an integer above 0, got {value!r}; convert the model again"
+                f"gguf: expected {self.architecture}.{key} to be an integer above 0, got {value!r:.80}; convert the model again"
             )
         return value
 
     def number(self, key: str, default: Optional[float] = None) -> float:
-        """Take a number.
+        """Take a finite number.
 
         Raises:
             ValueError: it is missing without a default, or another value.
         """
         value = self.take(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        if type(value) not in (int, float) or not math.isfinite(value):
             raise ValueError(
-                f"gguf: expected {self.architecture}.{key} to be a number, got {value!r}; convert the model again"
+                f"gguf: expected {self.architecture}.{key} to be a number, got {value!r:.80}; convert the model again"
             )
         return value
 

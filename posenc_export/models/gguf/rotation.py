@@ -37,16 +37,20 @@ def rotation(
         metadata.number("rope.freq_base", theta),
         metadata.whole("rope.dimension_count", head_size),
     )
+    if base <= 0:
+        raise ValueError(
+            f"gguf: expected rope.freq_base to be above 0, got {base}; convert the model again"
+        )
     found: Dict[str, Any] = {"rope_theta": float(base)}
     if turned != head_size:
         found["partial_rotary_factor"] = turned / head_size
     kind, linear = metadata.take("rope.scaling.type"), metadata.take("rope.scale_linear")
     if metadata.holds(SHORT) and metadata.holds(LONG):
-        return {**found, **_longrope(metadata, read)}
-    if (
-        metadata.holds(FACTORS) and (factors := read(FACTORS)).max() != 1
-    ):  # if all are 1, nothing is scaled
-        return {**found, "rope_scaling": _llama3(factors, float(base), turned)}
+        return {**found, **_longrope(metadata, read, turned)}
+    if metadata.holds(FACTORS):
+        factors = _factors(FACTORS, read, turned)
+        if factors.max() != 1:  # if all are 1, nothing is scaled
+            return {**found, "rope_scaling": _llama3(factors, float(base), turned)}
     if kind == "yarn":
         return {**found, "rope_scaling": _yarn(metadata)}
     if kind == "linear" or linear is not None:
@@ -79,7 +83,17 @@ def _yarn(metadata: Metadata) -> Dict[str, Any]:
     }
 
 
-def _longrope(metadata: Metadata, read: Read) -> Dict[str, Any]:
+def _factors(name: str, read: Read, turned: int) -> np.ndarray:
+    """Return a table of factors of frequencies [D/2], one for each of `turned` / 2 pairs."""
+    factors = read(name)
+    if factors.shape != (turned // 2,) or not np.isfinite(factors).all() or factors.min() <= 0:
+        rule = f"expected {name} to hold {turned // 2} numbers above 0"
+        got = "others" if factors.shape == (turned // 2,) else f"shape {list(factors.shape)}"
+        raise ValueError(f"gguf: {rule}, got {got}; convert the model to safetensors")
+    return factors
+
+
+def _longrope(metadata: Metadata, read: Read, turned: int) -> Dict[str, Any]:
     metadata.take(
         "rope.scaling.factor"
     )  # the range over the original length, which max_position_embeddings gives
@@ -89,8 +103,8 @@ def _longrope(metadata: Metadata, read: Read) -> Dict[str, Any]:
     )
     scaling = {
         "rope_type": "longrope",
-        "short_factor": _numbers(read(SHORT)),
-        "long_factor": _numbers(read(LONG)),
+        "short_factor": _numbers(_factors(SHORT, read, turned)),
+        "long_factor": _numbers(_factors(LONG, read, turned)),
     }
     return {
         "original_max_position_embeddings": original,
@@ -114,9 +128,9 @@ def _llama3(factors: np.ndarray, theta: float, turned: int) -> Dict[str, Any]:
         "factor": float(round(greatest, 4)),
         **LLAMA3,
     }
-    if len(factors) != turned // 2 or not np.isfinite(factors).all() or factors.min() < 1 - CLOSE:
+    if factors.min() < 1 - CLOSE:
         raise ValueError(
-            f"gguf: expected {FACTORS} to hold {turned // 2} numbers of 1 or more, got others; convert the model to safetensors"
+            f"gguf: expected {FACTORS} to hold numbers of 1 or more, got {factors.min()}; convert the model to safetensors"
         )
     if not _follow(found, factors, frequencies):
         found = _fitted(factors, frequencies, greatest)

@@ -4,6 +4,8 @@ import json
 from typing import Any, Dict, Iterator, List, Mapping, Tuple
 
 from posenc_export.models.gguf.splits import SPLITS
+from posenc_export.models.gguf.vocabulary import REMEDY, check
+from posenc_export.shared.foreign import explained
 from posenc_export.shared.suggestion import suggestion
 
 # Kinds of tokens (gguf.TokenType).
@@ -21,21 +23,14 @@ ENDS = (
     "<|endoftext|>",
     "<|return|>",
 )
-LISTS = (
-    ("tokens", str, True),
-    ("token_type", int, True),
-    ("scores", float, True),
-    ("merges", str, False),
-)  # name, entries, one for each token
 NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-REMEDY = "put the model's tokenizer.json beside the file, which is then used in its place"
 
 
 def files_of(values: Mapping[str, Any]) -> Dict[str, bytes]:
     """Return the files of a tokenizer by name, as transformers saves them: tokenizer.json, its settings, the chat template, stop tokens. Empty without a vocabulary.
 
     Args:
-        values: metadata of the file.
+        values: of vocabulary.vocabulary_of.
 
     Raises:
         ValueError: a vocabulary of another kind than the byte-level one of GPT-2 or that of sentencepiece.
@@ -45,38 +40,6 @@ def files_of(values: Mapping[str, Any]) -> Dict[str, bytes]:
         return {}
     check(values)
     return {"tokenizer.json": tokenizer_of(values).to_str().encode(), **settings_of(values)}
-
-
-def check(values: Mapping[str, Any]) -> None:
-    """Check the lists of a vocabulary.
-
-    Raises:
-        ValueError: a list is missing, has other entries or another length, or a merge gives no token.
-    """
-    tokens = values.get("tokenizer.ggml.tokens")
-    for name, kind, alike in LISTS:
-        given = values.get(f"tokenizer.ggml.{name}", None if name == "tokens" else [])
-        if (
-            not isinstance(given, list)
-            or not all(isinstance(one, kind) for one in given)
-            or (alike and given and len(given) != len(tokens or []))
-        ):
-            raise ValueError(
-                f"gguf: expected tokenizer.ggml.{name} to be a list as long as the vocabulary, got another value; {REMEDY}"
-            )
-    known = set(tokens or [])
-    wrong = next(
-        (
-            pair
-            for pair in values.get("tokenizer.ggml.merges", [])
-            if not {*pair.split(" ", 1), pair.replace(" ", "", 1)} <= known
-        ),
-        None,
-    )
-    if wrong is not None:
-        raise ValueError(
-            f"gguf: expected tokenizer.ggml.merges to be pairs of tokens that give a token, got {wrong!r}; {REMEDY}"
-        )
 
 
 def settings_of(values: Mapping[str, Any]) -> Dict[str, bytes]:
@@ -97,9 +60,7 @@ def settings_of(values: Mapping[str, Any]) -> Dict[str, bytes]:
         ),
     }
     template = values.get("tokenizer.chat_template")
-    return (
-        {**found, "chat_template.jinja": template.encode()} if isinstance(template, str) else found
-    )
+    return found if template is None else {**found, "chat_template.jinja": template.encode()}
 
 
 def stop_ids(values: Mapping[str, Any]) -> List[int]:
@@ -132,24 +93,30 @@ def tokenizer_of(values: Mapping[str, Any]) -> Any:
         values["tokenizer.ggml.tokens"],
         values.get("tokenizer.ggml.token_type") or [NORMAL] * len(values["tokenizer.ggml.tokens"]),
     )
-    made = BUILDERS[kind](values, tokens, kinds)
-    _add_whole(made, tokens, kinds)
-    _add_ends(made, values, tokens)
+    if kind == "gpt2":
+        _check_split(values)
+    with explained("gguf: expected a vocabulary that the tokenizers package can read", REMEDY):
+        made = BUILDERS[kind](values, tokens, kinds)
+        _add_whole(made, tokens, kinds)
+        _add_ends(made, values, tokens)
     return made
+
+
+def _check_split(values: Mapping[str, Any]) -> None:
+    name = values.get("tokenizer.ggml.pre")
+    if name not in SPLITS:
+        known = ", ".join(SPLITS)
+        raise ValueError(
+            f"gguf: expected tokenizer.ggml.pre to be one of {known}, got {name!r:.80}; {suggestion(name, SPLITS)} Or {REMEDY}"
+        )
 
 
 def _byte_level(values: Mapping[str, Any], tokens: List[str], kinds: List[int]) -> Any:
     """A tokenizer that merges bytes (GPT-2)."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    name = values.get("tokenizer.ggml.pre")
-    if name not in SPLITS:
-        known = ", ".join(SPLITS)
-        raise ValueError(
-            f"gguf: expected tokenizer.ggml.pre to be one of {known}, got {name!r}; {suggestion(name, SPLITS)} Or {REMEDY}"
-        )
     split, merges = (
-        SPLITS[name],
+        SPLITS[values["tokenizer.ggml.pre"]],
         [tuple(pair.split(" ", 1)) for pair in values.get("tokenizer.ggml.merges", [])],
     )
     made = Tokenizer(

@@ -1,16 +1,18 @@
 """Conversations as prompts: the chat template of a checkpoint, a Jinja template that transformers defines, rendered in Jinja's sandbox."""
 
-import contextlib
 import datetime
 import functools
 import json
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
+
+import msgspec
 
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.tokenizer import Codec, codec
+from posenc_export.shared.foreign import explained, json_of, typed
 
 Message = Mapping[str, Any]  # role and content, as in OpenAI's API
 TEMPLATE, SETTINGS, OLD_SETTINGS = (
@@ -29,16 +31,13 @@ SPECIAL = (
 )  # names that a template can read
 SAFE = (3, 1, 6)  # earlier sandboxes of Jinja can be left
 ANSWER = "answered"
-# Exceptions of expressions in a template, beside those of Jinja.
-FAULTS = (
-    TypeError,
-    ValueError,
-    LookupError,
-    ArithmeticError,
-    AttributeError,
-    RecursionError,
-    MemoryError,
-)
+
+
+class NamedTemplate(msgspec.Struct):
+    """A template in transformers' format of several templates."""
+
+    name: str
+    template: str
 
 
 class ChatCodec:
@@ -64,15 +63,12 @@ class ChatCodec:
     ) -> None:
         from jinja2 import TemplateError
 
-        self.codec, self.template, self.special, self._errors = (
-            codec,
-            template,
-            dict(special),
-            (TemplateError, *FAULTS),
-        )
-        with self._explained(
-            "a chat template that Jinja can compile",
+        self.codec, self.template, self.special = codec, template, dict(special)
+        self._error = TemplateError
+        with explained(
+            "chat: expected a chat template that Jinja can compile",
             f"correct {TEMPLATE} of the checkpoint and export it again",
+            self._error,
         ):
             self._template = _environment().from_string(template)
         self.ends = tuple(dict.fromkeys((*stop_ids, *self._turn_end())))
@@ -83,9 +79,10 @@ class ChatCodec:
         Raises:
             ValueError: the template refuses the conversation, or does what its sandbox forbids.
         """
-        with self._explained(
-            "a conversation that the chat template of the model can render",
+        with explained(
+            "chat: expected a conversation that the chat template of the model can render",
             "change the messages, or give a prompt without --chat",
+            self._error,
         ):
             found: str = self._template.render(
                 messages=list(messages),
@@ -115,15 +112,6 @@ class ChatCodec:
             if self.codec.is_special(token)
         ]
 
-    @contextlib.contextmanager
-    def _explained(self, rule: str, remedy: str) -> Iterator[None]:
-        try:
-            yield
-        except self._errors as error:
-            raise ValueError(
-                f"chat: expected {rule}, got an error ({' '.join(str(error).split())[:200] or type(error).__name__}); {remedy}"
-            ) from None
-
 
 def chat_codec(folder: Path, manifest: Manifest) -> Optional[ChatCodec]:
     """Return the encoder of conversations of an artefact; None without a chat template.
@@ -133,23 +121,34 @@ def chat_codec(folder: Path, manifest: Manifest) -> Optional[ChatCodec]:
         ModuleNotFoundError: jinja2 or tokenizers is not installed.
     """
     settings = _settings(folder, manifest)
-    template: Any = settings.get("chat_template")
+    template: Optional[str]
     if TEMPLATE in manifest.files:
-        template = (files.locate(folder) / TEMPLATE).read_text(encoding="utf-8")
-    if isinstance(template, list):  # transformers' format of several templates
-        template = {
-            each.get("name"): each.get("template") for each in template if isinstance(each, dict)
-        }.get("default", template)
+        with explained(f"chat: expected {TEMPLATE} in UTF-8", "save the tokenizer again"):
+            template = (files.locate(folder) / TEMPLATE).read_text(encoding="utf-8")
+    else:
+        template = _template(settings.get("chat_template"))
     if template is None:
         return None
-    if not isinstance(template, str):
-        raise ValueError(
-            f"chat: expected {SETTINGS} with a chat template or one with the name default, got {type(template).__name__}; save one as {TEMPLATE}"
-        )
     special = {
         name: text for name in SPECIAL if isinstance(text := _content(settings.get(name)), str)
     }
     return ChatCodec(codec(folder, manifest), template, special, manifest.stop_ids)
+
+
+def _template(given: Any) -> Optional[str]:
+    """Return the template under chat_template of tokenizer_config.json, or None."""
+    remedy = f"save one as {TEMPLATE}"
+    kind = Union[str, List[NamedTemplate], None]
+    found = typed("chat", f"chat_template of {SETTINGS}", given, kind, remedy)
+    if not isinstance(found, list):
+        return found  # type: ignore[no-any-return]
+    named = {entry.name: entry.template for entry in found}
+    if "default" not in named:
+        raise ValueError(
+            f"chat: expected {SETTINGS} with a chat template or one with the name default, "
+            f"got {len(found)} others; {remedy}"
+        )
+    return named["default"]
 
 
 def needed_chat_codec(folder: Path, manifest: Manifest) -> ChatCodec:
@@ -167,13 +166,8 @@ def _settings(folder: Path, manifest: Manifest) -> Dict[str, Any]:
     found: Dict[str, Any] = {}
     for name in (OLD_SETTINGS, SETTINGS):
         if name in manifest.files:
-            try:
-                values = json.loads((files.locate(folder) / name).read_bytes())
-            except (ValueError, RecursionError) as error:
-                raise ValueError(
-                    f"chat: expected {name} to be JSON, got an error ({error}); save the tokenizer again"
-                ) from None
-            found.update(values if isinstance(values, dict) else {})
+            content = (files.locate(folder) / name).read_bytes()
+            found.update(json_of("chat", name, content, "save the tokenizer again"))
     return found
 
 

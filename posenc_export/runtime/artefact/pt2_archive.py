@@ -11,6 +11,7 @@ import re
 from typing import Any, Dict, Mapping, NoReturn
 
 from posenc_export.runtime.artefact.archive import Entry
+from posenc_export.shared.foreign import FOREIGN, brief
 
 SAMPLES, PROGRAM = "data/sample_inputs/model.pt", "models/model.json"
 CONFIGS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")
@@ -103,8 +104,8 @@ def _refuse(rule: str, got: str) -> NoReturn:
 def _parsed(name: str, content: Entry) -> Any:
     try:
         return json.loads(content)  # type: ignore[arg-type]  # only tensors stay in the file
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"expected {name} to be JSON, got {error}") from None
+    except FOREIGN as error:
+        raise ValueError(f"expected {name} to be JSON, got {brief(error)}") from None
 
 
 def _check_payloads(name: str, content: Any, sizes: Dict[str, int]) -> None:
@@ -173,10 +174,7 @@ def _is_size_text(text: str) -> bool:
     try:
         return _is_size(ast.parse(text, mode="eval").body)
     except (
-        SyntaxError,
-        ValueError,
-        RecursionError,
-        MemoryError,
+        FOREIGN
     ):  # raised by the parser for text that is not an expression or is nested too deeply
         return False
 

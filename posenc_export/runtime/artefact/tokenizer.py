@@ -1,18 +1,18 @@
 """Conversion between text and token ids, by the tokenizer in an artefact folder or byte by byte."""
 
-import contextlib
 import functools
 import importlib.util
 import itertools
 import json
 import re
 from pathlib import Path
-from typing import Any, FrozenSet, Iterator, List, Optional, Protocol, Sequence
+from typing import Any, FrozenSet, List, Optional, Protocol, Sequence
 
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.pieces import LONGEST, BytePieces, TokenizerPieces
 from posenc_export.runtime.artefact.token_length import bytes_of_token
+from posenc_export.shared.foreign import explained, json_of
 
 BYTES = 256
 WINDOW = 16  # tokens of a prompt on which the text of the next token can depend
@@ -87,8 +87,8 @@ def read_tokenizer(content: bytes, most: Optional[int] = None) -> Any:
     """
     from tokenizers import Tokenizer
 
-    with _explained(
-        "a tokenizer.json that the tokenizers package can read",
+    with explained(
+        "text: expected a tokenizer.json that the tokenizers package can read",
         "update tokenizers, or save the tokenizer again",
     ):
         tokenizer = Tokenizer.from_buffer(content)
@@ -105,22 +105,7 @@ def check_tokenizer(content: bytes) -> None:
     if content and importlib.util.find_spec("tokenizers"):
         read_tokenizer(content)
     elif content:
-        with _explained("a tokenizer.json with a JSON object", "save the tokenizer again"):
-            dict(json.loads(content))
-
-
-@contextlib.contextmanager
-def _explained(rule: str, remedy: str) -> Iterator[None]:
-    """Turn an error of the tokenizers package into a ValueError."""
-    try:
-        yield
-    except Exception as error:
-        # The package raises Exception itself, and TypeError for text that is not Unicode.
-        if type(error) is not Exception and not isinstance(error, (TypeError, ValueError)):
-            raise
-        raise ValueError(
-            f"text: expected {rule}, got an error ({str(error)[:200]}); {remedy}"
-        ) from None
+        json_of("text", "tokenizer.json", content, "save the tokenizer again")
 
 
 class TokenizerCodec:
@@ -136,8 +121,8 @@ class TokenizerCodec:
         self.tokenizer = read_tokenizer(content, most)
 
     def encode(self, text: str, special: bool = True) -> List[int]:
-        with _explained(
-            "a text that the tokenizer can encode",
+        with explained(
+            "text: expected a text that the tokenizer can encode",
             "change the text, or export a tokenizer with an unknown token",
         ):
             # Unlike encode, which keeps other threads waiting, a batch releases Python's lock.
@@ -186,7 +171,8 @@ def _bytes(text: str) -> bytes:
 
 
 def _decoded(tokenizer: Any, tokens: Sequence[int], special: bool = False) -> str:
-    with _explained("token ids that the tokenizer can decode", "use the model's own tokenizer"):
+    rule = "text: expected token ids that the tokenizer can decode"
+    with explained(rule, "use the model's own tokenizer"):
         return tokenizer.decode(tokens, skip_special_tokens=not special)  # type: ignore[no-any-return]
 
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple, Type
 
 from posenc_export.runtime.artefact import pt2_archive
 from posenc_export.runtime.artefact.archive import Repacked, check_archive, read_most
@@ -15,19 +15,7 @@ from posenc_export.runtime.artefact.rules import graph_file
 from posenc_export.runtime.graphs.providers import AOTINDUCTOR
 from posenc_export.runtime.graphs.quiet import quiet
 from posenc_export.runtime.graphs.torch_graph import TorchGraph, limited
-
-# Exceptions of torch while it builds a program from damaged JSON: from its own checks, and from failed look-ups.
-DAMAGED = (
-    RuntimeError,
-    AssertionError,
-    ValueError,
-    TypeError,
-    KeyError,
-    IndexError,
-    AttributeError,
-    SyntaxError,
-    OverflowError,
-)
+from posenc_export.shared.foreign import FOREIGN
 
 
 def load_torch(folder: Path, manifest: Manifest, threads: Optional[int]) -> TorchGraph:
@@ -197,11 +185,12 @@ def _refusing_damage(path: Path) -> Iterator[None]:
     """Replace what torch raises while it builds a program from damaged JSON by ValueError."""
     import torch
 
-    verification = torch._export.verifier.SpecViolationError  # its only base is Exception
+    # The base of the last one is Exception.
+    errors: Tuple[Type[Exception], ...] = (*FOREIGN, torch._export.verifier.SpecViolationError)
     with quiet(
         logger="torch.export", level=logging.CRITICAL
     ):  # it logs tracebacks of exceptions that are handled here
         try:
             yield
-        except (*DAMAGED, verification) as error:
+        except errors as error:
             raise _damaged(path, error) from None

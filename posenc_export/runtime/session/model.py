@@ -73,7 +73,7 @@ class Model:
             OSError: the file cannot be read.
         """
         session = self.session(batch, capacity, rewind)
-        with saved.opened(Path(file), self.manifest.digest) as arrays:
+        with saved.opened(Path(file), self.manifest) as arrays:
             saved.fill(session, arrays)
         return session
 

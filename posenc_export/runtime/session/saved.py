@@ -5,24 +5,50 @@ sha256 of all that follows the line and of the header itself without this entry.
 """
 
 import hashlib
+import itertools
 import json
 import math
 import mmap
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Union
+from typing import Annotated, Any, Dict, Iterator, List, Literal, Optional, Union
 
+import msgspec
 import numpy as np
+from msgspec import Meta, Struct
 
 from posenc_export.runtime.artefact.files import replacing
+from posenc_export.runtime.artefact.schema import MOST, Manifest, Size
+from posenc_export.runtime.session import saved_rules
 from posenc_export.runtime.session.arguments import Rows, check_tokens
 from posenc_export.runtime.session.encoder_outputs import EncoderOutputs
+from posenc_export.runtime.session.saved_rules import ENCODER, STATE
 
-VERSION = 1
 LINE = 1 << 20  # longest header in bytes
 REMEDY = "delete the file and read the tokens again"
 Arrays = Dict[str, np.ndarray]
+
+
+class Stored(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """An array in the file: name, dtype as numpy writes it, shape."""
+
+    name: Annotated[str, Meta(max_length=256)]
+    dtype: Literal["|b1", "|i1", "<u2", "<i4", "<i8", "<f2", "<f4"]
+    shape: Annotated[List[Size], Meta(max_length=8)]
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+class Header(Struct, frozen=True, forbid_unknown_fields=True):
+    """The first line. sha256 is that of all that follows, and of the other fields."""
+
+    posenc_session: Literal[1]
+    artefact: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    arrays: Annotated[List[Stored], Meta(max_length=2 * MOST + 8)]
+    sha256: Annotated[str, Meta(max_length=64)] = ""
 
 
 def write(session: Any, file: Union[str, Path], tokens: Optional[Rows]) -> None:
@@ -39,64 +65,71 @@ def write(session: Any, file: Union[str, Path], tokens: Optional[Rows]) -> None:
             )
         check_tokens(manifest.vocabulary, rows)
         arrays["tokens"] = np.concatenate([np.zeros(0, np.int64), *rows]).astype(np.int64)
-    if state.encoder_outputs is not None:
-        arrays |= {f"encoder.{name}": array for name, array in state.encoder_outputs.arrays.items()}
+    if state.encoder_outputs is not None and state.rows:
+        arrays |= {ENCODER + name: array for name, array in state.encoder_outputs.arrays.items()}
     if state.caches is not None and state.rows:
         contents = state.caches.contents(state.rows, session._cache_manager.used(state))
         arrays |= {
-            f"state.{one.past}": content
-            for one, content in zip(manifest.states, contents, strict=True)
+            STATE + kept.past: content
+            for kept, content in zip(manifest.states, contents, strict=True)
         }
     parts = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    header = {
-        "posenc_session": VERSION,
-        "artefact": manifest.digest,
-        "arrays": [[name, array.dtype.str, list(array.shape)] for name, array in parts.items()],
-    }
-    header["sha256"] = _sha256(header, parts.values())
+    stored = [
+        Stored(name, array.dtype.str, list(array.shape))  # type: ignore[arg-type]
+        for name, array in parts.items()
+    ]
+    header = Header(1, manifest.digest, stored)
+    header = msgspec.structs.replace(header, sha256=_sha256(header, parts.values()))
     with replacing(file) as stream:
-        stream.write(json.dumps(header).encode() + b"\n")
+        stream.write(msgspec.json.encode(header) + b"\n")
         for array in parts.values():
             stream.write(array.reshape(-1).view(np.uint8).data)
 
 
 @contextmanager
-def opened(file: Path, artefact: str) -> Iterator[Arrays]:
-    """Give the arrays of a file by name, as views of the file. Its digest is computed within the context and compared when the context ends, also after an error.
+def opened(file: Path, manifest: Manifest) -> Iterator[Arrays]:
+    """Give the arrays of a file by name, as views of the file, after a check of their forms.
+
+    The digest is computed within the context and compared when it ends, also after an error.
+
+    Args:
+        manifest: of the artefact that the file must belong to.
 
     Raises:
-        ValueError: the file is no saved session, was truncated or changed, or belongs to another artefact than the one with this digest.
+        ValueError: the file is no saved session, was truncated or changed, belongs to another
+            artefact, or has arrays that no session of this one has.
         OSError: the file cannot be read.
     """
     with file.open("rb") as stream:
         header = _header(file, stream.readline(LINE))
-        if header["artefact"] != artefact:
+        if header.artefact != manifest.digest:
             raise ValueError(
-                f"restore {file}: expected a session of the artefact {artefact}, got one of {header['artefact']}; restore it with that artefact"
+                f"restore {file}: expected a session of the artefact {manifest.digest}, "
+                f"got one of {header.artefact}; restore it with that artefact"
             )
         begin = stream.tell()
         content = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))[
             begin:
         ]  # the rest is read where it is used
-    sizes = [math.prod(shape) * np.dtype(dtype).itemsize for _, dtype, shape in header["arrays"]]
+    sizes = [stored.bytes for stored in header.arrays]
     if sum(sizes) != len(content):
         raise ValueError(
             f"restore {file}: expected {sum(sizes)} bytes after the header, got {len(content)}, so the file is not whole; {REMEDY}"
         )
-    ends = np.cumsum(sizes).tolist()
+    ends = itertools.accumulate(sizes)
     with ThreadPoolExecutor(1) as pool:
-        digest = pool.submit(
-            _sha256, {name: value for name, value in header.items() if name != "sha256"}, [content]
-        )
+        digest = pool.submit(_sha256, header, [content])
         try:
-            yield {
-                name: np.frombuffer(content[end - size : end], dtype).reshape(shape)
-                for (name, dtype, shape), size, end in zip(
-                    header["arrays"], sizes, ends, strict=True
+            arrays = {
+                stored.name: np.frombuffer(content[end - size : end], stored.dtype).reshape(
+                    stored.shape
                 )
+                for stored, size, end in zip(header.arrays, sizes, ends, strict=True)
             }
+            _check(file, header, manifest, arrays)
+            yield arrays
         finally:
-            if digest.result() != header["sha256"]:
+            if digest.result() != header.sha256:
                 raise ValueError(
                     f"restore {file}: expected the content that was saved, got a file that was changed; {REMEDY}"
                 )
@@ -105,7 +138,7 @@ def opened(file: Path, artefact: str) -> Iterator[Arrays]:
 def fill(session: Any, arrays: Arrays) -> None:
     """Give a session without rows the content of a file, whose artefact is that of the session. Raise ValueError if it exceeds the capacity."""
     manager, manifest = session._cache_manager, session.manifest
-    length, start = arrays["length"].astype(np.int64), arrays["start"].astype(np.int64)
+    length, start = np.array(arrays["length"]), np.array(arrays["start"])
     if not len(length):
         return
     if (
@@ -116,27 +149,31 @@ def fill(session: Any, arrays: Arrays) -> None:
             f"restore: expected rows of at most {manager.capacity} tokens, got {length.tolist()}; open the session with a larger capacity"
         )
     encoder = {
-        name.removeprefix("encoder."): np.array(array)
+        name.removeprefix(ENCODER): np.array(array)
         for name, array in arrays.items()
-        if name.startswith("encoder.")
+        if name.startswith(ENCODER)
     }
     opened = manager.opened(session._now, start).replace(
         settled_length=length,
         slots=np.array(arrays["slots"]),
         encoder_outputs=EncoderOutputs(encoder) if encoder else None,
     )
-    if any(name.startswith("state.") for name in arrays):
+    if manifest.states:
         used = manager.used(opened)
         caches = opened.caches.reserve(used, opened.rows).filled(
-            [arrays[f"state.{one.past}"] for one in manifest.states], opened.rows, used
+            [arrays[STATE + state.past] for state in manifest.states], opened.rows, used
         )
         opened, manager.written = opened.replace(caches=caches), used
     session._now = opened
 
 
-def tokens(file: Union[str, Path], artefact: str) -> Optional[List[np.ndarray]]:
-    """Return the ids that Session.save was given, of each row; None if it was given none. artefact: Manifest.digest. Raise ValueError and OSError as `opened`."""
-    with opened(Path(file), artefact) as arrays:
+def tokens(file: Union[str, Path], manifest: Manifest) -> Optional[List[np.ndarray]]:
+    """Return the ids that Session.save was given, of each row; None if it was given none.
+
+    Raises:
+        ValueError, OSError: as `opened`.
+    """
+    with opened(Path(file), manifest) as arrays:
         return (
             np.split(arrays["tokens"], np.cumsum(arrays["length"])[:-1])
             if "tokens" in arrays
@@ -144,27 +181,29 @@ def tokens(file: Union[str, Path], artefact: str) -> Optional[List[np.ndarray]]:
         )
 
 
-def _header(file: Path, line: bytes) -> Dict[str, Any]:
+def _header(file: Path, line: bytes) -> Header:
     try:
-        header = json.loads(line)
-        sound = header["posenc_session"] == VERSION and {"artefact", "arrays", "sha256"} <= set(
-            header
-        )
-        [
-            (str(name), np.dtype(dtype), [int(size) for size in shape])
-            for name, dtype, shape in header["arrays"]
-        ]
-    except (ValueError, KeyError, TypeError):
-        sound = False
-    if not sound:
+        return msgspec.json.decode(line, type=Header)
+    except (ValueError, RecursionError):
         raise ValueError(
-            f"restore {file}: expected a file of Session.save of version {VERSION}, got another one; {REMEDY}"
-        )
-    return header  # type: ignore[no-any-return]
+            f"restore {file}: expected a file of Session.save of version 1, got another one; {REMEDY}"
+        ) from None
 
 
-def _sha256(header: Dict[str, Any], parts: Any) -> str:
-    found = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+def _check(file: Path, header: Header, manifest: Manifest, arrays: Arrays) -> None:
+    try:
+        if len(arrays) != len(header.arrays):
+            raise ValueError("expected unique names of arrays, got a name twice")
+        saved_rules.check(manifest, arrays)
+    except ValueError as error:
+        raise ValueError(f"restore {file}: {error}; {REMEDY}") from None
+
+
+def _sha256(header: Header, parts: Any) -> str:
+    """Return the digest of a header without its own, and of the bytes of arrays."""
+    values = msgspec.to_builtins(header)
+    del values["sha256"]
+    found = hashlib.sha256(json.dumps(values, sort_keys=True).encode())
     for part in parts:
         found.update(part)
     return found.hexdigest()

@@ -1,17 +1,38 @@
 """Embed texts: tokenize them, read texts of similar length together, and return their embeddings in the order of the texts."""
 
-import json
 from pathlib import Path
-from typing import Any, List, Optional, Sequence
+from typing import Annotated, Any, Dict, List, Optional, Sequence
 
 import numpy as np
+from msgspec import Meta, Struct
 
 from posenc_export.runtime.artefact.tokenizer import codec
 from posenc_export.runtime.session.arguments import at_least, short_repr
+from posenc_export.shared.foreign import json_of, typed
 
 OUTPUT = "sentence_embedding"
 PROMPTS = "config_sentence_transformers.json"
 BATCH = 1024  # default for the largest number of tokens, padding included, that are read together
+AGAIN = "correct it in the checkpoint, and export it again"
+
+
+class Truncation(Struct):
+    """How a tokenizer.json cuts texts."""
+
+    max_length: Annotated[int, Meta(ge=0)]
+
+
+class Tokenizer(Struct):
+    """What is read of a tokenizer.json."""
+
+    truncation: Optional[Truncation] = None
+
+
+class Settings(Struct):
+    """What is read of PROMPTS."""
+
+    prompts: Optional[Dict[str, Optional[str]]] = None
+    default_prompt_name: Optional[str] = None
 
 
 def encode(model: Any, texts: Sequence[str], prompt: Optional[str], batch: int) -> np.ndarray:
@@ -54,8 +75,11 @@ def check_model(model: Any) -> None:
 def longest(model: Any) -> int:
     """Return the largest number of tokens of a text, special tokens included, at which its tokenizer cuts it; the range of positions if it does not."""
     path, most = model.folder / "tokenizer.json", int(model.manifest.max_positions)
-    cut = json.loads(path.read_text(encoding="utf-8")).get("truncation") if path.is_file() else None
-    return min(most, int(cut["max_length"])) if cut else most
+    if not path.is_file():
+        return most
+    content = json_of("embed", path.name, path.read_bytes(), AGAIN)
+    cut = typed("embed", path.name, content, Tokenizer, AGAIN).truncation
+    return most if cut is None else min(most, cut.max_length)
 
 
 def groups(lengths: Sequence[int], batch: int) -> List[List[int]]:
@@ -71,15 +95,14 @@ def groups(lengths: Sequence[int], batch: int) -> List[List[int]]:
 def _prompt(folder: Path, name: Optional[str]) -> str:
     """Return the text of a prompt of the checkpoint; of its default prompt, or none, if no name is given."""
     path = folder / PROMPTS
-    settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    prompts, name = (
-        settings.get("prompts") or {},
-        settings.get("default_prompt_name") if name is None else name,
-    )
+    content = json_of("embed", path.name, path.read_bytes(), AGAIN) if path.is_file() else {}
+    settings = typed("embed", path.name, content, Settings, AGAIN)
+    prompts, name = settings.prompts or {}, settings.default_prompt_name if name is None else name
     if name is None:
         return ""
-    if not isinstance(prompts.get(name), str):
+    text = prompts.get(name)
+    if text is None:
         raise ValueError(
             f"embed: expected prompt to be one of {', '.join(prompts) or 'none'}, got {name!r}; leave it out, or put it before the texts"
         )
-    return str(prompts[name])
+    return text

@@ -60,7 +60,7 @@ def test_a_restored_session_continues_as_the_one_that_was_saved(model: Any, tmp_
         restored.length.tolist() == session.length.tolist()
         and restored.position.tolist() == session.position.tolist()
     )
-    assert [row.tolist() for row in saved.tokens(tmp_path / "saved", model.manifest.digest)] == held
+    assert [row.tolist() for row in saved.tokens(tmp_path / "saved", model.manifest)] == held
     assert np.array_equal(_continued(restored), _continued(session))
     for one in (restored, session):
         one.rewind([1, 0, 2])
@@ -70,7 +70,7 @@ def test_a_restored_session_continues_as_the_one_that_was_saved(model: Any, tmp_
 def test_a_session_without_rows_is_restored_without_rows(model: Any, tmp_path: Path) -> None:
     model.session().save(tmp_path / "empty")
     restored = model.restore(tmp_path / "empty")
-    assert restored.batch == 0 and saved.tokens(tmp_path / "empty", model.manifest.digest) is None
+    assert restored.batch == 0 and saved.tokens(tmp_path / "empty", model.manifest) is None
     assert np.array_equal(restored.prefill(PROMPTS), model.session().prefill(PROMPTS))
 
 

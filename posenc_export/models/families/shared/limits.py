@@ -29,7 +29,9 @@ MOST: Tuple[Tuple[str, str, int], ...] = (
 # Keys whose values are names.
 NAMES = re.compile(
     r"^(hidden_|ff_)?activation(_function)?$|^hidden_act$|feed_forward_proj|^rope_type$|scoring_func$|topk_method$|^attn_type$|norm_type$|norm_rel_ebd$"
+    r"|layer_types\[\]$"
 )
+FLOAT32 = 3.4e38  # the largest number
 LONGEST = 2**14  # entries of a list; the longest are factors of rotary pairs
 DEEPEST = 8  # levels of nested values
 # Largest number of entries in a table of positions: 2 GiB in float64. Encodings with such tables, with the width of a row.
@@ -38,12 +40,17 @@ ROWS = {"rope": "head_size", "mrope": "head_size", "alibi": "heads"}
 
 
 def check_values(family: str, values: Mapping[str, Any], depth: int = 0) -> None:
-    """Check the integers, names and lists in config.json.
+    """Check the numbers, names and lists in config.json.
 
     Raises:
-        ValueError: an integer above the limit of its kind, a value of another type in place of a name, a list that is too long, too many levels.
+        ValueError: an integer above the limit of its kind, a number that float32 does not have, a
+            value of another type in place of a name, a list that is too long, too many levels.
     """
     for key, value in values.items():
+        if not str(key).isprintable():
+            raise ValueError(
+                f"{family}: expected keys of printable characters in config.json, got {str(key)!r:.80}; correct config.json"
+            )
         if key not in IGNORED:
             _check(family, str(key), value, depth)
 
@@ -53,7 +60,8 @@ def _check(family: str, key: str, value: Any, depth: int) -> None:
         raise ValueError(
             f"{family}: expected at most {DEEPEST} levels of nested values in config.json, got more in {key}; correct config.json"
         )
-    if NAMES.search(key) and not (value is None or isinstance(value, str)):
+    absent = value is None and not key.endswith("[]")
+    if NAMES.search(key) and not (absent or isinstance(value, str)):
         raise ValueError(
             f"{family}: expected {key} to be a name, got {value!r:.80}; correct config.json"
         )
@@ -66,6 +74,14 @@ def _check(family: str, key: str, value: Any, depth: int) -> None:
             )
         for item in value:
             _check(family, key + "[]", item, depth + 1)
+    elif isinstance(value, str) and not value.isprintable():
+        raise ValueError(
+            f"{family}: expected {key} to be printable characters, got {value!r:.80}; correct config.json"
+        )
+    elif isinstance(value, float) and not abs(value) <= FLOAT32:
+        raise ValueError(
+            f"{family}: expected {key} to be a number of float32, got {value}; correct config.json"
+        )
     elif isinstance(value, int):
         kind, most = next((kind, most) for pattern, kind, most in MOST if re.search(pattern, key))
         if abs(value) > most:

@@ -1,0 +1,66 @@
+"""Files into which llama.cpp splits a model: NAME-00001-of-00003.gguf and those that follow it."""
+
+import re
+from pathlib import Path
+from typing import Any, Dict, List
+
+from posenc_export.models.gguf.file import GGUFFile, read
+from posenc_export.models.gguf.tensors import GGUFTensor
+
+PART = re.compile(r"-(\d{5})-of-(\d{5})$")  # end of the name of a file that was split
+NUMBER, COUNT, TENSORS = "split.no", "split.count", "split.tensors.count"
+
+
+def read_parts(path: Path) -> List[GGUFFile]:
+    """Return a file, or all the files that it was split into, the first first.
+
+    Raises:
+        ValueError: as for `read`; a part is missing, or says that it is another part.
+        ModuleNotFoundError: gguf is not installed.
+    """
+    first = read(path)
+    count = _whole(first, COUNT, 1)
+    if count < 2:
+        return [first]
+    name = PART.search(path.stem)
+    if name is None or int(name[1]) != 1 or int(name[2]) != count:
+        raise ValueError(
+            f"checkpoint: expected the first of {count} files, NAME-00001-of-{count:05}.gguf, "
+            f"got {path.name}; give the first, with the others beside it"
+        )
+    stem = path.stem[: name.start()]
+    others = [
+        read(path.with_name(f"{stem}-{part:05}-of-{count:05}.gguf")) for part in range(2, count + 1)
+    ]
+    files = [first, *others]
+    for index, file in enumerate(files):
+        for key, wanted in ((NUMBER, index), (COUNT, count)):
+            if (number := _whole(file, key, wanted)) != wanted:
+                raise _refusal(file, f"{key} to be {wanted}", number)
+    tensors = sum(len(file.tensors) for file in files)
+    if (number := _whole(first, TENSORS, tensors)) != tensors:
+        raise _refusal(first, f"{TENSORS} to be {tensors}, as many as the files have", number)
+    return files
+
+
+def tensors_of(files: List[GGUFFile]) -> Dict[str, GGUFTensor]:
+    """Return the tensors of all parts by name. Raise ValueError if two parts have one."""
+    found: Dict[str, GGUFTensor] = {}
+    for file in files:
+        for tensor in file.tensors:
+            if tensor.name in found:
+                raise _refusal(file, "tensors that no other part has", tensor.name)
+            found[tensor.name] = tensor
+    return found
+
+
+def _whole(file: GGUFFile, key: str, default: int) -> int:
+    number = file.values.get(key, default)
+    if type(number) is not int or number < 0:
+        raise _refusal(file, f"{key} to be a whole number", f"{number!r:.80}")
+    return number
+
+
+def _refusal(file: GGUFFile, rule: str, got: Any) -> ValueError:
+    name = file.path.name
+    return ValueError(f"gguf {name}: expected {rule}, got {got}; download the files again")

@@ -1,0 +1,89 @@
+"""Errors of other libraries, and JSON files of strangers, as a ValueError of one line."""
+
+import contextlib
+import json
+import re
+from typing import Any, Iterator, Tuple, Type
+
+import msgspec
+
+# Exceptions that libraries raise for content that they do not expect: tokenizers, Jinja, torch's
+# readers. RuntimeError includes RecursionError, LookupError includes KeyError and IndexError.
+FOREIGN: Tuple[Type[Exception], ...] = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+LONGEST = 200  # characters of an error in a message
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # an escape in JSON that may be half a character
+
+
+def brief(error: BaseException) -> str:
+    """Return the text of an error in one line, or the name of its class if it has none."""
+    return " ".join(str(error).split())[:LONGEST] or type(error).__name__
+
+
+@contextlib.contextmanager
+def explained(rule: str, remedy: str, *errors: Type[Exception]) -> Iterator[None]:
+    """Context manager that turns errors of FOREIGN, and bare ones, into a ValueError.
+
+    Args:
+        rule: what was expected, such as "text: expected a text that the tokenizer can encode".
+        errors: further exceptions of the library.
+
+    Raises:
+        ValueError: one of these errors.
+    """
+    try:
+        yield
+    except Exception as error:
+        # Libraries in Rust raise Exception itself.
+        if type(error) is not Exception and not isinstance(error, (*FOREIGN, *errors)):
+            raise
+        raise ValueError(f"{rule}, got an error ({brief(error)}); {remedy}") from None
+
+
+def json_of(where: str, name: str, content: bytes, remedy: str, kind: Type[Any] = dict) -> Any:
+    """Return the content of a JSON file.
+
+    Args:
+        where: begins messages.
+        name: name of the file.
+        kind: dict or list.
+
+    Raises:
+        ValueError: it is not JSON in UTF-8, nested too deeply, has half of a character, or is of
+            another kind.
+    """
+    with explained(f"{where}: expected {name} to be JSON", remedy):
+        values = json.loads(content.decode("utf-8"))
+        if SURROGATE.search(content):
+            json.dumps(values, ensure_ascii=False).encode()
+    if not isinstance(values, kind):
+        rule = f"a JSON {'object' if kind is dict else 'list'}"
+        raise ValueError(
+            f"{where}: expected {name} to be {rule}, got {type(values).__name__}; {remedy}"
+        )
+    return values
+
+
+def typed(where: str, name: str, values: Any, kind: Any, remedy: str) -> Any:
+    """Return values of a JSON file as a msgspec.Struct, or another type, which describes them.
+
+    Raises:
+        ValueError: a value of another type.
+    """
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(
+            f"{where}: expected {name} with values as its library writes them, "
+            f"got another ({brief(error)}); {remedy}"
+        ) from None

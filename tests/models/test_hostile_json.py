@@ -1,0 +1,245 @@
+"""JSON files of a checkpoint with odd values: each is read, or refused in one line."""
+
+import json
+import random
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Callable, Iterator, List, Sequence, Tuple
+
+import pytest
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+pytest.importorskip("jinja2", reason="jinja2 is not installed")
+
+from posenc_export.models import families  # noqa: E402
+from posenc_export.models.pretrained import from_pretrained  # noqa: E402
+from posenc_export.runtime.artefact.chat_template import chat_codec  # noqa: E402
+from posenc_export.runtime.artefact.tokenizer import check_tokenizer  # noqa: E402
+from posenc_export.runtime.session import sentences as session_sentences  # noqa: E402
+from tests.models import checkpoints, sentence_folders  # noqa: E402
+
+ODD: List[Any] = [
+    None, True, False, 0, -1, 1, 2, 2**31, 2**63, 2**70, 1.5, -0.0, 1e308, float("nan"), float("inf"),
+    "", "x", "a\nb", "\ud800", "../x", "a\0b", [], [1], ["x"], [None], [[]], [{}], {}, {"a": 1}, {"type": "x"},
+    [{"name": [], "template": 1}],
+]  # fmt: skip
+SETTINGS = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "model_max_length": 64,
+    "do_lower_case": True,
+    "bos_token": {"content": "[CLS]", "special": True},
+    "eos_token": "[SEP]",
+    "chat_template": [{"name": "default", "template": "{{ messages }}"}],
+}
+SENTENCES = (
+    "modules.json",
+    "sentence_bert_config.json",
+    "1_Pooling/config.json",
+    "2_Dense/config.json",
+    "tokenizer_config.json",
+    "tokenizer.json",
+    "config.json",
+)
+DECODER = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+COUNTS = [2, pytest.param(len(ODD), marks=pytest.mark.exhaustive)]
+Path_ = Tuple[Any, ...]  # keys and indices that lead to a value
+
+
+def _paths(values: Any, path: Path_ = ()) -> Iterator[Path_]:
+    """Yield the paths of all values; of a large object or list, only those of three entries."""
+    yield path
+    entries = values.items() if isinstance(values, dict) else enumerate(values)
+    for key, value in list(entries)[: 3 if len(values) > 40 or isinstance(values, list) else None]:
+        if isinstance(value, (dict, list)):
+            yield from _paths(value, (*path, key))
+        else:
+            yield (*path, key)
+
+
+def _changed(values: Any, path: Path_, value: Any) -> Any:
+    """Return a copy of JSON values with another value at a path."""
+    if not path:
+        return value
+    copy = dict(values) if isinstance(values, dict) else list(values)
+    copy[path[0]] = _changed(values[path[0]], path[1:], value)
+    return copy
+
+
+def _check(values: Any, count: int, call: Callable[[Any], Any]) -> None:
+    """Call with `count` odd values at each path. Only a ValueError of one line may be raised."""
+    choice = random.Random(0)
+    for path in _paths(values):
+        for value in choice.sample(ODD, count):
+            try:
+                call(_changed(values, path, value))
+            except ValueError as error:
+                assert re.fullmatch(r"[^\n]*: expected [^\n]*", str(error)), (path, value, error)
+
+
+def _write(folder: Path, name: str, values: Any) -> None:
+    (folder / name).write_text(json.dumps(values))
+
+
+@pytest.fixture(scope="module")
+def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sentences") / "a"
+    after = [sentence_folders.DENSE, "Normalize"]
+    sentence_folders.folder(folder, {"pooling_mode": ["mean"]}, after, lower=True)
+    _write(folder, "tokenizer_config.json", SETTINGS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("decoder") / "a"
+    checkpoints.saved("llama", folder)
+    (folder / "tokenizer.json").write_bytes(sentence_folders.tokenizer())
+    _write(folder, "tokenizer_config.json", SETTINGS)
+    generation = {"eos_token_id": [1, 2], "num_beams": 1, "suppress_tokens": [1]}
+    _write(folder, "generation_config.json", generation)
+    return folder
+
+
+def _with(folder: Path, name: str) -> Callable[[Any], None]:
+    """Return what loads the folder with other values in a file."""
+
+    def load(values: Any) -> None:
+        _write(folder, name, values)
+        check_tokenizer(from_pretrained(folder).text.tokenizer)
+
+    return load
+
+
+def _in_turn(folder: Path, name: str, count: int) -> None:
+    content = (folder / name).read_bytes()
+    try:
+        _check(json.loads(content), count, _with(folder, name))
+    finally:
+        (folder / name).write_bytes(content)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("name", SENTENCES)
+def test_any_value_in_a_folder_of_sentence_transformers_is_read_or_refused_in_one_line(
+    name: str, count: int, sentences: Path
+) -> None:
+    _in_turn(sentences, name, count)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("name", DECODER)
+def test_any_value_in_a_checkpoint_of_a_decoder_is_read_or_refused_in_one_line(
+    name: str, count: int, decoder: Path
+) -> None:
+    _in_turn(decoder, name, count)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_any_value_in_settings_of_a_conversation_is_read_or_refused_in_one_line(
+    count: int, tmp_path: Path
+) -> None:
+    manifest: Any = SimpleNamespace(
+        files={"tokenizer_config.json": None}, kind="decoder", vocabulary=256, stop_ids=[]
+    )
+
+    def load(values: Any) -> None:
+        _write(tmp_path, "tokenizer_config.json", values)
+        chat_codec(tmp_path, manifest)
+
+    _check(SETTINGS, count, load)
+
+
+TEMPLATES: Sequence[Any] = (
+    5, {"default": "x"}, ["x"], [{"name": ["default"], "template": "x"}], [{"name": "default"}],
+    [{"name": "default", "template": None}], [None], [[]], [{"name": "other", "template": "x"}],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_chat_template_of_another_form_is_refused_in_one_line(
+    template: Any, tmp_path: Path
+) -> None:
+    manifest: Any = SimpleNamespace(
+        files={"tokenizer_config.json": None}, kind="decoder", vocabulary=256, stop_ids=[]
+    )
+    _write(tmp_path, "tokenizer_config.json", {"chat_template": template})
+    with pytest.raises(
+        ValueError, match=r"^chat: expected [^\n]*; save one as chat_template.jinja$"
+    ):
+        chat_codec(tmp_path, manifest)
+
+
+MODULE = {
+    "idx": 1,
+    "name": "1",
+    "path": "1_Pooling",
+    "type": "sentence_transformers.models.Pooling",
+}
+MODULES: Sequence[Any] = (
+    {"idx": {}}, {"idx": "x"}, {"idx": None}, {"idx": float("nan")}, {"path": 5}, {"path": "a\0b"},
+    {"path": "x" * 5000}, {"type": ["x"]}, {"type": "a\nb"}, {"path": "\ud800"},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("change", MODULES)
+def test_a_module_with_a_value_of_another_type_is_refused_in_one_line(
+    change: Any, sentences: Path
+) -> None:
+    content = (sentences / "modules.json").read_bytes()
+    first, _, *others = json.loads(content)
+    try:
+        _write(sentences, "modules.json", [first, {**MODULE, **change}, *others])
+        with pytest.raises(ValueError, match=r"^sentence-transformers: expected [^\n]*$"):
+            from_pretrained(sentences)
+    finally:
+        (sentences / "modules.json").write_bytes(content)
+
+
+@pytest.mark.parametrize("limit", [float("inf"), float("nan"), 1e30, 10**30, "x", [64], None])
+def test_a_tokenizer_without_a_sensible_limit_is_cut_at_the_positions_of_the_encoder(
+    limit: Any, sentences: Path
+) -> None:
+    names = ("tokenizer_config.json", "sentence_bert_config.json")
+    contents = {name: (sentences / name).read_bytes() for name in names}
+    try:
+        _write(sentences, "tokenizer_config.json", {"model_max_length": limit})
+        _write(sentences, "sentence_bert_config.json", {})
+        model = from_pretrained(sentences)
+        cut = json.loads(model.text.tokenizer)["truncation"]
+        assert cut["max_length"] == model.config.max_positions
+    finally:
+        for name, content in contents.items():
+            (sentences / name).write_bytes(content)
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(len(ODD), marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("name", families.FILES)
+def test_any_value_in_a_config_of_a_family_is_read_or_refused_in_one_line(
+    name: str, count: int
+) -> None:
+    import transformers
+
+    values = json.loads(json.dumps(transformers.AutoConfig.for_model(name).to_dict()))
+    part = "decoder" if name in ("whisper", "t5", "mt5") else None
+    _check(values, count, lambda changed: families.read(changed, None, part))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [[], {"prompts": ["a"]}, {"prompts": {"a": 5}}, {"default_prompt_name": ["a"]}, "x"],
+    ids=str,
+)
+def test_prompts_of_another_form_are_refused_in_one_line(content: Any, tmp_path: Path) -> None:
+    _write(tmp_path, session_sentences.PROMPTS, content)
+    with pytest.raises(ValueError, match=r"^embed: expected [^\n]*; correct it in the checkpoint"):
+        session_sentences._prompt(tmp_path, None)
+
+
+@pytest.mark.parametrize("cut", [5, [], {}, {"max_length": "5"}, {"max_length": None}], ids=str)
+def test_a_cut_of_another_form_is_refused_in_one_line(cut: Any, tmp_path: Path) -> None:
+    _write(tmp_path, "tokenizer.json", {"truncation": cut})
+    model = SimpleNamespace(folder=tmp_path, manifest=SimpleNamespace(max_positions=9))
+    with pytest.raises(ValueError, match=r"^embed: expected [^\n]*; correct it in the checkpoint"):
+        session_sentences.longest(model)

@@ -1,0 +1,153 @@
+"""Saved sessions that were not written by Session.save: each is refused in one line."""
+
+import copy
+import hashlib
+import json
+import random
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posenc_export import load
+from posenc_export.export import export
+from posenc_export.models.presets import seeded
+from posenc_export.models.short_forms import decoder_config
+from posenc_export.runtime.session import saved
+from tests.tiny import block
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A model, the header of a session of it with three tokens, and the bytes of its arrays."""
+    folder = tmp_path_factory.mktemp("written")
+    path = folder / "saved"
+    config = decoder_config(vocabulary=256, layers=1, hidden=40, block=block("rope"))
+    export(seeded(config, 0), "ort", folder / "a", verify=False)
+    model = load(folder / "a", provider="cpu", threads=1)
+    session = model.session()
+    session.prefill([[1, 2, 3]])
+    session.save(path, [[1, 2, 3]])
+    header, _, content = path.read_bytes().partition(b"\n")
+    return model, json.loads(header), content
+
+
+def _sealed(header: Any, content: bytes) -> bytes:
+    """Return a file with the digest of its header and content."""
+    others = {name: value for name, value in header.items() if name != "sha256"}
+    digest = hashlib.sha256(json.dumps(others, sort_keys=True).encode() + content).hexdigest()
+    return json.dumps({**others, "sha256": digest}).encode() + b"\n" + content
+
+
+LENGTHS, STARTS = slice(0, 8), slice(8, 16)
+# What is changed in the arrays of a header, and what the message says. The bytes stay the same.
+FORMS = {
+    "another dtype of the same size": (
+        lambda arrays: arrays["state.past_key_values.0.key"].__setitem__(1, "<i4"),
+        r"expected state.past_key_values.0.key float32 .*, got int32",
+    ),
+    "a shape of the same size": (
+        lambda arrays: arrays["state.past_key_values.0.key"][2].reverse(),
+        r"expected state.past_key_values.0.key float32 \[1, .*\], got float32 ",
+    ),
+    "rows in place of a number": (
+        lambda arrays: arrays["length"].__setitem__(2, []),
+        r"expected length int64 \[0\], got int64 \[\]",
+    ),
+    "starts of another shape": (
+        lambda arrays: arrays["start"].__setitem__(2, [1, 1]),
+        r"expected start int64 \[1\], got int64 \[1, 1\]",
+    ),
+    "an unknown array": (
+        lambda arrays: arrays["tokens"].__setitem__(0, "words"),
+        "expected the arrays .*, got words",
+    ),
+    "no state": (
+        lambda arrays: arrays["state.past_key_values.0.key"].__setitem__(0, "encoder.x"),
+        "expected the arrays .*, got encoder.x",
+    ),
+    "a name twice": (
+        lambda arrays: arrays["start"].__setitem__(0, "length"),
+        "expected unique names of arrays, got a name twice",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FORMS)
+def test_arrays_of_another_form_are_refused_though_their_digest_is_right(
+    case: str, written: Any, tmp_path: Path
+) -> None:
+    model, header, content = written
+    header, (change, said) = copy.deepcopy(header), FORMS[case]
+    change({array[0]: array for array in header["arrays"]})
+    (tmp_path / "other").write_bytes(_sealed(header, content))
+    with pytest.raises(ValueError, match=rf"^restore .*other: {said}[^\n]*; delete the file"):
+        model.restore(tmp_path / "other")
+
+
+NUMBERS = {
+    "a longer row than its cache": (LENGTHS, 4, r"expected tokens int64 \[4\], got int64 \[3\]"),
+    "a length below 0": (LENGTHS, -3, "expected rows within positions 0 .. .*, got -3 tokens"),
+    "a start below 0": (STARTS, -1, "expected rows within positions 0 .. .*, got 3 tokens from -1"),
+    "a start beyond the range": (STARTS, 2**62, "expected rows within positions 0 .. "),
+}
+
+
+@pytest.mark.parametrize("case", NUMBERS)
+def test_rows_that_no_session_has_are_refused_though_their_digest_is_right(
+    case: str, written: Any, tmp_path: Path
+) -> None:
+    model, header, content = written
+    place, number, said = NUMBERS[case]
+    changed = bytearray(content)
+    changed[place] = struct.pack("<q", number)
+    (tmp_path / "other").write_bytes(_sealed(header, bytes(changed)))
+    with pytest.raises(ValueError, match=rf"^restore .*other: {said}[^\n]*; delete the file"):
+        model.restore(tmp_path / "other")
+
+
+def test_ids_beyond_the_vocabulary_are_refused_though_their_digest_is_right(
+    written: Any, tmp_path: Path
+) -> None:
+    model, header, content = written
+    changed = content.replace(struct.pack("<3q", 1, 2, 3), struct.pack("<3q", 1, 2, 256))
+    (tmp_path / "other").write_bytes(_sealed(header, changed))
+    with pytest.raises(ValueError, match=r"other: expected token ids 0 .. 255, got"):
+        saved.tokens(tmp_path / "other", model.manifest)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[" * 100_000 + b"]" * 100_000,
+        b'{"posenc_session": 1, "arrays": ' + b"[" * 100_000,
+        b'{"posenc_session": 1' + b"0" * 5000 + b"}",
+        b"\xff\xfe",
+        b"null",
+    ],
+    ids=["nested", "nested value", "large number", "not Unicode", "null"],
+)
+def test_a_header_that_is_no_header_is_refused_in_one_line(
+    line: bytes, written: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "other").write_bytes(line + b"\n")
+    with pytest.raises(ValueError, match=r"^restore .*: expected a file of Session.save[^\n]*$"):
+        written[0].restore(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    "count", [2000, pytest.param(None, marks=pytest.mark.exhaustive)], ids=["sample", "all"]
+)
+def test_a_file_with_one_bit_changed_is_refused_in_one_line(
+    count: Any, written: Any, tmp_path: Path
+) -> None:
+    model, header, content = written
+    path, whole = tmp_path / "other", _sealed(header, content)
+    bits = range(8 * (whole.index(b"\n") + 1)) if count else range(8 * len(whole))
+    for bit in random.Random(0).sample(bits, min(count or len(bits), len(bits))):
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        with pytest.raises(ValueError, match=r"^restore [^\n]*: expected [^\n]*$"):
+            model.restore(path)
