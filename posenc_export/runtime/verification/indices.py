@@ -251,7 +251,8 @@ def _windows(part: IntegerPart, mask: str) -> Dict[int, int]:
     return {
         layer: max(int(node.attributes.get("local_window_size", 0)), 0)
         for node, layer in part.attention
-        if node.operator == "GroupQueryAttention" and mask in node.inputs[10:11]
+        if node.operator == "GroupQueryAttention"
+        and mask in [part.casts.get(name, name) for name in node.inputs[10:11]]
     }
 
 

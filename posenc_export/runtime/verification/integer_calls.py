@@ -214,13 +214,17 @@ def placed(manifest: Manifest, call: Call, caches: bool) -> Places:
     }
     feeds[EMBEDDED] = np.zeros((*queries.shape, 1), np.float32)
     feeds["logits_index"] = np.maximum(feeds["logits_index"], 0)
-    sizes = {"batch_size": len(first), "sequence_length": call.width, "capacity": capacity}
+    feeds = {**_shaped(manifest, call, capacity), **feeds}
+    return Places(feeds, queries, keys, coordinates, first, last, call)
+
+
+def _shaped(manifest: Manifest, call: Call, capacity: int) -> Dict[str, np.ndarray]:
+    """Return all inputs and states of a graph by name, of which the integer part reads shapes only."""
+    sizes = {"batch_size": len(call.new), "sequence_length": call.width, "capacity": capacity}
     sizes |= {"past_sequence_length": capacity, "encoder_sequence_length": 1}
     named = {value.name: value for value in (*manifest.inputs, *manifest.encoder)}
-    for name, value in (named | {state.past: state for state in manifest.states}).items():
-        if name not in feeds:
-            feeds[name] = _empty(value.axes, sizes, value.dtype)
-    return Places(feeds, queries, keys, coordinates, first, last, call)
+    every = named | {state.past: state for state in manifest.states}
+    return {name: _empty(value.axes, sizes, value.dtype) for name, value in every.items()}
 
 
 def _written(manifest: Manifest, call: Call, capacity: int) -> np.ndarray:

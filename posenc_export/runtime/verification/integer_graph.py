@@ -14,6 +14,7 @@ from posenc_export.runtime.graphs.onnx_parts import constant, opened, serialised
 FLOATS = ("float", "float16", "bfloat16")
 TOKENS = ("input_ids", "token_type_ids")  # integers that choose weights, not places
 SIZES = ("Shape", "Size")
+HALF = (10, 16)  # TensorProto.DataType of float16 and bfloat16
 ATTENTIONS = ("GroupQueryAttention", "Attention")
 EMBEDDED = "embedded tokens"  # name of an input with their shape
 LAYER = re.compile(r"past_key_values\.(\d+)\.")
@@ -47,6 +48,7 @@ class IntegerPart:
         tables: constant and index of each Gather from a constant in the part, by name of the index.
         free: names of other values of which the part reads the shape, and whether they are embedded tokens [B,S,E].
         attention: attention nodes and their layers, in order.
+        casts: by a float32 value in half precision, which numpy may not have, that value.
     """
 
     graph: Nodes
@@ -55,6 +57,7 @@ class IntegerPart:
     tables: Dict[str, List[Constant]] = field(default_factory=dict)
     free: Dict[str, bool] = field(default_factory=dict)
     attention: List[Tuple[Node, int]] = field(default_factory=list)
+    casts: Dict[str, str] = field(default_factory=dict)
 
 
 def without_bodies(graph: Nodes) -> Nodes:
@@ -109,6 +112,8 @@ def integer_part(whole: Nodes) -> IntegerPart:
             _leave(part, node, varying, layers)
             continue
         part.nodes.append(node)
+        if node.operator == "Cast" and node.attributes.get("to") in HALF:
+            part.casts[node.outputs[0]] = node.inputs[0]
         known.update(node.outputs)
         if node.operator in SIZES and node.inputs[0] not in known - set(node.outputs):
             if node.inputs[0] not in graph.inputs:
@@ -133,7 +138,8 @@ def _leave(part: IntegerPart, node: Node, varying: Set[str], layers: Mapping[str
     on_state = node.inputs[:1] != [] and node.inputs[0] in part.graph.inputs
     for index, name in enumerate(node.inputs):
         if name in varying:
-            part.uses.setdefault(name, []).append(Use(node.operator, index, layer, on_state))
+            read = part.casts.get(name, name)
+            part.uses.setdefault(read, []).append(Use(node.operator, index, layer, on_state))
 
 
 def _layers(graph: Nodes) -> Dict[str, int]:

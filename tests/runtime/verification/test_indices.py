@@ -1,6 +1,7 @@
 """The check "indices": no fault in slots, positions, tables' indices or masks stays hidden, and no honest artefact is refused."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Callable, Dict, List
 
 import numpy as np
@@ -11,6 +12,7 @@ from onnx import helper, numpy_helper
 
 from posenc_export.export import export
 from posenc_export.runtime import load
+from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.verification import indices
 from tests.tiny import decoder, encoder
 from tests.traces import sources
@@ -203,3 +205,16 @@ def test_a_fault_in_a_written_graph_is_found(fault: str, tmp_path: Path) -> None
 def test_a_graph_that_is_no_onnx_is_named_as_skipped(tmp_path: Path) -> None:
     path = written(tmp_path, "rope", "torchscript")
     assert list(checked(path).skipped) == ["torchscript"]
+
+
+@pytest.mark.parametrize("variant", ["alibi", "t5"])
+def test_masks_in_bfloat16_are_compared_before_the_cast(variant: str, tmp_path: Path) -> None:
+    config = seeing(decoder(variant, max_positions=80), CHUNK)
+    export(sources(config), "ort-cuda", tmp_path / "a", dtype="bfloat16", verify=False)
+    graph, found = onnx.load(tmp_path / "a" / "model.onnx"), []
+    manifest = manifests.read(tmp_path / "a")
+    for change in (lambda graph: None, number("Div", 1, 1)):
+        change(graph.graph)
+        (tmp_path / "a" / "model.onnx").write_bytes(graph.SerializeToString())
+        found.append(indices.check(tmp_path / "a", SimpleNamespace(manifest=manifest)).failures)  # type: ignore[arg-type]
+    assert not found[0] and found[1]
