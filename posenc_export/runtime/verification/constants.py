@@ -4,17 +4,16 @@ Written from the documentation of the operators (onnx.ai/onnx/operators, Contrib
 ONNX Runtime), and not from the code that packs weights.
 """
 
-import hashlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from posenc_export.runtime.graphs.onnx_nodes import TYPES, Constant, Node, Nodes
+from posenc_export.runtime.graphs.onnx_nodes import Constant, Node, Nodes
+from posenc_export.runtime.verification.decoding import FOLDED, dequantized, of_blocks, unpacked
 
-GRAPH = "graph"  # key of the digest of nodes, attributes and connections
 MICROSOFT = "com.microsoft"
 
 
@@ -45,78 +44,6 @@ class Place:
         return f"{self.node.name} {self.role}, {' and '.join(self.names)}"
 
 
-def unpacked(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Return unsigned codes int16 of bytes [...,n]; the lower half of a byte is the first code."""
-    if bits == 8:
-        return codes.astype(np.int16)
-    if bits != 4:
-        raise ValueError(f"graph: expected codes of 4 or 8 bits, got {bits}; export again")
-    return np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], -1).astype("i2")
-
-
-def of_blocks(
-    codes: np.ndarray, scales: np.ndarray, zeros: Optional[np.ndarray], bits: int, inputs: int
-) -> np.ndarray:
-    """Return (code - zero point) * scale of blocks along the last axis.
-
-    Args:
-        codes: bytes of the codes [...,bytes]; each block fills whole bytes.
-        scales: [...,blocks].
-        zeros: bytes of zero points in rows that fill whole bytes, or zero points in the dtype of
-            scales; None for half the number of codes.
-        inputs: number of codes of a row that are weights; the others are padding.
-    """
-    lead, blocks = scales.shape[:-1], scales.shape[-1]
-    split = unpacked(codes.reshape(*lead, -1), bits).reshape(*lead, blocks, -1)
-    points: np.ndarray = np.full((*lead, blocks), 1 << (bits - 1), np.int16)
-    if zeros is not None and zeros.dtype == np.uint8:
-        points = unpacked(zeros.reshape(*lead, -1), bits)[..., :blocks]
-    elif zeros is not None:
-        points = zeros.reshape(*lead, blocks)
-    weights = (split - points[..., None]).astype(np.float32)
-    weights *= scales[..., None].astype(np.float32)
-    return weights.reshape(*lead, -1)[..., :inputs]
-
-
-def dequantized(
-    codes: np.ndarray, scales: np.ndarray, zeros: Optional[np.ndarray], axis: int, block: int
-) -> np.ndarray:
-    """Return the output of DequantizeLinear (opset 21): a scale for all, of an axis or of blocks."""
-
-    def spread(part: np.ndarray) -> np.ndarray:
-        if block:
-            repeated = np.repeat(part, block, axis)
-            return repeated[(slice(None),) * axis + (slice(codes.shape[axis]),)]
-        if part.ndim == 0 or part.shape == (1,):
-            return part.reshape(())
-        return part.reshape([-1 if dim == axis else 1 for dim in range(codes.ndim)])
-
-    axis %= codes.ndim
-    centred = codes.astype(np.int16)
-    if zeros is not None:
-        centred = centred - spread(zeros).astype(np.int16)
-    return centred.astype(np.float32) * spread(scales).astype(np.float32)
-
-
-def _cast(numbers: np.ndarray, node: Node) -> np.ndarray:
-    element = TYPES[node.attributes["to"]]
-    return numbers.astype({"float": "float32", "double": "float64"}.get(element, element))
-
-
-def _unsqueezed(numbers: np.ndarray, axes: np.ndarray) -> np.ndarray:
-    return np.expand_dims(numbers, tuple(axes.tolist()))
-
-
-# Nodes of constants that are computed here, as scales and offsets of blocks are.
-FOLDED: Mapping[str, Callable[..., np.ndarray]] = {
-    "Cast": lambda node, x: _cast(x, node),
-    "Transpose": lambda node, x: x.transpose(node.attributes.get("perm")),
-    "Unsqueeze": lambda node, x, axes: _unsqueezed(x, axes),
-    "Add": lambda node, x, y: x + y,
-    "Mul": lambda node, x, y: x * y,
-}
-
-
 class Constants:
     """The constants of a graph and of its bodies, and the places where they are read.
 
@@ -135,7 +62,6 @@ class Constants:
         self._collect(graph)
         self._makers = {name: node for node in self.nodes for name in node.outputs}
         self._known: Dict[str, Optional[Tuple[np.ndarray, Tuple[str, ...]]]] = {}
-        self._digests: Dict[str, str] = {}
         self._rows = self._gathered_rows()
 
     def _collect(self, graph: Nodes) -> None:
@@ -258,15 +184,6 @@ class Constants:
             names += [] if known is None else known[1]
         return parts, tuple(dict.fromkeys(names))
 
-    def digest(self, place: Place) -> str:
-        """Return the sha256 of the numbers of a place with their dtypes and shapes."""
-        if place.decoded:
-            return _digest(place.numbers)
-        for name in place.names:
-            if name not in self._digests:
-                self._digests[name] = _digest(self.array(name))
-        return " ".join(self._digests[name] for name in place.names)
-
 
 def _product(constants: Constants, node: Node) -> Iterator[Place]:
     """Yield the weight [N,K] of MatMulNBits."""
@@ -341,70 +258,3 @@ DECODED: Mapping[Tuple[str, str], Tuple[int, ...]] = {
     (MICROSOFT, "QMoE"): (2, 3, 5, 6),
     ("", "DequantizeLinear"): (0, 1, 2),
 }
-
-
-class Digests:
-    """Collects the digests of a graph, by name of a node and GRAPH.
-
-    The digest of a node that reads constants, or that is an operator of com.microsoft, has its
-    attributes and numbers; GRAPH has the attributes and connections of all nodes.
-    """
-
-    def __init__(self, constants: Constants) -> None:
-        self._constants = constants
-        self._parts: Dict[str, List[str]] = {}
-
-    def add(self, place: Place) -> None:
-        """Add the numbers of a place."""
-        parts = self._parts.setdefault(place.node.name, [])
-        parts.append(f"{place.role} {self._constants.digest(place)}")
-
-    def result(self) -> Dict[str, str]:
-        """Return the digests after all places were added."""
-        nodes = self._constants.nodes
-        graph = self._constants.graph
-        own = {
-            node.name: _sha256([_described(node), *sorted(self._parts.get(node.name, []))])
-            for node in nodes
-            if node.name in self._parts or node.domain == MICROSOFT
-        }
-        ends = [*graph.inputs, "to", *graph.outputs]
-        connections = [" ".join([n.name, *n.inputs, "to", *n.outputs]) for n in nodes]
-        return {GRAPH: _sha256([*map(_described, nodes), *connections, *ends]), **own}
-
-
-def digests_of(constants: Constants) -> Dict[str, str]:
-    """Decode all numbers of a graph and return the digests of its nodes.
-
-    Raises:
-        ValueError: codes of an operator whose inputs are not as documented.
-    """
-    digests = Digests(constants)
-    for place in constants.decoded():
-        digests.add(place)
-    for place in constants.plain():
-        digests.add(place)
-    return digests.result()
-
-
-def _described(node: Node) -> str:
-    """Return operator and attributes of a node, without its bodies."""
-    kept = sorted(
-        f"{name}={content.hex()}"
-        for name, content in node.serialised.items()
-        if not isinstance(node.attributes[name], Nodes)
-    )
-    return " ".join([node.domain, node.operator, *kept])
-
-
-def _digest(numbers: np.ndarray) -> str:
-    """Return the sha256 of an array: dtype, shape and little-endian numbers in row-major order."""
-    content: Any = np.ascontiguousarray(numbers, numbers.dtype.newbyteorder("<"))
-    whole = hashlib.sha256(f"{content.dtype.str} {numbers.shape}".encode())
-    if content.size:
-        whole.update(content.reshape(-1).view(np.uint8).data)
-    return whole.hexdigest()
-
-
-def _sha256(parts: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
