@@ -10,6 +10,7 @@ from posenc_export.runtime.artefact.certificate import MOST_FAILURES, Check
 
 CHUNK = 1 << 14  # rows that are compared at once
 OF_ANGLE = 1e-15  # relative rounding error of an angle in float64, which frequencies share
+SMALLEST = 1e-300  # bound of a number that is exactly 0, and of no error
 NEAR = 16  # rows whose largest number bounds what an error of their angles changes
 
 
@@ -57,7 +58,7 @@ def _worst(numbers: np.ndarray, rows: Rows, ulps: float) -> Tuple[float, int]:
         unit = np.spacing(size.astype(np.float32)).astype(np.float64)
         largest = np.maximum.reduceat(size.max(1), np.arange(0, len(part), NEAR))
         scale = np.repeat(largest, NEAR)[: len(part), None]
-        bound = ulps * unit + OF_ANGLE * (positions + 8) * scale
+        bound = np.maximum(ulps * unit + OF_ANGLE * (positions + 8) * scale, SMALLEST)
         errors = (np.abs(part - wanted) / bound).max(1)
         row = int(np.argmax(errors))
         if not errors[row] <= worst:

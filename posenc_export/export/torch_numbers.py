@@ -1,5 +1,6 @@
 """Compare every tensor of model.pt or model.pt2 with its module, bit by bit."""
 
+import hashlib
 from pathlib import Path
 from typing import Dict, Iterator, List, Tuple
 
@@ -53,20 +54,48 @@ def _by_name(stored: Dict[str, torch.Tensor], wanted: Dict[str, torch.Tensor]) -
 
 
 def _by_content(stored: List[Tuple[str, torch.Tensor]], wanted: Dict[str, torch.Tensor]) -> Check:
-    by_shape: Dict[Tuple[int, ...], List[str]] = {}
+    """Compare tensors that freezing left without names: some it turned, and some it computed."""
+    known: Dict[Tuple[int, ...], Dict[bytes, List[str]]] = {}
     for name, tensor in wanted.items():
-        by_shape.setdefault(tuple(tensor.shape), []).append(name)
-    failures, skipped, compared, held = {}, {}, 0, set()
+        known.setdefault(_sizes(tensor), {}).setdefault(_digest(tensor), []).append(name)
+    compared, held, others = 0, set(), []
     for place, tensor in stored:
-        names = [n for n in by_shape.get(tuple(tensor.shape), []) if _equal(tensor, wanted[n])]
+        names = known.get(_sizes(tensor), {}).get(_digest(tensor), [])
         held.update(names)
-        compared += tensor.numel() if names else 0
-        if not names and tensor.numel() < FEWEST:
-            skipped[place] = "a constant of the module's code"
-        elif not names:
-            failures[place] = f"{list(tensor.shape)} that is no tensor of the module"
+        if names:
+            compared += tensor.numel()
+        else:
+            others.append((place, tensor))
+    # Encodings compute further numbers from their own, and freezing keeps only the result.
+    plain = [name for name in wanted if name not in held and ".encoding." not in name]
+    lost = {_sizes(wanted[name]): name for name in plain}
+    failures, skipped = {}, {}
+    for place, tensor in others:
+        if _sizes(tensor) in lost:
+            failures[place] = f"other numbers than {lost[_sizes(tensor)]}"
+        else:
+            skipped[place] = f"{list(tensor.shape)}, which torch computed when it froze the program"
     skipped |= {name: "the program has it not" for name in wanted if name not in held}
     return Check(compared, "numbers", failures=_first(failures), skipped=skipped)
+
+
+def _sizes(tensor: torch.Tensor) -> Tuple[int, ...]:
+    """Return the sizes above 1 in ascending order, which are those of any transpose."""
+    return tuple(sorted(size for size in tensor.shape if size > 1))
+
+
+def _digest(tensor: torch.Tensor) -> bytes:
+    """Return a digest of dtype and numbers that does not depend on their order along axes."""
+    numbers = tensor.detach().cpu().contiguous()
+    axes = [axis for axis, size in enumerate(numbers.shape) if size > 1]
+    axes.sort(key=lambda axis: numbers.shape[axis])
+    sizes = [numbers.shape[axis] for axis in axes]
+    if len(set(sizes)) < len(sizes):  # no order of equal axes is known
+        ordered = numbers.reshape(-1).sort().values
+    else:
+        ordered = numbers.permute(*axes, *(a for a in range(numbers.dim()) if a not in axes))
+    content = ordered.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return hashlib.sha256(str(numbers.dtype).encode() + content).digest()
 
 
 def _constants(path: Path) -> Iterator[Tuple[str, torch.Tensor]]:

@@ -239,6 +239,7 @@ def _transposed_weights(graph: ir.Graph) -> Dict[str, str]:
     weights = {
         name: [node for node, _ in weight.uses() if node.op_type == "Transpose"]
         for name, weight in graph.initializers.items()
+        if weight.shape is not None and len(weight.shape) == 2
     }
     return {
         str(nodes[0].outputs[0].name): f"{name}.T"

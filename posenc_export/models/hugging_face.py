@@ -269,7 +269,7 @@ def _head_size(config: Mapping[str, Any]) -> int:
 def _number(key: str, value: Any) -> float:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not abs(value) <= LARGEST:
-        raise ValueError(f"hugging_face: expected {key} to be a number, got {value!r:.80}")
+        raise ValueError(f"hugging_face: expected {key} to be a finite number, got {value!r:.80}")
     return float(value)
 
 

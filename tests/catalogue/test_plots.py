@@ -35,7 +35,7 @@ def test_a_page_states_formula_hook_and_source(name: str) -> None:
     assert (
         text.startswith(f"# {name}\n\n```text\n")
         and "Hook:" in text
-        and "| ort | 1.0e-06 | 1.0e-05 |" in text
+        and "| decoder | 1.0e-06 |" in text
     )
 
 

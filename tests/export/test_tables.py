@@ -97,7 +97,7 @@ def test_export_refuses_a_table_with_a_hole_in_every_format(
     for name, buffer in model.named_buffers():
         if name.endswith("cos.rows"):
             buffer[400:432] = 0
-    with pytest.raises(VerificationError, match="check 'tables' to pass, got .*row 400"):
+    with pytest.raises(VerificationError, match="check 'tables' to pass, got .*row 4[0-3][0-9]"):
         export(model, target, tmp_path / "made", weights=weights, verify="quick")
 
 

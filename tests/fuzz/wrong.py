@@ -72,7 +72,7 @@ WRONG: Dict[str, Wrong] = {
     "an array of objects": _rows(lambda x: x.astype(object)),
     "complex numbers": _rows(lambda x: x.astype(np.complex64)),
     "numbers of another size": _rows(
-        lambda x: x.astype(np.int32 if x.dtype == np.int64 else np.float64)
+        lambda x: x.astype(np.float32 if x.dtype == np.int64 else np.float64)
     ),
     "rows more than there are, and none": lambda subject, session: session.prefill(
         [*subject.texts[:1, :2]] * (session.batch + 1), start=subject.spec.size

@@ -303,7 +303,7 @@ def test_the_original_length_outside_rope_parameters_takes_precedence() -> None:
         ),
         (
             {"rope_parameters": {**LLAMA3, "original_max_position_embeddings": math.inf}},
-            "to be an integer",
+            "to be a finite number",
         ),
     ],
 )
@@ -340,7 +340,7 @@ def test_parameters_nested_by_layer_type_give_one_specification_each() -> None:
             {"rope_type": "llama3", "factor": 8.0},
             "expected low_freq_factor, high_freq_factor, .* for rope_type llama3",
         ),
-        ({"rope_type": "linear", "factor": "2"}, "factor to be a number, got '2'"),
+        ({"rope_type": "linear", "factor": "2"}, "factor to be a finite number, got '2'"),
         (
             {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 10.5},
             "to be an integer",

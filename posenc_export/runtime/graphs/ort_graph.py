@@ -42,8 +42,8 @@ FLOAT_ACTIVATIONS = {
     "int4-128": FOUR_BITS,
     "int8": EIGHT_BITS,
     "int8-32": EIGHT_BITS,
-    "keep": {},
-    "mixed": {},
+    "keep": EIGHT_BITS,
+    "mixed": EIGHT_BITS,
 }
 FOLDER = "session.model_external_initializers_file_folder_path"  # for models that are no file
 HOST_ONLY = {

@@ -25,7 +25,10 @@ def tables(manifest: Manifest, folder: Path) -> Tuple[np.ndarray, ...]:
     if not described.causal(manifest):
         return ()
     parts = {name: part for part in described.parameters(manifest) if (name := part["name"])}
-    attention = described.attentions(manifest)[0]
+    attentions = described.attentions(manifest)
+    if not attentions:
+        return ()
+    attention = attentions[0]
     if "alibi" in parts and parts["alibi"].get("numerics", "exact") == "exact":
         distances = np.arange(manifest.max_positions)
         return (-_slopes(parts["alibi"], attention)[:, None] * distances,)

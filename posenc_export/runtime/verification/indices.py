@@ -211,9 +211,11 @@ def _roles(
     uses, place = part.uses.get(name, []), _place(part, name)
     whole = bool(np.isin(probe, (0, 1)).all())  # 1 for visible keys
     floats = probe.dtype.kind == "f" and not whole
-    hides = floats and bool((probe < HIDDEN).any())
+    hides = floats and bool((probe.astype(np.float32) < HIDDEN).any())
     cells = "s" in axes and "t" in axes
-    masks = any((use.operator, use.input) in MASKS for use in uses)
+    masks = cells and any((use.operator, use.input) in MASKS for use in uses)
+    if hides and not cells:
+        found.skipped[place] = "a mask with further columns, such as those of sinks"
     if masks or (hides and cells):
         layers = sorted({use.layer for use in uses if use.layer >= 0})
         windows = tuple(sorted(_windows(part, name).items()))

@@ -119,7 +119,7 @@ def test_a_tokenizer_that_cannot_be_read_is_refused_before_the_export(
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     stack = seeded(decoder("rope"))
     stack.text = Text(b"{}" if installed else b"[1")
-    with pytest.raises(ValueError, match="text: expected a tokenizer.json .*, got an error"):
+    with pytest.raises(ValueError, match="text: expected (a )?tokenizer.json .*, got an error"):
         export(stack, "torchscript", tmp_path / "a", verify=False)
     assert not (tmp_path / "a").exists()
 
