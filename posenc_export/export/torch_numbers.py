@@ -67,7 +67,7 @@ def _by_content(stored: List[Tuple[str, torch.Tensor]], wanted: Dict[str, torch.
         else:
             others.append((place, tensor))
     # Encodings compute further numbers from their own, and freezing keeps only the result.
-    plain = [name for name in wanted if name not in held and ".encoding." not in name]
+    plain = [name for name in wanted if name not in held and "encoding." not in name]
     lost = {_sizes(wanted[name]): name for name in plain}
     failures, skipped = {}, {}
     for place, tensor in others:
