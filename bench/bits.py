@@ -1,10 +1,14 @@
-"""Size, loss on text and speed of a checkpoint in each format of few bits, beside onnxruntime-genai and llama.cpp with the same weights.
+"""Size, loss on text and speed of a checkpoint in each format of few bits, beside onnxruntime-genai
+and llama.cpp with the same weights.
 
-    python -m bench.bits MODEL.gguf [--folder build/bits] [--tokens 16000] [--threads 2] [--only NAME]
+    python -m bench.bits MODEL.gguf [--folder build/bits] [--tokens 16000] [--threads 2] [--only
+    NAME]
 
-The text is documentation of Python (pydoc_data.topics), in windows of 256 tokens that are spread over it; weights are calibrated with the text of the package.
-Perplexity and agreement are relative to the float32 artefact. All contestants are measured in one run, in turn. Artefacts, environments of other runtimes and the
-model that onnxruntime-genai builds are kept in --folder and used again. Writes bench/results/bits.json and the table of docs/fewer-bits.md.
+The text is documentation of Python (pydoc_data.topics), in windows of 256 tokens that are spread
+over it; weights are calibrated with the text of the package. Perplexity and agreement are relative
+to the float32 artefact. All contestants are measured in one run, in turn. Artefacts, environments
+of other runtimes and the model that onnxruntime-genai builds are kept in --folder and used again.
+Writes bench/results/bits.json and the table of docs/fewer-bits.md.
 """
 
 import argparse
@@ -136,7 +140,8 @@ class Peer:
             if line.startswith(b"answer "):
                 return json.loads(line.removeprefix(b"answer "))
         raise RuntimeError(
-            f"bench.bits: expected an answer of {self.process.args}, got none; run it alone to see why"
+            f"bench.bits: expected an answer of {self.process.args}, got none; run it alone "
+            "to see why"
         )
 
     def logits(self, ids: np.ndarray) -> Optional[np.ndarray]:
@@ -152,7 +157,9 @@ class Peer:
         return found
 
     def step_of_rows(self, ids: Sequence[int], rows: int, steps: int, clock: str) -> float:
-        """Return the seconds of a step of several rows that have read ids. clock: a function of `time`."""
+        """Return the seconds of a step of several rows that have read ids. clock: a function of
+        `time`.
+        """
         return float(self._ask({"ids": list(ids), "rows": rows, "steps": steps, "clock": clock}))
 
 
@@ -194,7 +201,9 @@ def peer(label: str, model: Path, folder: Path, threads: int) -> Peer:
 
 
 def environment(label: str, folder: Path) -> Path:
-    """Return the Python of another runtime's own environment, which also sees the packages of this one."""
+    """Return the Python of another runtime's own environment, which also sees the packages of
+    this one.
+    """
     name, packages = OTHERS[label]
     python = folder / f"env-{name}" / "bin" / "python"
     if not python.exists():
@@ -206,7 +215,9 @@ def environment(label: str, folder: Path) -> Path:
 
 
 def checkpoint(python: Path, model: Path, folder: Path) -> Path:
-    """Return the folder of the file as a checkpoint of transformers in float32; convert it if it is missing."""
+    """Return the folder of the file as a checkpoint of transformers in float32; convert it if it
+    is missing.
+    """
     place = folder / "checkpoint"
     if not place.is_dir():
         subprocess.run(
@@ -327,8 +338,14 @@ def table(found: Dict[str, Any]) -> str:
             f"| {' | '.join([name, format(row['bytes'] / 1e6, '.0f'), *quality, *speed])} |"
         )
     plain = found["rows"][0]
-    seconds = f"{1000 * plain['prefill']['seconds']:.0f} ms for the prompt and {1000 * plain['step']['seconds']:.1f} ms for a step"
-    note = f"{found['model']} on `ort`, {found['tokens']} tokens of text; {found['processor']}, {found['threads']} threads, {ROUNDS} rounds in which all took turns."
+    seconds = (
+        f"{1000 * plain['prefill']['seconds']:.0f} ms for the prompt and "
+        f"{1000 * plain['step']['seconds']:.1f} ms for a step"
+    )
+    note = (
+        f"{found['model']} on `ort`, {found['tokens']} tokens of text; {found['processor']}, "
+        f"{found['threads']} threads, {ROUNDS} rounds in which all took turns."
+    )
     note += f" Times are relative to those of `float32` in the same round, {seconds}."
     return "\n".join([*textwrap.wrap(note, 170, break_long_words=False), "", *lines]) + "\n"
 

@@ -1,13 +1,14 @@
-"""Another runtime in its own process, for bench.bits and bench.rows: reads one request per line of JSON from stdin, and answers with a line of JSON.
+"""Another runtime in its own process, for bench.bits and bench.rows: reads one request per line of
+JSON from stdin, and answers with a line of JSON.
 
-    python bits_peers.py genai FOLDER THREADS
-    python bits_peers.py llama.cpp FILE THREADS [ROWS]
-    python bits_peers.py transformers FOLDER THREADS
-    python bits_peers.py checkpoint FILE FOLDER     (writes a checkpoint of transformers, which the model builder of onnxruntime-genai reads)
+    python bits_peers.py genai FOLDER THREADS python bits_peers.py llama.cpp FILE THREADS [ROWS]
+    python bits_peers.py transformers FOLDER THREADS python bits_peers.py checkpoint FILE FOLDER
+    (writes a checkpoint of transformers, which the model builder of onnxruntime-genai reads)
 
-Requests: {"logits": ids} answers {"shape": [S,V]} and S*V float32 in little-endian order, null if the runtime gives no logits; {"ids": ids, "steps": n} answers
-{"prefill": seconds, "step": seconds per token}, where steps follow the prompt; {"ids": ids, "rows": n, "steps": k, "clock": name of a function of time} answers the
-seconds of a step of n rows that have read ids, from k steps.
+Requests: {"logits": ids} answers {"shape": [S,V]} and S*V float32 in little-endian order, null if
+the runtime gives no logits; {"ids": ids, "steps": n} answers {"prefill": seconds, "step": seconds
+per token}, where steps follow the prompt; {"ids": ids, "rows": n, "steps": k, "clock": name of a
+function of time} answers the seconds of a step of n rows that have read ids, from k steps.
 """
 
 import json
@@ -62,7 +63,9 @@ class Genai:
 
 
 class LlamaCpp:
-    """The server of llama.cpp inside the package xllamacpp, called without HTTP. It reports its own times, and gives no logits. Each row is a slot of 1,024 tokens."""
+    """The server of llama.cpp inside the package xllamacpp, called without HTTP. It reports its
+    own times, and gives no logits. Each row is a slot of 1,024 tokens.
+    """
 
     def __init__(self, place: str, threads: int, rows: int = 1) -> None:
         import xllamacpp
@@ -101,7 +104,9 @@ class LlamaCpp:
     def step_of_rows(
         self, ids: List[int], rows: int, steps: int, clock: Callable[[], float]
     ) -> float:
-        """Return seconds of a step of requests at once, of which each reads the last of ids again and then decodes."""
+        """Return seconds of a step of requests at once, of which each reads the last of ids
+        again and then decodes.
+        """
         asked = {"prompt": ids, "cache_prompt": True, "ignore_eos": True, "temperature": 0.0}
         with ThreadPoolExecutor(rows) as threads:
             for predicted in (
@@ -167,7 +172,9 @@ def write_checkpoint(file: Path, folder: str) -> None:
     read = AutoModelForCausalLM.from_pretrained(
         str(file.parent), gguf_file=file.name, dtype="float32"
     )
-    del read.config.quantization_config  # its weights are float32, but transformers does not save a model that was read from such a file
+    # Its weights are float32, but transformers does not save a model that was read from such a
+    # file.
+    del read.config.quantization_config
     made = AutoModelForCausalLM.from_config(read.config)
     made.load_state_dict(read.state_dict())
     made.save_pretrained(folder)

@@ -1,4 +1,6 @@
-"""Run the programs of other runtimes for bench/clients.py: each as a process, in its own environment, on one artefact."""
+"""Run the programs of other runtimes for bench/clients.py: each as a process, in its own
+environment, on one artefact.
+"""
 
 import json
 import os
@@ -65,7 +67,8 @@ def finished(command: Sequence[object], trial: Trial) -> str:
     operator = next((name for name in trial.manifest.operators if name in message), None)
     if operator is None:
         raise RuntimeError(
-            f"clients: expected {command[0]} to run {trial.manifest.target}, got {done.stderr[-2000:]}"
+            f"clients: expected {command[0]} to run {trial.manifest.target}, got "
+            f"{done.stderr[-2000:]}"
         )
     raise Refused(f"refuses {operator}")
 
@@ -82,7 +85,9 @@ def same_tokens(output: str, trial: Trial) -> None:
 
 
 def probed(language: str) -> Callable[[Trial, Path], float]:
-    """Return a run of a Python program that compares the logits of the last prompt token and of each later token."""
+    """Return a run of a Python program that compares the logits of the last prompt token and of
+    each later token.
+    """
 
     def run(trial: Trial, environment: Path) -> float:
         source, tokens, logits = (
@@ -177,7 +182,9 @@ def with_libtorch(folder: Path) -> Sequence[object]:
 
 
 def with_onnxruntime(folder: Path, language: str = "c") -> Sequence[object]:
-    """Return the compiler and its flags for the headers of POSENC_ORT_INCLUDE and the library of the onnxruntime wheel."""
+    """Return the compiler and its flags for the headers of POSENC_ORT_INCLUDE and the library of
+    the onnxruntime wheel.
+    """
     import onnxruntime
 
     library = next((Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so.*"))
@@ -203,7 +210,9 @@ def python_of(environment: Path) -> Path:
 
 
 def installed(*packages: str) -> Callable[[Path], str]:
-    """Return a function that creates an environment with the packages if it does not exist, and returns the version of the first package."""
+    """Return a function that creates an environment with the packages if it does not exist, and
+    returns the version of the first package.
+    """
 
     def version(environment: Path) -> str:
         if not environment.exists():
@@ -233,7 +242,9 @@ def installed(*packages: str) -> Callable[[Path], str]:
 
 
 def of_node(package: str) -> Callable[[Path], Optional[str]]:
-    """Return a function that installs an npm package if its environment does not exist, and returns its version; None without Node and npm."""
+    """Return a function that installs an npm package if its environment does not exist, and
+    returns its version; None without Node and npm.
+    """
 
     def version(environment: Path) -> Optional[str]:
         if shutil.which("node") is None or shutil.which("npm") is None:

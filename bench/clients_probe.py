@@ -1,6 +1,7 @@
 """Write the logits of the last token of each call that a Python program makes for given tokens.
 
-bench/clients.py runs this file in environments that have the runtime's library but not this package.
+bench/clients.py runs this file in environments that have the runtime's library but not this
+package.
 
     python clients_probe.py PROGRAM FOLDER PROMPT_LENGTH TOKENS.npy LOGITS.npy
 """

@@ -1,14 +1,16 @@
-"""Cost of encodings at decode: the time of one step of a block with the encoding, relative to the same block without one, by number of cached keys.
+"""Cost of encodings at decode: the time of one step of a block with the encoding, relative to the
+same block without one, by number of cached keys.
 
     python -m bench.decode_cost [NAME ...] [--json bench/results/decode_cost.json]
 
-Measured on target ort as processor time of one thread, which other processes disturb less than the clock, all encodings in one run: in each of ROUNDS rounds,
-every block takes BURST steps in turn with the block without an encoding, and a round gives one ratio of medians. Ratios therefore do not depend on what the
-machine did between two encodings. Each block has a session without an encoding of its own: one that all share would have its cached keys in the processor's
-caches more often.
+Measured on target ort as processor time of one thread, which other processes disturb less than the
+clock, all encodings in one run: in each of ROUNDS rounds, every block takes BURST steps in turn
+with the block without an encoding, and a round gives one ratio of medians. Ratios therefore do not
+depend on what the machine did between two encodings. Each block has a session without an encoding
+of its own: one that all share would have its cached keys in the processor's caches more often.
 
-The times of the attention operator alone, which the file also holds, are kept: they were measured by
-bench/attention_kernels.py of commit dc58e7a.
+The times of the attention operator alone, which the file also holds, are kept: they were measured
+by bench/attention_kernels.py of commit dc58e7a.
 """
 
 import argparse
@@ -31,11 +33,12 @@ from posenc_export.runtime import Model, Session, load
 from posenc_export.shared import json_rows
 
 CONTEXTS = (1024, 4096)
+# The first WARM steps of a burst are not timed: other blocks used the processor's caches meanwhile.
 ROUNDS, BURST, WARM = (
     9,
     20,
     6,
-)  # the first WARM steps of a burst are not timed: other blocks used the processor's caches meanwhile
+)
 STEPS = ROUNDS * BURST
 WIDTH, HEADS = 256, 8
 PLAIN = "nope"
@@ -52,7 +55,9 @@ def loaded(name: str, folder: Path) -> Model:
 
 
 def burst(plain: Session, own: Session, x: np.ndarray, start: int) -> List[float]:
-    """Step both sessions in turn over the tokens from `start` on; return the median seconds of a step of each."""
+    """Step both sessions in turn over the tokens from `start` on; return the median seconds of a
+    step of each.
+    """
     taken: List[List[float]] = [[], []]
     for token in range(start, start + BURST):
         for times, one in zip(taken, (plain, own), strict=True):
@@ -63,7 +68,9 @@ def burst(plain: Session, own: Session, x: np.ndarray, start: int) -> List[float
 
 
 def measured(names: Sequence[str]) -> Dict[str, Any]:
-    """Return {"plain_microseconds": {context: time of a step without an encoding}, "rows": [{"encoding", "over_plain": {context: [median, low, high]}}]}."""
+    """Return {"plain_microseconds": {context: time of a step without an encoding}, "rows":
+    [{"encoding", "over_plain": {context: [median, low, high]}}]}.
+    """
     x = np.random.default_rng(0).standard_normal(
         (1, max(CONTEXTS) + STEPS, WIDTH), dtype=np.float32
     )

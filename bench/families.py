@@ -1,8 +1,11 @@
-"""Compare families of checkpoints with transformers: small random models, on every target and with every call pattern.
+"""Compare families of checkpoints with transformers: small random models, on every target and with
+every call pattern.
 
-    python -m bench.families [--only NAME] [--json docs/families.json] [--markdown docs/families.md] [--jobs N]
+    python -m bench.families [--only NAME] [--json docs/families.json] [--markdown docs/families.md]
+    [--jobs N]
 
-Needs transformers. Each model is saved by transformers, read by from_pretrained, exported with its certificate, and called in every pattern.
+Needs transformers. Each model is saved by transformers, read by from_pretrained, exported with its
+certificate, and called in every pattern.
 """
 
 import argparse
@@ -23,7 +26,9 @@ PATTERNS = ("full", "stepwise", "chunked", "shifted", "left-padded", "ragged")
 
 
 def measured(name: str) -> List[Dict[str, Any]]:
-    """Return one row per target: {"model", "kind", "target", "certified", "layers", "fused", "differences": {pattern: worst}, "share": worst difference / allowed}."""
+    """Return one row per target: {"model", "kind", "target", "certified", "layers", "fused",
+    "differences": {pattern: worst}, "share": worst difference / allowed}.
+    """
     from tests.models import checkpoints, encoders, patterns
 
     ways = patterns.ENCODER if name in encoders.MODELS else patterns.DECODER
@@ -69,7 +74,9 @@ def _attentions(config: Dict[str, Any]) -> List[Dict[str, Any]]:
 
 
 def _read(name: str, folder: Path) -> Tuple[Any, Any, Callable[[Any], Any]]:
-    """Return the model of transformers, ours, and a function that opens a session on a loaded artefact."""
+    """Return the model of transformers, ours, and a function that opens a session on a loaded
+    artefact.
+    """
     from tests.models import checkpoints, encoders, pairs
 
     if name in pairs.MODELS:
@@ -93,10 +100,12 @@ def table(rows: Sequence[Dict[str, Any]]) -> str:
         "# Families of checkpoints",
         "",
         "Small random models of every family that `from_pretrained` reads, saved by transformers,",
-        "exported with a certificate, and called in every pattern: full, token by token, in chunks,",
+        "exported with a certificate, and called in every pattern: full, token by token, in "
+        "chunks,",
         "shifted, padded and ragged. A number is the worst difference from the outputs of",
         "transformers as a share of what is allowed, 2e-4 + 1e-4 * |value|; a model passes with at",
-        "most 1. `GQA` is the number of layers with GroupQueryAttention and of all layers on target",
+        "most 1. `GQA` is the number of layers with GroupQueryAttention and of all layers on "
+        "target",
         "`ort`. The differences of each pattern stand in `docs/families.json`.",
         "Written by `python -m bench.families`.",
         "",
@@ -127,7 +136,8 @@ def main(arguments: Sequence[str]) -> int:
         "--only",
         action="append",
         choices=names,
-        help="measure only this model, and print the rows instead of writing files; may be given several times",
+        help="measure only this model, and print the rows instead of writing files; may be given "
+        "several times",
     )
     parser.add_argument("--json", type=Path, default=Path("docs/families.json"))
     parser.add_argument("--markdown", type=Path, default=Path("docs/families.md"))
@@ -140,7 +150,8 @@ def main(arguments: Sequence[str]) -> int:
         for found in pool.map(measured, options.only or names):
             rows += found
             print(
-                f"{found[0]['model']}: {max(row['share'] for row in found):.2f} of the allowed difference",
+                f"{found[0]['model']}: {max(row['share'] for row in found):.2f} of the "
+                "allowed difference",
                 file=sys.stderr,
                 flush=True,
             )

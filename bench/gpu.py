@@ -1,16 +1,21 @@
-"""The CUDA provider on a machine with a GPU: verify the models of the dry run, then compare decode and prefill times of a float16 decoder with
-transformers and onnxruntime-genai (packages transformers, onnxruntime-genai-cuda).
+"""The CUDA provider on a machine with a GPU: verify the models of the dry run, then compare decode
+and prefill times of a float16 decoder with transformers and onnxruntime-genai (packages
+transformers, onnxruntime-genai-cuda).
 
-    python -m bench.gpu --json build/gpu.json [--only parity|latency] [--kinds KIND ...] [--names NAME ...] [--workers N] [--contestants NAME ...] [--rounds N]
+    python -m bench.gpu --json build/gpu.json [--only parity|latency] [--kinds KIND ...] [--names
+    NAME ...] [--workers N] [--contestants NAME ...] [--rounds N]
         [--minutes N] [--layers N] [--rehearse]
 
-Results are written to the JSON file as they come, and to a page beside it with the suffix .md. A call ends after --minutes; the same command again continues with what is
-missing. A few models, and each round of a contestant, run in a process of their own, so that a crash or a hang ends one row. --rehearse tries the command on the dry run
-of the provider (tests/cuda_dry_run), with torch on the CPU; its times and its errors mean nothing.
+Results are written to the JSON file as they come, and to a page beside it with the suffix .md. A
+call ends after --minutes; the same command again continues with what is missing. A few models, and
+each round of a contestant, run in a process of their own, so that a crash or a hang ends one row.
+--rehearse tries the command on the dry run of the provider (tests/cuda_dry_run), with torch on the
+CPU; its times and its errors mean nothing.
 
-Latency is measured in turn: every contestant once in each round. Results are the median of the rounds' medians, with minimum and maximum. All contestants run the
-same decoder with one row: layers of width 768 (12 of them: 124 million parameters) in float16. A step includes copying the token to the device and the logits to
-the host.
+Latency is measured in turn: every contestant once in each round. Results are the median of the
+rounds' medians, with minimum and maximum. All contestants run the same decoder with one row: layers
+of width 768 (12 of them: 124 million parameters) in float16. A step includes copying the token to
+the device and the logits to the host.
 """
 
 import argparse
@@ -37,7 +42,8 @@ from posenc_export.shared import json_rows
 from tests.cuda_dry_run.models import KINDS
 
 TARGETS = ("ort-cuda", "onnx", "onnx-static")
-# The artefacts of a model: target and dtype. The others are those of an encoding alone, which its decoder has on every target.
+# The artefacts of a model: target and dtype. The others are those of an encoding alone, which its
+# decoder has on every target.
 EVERY = [
     ("ort-cuda", "float16"),
     ("ort-cuda", "bfloat16"),
@@ -116,7 +122,9 @@ def proof(name: str) -> Iterator[Dict[str, Any]]:
 
 
 def models() -> Dict[str, Tuple[str, Callable[[], Sources]]]:
-    """Return the models of the dry run by kind and name: their kinds, and functions that make them."""
+    """Return the models of the dry run by kind and name: their kinds, and functions that make
+    them.
+    """
     return {
         f"{kind}: {name}": (kind, make)
         for kind in ARTEFACTS
@@ -131,7 +139,8 @@ def prepare(folder: Path, layers: int) -> Dict[str, float]:
         layers: number of layers of the decoder.
 
     Returns:
-        {"difference": largest difference between logits of the float16 onnx artefact and of the float32 Llama model, relative to the largest logit}.
+        {"difference": largest difference between logits of the float16 onnx artefact and of the
+        float32 Llama model, relative to the largest logit}.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -177,7 +186,9 @@ class Results:
             print(json.dumps(row), file=sys.stderr, flush=True)
 
     def piece(self, task: str, *arguments: str) -> List[Dict[str, Any]]:
-        """Run a piece in a process of its own, and return the rows that it printed; a row {"error"} if it failed. No rows if the time is over before it ends."""
+        """Run a piece in a process of its own, and return the rows that it printed; a row
+        {"error"} if it failed. No rows if the time is over before it ends.
+        """
         left = self.end - time.monotonic()
         if left <= 0:
             return []
@@ -214,7 +225,9 @@ def parity(results: Results, names: Sequence[str], workers: int) -> None:
 
 
 def _proofs(results: Results, names: Sequence[str]) -> List[Dict[str, Any]]:
-    """Return the rows of some models. A process that ends early gives an error to the model that it was at; the next one continues after it."""
+    """Return the rows of some models. A process that ends early gives an error to the model that
+    it was at; the next one continues after it.
+    """
     rows: List[Dict[str, Any]] = []
     while names:
         found = results.piece("proof", *names)
@@ -277,7 +290,10 @@ def page(values: Dict[str, Any]) -> str:
             cells = (
                 f"{said} | | "
                 if said
-                else f"{format_worst_error(row['worst'])}{'' if row['passed'] else ' (failed)'} | {row['tolerance']:.1e} | {row['at']}"
+                else (
+                    f"{format_worst_error(row['worst'])}{'' if row['passed'] else ' (failed)'} | "
+                    f"{row['tolerance']:.1e} | {row['at']}"
+                )
             )
             lines.append(
                 f"| {row['model']} | {row.get('target', '')} | {row.get('dtype', '')} | {cells} |"
@@ -294,7 +310,8 @@ def page(values: Dict[str, Any]) -> str:
     if by_name:
         lines += [
             "",
-            f"A decoder of {values['layers']} layers of width 768, float16, one row, on {', '.join(devices)}.",
+            f"A decoder of {values['layers']} layers of width 768, float16, one row, on "
+            f"{', '.join(devices)}.",
         ]
         lines += ["Medians of the rounds, with the least and the largest.", ""]
         heads = [
@@ -315,7 +332,10 @@ def page(values: Dict[str, Any]) -> str:
 
 
 def _spread(seconds: Sequence[float]) -> str:
-    return f"{1e6 * statistics.median(seconds):.0f} us ({1e6 * min(seconds):.0f} .. {1e6 * max(seconds):.0f})"
+    return (
+        f"{1e6 * statistics.median(seconds):.0f} us ({1e6 * min(seconds):.0f} .. "
+        f"{1e6 * max(seconds):.0f})"
+    )
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -26,10 +26,12 @@ Opened = Callable[[], Calls]  # returns the calls of an empty session
 
 
 def one_round(contestant: str, folder: Path, rehearse: bool) -> Dict[str, Any]:
-    """Measure one contestant in this process; return {"device", and seconds as "load", "prefill": {context: median}, "step": {context: median}}. Wrong outputs fail.
+    """Measure one contestant in this process; return {"device", and seconds as "load", "prefill":
+    {context: median}, "step": {context: median}}. Wrong outputs fail.
 
     Args:
-        rehearse: time wrong outputs too, run torch on the CPU, and take only a few steps of the shortest context.
+        rehearse: time wrong outputs too, run torch on the CPU, and take only a few steps of the
+            shortest context.
     """
     import torch
 
@@ -105,7 +107,8 @@ def _genai(folder: Path) -> Opened:
 def _transformers(contestant: str, folder: Path, torch: Any, device: str) -> Opened:
     from transformers import LlamaForCausalLM, StaticCache
 
-    # cuDNN plans attention anew for each number of keys: a step with a growing cache took 50 to 77 ms. Compiled steps of a fixed size are fastest with it.
+    # cuDNN plans attention anew for each number of keys: a step with a growing cache took 50 to 77
+    # ms. Compiled steps of a fixed size are fastest with it.
     torch.backends.cuda.enable_cudnn_sdp("compiled" in contestant)
     model = (
         LlamaForCausalLM.from_pretrained(

@@ -1,11 +1,15 @@
-"""Measure length extrapolation: one small decoder per encoding, trained at 256 bytes and evaluated up to 2048 bytes through its `ort` artefact.
+"""Measure length extrapolation: one small decoder per encoding, trained at 256 bytes and evaluated
+up to 2048 bytes through its `ort` artefact.
 
-    python -m bench.length_study train ENCODING FOLDER [--steps N]    train a decoder; weights to FOLDER/ENCODING.safetensors
-    python -m bench.length_study tune SCALING FOLDER [--steps N]      fine-tune the decoder of rope at 2048; weights to FOLDER/SCALING-tuned.safetensors
-    python -m bench.length_study evaluate FOLDER [--json FILE]        evaluate every row of the table whose weights exist
+    python -m bench.length_study train ENCODING FOLDER [--steps N]    train a decoder; weights to
+    FOLDER/ENCODING.safetensors python -m bench.length_study tune SCALING FOLDER [--steps N]
+    fine-tune the decoder of rope at 2048; weights to FOLDER/SCALING-tuned.safetensors python -m
+    bench.length_study evaluate FOLDER [--json FILE]        evaluate every row of the table whose
+    weights exist
 
-Weights that are missing in FOLDER are taken from the package. Rows without weights keep the figures that FILE already has.
-Evaluation reads held-out text by chunked prefill through a session, and reports bits per byte over the last TAIL bytes of each context.
+Weights that are missing in FOLDER are taken from the package. Rows without weights keep the figures
+that FILE already has. Evaluation reads held-out text by chunked prefill through a session, and
+reports bits per byte over the last TAIL bytes of each context.
 """
 
 import argparse
@@ -34,7 +38,8 @@ from posenc_export.shared import json_rows
 POSITIONS = 2048
 SEED = 0
 STEPS, BATCH, RATE = 1600, 16, 3e-3
-# Chen et al. 2023 (positional interpolation) fine-tune for up to 1000 steps, Peng et al. 2024 (YaRN) for 400, both at a much lower rate than in training.
+# Chen et al. 2023 (positional interpolation) fine-tune for up to 1000 steps, Peng et al. 2024
+# (YaRN) for 400, both at a much lower rate than in training.
 TUNING_STEPS, TUNING_BATCH, TUNING_RATE, TUNING_WARM_UP = 100, 1, 5e-4, 10
 CONTEXTS = (256, 288, 320, 384, 512, 768, 1024, 2048)
 TAIL = 128  # evaluated bytes, at the end of each context
@@ -102,7 +107,9 @@ def rows() -> Iterator[Row]:
 
 
 def weights_of(name: str, folder: Path) -> Optional[Mapping[str, torch.Tensor]]:
-    """Return the weights in `folder`, or those of the package if there are none; None if neither exists."""
+    """Return the weights in `folder`, or those of the package if there are none; None if neither
+    exists.
+    """
     own = folder / f"{name}.safetensors"
     return load_file(own) if own.exists() else presets.weights_of(f"small-{name}")
 
@@ -124,11 +131,14 @@ def train(name: str, folder: Path, steps: int) -> None:
 
 
 def tune(name: str, folder: Path, steps: int) -> None:
-    """Fine-tune the decoder of rope with a scaled rotation, at the length that the scaling extends to."""
+    """Fine-tune the decoder of rope with a scaled rotation, at the length that the scaling
+    extends to.
+    """
     torch.manual_seed(SEED)
     model, trained = Stack(small(TUNED[name])), weights_of("rope", folder)
     assert trained is not None, (
-        "length_study: expected the weights of rope, got none; train rope first, or install posenc-export-presets"
+        "length_study: expected the weights of rope, got none; train rope first, or install "
+        "posenc-export-presets"
     )
     copy_weights(model, trained, "rope")
 
@@ -150,7 +160,9 @@ def tune(name: str, folder: Path, steps: int) -> None:
 
 
 def bits(model: Stack, held: np.ndarray) -> Dict[int, float]:
-    """Return the bits per byte of the last TAIL bytes for each context, computed by the exported artefact."""
+    """Return the bits per byte of the last TAIL bytes for each context, computed by the exported
+    artefact.
+    """
     with tempfile.TemporaryDirectory() as temporary:
         export(model, "ort", Path(temporary) / "artefact")
         session = load(Path(temporary) / "artefact", provider="cpu").session()
@@ -175,7 +187,9 @@ def _bits_at(session: Any, held: np.ndarray, context: int) -> float:
 
 
 def evaluate(folder: Path, earlier: Mapping[str, Dict[str, Any]]) -> List[Dict[str, Any]]:
-    """Return the rows of the table: evaluated if their weights exist, otherwise those of `earlier`, which holds rows by label."""
+    """Return the rows of the table: evaluated if their weights exist, otherwise those of
+    `earlier`, which holds rows by label.
+    """
     held, found = corpus()[1].numpy(), []
     for row in rows():
         weights = weights_of(row.weights, folder)

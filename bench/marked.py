@@ -4,7 +4,9 @@ from pathlib import Path
 
 
 def replace(page: Path, name: str, content: str) -> None:
-    """Replace what stands between the two comments of a page. Raises ValueError if the page lacks one of them."""
+    """Replace what stands between the two comments of a page. Raises ValueError if the page
+    lacks one of them.
+    """
     begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
     before, begun, rest = page.read_text(encoding="utf-8").partition(begin)
     _, ended, after = rest.partition(end)

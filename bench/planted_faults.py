@@ -1,9 +1,11 @@
-"""Plant faults in artefacts of several depths and formats, and write which are found to docs/reliability.md.
+"""Plant faults in artefacts of several depths and formats, and write which are found to
+docs/reliability.md.
 
     python -m bench.planted_faults [--json FILE] [--depth N ...] [--format NAME ...]
 
-Every artefact is the decoder of `described` with that number of layers. A fault is found if the artefact with it does not pass `posenc verify`, which compares the
-float32 form of an artefact that rounds activations. Every correct artefact must pass. Format bfloat16 needs openvino and a processor
+Every artefact is the decoder of `described` with that number of layers. A fault is found if the
+artefact with it does not pass `posenc verify`, which compares the float32 form of an artefact that
+rounds activations. Every correct artefact must pass. Format bfloat16 needs openvino and a processor
 with bfloat16.
 """
 
@@ -71,7 +73,9 @@ def correct_artefact(sources: Sources, format_: str) -> CorrectArtefact:
 
 
 def rows_of(layers: int, formats: Sequence[str]) -> Iterator[Dict[str, Any]]:
-    """Yield one row per format and fault: {"layers", "format", "fault", "found", "cell", "error", "tolerance"}; fault "none" is the correct artefact."""
+    """Yield one row per format and fault: {"layers", "format", "fault", "found", "cell",
+    "error", "tolerance"}; fault "none" is the correct artefact.
+    """
     for variant in VARIANTS:
         sources = Sources(seeded(described(variant, layers)))
         for format_ in formats:
@@ -102,7 +106,9 @@ def _worst(certificate: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> List[str]:
-    """Return the table of docs/reliability.md: per fault and format, the depths at which the artefact with the fault fails its own verification."""
+    """Return the table of docs/reliability.md: per fault and format, the depths at which the
+    artefact with the fault fails its own verification.
+    """
     formats, depths = (
         [name for name in FORMATS if any(row["format"] == name for row in rows)],
         sorted({row["layers"] for row in rows}),
@@ -131,8 +137,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> List[str]:
 def undetected(rows: Sequence[Mapping[str, Any]]) -> List[str]:
     """Return the faults that are not found, and the correct artefacts that fail.
 
-    Format bfloat16 is a provider that rounds, which hides small faults. Those that the artefact shows
-    in float32 do not count.
+    Format bfloat16 is a provider that rounds, which hides small faults. Those that the artefact
+    shows in float32 do not count.
     """
     shown = {
         (row["layers"], row["fault"]) for row in rows if row["format"] == "float32" and row["found"]
@@ -155,7 +161,9 @@ def write(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def main() -> int:
-    """Measure and write. Returns the exit status: 1 if a fault is not found or a correct artefact fails."""
+    """Measure and write. Returns the exit status: 1 if a fault is not found or a correct
+    artefact fails.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

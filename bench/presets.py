@@ -1,4 +1,5 @@
-"""Write the artefacts in packages/presets again from their own weights, after a change of the graphs or of the manifest: python -m bench.presets [NAME ...]
+"""Write the artefacts in packages/presets again from their own weights, after a change of the
+graphs or of the manifest: python -m bench.presets [NAME ...]
 
 `bench.train` calls `write` with new weights. Equal weights give equal files of model.onnx.data.
 """
@@ -17,7 +18,8 @@ TARGET = "ort"  # the fastest one, and one that every command takes
 
 
 def write(name: str, model: Stack, place: Path) -> None:
-    """Export a trained decoder to place/NAME, and store the parameters that its graph does not hold in place/FOLDED.
+    """Export a trained decoder to place/NAME, and store the parameters that its graph does not hold
+    in place/FOLDED.
 
     Raises:
         VerificationError: the artefact does not agree with the model.

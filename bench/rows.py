@@ -1,10 +1,13 @@
-"""Tokens per second of steps of several rows, of artefacts and of other runtimes with the same weights.
+"""Tokens per second of steps of several rows, of artefacts and of other runtimes with the same
+weights.
 
-    python -m bench.rows ARTEFACT ... [--peers MODEL.gguf] [--folder build/bits] [--cached 512] [--rounds 5] [--threads 2] [--processor-time] [--write]
+    python -m bench.rows ARTEFACT ... [--peers MODEL.gguf] [--folder build/bits] [--cached 512]
+    [--rounds 5] [--threads 2] [--processor-time] [--write]
 
-All contestants and numbers of rows take turns within one run; a ratio is the median of quotients of neighbouring times. --peers adds transformers, with the weights
-in float32, and llama.cpp, which runs the file. Their environment and checkpoint are those of bench.bits, in its --folder. --write writes bench/results/rows.json and
-the table of docs/beyond.md.
+All contestants and numbers of rows take turns within one run; a ratio is the median of quotients of
+neighbouring times. --peers adds transformers, with the weights in float32, and llama.cpp, which
+runs the file. Their environment and checkpoint are those of bench.bits, in its --folder. --write
+writes bench/results/rows.json and the table of docs/beyond.md.
 """
 
 import argparse
@@ -47,7 +50,9 @@ class Own:
         read.share(0, ids, prefixes)
         prefix = prefixes.find([*ids, 0])
         self.sessions: Dict[int, Session] = {}
-        for rows in ROWS:  # the content of the caches does not change the time, so that all rows begin with the same tokens, read once
+        # The content of the caches does not change the time, so that all rows begin with the same
+        # tokens, read once.
+        for rows in ROWS:
             self.sessions[rows] = session = model.session(capacity=cached + STEPS + 2)
             for _ in range(rows):
                 session.admit([[0]], prefix=prefix)
@@ -89,7 +94,9 @@ def peers(model: Path, folder: Path, cached: int, threads: int, clock: str) -> D
 
 
 def measured(contestants: Dict[str, Step], rounds: int) -> List[Dict[str, Any]]:
-    """Return {"contestant", "milliseconds": of a step of one row, "tokens": {rows: [median, least, largest] of tokens per second relative to one row}} of each."""
+    """Return {"contestant", "milliseconds": of a step of one row, "tokens": {rows: [median,
+    least, largest] of tokens per second relative to one row}} of each.
+    """
     times: Dict[str, Dict[int, List[float]]] = {
         label: {rows: [] for rows in ROWS} for label in contestants
     }
@@ -132,7 +139,10 @@ def table(found: Dict[str, Any]) -> str:
         else "in wall time"
     )
     threads = f"{found['threads']} thread{'s' if found['threads'] > 1 else ''}"
-    note = f"After {found['cached']} cached tokens; medians of {found['rounds']} rounds of {STEPS} steps in which all took turns, with {threads}, {clock}."
+    note = (
+        f"After {found['cached']} cached tokens; medians of {found['rounds']} rounds of {STEPS} "
+        f"steps in which all took turns, with {threads}, {clock}."
+    )
     heads = [
         f"tokens per second of {rows} rows" if rows > 1 else "tokens per second of one row"
         for rows in ROWS

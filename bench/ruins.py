@@ -236,7 +236,9 @@ def _insert(graph: Graph, before: Any, made: Sequence[Any]) -> None:
 
 
 def _second_cache_unwritten(graph: Graph) -> None:
-    """Keep the old content of the caches of keys with long factors, for tokens at short positions."""
+    """Keep the old content of the caches of keys with long factors, for tokens at short
+    positions.
+    """
     bodies = [a.g for node in graph.node for a in node.attribute if a.name == "else_branch"]
     nodes = [node for body in bodies for node in body.node if node.op_type == "TensorScatter"]
     assert nodes, "expected a node that writes the second cache"

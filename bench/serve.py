@@ -1,9 +1,11 @@
-"""Throughput of `posenc serve` by number of clients, with requests decoded as a batch and one after the other.
+"""Throughput of `posenc serve` by number of clients, with requests decoded as a batch and one after
+the other.
 
     python -m bench.serve [--json bench/results/serve.json]
 
-Two servers run for each model, with `--rows 16` and `--rows 1`, and one thread per operator. Clients on the loopback interface send prompts of different
-lengths and read streams. The servers are measured in turn, so that disturbances affect both; results are medians over rounds.
+Two servers run for each model, with `--rows 16` and `--rows 1`, and one thread per operator.
+Clients on the loopback interface send prompts of different lengths and read streams. The servers
+are measured in turn, so that disturbances affect both; results are medians over rounds.
 """
 
 import argparse
@@ -76,7 +78,9 @@ def ask(port: int, prompt: List[int]) -> Answer:
 
 
 def round_of(port: int, clients: int, seed: int) -> Dict[str, float]:
-    """Run all clients once; return their total tokens per second, and the medians of seconds to the first token and between tokens."""
+    """Run all clients once; return their total tokens per second, and the medians of seconds to
+    the first token and between tokens.
+    """
     random = np.random.default_rng(seed)
     prompts = [
         random.integers(97, 123, random.integers(1, LONGEST + 1)).tolist() for _ in range(clients)

@@ -1,16 +1,22 @@
-"""Speculative decoding beside plain decoding: seconds for the same ids, on texts that repeat and on texts that do not.
+"""Speculative decoding beside plain decoding: seconds for the same ids, on texts that repeat and on
+texts that do not.
 
-    python -m bench.speculation ARTEFACT ... [--draft ARTEFACT] [--tokens 96] [--rounds 3] [--passes] [--processor-time] [--json bench/results/speculation.json]
+    python -m bench.speculation ARTEFACT ... [--draft ARTEFACT] [--tokens 96] [--rounds 3]
+    [--passes] [--processor-time] [--json bench/results/speculation.json]
 
-The texts are parts of Python's standard library, with the tokenizer of the artefact. Each task reads its prompt once; then decoding with and without drafts takes
-turns, so that disturbances affect both. Times are those from the first id to the last. A ratio above 1 means that drafts are faster. `repeat` completes a
-function that stands in the prompt twice, `edit` repeats one with other names, `quote` quotes one, `document` continues its documentation, and
-`new` samples at temperature 1 after a text without repetition.
+The texts are parts of Python's standard library, with the tokenizer of the artefact. Each task
+reads its prompt once; then decoding with and without drafts takes turns, so that disturbances
+affect both. Times are those from the first id to the last. A ratio above 1 means that drafts are
+faster. `repeat` completes a function that stands in the prompt twice, `edit` repeats one with other
+names, `quote` quotes one, `document` continues its documentation, and `new` samples at temperature
+1 after a text without repetition.
 
-`equal` is the number of ids before the first that differs, `accepted` the share of drafted tokens that were kept. With --passes, the file also gets the cost of one
-pass of 2, 4, 8 and 16 tokens relative to a step; with --draft too, that of a step of the draft model, and by number of drafted tokens how many times plain decoding they
-would give if all were kept, and the share of right ones that gives 1.4. bench/draft.py of commit dc58e7a trained a draft model. --processor-time measures the time of the
-processor, with one thread, where other programs use the cores.
+`equal` is the number of ids before the first that differs, `accepted` the share of drafted tokens
+that were kept. With --passes, the file also gets the cost of one pass of 2, 4, 8 and 16 tokens
+relative to a step; with --draft too, that of a step of the draft model, and by number of drafted
+tokens how many times plain decoding they would give if all were kept, and the share of right ones
+that gives 1.4. bench/draft.py of commit dc58e7a trained a draft model. --processor-time measures
+the time of the processor, with one thread, where other programs use the cores.
 """
 
 import argparse
@@ -49,14 +55,16 @@ def tasks() -> List[Task]:
         ("repeat", f"{source}\n{source}\n{begun[0]}", {}),
         (
             "edit",
-            f"{source}\n# The same with other names\n{edited}\n{source}\n# The same with other names\n{begun[1]}",
+            f"{source}\n# The same with other names\n{edited}\n{source}\n# The same with "
+            f"other names\n{begun[1]}",
             {},
         ),
         ("quote", f"{other}\nThe function above says:\n\n{other[: len(other) // 4]}", {}),
         ("document", pydoc_data.topics.topics["while"], {}),
         (
             "new",
-            "The history of the lighthouse on the northern coast begins with a storm. In the winter of 1824,",
+            "The history of the lighthouse on the northern coast begins with a storm. In the "
+            "winter of 1824,",
             {"temperature": 1.0, "seed": 1},
         ),
     ]
@@ -75,7 +83,9 @@ class Counted(PassCosts):
 def decoded(
     session: Any, prompt: List[int], tokens: int, given: Dict[str, Any]
 ) -> Tuple[float, List[int]]:
-    """Return the seconds per id, and the ids, after a prompt whose tokens but the last one are in the cache."""
+    """Return the seconds per id, and the ids, after a prompt whose tokens but the last one are
+    in the cache.
+    """
     base = int(session.length[0])
     ids, stamps = [], []
     for (one,) in session.generate([prompt[-1:]], tokens, stop=(), before=[prompt[:-1]], **given):
@@ -95,7 +105,9 @@ def measured(
     tokens: int,
     rounds: int,
 ) -> Dict[str, Any]:
-    """Return {"task", "prompt", "tokens", "equal", "tokens_per_pass", "accepted", "ratio", "ratios", "milliseconds": of plain decoding per token}."""
+    """Return {"task", "prompt", "tokens", "equal", "tokens_per_pass", "accepted", "ratio",
+    "ratios", "milliseconds": of plain decoding per token}.
+    """
     prompt = codec(folder, model.manifest).encode(text)
     session = model.session()
     session.pass_costs = Counted(separate=False)
@@ -130,7 +142,9 @@ def measured(
 
 
 def passes(model: Any, cached: int, rounds: int) -> Dict[str, Any]:
-    """Return the time of a pass of several tokens after `cached` tokens, relative to that of a step: {"cached", "step": milliseconds, "ratios": {width: median}}."""
+    """Return the time of a pass of several tokens after `cached` tokens, relative to that of a
+    step: {"cached", "step": milliseconds, "ratios": {width: median}}.
+    """
     session, random = model.session(), np.random.default_rng(0)
     ids = random.integers(0, model.manifest.vocabulary, (1, cached))
     session.prefill(ids, logits_to_keep=1)
@@ -154,7 +168,8 @@ def passes(model: Any, cached: int, rounds: int) -> Dict[str, Any]:
 
 
 def needed(ratios: Dict[str, float], drafting: float) -> Dict[str, Dict[str, float]]:
-    """Return by number of drafted tokens the times plain decoding if all are kept, and the share that must be kept for GOAL; 1 or more if it is out of reach.
+    """Return by number of drafted tokens the times plain decoding if all are kept, and the share
+    that must be kept for GOAL; 1 or more if it is out of reach.
 
     Args:
         ratios: cost of a pass by its number of tokens, relative to a step.

@@ -1,9 +1,13 @@
-"""Compare the speed of blocks and decoders with hand-written graphs and other runtimes; write bench/results/speed.json, docs/speed.md and docs/speed-targets.md.
+"""Compare the speed of blocks and decoders with hand-written graphs and other runtimes; write
+bench/results/speed.json, docs/speed.md and docs/speed-targets.md.
 
-    python -m bench.speed [--only PART] [--without RUNTIME] [--json bench/results/speed.json] [--docs docs]
+    python -m bench.speed [--only PART] [--without RUNTIME] [--json bench/results/speed.json]
+    [--docs docs]
 
-Each part is measured in one run, in which its contestants take turns, and replaces that part of the JSON file. Artefacts are exported once to --artefacts and
-used again by later runs; remove that folder after a change to the export. onnxruntime-genai, openvino and transformers take part if they are installed.
+Each part is measured in one run, in which its contestants take turns, and replaces that part of the
+JSON file. Artefacts are exported once to --artefacts and used again by later runs; remove that
+folder after a change to the export. onnxruntime-genai, openvino and transformers take part if they
+are installed.
 """
 
 import argparse
@@ -38,11 +42,13 @@ class Variant:
 
     Args:
         encoding: its position encoding.
-        target: its target. The variant of aotinductor is compiled from that of pt2, which has to be listed before it.
+        target: its target. The variant of aotinductor is compiled from that of pt2, which has to be
+            listed before it.
         signature: "positions" or "mask".
         weights: format of quantized weights, empty for float32.
         cache: format of quantized caches, empty for float32.
-        only_for: the runtime that loads it; without that runtime it is not measured. Empty if it is always measured.
+        only_for: the runtime that loads it; without that runtime it is not measured. Empty if it is
+            always measured.
     """
 
     encoding: str = "rope"
@@ -75,7 +81,8 @@ class Part:
         prompts: tokens of a prompt at prefill.
         runtimes: other runtimes, which take part if they are installed.
         seconds: time per contestant and number of tokens.
-        providers: further providers of the artefacts; those of OpenVINO take part if openvino is installed.
+        providers: further providers of the artefacts; those of OpenVINO take part if openvino is
+            installed.
     """
 
     variants: Tuple[Variant, ...]
@@ -145,7 +152,9 @@ SAMPLE = 4096  # hidden states for the calibration of caches
 
 
 def described(part: str, encoding: str) -> AnyConfig:
-    """Return the model of a part: a block of width 512 with 8 heads, a decoder of 4 layers of width 256, or one of Llama's architecture with 134M parameters."""
+    """Return the model of a part: a block of width 512 with 8 heads, a decoder of 4 layers of
+    width 256, or one of Llama's architecture with 134M parameters.
+    """
     spec, size = {"name": encoding}, FOLDERS.get(part, part)
     if size == "block":
         return block_config(512, 8, 16384, encoding=spec)
@@ -183,7 +192,8 @@ def exported(part: str, folder: Path, runtimes: Sequence[str], say: Progress) ->
 def write(model: "Sources", variant: Variant, path: Path) -> None:
     """Export one artefact, verified only on target pt2, because `posenc compile` requires it.
 
-    Caches of blocks are calibrated with random hidden states, which have the same scale in every channel.
+    Caches of blocks are calibrated with random hidden states, which have the same scale in every
+    channel.
     """
     from posenc_export.export import compile_artefact, export
 
@@ -278,7 +288,9 @@ def committed(path: Path) -> Dict[str, Report]:
 
 
 def overhead(path: Path) -> List[Dict[str, Any]]:
-    """Return the results of bench/hand_graph.py of commit dc58e7a; an empty list without the file."""
+    """Return the results of bench/hand_graph.py of commit dc58e7a; an empty list without the
+    file.
+    """
     found: List[Dict[str, Any]] = (
         json.loads(path.read_text(encoding="utf-8"))["results"] if path.is_file() else []
     )

@@ -1,4 +1,6 @@
-"""Generate docs/speed.md, its chart, and docs/speed-targets.md from the results of bench/speed.py."""
+"""Generate docs/speed.md, its chart, and docs/speed-targets.md from the results of
+bench/speed.py.
+"""
 
 import json
 from dataclasses import dataclass
@@ -15,7 +17,10 @@ from posenc_export.catalogue.waves import COLOURS
 TITLES = {
     "block": "A block of width 512 with 8 heads",
     "layers": "A decoder of 4 layers of width 256",
-    "model": "A decoder of 134 million parameters (Llama's architecture: vocabulary 49152, width 576, 30 layers, 9 heads, 3 kv heads, MLP 1536)",
+    "model": (
+        "A decoder of 134 million parameters (Llama's architecture: vocabulary 49152, width 576, "
+        "30 layers, 9 heads, 3 kv heads, MLP 1536)"
+    ),
     "bits": "The same decoder with quantized weights",
     "cache": "The block of width 512 with 8-bit caches",
 }
@@ -66,7 +71,9 @@ nothing of this."""
 
 @dataclass(frozen=True)
 class Target:
-    """A ratio of times that the page reports: that of contestant `ours` to that of `theirs`, with its upper bound `most`, or None for no bound."""
+    """A ratio of times that the page reports: that of contestant `ours` to that of `theirs`,
+    with its upper bound `most`, or None for no bound.
+    """
 
     part: str
     phase: str
@@ -126,7 +133,9 @@ SUMMARY = (
 
 
 def perplexities() -> Dict[str, str]:
-    """Return the perplexity of each format relative to float32, by the name of the weights in QUALITY."""
+    """Return the perplexity of each format relative to float32, by the name of the weights in
+    QUALITY.
+    """
     return {
         row["weights"]: f"{row['perplexity']:.2f}"
         for row in json.loads(QUALITY.read_text(encoding="utf-8"))["rows"]
@@ -164,7 +173,9 @@ def summary(reports: Dict[str, Report]) -> List[str]:
 
 
 def figure(reports: Dict[str, Report]) -> Any:
-    """Return a matplotlib figure of the summary: a bar for each ratio, with its interval as a line."""
+    """Return a matplotlib figure of the summary: a bar for each ratio, with its interval as a
+    line.
+    """
     from matplotlib.figure import Figure
 
     drawing = Figure(figsize=(7.6, 2.8), layout="constrained")
@@ -247,7 +258,9 @@ def _machine(report: Report) -> str:
 
 
 def ratio(report: Report, target: Target) -> Optional[Spread]:
-    """Return the ratio of times, ours to theirs, with its interval; None if a contestant is missing or rounds are too few."""
+    """Return the ratio of times, ours to theirs, with its interval; None if a contestant is
+    missing or rounds are too few.
+    """
     ours, theirs = (_row(report.rows, target, name) for name in (target.ours, target.theirs))
     return (
         None
@@ -288,7 +301,8 @@ def _targets(reports: Dict[str, Report]) -> List[str]:
         )
         most = "" if target.most is None else f"{target.most:.2f}"
         lines.append(
-            f"| {target.part} | {target.phase} {target.tokens} | `{target.ours}` | `{target.theirs}` {measured}| {most} | {verdict} |"
+            f"| {target.part} | {target.phase} {target.tokens} | `{target.ours}` | "
+            f"`{target.theirs}` {measured}| {most} | {verdict} |"
         )
     return lines
 
@@ -311,7 +325,10 @@ def _overhead(found: Sequence[Dict[str, Any]]) -> List[str]:
 
 
 def _ratio_and_difference(ratio: Dict[str, float], seconds: float) -> str:
-    return f"| {ratio['median']:.2f} | {ratio['low']:.2f} .. {ratio['high']:.2f} | {1e6 * seconds:+.1f} us |"
+    return (
+        f"| {ratio['median']:.2f} | {ratio['low']:.2f} .. {ratio['high']:.2f} | "
+        f"{1e6 * seconds:+.1f} us |"
+    )
 
 
 def _part(report: Report) -> List[str]:
@@ -327,11 +344,17 @@ def _part(report: Report) -> List[str]:
     )
     busy = " Measured on a busy machine." if (report.other_cores or 0.0) > BUSY else ""
     lines = [
-        f"{machine.processor}, {machine.threads} threads on {machine.cores} cores; {libraries}.{busy}",
+        (
+            f"{machine.processor}, {machine.threads} threads on {machine.cores} cores; "
+            f"{libraries}.{busy}"
+        ),
         "",
     ]
     lines += [
-        f"Limits of the machine in the same run: reads {read}; multiplies at {limits.gemm_flops_per_second / 1e9:.0f} GFLOP/s.{empty}",
+        (
+            f"Limits of the machine in the same run: reads {read}; multiplies at "
+            f"{limits.gemm_flops_per_second / 1e9:.0f} GFLOP/s.{empty}"
+        ),
         "",
     ]
     works = list(dict.fromkeys((row.phase, row.tokens) for row in report.rows))

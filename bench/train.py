@@ -1,6 +1,8 @@
-"""Train a preset on the source code of the Python standard library and write its artefact: python -m bench.train tiny-rope
+"""Train a preset on the source code of the Python standard library and write its artefact: python
+-m bench.train tiny-rope
 
-About one file in twenty, chosen by a hash of its path, is held out. The bits per byte on these files are printed; report them in the README.
+About one file in twenty, chosen by a hash of its path, is held out. The bits per byte on these
+files are printed; report them in the README.
 """
 
 import argparse
@@ -67,7 +69,9 @@ def bits_per_byte(model: Stack, held: Tensor, limit: int = 400) -> float:
 
 
 def initialise(model: Stack) -> None:
-    """Initialise projections from a normal distribution with standard deviation 0.02, as GPT-2. Encodings keep their own initialisation."""
+    """Initialise projections from a normal distribution with standard deviation 0.02, as GPT-2.
+    Encodings keep their own initialisation.
+    """
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2 and "encoding." not in name:
             torch.nn.init.normal_(parameter, std=0.02)
@@ -88,12 +92,14 @@ def fit(
     Args:
         model: model to train.
         data: training bytes, uint8.
-        share: maps the number of a step to the share of the budget that is spent; training ends at 1.
+        share: maps the number of a step to the share of the budget that is spent; training ends at
+            1.
         batch: windows in a step.
         rate: largest learning rate.
         say: receives a line of progress every 200 steps.
         length: bytes in a window.
-        warm_up: number of steps in which the learning rate rises to `rate`. Afterwards it decays as a cosine.
+        warm_up: number of steps in which the learning rate rises to `rate`. Afterwards it decays as
+            a cosine.
 
     Returns:
         The number of steps.
@@ -143,7 +149,8 @@ if __name__ == "__main__":
     options = parser.parse_args()
     if not SOURCE_TREE.is_dir():
         parser.error(
-            "expected the source tree, where its artefact is written, got an installed package; run this in a checkout"
+            "expected the source tree, where its artefact is written, got an installed "
+            "package; run this in a checkout"
         )
     torch.manual_seed(options.seed)
     train, held = corpus()

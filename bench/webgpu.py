@@ -1,11 +1,13 @@
-"""Compare decoders of one layer with each encoding on ONNX Runtime's WebGPU provider with their references, and write the errors to docs/runtimes/webgpu.md.
+"""Compare decoders of one layer with each encoding on ONNX Runtime's WebGPU provider with their
+references, and write the errors to docs/runtimes/webgpu.md.
 
     python -m bench.webgpu export FOLDER [--target TARGET ...] [--encoding NAME ...]
     python -m bench.webgpu run FOLDER --adapter NAME [--json FILE]
     python -m bench.webgpu page --json FILE
 
-`export` runs where torch is installed. `run` runs in an environment with onnxruntime-webgpu, numpy and msgspec, without torch; it appends to FILE as results
-come, and skips artefacts that FILE already has.
+`export` runs where torch is installed. `run` runs in an environment with onnxruntime-webgpu, numpy
+and msgspec, without torch; it appends to FILE as results come, and skips artefacts that FILE
+already has.
 """
 
 import argparse
@@ -70,7 +72,9 @@ def measured(folder: Path, adapter: str) -> Dict[str, Any]:
 
 
 def on_cpu(folder: Path) -> Dict[str, int]:
-    """Count the nodes by operator that ONNX Runtime gives to the CPU provider, because WebGPU has no kernel for them."""
+    """Count the nodes by operator that ONNX Runtime gives to the CPU provider, because WebGPU
+    has no kernel for them.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -1,6 +1,7 @@
 """Position encodings as deployable attention blocks, exact at every offset.
 
-Public names are imported on first use: importing this package imports neither torch nor onnxruntime.
+Public names are imported on first use: importing this package imports neither torch nor
+onnxruntime.
 """
 
 import importlib

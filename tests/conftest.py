@@ -1,4 +1,6 @@
-"""Make exports in tests faster: less garbage collection, and one operator table for all exports of a process. Seed the random numbers of each test."""
+"""Make exports in tests faster: less garbage collection, and one operator table for all exports
+of a process. Seed the random numbers of each test.
+"""
 
 import functools
 import gc
@@ -10,11 +12,13 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     gc.collect()
-    gc.freeze()  # modules and collected tests stay until the end, so that collections need not visit them
-    gc.set_threshold(
-        50_000, 20, 20
-    )  # a trace allocates millions of objects; with Python's threshold of 700, collections take a tenth of it
-    # torch.onnx.export builds the table of ONNX operators again in every call, which takes 0.4 of 2.2 seconds. It does not change the table.
+    # Modules and collected tests stay until the end, so that collections need not visit them.
+    gc.freeze()
+    # A trace allocates millions of objects; with Python's threshold of 700, collections take a
+    # tenth of it.
+    gc.set_threshold(50_000, 20, 20)
+    # torch.onnx.export builds the table of ONNX operators again in every call, which takes 0.4 of
+    # 2.2 seconds. It does not change the table.
     ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
 
 

@@ -1,6 +1,8 @@
-"""Places of the package, each with a wrong text and the tests that must find it. `python -m tests.mutations [WORD ...]` tries those whose file or text contains a word.
+"""Places of the package, each with a wrong text and the tests that must find it. `python -m
+tests.mutations [WORD ...]` tries those whose file or text contains a word.
 
-Every mutation is written into a copy of the package, which the tests import; the package itself is never changed. Results go to bench/results/mutations.json.
+Every mutation is written into a copy of the package, which the tests import; the package itself is
+never changed. Results go to bench/results/mutations.json.
 """
 
 import argparse
@@ -204,7 +206,8 @@ OPERATIONS = (
         "models/parts/routing.py",
         "torch.topk(best, self.kept, dim=-1)[1]",
         "torch.topk(-best, self.kept, dim=-1)[1]",
-        "tests/models/test_recent_families.py::test_experts_match_their_oracle tests/models/test_latent.py",
+        "tests/models/test_recent_families.py::test_experts_match_their_oracle "
+        "tests/models/test_latent.py",
     ),
     (
         "export/signatures.py",
@@ -457,12 +460,15 @@ MUTATIONS = tuple(
 
 
 def tried(mutation: Mutation, copy: Path) -> Dict[str, Any]:
-    """Write a mutation into a copy of the package, run its tests and restore the copy. Return {"file", "text", "mutated", "found", "by", "seconds"}."""
+    """Write a mutation into a copy of the package, run its tests and restore the copy. Return
+    {"file", "text", "mutated", "found", "by", "seconds"}.
+    """
     path = copy / "posenc_export" / mutation.file
     right, start = path.read_text("utf-8"), time.monotonic()
     if right.count(mutation.text) != 1:
         raise ValueError(
-            f"mutations: expected {mutation.text!r} exactly once in {mutation.file}, got {right.count(mutation.text)}; correct tests/mutations.py"
+            f"mutations: expected {mutation.text!r} exactly once in {mutation.file}, got "
+            f"{right.count(mutation.text)}; correct tests/mutations.py"
         )
     _write(path, right.replace(mutation.text, mutation.mutated))
     try:
@@ -504,13 +510,16 @@ def failed(tests: Sequence[str], copy: Path) -> str:
     named = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", ran.stdout, re.MULTILINE)
     if ran.returncode != 1 or named is None:
         raise ValueError(
-            f"mutations: expected tests that run, got {shlex.join(tests)} with status {ran.returncode}: {ran.stdout[-500:]}{ran.stderr[-500:]}"
+            f"mutations: expected tests that run, got {shlex.join(tests)} with status "
+            f"{ran.returncode}: {ran.stdout[-500:]}{ran.stderr[-500:]}"
         )
     return named[1]
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a source and remove its bytecode, which Python would take for current if size and second of the change are equal."""
+    """Write a source and remove its bytecode, which Python would take for current if size and
+    second of the change are equal.
+    """
     path.write_text(text, encoding="utf-8")
     for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):
         compiled.unlink()
@@ -527,7 +536,9 @@ def copied(folder: Path) -> Path:
 
 
 def merged(rows: Sequence[Dict[str, Any]], results: Path) -> List[Dict[str, Any]]:
-    """Return new rows and those that a file of results has of other mutations of the table, in the order of the table."""
+    """Return new rows and those that a file of results has of other mutations of the table, in
+    the order of the table.
+    """
     known = json.loads(results.read_text("utf-8")) if results.exists() else []
     by_place = {
         tuple(row[key] for key in ("file", "text", "mutated")): row for row in (*known, *rows)
@@ -537,7 +548,9 @@ def merged(rows: Sequence[Dict[str, Any]], results: Path) -> List[Dict[str, Any]
 
 
 def main(words: Sequence[str], results: Path) -> int:
-    """Try mutations and write their results. Returns the exit status: 1 if a mutation is not found, or a test fails without one."""
+    """Try mutations and write their results. Returns the exit status: 1 if a mutation is not
+    found, or a test fails without one.
+    """
     chosen = [
         mutation
         for mutation in MUTATIONS
@@ -549,7 +562,8 @@ def main(words: Sequence[str], results: Path) -> int:
             row = tried(mutation, copy)
             rows.append(row)
             print(
-                f"{number}/{len(chosen)} {mutation.file}: {mutation.text}: {row['by'] or 'NOT FOUND'} ({row['seconds']} s)",
+                f"{number}/{len(chosen)} {mutation.file}: {mutation.text}: "
+                f"{row['by'] or 'NOT FOUND'} ({row['seconds']} s)",
                 flush=True,
             )
         wrong = failed(

@@ -1,6 +1,8 @@
-"""The imports between the rooms of posenc_export, from its source: `python -m tests.rooms [runtime]` prints their numbers.
+"""The imports between the rooms of posenc_export, from its source: `python -m tests.rooms
+[runtime]` prints their numbers.
 
-A room is what stands at the top of the package or, with an argument, of one subpackage: a folder or a single file. Imports within functions count.
+A room is what stands at the top of the package or, with an argument, of one subpackage: a folder or
+a single file. Imports within functions count.
 """
 
 import ast
@@ -27,7 +29,9 @@ def modules(top: Path = TOP) -> Dict[str, Path]:
 
 
 def imports(files: Dict[str, Path], lazy: bool = True) -> Graph:
-    """Return what each module imports, as dotted names: modules of the package, and names of other packages. lazy: count imports within functions."""
+    """Return what each module imports, as dotted names: modules of the package, and names of
+    other packages. lazy: count imports within functions.
+    """
     return {
         name: {
             target for node in _statements(_parsed(path), lazy) for target in _targets(node, files)
@@ -71,7 +75,9 @@ def own(graph: Graph) -> Graph:
 
 
 def room_of(module: str, inside: str) -> str:
-    """Return the part of a module's name below `inside`; the name itself for the file __init__.py of `inside`."""
+    """Return the part of a module's name below `inside`; the name itself for the file
+    __init__.py of `inside`.
+    """
     return module.removeprefix(inside).removeprefix(".").partition(".")[0] or inside
 
 
@@ -110,7 +116,9 @@ def circles(graph: Graph) -> List[Set[str]]:
 
 
 def floors(graph: Graph) -> int:
-    """Return the number of rooms on the longest chain of imports; rooms on a circle count as one."""
+    """Return the number of rooms on the longest chain of imports; rooms on a circle count as
+    one.
+    """
     merged = {node: node for node in graph}
     for circle in circles(graph):
         merged.update(dict.fromkeys(circle, min(circle)))
@@ -136,7 +144,8 @@ def main(inside: str) -> None:
         for target in between[room]
     )
     print(
-        f"{len(between)} rooms, {floors(between)} floors, {len(circles(between))} circles of rooms with {on_circles} arrows, {len(circles(graph))} circles of files"
+        f"{len(between)} rooms, {floors(between)} floors, {len(circles(between))} circles of "
+        f"rooms with {on_circles} arrows, {len(circles(graph))} circles of files"
     )
     for room in sorted(between):
         files = [
@@ -145,7 +154,9 @@ def main(inside: str) -> None:
             if (name == inside or name.startswith(f"{inside}.")) and room_of(name, inside) == room
         ]
         print(
-            f"{room:24} {len(files):4} files {sum(len(path.read_text('utf-8').splitlines()) for path in files):6} lines, imports {' '.join(sorted(between[room]))}"
+            f"{room:24} {len(files):4} files "
+            f"{sum(len(path.read_text('utf-8').splitlines()) for path in files):6} lines, "
+            f"imports {' '.join(sorted(between[room]))}"
         )
 
 

@@ -17,7 +17,8 @@ def test_the_text_of_a_mutation_stands_exactly_once_in_its_file_and_its_tests_ex
 ) -> None:
     found = (TOP / "posenc_export" / mutation.file).read_text("utf-8").count(mutation.text)
     assert found == 1, (
-        f"mutations: expected {mutation.text!r} exactly once in {mutation.file}, got {found}; correct tests/mutations.py"
+        f"mutations: expected {mutation.text!r} exactly once in {mutation.file}, got "
+        f"{found}; correct tests/mutations.py"
     )
     assert mutation.mutated != mutation.text
     for named in re.findall(r"tests/\S+", " ".join(shlex.split(mutation.tests))):

@@ -1,4 +1,6 @@
-"""Imports run one way, as the tables of CONTRIBUTING.md say. Nothing is imported here: sources are parsed."""
+"""Imports run one way, as the tables of CONTRIBUTING.md say. Nothing is imported here: sources
+are parsed.
+"""
 
 import functools
 import re
@@ -66,7 +68,9 @@ def test_importing_the_front_imports_no_framework(start: str) -> None:
 
 
 def _reached(start: str) -> Set[str]:
-    """Return every module that an import of `start` imports, with the packages that it stands in."""
+    """Return every module that an import of `start` imports, with the packages that it stands
+    in.
+    """
     graph, reached, waiting = imported(lazy=False), set(), [start]
     while waiting:
         name = waiting.pop()

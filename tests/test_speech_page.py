@@ -1,4 +1,6 @@
-"""The program of docs/speech.md, from a wav file to text, on a small Whisper and generated tones."""
+"""The program of docs/speech.md, from a wav file to text, on a small Whisper and generated
+tones.
+"""
 
 import contextlib
 import io
@@ -32,7 +34,9 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Tuple[Path, Any]:
-    """Return a folder with a checkpoint, its two artefacts and a wav file, and the model of transformers."""
+    """Return a folder with a checkpoint, its two artefacts and a wav file, and the model of
+    transformers.
+    """
     folder = tmp_path_factory.mktemp("speech")
     torch.manual_seed(0)
     peer = randomised(

@@ -1,4 +1,6 @@
-"""Tiny models for tests: every registered encoding in the smallest sizes with grouped heads, a number of heads that is not a power of two, and partial blocks."""
+"""Tiny models for tests: every registered encoding in the smallest sizes with grouped heads, a
+number of heads that is not a power of two, and partial blocks.
+"""
 
 from msgspec.structs import replace
 

@@ -1,4 +1,6 @@
-"""Seeded models that are built and traced once per process, because most of the time of an export is spent on tracing."""
+"""Seeded models that are built and traced once per process, because most of the time of an
+export is spent on tracing.
+"""
 
 from collections import OrderedDict
 from typing import Any, Tuple

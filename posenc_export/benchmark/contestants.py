@@ -1,4 +1,6 @@
-"""The contestants of a benchmark: artefact folders on each provider that can run them, and other runtimes of the same models."""
+"""The contestants of a benchmark: artefact folders on each provider that can run them, and other
+runtimes of the same models.
+"""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,7 +46,9 @@ class Contestant:
 
     @property
     def reads_known_bytes(self) -> bool:
-        """Whether a step reads weights and caches on the CPU in the formats of the manifest. Runtimes that build the model use float32 or a format of their own."""
+        """Whether a step reads weights and caches on the CPU in the formats of the manifest.
+        Runtimes that build the model use float32 or a format of their own.
+        """
         if self.provider not in (*ON_CPU, OPENVINO[0]):
             return False
         return not self._built or not (
@@ -53,7 +57,9 @@ class Contestant:
 
     @property
     def perplexity(self) -> Optional[float]:
-        """Perplexity over that of the float32 module, as the manifest has it; None if it was not measured, and for models that the runtime builds."""
+        """Perplexity over that of the float32 module, as the manifest has it; None if it was not
+        measured, and for models that the runtime builds.
+        """
         quality = None if self._built else self.manifest.quality
         return quality.ratio or None if quality else None
 
@@ -74,20 +80,23 @@ def gather(
         folders: artefact folders.
         runtimes: names in RUNTIMES.
         different_models: allow folders of different models.
-        providers: providers to measure in addition to the CPU and CUDA: those of OpenVINO, and "aotinductor", without which native code is not run.
+        providers: providers to measure in addition to the CPU and CUDA: those of OpenVINO, and
+            "aotinductor", without which native code is not run.
 
     Raises:
-        ValueError: no folder, folders of different models, an unknown runtime or provider, one that is not installed or supports none of the folders, an invalid
-            artefact.
+        ValueError: no folder, folders of different models, an unknown runtime or provider, one that
+            is not installed or supports none of the folders, an invalid artefact.
     """
     if not folders:
         raise ValueError(
-            "benchmark: expected at least one artefact folder, got none; give folders that `posenc export` wrote"
+            "benchmark: expected at least one artefact folder, got none; give folders that "
+            "`posenc export` wrote"
         )
     for name in runtimes:
         if name not in RUNTIMES:
             raise ValueError(
-                f"benchmark: expected runtime to be one of {', '.join(RUNTIMES)}, got {name!r}; {suggestion(name, RUNTIMES)}"
+                f"benchmark: expected runtime to be one of {', '.join(RUNTIMES)}, got "
+                f"{name!r}; {suggestion(name, RUNTIMES)}"
             )
     artefacts = _of_folders([locate(folder) for folder in folders], different_models, providers)
     peers = [peer for name in dict.fromkeys(runtimes) for peer in _of_runtime(name, artefacts)]
@@ -111,7 +120,8 @@ def _of_folders(
     names = numbered([model_label(manifest) for manifest in models])
     if len(models) > 1 and not different_models:
         raise ValueError(
-            f"benchmark: expected folders of one model, got {', '.join(names)}; give folders of one model or pass --different-models"
+            f"benchmark: expected folders of one model, got {', '.join(names)}; give folders "
+            "of one model or pass --different-models"
         )
     contestants = []
     for path, label, manifest in zip(paths, folder_labels(paths), folder_manifests, strict=True):
@@ -134,37 +144,44 @@ def _of_folders(
                 else "one of target onnx or ort"
             )
             raise ValueError(
-                f"benchmark: expected a folder that provider {provider} runs, got {', '.join(folder_labels(paths))}; add {remedy}"
+                f"benchmark: expected a folder that provider {provider} runs, got "
+                f"{', '.join(folder_labels(paths))}; add {remedy}"
             )
     return contestants
 
 
 def usable(numbers: Sequence[int], contestants: Sequence[Contestant]) -> List[int]:
-    """Return the numbers of tokens that every contestant supports, ascending and without duplicates.
+    """Return the numbers of tokens that every contestant supports, ascending and without
+    duplicates.
 
     Raises:
         ValueError: a number is below 2, or all numbers exceed max_positions of a contestant.
     """
     if any(number < 2 for number in numbers):
         raise ValueError(
-            f"benchmark: expected contexts and prompts of at least 2 tokens, got {min(numbers)}; give larger ones"
+            "benchmark: expected contexts and prompts of at least 2 tokens, got "
+            f"{min(numbers)}; give larger ones"
         )
     limit = min(contestant.manifest.max_positions for contestant in contestants)
     inside = sorted({number for number in numbers if number <= limit})
     if numbers and not inside:
         raise ValueError(
-            f"benchmark: expected a number of at most max_positions, {limit} tokens, got {', '.join(map(str, numbers))}; give smaller ones"
+            f"benchmark: expected a number of at most max_positions, {limit} tokens, got "
+            f"{', '.join(map(str, numbers))}; give smaller ones"
         )
     return inside
 
 
 def _of_runtime(name: str, artefacts: Sequence[Contestant]) -> List[Contestant]:
-    """Return the contestants of one runtime: one per folder that it can load, or one per model that it can build."""
+    """Return the contestants of one runtime: one per folder that it can load, or one per model
+    that it can build.
+    """
     runtime = RUNTIMES[name]
     missing = runtime.missing()
     if missing:
         raise ValueError(
-            f"benchmark {name}: expected {' and '.join(missing)} to be installed, got none; pip install '{runtime.install}' or omit {name}"
+            f"benchmark {name}: expected {' and '.join(missing)} to be installed, got none; "
+            f"pip install '{runtime.install}' or omit {name}"
         )
     supported = [
         each
@@ -174,7 +191,10 @@ def _of_runtime(name: str, artefacts: Sequence[Contestant]) -> List[Contestant]:
     if not supported:
         got = ", ".join(
             dict.fromkeys(
-                f"{each.artefact} ({each.model}, target {each.manifest.target}, signature {each.manifest.signature})"
+                (
+                    f"{each.artefact} ({each.model}, target {each.manifest.target}, signature "
+                    f"{each.manifest.signature})"
+                )
                 for each in artefacts
             )
         )
@@ -184,7 +204,8 @@ def _of_runtime(name: str, artefacts: Sequence[Contestant]) -> List[Contestant]:
             else ""
         )
         raise ValueError(
-            f"benchmark {name}: expected {runtime.rule}, got {got}; add such a folder or omit {name}{other}"
+            f"benchmark {name}: expected {runtime.rule}, got {got}; add such a folder or "
+            f"omit {name}{other}"
         )
     if not runtime.builds:
         return [
@@ -199,7 +220,9 @@ def _of_runtime(name: str, artefacts: Sequence[Contestant]) -> List[Contestant]:
 
 
 def _providers(manifest: Manifest) -> Tuple[str, ...]:
-    """Return the providers that can run an artefact. GroupQueryAttention has no float32 kernel on CUDA; artefacts of target ort-cuda run only on CUDA."""
+    """Return the providers that can run an artefact. GroupQueryAttention has no float32 kernel
+    on CUDA; artefacts of target ort-cuda run only on CUDA.
+    """
     if manifest.target == AOTINDUCTOR:
         return ()
     if manifest.target.endswith("-cuda"):
@@ -219,7 +242,8 @@ def _added(providers: Sequence[str], manifest: Manifest) -> List[str]:
         if name not in known:
             remedy = suggestion(name, known)
             raise ValueError(
-                f"benchmark: expected provider to be one of {', '.join(known)}, got {name!r}; {remedy} cpu and cuda are always measured"
+                f"benchmark: expected provider to be one of {', '.join(known)}, got "
+                f"{name!r}; {remedy} cpu and cuda are always measured"
             )
     able = {
         AOTINDUCTOR: manifest.target == AOTINDUCTOR,

@@ -11,7 +11,9 @@ IR_VERSION, OPSET = 10, 23  # those of torch.onnx
 
 
 def bound(threads: int) -> Callable[[], Any]:
-    """Return a function that runs the graph with input and output bound. threads: intra-op threads."""
+    """Return a function that runs the graph with input and output bound. threads: intra-op
+    threads.
+    """
     ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in ("x", "y")]
     graph = helper.make_graph(
         [helper.make_node("Identity", ["x"], ["y"])], "empty", ends[:1], ends[1:]

@@ -9,16 +9,23 @@ SHOWN = 3  # names of encodings in a label; further ones are shown as "..."
 
 
 def model_label(manifest: Manifest) -> str:
-    """Return encodings, layers x width and number of parameters, as in "rope 5x128 0.97M"; a model without encodings is labelled "nope"."""
+    """Return encodings, layers x width and number of parameters, as in "rope 5x128 0.97M"; a
+    model without encodings is labelled "nope".
+    """
     config = manifest.config.get("inside", manifest.config)
     layers = (
         f"{len(config['order'])}x" if config.get("order") else f"{config.get('kind', 'model')} "
     )
-    return f"{'+'.join(_encodings(config)) or 'nope'} {layers}{config.get('width', '?')} {_count(parameters(manifest))}"
+    return (
+        f"{'+'.join(_encodings(config)) or 'nope'} {layers}{config.get('width', '?')} "
+        f"{_count(parameters(manifest))}"
+    )
 
 
 def parameters(manifest: Manifest) -> int:
-    """Return the number of trained parameters, without those of encodings: the weights that a step reads, and for decoders the other rows of the token table."""
+    """Return the number of trained parameters, without those of encodings: the weights that a
+    step reads, and for decoders the other rows of the token table.
+    """
     config, weights = manifest.config, manifest.step_weights
     if manifest.kind != "decoder" or not manifest.vocabulary:
         return weights
@@ -29,7 +36,9 @@ def parameters(manifest: Manifest) -> int:
 
 
 def folder_labels(paths: Sequence[Path]) -> List[str]:
-    """Return the shortest path endings that are distinct, such as "rope/ort" and "alibi/ort"; repeated folders are numbered."""
+    """Return the shortest path endings that are distinct, such as "rope/ort" and "alibi/ort";
+    repeated folders are numbered.
+    """
     depth = next(
         (
             n

@@ -24,14 +24,16 @@ def cache_bytes(manifest: Manifest, context: int) -> int:
 
 
 def step_bytes(manifest: Manifest, context: int, batch: int = 1) -> int:
-    """Return the bytes that a decode step of `batch` rows must read with `context` tokens in the cache: the weights once, and the valid cache of each row.
+    """Return the bytes that a decode step of `batch` rows must read with `context` tokens in the
+    cache: the weights once, and the valid cache of each row.
 
     Raises:
         ValueError: the manifest has an unknown dtype.
     """
     if manifest.dtype not in ITEM_BYTES:
         raise ValueError(
-            f"benchmark: expected dtype to be one of {', '.join(ITEM_BYTES)}, got {manifest.dtype!r}; export again"
+            f"benchmark: expected dtype to be one of {', '.join(ITEM_BYTES)}, got "
+            f"{manifest.dtype!r}; export again"
         )
     of_weight: float = ITEM_BYTES[manifest.dtype]
     if manifest.weights is not None:  # each weight may have a format of its own
@@ -44,7 +46,9 @@ def step_bytes(manifest: Manifest, context: int, batch: int = 1) -> int:
 
 
 def _idle_weights(manifest: Manifest) -> int:
-    """Return the number of weights of experts that no token of a step chooses, if every layer with experts computes only the chosen ones."""
+    """Return the number of weights of experts that no token of a step chooses, if every layer
+    with experts computes only the chosen ones.
+    """
     config = manifest.config
     mlps = [config["layers"][name]["mlp"] for name in config.get("order", ())]
     mixtures = [mlp for mlp in mlps if mlp["name"] == "experts"]

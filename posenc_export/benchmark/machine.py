@@ -1,4 +1,6 @@
-"""Description of the machine of a benchmark: processor, library versions, and measured limits of memory and arithmetic."""
+"""Description of the machine of a benchmark: processor, library versions, and measured limits of
+memory and arithmetic.
+"""
 
 import os
 import platform
@@ -29,7 +31,9 @@ TIMES = 3  # measurements, of which the shortest time counts
 
 
 def described(threads: int) -> Machine:
-    """Return the processor, the number of cores and the versions of installed libraries. threads: threads of one contestant."""
+    """Return the processor, the number of cores and the versions of installed libraries.
+    threads: threads of one contestant.
+    """
     return Machine(
         processor(),
         os.cpu_count() or 1,
@@ -39,7 +43,9 @@ def described(threads: int) -> Machine:
 
 
 def limits(worker: Worker, threads: int) -> Limits:
-    """Measure the limits of the machine in a worker without contestant. Of several measurements the shortest time counts, since disturbance only adds time."""
+    """Measure the limits of the machine in a worker without contestant. Of several measurements
+    the shortest time counts, since disturbance only adds time.
+    """
 
     def quickest(do: str, **request: Any) -> Any:
         return min(worker.ask(do, duration=DURATION, **request)["seconds"] for _ in range(TIMES))

@@ -30,7 +30,8 @@ class Measurement:
         threads: threads of a contestant.
         batch: rows of every call.
         rounds: samples per contestant, number of tokens and phase; long prompts get fewer.
-        seconds: time per contestant and number of tokens, without the prefill that fills the cache for decode.
+        seconds: time per contestant and number of tokens, without the prefill that fills the cache
+            for decode.
         progress: called with one line of text at each stage.
         sleeping: as for Worker.
     """
@@ -51,7 +52,9 @@ class Measurement:
     measured: int = 0  # rounds of phases and numbers of tokens that are done
 
     def report(self, contexts: Sequence[int], prompts: Sequence[int]) -> Report:
-        """Load the contestants; measure decode with each number of cached tokens, then prefill with each number of tokens."""
+        """Load the contestants; measure decode with each number of cached tokens, then prefill
+        with each number of tokens.
+        """
         replies = [
             self._load(contestant, worker)
             for contestant, worker in zip(self.contestants, self.workers, strict=True)
@@ -68,7 +71,8 @@ class Measurement:
         ):
             for tokens in numbers:
                 self.progress(
-                    f"{phase} at {tokens} tokens: {len(self.contestants)} contestants, {self.rounds} rounds"
+                    f"{phase} at {tokens} tokens: {len(self.contestants)} contestants, "
+                    f"{self.rounds} rounds"
                 )
                 rows += measure(tokens)
                 self.measured += self.rounds
@@ -85,7 +89,9 @@ class Measurement:
         )
 
     def decode(self, tokens: int) -> List[Row]:
-        """Time steps of all contestants, and in the same rounds reads of as many bytes as a step must read."""
+        """Time steps of all contestants, and in the same rounds reads of as many bytes as a step
+        must read.
+        """
         duration = self.seconds * DECODE_SHARE / self.rounds
         samples_by_worker: List[List[float]] = [[] for _ in self.workers]
         reads: Dict[int, List[float]] = {
@@ -111,7 +117,9 @@ class Measurement:
         )
 
     def prefill(self, tokens: int) -> List[Row]:
-        """Time prompts of all contestants. Contestants with long prompts get fewer turns, above PREFILL_LIMIT one."""
+        """Time prompts of all contestants. Contestants with long prompts get fewer turns, above
+        PREFILL_LIMIT one.
+        """
         prompts_by_worker = [self._prompts(worker, tokens) for worker in self.workers]
         samples_by_worker: List[List[float]] = [[] for _ in self.workers]
         for turn in range(max(prompts_by_worker)):
@@ -129,7 +137,9 @@ class Measurement:
             self.steps.advance(self.measured + int(self.rounds * share))
 
     def _prompts(self, worker: Worker, tokens: int) -> int:
-        """Return the number of prompts to time. A time above the limit is measured again, because torch.compile may have compiled for a new length."""
+        """Return the number of prompts to time. A time above the limit is measured again,
+        because torch.compile may have compiled for a new length.
+        """
         seconds = self._sample(worker, "prefill", context=tokens)
         if seconds > PREFILL_LIMIT:
             seconds = min(seconds, self._sample(worker, "prefill", context=tokens))
@@ -160,7 +170,9 @@ class Measurement:
         samples_by_worker: List[List[float]],
         bandwidths: Dict[int, float],
     ) -> List[Row]:
-        """Return the rows of one phase, fastest first. bandwidths: bytes per second by bytes read; empty if no limit applies."""
+        """Return the rows of one phase, fastest first. bandwidths: bytes per second by bytes
+        read; empty if no limit applies.
+        """
         pairs = sorted(
             zip(self.contestants, samples_by_worker, strict=True),
             key=lambda pair: spread(pair[1]).median,

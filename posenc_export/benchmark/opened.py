@@ -1,4 +1,6 @@
-"""Interface of a loaded contestant, and the base of sessions whose prompts and steps are the same call."""
+"""Interface of a loaded contestant, and the base of sessions whose prompts and steps are the
+same call.
+"""
 
 from typing import Any, Mapping, NamedTuple, Optional, Protocol, Union
 
@@ -8,13 +10,16 @@ CHUNK = 1024  # most tokens per call, which limits the memory of attention score
 
 
 class Timed(Protocol):
-    """Session whose calls are timed; runtime.Session has the same methods. Shapes: B rows, S tokens, E width."""
+    """Session whose calls are timed; runtime.Session has the same methods. Shapes: B rows, S
+    tokens, E width.
+    """
 
     def reset(self) -> None:
         """Empty the caches."""
 
     def prefill(self, inputs: Any, *, logits_to_keep: int) -> Any:
-        """Append [B,S] int64 ids or [B,S,E] hidden states; return outputs of the last `logits_to_keep` tokens [B,n,*], 0 for all.
+        """Append [B,S] int64 ids or [B,S,E] hidden states; return outputs of the last
+        `logits_to_keep` tokens [B,n,*], 0 for all.
 
         Libraries without such an option return all outputs [B,S,*].
         """
@@ -31,7 +36,8 @@ class Opened(NamedTuple):
 
     Args:
         session: the session.
-        weights: origin of the weights: {"preset": name}, {"seed": number}, or empty for the user's own model.
+        weights: origin of the weights: {"preset": name}, {"seed": number}, or empty for the user's
+            own model.
         seconds: load time without imports; None for the time of `open_session`.
     """
 
@@ -41,13 +47,17 @@ class Opened(NamedTuple):
 
 
 class CallSession:
-    """A session whose prompts and steps are the same call. Peers define `call`; those with caches that do not follow from `length` extend reset and rewind."""
+    """A session whose prompts and steps are the same call. Peers define `call`; those with
+    caches that do not follow from `length` extend reset and rewind.
+    """
 
     chunk: Optional[int] = CHUNK  # most tokens of a call; None for a prompt in one call
     length = 0  # tokens in the cache before a call
 
     def call(self, inputs: np.ndarray) -> np.ndarray:
-        """Append [B,S] int64 ids or [B,S,E] hidden states; return their outputs [B,S,*], or those of the last token [B,1,*]."""
+        """Append [B,S] int64 ids or [B,S,E] hidden states; return their outputs [B,S,*], or
+        those of the last token [B,1,*].
+        """
         raise NotImplementedError
 
     def reset(self) -> None:

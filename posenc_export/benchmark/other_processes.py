@@ -12,7 +12,9 @@ DURATION = 0.5  # seconds of a look at the machine
 
 
 def watched(measure: Callable[[], float]) -> Dict[str, float]:
-    """Return the seconds that `measure` returns, and the number of cores that other processes used meanwhile, below 0 by chance or without /proc/stat."""
+    """Return the seconds that `measure` returns, and the number of cores that other processes
+    used meanwhile, below 0 by chance or without /proc/stat.
+    """
     before = np.array((_busy_seconds(), time.process_time(), time.perf_counter()))
     seconds = measure()
     busy, own, wall = np.array((_busy_seconds(), time.process_time(), time.perf_counter())) - before
@@ -20,7 +22,9 @@ def watched(measure: Callable[[], float]) -> Dict[str, float]:
 
 
 def _busy_seconds() -> float:
-    """Return the seconds that all cores together were busy since boot; 0 on systems without /proc/stat."""
+    """Return the seconds that all cores together were busy since boot; 0 on systems without
+    /proc/stat.
+    """
     try:
         fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]
     except FileNotFoundError:

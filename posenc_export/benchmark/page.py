@@ -52,7 +52,8 @@ def write(report: Report, path: Path) -> None:
     """Write a report as one self-contained HTML page.
 
     Raises:
-        ValueError: matplotlib is not installed, or the path is that of another file (runtime.artefact.places.check_file).
+        ValueError: matplotlib is not installed, or the path is that of another file
+            (runtime.artefact.places.check_file).
     """
     write_file(path, render(report).encode(), HTML)
 
@@ -99,9 +100,11 @@ def render(report: Report) -> str:
     notes = " ".join([READING, *([DRAWN] if drawn else []), *report.unsteady])
     parts = [
         "<!DOCTYPE html>",
-        '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
+        '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
+        'content="width=device-width">',
         f"<title>posenc benchmark</title><style>{STYLE}</style></head><body>",
-        f"<h1>posenc benchmark of {html.escape(' and '.join(dict.fromkeys(each.model for each in report.contestants)))}</h1>",
+        "<h1>posenc benchmark of "
+        f"{html.escape(' and '.join(dict.fromkeys(each.model for each in report.contestants)))}</h1>",
         *(f'<p class="result">{html.escape(line)}</p>' for line in report.headlines),
         busy,
         _medians(report, styles),
@@ -121,7 +124,9 @@ def render(report: Report) -> str:
 
 
 def _medians(report: Report, styles: Styles) -> str:
-    """Return a table of the median times, one line for each contestant, the fastest of the first column first, and how many times that of the fastest it is."""
+    """Return a table of the median times, one line for each contestant, the fastest of the first
+    column first, and how many times that of the fastest it is.
+    """
     columns = list(dict.fromkeys((row.phase, row.tokens) for row in report.rows))
     found = {
         (row.phase, row.tokens, row.contestant): (row, slower)
@@ -139,7 +144,10 @@ def _medians(report: Report, styles: Styles) -> str:
     lines = []
     for name in order:
         cells = [
-            f'<td class="text"><span class="dot" style="background:{styles[name]["color"]}"></span>{html.escape(name)}</td>'
+            (
+                '<td class="text"><span class="dot" '
+                f'style="background:{styles[name]["color"]}"></span>{html.escape(name)}</td>'
+            )
         ]
         for column in columns:
             if (*column, name) not in found:
@@ -153,7 +161,10 @@ def _medians(report: Report, styles: Styles) -> str:
             cells.append(f"<td{' class=best' if best else ''}>{median(row)}{said}</td>")
         lines.append("".join(cells))
     body = "\n".join(f"<tr>{line}</tr>" for line in lines)
-    return f'<div class="scroll"><table><tr><th class="text">median time</th>{heads}</tr>\n{body}</table></div>'
+    return (
+        '<div class="scroll"><table><tr><th class="text">median '
+        f"time</th>{heads}</tr>\n{body}</table></div>"
+    )
 
 
 def _times(factor: float) -> Mark:
@@ -186,7 +197,9 @@ def _shares(axes: Any, rows: List[Row], style: Dict[str, Any]) -> None:
 
 
 def _figure(title: str, rows: List[Row], unit: str, mark: Mark, styles: Styles) -> str:
-    """Return a heading and a plot over the number of tokens, with one labelled line per contestant; an empty string with fewer than two numbers of tokens."""
+    """Return a heading and a plot over the number of tokens, with one labelled line per
+    contestant; an empty string with fewer than two numbers of tokens.
+    """
     if len({row.tokens for row in rows}) < 2:
         return ""
     try:
@@ -194,7 +207,8 @@ def _figure(title: str, rows: List[Row], unit: str, mark: Mark, styles: Styles) 
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError(
-            "benchmark: expected matplotlib to be installed for an HTML page, got none; pip install 'posenc-export[report]'"
+            "benchmark: expected matplotlib to be installed for an HTML page, got none; pip "
+            "install 'posenc-export[report]'"
         ) from None
     tokens = sorted({row.tokens for row in rows})
     with matplotlib.rc_context(
@@ -220,11 +234,15 @@ def _figure(title: str, rows: List[Row], unit: str, mark: Mark, styles: Styles) 
             stream, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
         )
     image = base64.b64encode(stream.getvalue()).decode()
-    return f'<h2>{html.escape(title)}</h2>\n<img alt="{html.escape(title, quote=True)}" src="data:image/svg+xml;base64,{image}">'
+    return (
+        f'<h2>{html.escape(title)}</h2>\n<img alt="{html.escape(title, quote=True)}" '
+        f'src="data:image/svg+xml;base64,{image}">'
+    )
 
 
 def _label_ends(axes: Any, ends: Sequence[Tuple[str, float]], styles: Styles) -> None:
-    """Write the name of each line beside its last point, in its colour. Names that would overlap are moved up.
+    """Write the name of each line beside its last point, in its colour. Names that would overlap
+    are moved up.
 
     A name may hold "$", which is no formula.
     """

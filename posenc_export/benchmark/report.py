@@ -1,4 +1,6 @@
-"""The report of a benchmark: as JSON with units in field names, as a table for the terminal, as an HTML page."""
+"""The report of a benchmark: as JSON with units in field names, as a table for the terminal, as
+an HTML page.
+"""
 
 from itertools import compress
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -34,7 +36,10 @@ ROW_HEADS = (
     "of limit",
     "samples",
 )
-OF_LIMIT = "Column of limit: the bytes that a step must read (weights and valid cache), as a share of those that the machine reads in the same time."
+OF_LIMIT = (
+    "Column of limit: the bytes that a step must read (weights and valid cache), as a share of "
+    "those that the machine reads in the same time."
+)
 LOAD_HEADS = (
     "contestant",
     "model",
@@ -49,13 +54,17 @@ Cells = List[Tuple[str, ...]]
 
 
 class Report(Struct, frozen=True, forbid_unknown_fields=True):
-    """All rows of one run: decode, then prefill, each with ascending tokens and the fastest contestant first.
+    """All rows of one run: decode, then prefill, each with ascending tokens and the fastest
+    contestant first.
 
     Args:
         batch_rows: rows of the batch.
-        other_cores: cores that other processes used while samples were taken, on average; 0 on systems without /proc/stat, None in results of earlier versions.
-        sleeping_threads: whether threads of OpenMP slept while they waited for each other, because the machine was busy at the start.
-        token_values: content of prompts; all tokens are equal, since the cost of a call does not depend on values.
+        other_cores: cores that other processes used while samples were taken, on average; 0 on
+            systems without /proc/stat, None in results of earlier versions.
+        sleeping_threads: whether threads of OpenMP slept while they waited for each other, because
+            the machine was busy at the start.
+        token_values: content of prompts; all tokens are equal, since the cost of a call does not
+            depend on values.
     """
 
     machine: Machine
@@ -79,7 +88,9 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
         return headlines(self.rows)
 
     def to_json(self) -> Dict[str, Any]:
-        """Return the report as dicts, lists, strings and numbers, which `Report.from_json` reads."""
+        """Return the report as dicts, lists, strings and numbers, which `Report.from_json`
+        reads.
+        """
         return {**msgspec.to_builtins(self), "verdicts": self.verdicts}
 
     @staticmethod
@@ -87,11 +98,13 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
         """Return the report that `to_json` wrote.
 
         Raises:
-            ValueError: another schema version, or missing fields, unknown fields or fields of another type.
+            ValueError: another schema version, or missing fields, unknown fields or fields of
+                another type.
         """
         if content.get("schema") != SCHEMA:
             raise ValueError(
-                f"report: expected schema {SCHEMA}, got {content.get('schema')!r}; measure again with this version"
+                f"report: expected schema {SCHEMA}, got {content.get('schema')!r}; measure "
+                "again with this version"
             )
         try:
             return msgspec.convert(
@@ -103,7 +116,9 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
             ) from None
 
     def table(self) -> str:
-        """Return the report as aligned plain text, with a verdict for each phase and number of tokens."""
+        """Return the report as aligned plain text, with a verdict for each phase and number of
+        tokens.
+        """
         lines = [
             *aligned(*filled(LOAD_HEADS, self.load_cells())),
             "",
@@ -131,7 +146,9 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
         ]
 
     def remarks(self) -> List[str]:
-        """Return sentences on the conditions of the measurement, on the limits of the machine, and on the marks of the table."""
+        """Return sentences on the conditions of the measurement, on the limits of the machine,
+        and on the marks of the table.
+        """
         how, *others = self.conditions()
         return [f"{how} {self.busy}" if self.busy else how, *others, *self.limit, *self.unsteady]
 
@@ -144,7 +161,10 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
     def unsteady(self) -> List[str]:
         """A sentence on marked times, if there are any."""
         remedy = "; --threads 1 needs only one free core" if self.machine.threads > 1 else ""
-        said = f"~ marks times whose 90th percentile is more than {UNSTEADY:.0f} times the 10th; read their ratio by its interval{remedy}."
+        said = (
+            f"~ marks times whose 90th percentile is more than {UNSTEADY:.0f} times the 10th; "
+            f"read their ratio by its interval{remedy}."
+        )
         return [said] if any(unsteady(row) for row in self.rows) else []
 
     @property
@@ -160,7 +180,10 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
     def conditions(self) -> List[str]:
         """Return a sentence on machine and contestants, and one on the limits of the machine."""
         batch = "1 row" if self.batch_rows == 1 else f"{self.batch_rows} rows"
-        how = f"{self.machine.threads} threads on {self.machine.cores} cores ({self.machine.processor}), {batch}, one contestant at a time."
+        how = (
+            f"{self.machine.threads} threads on {self.machine.cores} cores "
+            f"({self.machine.processor}), {batch}, one contestant at a time."
+        )
         read = ", ".join(
             f"{size(each.bytes)} at {each.read_bytes_per_second / 1e9:.1f} GB/s"
             for each in self.limits.read
@@ -171,15 +194,21 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
             else f"; an empty run takes {duration(self.limits.empty_run_seconds)}"
         )
         if self.sleeping_threads:
-            how += " Threads of OpenMP (torch) sleep while they wait for each other, because the machine was busy at the start."
+            how += (
+                " Threads of OpenMP (torch) sleep while they wait for each other, because the "
+                "machine was busy at the start."
+            )
         return [
             how,
-            f"Reads {read}; multiplies at {self.limits.gemm_flops_per_second / 1e9:.0f} GFLOP/s{empty}.",
+            f"Reads {read}; multiplies at {self.limits.gemm_flops_per_second / 1e9:.0f} "
+            f"GFLOP/s{empty}.",
         ]
 
 
 def duration(seconds: float) -> str:
-    """Format a duration with at least three significant digits, in the largest unit in which it is at least 1."""
+    """Format a duration with at least three significant digits, in the largest unit in which it
+    is at least 1.
+    """
     factor, unit = next((pair for pair in UNITS if seconds >= pair[0]), UNITS[-1])
     value = seconds / factor
     return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"

@@ -1,4 +1,6 @@
-"""Run a benchmark: check what is asked for, start one worker per contestant, and measure them in turn."""
+"""Run a benchmark: check what is asked for, start one worker per contestant, and measure them in
+turn.
+"""
 
 import math
 from pathlib import Path
@@ -37,19 +39,23 @@ def run(
 
     Args:
         folders, runtimes, different_models, providers: the contestants (`gather`).
-        contexts: tokens in the cache of a decode step. Numbers beyond the range of a model are skipped; models without a cache have no decode.
-        prompts: tokens of a prompt at prefill; None for the contexts. Numbers beyond the range of a model are skipped.
+        contexts: tokens in the cache of a decode step. Numbers beyond the range of a model are
+            skipped; models without a cache have no decode.
+        prompts: tokens of a prompt at prefill; None for the contexts. Numbers beyond the range of a
+            model are skipped.
         batch, rounds, threads, seconds, progress: as for `Measurement`.
-        quick: measure QUICK_TOKENS tokens in QUICK_ROUNDS rounds, or as many as the models can read, in QUICK_SECONDS, in place of contexts, prompts, rounds and seconds.
+        quick: measure QUICK_TOKENS tokens in QUICK_ROUNDS rounds, or as many as the models can
+            read, in QUICK_SECONDS, in place of contexts, prompts, rounds and seconds.
 
     Raises:
-        ValueError: no folder, folders of different models, no usable number of tokens, a runtime that is not installed or supports none of the folders, a
-            contestant that fails.
+        ValueError: no folder, folders of different models, no usable number of tokens, a runtime
+            that is not installed or supports none of the folders, a contestant that fails.
     """
     check_threads(threads)
     if min(rounds, batch) < 1 or not 0 < seconds < math.inf:
         raise ValueError(
-            f"benchmark: expected rounds, batch and seconds above 0, got {rounds}, {batch} and {seconds}; give other numbers"
+            f"benchmark: expected rounds, batch and seconds above 0, got {rounds}, {batch} "
+            f"and {seconds}; give other numbers"
         )
     contestants = gather(folders, runtimes, different_models, providers)
     if quick:

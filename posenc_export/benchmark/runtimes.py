@@ -1,4 +1,6 @@
-"""Other runtimes to compare artefacts with: libraries that rebuild the model from its description, and programs that load the artefact folder."""
+"""Other runtimes to compare artefacts with: libraries that rebuild the model from its
+description, and programs that load the artefact folder.
+"""
 
 import importlib.util
 from dataclasses import dataclass
@@ -17,12 +19,14 @@ class Runtime:
     """One other runtime.
 
     Args:
-        peer: name of the module whose `open_session(folder, manifest, threads, batch)` returns the session to time.
+        peer: name of the module whose `open_session(folder, manifest, threads, batch)` returns the
+            session to time.
         needs: modules that must be installed.
         install: requirement for pip that installs them.
         supports: returns whether the runtime supports an artefact, given folder and manifest.
         rule: description of the supported artefacts, for error messages.
-        builds: True if the runtime rebuilds the model from its description, once per model; False if it loads each supported folder.
+        builds: True if the runtime rebuilds the model from its description, once per model; False
+            if it loads each supported folder.
         quantizes: whether a runtime that rebuilds the model quantizes its weights.
     """
 
@@ -81,7 +85,10 @@ def _openvino(folder: Path, manifest: Manifest) -> bool:
 
 TORCH, WITH_MASK = ("torch", "safetensors"), "a decoder exported with --signature mask"
 DESCRIBED = "a model that is built from a description, not your own module"
-LLAMA = "a float32 decoder of Llama's shape: rope, RMS norms before attention and a gated SiLU MLP, no biases"
+LLAMA = (
+    "a float32 decoder of Llama's shape: rope, RMS norms before attention and a gated SiLU MLP, "
+    "no biases"
+)
 RUNTIMES: Dict[str, Runtime] = {
     "eager": Runtime(
         f"{PEERS}.torch_module", TORCH, "posenc-export[export]", _any_described, DESCRIBED

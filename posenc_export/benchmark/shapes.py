@@ -1,4 +1,6 @@
-"""Model descriptions that other libraries and hand-written graphs can build. Every part is compared, so that a model with any other part is refused."""
+"""Model descriptions that other libraries and hand-written graphs can build. Every part is
+compared, so that a model with any other part is refused.
+"""
 
 from typing import Any, Dict, Sequence
 
@@ -31,7 +33,9 @@ DEFAULTS: Dict[str, Dict[str, Any]] = {
 
 
 def is_plain_block(config: Dict[str, Any], encodings: Sequence[str] = ROTATED) -> bool:
-    """Return whether config describes a causal block without biases and with at most one encoding, one of `encodings` with default parameters."""
+    """Return whether config describes a causal block without biases and with at most one
+    encoding, one of `encodings` with default parameters.
+    """
     return (
         config.get("kind") == "block"
         and config.get("encodings") == []
@@ -40,7 +44,9 @@ def is_plain_block(config: Dict[str, Any], encodings: Sequence[str] = ROTATED) -
 
 
 def is_llama(config: Dict[str, Any], encodings: Sequence[str] = ROTATED) -> bool:
-    """Return whether config describes a decoder of Llama's architecture (Touvron et al. 2023, LLaMA, 2.2) with one of `encodings`, with default parameters."""
+    """Return whether config describes a decoder of Llama's architecture (Touvron et al. 2023,
+    LLaMA, 2.2) with one of `encodings`, with default parameters.
+    """
     kinds = list(config.get("layers", {}).values())
     if config.get("kind") != "decoder" or len(kinds) != 1:
         return False
@@ -75,7 +81,9 @@ def _plain(attention: Dict[str, Any], encodings: Sequence[str]) -> bool:
 
 
 def _default(spec: Dict[str, Any], head_size: Any) -> str:
-    """Return the name of an encoding whose parameters are the defaults, given or left out; empty for other parameters."""
+    """Return the name of an encoding whose parameters are the defaults, given or left out; empty
+    for other parameters.
+    """
     defaults = DEFAULTS.get(spec["name"], {})
     same = [
         name in defaults and value in (defaults[name], *([head_size] if name == "rotary" else []))

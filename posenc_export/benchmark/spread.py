@@ -1,4 +1,6 @@
-"""Median and spread of timings, and the ratio of two contestants' timings with a confidence interval."""
+"""Median and spread of timings, and the ratio of two contestants' timings with a confidence
+interval.
+"""
 
 import math
 from dataclasses import dataclass
@@ -21,11 +23,16 @@ class Spread:
 
     def __str__(self) -> str:
         digits = 2 if self.high > WIDE * self.low else 3
-        return f"{rounded(self.median, digits)} ({rounded(self.low, digits)} .. {rounded(self.high, digits)})"
+        return (
+            f"{rounded(self.median, digits)} ({rounded(self.low, digits)} .. "
+            f"{rounded(self.high, digits)})"
+        )
 
 
 def rounded(value: float, digits: int) -> str:
-    """Format a number above 0 with as many significant digits: 1.1 with three as 1.10, 411.7 with two as 410."""
+    """Format a number above 0 with as many significant digits: 1.1 with three as 1.10, 411.7
+    with two as 410.
+    """
     decimals = digits - 1 - math.floor(math.log10(value))
     return f"{round(value, decimals):.{max(decimals, 0)}f}"
 
@@ -37,10 +44,12 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def ratio(times: Sequence[float], reference: Sequence[float]) -> Optional[Spread]:
-    """Return the median of times / reference, round by round, with its confidence interval; None with fewer than FEWEST rounds.
+    """Return the median of times / reference, round by round, with its confidence interval; None
+    with fewer than FEWEST rounds.
 
-    The interval is that of a paired bootstrap (Efron and Tibshirani 1993, 13): a round that other processes disturbed is one of the values that are drawn, and slow
-    drift of the machine cancels out within a round.
+    The interval is that of a paired bootstrap (Efron and Tibshirani 1993, 13): a round that other
+    processes disturbed is one of the values that are drawn, and slow drift of the machine cancels
+    out within a round.
     """
     count = min(len(times), len(reference))
     if count < FEWEST:

@@ -29,13 +29,19 @@ class Comparison(NamedTuple):
 
     def __str__(self) -> str:
         if self.ratio is None:
-            equal = f"no difference larger than {self.most} % between {self.fastest.contestant} and {self.next.contestant}"
+            equal = (
+                f"no difference larger than {self.most} % between {self.fastest.contestant} and "
+                f"{self.next.contestant}"
+            )
             return (
                 f"{equal}; {self.fastest.contestant} is {_times(self.further)}"
                 if self.further
                 else equal
             )
-        return f"{self.fastest.contestant} is {_times([(self.next.contestant, self.ratio), *self.further])}"
+        return (
+            f"{self.fastest.contestant} is "
+            f"{_times([(self.next.contestant, self.ratio), *self.further])}"
+        )
 
     @property
     def place(self) -> str:
@@ -44,12 +50,16 @@ class Comparison(NamedTuple):
 
 
 def verdicts(rows: Sequence[Row]) -> List[str]:
-    """Return a sentence for each phase and number of tokens with at least two contestants and enough rounds for a ratio, in the order of the rows."""
+    """Return a sentence for each phase and number of tokens with at least two contestants and
+    enough rounds for a ratio, in the order of the rows.
+    """
     return [f"{each.place}: {each}" for each in _comparisons(rows)]
 
 
 def ratios(rows: Sequence[Row]) -> List[Optional[Spread]]:
-    """Return for each row the ratio of its times to those of the fastest contestant; None for that contestant itself, and with too few rounds."""
+    """Return for each row the ratio of its times to those of the fastest contestant; None for
+    that contestant itself, and with too few rounds.
+    """
     fastest: Dict[Tuple[str, int], Row] = {}
     for row in sorted(rows, key=lambda row: row.median_seconds):
         fastest.setdefault((row.phase, row.tokens), row)
@@ -79,7 +89,10 @@ def _headline(found: List[Comparison]) -> str:
                 for name in (each.fastest.contestant, each.next.contestant)
             )
         )
-        return f"{phase}: undecided at {', '.join(str(each.fastest.tokens) for each in undecided)} tokens, where the times of {names} vary too much."
+        return (
+            f"{phase}: undecided at {', '.join(str(each.fastest.tokens) for each in undecided)} "
+            f"tokens, where the times of {names} vary too much."
+        )
     if len(found) == 1:
         return f"{phase}: {first}, at {first.fastest.tokens} tokens."
     ratios = [each.ratio.median for each in found if each.ratio is not None]
@@ -93,7 +106,10 @@ def _headline(found: List[Comparison]) -> str:
                 name for each in found for name in (each.fastest.contestant, each.next.contestant)
             )
         )
-        return f"{phase}: no difference larger than {max(each.most for each in found)} % between {names}, {where}."
+        return (
+            f"{phase}: no difference larger than {max(each.most for each in found)} % between "
+            f"{names}, {where}."
+        )
     if len(winners) > 1:
         each_one = "; ".join(f"{name} at {_numbers(found, name)}" for name in winners)
         return f"{phase}: which one is fastest depends on the number of tokens: {each_one}."
@@ -105,7 +121,10 @@ def _headline(found: List[Comparison]) -> str:
         if len(ratios) == len(found)
         else f"at {_numbers(found, winners[0])} tokens, elsewhere there is no clear difference"
     )
-    return f"{phase}: {winners[0]} is {least if least == most else f'{least} to {most}'} times as fast as {than}, {everywhere}."
+    return (
+        f"{phase}: {winners[0]} is {least if least == most else f'{least} to {most}'} times as "
+        f"fast as {than}, {everywhere}."
+    )
 
 
 def _numbers(found: Sequence[Comparison], name: str) -> str:

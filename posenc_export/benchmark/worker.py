@@ -1,6 +1,8 @@
-"""Worker process of one contestant. Reads JSON requests from stdin, and writes one JSON reply to stdout for each.
+"""Worker process of one contestant. Reads JSON requests from stdin, and writes one JSON reply to
+stdout for each.
 
-workers.Worker starts it as `python -m posenc_export.benchmark.worker`. It imports torch or onnxruntime only if the contestant needs them.
+workers.Worker starts it as `python -m posenc_export.benchmark.worker`. It imports torch or
+onnxruntime only if the contestant needs them.
 """
 
 import ctypes
@@ -26,7 +28,8 @@ from posenc_export.runtime.graphs.providers import TORCH_TARGETS
 
 BURST = 16  # steps between two rewinds
 READ_WIDTH = 512  # columns of the buffer for measuring bandwidth
-WARM = 5  # untimed steps after a pause, because other contestants used the processor's caches meanwhile
+# Untimed steps after a pause, because other contestants used the processor's caches meanwhile.
+WARM = 5
 SET_PARENT_DEATH_SIGNAL = 1  # prctl(2)
 Request = Dict[str, Any]
 
@@ -63,7 +66,8 @@ def _import_runtime(manifest: Manifest, threads: int) -> None:
         "torch" in sys.modules and "onnxruntime" in sys.modules
     ):  # two thread pools slow each other down
         raise RuntimeError(
-            "benchmark: expected torch or onnxruntime in the process of an artefact, got both; report this as a bug"
+            "benchmark: expected torch or onnxruntime in the process of an artefact, got "
+            "both; report this as a bug"
         )
 
 
@@ -79,7 +83,9 @@ class Bench:
         self.buffer = np.zeros((0, READ_WIDTH), np.float32)
 
     def load(self, request: Request) -> Dict[str, Any]:
-        """Load the contestant, and run a short prompt and a step, so that timed calls do not include compilation or first allocations."""
+        """Load the contestant, and run a short prompt and a step, so that timed calls do not
+        include compilation or first allocations.
+        """
         opened, self.manifest = self.open_session(request)
         self.session, self.batch = opened.session, request["batch"]
         self.burst = min(BURST, self.manifest.max_positions // 2)
@@ -100,7 +106,9 @@ class Bench:
         return watched(lambda: self._prefill(request["context"]))
 
     def decode(self, request: Request) -> Dict[str, Any]:
-        """Time steps around `context` cached tokens for about `duration` seconds. With `fresh` the cache is filled first, otherwise kept from the last request."""
+        """Time steps around `context` cached tokens for about `duration` seconds. With `fresh`
+        the cache is filled first, otherwise kept from the last request.
+        """
         context = request["context"]
         start = min(context - self.burst // 2, self.manifest.max_positions - self.burst)
         if request["fresh"]:
@@ -112,7 +120,9 @@ class Bench:
         return {"peak": peak_bytes()}
 
     def bandwidth(self, request: Request) -> Dict[str, Any]:
-        """Time reading `bytes` bytes once: the fastest of three numpy operations, a sum, a dot product, and a matrix-vector product on all threads."""
+        """Time reading `bytes` bytes once: the fastest of three numpy operations, a sum, a dot
+        product, and a matrix-vector product on all threads.
+        """
         rows = -(-request["bytes"] // (4 * READ_WIDTH))
         if self.buffer.shape[0] != rows:
             self.buffer, self.vector = (
@@ -135,7 +145,9 @@ class Bench:
         return {"seconds": _median_of(lambda: matrix @ matrix, request["duration"])}
 
     def empty_run(self, request: Request) -> Dict[str, Any]:
-        """Time a run of one Identity node with bound input and output; None without onnx and onnxruntime."""
+        """Time a run of one Identity node with bound input and output; None without onnx and
+        onnxruntime.
+        """
         try:
             from posenc_export.benchmark.empty_graph import bound
         except ModuleNotFoundError:
@@ -143,7 +155,9 @@ class Bench:
         return {"seconds": _median_of(bound(request["threads"]), request["duration"])}
 
     def _prompt(self, tokens: int) -> Any:
-        """Return equal token ids [B,S] int64 or hidden states [B,S,E]; the cost of a call does not depend on values."""
+        """Return equal token ids [B,S] int64 or hidden states [B,S,E]; the cost of a call does
+        not depend on values.
+        """
         source = self.manifest.inputs[0]
         if source.dtype == "int64":
             return np.ones(
@@ -157,14 +171,18 @@ class Bench:
         return _timed(lambda: self.session.prefill(prompt, logits_to_keep=1))
 
     def _steps(self, count: int) -> List[float]:
-        """Time successive steps, as decode runs them, and rewind them together. The first step is not counted, because a growing cache is then copied."""
+        """Time successive steps, as decode runs them, and rewind them together. The first step
+        is not counted, because a growing cache is then copied.
+        """
         times = [_timed(lambda: self.session.step(self.token)) for _ in range(count)]
         self.session.rewind(count)
         return times[1:] or times
 
 
 def peak_bytes() -> int:
-    """Return the largest resident memory so far, in bytes; 0 on systems without /proc. ru_maxrss includes the parent's memory at the time of exec."""
+    """Return the largest resident memory so far, in bytes; 0 on systems without /proc. ru_maxrss
+    includes the parent's memory at the time of exec.
+    """
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     except FileNotFoundError:
@@ -178,7 +196,9 @@ def peak_bytes() -> int:
 def serve(
     open_session: Callable[[Request], Tuple[Opened, Manifest]], requests: TextIO, replies: TextIO
 ) -> None:
-    """Answer requests until the input ends. Errors are sent as replies, so that the caller can name the contestant."""
+    """Answer requests until the input ends. Errors are sent as replies, so that the caller can
+    name the contestant.
+    """
     bench = Bench(open_session)
     named = (
         bench.load,
@@ -202,7 +222,9 @@ def serve(
 
 
 def main(opener: Callable[[Request], Tuple[Opened, Manifest]] = open_session) -> None:
-    """Serve requests of the parent process. Replies use the original stdout; output of libraries is redirected to stderr."""
+    """Serve requests of the parent process. Replies use the original stdout; output of libraries
+    is redirected to stderr.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(
             SET_PARENT_DEATH_SIGNAL, signal.SIGKILL
@@ -225,7 +247,9 @@ def _median_of(call: Callable[[], Any], duration: float) -> float:
 
 
 def _median(turn: Callable[[], List[float]], duration: float) -> float:
-    """Call `turn` until its times add up to `duration` seconds, at least once; return the median of all times."""
+    """Call `turn` until its times add up to `duration` seconds, at least once; return the median
+    of all times.
+    """
     times = turn()
     end = time.perf_counter() + duration - sum(times)
     while time.perf_counter() < end:

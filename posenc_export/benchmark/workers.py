@@ -1,4 +1,6 @@
-"""Worker processes. One runs at a time while the others are stopped; all are killed at the end, also after errors."""
+"""Worker processes. One runs at a time while the others are stopped; all are killed at the end,
+also after errors.
+"""
 
 import contextlib
 import json
@@ -18,13 +20,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Worker:
-    """Process that runs only while `ask` waits for its reply, and is stopped otherwise. On systems without the signals to stop it (Windows), it waits for input.
+    """Process that runs only while `ask` waits for its reply, and is stopped otherwise. On systems
+    without the signals to stop it (Windows), it waits for input.
 
     Args:
         label: name of the contestant, for error messages.
         threads: number of threads, for libraries that read it from the environment.
-        sleeping: whether threads of OpenMP sleep while they wait for each other. By default those of torch spin for some milliseconds, which on a busy machine takes
-            the core that the awaited thread needs: steps of 0.05 ms took 24 ms.
+        sleeping: whether threads of OpenMP sleep while they wait for each other. By default those
+            of torch spin for some milliseconds, which on a busy machine takes the core that the
+            awaited thread needs: steps of 0.05 ms took 24 ms.
     """
 
     def __init__(self, label: str, threads: int, sleeping: bool = False) -> None:
@@ -71,7 +75,8 @@ class Worker:
         reply: Dict[str, Any] = json.loads(line)
         if "error" in reply:
             raise ValueError(
-                f"benchmark {self.label}: expected {do} to succeed, got '{reply['error']}'; omit this contestant or correct the error"
+                f"benchmark {self.label}: expected {do} to succeed, got '{reply['error']}'; "
+                "omit this contestant or correct the error"
             )
         return reply
 
@@ -96,7 +101,9 @@ class Worker:
             self._replies.put(line)
 
     def _signal(self, name: str) -> None:
-        """Send a signal to the process and its children. Without process groups (Windows), the process is killed alone, and nothing is stopped."""
+        """Send a signal to the process and its children. Without process groups (Windows), the
+        process is killed alone, and nothing is stopped.
+        """
         if hasattr(os, "killpg"):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.child.pid, signal.Signals[name])
@@ -109,13 +116,16 @@ class Worker:
         last = self.log.read().decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
         remedy = "omit this contestant or free memory"
         return ValueError(
-            f"benchmark {self.label}: expected the worker to complete {do}, got exit code {code} ({last[0]}); {remedy}"
+            f"benchmark {self.label}: expected the worker to complete {do}, got exit code "
+            f"{code} ({last[0]}); {remedy}"
         )
 
 
 @contextlib.contextmanager
 def started(labels: Sequence[str], threads: int, sleeping: bool = False) -> Iterator[List[Worker]]:
-    """Context manager that starts one worker per label and kills all of them at exit, also after errors and interrupts."""
+    """Context manager that starts one worker per label and kills all of them at exit, also after
+    errors and interrupts.
+    """
     with contextlib.ExitStack() as stack:
         workers = []
         for label in labels:
@@ -126,7 +136,9 @@ def started(labels: Sequence[str], threads: int, sleeping: bool = False) -> Iter
 
 
 def _environment(threads: int, sleeping: bool) -> Dict[str, str]:
-    """Return the environment of a worker. TORCHINDUCTOR_COMPILE_THREADS=1 makes inductor compile in the worker instead of child processes."""
+    """Return the environment of a worker. TORCHINDUCTOR_COMPILE_THREADS=1 makes inductor compile
+    in the worker instead of child processes.
+    """
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     numbers = dict.fromkeys(
         ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads)

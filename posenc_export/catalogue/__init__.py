@@ -1,1 +1,3 @@
-"""Tables, pictures and pages of everything that is registered, for posenc list, posenc plot and docs/."""
+"""Tables, pictures and pages of everything that is registered, for posenc list, posenc plot and
+docs/.
+"""

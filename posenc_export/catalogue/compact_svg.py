@@ -1,4 +1,6 @@
-"""Short SVG: what matplotlib writes, with coordinates in tenths of a point, each style once, and no metadata, comments or groups without effect."""
+"""Short SVG: what matplotlib writes, with coordinates in tenths of a point, each style once, and
+no metadata, comments or groups without effect.
+"""
 
 import io
 import re
@@ -25,9 +27,11 @@ def save(figure: Any, path: Path) -> None:
 
 
 def compact(picture: bytes) -> str:
-    """Return an SVG file of matplotlib as one line for each panel. Identifiers are numbered, so that equal figures give equal text.
+    """Return an SVG file of matplotlib as one line for each panel. Identifiers are numbered, so
+    that equal figures give equal text.
 
-    Coordinates are rounded to 0.1 points, those of curves to 0.01, because the curves of markers have a radius of one or two points.
+    Coordinates are rounded to 0.1 points, those of curves to 0.01, because the curves of markers
+    have a radius of one or two points.
     """
     ElementTree.register_namespace("", SVG)
     ElementTree.register_namespace("xlink", XLINK)
@@ -57,7 +61,9 @@ def _referenced(root: Element) -> Dict[str, str]:
 
 
 def _shorten(element: Element, names: Dict[str, str], classes: Dict[str, str]) -> None:
-    """Shorten an element and its children; children of a group without attributes take its place, except those of a panel."""
+    """Shorten an element and its children; children of a group without attributes take its
+    place, except those of a panel.
+    """
     children: List[Element] = []
     for child in element:
         panel = child.get("id", "").startswith("axes")
@@ -108,7 +114,9 @@ def _keep(
 
 
 def _path(text: str, places: int) -> str:
-    """A path with relative coordinates in units of 10^-places. Differences are taken of rounded coordinates, so that rounding errors do not add up."""
+    """A path with relative coordinates in units of 10^-places. Differences are taken of rounded
+    coordinates, so that rounding errors do not add up.
+    """
     at, last, out = (0, 0), "", []
     words = text.replace("z", "Z").split()
     while words:

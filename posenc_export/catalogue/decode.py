@@ -28,14 +28,17 @@ An encoding can need more of the attention operator. These are times of GroupQue
 
 
 def page(cost: Mapping[str, Any]) -> str:
-    """The page, as Markdown; it shows the figure decode.svg of the same folder. cost is bench/results/decode_cost.json."""
+    """The page, as Markdown; it shows the figure decode.svg of the same folder. cost is
+    bench/results/decode_cost.json.
+    """
     contexts = list(cost["plain_microseconds"])
     rows = _sorted(cost["rows"], contexts)
     cheap = sum(all(row["over_plain"][context][0] < 1.1 for context in contexts) for row in rows)
     lines = [
         "# Cost at decode",
         "",
-        "Time of one decode step of a block, relative to the same block without an encoding, by number of cached keys.",
+        "Time of one decode step of a block, relative to the same block without an encoding, "
+        "by number of cached keys.",
     ]
     lines += [
         f"{cheap} of {len(rows)} encodings add less than 10 %.",
@@ -78,7 +81,9 @@ def _sorted(rows: Sequence[Dict[str, Any]], contexts: Sequence[str]) -> List[Dic
 
 
 def figure(cost: Mapping[str, Any]) -> Any:
-    """A matplotlib figure: a bar for each encoding and number of keys, most expensive at the top, with its interval as a line."""
+    """A matplotlib figure: a bar for each encoding and number of keys, most expensive at the
+    top, with its interval as a line.
+    """
     from matplotlib.figure import Figure
 
     contexts = list(cost["plain_microseconds"])

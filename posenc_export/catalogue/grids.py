@@ -1,4 +1,6 @@
-"""Panels of encodings on a grid, from their oracles: scores, tokens and biases by the place of the key around a query in the middle."""
+"""Panels of encodings on a grid, from their oracles: scores, tokens and biases by the place of
+the key around a query in the middle.
+"""
 
 import functools
 import itertools
@@ -16,7 +18,8 @@ OFFSET = 16  # rows and columns on each side of a query
 
 
 def panels(encoding: PositionEncoding, geometry: Geometry, distance: int) -> List[Panel]:
-    """Panels of an encoding that reads coordinates (`axes`), or whose positions are the places of a window (`window`); none for other encodings.
+    """Panels of an encoding that reads coordinates (`axes`), or whose positions are the places of a
+    window (`window`); none for other encodings.
 
     Args:
         distance: largest distance between a query and a key along one axis.
@@ -76,7 +79,8 @@ def _products(
     query: Sequence[int],
     places: Sequence[Sequence[int]],
 ) -> np.ndarray:
-    """Scores [n] of a query and keys at places, all of ones before rotation, as shares of the score at the query's own place.
+    """Scores [n] of a query and keys at places, all of ones before rotation, as shares of the score
+    at the query's own place.
 
     Ones give each pair the same weight, so that scores of a rotation are means of cosines.
     """

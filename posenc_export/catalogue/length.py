@@ -52,7 +52,9 @@ def _cell(row: Mapping[str, Any], context: int) -> str:
 
 
 def figure(study: Mapping[str, Any]) -> Any:
-    """A matplotlib figure: encodings on the left, scalings of rope on the right, before and after the further training."""
+    """A matplotlib figure: encodings on the left, scalings of rope on the right, before and
+    after the further training.
+    """
     from matplotlib.figure import Figure
 
     rows = study["rows"]
@@ -62,7 +64,8 @@ def figure(study: Mapping[str, Any]) -> Any:
     _lines(right, [row for row in rows if row["scaling"]], "scaling")
     left.set_title(f"trained at {study['training']['length']} bytes", fontsize=9)
     right.set_title(
-        f"rope scaled by {study['factor']:g}: as trained (dashed), after {study['tuning']['steps']} further steps (solid)",
+        f"rope scaled by {study['factor']:g}: as trained (dashed), after "
+        f"{study['tuning']['steps']} further steps (solid)",
         fontsize=9,
     )
     left.set_ylabel("bits per byte")
@@ -77,7 +80,9 @@ def figure(study: Mapping[str, Any]) -> Any:
 
 
 def _lines(axes: Any, rows: Sequence[Mapping[str, Any]], by: str) -> None:
-    """Draw a line for each row with a label at its end; rows with the same value of the key `by` share colour and marker."""
+    """Draw a line for each row with a label at its end; rows with the same value of the key `by`
+    share colour and marker.
+    """
     place = {name: index for index, name in enumerate(dict.fromkeys(row[by] for row in rows))}
     ends: List[Tuple[float, str, str]] = []
     for row in rows:

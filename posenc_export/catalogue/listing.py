@@ -1,4 +1,6 @@
-"""Table rows of the registries: encodings with hook, state, parameters and source; families of checkpoints; presets with their sizes."""
+"""Table rows of the registries: encodings with hook, state, parameters and source; families of
+checkpoints; presets with their sizes.
+"""
 
 import importlib
 import inspect
@@ -41,7 +43,9 @@ def needs_parameters(name: str) -> bool:
 
 
 def states_of(name: str) -> str:
-    """Names of the states besides keys and values that calls carry, or "none"; "by parameters" if a parameter has no default."""
+    """Names of the states besides keys and values that calls carry, or "none"; "by parameters"
+    if a parameter has no default.
+    """
     if needs_parameters(name):
         return "by parameters"
     encoding = registry.build({"name": name}, SMALL)
@@ -59,7 +63,9 @@ def source_of(name: str) -> str:
 
 
 def encodings() -> List[Dict[str, str]]:
-    """One row per encoding: name, hook, state, parameters with defaults, package, source. If an encoding cannot be used, its source is the reason."""
+    """One row per encoding: name, hook, state, parameters with defaults, package, source. If an
+    encoding cannot be used, its source is the reason.
+    """
     return [_row(name) for name in registry.KNOWN]
 
 

@@ -14,11 +14,13 @@ Group = List[Tuple[Placed, PositionEncoding]]
 
 
 def subjects(model: Inner, name: str, layer: Optional[int] = None) -> List[Subject]:
-    """Return each different encoding of a model once: those of tokens, then those of layers. Of layers with other trained numbers, the first one is drawn.
+    """Return each different encoding of a model once: those of tokens, then those of layers. Of
+    layers with other trained numbers, the first one is drawn.
 
     Args:
         name: name of the model, for titles.
-        layer: index of the layer whose encodings are returned alone; None for those of the whole model.
+        layer: index of the layer whose encodings are returned alone; None for those of the whole
+            model.
 
     Raises:
         ValueError: a model without encodings, or without that layer.
@@ -26,7 +28,8 @@ def subjects(model: Inner, name: str, layer: Optional[int] = None) -> List[Subje
     layers = len(model.attentions())
     if layer is not None and not 0 <= layer < layers:
         raise ValueError(
-            f"plot: expected layer 0 .. {layers - 1} of {name}, got {layer}; choose one in that range"
+            f"plot: expected layer 0 .. {layers - 1} of {name}, got {layer}; choose one in "
+            "that range"
         )
     groups: Dict[Tuple[bool, str, Geometry], Group] = {}
     for each in placed(model):
@@ -45,7 +48,8 @@ def subjects(model: Inner, name: str, layer: Optional[int] = None) -> List[Subje
     if not found:
         where = name if layer is None else f"layer {layer} of {name}"
         raise ValueError(
-            f"plot: expected a model with encodings of positions, got none in {where}; posenc inspect prints its layers"
+            f"plot: expected a model with encodings of positions, got none in {where}; "
+            "posenc inspect prints its layers"
         )
     return found
 

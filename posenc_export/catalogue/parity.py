@@ -1,6 +1,8 @@
-"""The parity table: worst errors of every encoding on every target, by group of cells of the parity grid.
+"""The parity table: worst errors of every encoding on every target, by group of cells of the parity
+grid.
 
-python -m posenc_export.catalogue.parity [--json docs/parity.json] [--markdown docs/parity.md] [--jobs N]
+python -m posenc_export.catalogue.parity [--json docs/parity.json] [--markdown docs/parity.md]
+[--jobs N]
 """
 
 import argparse
@@ -18,7 +20,8 @@ from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config, encoder_config
 from posenc_export.shared import json_rows
 
-# Parts of the names of cells (runtime/verification/scenarios.py) that belong to a column; a cell may belong to several columns.
+# Parts of the names of cells (runtime/verification/scenarios.py) that belong to a column; a cell
+# may belong to several columns.
 COLUMNS: Dict[str, Dict[str, Tuple[str, ...]]] = {
     "decoder": {
         "full": ("past 0,",),
@@ -42,8 +45,14 @@ COLUMNS: Dict[str, Dict[str, Tuple[str, ...]]] = {
 }
 MAX_POSITIONS = 1100
 INTRODUCTIONS = {
-    "decoder": "A two-layer decoder (width 48, 6 heads over 3 kv heads of 16, 1100 positions, float32; ort-cuda float16 on the CPU provider).",
-    "encoder": "A two-layer post-norm encoder of the same sizes with three segments and bidirectional attention, without a cache: every call is a whole sequence.",
+    "decoder": (
+        "A two-layer decoder (width 48, 6 heads over 3 kv heads of 16, 1100 positions, float32; "
+        "ort-cuda float16 on the CPU provider)."
+    ),
+    "encoder": (
+        "A two-layer post-norm encoder of the same sizes with three segments and bidirectional "
+        "attention, without a cache: every call is a whole sequence."
+    ),
 }
 # Encodings that cannot be measured in a form, with the reason.
 REFUSED = {
@@ -82,7 +91,9 @@ def config_of(name: str, form: str) -> AnyConfig:
 
 
 def measured(name: str, form: str) -> List[Dict[str, Any]]:
-    """One row per target: {"encoding", "model", "target", "tolerance", column: worst error}, or {"encoding", "model", "target", "refused": reason}."""
+    """One row per target: {"encoding", "model", "target", "tolerance", column: worst error}, or
+    {"encoding", "model", "target", "refused": reason}.
+    """
     if (name, form) in REFUSED:
         return [
             {"encoding": name, "model": form, "target": target, "refused": REFUSED[name, form]}
@@ -121,8 +132,10 @@ def table(rows: Sequence[Dict[str, Any]]) -> str:
         "# Parity",
         "",
         "Every registered encoding is exported to every target and run through the parity grid",
-        "([reliability](reliability.md)). A number is the worst error of all cells as a share of the",
-        "tolerance, so that 1.00 would just pass. The errors of each kind of call stand on the page of",
+        "([reliability](reliability.md)). A number is the worst error of all cells as a "
+        "share of the",
+        "tolerance, so that 1.00 would just pass. The errors of each kind of call stand on "
+        "the page of",
         "the encoding and in `docs/parity.json`.",
         "Written by `python -m posenc_export.catalogue.parity`.",
         "",
@@ -161,7 +174,9 @@ def passes(row: Dict[str, Any]) -> bool:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure all encodings and write the files; returns the exit status: 1 if a cell exceeds its tolerance."""
+    """Measure all encodings and write the files; returns the exit status: 1 if a cell exceeds
+    its tolerance.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

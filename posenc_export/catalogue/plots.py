@@ -1,4 +1,6 @@
-"""Pictures of an encoding, drawn from its float64 oracle: changes of tokens, scores by distance, and wavelengths of rotations."""
+"""Pictures of an encoding, drawn from its float64 oracle: changes of tokens, scores by distance,
+and wavelengths of rotations.
+"""
 
 import dataclasses
 from typing import Any, List, Mapping, Sequence
@@ -37,8 +39,9 @@ class View:
     Args:
         distance: largest distance between a query and a key, in tokens, 1 .. 65536.
         head_size: entries of a head, 1 .. 65536.
-        positions: number of tokens in panels by position, 4 .. 65536. Where all later tokens get the same, as behind the filter of a convolution, eight times as
-            many are drawn as get something else than the token before, or all.
+        positions: number of tokens in panels by position, 4 .. 65536. Where all later tokens get
+            the same, as behind the filter of a convolution, eight times as many are drawn as get
+            something else than the token before, or all.
 
     Raises:
         ValueError: a number outside its range.
@@ -53,7 +56,8 @@ class View:
             value = getattr(self, name)
             if not least <= value <= LONGEST:
                 raise ValueError(
-                    f"plot: expected {name} {least} .. {LONGEST}, got {value}; choose one in that range"
+                    f"plot: expected {name} {least} .. {LONGEST}, got {value}; choose one in "
+                    "that range"
                 )
 
     def within(self, geometry: Geometry) -> "View":
@@ -103,7 +107,8 @@ class Subject:
 
 
 def draw(spec: Mapping[str, Any], view: View = View()) -> Any:
-    """Draw a matplotlib figure of the encoding that spec describes, with panels for each hook. The title says which weights are drawn.
+    """Draw a matplotlib figure of the encoding that spec describes, with panels for each hook. The
+    title says which weights are drawn.
 
     Raises:
         ValueError: unknown name or parameter, a head size that the encoding refuses.
@@ -113,7 +118,9 @@ def draw(spec: Mapping[str, Any], view: View = View()) -> Any:
 
 
 def draw_all(subjects: Sequence[Subject], view: View = View()) -> Any:
-    """Draw encodings below each other in one matplotlib figure, each at most to the end of its range of positions."""
+    """Draw encodings below each other in one matplotlib figure, each at most to the end of its
+    range of positions.
+    """
     from matplotlib.figure import Figure
 
     drawn = [
@@ -143,7 +150,9 @@ def draw_all(subjects: Sequence[Subject], view: View = View()) -> Any:
 
 
 def draw_small(name: str) -> Any:
-    """Draw one panel of an encoding with its name and without scales, for a gallery: what tokens get, else scores or biases by distance."""
+    """Draw one panel of an encoding with its name and without scales, for a gallery: what tokens
+    get, else scores or biases by distance.
+    """
     from matplotlib.figure import Figure
 
     spec, view = {"name": name}, View(distance=127, positions=64)
@@ -296,7 +305,9 @@ def _bias(axes: Any, encoding: PositionEncoding, geometry: Geometry, distance: i
 def _scores(
     encoding: PositionEncoding, geometry: Geometry, query: int, heads_in_turn: Sequence[int]
 ) -> np.ndarray:
-    """Scores [n,query+1] by distance, of a query and keys that are the same random vector, for n heads."""
+    """Scores [n,query+1] by distance, of a query and keys that are the same random vector, for n
+    heads.
+    """
     random, oracle = np.random.default_rng(0), encoding.oracle()
     oracle.begin(range(query + 1))
     oracle.observe(random.standard_normal((query + 1, geometry.width)))

@@ -1,4 +1,5 @@
-"""docs/properties.md: properties of position encodings, measured on the hooks of every registered encoding.
+"""docs/properties.md: properties of position encodings, measured on the hooks of every registered
+encoding.
 
 python -m posenc_export.catalogue.properties [--docs docs]
 """
@@ -22,7 +23,8 @@ from posenc_export.models.stack import Mask
 from posenc_export.shared.numerics import tolerance
 
 TOKENS, SIDE = 64, 91
-# Encodings that derive rows and columns from positions use a square of SIDE x SIDE; both STARTS are in the first column.
+# Encodings that derive rows and columns from positions use a square of SIDE x SIDE; both STARTS are
+# in the first column.
 GEOMETRY = Geometry(width=32, heads=2, head_size=TOKENS, max_positions=SIDE * SIDE)
 STARTS = (0, SIDE * (SIDE - 2))
 BOUND = tolerance("float32", 1, TOKENS)
@@ -38,7 +40,8 @@ class Response:
         tokens: changes of the tokens [S,E].
         rotated: query and key of each token, concatenated [S,n].
         products: dot products of the changes [1,S,S].
-        scores: scores of every query and key [H,S,S]; minus the score of the query's own key if the encoding overrides `rescore`.
+        scores: scores of every query and key [H,S,S]; minus the score of the query's own key if the
+            encoding overrides `rescore`.
         seen: mask of the entries of products and scores that the attention uses [S,S].
     """
 
@@ -93,7 +96,9 @@ def respond(encoding: PositionEncoding, places: Tensor, causal: bool) -> Respons
 def _by_content(
     encoding: PositionEncoding, x: Tensor, q: Tensor, k: Tensor, mask: Tensor, positions: Tensor
 ) -> Any:
-    """Scores [1,H,S,S] of an encoding that overrides `rescore`, from its attention weights (the values are rows of the identity); None for others."""
+    """Scores [1,H,S,S] of an encoding that overrides `rescore`, from its attention weights (the
+    values are rows of the identity); None for others.
+    """
     if not overrides(encoding, "rescore"):
         return None
     count, heads, size = q.size(1), q.size(2), TOKENS
@@ -127,7 +132,9 @@ def differ(one: Tensor, other: Tensor) -> bool:
 
 
 def told_apart(response: Response) -> int:
-    """How many tokens differ from every earlier token: in their change, their query or key, or the score that the last query gives to them."""
+    """How many tokens differ from every earlier token: in their change, their query or key, or
+    the score that the last query gives to them.
+    """
     parts = [response.tokens, response.rotated, response.scores[:, -1].T]
     rows = torch.cat(
         [part / part.abs().max().clamp(min=torch.finfo(torch.float32).tiny) for part in parts],
@@ -138,7 +145,9 @@ def told_apart(response: Response) -> int:
 
 
 def offset_only(near: Response, far: Response) -> str:
-    """ "yes" if products and scores depend only on the offset of two tokens, "no" if they depend on more, "-" if neither depends on positions."""
+    """ "yes" if products and scores depend only on the offset of two tokens, "no" if they depend
+    on more, "-" if neither depends on positions.
+    """
     pairs = ((near.products, far.products), (near.scores, far.scores))
     if not any(
         differ(one[:, near.seen], one[:, :1, :1].flatten(1))
@@ -196,7 +205,9 @@ def _line(encoding: PositionEncoding, start: int) -> Tensor:
 def same_response(
     one: PositionEncoding, other: PositionEncoding, places: Tensor, other_places: Tensor
 ) -> bool:
-    """Whether two encodings give equal tokens the same changes and scores, each at its own places."""
+    """Whether two encodings give equal tokens the same changes and scores, each at its own
+    places.
+    """
     causal = "causal" in one.works_in
     first, second = respond(one, places, causal), respond(other, other_places, causal)
     return not differ(first.tokens, second.tokens) and not differ(
@@ -205,7 +216,9 @@ def same_response(
 
 
 def longer(spec: Mapping[str, Any]) -> str:
-    """What a range four times as long needs: "same weights", "more weights", or "places change" if known positions are then encoded differently."""
+    """What a range four times as long needs: "same weights", "more weights", or "places change"
+    if known positions are then encoded differently.
+    """
     short, long = built(spec, TOKENS), built(spec, 4 * TOKENS)
     places = _line(short, 0)
     if not _loaded(long, short):
@@ -214,7 +227,9 @@ def longer(spec: Mapping[str, Any]) -> str:
 
 
 def _loaded(to: PositionEncoding, of: PositionEncoding) -> bool:
-    """Load the weights of one encoding into another. Returns False, without loading, if shapes differ."""
+    """Load the weights of one encoding into another. Returns False, without loading, if shapes
+    differ.
+    """
     if [value.shape for value in to.parameters()] != [value.shape for value in of.parameters()]:
         return False
     to.load_state_dict(of.state_dict())
@@ -230,7 +245,9 @@ def trained(encoding: PositionEncoding) -> str:
 
 
 def axes(encoding: PositionEncoding, name: str) -> str:
-    """Number of independent coordinates; "2, row-major" if the encoding derives row and column from the position."""
+    """Number of independent coordinates; "2, row-major" if the encoding derives row and column
+    from the position.
+    """
     places = _line(encoding, 0)
     if encoding.axes:
         return str(
@@ -272,24 +289,40 @@ def row_of(name: str) -> Row:
 def page() -> str:
     """The page docs/properties.md, as Markdown."""
     meanings = (
-        f"how many of {TOKENS} equal tokens, at positions 0 .. {TOKENS - 1}, differ from all earlier tokens: in their change, in their query or key, or in the\n"
-        "  score that the last query gives them. `t5` and `shaw` give all far distances the same score. A convolution detects only the edge.",
-        "whether scores, and dot products of the changes of tokens, depend only on the offset of two positions. The page compares all pairs of\n"
-        f"  {TOKENS} tokens that start at {STARTS[0]} with those of {TOKENS} tokens that start at {STARTS[1]}; both are in the first column of a grid.\n"
-        "  `rope_dynamic` and `fire` depend on the position of the query too. `-` is for an encoding that changes no score.",
-        "what four times as many positions need: the `same weights` or `more weights`. `places change` if the same weights are enough, but known\n"
-        "  positions are encoded differently. The encoding is then defined in that range; how well a model works there is measured in [length.md](length.md).",
-        "how many numbers are trained in this geometry, or `none`. The trained numbers of `complex_order` belong to words and are in the token table.",
-        "number of independent coordinates. `2, row-major` is for an encoding that derives row and column from the position.",
+        f"how many of {TOKENS} equal tokens, at positions 0 .. {TOKENS - 1}, differ from all "
+        "earlier tokens: in their change, in their query or key, or in the\n"
+        "  score that the last query gives them. `t5` and `shaw` give all far distances the "
+        "same score. A convolution detects only the edge.",
+        "whether scores, and dot products of the changes of tokens, depend only on the "
+        "offset of two positions. The page compares all pairs of\n"
+        f"  {TOKENS} tokens that start at {STARTS[0]} with those of {TOKENS} tokens that "
+        f"start at {STARTS[1]}; both are in the first column of a grid.\n"
+        "  `rope_dynamic` and `fire` depend on the position of the query too. `-` is for an "
+        "encoding that changes no score.",
+        "what four times as many positions need: the `same weights` or `more weights`. "
+        "`places change` if the same weights are enough, but known\n"
+        "  positions are encoded differently. The encoding is then defined in that range; "
+        "how well a model works there is measured in [length.md](length.md).",
+        "how many numbers are trained in this geometry, or `none`. The trained numbers of "
+        "`complex_order` belong to words and are in the token table.",
+        "number of independent coordinates. `2, row-major` is for an encoding that derives "
+        "row and column from the position.",
     )
-    sizes = f"{GEOMETRY.heads} heads of {GEOMETRY.head_size} entries, width {GEOMETRY.width}, {GEOMETRY.max_positions} positions"
+    sizes = (
+        f"{GEOMETRY.heads} heads of {GEOMETRY.head_size} entries, width {GEOMETRY.width}, "
+        f"{GEOMETRY.max_positions} positions"
+    )
     lines = [
         "# Properties of encodings",
         "",
-        "Measured on the hooks of every encoding, with its default parameters and its initial weights (seed 0), in one geometry:",
+        "Measured on the hooks of every encoding, with its default parameters and its "
+        "initial weights (seed 0), in one geometry:",
     ]
     lines += [
-        f"{sizes}. Two numbers count as the same if they differ by at most {BOUND:.1e} of the largest."
+        (
+            f"{sizes}. Two numbers count as the same if they differ by at most {BOUND:.1e} of "
+            "the largest."
+        )
     ]
     lines += ["`posenc list properties` prints the table, `posenc list NAME` one row of it.", ""]
     lines += [

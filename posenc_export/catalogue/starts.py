@@ -1,4 +1,6 @@
-"""Weights for pictures of encodings: trained weights if they are installed, weights chosen to show what an encoding does, or initial weights."""
+"""Weights for pictures of encodings: trained weights if they are installed, weights chosen to
+show what an encoding does, or initial weights.
+"""
 
 import dataclasses
 import math
@@ -31,11 +33,13 @@ BASE = 10000.0
 def build_for_picture(
     spec: Mapping[str, Any], geometry: Geometry
 ) -> Tuple[PositionEncoding, Geometry, str]:
-    """Build an encoding with weights for a picture. Returns it with its geometry and a description of the weights; "" if nothing is trained.
+    """Build an encoding with weights for a picture. Returns it with its geometry and a description
+    of the weights; "" if nothing is trained.
 
     Args:
         spec: see encodings.build.
-        geometry: geometry of the picture; a trained encoding uses the width and heads of its preset instead.
+        geometry: geometry of the picture; a trained encoding uses the width and heads of its preset
+            instead.
 
     Raises:
         ValueError: see encodings.build.
@@ -79,7 +83,9 @@ def build_for_picture(
 
 
 def _fill(table: torch.nn.Parameter, axis: int) -> None:
-    """Replace a random table by rows [sin(n w_k), cos(n w_k)], w_k = BASE^(-2k/d), with the same mean and standard deviation."""
+    """Replace a random table by rows [sin(n w_k), cos(n w_k)], w_k = BASE^(-2k/d), with the same
+    mean and standard deviation.
+    """
     count, width = table.shape[axis], table.shape[1 - axis]
     columns = torch.arange(width, dtype=torch.float64)
     angles = torch.arange(count, dtype=torch.float64)[:, None] * BASE ** (
@@ -103,7 +109,9 @@ def _fall(encoding: Any, heads: int) -> None:
 
 
 def _cosines(encoding: Any, heads: int) -> None:
-    """Let W select the cosines of R, fastest first, and let v add them, times 4 (h + 1) / H: the position term is an inner product of sinusoids."""
+    """Let W select the cosines of R, fastest first, and let v add them, times 4 (h + 1) / H: the
+    position term is an inner product of sinusoids.
+    """
     waves = encoding.width // 2
     encoding.weight.zero_()
     encoding.weight[:, : min(waves, encoding.weight.size(1)), waves:] = torch.eye(waves)[
@@ -140,7 +148,8 @@ def _smooth(encoding: Any, heads: int) -> None:
     encoding.convolution.bias.zero_()
 
 
-# Encodings whose random initial weights show nothing: a function that sets their weights, and its description in the title.
+# Encodings whose random initial weights show nothing: a function that sets their weights, and its
+# description in the title.
 SHAPED: Dict[str, Tuple[Callable[[Any, int], None], str]] = {
     "swin": (_fall, "biases that fall with the offset"),
     "transformer_xl": (_cosines, "positions as sinusoids"),

@@ -1,4 +1,6 @@
-"""Panels of rotations and sinusoids: wavelengths, the bound on RoPE's scores, fast and slow pairs, components."""
+"""Panels of rotations and sinusoids: wavelengths, the bound on RoPE's scores, fast and slow
+pairs, components.
+"""
 
 from typing import Any, Dict, List, Mapping, Sequence
 
@@ -27,7 +29,8 @@ def legend(axes: Any, title: str = "") -> None:
 
 
 def heatmap(axes: Any, values: np.ndarray, beyond: bool = False, **options: Any) -> None:
-    """Draw values [rows,columns] as colours, with their scale. They are rounded, so that equal values get one colour on every processor.
+    """Draw values [rows,columns] as colours, with their scale. They are rounded, so that equal
+    values get one colour on every processor.
 
     Args:
         beyond: whether values exceed the scale.
@@ -39,7 +42,9 @@ def heatmap(axes: Any, values: np.ndarray, beyond: bool = False, **options: Any)
 
 
 def wavelengths(axes: Any, encoding: Rotary, spec: Mapping[str, Any], geometry: Geometry) -> None:
-    """Draw the wavelength of each pair, with lines at the range and at the trained length; longer wavelengths make no full turn."""
+    """Draw the wavelength of each pair, with lines at the range and at the trained length;
+    longer wavelengths make no full turn.
+    """
     turning = [
         (k, 2 * np.pi / encoding.frequency(k))
         for k in range(encoding.size // 2)
@@ -68,7 +73,9 @@ def wavelengths(axes: Any, encoding: Rotary, spec: Mapping[str, Any], geometry: 
 def bound(
     axes: Any, encoding: Rotary, spec: Mapping[str, Any], geometry: Geometry, distance: int
 ) -> None:
-    """Draw long-range decay (Su et al. 2021, 3.4.3): the mean over j = 1 .. r/2 of |sum of exp(i d w_k) over k < j|, scaled to 1 at distance d = 0."""
+    """Draw long-range decay (Su et al. 2021, 3.4.3): the mean over j = 1 .. r/2 of |sum of exp(i
+    d w_k) over k < j|, scaled to 1 at distance d = 0.
+    """
     asked = float(getattr(encoding, "theta", THETAS[0]))
     for color, theta in zip(COLOURS, sorted({asked, *THETAS}), strict=False):
         other: Any = (
@@ -84,7 +91,9 @@ def bound(
 
 
 def fast_and_slow(axes: Any, encoding: Rotary, distance: int) -> None:
-    """Draw the mean of cos(d w_k) over pairs that make a full turn within `distance`, and over the other pairs."""
+    """Draw the mean of cos(d w_k) over pairs that make a full turn within `distance`, and over
+    the other pairs.
+    """
     frequencies = _frequencies(encoding)
     turns = np.cos(np.arange(distance + 1)[:, None] * frequencies)
     fast = frequencies * distance >= 2 * np.pi
@@ -141,7 +150,9 @@ def sections(axes: Any, encoding: RotaryGrid) -> None:
 
 
 def inner_products(axes: Any, rows: np.ndarray) -> None:
-    """Draw cosines between the rows of three positions and all rows [n,E]; the curves coincide if cosines depend on the distance only."""
+    """Draw cosines between the rows of three positions and all rows [n,E]; the curves coincide
+    if cosines depend on the distance only.
+    """
     count, sizes = len(rows), np.linalg.norm(rows, axis=1)
     for color, width, position in zip(
         COLOURS, (4.0, 2.4, 0.8), (count // 4, count // 2, 3 * count // 4), strict=False

@@ -1,4 +1,6 @@
-"""Write programs that run one artefact without this package; `posenc inspect --runtime` prints them."""
+"""Write programs that run one artefact without this package; `posenc inspect --runtime` prints
+them.
+"""
 
 from posenc_export.clients.programs import CAPACITY, LANGUAGES, program
 

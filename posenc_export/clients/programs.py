@@ -1,7 +1,8 @@
-"""Write a program for an artefact: the sections of a file of templates/, filled with the values of the manifest.
+"""Write a program for an artefact: the sections of a file of templates/, filled with the values of
+the manifest.
 
-The section `inputs` of a template has the value of each graph input for a call with `new` or `count` tokens on one row that holds `held` tokens, the first of them at
-position `start`.
+The section `inputs` of a template has the value of each graph input for a call with `new` or
+`count` tokens on one row that holds `held` tokens, the first of them at position `start`.
 """
 
 from typing import Any, Dict, List, Sequence
@@ -27,13 +28,15 @@ ONE_BY_ONE = ("c", "cpp", "libtorch")  # their programs list each state
 
 
 def program(manifest: Manifest, language: str) -> str:
-    """Return the text of a program for an artefact: a decode loop on one row for decoders and blocks with a cache, a single call for other models.
+    """Return the text of a program for an artefact: a decode loop on one row for decoders and
+    blocks with a cache, a single call for other models.
 
     Args:
         language: a key of LANGUAGES.
 
     Raises:
-        ValueError: the language is unknown, it does not run the artefact's graph, or the program cannot fill one of its inputs.
+        ValueError: the language is unknown, it does not run the artefact's graph, or the program
+            cannot fill one of its inputs.
     """
     check_name("inspect: expected runtime", language, LANGUAGES)
     template = Template(
@@ -64,7 +67,8 @@ def _check(manifest: Manifest, known: Sequence[str], language: str) -> None:
     """Check that a program can be written. known: names of the inputs that the program can fill.
 
     Raises:
-        ValueError: the artefact has another graph file or bfloat16, reads an encoder, or has an input that is not in `known`.
+        ValueError: the artefact has another graph file or bfloat16, reads an encoder, or has an
+            input that is not in `known`.
     """
     file = "model.pt" if language == "libtorch" else "model.onnx"
     if graph_file(manifest) != file:
@@ -74,25 +78,31 @@ def _check(manifest: Manifest, known: Sequence[str], language: str) -> None:
             else "export target onnx or ort, or print it for libtorch"
         )
         raise ValueError(
-            f"inspect: expected an artefact with {file} for --runtime, got target {manifest.target}; {remedy}"
+            f"inspect: expected an artefact with {file} for --runtime, got target "
+            f"{manifest.target}; {remedy}"
         )
     if manifest.encoder:
         raise ValueError(
-            "inspect: expected a model that reads no encoder for --runtime, got a decoder that reads one; run it with posenc_export.load"
+            "inspect: expected a model that reads no encoder for --runtime, got a decoder "
+            "that reads one; run it with posenc_export.load"
         )
     if manifest.passed_dtype != manifest.dtype:
         raise ValueError(
-            f"inspect: expected an artefact in float32 or float16 for --runtime, got {manifest.dtype}; run it with posenc_export.load"
+            "inspect: expected an artefact in float32 or float16 for --runtime, got "
+            f"{manifest.dtype}; run it with posenc_export.load"
         )
     unknown = [value.name for value in manifest.inputs if value.name not in known]
     if unknown:
         raise ValueError(
-            f"inspect: expected inputs among {', '.join(known)} for --runtime, got {unknown[0]}; run it with posenc_export.load"
+            f"inspect: expected inputs among {', '.join(known)} for --runtime, got "
+            f"{unknown[0]}; run it with posenc_export.load"
         )
 
 
 def _conditions(manifest: Manifest, language: str) -> List[str]:
-    """Return the conditions of sections that hold: names of inputs and ways of updating states among them."""
+    """Return the conditions of sections that hold: names of inputs and ways of updating states
+    among them.
+    """
     held = {
         "cached": bool(manifest.states),
         "axes": manifest.axes > 0,
@@ -178,7 +188,9 @@ def _single_states(manifest: Manifest, template: Template, language: str) -> Lis
 
 
 def _grouped_states(manifest: Manifest, template: Template, language: str) -> List[str]:
-    """Return an entry for each state without a layer, and for each group of states an expression that gives one entry for each layer and part."""
+    """Return an entry for each state without a layer, and for each group of states an expression
+    that gives one entry for each layer and part.
+    """
     end = "," if LANGUAGES[language] == "python" else ""  # of a tuple with one entry
 
     def listed(items: Sequence[str]) -> str:

@@ -1,8 +1,11 @@
-"""Read templates of programs: files of templates/ whose sections are filled with the values of an artefact.
+"""Read templates of programs: files of templates/ whose sections are filled with the values of an
+artefact.
 
-A section begins with a line `=== NAME ===` or `=== NAME CONDITION ===`; short ones are lines `NAME: TEXT` or `NAME CONDITION: TEXT` of the section `values`. Of several
-sections of one name, the first whose condition holds is taken. `@NAME` stands for a value or, if there is none, for a section. A line that holds nothing else becomes
-the lines of the value; if the value is empty, it is left out with the blank line after it.
+A section begins with a line `=== NAME ===` or `=== NAME CONDITION ===`; short ones are lines `NAME:
+TEXT` or `NAME CONDITION: TEXT` of the section `values`. Of several sections of one name, the first
+whose condition holds is taken. `@NAME` stands for a value or, if there is none, for a section. A
+line that holds nothing else becomes the lines of the value; if the value is empty, it is left out
+with the blank line after it.
 """
 
 import re
@@ -39,7 +42,9 @@ class Template:
         )
 
     def fill(self, section: str, condition: str = "", **values: Any) -> str:
-        """Return a section filled with the values of the template and with `values`. condition: holds in addition to those of the template."""
+        """Return a section filled with the values of the template and with `values`. condition:
+        holds in addition to those of the template.
+        """
         holding = ("", condition, *self.conditions)
         text = next(
             text for name, needed, text in self.sections if name == section and needed in holding

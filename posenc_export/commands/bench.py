@@ -18,23 +18,33 @@ def add_arguments(timing: argparse.ArgumentParser) -> None:
         nargs="+",
         help="folders of artefacts or presets, all of one model unless --different-models is given",
     )
-    runtimes = f"another runtime to time with the same model: {', '.join(RUNTIMES)}; may be given several times"
+    runtimes = (
+        f"another runtime to time with the same model: {', '.join(RUNTIMES)}; may be given "
+        "several times"
+    )
     timing.add_argument("--runtime", action="append", default=[], metavar="NAME", help=runtimes)
-    providers = "measure the artefacts with this provider too: openvino, openvino-bf16 or aotinductor; may be given several times"
+    providers = (
+        "measure the artefacts with this provider too: openvino, openvino-bf16 or aotinductor; "
+        "may be given several times"
+    )
     timing.add_argument("--provider", action="append", default=[], metavar="NAME", help=providers)
     timing.add_argument(
         "--different-models",
         action="store_true",
         help="compare artefacts of different models in one table",
     )
-    contexts = "numbers of cached tokens at which a decode step is timed; numbers beyond the range of a model are skipped (default: %(default)s)"
+    contexts = (
+        "numbers of cached tokens at which a decode step is timed; numbers beyond the range of a "
+        "model are skipped (default: %(default)s)"
+    )
     timing.add_argument(
         "--contexts", default=",".join(map(str, CONTEXTS)), metavar="N,N,...", help=contexts
     )
     timing.add_argument(
         "--prefill",
         metavar="N,N,...",
-        help="numbers of tokens of the timed prompts, or none for no prompts (default: the contexts)",
+        help="numbers of tokens of the timed prompts, or none for no prompts (default: the "
+        "contexts)",
     )
     timing.add_argument(
         "--batch",
@@ -53,15 +63,20 @@ def add_arguments(timing: argparse.ArgumentParser) -> None:
         "--rounds",
         type=int,
         default=10,
-        help="samples of each contestant and number of tokens, in turns; a verdict needs 5 (default: %(default)s)",
+        help="samples of each contestant and number of tokens, in turns; a verdict needs 5 "
+        "(default: %(default)s)",
     )
     timing.add_argument(
         "--seconds",
         type=float,
         default=1.5,
-        help="measuring time in seconds for each contestant and number of tokens (default: %(default)s)",
+        help="measuring time in seconds for each contestant and number of tokens (default: "
+        "%(default)s)",
     )
-    quick = "decide within about a minute: 512 tokens, 10 rounds, 25 seconds for all contestants, in place of --contexts, --prefill, --rounds and --seconds"
+    quick = (
+        "decide within about a minute: 512 tokens, 10 rounds, 25 seconds for all contestants, in "
+        "place of --contexts, --prefill, --rounds and --seconds"
+    )
     timing.add_argument("--quick", action="store_true", help=quick)
     timing.add_argument("-o", "--output", type=Path, help="write the report to this file, as JSON")
     timing.add_argument("--html", type=Path, help="write an HTML page with plots to this file")
@@ -118,5 +133,6 @@ def _numbers(option: str, text: str) -> Tuple[int, ...]:
         return tuple(int(number) for number in text.split(","))
     except ValueError:
         raise ValueError(
-            f"bench: expected {option} as whole numbers with commas between, got {text!r}; give --{option} 128,1024"
+            f"bench: expected {option} as whole numbers with commas between, got {text!r}; "
+            f"give --{option} 128,1024"
         ) from None

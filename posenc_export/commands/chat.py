@@ -1,4 +1,6 @@
-"""`posenc chat`: talk to a decoder by its chat template. Each line of stdin is a message, and the reply is printed as it is generated."""
+"""`posenc chat`: talk to a decoder by its chat template. Each line of stdin is a message, and
+the reply is printed as it is generated.
+"""
 
 import argparse
 import io
@@ -46,7 +48,8 @@ def run(options: argparse.Namespace) -> int:
     for name in ("max_tokens", "context"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise ValueError(
-                f"chat: expected {name} of at least 1, got {getattr(options, name)}; give a larger number"
+                f"chat: expected {name} of at least 1, got {getattr(options, name)}; give a "
+                "larger number"
             )
     model = load(options.folder, options.provider)
     note_unverified(options.say, options.folder, model.manifest)
@@ -77,7 +80,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _lines(prompt: str) -> Iterator[str]:
-    """Yield the lines of stdin that are not blank. A terminal edits them, with a history, where Python has readline."""
+    """Yield the lines of stdin that are not blank. A terminal edits them, with a history, where
+    Python has readline.
+    """
     if prompt:
         try:
             import readline  # noqa: F401
@@ -95,7 +100,9 @@ def _lines(prompt: str) -> Iterator[str]:
 
 
 def _print_reply(options: argparse.Namespace, chat: Any, line: str) -> None:
-    """Print the reply to a message. An interrupt ends the reply, and what was printed stays in the conversation."""
+    """Print the reply to a message. An interrupt ends the reply, and what was printed stays in
+    the conversation.
+    """
     reply, pieces = (
         chat.reply(
             line,

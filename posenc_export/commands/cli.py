@@ -1,4 +1,6 @@
-"""The `posenc` command: list, describe, export, compile, verify, generate, chat, embed, serve, page, bench, inspect, plot, completion."""
+"""The `posenc` command: list, describe, export, compile, verify, generate, chat, embed, serve,
+page, bench, inspect, plot, completion.
+"""
 
 import argparse
 import importlib
@@ -18,7 +20,8 @@ from posenc_export.commands.terminal import (
 from posenc_export.shared.version import VERSION
 
 INTERRUPTED = 130
-# File in commands/ of each command, which is imported only for its own command, and what the command does.
+# File in commands/ of each command, which is imported only for its own command, and what the
+# command does.
 COMMANDS = {
     "list": ("listing", "list encodings, targets, families of checkpoints and presets"),
     "describe": (
@@ -42,7 +45,8 @@ COMMANDS = {
     "bench": ("bench", "time prefill and decode of artefacts and runtimes"),
     "inspect": (
         "inspect",
-        "print encoding, sizes, positions, inputs, states, certificate and layers of an artefact, or a program that runs it",
+        "print encoding, sizes, positions, inputs, states, certificate and layers of an "
+        "artefact, or a program that runs it",
     ),
     "plot": ("plot", "draw an encoding, as PNG or SVG"),
     "completion": ("completion", "print a script that completes commands and options in a shell"),
@@ -50,7 +54,9 @@ COMMANDS = {
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Run the command and return its exit status: 0, 1 for a failed check, 2 for bad input, 130 after an interrupt."""
+    """Run the command and return its exit status: 0, 1 for a failed check, 2 for bad input, 130
+    after an interrupt.
+    """
     with escaping():
         return _run(sys.argv[1:] if arguments is None else list(arguments))
 
@@ -94,7 +100,9 @@ def _run(given: List[str]) -> int:
 
 
 def _discard_output() -> None:
-    """Send what stdout still holds nowhere, so that the flush at exit does not fail again, which would change the exit status."""
+    """Send what stdout still holds nowhere, so that the flush at exit does not fail again, which
+    would change the exit status.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -102,7 +110,8 @@ def parser_of(called: Container[str]) -> argparse.ArgumentParser:
     """Return a parser of all commands, with the arguments of those that are called."""
     parser = OneLineParser(
         prog="posenc",
-        description="Export position encodings as attention blocks and decoders, verify them, and run them.",
+        description="Export position encodings as attention blocks and decoders, verify them, and run "
+        "them.",
     )
     parser.add_argument("--version", action="version", version=f"posenc {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="command", parser_class=OneLineParser)

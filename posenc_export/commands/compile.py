@@ -18,7 +18,9 @@ def add_arguments(compiling: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command. Returns the exit status: 0, or 1 if the native code does not agree with the reference of the artefact."""
+    """Run the command. Returns the exit status: 0, or 1 if the native code does not agree with
+    the reference of the artefact.
+    """
     from posenc_export.export import VerificationError
     from posenc_export.export.native import compile_artefact
 

@@ -1,4 +1,5 @@
-"""Export two trained decoders to every target, verify them, continue a Python file, and time the runtimes.
+"""Export two trained decoders to every target, verify them, continue a Python file, and time the
+runtimes.
 
 python -m posenc_export.commands.demo [FOLDER]
 """
@@ -49,7 +50,8 @@ def main(folder: Path) -> None:
             int(token[0]) for token in session.generate(prompt, TOKENS, temperature=0.4, top_k=8)
         ]
         print(
-            f"\n--- {name} continues calendar.py from byte {length}, now at position {int(session.position[0])} (trained to {TRAINED_LENGTH})"
+            f"\n--- {name} continues calendar.py from byte {length}, now at position "
+            f"{int(session.position[0])} (trained to {TRAINED_LENGTH})"
         )
         print(
             text[max(0, length - 120) : length].decode(errors="replace")

@@ -17,7 +17,8 @@ def add_arguments(describing: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc describe`."""
     describing.add_argument(
         "model",
-        help="a folder with a checkpoint (only config.json is read), the folder of an artefact, a preset, or the word block",
+        help="a folder with a checkpoint (only config.json is read), the folder of an artefact, a "
+        "preset, or the word block",
     )
     add_block(describing, SIZES)
     describing.add_argument("--part", choices=("encoder", "decoder"), help=PART.partition(";")[0])
@@ -45,7 +46,8 @@ def _description(model: str, given: Dict[str, Any]) -> Dict[str, Any]:
     """Return the JSON values of a model's description.
 
     Raises:
-        ValueError: no such model, an option that it does not take, a configuration that cannot be read.
+        ValueError: no such model, an option that it does not take, a configuration that cannot be
+            read.
     """
     if (Path(model) / "posenc.json").is_file():
         from posenc_export.runtime.artefact.manifest import read
@@ -74,9 +76,13 @@ def _description(model: str, given: Dict[str, Any]) -> Dict[str, Any]:
         _only((), given, "a preset")
         return to_json(PRESETS[model])
     if not Path(model).is_dir() and not is_gguf(Path(model)):
-        known = f"block, a folder with a checkpoint or an artefact, a GGUF file, or one of {', '.join(PRESETS)}"
+        known = (
+            "block, a folder with a checkpoint or an artefact, a GGUF file, or one of "
+            f"{', '.join(PRESETS)}"
+        )
         raise ValueError(
-            f"describe: expected model to be {known}, got {model!r}; {download(model) or suggestion(model, [*PRESETS, 'block'])}"
+            f"describe: expected model to be {known}, got {model!r}; "
+            f"{download(model) or suggestion(model, [*PRESETS, 'block'])}"
         )
     _only(("max_positions", "part"), given, "a checkpoint")
     folder, sentences = opened(Path(model), "part" not in given)

@@ -20,12 +20,16 @@ def add_arguments(embedding: argparse.ArgumentParser) -> None:
     embedding.add_argument(
         "file", help="text with one text per line, in UTF-8; - for standard input"
     )
-    output = f"file to write: {ARRAY} for an array [lines,size] float32, any other name for JSON lines (default: JSON lines to standard output)"
+    output = (
+        f"file to write: {ARRAY} for an array [lines,size] float32, any other name for JSON "
+        "lines (default: JSON lines to standard output)"
+    )
     embedding.add_argument("-o", "--output", type=Path, metavar="FILE", help=output)
     embedding.add_argument(
         "--prompt",
         metavar="NAME",
-        help="name of a prompt of the checkpoint to put before each text (default: its default prompt, if it has one)",
+        help="name of a prompt of the checkpoint to put before each text (default: its default "
+        "prompt, if it has one)",
     )
     add_provider(embedding)
     embedding.add_argument(
@@ -59,7 +63,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _lines(name: str) -> List[str]:
-    """Return the lines of a file, or of standard input. Only line feeds, with or without a carriage return, end a line."""
+    """Return the lines of a file, or of standard input. Only line feeds, with or without a
+    carriage return, end a line.
+    """
     content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
     lines = content.decode("utf-8-sig", "replace").split("\n")
     return [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]

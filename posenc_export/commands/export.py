@@ -1,4 +1,6 @@
-"""`posenc export`: export a preset, a checkpoint, a block or the model of a function to artefacts."""
+"""`posenc export`: export a preset, a checkpoint, a block or the model of a function to
+artefacts.
+"""
 
 import argparse
 import importlib
@@ -20,11 +22,18 @@ from posenc_export.shared.suggestion import check_name, download, suggestion
 OF_CHECKPOINT = ("layer", "max_positions", "part", "longer", "lengths", "head")
 LONGER = ("copied", "interpolated", "hierarchical")
 LENGTHS = ("long", "short", "by_position")
-FACTORS = "factors of LongRoPE in a decoder (default: long for all positions if the range is longer than the trained length, otherwise short)"
-PART = "encoder or decoder of a model that has both (T5, Whisper); embeddings: tokens, positions, segments and norm before the layers, of any model but Whisper"
+FACTORS = (
+    "factors of LongRoPE in a decoder (default: long for all positions if the range is longer "
+    "than the trained length, otherwise short)"
+)
+PART = (
+    "encoder or decoder of a model that has both (T5, Whisper); embeddings: tokens, positions, "
+    "segments and norm before the layers, of any model but Whisper"
+)
 CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")  # package.module:function
 FILES = (".safetensors", ".pt", ".pth", ".bin")
-CACHED = "models--"  # folders of models in the cache of the hub are models--organization--name/snapshots/revision
+# Folders of models in the cache of the hub are models--organization--name/snapshots/revision.
+CACHED = "models--"
 LONGEST_NAME = 128
 NO_HEADS = "export: expected the number of heads with --weights, got none; give --heads H"
 TARGETS = tuple(name for name in GRAPHS if name != "aotinductor")  # which `posenc compile` writes
@@ -56,13 +65,20 @@ def add_arguments(exporting: argparse.ArgumentParser) -> None:
     exporting.add_argument(
         "-o", "--output", type=Path, required=True, help="folder of the artefact"
     )
-    signature = "positions: the graph takes position_ids; mask: it takes attention_mask and computes positions from it (default: positions)"
+    signature = (
+        "positions: the graph takes position_ids; mask: it takes attention_mask and computes "
+        "positions from it (default: positions)"
+    )
     exporting.add_argument("--signature", default="positions", help=signature)
     exporting.add_argument(
         "--dtype",
-        help="of weights, activations and caches: float32, float16, or bfloat16 for ort-cuda (default: float32; float16 for ort-cuda)",
+        help="of weights, activations and caches: float32, float16, or bfloat16 for ort-cuda "
+        "(default: float32; float16 for ort-cuda)",
     )
-    few = "int8, int8-32, int4 or int4-128: format of linear layers and token table in few bits; keep: the blocks of a GGUF file, on target ort"
+    few = (
+        "int8, int8-32, int4 or int4-128: format of linear layers and token table in few bits; "
+        "keep: the blocks of a GGUF file, on target ort"
+    )
     few += ". For a block also a file, with or without a format, see below; ./int8 is a path"
     exporting.add_argument(
         "--weights", action="append", default=[], metavar="FORMAT|FILE", help=few
@@ -70,19 +86,38 @@ def add_arguments(exporting: argparse.ArgumentParser) -> None:
     exporting.add_argument(
         "--cache",
         metavar="FORMAT",
-        help="int8: format of cached keys and values, on target ort; needs --calibrate (default: --dtype)",
+        help="int8: format of cached keys and values, on target ort; needs --calibrate (default: "
+        "--dtype)",
     )
-    sample = "calibration data for weights of 4 bits or int8, and --cache int8: a text; for a block .npy with hidden states, float32 [tokens,width]"
+    sample = (
+        "calibration data for weights of 4 bits or int8, and --cache int8: a text; for a block "
+        ".npy with hidden states, float32 [tokens,width]"
+    )
     exporting.add_argument("--calibrate", type=Path, metavar="FILE", help=sample)
-    bound = "largest error, of the float32 form if activations are rounded, against the module with the same weights, above 0 and below 1 (default: that of float32)"
+    bound = (
+        "largest error, of the float32 form if activations are rounded, against the module with "
+        "the same weights, above 0 and below 1 (default: that of float32)"
+    )
     exporting.add_argument("--tolerance", type=float, metavar="E", help=bound)
-    measured = "text to measure the loss of few bits on (default: part of --calibrate FILE that weights are not rounded with, or a text of the package)"
+    measured = (
+        "text to measure the loss of few bits on (default: part of --calibrate FILE that weights "
+        "are not rounded with, or a text of the package)"
+    )
     exporting.add_argument("--text", type=Path, metavar="FILE", help=measured)
-    largest = "largest perplexity on that text, relative to float32 (default: 1.10); an artefact that loses more is refused"
+    largest = (
+        "largest perplexity on that text, relative to float32 (default: 1.10); an artefact that "
+        "loses more is refused"
+    )
     exporting.add_argument("--max-loss", type=float, default=1.10, metavar="X", help=largest)
-    size = "most megabytes (10^6 bytes) of graph and weights: 4 or 8 bits for each weight, where they lose least on the calibration data; on target ort"
+    size = (
+        "most megabytes (10^6 bytes) of graph and weights: 4 or 8 bits for each weight, where "
+        "they lose least on the calibration data; on target ort"
+    )
     exporting.add_argument("--size", type=float, metavar="MB", help=size)
-    grids = "whole: every cell of the parity grid; quick: one scenario for each kind of call (default: whole)"
+    grids = (
+        "whole: every cell of the parity grid; quick: one scenario for each kind of call "
+        "(default: whole)"
+    )
     exporting.add_argument("--verify", choices=("whole", "quick"), default="whole", help=grids)
     exporting.add_argument(
         "--all-or-none",
@@ -90,13 +125,17 @@ def add_arguments(exporting: argparse.ArgumentParser) -> None:
         help="with several targets, publish none if one fails (default: publish those that pass)",
     )
     exporting.add_argument("--no-verify", action="store_true", help="write without a certificate")
-    weights = "--weights FILE.safetensors or FILE.pt (a state_dict) has q, k, v, o or qkv, o, or the names of common models, which determine the sizes"
+    weights = (
+        "--weights FILE.safetensors or FILE.pt (a state_dict) has q, k, v, o or qkv, o, or the "
+        "names of common models, which determine the sizes"
+    )
     block = exporting.add_argument_group("options of a block", weights)
     add_block(block)
     block.add_argument(
         "--prefix",
         metavar="NAME",
-        help="beginning of the names of one attention in --weights, such as model.layers.0.self_attn.",
+        help="beginning of the names of one attention in --weights, such as "
+        "model.layers.0.self_attn.",
     )
     block.add_argument(
         "--layout",
@@ -108,7 +147,10 @@ def add_arguments(exporting: argparse.ArgumentParser) -> None:
         "--layer", type=int, help="export only the attention of this layer, as a block"
     )
     checkpoint.add_argument("--part", choices=("encoder", "decoder", "embeddings"), help=PART)
-    longer = "how to extend trained positions to --max-positions N: copy rows, interpolate rows, or use them as rows of the encoding hierarchical"
+    longer = (
+        "how to extend trained positions to --max-positions N: copy rows, interpolate rows, or "
+        "use them as rows of the encoding hierarchical"
+    )
     checkpoint.add_argument("--longer", choices=LONGER, help=longer)
     checkpoint.add_argument("--lengths", choices=LENGTHS, help=FACTORS)
     checkpoint.add_argument(
@@ -121,7 +163,9 @@ def add_arguments(exporting: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command. Returns the exit status: 0, or 1 if an artefact does not agree with its module, or one of several targets fails."""
+    """Run the command. Returns the exit status: 0, or 1 if an artefact does not agree with its
+    module, or one of several targets fails.
+    """
     _check_words(options)
     from posenc_export.export import (
         ExportOptions,
@@ -186,7 +230,8 @@ def _check_words(options: argparse.Namespace) -> None:
     """Check what can be checked without torch, whose import takes seconds.
 
     Raises:
-        ValueError: unknown target or model; a block with a file of weights that does not exist, or without its number of heads.
+        ValueError: unknown target or model; a block with a file of weights that does not exist, or
+            without its number of heads.
     """
     for target in options.target:
         check_name("export: expected target", target, TARGETS)
@@ -199,7 +244,8 @@ def _check_words(options: argparse.Namespace) -> None:
     for file in files:
         if not file.is_file():
             raise ValueError(
-                f"export: expected a file {file.name} in {str(file.parent)!r}, got none; check the path"
+                f"export: expected a file {file.name} in {str(file.parent)!r}, got none; "
+                "check the path"
             )
     if files and options.heads is None:
         raise ValueError(NO_HEADS)
@@ -214,7 +260,10 @@ def _check_words(options: argparse.Namespace) -> None:
             if os.sep in options.model
             else suggestion(options.model, [*NAMES, "block"])
         )
-        known = f"block, a folder with a checkpoint, a GGUF file, package.module:function, or one of {', '.join(NAMES)}"
+        known = (
+            "block, a folder with a checkpoint, a GGUF file, package.module:function, or one of "
+            f"{', '.join(NAMES)}"
+        )
         raise ValueError(f"export: expected model to be {known}, got {options.model!r}; {remedy}")
 
 
@@ -234,7 +283,8 @@ def _weights(given: List[str]) -> Tuple[Optional[str], Optional[Path]]:
     formats = [value for value in given if value not in places]
     if len(places) > 1 or len(formats) > 1:
         raise ValueError(
-            f"export: expected --weights once with a format and once with a file at most, got {', '.join(given)}; give each once"
+            "export: expected --weights once with a format and once with a file at most, "
+            f"got {', '.join(given)}; give each once"
         )
     return next(iter(formats), None), next(map(Path, places), None)
 
@@ -260,7 +310,9 @@ def _model(options: argparse.Namespace) -> Any:
 
 
 def checkpoint_name(path: Path) -> str:
-    """Return the name of a checkpoint: that of its folder or GGUF file, or organization/name for a folder in the cache of the Hugging Face hub."""
+    """Return the name of a checkpoint: that of its folder or GGUF file, or organization/name for
+    a folder in the cache of the Hugging Face hub.
+    """
     whole = path.resolve()
     if cached := next(
         (folder.name for folder in whole.parents if folder.name.startswith(CACHED)), None
@@ -289,7 +341,8 @@ def _checkpoint(folder: str, chosen: Dict[str, Any]) -> Any:
         return model
     if positions is None:
         raise ValueError(
-            f"export: expected --max-positions with --longer {way}, got none; give the new number of positions"
+            f"export: expected --max-positions with --longer {way}, got none; give the new "
+            "number of positions"
         )
     model = from_pretrained(
         folder,
@@ -306,7 +359,9 @@ def _checkpoint(folder: str, chosen: Dict[str, Any]) -> Any:
 
 
 def _name_left_out(folder: str, model: Any) -> None:
-    """Print a line to stderr if the checkpoint has a task head that the model lacks, and one for settings of generation that are not applied."""
+    """Print a line to stderr if the checkpoint has a task head that the model lacks, and one for
+    settings of generation that are not applied.
+    """
     from posenc_export.models import generation_settings
     from posenc_export.models.checkpoint import read_config
     from posenc_export.models.sentence_transformers import opened
@@ -316,7 +371,10 @@ def _name_left_out(folder: str, model: Any) -> None:
     task = left_out(model, read_config(opened(Path(folder), False)[0]))
     lines = (
         [
-            f"{folder} is a model for {task}, whose head is not exported: the artefact gives hidden states only"
+            (
+                f"{folder} is a model for {task}, whose head is not exported: the artefact gives "
+                "hidden states only"
+            )
         ]
         if task is not None
         else []
@@ -333,7 +391,8 @@ def _name_left_out(folder: str, model: Any) -> None:
 
 
 def _model_of_function(text: str) -> Any:
-    """Return the model package.module:name, from Python's path or the current folder, or that which the function of this name returns.
+    """Return the model package.module:name, from Python's path or the current folder, or that which
+    the function of this name returns.
 
     Raises:
         ValueError: no such module or name, or a function with arguments.
@@ -347,7 +406,8 @@ def _model_of_function(text: str) -> Any:
         module = importlib.import_module(place)
     except ImportError as error:
         raise ValueError(
-            f"export: expected a module {place} that can be imported, got {error}; run the command where it can be imported"
+            f"export: expected a module {place} that can be imported, got {error}; run the "
+            "command where it can be imported"
         ) from error
     if not hasattr(module, name):
         names = [
@@ -356,7 +416,8 @@ def _model_of_function(text: str) -> Any:
             if isinstance(value, torch.nn.Module) or callable(value) and not isinstance(value, type)
         ]
         raise ValueError(
-            f"export: expected a model or a function without arguments in {place}, got no name {name}; {suggestion(name, names)}"
+            f"export: expected a model or a function without arguments in {place}, got no "
+            f"name {name}; {suggestion(name, names)}"
         )
     function = getattr(module, name)
     if isinstance(function, torch.nn.Module):
@@ -415,7 +476,8 @@ def _block_of_weights(chosen: Dict[str, Any]) -> Any:
     )
     lines.append(f"block: encoding {values['encoding']}{default}, {sizes}, {values['attention']}")
     lines.append(
-        "block: certificates compare with this block; posenc_export.compare compares it with the module that the weights come from"
+        "block: certificates compare with this block; posenc_export.compare compares it with "
+        "the module that the weights come from"
     )
     for line in lines:
         note(line)
@@ -426,12 +488,15 @@ def _only(names: Any, chosen: Dict[str, Any], rule: str) -> None:
     other = next((name for name in chosen if name not in names), None)
     if other is not None:
         raise ValueError(
-            f"export: expected {rule}, got --{other.replace('_', '-')}; leave it out or export another model"
+            f"export: expected {rule}, got --{other.replace('_', '-')}; leave it out or "
+            "export another model"
         )
 
 
 def _quality(manifest: Any) -> Dict[str, Any]:
-    """Table cells with the loss of quantized weights and caches against float32; empty for other artefacts."""
+    """Table cells with the loss of quantized weights and caches against float32; empty for other
+    artefacts.
+    """
     quality = manifest.quality
     if not quality:
         return {}

@@ -1,4 +1,6 @@
-"""`posenc generate`: continue a text with a decoder, or transcribe what an encoder reads, with the tokenizer in its folder, or byte by byte."""
+"""`posenc generate`: continue a text with a decoder, or transcribe what an encoder reads, with
+the tokenizer in its folder, or byte by byte.
+"""
 
 import argparse
 import json
@@ -28,11 +30,15 @@ def add_arguments(generating: argparse.ArgumentParser) -> None:
         type=Path,
         help="folder of the encoder's artefact, for a decoder that reads one",
     )
-    features = "in place of --prompt, features for the encoder, such as the spectrogram of Whisper: .npy with float32 [channels,frames] or [1,channels,frames]"
+    features = (
+        "in place of --prompt, features for the encoder, such as the spectrogram of Whisper: "
+        ".npy with float32 [channels,frames] or [1,channels,frames]"
+    )
     generating.add_argument("--features", type=Path, metavar="FILE", help=features)
     generating.add_argument(
         "--language",
-        help="language of the speech for Whisper, such as en (default: that of the checkpoint, or the one that the model detects)",
+        help="language of the speech for Whisper, such as en (default: that of the checkpoint, or "
+        "the one that the model detects)",
     )
     generating.add_argument(
         "--task", help="transcribe or translate, for Whisper (default: that of the checkpoint)"
@@ -46,7 +52,8 @@ def add_arguments(generating: argparse.ArgumentParser) -> None:
     generating.add_argument(
         "--chat",
         action="store_true",
-        help="answer the prompt as a message, by the chat template of the model; several --prompt are several turns",
+        help="answer the prompt as a message, by the chat template of the model; several --prompt "
+        "are several turns",
     )
     generating.add_argument("--system", help="text of the system message, with --chat")
     add_sampling(generating)
@@ -69,7 +76,8 @@ def run(options: argparse.Namespace) -> int:
 
     if options.max_tokens < 1:
         raise ValueError(
-            f"generate: expected max-tokens of at least 1, got {options.max_tokens}; give --max-tokens N"
+            f"generate: expected max-tokens of at least 1, got {options.max_tokens}; give "
+            "--max-tokens N"
         )
     _check_source(options)
     _check_chat(options)
@@ -86,7 +94,8 @@ def run(options: argparse.Namespace) -> int:
     )
     if not prompt and not options.features:
         raise ValueError(
-            "generate: expected a prompt of at least one character, got an empty one; give --prompt TEXT"
+            "generate: expected a prompt of at least one character, got an empty one; give "
+            "--prompt TEXT"
         )
     kept = keep(session, held, prompt) if held else 0
     start: Optional[List[np.ndarray]] = [np.array(prompt[kept:])]
@@ -128,7 +137,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _opened(model: Any, cache: Optional[Path]) -> Tuple[Any, List[int]]:
-    """Return a session, and the ids in its cache: those of the file `cache` if there is one. Raise ValueError as Model.restore does."""
+    """Return a session, and the ids in its cache: those of the file `cache` if there is one.
+    Raise ValueError as Model.restore does.
+    """
     from posenc_export.runtime.session import saved
 
     if cache is None or not cache.exists():
@@ -136,7 +147,8 @@ def _opened(model: Any, cache: Optional[Path]) -> Tuple[Any, List[int]]:
     rows = saved.tokens(cache, model.manifest)
     if rows is None or len(rows) != 1:
         raise ValueError(
-            f"restore {cache}: expected a session of one row with its ids, got {'no ids' if rows is None else f'{len(rows)} rows'}; give another file"
+            f"restore {cache}: expected a session of one row with its ids, got "
+            f"{'no ids' if rows is None else f'{len(rows)} rows'}; give another file"
         )
     return model.restore(cache), rows[0].tolist()
 
@@ -150,19 +162,24 @@ def _check_chat(options: argparse.Namespace) -> None:
     if not options.chat and (options.system is not None or len(options.prompt or []) > 1):
         got = "--system" if options.system is not None else f"{len(options.prompt)} prompts"
         raise ValueError(
-            f"generate: expected one prompt and no system message without --chat, got {got}; give --chat"
+            f"generate: expected one prompt and no system message without --chat, got {got}; "
+            "give --chat"
         )
 
 
 def _check_source(options: argparse.Namespace) -> None:
-    """Raise ValueError unless there is one source: a prompt, or features for an encoder; and for a language or task without an encoder."""
+    """Raise ValueError unless there is one source: a prompt, or features for an encoder; and for
+    a language or task without an encoder.
+    """
     if bool(options.prompt) == bool(options.features):
         raise ValueError(
-            f"generate: expected --prompt or --features, got {'both' if options.prompt else 'neither'}; give one"
+            "generate: expected --prompt or --features, got "
+            f"{'both' if options.prompt else 'neither'}; give one"
         )
     if options.encoder is None and (options.features or options.language or options.task):
         raise ValueError(
-            "generate: expected --encoder with --features, --language or --task, got none; give the folder of the encoder's artefact"
+            "generate: expected --encoder with --features, --language or --task, got none; "
+            "give the folder of the encoder's artefact"
         )
 
 
@@ -211,7 +228,8 @@ def _encoder_output(options: argparse.Namespace, prompt: List[int]) -> np.ndarra
     """Output of the encoder for the prompt or the features, [1,Q,N].
 
     Raises:
-        ValueError: an encoder that reads features and not token ids, or the other way round; features that do not fit it.
+        ValueError: an encoder that reads features and not token ids, or the other way round;
+            features that do not fit it.
     """
     from posenc_export.runtime import load
 
@@ -221,7 +239,8 @@ def _encoder_output(options: argparse.Namespace, prompt: List[int]) -> np.ndarra
     if bool(encoder.manifest.vocabulary) == bool(options.features):
         found = "--features" if options.features else "--prompt"
         raise ValueError(
-            f"generate: expected the source that the encoder takes, {taken.name}, got {found}; give {'--prompt' if options.features else '--features'}"
+            f"generate: expected the source that the encoder takes, {taken.name}, got "
+            f"{found}; give {'--prompt' if options.features else '--features'}"
         )
     return encoder.prefill(
         _tokens_of(options.features, int(taken.axes[-1]))
@@ -231,12 +250,15 @@ def _encoder_output(options: argparse.Namespace, prompt: List[int]) -> np.ndarra
 
 
 def _tokens_of(path: Path, size: int) -> np.ndarray:
-    """Read features and return two frames for each token, [1,frames / 2,2 * channels]. size: 2 * channels."""
+    """Read features and return two frames for each token, [1,frames / 2,2 * channels]. size: 2 *
+    channels.
+    """
     try:
         features = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"generate: expected {path.name} to be an array in .npy, got an error ({error}); write it with numpy.save"
+            f"generate: expected {path.name} to be an array in .npy, got an error ({error}); "
+            "write it with numpy.save"
         ) from None
     if features.ndim == 3 and len(features) == 1:
         features = features[0]
@@ -248,6 +270,7 @@ def _tokens_of(path: Path, size: int) -> np.ndarray:
     ):
         rule = f"features float32 [{size // 2},frames] with an even number of frames"
         raise ValueError(
-            f"generate: expected {rule}, got {features.dtype} {list(features.shape)}; use the feature extractor of the checkpoint"
+            f"generate: expected {rule}, got {features.dtype} {list(features.shape)}; use "
+            "the feature extractor of the checkpoint"
         )
     return np.ascontiguousarray(features.T).reshape(1, -1, size)

@@ -1,4 +1,6 @@
-"""`posenc inspect`: print the contents of an artefact, or a program that runs it without this package."""
+"""`posenc inspect`: print the contents of an artefact, or a program that runs it without this
+package.
+"""
 
 import argparse
 import json
@@ -16,7 +18,10 @@ Line = Tuple[str, str]
 def add_arguments(inspecting: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc inspect`."""
     add_folder(inspecting)
-    runtimes = "python, node, web, c or cpp (ONNX Runtime), libtorch (C++), openvino, tract, reference (of onnx)"
+    runtimes = (
+        "python, node, web, c or cpp (ONNX Runtime), libtorch (C++), openvino, tract, reference "
+        "(of onnx)"
+    )
     inspecting.add_argument(
         "--runtime", help=f"print a program that runs this artefact without posenc: {runtimes}"
     )
@@ -93,7 +98,10 @@ def _graph(manifest: Manifest) -> List[Line]:
         lines += [
             (
                 title,
-                f"{value.name} {value.dtype} {_axes(value.axes)}. {meanings.get(value.name, '')}".rstrip(),
+                (
+                    f"{value.name} {value.dtype} {_axes(value.axes)}. "
+                    f"{meanings.get(value.name, '')}"
+                ).rstrip(),
             )
             for value in values
         ]
@@ -101,7 +109,10 @@ def _graph(manifest: Manifest) -> List[Line]:
         state = group.example
         name = f"{state.past} -> {state.present}"
         if group.layers:
-            name = f"past_key_values.N.{'|'.join(group.parts)} -> present.N..., {len(group.layers)} layers,"
+            name = (
+                f"past_key_values.N.{'|'.join(group.parts)} -> present.N..., {len(group.layers)} "
+                "layers,"
+            )
         lines.append(("state", f"{name} {state.dtype} {_axes(state.axes)}. {meanings[state.past]}"))
     return lines
 
@@ -119,7 +130,8 @@ def _cuda(folder: Path, manifest: Manifest) -> List[Line]:
     return [
         (
             "on CUDA",
-            f"{found} (from the kernels of onnxruntime-gpu {cuda_placement.table()[0]}; this proves no value)",
+            f"{found} (from the kernels of onnxruntime-gpu {cuda_placement.table()[0]}; this "
+            "proves no value)",
         )
     ]
 
@@ -145,7 +157,8 @@ def _proof(manifest: Manifest) -> List[Line]:
         lines[-1:] = [
             (
                 "compiled",
-                f"from the pt2 artefact {made.artefact}, for {made.processor} and torch {made.torch}",
+                f"from the pt2 artefact {made.artefact}, for {made.processor} and torch "
+                f"{made.torch}",
             ),
             ("proof", proof),
         ]

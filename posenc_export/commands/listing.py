@@ -11,12 +11,16 @@ from posenc_export.shared.suggestion import suggestion
 from posenc_export.shared.tables import WIDTH, aligned
 
 GROUPS = ("encodings", "targets", "families", "presets")
-MEASURED = "properties"  # a group that is printed on request only, because it calls the hooks of every encoding
+# A group that is printed on request only, because it calls the hooks of every encoding.
+MEASURED = "properties"
 
 
 def add_arguments(listing: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc list`."""
-    what = f"one of {', '.join(GROUPS)} (default: all of them), {MEASURED} of encodings, or the name of an encoding, for its formula and parameters"
+    what = (
+        f"one of {', '.join(GROUPS)} (default: all of them), {MEASURED} of encodings, or the "
+        "name of an encoding, for its formula and parameters"
+    )
     listing.add_argument("what", nargs="?", help=what)
 
 
@@ -78,7 +82,9 @@ def _measured() -> Dict[str, List[Dict[str, str]]]:
 
 
 def _text(name: str, rows: List[Dict[str, str]]) -> str:
-    """A heading and a table. `posenc list NAME` prints states and parameters of encodings; families with the same description share a row."""
+    """A heading and a table. `posenc list NAME` prints states and parameters of encodings;
+    families with the same description share a row.
+    """
     if name == "encodings":
         outside = ["package"] if any(row["package"] != "-" for row in rows) else []
         rows = [{key: row[key] for key in ("name", "hook", *outside, "source")} for row in rows]
@@ -91,7 +97,9 @@ def _text(name: str, rows: List[Dict[str, str]]) -> str:
 
 
 def _wrapped(docstring: str) -> str:
-    """Wrap the paragraphs and entries of a docstring to WIDTH columns. An entry of a section is indented by 4 columns, its further lines by more."""
+    """Wrap the paragraphs and entries of a docstring to WIDTH columns. An entry of a section is
+    indented by 4 columns, its further lines by more.
+    """
     first, *rest = docstring.splitlines()
     parts = [first]
     for line in rest:

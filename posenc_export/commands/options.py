@@ -25,9 +25,13 @@ MEANING = {
     "heads": "number of query heads (default: 8; required with --weights FILE)",
     "kv_heads": "number of key and value heads, a divisor of heads (default: as many as heads)",
     "head_size": "size of one head (default: width divided by heads)",
-    "max_positions": "N: positions are 0 .. N-1, and a cache holds at most N tokens; on a grid, N bounds the tokens of an image and each coordinate "
+    "max_positions": "N: positions are 0 .. N-1, and a cache holds at most N tokens; on a grid, N bounds the "
+    "tokens of an image and each coordinate "
     "(196 for 14 x 14; default: 4096; for a checkpoint, the value in its config.json)",
-    "attention": "causal: a token sees itself and earlier tokens, with a cache; bidirectional: every call is a whole sequence, without a cache (default: causal)",
+    "attention": (
+        "causal: a token sees itself and earlier tokens, with a cache; bidirectional: every call "
+        "is a whole sequence, without a cache (default: causal)"
+    ),
     "seed": "seed of the random weights (default: 0)",
 }
 
@@ -69,14 +73,19 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 def add_speculate(parser: argparse.ArgumentParser) -> None:
     """Add how tokens are drafted, as Session.generate takes it."""
-    meaning = "read several drafted tokens in one pass where that is faster, with the same result: lookup drafts from the text itself, a FOLDER with a smaller decoder"
+    meaning = (
+        "read several drafted tokens in one pass where that is faster, with the same result: "
+        "lookup drafts from the text itself, a FOLDER with a smaller decoder"
+    )
     parser.add_argument(
         "--speculate", metavar="lookup|FOLDER", help=f"{meaning} (default: one token per pass)"
     )
 
 
 def drafting(options: argparse.Namespace) -> Any:
-    """Return Session.generate's argument `speculate`. Raise ValueError for a folder that is not an artefact."""
+    """Return Session.generate's argument `speculate`. Raise ValueError for a folder that is not
+    an artefact.
+    """
     from posenc_export.runtime import load
     from posenc_export.runtime.artefact.files import locate
     from posenc_export.runtime.session.speculation import LOOKUP
@@ -85,7 +94,8 @@ def drafting(options: argparse.Namespace) -> Any:
         return options.speculate
     if not locate(options.speculate).is_dir():
         raise ValueError(
-            f"speculate: expected {LOOKUP} or the folder of a decoder's artefact, got {options.speculate}; ./{LOOKUP} is a folder of that name"
+            f"speculate: expected {LOOKUP} or the folder of a decoder's artefact, got "
+            f"{options.speculate}; ./{LOOKUP} is a folder of that name"
         )
     return load(options.speculate, options.provider)
 
@@ -104,7 +114,9 @@ def add_digest(parser: argparse.ArgumentParser, artefact: str = "the artefact") 
 
 
 def add_block(parser: "argparse._ActionsContainer", names: Iterable[str] = tuple(BLOCK)) -> None:
-    """Add options of a block. An option that is not given is None, because a preset refuses even the default."""
+    """Add options of a block. An option that is not given is None, because a preset refuses even
+    the default.
+    """
     for name in names:
         choices = ("causal", "bidirectional") if name == "attention" else None
         parser.add_argument(

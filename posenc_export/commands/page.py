@@ -19,7 +19,10 @@ def add_arguments(paging: argparse.ArgumentParser) -> None:
         required=True,
         help="folder of the page: new, empty, or a page that is replaced",
     )
-    package = "folder of the npm package onnxruntime-web (default: in node_modules of the current folder, of build, or of a parent folder)"
+    package = (
+        "folder of the npm package onnxruntime-web (default: in node_modules of the current "
+        "folder, of build, or of a parent folder)"
+    )
     paging.add_argument("--onnxruntime-web", type=Path, metavar="FOLDER", help=package)
 
 
@@ -35,6 +38,7 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps({"page": str(options.output / "index.html"), "bytes": size}))
     else:
         print(
-            f"{options.output} ({size / 1e6:.1f} MB in all). Browsers need a server for it: python -m http.server --directory {options.output} 8080"
+            f"{options.output} ({size / 1e6:.1f} MB in all). Browsers need a server for it: "
+            f"python -m http.server --directory {options.output} 8080"
         )
     return 0

@@ -15,7 +15,8 @@ def add_arguments(plotting: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc plot`."""
     plotting.add_argument(
         "encoding",
-        help="NAME or NAME:PARAMETER=VALUE,... of an encoding; or the folder of an artefact or a preset, whose trained encodings are drawn",
+        help="NAME or NAME:PARAMETER=VALUE,... of an encoding; or the folder of an artefact or a "
+        "preset, whose trained encodings are drawn",
     )
     plotting.add_argument(
         "-o", "--output", type=Path, help="file ending in .png or .svg (default: NAME.png)"
@@ -24,7 +25,8 @@ def add_arguments(plotting: argparse.ArgumentParser) -> None:
         "--distance",
         type=int,
         default=255,
-        help="largest distance of query and key, in tokens (default: 255, at most the range of an artefact)",
+        help="largest distance of query and key, in tokens (default: 255, at most the range of an "
+        "artefact)",
     )
     plotting.add_argument(
         "--head-size", type=int, help="entries of a head (default: 64; an artefact has its own)"
@@ -50,7 +52,8 @@ def run(options: argparse.Namespace) -> int:
     path = options.output or Path(f"{_name(options.encoding)}.png")
     if path.suffix not in SUFFIXES:
         raise ValueError(
-            f"plot: expected a file ending in {' or '.join(SUFFIXES)}, got {path.name!r}; give -o FILE.svg"
+            f"plot: expected a file ending in {' or '.join(SUFFIXES)}, got {path.name!r}; "
+            "give -o FILE.svg"
         )
     check_file(path, form)
     figure, described = (
@@ -65,7 +68,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _is_artefact(text: str) -> bool:
-    """Whether a text is a folder or a preset. The name of an encoding is never a folder: ./rope is one."""
+    """Whether a text is a folder or a preset. The name of an encoding is never a folder: ./rope
+    is one.
+    """
     from posenc_export.encodings import KNOWN
     from posenc_export.shared.preset_folders import NAMES
 
@@ -87,14 +92,16 @@ def _of_encoding(options: argparse.Namespace) -> Tuple[Any, Dict[str, Any]]:
 
     if options.layer is not None:
         raise ValueError(
-            f"plot: expected --layer with the folder of an artefact, got the encoding {options.encoding}; leave it out"
+            "plot: expected --layer with the folder of an artefact, got the encoding "
+            f"{options.encoding}; leave it out"
         )
     name = options.encoding.partition(":")[0]
     if name not in encodings.KNOWN:
         near = suggestion(name, [*encodings.KNOWN, *NAMES])
         remedy = near if near.startswith("did") else "posenc list shows the names"
         raise ValueError(
-            f"plot: expected the name of an encoding or a preset, or the folder of an artefact, got {options.encoding!r}; {remedy}"
+            "plot: expected the name of an encoding or a preset, or the folder of an "
+            f"artefact, got {options.encoding!r}; {remedy}"
         )
     spec = encodings.parse(options.encoding)
     size = View.head_size if options.head_size is None else options.head_size
@@ -109,7 +116,8 @@ def _of_artefact(options: argparse.Namespace) -> Tuple[Any, Dict[str, Any]]:
 
     if options.head_size is not None:
         raise ValueError(
-            f"plot: expected no --head-size with an artefact, which has its own, got {options.head_size}; leave it out"
+            "plot: expected no --head-size with an artefact, which has its own, got "
+            f"{options.head_size}; leave it out"
         )
     view, found = (
         View(options.distance, positions=options.positions),

@@ -1,4 +1,6 @@
-"""`posenc serve`: serve completions and conversations, or embeddings, over HTTP, as in OpenAI's API."""
+"""`posenc serve`: serve completions and conversations, or embeddings, over HTTP, as in OpenAI's
+API.
+"""
 
 import argparse
 import json
@@ -17,7 +19,8 @@ def add_arguments(serving: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc serve`."""
     add_folder(
         serving,
-        "an artefact of a decoder, target ort or onnx-static with signature positions, or of an encoder with sentence_embedding",
+        "an artefact of a decoder, target ort or onnx-static with signature positions, or of "
+        "an encoder with sentence_embedding",
     )
     serving.add_argument(
         "--host",
@@ -32,7 +35,8 @@ def add_arguments(serving: argparse.ArgumentParser) -> None:
     )
     serving.add_argument(
         "--name",
-        help="name of the model in requests (default: name of the checkpoint, or else of the folder)",
+        help="name of the model in requests (default: name of the checkpoint, or else of the "
+        "folder)",
     )
     serving.add_argument(
         "--rows", type=int, default=16, help="requests that are decoded together (default: 16)"
@@ -46,7 +50,8 @@ def add_arguments(serving: argparse.ArgumentParser) -> None:
     serving.add_argument(
         "--context",
         type=int,
-        help="largest number of tokens of prompt and continuation (default: the range of positions)",
+        help="largest number of tokens of prompt and continuation (default: the range of "
+        "positions)",
     )
     serving.add_argument(
         "--max-prompt", type=int, help="largest number of tokens of a prompt (default: context - 1)"
@@ -62,9 +67,15 @@ def add_arguments(serving: argparse.ArgumentParser) -> None:
         default=256,
         help="most tokens of prompts that are read between two decode steps (default: 256)",
     )
-    shared = "memory in MB for the caches of prompts, which requests that begin alike share; 0 for none (default: 256)"
+    shared = (
+        "memory in MB for the caches of prompts, which requests that begin alike share; 0 for "
+        "none (default: 256)"
+    )
     serving.add_argument("--prefix-memory", type=int, default=256, metavar="MB", help=shared)
-    drafted = "read tokens that are looked up in the text so far in one pass where that is faster, with the same result (default: one token per pass)"
+    drafted = (
+        "read tokens that are looked up in the text so far in one pass where that is faster, "
+        "with the same result (default: one token per pass)"
+    )
     serving.add_argument("--speculate", choices=["lookup"], help=drafted)
     add_provider(serving)
     serving.add_argument(
@@ -88,7 +99,8 @@ def add_arguments(serving: argparse.ArgumentParser) -> None:
     serving.add_argument(
         "--connections",
         type=int,
-        help="connections at a time; further ones get status 503 (default: as the limit of open files allows, at most 512)",
+        help="connections at a time; further ones get status 503 (default: as the limit of open "
+        "files allows, at most 512)",
     )
     serving.add_argument(
         "--allow-origin",
@@ -106,7 +118,9 @@ def add_arguments(serving: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until SIGTERM or an interrupt. Returns the exit status: 0, or FAILED_CHECK if the engine has ended unexpectedly."""
+    """Serve until SIGTERM or an interrupt. Returns the exit status: 0, or FAILED_CHECK if the
+    engine has ended unexpectedly.
+    """
     import uvicorn
 
     from posenc_export.runtime import load
@@ -213,7 +227,8 @@ def listen(host: str, port: int) -> socket.socket:
         )
     except (OSError, OverflowError) as error:
         raise ValueError(
-            f"serve: expected an address to listen on, got {host}:{port} ({error}); give another --host or --port"
+            f"serve: expected an address to listen on, got {host}:{port} ({error}); give "
+            "another --host or --port"
         ) from None
 
 

@@ -1,4 +1,6 @@
-"""Output of the `posenc` command: progress on stderr, tables, certificates, and errors in one line."""
+"""Output of the `posenc` command: progress on stderr, tables, certificates, and errors in one
+line.
+"""
 
 import argparse
 import contextlib
@@ -49,8 +51,8 @@ def escaped(text: str) -> str:
 
 
 class Escaped:
-    """A stream that escapes control characters: names in files of others, such as checkpoints, would
-    otherwise control the terminal.
+    """A stream that escapes control characters: names in files of others, such as checkpoints,
+    would otherwise control the terminal.
 
     Args:
         stream: what it writes to.
@@ -103,7 +105,9 @@ def note(line: str) -> None:
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Argument parser that prints errors in one line, with the closest choice or option. Options cannot be abbreviated."""
+    """Argument parser that prints errors in one line, with the closest choice or option. Options
+    cannot be abbreviated.
+    """
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **arguments})
@@ -123,7 +127,9 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 class Progress:
-    """Prints stages to stderr with the seconds since the start: one line each, or one line that is overwritten on a terminal, which also shows steps within a stage."""
+    """Prints stages to stderr with the seconds since the start: one line each, or one line that
+    is overwritten on a terminal, which also shows steps within a stage.
+    """
 
     def __init__(self) -> None:
         self.start, self.printed = time.monotonic(), 0
@@ -158,14 +164,23 @@ def refusal(error: BaseException) -> Optional[str]:
     if isinstance(error, ModuleNotFoundError):
         module = (error.name or "").partition(".")[0]
         return (
-            f"{module}: expected it to be installed, got none; pip install 'posenc-export[{EXTRAS[module]}]'"
+            (
+                f"{module}: expected it to be installed, got none; pip install "
+                f"'posenc-export[{EXTRAS[module]}]'"
+            )
             if module in EXTRAS
             else None
         )
     if isinstance(error, OSError):
-        return f"file: expected a file that can be read and written, got {error.strerror or error} for {error.filename or 'the output'}; give another path"
+        return (
+            f"file: expected a file that can be read and written, got {error.strerror or error} "
+            f"for {error.filename or 'the output'}; give another path"
+        )
     if isinstance(error, OverflowError):
-        return f"number: expected whole numbers within 64 bits, got a larger one ({error}); give a smaller one"
+        return (
+            f"number: expected whole numbers within 64 bits, got a larger one ({error}); give a "
+            "smaller one"
+        )
     if isinstance(error, RecursionError):
         return (
             "file: expected JSON with few nested levels, got too many; give another path"
@@ -176,7 +191,9 @@ def refusal(error: BaseException) -> Optional[str]:
 
 
 def in_encoding(error: BaseException) -> Optional[str]:
-    """The message for an error that the code of an encoding from outside this package raised, with its file and line; None for other errors."""
+    """The message for an error that the code of an encoding from outside this package raised,
+    with its file and line; None for other errors.
+    """
     plugins = sys.modules.get("posenc_export.encodings.shared.plugins")
     names = set() if plugins is None else plugins.modules()
     frames = [
@@ -186,7 +203,10 @@ def in_encoding(error: BaseException) -> Optional[str]:
     own = [place for module, place in frames if module in names]
     if not own or str(error).startswith("encoding"):  # it says already which encoding it is
         return None
-    return f"encoding: expected {own[-1]} to run, got {type(error).__name__}: {error}; correct the code there, and run posenc_export.testing.check_encoding"
+    return (
+        f"encoding: expected {own[-1]} to run, got {type(error).__name__}: {error}; correct the "
+        "code there, and run posenc_export.testing.check_encoding"
+    )
 
 
 def refuse(progress: Progress, line: str) -> int:
@@ -201,7 +221,8 @@ def note_unverified(progress: Progress, folder: Path, manifest: Manifest) -> Non
     if not any(proof and proof["passed"] for proof in (manifest.certificate, *manifest.proofs)):
         progress.close()
         note(
-            f"{folder} has no passed certificate: its outputs are not known to be those of its model; run posenc verify {folder}"
+            f"{folder} has no passed certificate: its outputs are not known to be those of "
+            f"its model; run posenc verify {folder}"
         )
 
 
@@ -217,8 +238,8 @@ def show(rows: List[Dict[str, Any]]) -> None:
 def summary(certificate: Optional[Dict[str, Any]]) -> Dict[str, Any]:
     """Table cells of a certificate; the worst error is the largest one relative to its tolerance.
 
-    Of an artefact that rounds activations it is that of the float32 form, beside which stands the error
-    of the artefact as exported.
+    Of an artefact that rounds activations it is that of the float32 form, beside which stands the
+    error of the artefact as exported.
     """
     if certificate is None:
         return {"cells": 0, "worst error": "not verified", "tolerance": "-", "passed": False}

@@ -105,7 +105,8 @@ def run(options: argparse.Namespace) -> int:
             print(f"as exported, which rounds activations or caches, errors are within {error}")
             tolerance += " of the float32 form"
         print(
-            f"provider {certificate['provider']} on {certificate['machine']}, {tolerance}: {verdict}"
+            f"provider {certificate['provider']} on {certificate['machine']}, {tolerance}: "
+            f"{verdict}"
         )
     if not options.no_record:
         _record(folder, digest, certificate)
@@ -121,5 +122,6 @@ def _record(folder: Path, digest: str, proof: Proof) -> None:
     except OSError as error:
         rule = "verify: expected a folder that can be written, to record the proof"
         note(
-            f"{rule}, got {error.strerror or error}; the proof is not recorded, and --no-record does not try"
+            f"{rule}, got {error.strerror or error}; the proof is not recorded, and "
+            "--no-record does not try"
         )

@@ -1,4 +1,6 @@
-"""The registry of position encodings. One line here adds an encoding to every target, test, benchmark and page."""
+"""The registry of position encodings. One line here adds an encoding to every target, test,
+benchmark and page.
+"""
 
 import importlib
 import inspect
@@ -104,15 +106,17 @@ __all__ = [
 def register(name: str, cls: Type[PositionEncoding]) -> None:
     """Register an encoding class under a name, for this process.
 
-    An installed package offers its encodings to every process through the entry-point group `posenc_export.encodings`. Registering a class again with the
-    same module and qualified name, as when a notebook cell is run again, replaces the earlier class.
+    An installed package offers its encodings to every process through the entry-point group
+    `posenc_export.encodings`. Registering a class again with the same module and qualified name, as
+    when a notebook cell is run again, replaces the earlier class.
 
     Args:
         name: lower-case letters, digits and _.
         cls: class whose constructor takes a Geometry, then parameters with names and types.
 
     Raises:
-        ValueError: a name that is taken, a class that is not a PositionEncoding, a parameter without a type.
+        ValueError: a name that is taken, a class that is not a PositionEncoding, a parameter
+            without a type.
     """
     KNOWN.add(name, cls)
 
@@ -139,9 +143,13 @@ def check_installed(packages: Mapping[str, Any]) -> None:
     for name, package in packages.items():
         if name not in KNOWN:
             needed = Package(package.name, package.version)
-            remedy = f"install {needed}, register the encoding, or use `posenc verify`, which needs the artefact alone"
+            remedy = (
+                f"install {needed}, register the encoding, or use `posenc verify`, which needs "
+                "the artefact alone"
+            )
             raise ValueError(
-                f"encoding {name}: expected {needed}, which defines it, to build the model again, got no such encoding; {remedy}"
+                f"encoding {name}: expected {needed}, which defines it, to build the model "
+                f"again, got no such encoding; {remedy}"
             )
 
 
@@ -155,10 +163,12 @@ def parameters(name: str) -> Dict[str, inspect.Parameter]:
 
 
 def parse(text: str) -> Dict[str, Any]:
-    """Parse 'rope:theta=500000,layout=interleaved' to {"name": "rope", "theta": 500000.0, "layout": "interleaved"}; values take the parameter's type.
+    """Parse 'rope:theta=500000,layout=interleaved' to {"name": "rope", "theta": 500000.0, "layout":
+    "interleaved"}; values take the parameter's type.
 
     Raises:
-        ValueError: unknown name or parameter, a name that several encodings have, or text that is not a list of name=value.
+        ValueError: unknown name or parameter, a name that several encodings have, or text that is
+            not a list of name=value.
     """
     name, _, rest = text.partition(":")
     known = parameters(name)
@@ -168,7 +178,8 @@ def parse(text: str) -> Dict[str, Any]:
         key, equals, value = item.partition("=")
         if not equals:
             raise ValueError(
-                f"encoding {name}: expected parameters as name=value, got {item!r}; write {name}:{item}=VALUE"
+                f"encoding {name}: expected parameters as name=value, got {item!r}; write "
+                f"{name}:{item}=VALUE"
             )
         registry.check_known("encoding", name, key, known)
         spec[key] = _typed(name, key, value, known[key])
@@ -179,7 +190,8 @@ def build(spec: Mapping[str, Any], geometry: Geometry) -> PositionEncoding:
     """Build the encoding that spec {"name": ..., parameter: value} describes.
 
     Raises:
-        ValueError: unknown name or parameter, a number that is not finite, sizes that exceed the memory, or a value that the encoding refuses.
+        ValueError: unknown name or parameter, a number that is not finite, sizes that exceed the
+            memory, or a value that the encoding refuses.
     """
     return registry.build("encoding", KNOWN, spec, geometry)  # type: ignore[no-any-return]
 
@@ -203,5 +215,6 @@ def _typed(name: str, key: str, value: str, parameter: inspect.Parameter) -> Any
         return kind(value)
     except ValueError:
         raise ValueError(
-            f"encoding {name}: expected {key} of type {kind.__name__}, got {value!r}; give another value"
+            f"encoding {name}: expected {key} of type {kind.__name__}, got {value!r}; give "
+            "another value"
         ) from None

@@ -1,4 +1,6 @@
-"""Attention with linear biases (Press et al. 2021, Train Short, Test Long, 3 and its published slopes)."""
+"""Attention with linear biases (Press et al. 2021, Train Short, Test Long, 3 and its published
+slopes).
+"""
 
 import math
 from typing import Literal, Optional
@@ -12,30 +14,38 @@ from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncodi
 
 
 class ALiBi(PositionEncoding):
-    """scores - scale m_h |i - j|; m_h = 2^(-max_bias h / n) for heads h = 1 .. n, m_h = 0 for the others.
+    """scores - scale m_h |i - j|; m_h = 2^(-max_bias h / n) for heads h = 1 .. n, m_h = 0 for the
+    others.
 
-    If n is not a power of two, the slopes are those of the next lower power, followed by every other slope of twice that power (the authors' code). MPT
-    computes the same list in another way. Causal and bidirectional attention differ in the mask of the block only.
+    If n is not a power of two, the slopes are those of the next lower power, followed by every
+    other slope of twice that power (the authors' code). MPT computes the same list in another way.
+    Causal and bidirectional attention differ in the mask of the block only.
 
-    Hook: bias. State: none. Range: 0 .. max_positions - 1. The paper counts positions from 1, which changes no score.
+    Hook: bias. State: none. Range: 0 .. max_positions - 1. The paper counts positions from 1, which
+    changes no score.
 
     Args:
         geometry: heads H, any count; head size D.
         max_bias: exponent of the smallest slope; 8 in the paper, alibi_bias_max of MPT.
         scale: factor on all slopes; 1 in the paper.
         heads: number n of heads with a slope, counted from the first head; 0 for all heads.
-        added: "after" adds the bias to q k / sqrt(D), as in the paper; "before" adds it to q k, so that it is divided by sqrt(D) too, as in Falcon.
-        numerics: "exact"; "bfloat16" for m_h |i - j| as the difference of m_h i and m_h j, both rounded to bfloat16, as in Falcon. The bias of a pair then
-            depends on both positions, and the rounded numbers are a table [max_positions,H].
+        added: "after" adds the bias to q k / sqrt(D), as in the paper; "before" adds it to q k, so
+            that it is divided by sqrt(D) too, as in Falcon.
+        numerics: "exact"; "bfloat16" for m_h |i - j| as the difference of m_h i and m_h j, both
+            rounded to bfloat16, as in Falcon. The bias of a pair then depends on both positions,
+            and the rounded numbers are a table [max_positions,H].
 
     Raises:
-        ValueError: max_bias or scale not above 0, more heads than H, an unknown value of added or numerics.
+        ValueError: max_bias or scale not above 0, more heads than H, an unknown value of added or
+            numerics.
     """
 
     above = {"max_bias": 0, "scale": 0}
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
-        """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32; if causal, entries of keys after the query are arbitrary."""
+        """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32; if causal, entries of
+        keys after the query are arbitrary.
+        """
         if self.rounded:
             of_keys, of_queries = self.products(k_positions), self.products(q_positions)
             bias = of_keys.permute(0, 2, 1).unsqueeze(2) - of_queries.permute(0, 2, 1).unsqueeze(3)
@@ -57,7 +67,8 @@ class ALiBi(PositionEncoding):
         super().__init__()
         if not 0 <= heads <= geometry.heads:
             raise ValueError(
-                f"alibi: expected heads within 0 .. {geometry.heads}, the heads of the attention, got {heads}; set heads=0 for all"
+                f"alibi: expected heads within 0 .. {geometry.heads}, the heads of the "
+                f"attention, got {heads}; set heads=0 for all"
             )
         self.max_bias, self.heads, self.causal = (
             float(max_bias),
@@ -77,7 +88,9 @@ class ALiBi(PositionEncoding):
 
 
 def _slopes(count: int, max_bias: float) -> np.ndarray:
-    """Slopes m_h [count]: those of the next lower power of two, then every other slope of twice that power."""
+    """Slopes m_h [count]: those of the next lower power of two, then every other slope of twice
+    that power.
+    """
     below = 2 ** int(math.log2(count))
     exponents = np.concatenate(
         (np.arange(1, below + 1) / below, np.arange(1, 2 * below, 2) / (2 * below))

@@ -32,7 +32,8 @@ class Binary(PositionEncoding):
         if used > geometry.width:
             limit = f"2^{geometry.width}, the numbers of {geometry.width} bits"
             raise ValueError(
-                f"binary: expected max_positions up to {limit}, got {geometry.max_positions}; choose a larger width"
+                f"binary: expected max_positions up to {limit}, got "
+                f"{geometry.max_positions}; choose a larger width"
             )
         self.powers: Tensor
         powers = 2 ** torch.arange(geometry.width - 1, -1, -1).clamp(

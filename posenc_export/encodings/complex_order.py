@@ -1,4 +1,6 @@
-"""Complex-valued word embeddings, one wave per word and dimension (Wang et al. 2020, Encoding Word Order in Complex Embeddings, 2; shared tables 3.1)."""
+"""Complex-valued word embeddings, one wave per word and dimension (Wang et al. 2020, Encoding
+Word Order in Complex Embeddings, 2; shared tables 3.1).
+"""
 
 import cmath
 import math
@@ -13,22 +15,27 @@ from posenc_export.ops.angles import reduced_angle
 
 
 class ComplexOrder(PositionEncoding):
-    """Word j at position p: r_jk exp(i (w_jk p + t_jk)), k = 1 .. E/2, real parts before imaginary parts.
+    """Word j at position p: r_jk exp(i (w_jk p + t_jk)), k = 1 .. E/2, real parts before imaginary
+    parts.
 
-    The token table holds r, w and t of every word, E/2 trained numbers each. The encoding therefore needs token ids, and a decoder whose head is not tied to
-    the table. The sharing schemes of the paper make the table narrower. Angles w p are computed in float64 and reduced to one turn, so that far positions are
-    as exact as near ones. In float16 the table, including the frequencies, has 11 significant bits, which changes the output at far positions.
+    The token table holds r, w and t of every word, E/2 trained numbers each. The encoding therefore
+    needs token ids, and a decoder whose head is not tied to the table. The sharing schemes of the
+    paper make the table narrower. Angles w p are computed in float64 and reduced to one turn, so
+    that far positions are as exact as near ones. In float16 the table, including the frequencies,
+    has 11 significant bits, which changes the output at far positions.
 
     Hook: embed. State: none. Range: 0 .. max_positions - 1.
 
     Args:
         geometry: width E, even.
         base: initial frequencies are base^(-2k/E), as in the sinusoid.
-        frequencies: "own" w_jk for each word and dimension; "words" shares w_k between words; "dimensions" shares w_j between dimensions, one column of the table.
+        frequencies: "own" w_jk for each word and dimension; "words" shares w_k between words;
+            "dimensions" shares w_j between dimensions, one column of the table.
         phases: "own" t_jk for each word and dimension, or "zero".
 
     Weights:
-        frequency.value: w_k, [E/2] float32, if frequencies is "words"; all other weights are in the token table.
+        frequency.value: w_k, [E/2] float32, if frequencies is "words"; all other weights are in the
+        token table.
 
     Raises:
         ValueError: odd width, base not above 1, unknown frequencies or phases.

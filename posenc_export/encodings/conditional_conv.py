@@ -1,4 +1,6 @@
-"""Conditional positional encoding: a depthwise convolution whose zero padding marks the edge (Chu et al. 2021, Conditional Positional Encodings, 3.2)."""
+"""Conditional positional encoding: a depthwise convolution whose zero padding marks the edge
+(Chu et al. 2021, Conditional Positional Encodings, 3.2).
+"""
 
 from typing import List, Sequence, Tuple
 
@@ -11,9 +13,11 @@ from posenc_export.ops import recurrence
 
 
 class ConditionalConv(PositionEncoding):
-    """x_t + b + sum_m w_m * x_(t-m), m = 0 .. kernel - 1, zeros before the first token: the causal form of the paper's convolution.
+    """x_t + b + sum_m w_m * x_(t-m), m = 0 .. kernel - 1, zeros before the first token: the causal
+    form of the paper's convolution.
 
-    Hook: embed. State: the last kernel - 1 inputs [B,kernel-1,E]. Range: 0 .. max_positions - 1; only the order of tokens matters, not their positions.
+    Hook: embed. State: the last kernel - 1 inputs [B,kernel-1,E]. Range: 0 .. max_positions - 1;
+    only the order of tokens matters, not their positions.
 
     Args:
         geometry: width E, one filter per entry.
@@ -30,7 +34,9 @@ class ConditionalConv(PositionEncoding):
     def embed_next(
         self, x: Tensor, positions: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
-        """x [B,S,E], positions [B,S] int64 (-1 padding), states [tail [B,kernel-1,E]] to [B,S,E] and the next states."""
+        """x [B,S,E], positions [B,S] int64 (-1 padding), states [tail [B,kernel-1,E]] to [B,S,E]
+        and the next states.
+        """
         order, count = recurrence.valid_first(positions)
         wide = order.unsqueeze(2).expand(-1, -1, self.width)
         tokens = torch.cat((states[0], torch.zeros_like(x).scatter(1, wide, x)), dim=1)

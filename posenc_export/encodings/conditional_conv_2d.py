@@ -1,4 +1,6 @@
-"""Conditional positional encoding of a grid: a depthwise convolution, zero-padded at the edge (Chu et al. 2021, Conditional Positional Encodings, 3.2)."""
+"""Conditional positional encoding of a grid: a depthwise convolution, zero-padded at the edge
+(Chu et al. 2021, Conditional Positional Encodings, 3.2).
+"""
 
 import itertools
 from typing import Sequence
@@ -12,12 +14,15 @@ from posenc_export.encodings.shared.window import window_of
 
 
 class ConditionalConv2D(PositionEncoding):
-    """x_(r,c) + b + sum_(m,n) w_(m,n) * x_(r+m,c+n), m, n = -(kernel-1)/2 .. (kernel-1)/2, zeros outside the grid and in empty cells.
+    """x_(r,c) + b + sum_(m,n) w_(m,n) * x_(r+m,c+n), m, n = -(kernel-1)/2 .. (kernel-1)/2, zeros
+    outside the grid and in empty cells.
 
-    Position p is at row p // columns and column p % columns. Tokens may come in any order, after padding, and leave cells of the grid empty.
-    Memory: the whole grid [B,rows*columns,E], for any number of tokens.
+    Position p is at row p // columns and column p % columns. Tokens may come in any order, after
+    padding, and leave cells of the grid empty. Memory: the whole grid [B,rows*columns,E], for any
+    number of tokens.
 
-    Hook: embed. State: none. Range: 0 .. max_positions - 1, all inside the grid. Bidirectional attention only: a token depends on later tokens.
+    Hook: embed. State: none. Range: 0 .. max_positions - 1, all inside the grid. Bidirectional
+    attention only: a token depends on later tokens.
 
     Args:
         geometry: width E, one filter per entry.

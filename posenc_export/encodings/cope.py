@@ -12,10 +12,12 @@ from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, Position
 
 
 class CoPE(PositionEncoding):
-    """scores + q_i . e[p_ij], p_ij = sum of sigmoid(q_i . k_l / sqrt(D)) over keys l = j .. i, at most positions - 1, e interpolated between its rows.
+    """scores + q_i . e[p_ij], p_ij = sum of sigmoid(q_i . k_l / sqrt(D)) over keys l = j .. i, at
+    most positions - 1, e interpolated between its rows.
 
-    Hook: rescore. State: none, because gates depend on the query. Range: 0 .. max_positions - 1. Causal attention only.
-    Memory besides the scores: products with e [B,H,S,positions], two gathered tensors [B,H,S,T].
+    Hook: rescore. State: none, because gates depend on the query. Range: 0 .. max_positions - 1.
+    Causal attention only. Memory besides the scores: products with e [B,H,S,positions], two
+    gathered tensors [B,H,S,T].
 
     Args:
         geometry: head size D.

@@ -14,35 +14,46 @@ TERMS = {"both": 2, "c2p": 1, "p2c": 1}  # number of terms besides content
 
 
 class DeBERTa(PositionEncoding):
-    """scores (q_i . k_j + q_i . Kr[d] + k_j . Qr[d]) / sqrt(3 D), d = clip(delta(i - j) + span, 0, 2 span - 1); Kr, Qr projected from a trained table.
+    """scores (q_i . k_j + q_i . Kr[d] + k_j . Qr[d]) / sqrt(3 D), d = clip(delta(i - j) + span, 0,
+    2 span - 1); Kr, Qr projected from a trained table.
 
-    delta is i - j in v1. In v2 and v3, distances from span / 2 on share buckets that grow logarithmically up to max_relative. Both position terms use row d of query i
-    and key j. The paper writes the third term with delta(j,i) (3.1), but the authors' code and transformers negate it there, which gives delta(i,j), and
-    all published checkpoints were trained with that. If only one of them is used, the divisor is sqrt(2 D).
+    delta is i - j in v1. In v2 and v3, distances from span / 2 on share buckets that grow
+    logarithmically up to max_relative. Both position terms use row d of query i and key j. The
+    paper writes the third term with delta(j,i) (3.1), but the authors' code and transformers negate
+    it there, which gives delta(i,j), and all published checkpoints were trained with that. If only
+    one of them is used, the divisor is sqrt(2 D).
 
-    The enhanced mask decoder (3.2) is not included. It belongs between the layers and the head that predicts masked tokens in pretraining, which encoders
-    here do not have either. Its queries are hidden states plus absolute positions, and its keys and values are the states before the last layer, so that it
-    needs two streams of states; a model description has one. Fine-tuned models and those of transformers do not use it and give the same hidden states.
+    The enhanced mask decoder (3.2) is not included. It belongs between the layers and the head that
+    predicts masked tokens in pretraining, which encoders here do not have either. Its queries are
+    hidden states plus absolute positions, and its keys and values are the states before the last
+    layer, so that it needs two streams of states; a model description has one. Fine-tuned models
+    and those of transformers do not use it and give the same hidden states.
 
-    The encoding has its own projections; if a checkpoint shares them with the content (share_att_key), their weights are copied. The products of a key with
-    Qr are computed once, when the key arrives, and cached. Memory: [B,H,S,2 span], and the cached [B,H,T,2 span].
+    The encoding has its own projections; if a checkpoint shares them with the content
+    (share_att_key), their weights are copied. The products of a key with Qr are computed once, when
+    the key arrives, and cached. Memory: [B,H,S,2 span], and the cached [B,H,T,2 span].
 
-    Hook: rescore. State: products of keys with Qr, float32, if attention is causal. Range: 0 .. max_positions - 1.
+    Hook: rescore. State: products of keys with Qr, float32, if attention is causal. Range: 0 ..
+    max_positions - 1.
 
     Args:
         geometry: width E, heads, head size D.
         version: "v1" (linear) or "v2" (log buckets, also for v3).
-        span: rows of distances on each side: max_relative_positions of v1, position_buckets of v2, which is even.
+        span: rows of distances on each side: max_relative_positions of v1, position_buckets of v2,
+            which is even.
         max_relative: distance of the last bucket of v2, in tokens.
-        terms: "both", or one alone: "c2p" with Kr (content to position), "p2c" with Qr (position to content); pos_att_type of a checkpoint.
+        terms: "both", or one alone: "c2p" with Kr (content to position), "p2c" with Qr (position to
+            content); pos_att_type of a checkpoint.
 
     Weights:
-        table: one row per distance, [2 span,E], from the furthest key after the query to the furthest key before it.
-        of_keys.weight, of_keys.bias: projection of rows to Kr, [H*D,E] and [H*D], heads outermost; absent if terms is "p2c".
-        of_queries.weight, of_queries.bias: projection of rows to Qr, of the same shapes; absent if terms is "c2p".
+        table: one row per distance, [2 span,E], from the furthest key after the query to the
+        furthest key before it. of_keys.weight, of_keys.bias: projection of rows to Kr, [H*D,E] and
+        [H*D], heads outermost; absent if terms is "p2c". of_queries.weight, of_queries.bias:
+        projection of rows to Qr, of the same shapes; absent if terms is "c2p".
 
     Raises:
-        ValueError: unknown version or terms, a span below 2 or odd in v2, max_relative not above span.
+        ValueError: unknown version or terms, a span below 2 or odd in v2, max_relative not above
+            span.
     """
 
     shared = False
@@ -59,8 +70,9 @@ class DeBERTa(PositionEncoding):
         scale: float,
         states: List[Tensor],
     ) -> Tensor:
-        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions [B,T], states [products with Qr
-        [B,H,T,2 span]] or [] to [B,S,H*D]."""
+        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S],
+        key_positions [B,T], states [products with Qr [B,H,T,2 span]] or [] to [B,S,H*D].
+        """
         behind = (-ops.distances(positions, key_positions)).clamp(
             -self.reach, self.reach
         ) + self.reach
@@ -97,7 +109,8 @@ class DeBERTa(PositionEncoding):
         super().__init__()
         if span < 2 or (version == "v2" and (span % 2 or max_relative <= span)):
             raise ValueError(
-                f"deberta: expected span of at least 2, in v2 even and below max_relative, got span={span}, max_relative={max_relative}"
+                "deberta: expected span of at least 2, in v2 even and below max_relative, "
+                f"got span={span}, max_relative={max_relative}"
             )
         self.version, self.span, self.max_relative, self.count = (
             version,
@@ -141,8 +154,9 @@ class DeBERTa(PositionEncoding):
     def observe(
         self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]
     ) -> List[Tensor]:
-        """k [B,S,K,D], positions [B,S], write_index as in `ops.append`, states [products with Qr [B,H,P,2 span]] to [B,H,T,2 span]; without a cache to
-        [B,H,S,2 span]."""
+        """k [B,S,K,D], positions [B,S], write_index as in `ops.append`, states [products with Qr
+        [B,H,P,2 span]] to [B,H,T,2 span]; without a cache to [B,H,S,2 span].
+        """
         if self.of_queries is None:
             return states
         by_key = k.index_select(2, self.of_head).to(torch.float32).transpose(1, 2) @ self.projected(
@@ -196,7 +210,9 @@ class DeBERTaOracle(Oracle, of=DeBERTa):
         self.keys, self.queries = self.projected("of_keys"), self.projected("of_queries")
 
     def projected(self, part: str) -> np.ndarray:
-        """Rows of the table projected to [2 span,H,D]; zeros if the encoding has no such projection."""
+        """Rows of the table projected to [2 span,H,D]; zeros if the encoding has no such
+        projection.
+        """
         e, table = self.encoding, self.weights["table"]
         if f"{part}.weight" not in self.weights:
             return np.zeros((len(table), e.heads, e.head_size))

@@ -1,4 +1,6 @@
-"""Dynamic position bias: a small MLP of the signed distance (Wang et al. 2021, CrossFormer, Dynamic Position Bias; linear or logarithmic as in x-transformers)."""
+"""Dynamic position bias: a small MLP of the signed distance (Wang et al. 2021, CrossFormer,
+Dynamic Position Bias; linear or logarithmic as in x-transformers).
+"""
 
 import math
 from typing import Any, Dict, List, Literal, Optional
@@ -21,7 +23,9 @@ BLOCK = 1 << 14  # distances per pass through the MLP
 
 
 class ExactLinear(torch.nn.Linear):
-    """A linear layer that stays float32 when the model is cast, because it multiplies distances of any size."""
+    """A linear layer that stays float32 when the model is cast, because it multiplies distances
+    of any size.
+    """
 
     def _apply(self, fn: Any, recurse: bool = True) -> "ExactLinear":
         for parameter in self.parameters():
@@ -30,11 +34,14 @@ class ExactLinear(torch.nn.Linear):
 
 
 class DynamicBias(PositionEncoding):
-    """scores + f_h(s(i - j)), s(d) = d or sign(d) log(1 + |d|), f an MLP from one number to H: linear layers with SiLU between them.
+    """scores + f_h(s(i - j)), s(d) = d or sign(d) log(1 + |d|), f an MLP from one number to H:
+    linear layers with SiLU between them.
 
-    f depends on the distance only, so it is computed once per distance, in float64, and read as a table. `prepare` computes the table again after weights
-    have changed. The table has no gradients: load trained weights. It has max_positions rows if causal, twice as many otherwise.
-    In float16 biases have 11 significant bits, as all masks, so that large biases at linear distances are the same for neighbouring distances.
+    f depends on the distance only, so it is computed once per distance, in float64, and read as a
+    table. `prepare` computes the table again after weights have changed. The table has no
+    gradients: load trained weights. It has max_positions rows if causal, twice as many otherwise.
+    In float16 biases have 11 significant bits, as all masks, so that large biases at linear
+    distances are the same for neighbouring distances.
 
     Hook: bias. State: none. Range: 0 .. max_positions - 1.
 
@@ -43,13 +50,15 @@ class DynamicBias(PositionEncoding):
         distance: "linear" or "log".
         hidden: width of the hidden layers.
         depth: number of hidden layers.
-        norm: "layer" applies LayerNorm (with factor and offset) before every SiLU, "none" applies no norm.
+        norm: "layer" applies LayerNorm (with factor and offset) before every SiLU, "none" applies
+            no norm.
 
     Weights:
         first.weight, first.bias: from s to the first hidden layer, [hidden,1] and [hidden].
-        between.N.weight, between.N.bias: from hidden layer N to the next, [hidden,hidden] and [hidden], depth - 1 of them.
-        norms.N.weight, norms.N.bias: factor and offset of LayerNorm N, [hidden] each, depth of them if norm is "layer".
-        second.weight, second.bias: from the last hidden layer to heads, [H,hidden] and [H].
+        between.N.weight, between.N.bias: from hidden layer N to the next, [hidden,hidden] and
+        [hidden], depth - 1 of them. norms.N.weight, norms.N.bias: factor and offset of LayerNorm N,
+        [hidden] each, depth of them if norm is "layer". second.weight, second.bias: from the last
+        hidden layer to heads, [H,hidden] and [H].
 
     Raises:
         ValueError: unknown distance or norm, a width or depth below 1.
@@ -59,7 +68,9 @@ class DynamicBias(PositionEncoding):
     most = {"hidden": 4096, "depth": 64}
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
-        """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32; if causal, entries of keys after the query are arbitrary."""
+        """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32; if causal, entries of
+        keys after the query are arbitrary.
+        """
         behind = (-ops.distances(q_positions, k_positions)).squeeze(1)
         index = behind.clamp(-self.ahead, self.furthest) + self.ahead
         return torch.nn.functional.embedding(index.to(torch.int64), self.table.rows).permute(

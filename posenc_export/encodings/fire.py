@@ -11,11 +11,12 @@ from posenc_export.encodings.shared.base import Edge, Exact, Geometry, Oracle, P
 
 
 class FIRE(PositionEncoding):
-    """scores + f_h(psi(i - j) / (psi(max(L, i)) + 1e-6)), psi(x) = log(c x + 1), f an MLP from one number to H; c and L trained.
+    """scores + f_h(psi(i - j) / (psi(max(L, i)) + 1e-6)), psi(x) = log(c x + 1), f an MLP from one
+    number to H; c and L trained.
 
-    The divisor depends on the query only, so that cached keys are valid at every length. Positions in it count from 0 and 1e-6 is added, as in the authors'
-    code; the paper has neither.
-    Memory: the hidden layer [B,S,T,hidden], which the chunk bounds; S is 1 at decode.
+    The divisor depends on the query only, so that cached keys are valid at every length. Positions
+    in it count from 0 and 1e-6 is added, as in the authors' code; the paper has neither. Memory:
+    the hidden layer [B,S,T,hidden], which the chunk bounds; S is 1 at decode.
 
     Hook: bias. State: none. Range: 0 .. max_positions - 1. Causal attention only.
 

@@ -1,4 +1,6 @@
-"""Positions on the trajectory of a trained differential equation (Liu et al. 2020, FLOATER, 3.1)."""
+"""Positions on the trajectory of a trained differential equation (Liu et al. 2020, FLOATER,
+3.1).
+"""
 
 import math
 from typing import Any, Iterator, Sequence, Tuple
@@ -16,9 +18,11 @@ class FLOATER(Trajectory):
 
     Positions k count from 0 and the first token gets p(0); the paper counts from 1.
 
-    The equation does not depend on tokens, so it is solved once, in float64, by the classical Runge-Kutta method with fixed steps, and read as a table.
-    `prepare` solves it again after weights have changed. In training mode calls do so themselves, and gradients flow to the weights through the steps of the
-    method, up to the last position of the call. If dp/dt = A p and A rotates pairs of entries, p is the sinusoid; tanh near 0 approximates that field.
+    The equation does not depend on tokens, so it is solved once, in float64, by the classical
+    Runge-Kutta method with fixed steps, and read as a table. `prepare` solves it again after
+    weights have changed. In training mode calls do so themselves, and gradients flow to the weights
+    through the steps of the method, up to the last position of the call. If dp/dt = A p and A
+    rotates pairs of entries, p is the sinusoid; tanh near 0 approximates that field.
 
     Hook: embed. State: none. Range: 0 .. max_positions - 1.
 
@@ -29,7 +33,8 @@ class FLOATER(Trajectory):
         substeps: Runge-Kutta steps between two positions.
 
     Raises:
-        ValueError: hidden, step or substeps not above 0, more than trajectory.MOST_STEPS steps in total.
+        ValueError: hidden, step or substeps not above 0, more than trajectory.MOST_STEPS steps in
+            total.
     """
 
     above = {"step": 0}
@@ -69,7 +74,9 @@ class FLOATER(Trajectory):
 
 
 class FLOATEROracle(Oracle, of=FLOATER):
-    """Solves the same equation with the Runge-Kutta tableau written out, up to the largest position requested."""
+    """Solves the same equation with the Runge-Kutta tableau written out, up to the largest
+    position requested.
+    """
 
     NODES, WEIGHTS = (0.0, 0.5, 0.5, 1.0), (1 / 6, 1 / 3, 1 / 3, 1 / 6)
 

@@ -1,4 +1,6 @@
-"""Forgetting attention, or data-dependent ALiBi: a forget gate per head as a bias (Lin et al. 2025, Forgetting Transformer, 3.1)."""
+"""Forgetting attention, or data-dependent ALiBi: a forget gate per head as a bias (Lin et al.
+2025, Forgetting Transformer, 3.1).
+"""
 
 import math
 from typing import List, Optional
@@ -14,10 +16,12 @@ from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncodi
 class FoX(PositionEncoding):
     """scores + scale sum of log f_l over tokens l = j + 1 .. i, f_l = sigmoid(w_h . x_l + b_h).
 
-    Bidirectional attention has a second gate per head for later keys, whose logarithms are summed over l = i + 1 .. j (x-transformers).
+    Bidirectional attention has a second gate per head for later keys, whose logarithms are summed
+    over l = i + 1 .. j (x-transformers).
 
-    State: log f of every key [B,H,T,1], float32; 0 at padding, which adds nothing. Every call sums the cached terms again, in float64, so that the
-    difference of two long sums is exact in float32. A running sum in the cache would lose digits of recent terms as it grows.
+    State: log f of every key [B,H,T,1], float32; 0 at padding, which adds nothing. Every call sums
+    the cached terms again, in float64, so that the difference of two long sums is exact in float32.
+    A running sum in the cache would lose digits of recent terms as it grows.
 
     Hook: observe, rescore. Range: 0 .. max_positions - 1.
 
@@ -27,7 +31,8 @@ class FoX(PositionEncoding):
         scale: factor on the sums; 1 in the paper.
 
     Weights:
-        gate.weight, gate.bias: w and b, [H,E] and [H]; if bidirectional [2H,E] and [2H], gates of earlier keys before gates of later keys.
+        gate.weight, gate.bias: w and b, [H,E] and [H]; if bidirectional [2H,E] and [2H], gates of
+        earlier keys before gates of later keys.
 
     Raises:
         ValueError: a scale not above 0.
@@ -47,7 +52,9 @@ class FoX(PositionEncoding):
         scale: float,
         states: List[Tensor],
     ) -> Tensor:
-        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions [B,T], states [log gates [B,H or 2H,T,1]] to [B,S,H*D]."""
+        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S],
+        key_positions [B,T], states [log gates [B,H or 2H,T,1]] to [B,S,H*D].
+        """
         logs, distances = (
             states[0].to(torch.float64).squeeze(3),
             ops.distances(positions, key_positions),
@@ -71,7 +78,9 @@ class FoX(PositionEncoding):
     def observe(
         self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]
     ) -> List[Tensor]:
-        """x [B,S,E], positions [B,S], write_index as in `ops.append`, states [log gates [B,H,P,1]] to [B,H,T,1]; without a cache to [B,2H,S,1]."""
+        """x [B,S,E], positions [B,S], write_index as in `ops.append`, states [log gates
+        [B,H,P,1]] to [B,H,T,1]; without a cache to [B,2H,S,1].
+        """
         logs = log_sigmoid(self.gate(x)).to(torch.float32)
         if self.scale != 1.0:
             logs = logs * self.scale

@@ -1,4 +1,6 @@
-"""Forget gates for pairs of tokens (x-transformers' per-row data-dependent ALiBi, after Lin et al. 2025, Forgetting Transformer, 3.1)."""
+"""Forget gates for pairs of tokens (x-transformers' per-row data-dependent ALiBi, after Lin et
+al. 2025, Forgetting Transformer, 3.1).
+"""
 
 import math
 from typing import List, Sequence
@@ -13,12 +15,14 @@ from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncodi
 
 
 class FoXPair(PositionEncoding):
-    """scores + scale sum of log f_il over keys l = j .. i - 1, f_il = sigmoid(a_i . b_l / sqrt(size)), a_i = A_h x_i, b_l = B_h x_l.
+    """scores + scale sum of log f_il over keys l = j .. i - 1, f_il = sigmoid(a_i . b_l /
+    sqrt(size)), a_i = A_h x_i, b_l = B_h x_l.
 
     The gates depend on the query, so that sums are computed for every query, in float64.
     Memory besides the scores: three tensors [B,H,S,T] in float64.
 
-    State: b of every key [B,H,T,size], float32. Hook: observe, rescore. Range: 0 .. max_positions - 1. Causal attention only.
+    State: b of every key [B,H,T,size], float32. Hook: observe, rescore. Range: 0 .. max_positions -
+    1. Causal attention only.
 
     Args:
         geometry: width E of x, heads H.
@@ -49,7 +53,9 @@ class FoXPair(PositionEncoding):
         scale: float,
         states: List[Tensor],
     ) -> Tensor:
-        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions [B,T], states [b, a / sqrt(size)] to [B,S,H*D]."""
+        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S],
+        key_positions [B,T], states [b, a / sqrt(size)] to [B,S,H*D].
+        """
         logs = log_sigmoid(ops.products(states[1], states[0]))
         behind = ops.distances(positions, key_positions).lt(0) & key_positions.ge(0).unsqueeze(
             1
@@ -65,7 +71,9 @@ class FoXPair(PositionEncoding):
     def observe(
         self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]
     ) -> List[Tensor]:
-        """x [B,S,E], write_index as in `ops.append`, states [b [B,H,P,size]] to b [B,H,T,size], and a / sqrt(size) [B,S,H,size] for the `rescore` of this call."""
+        """x [B,S,E], write_index as in `ops.append`, states [b [B,H,P,size]] to b [B,H,T,size],
+        and a / sqrt(size) [B,S,H,size] for the `rescore` of this call.
+        """
         a, b = (
             self.gate(x)
             .to(torch.float32)

@@ -11,9 +11,11 @@ from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, Position
 
 
 class Hierarchical(PositionEncoding):
-    """x + a u_i + (1 - a) u_j at position i n + j, u_i = (p_i - a p_0) / (1 - a), from n trained rows p_0 .. p_(n-1).
+    """x + a u_i + (1 - a) u_j at position i n + j, u_i = (p_i - a p_0) / (1 - a), from n trained
+    rows p_0 .. p_(n-1).
 
-    Positions below n get exactly their trained rows. Positions, i and j count from 0; the source counts them from 1.
+    Positions below n get exactly their trained rows. Positions, i and j count from 0; the source
+    counts them from 1.
 
     Hook: embed. State: none. Range: 0 .. max_positions - 1, at most n^2.
 
@@ -51,7 +53,8 @@ class Hierarchical(PositionEncoding):
             )
         if not 0 < share < 1 or share == 0.5:
             raise ValueError(
-                f"hierarchical: expected share between 0 and 1 and not 0.5, got {share}; the author uses 0.4"
+                f"hierarchical: expected share between 0 and 1 and not 0.5, got {share}; the "
+                "author uses 0.4"
             )
         self.share = float(share)
         self.table = torch.nn.Parameter(torch.randn(self.rows, geometry.width))

@@ -1,4 +1,6 @@
-"""Positions added to queries and keys but not to values (Press et al. 2020, Shortformer, Position-Infused Attention; here after the projections)."""
+"""Positions added to queries and keys but not to values (Press et al. 2020, Shortformer,
+Position-Infused Attention; here after the projections).
+"""
 
 from typing import Literal, Mapping, Tuple
 
@@ -11,10 +13,12 @@ from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncodi
 
 
 class Infused(PositionEncoding):
-    """scores (q_i + p_i) . (k_j + p_j) / sqrt(D), with the same p of size D for all heads; values get no positions.
+    """scores (q_i + p_i) . (k_j + p_j) / sqrt(D), with the same p of size D for all heads; values
+    get no positions.
 
-    Sinusoids are p_n = [sin(n w_k), cos(n w_k)], interleaved, w_k = base^(-2k/D). Shortformer adds sinusoids of the model's width before the projections,
-    which amounts to W p instead of p, with different W for the queries and the keys of each head.
+    Sinusoids are p_n = [sin(n w_k), cos(n w_k)], interleaved, w_k = base^(-2k/D). Shortformer adds
+    sinusoids of the model's width before the projections, which amounts to W p instead of p, with
+    different W for the queries and the keys of each head.
 
     Hook: rotate. State: none. Range: 0 .. max_positions - 1.
 
@@ -47,7 +51,8 @@ class Infused(PositionEncoding):
         size = geometry.head_size
         if table == "sinusoidal" and size % 2:
             raise ValueError(
-                f"infused: expected an even head size for a sinusoidal table, got {size}; choose another head size"
+                f"infused: expected an even head size for a sinusoidal table, got {size}; "
+                "choose another head size"
             )
         self.base = float(base)
         self.table = (
@@ -57,7 +62,8 @@ class Infused(PositionEncoding):
             torch.nn.init.normal_(
                 self.table.weight, std=0.02
             )  # the standard deviation of BERT and GPT-2
-        # A trained table leaves one unused row of sinusoids, because torch.export writes no empty table.
+        # A trained table leaves one unused row of sinusoids, because torch.export writes no empty
+        # table.
         positions = np.arange(1 if table == "trained" else geometry.max_positions)
         self.waves = Table(
             sinusoids.rows(positions[:, None] * sinusoids.frequencies(size, self.base))

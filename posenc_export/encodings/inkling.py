@@ -1,4 +1,6 @@
-"""Trained functions of the distance, weighted by the query's token (the relative logits of Inkling, Thinking Machines 2026; no paper, as in transformers)."""
+"""Trained functions of the distance, weighted by the query's token (the relative logits of
+Inkling, Thinking Machines 2026; no paper, as in transformers).
+"""
 
 import math
 from typing import List, Literal
@@ -12,10 +14,13 @@ from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, Position
 
 
 class Inkling(PositionEncoding):
-    """scores + w_h(x_i) . c[i - j] if 0 <= i - j < extent, scores alone otherwise; w = W x + b with `basis` numbers per head, c trained.
+    """scores + w_h(x_i) . c[i - j] if 0 <= i - j < extent, scores alone otherwise; w = W x + b with
+    `basis` numbers per head, c trained.
 
-    x is the input of the attention. The added term does not depend on the content of keys, so there is no state. Inkling scales the scores of long texts by a
-    temperature, which multiplies this term too; `logn` combined with this encoding multiplies queries only. Memory besides the scores: [B,H,S,extent+1].
+    x is the input of the attention. The added term does not depend on the content of keys, so there
+    is no state. Inkling scales the scores of long texts by a temperature, which multiplies this
+    term too; `logn` combined with this encoding multiplies queries only. Memory besides the scores:
+    [B,H,S,extent+1].
 
     Hook: observe, rescore. State: none. Range: 0 .. max_positions - 1.
 
@@ -23,11 +28,12 @@ class Inkling(PositionEncoding):
         geometry: width E, heads H.
         basis: number of curves.
         extent: distance in tokens from which nothing is added.
-        scores: "scaled" for q k / sqrt(D), "by_size" for q k / D, as in Inkling, whose queries and keys are normalised.
+        scores: "scaled" for q k / sqrt(D), "by_size" for q k / D, as in Inkling, whose queries and
+            keys are normalised.
 
     Weights:
-        query.weight, query.bias: W and b, [H*basis,E] and [H*basis], heads outermost; b is 0 in Inkling.
-        table: the curves c, [basis,extent].
+        query.weight, query.bias: W and b, [H*basis,E] and [H*basis], heads outermost; b is 0 in
+        Inkling. table: the curves c, [basis,extent].
 
     Raises:
         ValueError: basis or extent below 1, unknown scores.
@@ -48,7 +54,9 @@ class Inkling(PositionEncoding):
         scale: float,
         states: List[Tensor],
     ) -> Tensor:
-        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions [B,T], states [weights [B,H,S,basis]] to [B,S,H*D]."""
+        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S],
+        key_positions [B,T], states [weights [B,H,S,basis]] to [B,S,H*D].
+        """
         rows = torch.nn.functional.pad(
             states[0] @ self.table.to(torch.float32), [0, 1]
         )  # a column of zeros for all other distances
@@ -75,7 +83,9 @@ class Inkling(PositionEncoding):
     def observe(
         self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]
     ) -> List[Tensor]:
-        """x [B,S,E] to weights of curves [B,H,S,basis] float32, which the `rescore` of this call reads."""
+        """x [B,S,E] to weights of curves [B,H,S,basis] float32, which the `rescore` of this call
+        reads.
+        """
         return [
             self.query(x)
             .view(x.size(0), x.size(1), self.heads, self.basis)

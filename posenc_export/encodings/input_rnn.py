@@ -1,4 +1,6 @@
-"""A recurrent network over the tokens in place of positions (Neishi and Yoshinaga 2019, On the Relation between Position Information and Sentence Length, 3.2)."""
+"""A recurrent network over the tokens in place of positions (Neishi and Yoshinaga 2019, On the
+Relation between Position Information and Sentence Length, 3.2).
+"""
 
 import math
 from typing import List, Tuple
@@ -14,7 +16,8 @@ from posenc_export.ops import recurrence
 class InputRNN(PositionEncoding):
     """x_t is replaced by h_t = GRU(x_t, h_(t-1)), with h = 0 before the first token.
 
-    Hook: embed. State: the hidden vector [B,E]. Range: 0 .. max_positions - 1; only the order of tokens matters, not their positions.
+    Hook: embed. State: the hidden vector [B,E]. Range: 0 .. max_positions - 1; only the order of
+    tokens matters, not their positions.
 
     Args:
         geometry: width E of input and hidden vector.
@@ -25,7 +28,9 @@ class InputRNN(PositionEncoding):
     def embed_next(
         self, x: Tensor, positions: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
-        """x [B,S,E], positions [B,S] int64 (-1 padding), states [hidden [B,E]] to [B,S,E] and the next states."""
+        """x [B,S,E], positions [B,S] int64 (-1 padding), states [hidden [B,E]] to [B,S,E] and
+        the next states.
+        """
         order, count = recurrence.valid_first(positions)
         wide = order.unsqueeze(2).expand(-1, -1, self.width)
         packed = torch.zeros_like(x).scatter(1, wide, x)

@@ -12,7 +12,8 @@ EXACT = 1 << 24  # whole numbers up to here are exact in float32
 class Integer(PositionEncoding):
     """x + p, the same number on every entry.
 
-    Hook: embed. State: none. Range: 0 .. max_positions - 1, at most 2^24. In float16 sums are rounded to 11 significant bits and overflow above 65504.
+    Hook: embed. State: none. Range: 0 .. max_positions - 1, at most 2^24. In float16 sums are
+    rounded to 11 significant bits and overflow above 65504.
 
     Args:
         geometry: max_positions.
@@ -32,7 +33,8 @@ class Integer(PositionEncoding):
         if geometry.max_positions > EXACT:
             limit = "2^24, the largest exact range of integers in float32"
             raise ValueError(
-                f"integer: expected max_positions up to {limit}, got {geometry.max_positions}; choose sinusoidal or rope"
+                f"integer: expected max_positions up to {limit}, got "
+                f"{geometry.max_positions}; choose sinusoidal or rope"
             )
 
     def oracle(self) -> Oracle:

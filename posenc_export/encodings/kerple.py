@@ -11,9 +11,11 @@ from posenc_export.encodings.shared.base import Exact, Geometry, Oracle, Positio
 
 
 class KERPLE(PositionEncoding):
-    """scores - r1_h log(1 + r2_h |i - j|), or scores - r1_h |i - j|^r2_h with r2_h in (0, 2]; r1, r2 above 0, trained as logarithms.
+    """scores - r1_h log(1 + r2_h |i - j|), or scores - r1_h |i - j|^r2_h with r2_h in (0, 2]; r1,
+    r2 above 0, trained as logarithms.
 
-    Hook: bias. State: none. Range: 0 .. max_positions - 1. The paper counts positions from 1, which changes no score.
+    Hook: bias. State: none. Range: 0 .. max_positions - 1. The paper counts positions from 1, which
+    changes no score.
 
     Args:
         geometry: heads H, with one r1 and one r2 each.

@@ -1,4 +1,6 @@
-"""Learned absolute positions (Gehring et al. 2017; Devlin et al. 2018, BERT; Radford et al. 2018, GPT)."""
+"""Learned absolute positions (Gehring et al. 2017; Devlin et al. 2018, BERT; Radford et al.
+2018, GPT).
+"""
 
 from typing import Tuple
 
@@ -11,12 +13,16 @@ from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncodi
 
 
 def copied(rows: Tensor, count: int) -> Tensor:
-    """Extend rows [M,E] to [count,E] by repetition: position p gets row p mod M (Beltagy et al. 2020, Longformer, 5)."""
+    """Extend rows [M,E] to [count,E] by repetition: position p gets row p mod M (Beltagy et al.
+    2020, Longformer, 5).
+    """
     return rows[torch.arange(count) % len(rows)]
 
 
 def interpolated(rows: Tensor, count: int) -> Tensor:
-    """Extend rows [M,E] to [count,E] by linear interpolation: p gets row p (M - 1) / (count - 1) (Dosovitskiy et al. 2020, ViT, 3.2, in one dimension)."""
+    """Extend rows [M,E] to [count,E] by linear interpolation: p gets row p (M - 1) / (count - 1)
+    (Dosovitskiy et al. 2020, ViT, 3.2, in one dimension).
+    """
     places = torch.arange(count, dtype=torch.float64) * (len(rows) - 1) / max(count - 1, 1)
     below = places.floor().to(torch.int64)
     above, part = (below + 1).clamp(max=len(rows) - 1), (places - below).unsqueeze(1)
@@ -29,9 +35,11 @@ WAYS = {"copied": copied, "interpolated": interpolated}
 class Learned(PositionEncoding):
     """x + P[p + offset], P trained.
 
-    Hook: embed. State: none. Range: 0 .. max_positions - 1; a session refuses later positions, which have no row.
+    Hook: embed. State: none. Range: 0 .. max_positions - 1; a session refuses later positions,
+    which have no row.
 
-    `posenc_export.extend_positions` (rows copied or interpolated) and `posenc_export.to_hierarchical` extend a trained table to a longer range.
+    `posenc_export.extend_positions` (rows copied or interpolated) and
+    `posenc_export.to_hierarchical` extend a trained table to a longer range.
 
     Args:
         geometry: max_positions rows of width E.
@@ -57,10 +65,12 @@ class Learned(PositionEncoding):
         )  # the standard deviation of BERT and GPT-2
 
     def extended(self, max_positions: int, by: str) -> "Learned":
-        """Make an encoding with a range of max_positions from these rows; the unused rows at the front are kept.
+        """Make an encoding with a range of max_positions from these rows; the unused rows at the
+        front are kept.
 
         Args:
-            by: "copied" repeats the rows; "interpolated" interpolates linearly between them and keeps the first and the last row.
+            by: "copied" repeats the rows; "interpolated" interpolates linearly between them and
+                keeps the first and the last row.
 
         Raises:
             ValueError: unknown by, max_positions below the number of rows.
@@ -86,7 +96,8 @@ class Learned(PositionEncoding):
         _, rows = self._rows(max_positions)
         if max_positions > len(rows) ** 2:
             raise ValueError(
-                f"learned: expected max_positions up to {len(rows) ** 2}, the square of the rows, got {max_positions}; give a shorter range"
+                f"learned: expected max_positions up to {len(rows) ** 2}, the square of the "
+                f"rows, got {max_positions}; give a shorter range"
             )
         longer = Hierarchical(
             Geometry(rows.size(1), 1, rows.size(1), max_positions), len(rows), share
@@ -95,12 +106,15 @@ class Learned(PositionEncoding):
         return longer
 
     def _rows(self, max_positions: int) -> Tuple[Tensor, Tensor]:
-        """The unused rows at the front, and the rows of positions 0, 1, ..., of which there are at most max_positions."""
+        """The unused rows at the front, and the rows of positions 0, 1, ..., of which there are
+        at most max_positions.
+        """
         table = self.table.weight.detach()
         front, rows = table[: self.offset], table[self.offset :]
         if max_positions < len(rows):
             raise ValueError(
-                f"learned: expected max_positions of at least {len(rows)}, the number of rows, got {max_positions}; give a longer range"
+                f"learned: expected max_positions of at least {len(rows)}, the number of "
+                f"rows, got {max_positions}; give a longer range"
             )
         return front, rows
 

@@ -1,4 +1,6 @@
-"""Learned positions of rows and columns on tokens of a grid (Carion et al. 2020, DETR, its code; Lee et al. 2022, Pix2Struct, its code)."""
+"""Learned positions of rows and columns on tokens of a grid (Carion et al. 2020, DETR, its code;
+Lee et al. 2022, Pix2Struct, its code).
+"""
 
 from typing import Literal
 
@@ -11,9 +13,11 @@ from posenc_export.encodings.shared.rotary import Place
 
 
 class Learned2D(PositionEncoding):
-    """x + R[row] + C[column], or x + [R[row], C[column]] in either order with tables of E/2 entries; R, C trained.
+    """x + R[row] + C[column], or x + [R[row], C[column]] in either order with tables of E/2
+    entries; R, C trained.
 
-    A coordinate of at least `rows` or `columns` marks a token outside the grid: its table adds nothing.
+    A coordinate of at least `rows` or `columns` marks a token outside the grid: its table adds
+    nothing.
 
     Hook: embed. State: none. Range: coordinates [2,B,S], each 0 .. max_positions - 1.
 
@@ -23,7 +27,8 @@ class Learned2D(PositionEncoding):
         join: "sum", as Pix2Struct, or concatenated as "row_column" or as "column_row", as DETR.
 
     Raises:
-        ValueError: an unknown join, an odd width with concatenated tables, negative rows or columns.
+        ValueError: an unknown join, an odd width with concatenated tables, negative rows or
+            columns.
     """
 
     axes = 2
@@ -52,7 +57,8 @@ class Learned2D(PositionEncoding):
         super().__init__()
         if join != "sum" and geometry.width % 2:
             raise ValueError(
-                f"learned_2d: expected an even width for concatenated tables, got {geometry.width}; choose another width or join=sum"
+                "learned_2d: expected an even width for concatenated tables, got "
+                f"{geometry.width}; choose another width or join=sum"
             )
         width = geometry.width if join == "sum" else geometry.width // 2
         self.join = join

@@ -1,4 +1,6 @@
-"""Log-length attention temperature (Chiang and Cholak 2022, Overcoming a Theoretical Limitation of Self-Attention, 5.3; Su 2021; Llama 4; Ministral 3)."""
+"""Log-length attention temperature (Chiang and Cholak 2022, Overcoming a Theoretical Limitation
+of Self-Attention, 5.3; Su 2021; Llama 4; Ministral 3).
+"""
 
 import math
 from typing import List, Literal, Mapping, Tuple
@@ -17,9 +19,11 @@ from posenc_export.encodings.shared.base import (
 
 
 class LogN(PositionEncoding):
-    """q_i max(1, log(i + 1) / log(trained)), so that attention over many keys stays as sharp as over `trained` keys.
+    """q_i max(1, log(i + 1) / log(trained)), so that attention over many keys stays as sharp as
+    over `trained` keys.
 
-    The form "steps", of the layers without rotation in Llama 4, is q_i (1 + temperature log(1 + floor((i + first) / period))).
+    The form "steps", of the layers without rotation in Llama 4, is q_i (1 + temperature log(1 +
+    floor((i + first) / period))).
 
     Positions i count from 0: i + 1 is the number of keys up to the query, the n of the paper.
 
@@ -29,11 +33,13 @@ class LogN(PositionEncoding):
         geometry: max_positions.
         trained: length in tokens that the model was trained on; for form "log".
         form: "log" or "steps".
-        temperature, period: growth per logarithm, and number of tokens that share a value; for form "steps".
+        temperature, period: growth per logarithm, and number of tokens that share a value; for form
+            "steps".
         first: number added to positions, 1 in Llama 4, 0 in Ministral 3; for form "steps".
 
     Raises:
-        ValueError: trained below 2, an unknown form, temperature below 0 or not finite, period below 1, first other than 0 or 1, first=0 with form "log".
+        ValueError: trained below 2, an unknown form, temperature below 0 or not finite, period
+            below 1, first other than 0 or 1, first=0 with form "log".
     """
 
     least = {"trained": 2, "temperature": 0, "period": 1}
@@ -58,7 +64,8 @@ class LogN(PositionEncoding):
         super().__init__()
         if first not in (0, 1) or (first == 0 and form == "log"):
             raise ValueError(
-                f"logn: expected first of 1, or 0 with form=steps, got {first} with form={form}; the logarithm of 0 is not finite"
+                f"logn: expected first of 1, or 0 with form=steps, got {first} with "
+                f"form={form}; the logarithm of 0 is not finite"
             )
         self.trained, self.form, self.temperature, self.period, self.first = (
             trained,

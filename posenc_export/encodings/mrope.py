@@ -1,4 +1,6 @@
-"""Multimodal RoPE: sections of the pairs for time, height and width (Wang et al. 2024, Qwen2-VL, 2.1)."""
+"""Multimodal RoPE: sections of the pairs for time, height and width (Wang et al. 2024, Qwen2-VL,
+2.1).
+"""
 
 from typing import List, Literal, Optional
 
@@ -8,26 +10,33 @@ from posenc_export.encodings.shared.yarn import Truncate, YaRNGrid
 
 
 class MRoPE(YaRNGrid):
-    """Pair k is rotated by w_k c, w_k = theta^(-2k/r), c a coordinate: time for the first `time` pairs, height for the next `height`, width for the rest.
+    """Pair k is rotated by w_k c, w_k = theta^(-2k/r), c a coordinate: time for the first `time`
+    pairs, height for the next `height`, width for the rest.
 
-    With order "alternating", the first pairs alternate between height and width, and the last `time` pairs use time. The last D - r entries are unchanged.
+    With order "alternating", the first pairs alternate between height and width, and the last
+    `time` pairs use time. The last D - r entries are unchanged.
 
-    Hook: rotate. State: none. Range: coordinates [3,B,S], each 0 .. max_positions - 1. Scores depend on the differences of coordinates only.
+    Hook: rotate. State: none. Range: coordinates [3,B,S], each 0 .. max_positions - 1. Scores
+    depend on the differences of coordinates only.
 
     Args:
         geometry: head size D.
-        time, height: numbers of pairs; width gets the remaining ones of r/2. If 0: for "sections" r/8 and 3r/16, as in Qwen2-VL (16, 24, 24 of 64 pairs);
-            for "alternating" about 5r/32 for time, as in Ernie 4.5 VL (20 of 64), and half of the remaining pairs for height.
+        time, height: numbers of pairs; width gets the remaining ones of r/2. If 0: for "sections"
+            r/8 and 3r/16, as in Qwen2-VL (16, 24, 24 of 64 pairs); for "alternating" about 5r/32
+            for time, as in Ernie 4.5 VL (20 of 64), and half of the remaining pairs for height.
         theta, layout: see RoPE.
         rotary: rotary size r; D if not given, D/2 in GLM-4V.
         order: "sections", as Qwen2-VL and GLM-4V, or "alternating", as Ernie 4.5 VL.
         numerics: see RoPE.
         factor: factor of YaRN by which the range is extended; 1 for no scaling.
-        original_max_positions, beta_fast, beta_slow, attention_factor, truncate: parameters of YaRN, see rope_yarn; only with factor above 1.
+        original_max_positions, beta_fast, beta_slow, attention_factor, truncate: parameters of
+            YaRN, see rope_yarn; only with factor above 1.
 
     Raises:
-        ValueError: odd or too large rotary size, sections that leave no pair for an axis, different numbers of alternating pairs for height and width,
-            unknown layout, order or numerics, theta not above 0, parameters of YaRN that rope_yarn refuses or that are set with a factor of 1.
+        ValueError: odd or too large rotary size, sections that leave no pair for an axis, different
+            numbers of alternating pairs for height and width, unknown layout, order or numerics,
+            theta not above 0, parameters of YaRN that rope_yarn refuses or that are set with a
+            factor of 1.
     """
 
     def __init__(
@@ -63,7 +72,8 @@ def _sections(size: int, time: int, height: int) -> List[int]:
     width = size // 2 - first - second
     if min(first, second, width) < 1:
         raise ValueError(
-            f"mrope: expected sections above 0 that add up to {size // 2} pairs, got time={time}, height={height}; choose fewer"
+            f"mrope: expected sections above 0 that add up to {size // 2} pairs, got "
+            f"time={time}, height={height}; choose fewer"
         )
     return [0] * first + [1] * second + [2] * width
 
@@ -75,7 +85,10 @@ def _alternating(size: int, time: int, height: int) -> List[int]:
     last = time or (pairs - 2 * height if height else max(1, usual + (pairs - usual) % 2))
     both, odd = divmod(pairs - last, 2)
     if min(last, both) < 1 or odd or (height and height != both):
-        rule = f"as many alternating pairs for height as for width, and the others of {pairs} pairs for time"
+        rule = (
+            f"as many alternating pairs for height as for width, and the others of {pairs} pairs "
+            "for time"
+        )
         raise ValueError(
             f"mrope: expected {rule}, got time={time}, height={height}; set time={pairs} - 2 height"
         )

@@ -1,4 +1,6 @@
-"""Multimodal RoPE with interleaved axes: time, height and width alternate over the whole spectrum (Qwen3-VL 2025)."""
+"""Multimodal RoPE with interleaved axes: time, height and width alternate over the whole
+spectrum (Qwen3-VL 2025).
+"""
 
 from typing import Optional
 
@@ -8,11 +10,13 @@ from posenc_export.encodings.shared.yarn import Truncate, YaRNGrid
 
 
 class MRoPEInterleaved(YaRNGrid):
-    """Pair k is rotated by w_k c, w_k = theta^(-2k/r), c a coordinate: height if k mod 3 = 1 and k < 3 height, width if k mod 3 = 2 and k < 3 width, else time.
+    """Pair k is rotated by w_k c, w_k = theta^(-2k/r), c a coordinate: height if k mod 3 = 1 and k
+    < 3 height, width if k mod 3 = 2 and k < 3 width, else time.
 
     The last D - r entries are unchanged.
 
-    Hook: rotate. State: none. Range: coordinates [3,B,S], each 0 .. max_positions - 1. Scores depend on the differences of coordinates only.
+    Hook: rotate. State: none. Range: coordinates [3,B,S], each 0 .. max_positions - 1. Scores
+    depend on the differences of coordinates only.
 
     Args:
         geometry: head size D.
@@ -21,11 +25,13 @@ class MRoPEInterleaved(YaRNGrid):
         rotary: rotary size r; D if not given, D/4 in Qwen3.5.
         numerics: see RoPE.
         factor: factor of YaRN by which the range is extended; 1 for no scaling.
-        original_max_positions, beta_fast, beta_slow, attention_factor, truncate: parameters of YaRN, see rope_yarn; only with factor above 1.
+        original_max_positions, beta_fast, beta_slow, attention_factor, truncate: parameters of
+            YaRN, see rope_yarn; only with factor above 1.
 
     Raises:
-        ValueError: odd or too large rotary size, numbers of pairs that do not fit, unknown layout or numerics, theta not above 0, parameters of YaRN that
-            rope_yarn refuses or that are set with a factor of 1.
+        ValueError: odd or too large rotary size, numbers of pairs that do not fit, unknown layout
+            or numerics, theta not above 0, parameters of YaRN that rope_yarn refuses or that are
+            set with a factor of 1.
     """
 
     def __init__(

@@ -39,7 +39,8 @@ class Multiplicative(PositionEncoding):
             return
         if geometry.width % 2:
             raise ValueError(
-                f"multiplicative: expected an even width for table=sinusoidal, got {geometry.width}; choose another width or table=learned"
+                "multiplicative: expected an even width for table=sinusoidal, got "
+                f"{geometry.width}; choose another width or table=learned"
             )
         self.factors = Table(
             sinusoids.rows(

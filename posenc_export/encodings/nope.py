@@ -1,4 +1,6 @@
-"""No position encoding: only the causal mask conveys order (Kazemnejad et al. 2023, The Impact of Positional Encoding on Length Generalization)."""
+"""No position encoding: only the causal mask conveys order (Kazemnejad et al. 2023, The Impact
+of Positional Encoding on Length Generalization).
+"""
 
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding
 

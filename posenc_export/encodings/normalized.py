@@ -1,4 +1,6 @@
-"""The position as a fraction of a declared length (naive form; the length is a parameter, so that cached tokens never change)."""
+"""The position as a fraction of a declared length (naive form; the length is a parameter, so
+that cached tokens never change).
+"""
 
 import numpy as np
 import torch
@@ -10,11 +12,13 @@ from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncodi
 class Normalized(PositionEncoding):
     """x + p / length, the same number on every entry.
 
-    Hook: embed. State: none. Range: 0 .. max_positions - 1; positions of at least length give numbers of at least 1.
+    Hook: embed. State: none. Range: 0 .. max_positions - 1; positions of at least length give
+    numbers of at least 1.
 
     Args:
         geometry: max_positions.
-        length: length in tokens; 0 for max_positions. It is fixed, because the length of the sequence so far would change past tokens at decode.
+        length: length in tokens; 0 for max_positions. It is fixed, because the length of the
+            sequence so far would change past tokens at decode.
 
     Raises:
         ValueError: a negative length.

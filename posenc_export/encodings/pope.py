@@ -1,4 +1,6 @@
-"""Polar coordinate positional embedding: content in magnitudes, position in phases (Gopalakrishnan et al. 2025, PoPE, 3)."""
+"""Polar coordinate positional embedding: content in magnitudes, position in phases
+(Gopalakrishnan et al. 2025, PoPE, 3).
+"""
 
 import cmath
 import math
@@ -20,9 +22,11 @@ from posenc_export.encodings.shared.rotary import waves_of
 
 
 class PoPE(PositionEncoding):
-    """scores sum_c softplus(q_c) softplus(k_c) cos((i - j) w_c - d_c) / sqrt(D), w_c = theta^(-c/D), d_c in 0 .. 2 pi, trained per head.
+    """scores sum_c softplus(q_c) softplus(k_c) cos((i - j) w_c - d_c) / sqrt(D), w_c =
+    theta^(-c/D), d_c in 0 .. 2 pi, trained per head.
 
-    Every entry of a head becomes a vector in the plane with its own frequency. Queries rotated by i w_c - d_c and keys rotated by j w_c have 2D entries.
+    Every entry of a head becomes a vector in the plane with its own frequency. Queries rotated by i
+    w_c - d_c and keys rotated by j w_c have 2D entries.
 
     Hook: rotate. State: none; cached keys have 2D entries. Range: 0 .. max_positions - 1.
 
@@ -38,7 +42,9 @@ class PoPE(PositionEncoding):
     above = {"theta": 0}
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
-        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to [B,S,H,2D], [B,S,K,2D] in the same dtypes."""
+        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to [B,S,H,2D], [B,S,K,2D] in the same
+        dtypes.
+        """
         of_q, of_k = (
             torch.nn.functional.softplus(q.to(torch.float32)),
             torch.nn.functional.softplus(k.to(torch.float32)),

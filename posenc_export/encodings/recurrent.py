@@ -1,4 +1,6 @@
-"""Positions from a recurrent cell without input (Liu et al. 2020, Learning to Encode Position for Transformer with Continuous Dynamical Model, 2.2)."""
+"""Positions from a recurrent cell without input (Liu et al. 2020, Learning to Encode Position
+for Transformer with Continuous Dynamical Model, 2.2).
+"""
 
 import math
 from typing import Any, Iterator, Sequence, Tuple
@@ -14,9 +16,11 @@ from posenc_export.encodings.shared.trajectory import Trajectory
 class Recurrent(Trajectory):
     """x + p_k, p_(k+1) = GRU(p_k) without input, p_0 and the cell trained.
 
-    The recurrence does not depend on tokens, so it is run once, in float64, and read as a table. `prepare` runs it again after weights have changed. In
-    training mode calls do so themselves, and gradients flow to the weights through the recurrence, up to the last position of the call. The initial cell
-    rotates pairs of entries as a sinusoid, so that all positions differ; random weights would converge to a fixed point.
+    The recurrence does not depend on tokens, so it is run once, in float64, and read as a table.
+    `prepare` runs it again after weights have changed. In training mode calls do so themselves, and
+    gradients flow to the weights through the recurrence, up to the last position of the call. The
+    initial cell rotates pairs of entries as a sinusoid, so that all positions differ; random
+    weights would converge to a fixed point.
 
     Hook: embed. State: none. Range: 0 .. max_positions - 1.
 

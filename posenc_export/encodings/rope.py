@@ -14,17 +14,20 @@ from posenc_export.encodings.shared.rotary import (
 
 
 class RoPE(Rotary):
-    """Pair k of every query and key head is rotated by p w_k, w_k = theta^(-2k/r); the last D - r entries are unchanged.
+    """Pair k of every query and key head is rotated by p w_k, w_k = theta^(-2k/r); the last D - r
+    entries are unchanged.
 
-    Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of positions only; the
-    paper counts positions from 1, which changes no score.
+    Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of
+    positions only; the paper counts positions from 1, which changes no score.
 
     Args:
         geometry: head size D.
         theta: ratio of the longest wavelength to 2 pi.
-        layout: "half" for pairs (k, k + r/2), as LLaMA in transformers; "interleaved" for pairs (2k, 2k + 1), as in the paper.
+        layout: "half" for pairs (k, k + r/2), as LLaMA in transformers; "interleaved" for pairs
+            (2k, 2k + 1), as in the paper.
         rotary: rotary size r, even, at most D; D if not given.
-        numerics: "exact" for angles in float64; "transformers" for angles in float32, with errors of 6e-8 of the position, for parity with checkpoints.
+        numerics: "exact" for angles in float64; "transformers" for angles in float32, with errors
+            of 6e-8 of the position, for parity with checkpoints.
 
     Raises:
         ValueError: odd or too large rotary size, unknown layout or numerics, theta not above 0.

@@ -1,4 +1,6 @@
-"""Mixed RoPE of grids: trained frequencies along rows and columns for every head and pair (Heo et al. 2024, Rotary Position Embedding for Vision Transformer, 3.3)."""
+"""Mixed RoPE of grids: trained frequencies along rows and columns for every head and pair (Heo
+et al. 2024, Rotary Position Embedding for Vision Transformer, 3.3).
+"""
 
 import cmath
 import math
@@ -15,14 +17,17 @@ from posenc_export.ops.angles import reduced_angle
 
 
 class RoPE2D(PositionEncoding):
-    """Pair k of head h is rotated by row a_hk + column b_hk, or by time c_hk + row a_hk + column b_hk with three axes; a, b, c trained.
+    """Pair k of head h is rotated by row a_hk + column b_hk, or by time c_hk + row a_hk + column
+    b_hk with three axes; a, b, c trained.
 
-    Diagonals therefore have their own frequencies. The vectors (a_hk, b_hk) are initialised with random directions and the lengths of axial RoPE. The last
-    D - r entries are unchanged. Angles are computed in float64 and reduced to one turn, so that they are exact at any coordinate.
+    Diagonals therefore have their own frequencies. The vectors (a_hk, b_hk) are initialised with
+    random directions and the lengths of axial RoPE. The last D - r entries are unchanged. Angles
+    are computed in float64 and reduced to one turn, so that they are exact at any coordinate.
 
     Grouped heads share the frequencies of their key head.
 
-    Hook: rotate. State: none. Range: coordinates [axes,B,S], each 0 .. max_positions - 1. Scores depend on the differences of coordinates only.
+    Hook: rotate. State: none. Range: coordinates [axes,B,S], each 0 .. max_positions - 1. Scores
+    depend on the differences of coordinates only.
 
     Args:
         geometry: head size D, even; kv heads K.
@@ -31,7 +36,8 @@ class RoPE2D(PositionEncoding):
         axes: 2 for row and column, 3 for time, row and column.
 
     Raises:
-        ValueError: odd or too large rotary size, unknown layout, theta not above 0, another number of axes.
+        ValueError: odd or too large rotary size, unknown layout, theta not above 0, another number
+            of axes.
     """
 
     axes = 2
@@ -66,7 +72,8 @@ class RoPE2D(PositionEncoding):
         size = rotary_size("rope_2d", geometry, rotary)
         if axes not in (2, 3):
             raise ValueError(
-                f"rope_2d: expected axes to be 2 or 3, got {axes}; set axes=2 for images, axes=3 for videos"
+                f"rope_2d: expected axes to be 2 or 3, got {axes}; set axes=2 for images, "
+                "axes=3 for videos"
             )
         self.interleaved, kv_heads = layout == "interleaved", geometry.kv_heads or geometry.heads
         self.along = Exact(

@@ -1,4 +1,6 @@
-"""Axial RoPE of grids: every coordinate rotates an equal share of the pairs (Heo et al. 2024, Rotary Position Embedding for Vision Transformer, 3.2)."""
+"""Axial RoPE of grids: every coordinate rotates an equal share of the pairs (Heo et al. 2024,
+Rotary Position Embedding for Vision Transformer, 3.2).
+"""
 
 from typing import Literal, Optional
 
@@ -16,14 +18,18 @@ from posenc_export.encodings.shared.rotary_grid import RotaryGrid
 
 
 class RoPEAxial(RotaryGrid):
-    """Pair a n + k is rotated by coordinate a times w_ak, with A axes and n = r/(2A) pairs per axis, k = 0 .. n - 1.
+    """Pair a n + k is rotated by coordinate a times w_ak, with A axes and n = r/(2A) pairs per
+    axis, k = 0 .. n - 1.
 
-    With spectrum "each", w_ak = theta^(-k/n) is the same for all axes. With "alternating", the axes share the frequencies of one spectrum in turn,
-    w_ak = theta^(-(A k + a)/(A n)). The last D - r entries are unchanged.
+    With spectrum "each", w_ak = theta^(-k/n) is the same for all axes. With "alternating", the axes
+    share the frequencies of one spectrum in turn, w_ak = theta^(-(A k + a)/(A n)). The last D - r
+    entries are unchanged.
 
-    Hook: rotate. State: none. Range: coordinates [A,B,S], each 0 .. max_positions - 1. Scores depend on the differences of coordinates only.
+    Hook: rotate. State: none. Range: coordinates [A,B,S], each 0 .. max_positions - 1. Scores
+    depend on the differences of coordinates only.
 
-    Llama 4 counts rows and columns of patches from 1; its class token has coordinates 0 and is not rotated.
+    Llama 4 counts rows and columns of patches from 1; its class token has coordinates 0 and is not
+    rotated.
 
     Args:
         geometry: head size D; r is a multiple of 2A.
@@ -35,8 +41,8 @@ class RoPEAxial(RotaryGrid):
         numerics: see RoPE.
 
     Raises:
-        ValueError: a rotary size that is too large or not a multiple of 2A, fewer than 2 axes or more than 8, unknown layout, spectrum or numerics,
-            theta not above 0.
+        ValueError: a rotary size that is too large or not a multiple of 2A, fewer than 2 axes or
+            more than 8, unknown layout, spectrum or numerics, theta not above 0.
     """
 
     least = {"axes": 2}
@@ -63,7 +69,8 @@ class RoPEAxial(RotaryGrid):
         if size % (2 * axes):
             what = "head size" if rotary is None else "rotary"
             raise ValueError(
-                f"rope_axial: expected {what} to be a multiple of {2 * axes}, got {size}; choose another {what}"
+                f"rope_axial: expected {what} to be a multiple of {2 * axes}, got {size}; "
+                f"choose another {what}"
             )
         each, dtype = size // (2 * axes), dtype_of(numerics)
         if spectrum == "each":

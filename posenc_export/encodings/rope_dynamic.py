@@ -1,4 +1,6 @@
-"""Dynamic NTK scaling of RoPE: the base grows with the length seen (emozilla 2023, in transformers as rope_type "dynamic")."""
+"""Dynamic NTK scaling of RoPE: the base grows with the length seen (emozilla 2023, in
+transformers as rope_type "dynamic").
+"""
 
 import cmath
 import math
@@ -33,17 +35,21 @@ Lengths = Literal["by_position", "per_call"]
 
 
 class RoPEDynamic(PositionEncoding):
-    """A query that has seen n = i + 1 tokens, and all keys it attends to, are rotated with w_k(n) = theta_n^(-2k/r);
-    theta_n = theta (factor n / L - factor + 1)^(r/(r-2)) if n > L, else theta.
+    """A query that has seen n = i + 1 tokens, and all keys it attends to, are rotated with w_k(n) =
+    theta_n^(-2k/r); theta_n = theta (factor n / L - factor + 1)^(r/(r-2)) if n > L, else theta.
 
-    Keys are cached rotated with w_k(L), and are rotated further when a query beyond L reads them. Results do not depend on how a sequence is cut into calls.
-    Memory besides the scores: the keys rotated for each query, [B,S,K,T,D] numbers in a call, hence the small chunk. With keys="rotated" keys are rotated for
-    the length at which they arrive and cached, as transformers does at decode: scores of queries beyond L with keys before it then mix frequencies.
+    Keys are cached rotated with w_k(L), and are rotated further when a query beyond L reads them.
+    Results do not depend on how a sequence is cut into calls. Memory besides the scores: the keys
+    rotated for each query, [B,S,K,T,D] numbers in a call, hence the small chunk. With
+    keys="rotated" keys are rotated for the length at which they arrive and cached, as transformers
+    does at decode: scores of queries beyond L with keys before it then mix frequencies.
 
-    With lengths="per_call" all tokens of a row are rotated for the length n of the row in the call, its largest position + 1. Results then depend on how a
-    sequence is cut into calls, so that a cache is impossible: bidirectional attention only, where a call is a whole sequence.
+    With lengths="per_call" all tokens of a row are rotated for the length n of the row in the call,
+    its largest position + 1. Results then depend on how a sequence is cut into calls, so that a
+    cache is impossible: bidirectional attention only, where a call is a whole sequence.
 
-    Hook: rotate, rescore (only rotate with keys="rotated" or lengths="per_call"). State: none. Range: 0 .. max_positions - 1.
+    Hook: rotate, rescore (only rotate with keys="rotated" or lengths="per_call"). State: none.
+    Range: 0 .. max_positions - 1.
 
     Args:
         geometry: head size D, heads.
@@ -52,13 +58,16 @@ class RoPEDynamic(PositionEncoding):
         original_max_positions: L, tokens the model was trained on.
         layout, rotary: see RoPE.
         keys: "raw" or "rotated".
-        numerics: see RoPE. In float32, scores with rotated keys equal those of transformers at decode of one token at a time, and scores with raw keys equal
-            those of the last query when transformers reads all n tokens at once.
-        lengths: "by_position", or "per_call", as transformers. transformers takes the longest row of a batch, so that results are equal if all rows have one length.
+        numerics: see RoPE. In float32, scores with rotated keys equal those of transformers at
+            decode of one token at a time, and scores with raw keys equal those of the last query
+            when transformers reads all n tokens at once.
+        lengths: "by_position", or "per_call", as transformers. transformers takes the longest row
+            of a batch, so that results are equal if all rows have one length.
 
     Raises:
-        ValueError: odd or too large rotary size (or 2, where the exponent is undefined), unknown layout, keys, numerics or lengths, factor below 1, L below 1,
-            keys="rotated" with lengths="per_call".
+        ValueError: odd or too large rotary size (or 2, where the exponent is undefined), unknown
+            layout, keys, numerics or lengths, factor below 1, L below 1, keys="rotated" with
+            lengths="per_call".
     """
 
     chunk = 8
@@ -67,7 +76,9 @@ class RoPEDynamic(PositionEncoding):
     least = {"factor": 1, "original_max_positions": 1}
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
-        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes, rotated with the frequencies up to L if keys="raw"."""
+        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes, rotated with the
+        frequencies up to L if keys="raw".
+        """
         if self.lengths == "per_call":
             longest = positions.amax(dim=1, keepdim=True)
             cos, sin = self.waves(positions, longest)
@@ -90,7 +101,9 @@ class RoPEDynamic(PositionEncoding):
         scale: float,
         states: List[Tensor],
     ) -> Tensor:
-        """q [B,S,H,D], keys and values [B,K,T,D] to [B,S,H*D]; raw keys are rotated further for queries beyond L."""
+        """q [B,S,H,D], keys and values [B,K,T,D] to [B,S,H*D]; raw keys are rotated further for
+        queries beyond L.
+        """
         if self.keys == "rotated" or self.lengths == "per_call":
             return ops.attend(q, keys, values, mask, None, scale)
         second = None if self.single else self.second.rows
@@ -153,7 +166,9 @@ class RoPEDynamic(PositionEncoding):
         self.first, self.second = Table(leading.numpy()), Table(rest.numpy())
 
     def frequencies(self, count: int, dtype: torch.dtype) -> Tensor:
-        """w_k(n) [count,r/2] for n = 1 .. count; in float32 with the roundings of transformers, which computes the power of one length at a time."""
+        """w_k(n) [count,r/2] for n = 1 .. count; in float32 with the roundings of transformers,
+        which computes the power of one length at a time.
+        """
         shares, exponent = (
             torch.arange(0, self.size, 2, dtype=dtype) / self.size,
             self.size / (self.size - 2),
@@ -167,7 +182,9 @@ class RoPEDynamic(PositionEncoding):
         return torch.cat((kept, 1.0 / bases[:, None] ** shares))
 
     def waves(self, positions: Tensor, longest: Tensor) -> Tuple[Tensor, Tensor]:
-        """cos and sin [B,S,1,r/2] float32 at positions [B,S], with the frequencies of rows whose largest positions are longest [B,1] int64."""
+        """cos and sin [B,S,1,r/2] float32 at positions [B,S], with the frequencies of rows whose
+        largest positions are longest [B,1] int64.
+        """
         places, first = positions.clamp(min=0).unsqueeze(2), self.first(longest)
         if self.single:
             angles = (places.to(torch.float32) * first).to(torch.float64)
@@ -223,7 +240,9 @@ class RoPEDynamicOracle(Oracle, of=RoPEDynamic):
         return angle_of(position, self.frequency(k, seen), self.encoding.single)
 
     def rotated(self, x: np.ndarray, position: int, seen: int, rotated_for: int = 0) -> np.ndarray:
-        """Rotate x [D] for a length; if it is already rotated for another length, by the difference."""
+        """Rotate x [D] for a length; if it is already rotated for another length, by the
+        difference.
+        """
         angles = [
             self.angle(k, position, seen)
             - (self.angle(k, position, rotated_for) if rotated_for else 0.0)

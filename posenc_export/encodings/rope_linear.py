@@ -1,4 +1,6 @@
-"""Linear scaling of RoPE: positions are interpolated (Chen et al. 2023, Extending Context Window via Positional Interpolation, 2.3)."""
+"""Linear scaling of RoPE: positions are interpolated (Chen et al. 2023, Extending Context Window
+via Positional Interpolation, 2.3).
+"""
 
 from typing import Optional
 
@@ -16,11 +18,13 @@ from posenc_export.encodings.shared.rotary import (
 class RoPELinear(Rotary):
     """RoPE at position p / factor: w_k = theta^(-2k/r) / factor.
 
-    Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of positions only.
+    Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of
+    positions only.
 
     Args:
         geometry: head size D.
-        factor: factor by which the range is extended; a factor below 1 spreads positions apart, by alpha = 1 / factor.
+        factor: factor by which the range is extended; a factor below 1 spreads positions apart, by
+            alpha = 1 / factor.
         theta, layout, rotary, numerics: see RoPE.
 
     Raises:

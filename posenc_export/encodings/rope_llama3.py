@@ -1,4 +1,6 @@
-"""Llama 3.1 scaling of RoPE: short wavelengths are kept, long ones interpolated, those between blended (Meta 2024, llama-models)."""
+"""Llama 3.1 scaling of RoPE: short wavelengths are kept, long ones interpolated, those between
+blended (Meta 2024, llama-models).
+"""
 
 import math
 from typing import Optional
@@ -17,11 +19,14 @@ from posenc_export.encodings.shared.rotary import (
 
 
 class RoPELlama3(Rotary):
-    """w_k = theta^(-2k/r) for wavelengths below L / high_freq_factor, theta^(-2k/r) / factor for wavelengths above L / low_freq_factor.
+    """w_k = theta^(-2k/r) for wavelengths below L / high_freq_factor, theta^(-2k/r) / factor for
+    wavelengths above L / low_freq_factor.
 
-    In between, w_k is the mean of the two, with weight (L / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor) for the first.
+    In between, w_k is the mean of the two, with weight (L / wavelength - low_freq_factor) /
+    (high_freq_factor - low_freq_factor) for the first.
 
-    Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of positions only.
+    Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of
+    positions only.
 
     Args:
         geometry: head size D.
@@ -61,7 +66,8 @@ class RoPELlama3(Rotary):
         size = rotary_size("rope_llama3", geometry, rotary)
         if not high_freq_factor > low_freq_factor > 0:
             raise ValueError(
-                f"rope_llama3: expected high_freq_factor above low_freq_factor above 0, got {high_freq_factor} and {low_freq_factor}"
+                "rope_llama3: expected high_freq_factor above low_freq_factor above 0, got "
+                f"{high_freq_factor} and {low_freq_factor}"
             )
         kept = inverse_powers(float(theta), size, dtype_of(numerics))
         turns = original_max_positions / (2 * math.pi / kept)

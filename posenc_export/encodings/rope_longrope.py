@@ -1,4 +1,6 @@
-"""LongRoPE: one set of frequency factors up to the trained length, another beyond it (Ding et al. 2024, LongRoPE, 3.3; as in Phi-3)."""
+"""LongRoPE: one set of frequency factors up to the trained length, another beyond it (Ding et
+al. 2024, LongRoPE, 3.3; as in Phi-3).
+"""
 
 import cmath
 import math
@@ -35,39 +37,52 @@ FIXED = ("long", "short")  # one set of factors for all positions
 
 
 class RoPELongRoPE(PositionEncoding):
-    """Pair k is rotated by p w_k / f_k, w_k = theta^(-2k/r); f is short_factor for queries that have seen at most L tokens, else long_factor.
+    """Pair k is rotated by p w_k / f_k, w_k = theta^(-2k/r); f is short_factor for queries that
+    have seen at most L tokens, else long_factor.
 
-    Keys are rotated with the factors of the query that reads them. cos and sin are scaled by attention_factor.
+    Keys are rotated with the factors of the query that reads them. cos and sin are scaled by
+    attention_factor.
 
-    The r rotated entries of each key are cached twice, with the short and with the long factors; the query has zeros in place of those that it does not use.
-    On target `ort` with position_ids, keys with short and keys with long factors have a cache each. A step reads one of the two, or both if the batch has rows on
-    both sides of L; attention then takes about three times as long.
-    Results do not depend on how a sequence is cut into calls. With keys="rotated" keys are rotated for the length at which they arrive and cached, as
-    transformers does at decode: scores of queries beyond L with keys before it then mix factors.
+    The r rotated entries of each key are cached twice, with the short and with the long factors;
+    the query has zeros in place of those that it does not use. On target `ort` with position_ids,
+    keys with short and keys with long factors have a cache each. A step reads one of the two, or
+    both if the batch has rows on both sides of L; attention then takes about three times as long.
+    Results do not depend on how a sequence is cut into calls. With keys="rotated" keys are rotated
+    for the length at which they arrive and cached, as transformers does at decode: scores of
+    queries beyond L with keys before it then mix factors.
 
-    With lengths="long" or lengths="short" all positions have the same factors: keys are cached once, with D entries, and scores depend on the difference of positions
-    only. vLLM and llama.cpp choose so, long if the longest allowed length is above L. transformers uses the long factors for all tokens of a prompt longer than L.
+    With lengths="long" or lengths="short" all positions have the same factors: keys are cached
+    once, with D entries, and scores depend on the difference of positions only. vLLM and llama.cpp
+    choose so, long if the longest allowed length is above L. transformers uses the long factors for
+    all tokens of a prompt longer than L.
 
-    With lengths="per_call" all tokens of a row are rotated with the factors for the length of the row in the call, its largest position + 1. As for
-    rope_dynamic, this is possible for bidirectional attention only.
+    With lengths="per_call" all tokens of a row are rotated with the factors for the length of the
+    row in the call, its largest position + 1. As for rope_dynamic, this is possible for
+    bidirectional attention only.
 
-    Hook: rotate. State: none; cached keys have D + r entries; D with keys="rotated" or fixed factors. Range: 0 .. max_positions - 1.
+    Hook: rotate. State: none; cached keys have D + r entries; D with keys="rotated" or fixed
+    factors. Range: 0 .. max_positions - 1.
 
     Args:
         geometry: head size D.
         theta: see RoPE.
-        short_factor, long_factor: r/2 factors each, as a list or as text with ; between the numbers; all 1 if not given.
+        short_factor, long_factor: r/2 factors each, as a list or as text with ; between the
+            numbers; all 1 if not given.
         original_max_positions: L, tokens the model was trained on.
-        attention_factor: factor on cos and sin; if not given, sqrt(1 + ln(max_positions / L) / ln L), or 1 if the range is not above L.
+        attention_factor: factor on cos and sin; if not given, sqrt(1 + ln(max_positions / L) / ln
+            L), or 1 if the range is not above L.
         layout, rotary: see RoPE.
         keys: "raw" for the scores of keys that are rotated when a query reads them, or "rotated".
-        numerics: see RoPE. In float32, scores with rotated keys equal those of transformers at decode of one token at a time, and scores with raw keys equal
-            those of the last query when transformers reads all its tokens at once.
-        lengths: "by_position" for factors by the position of each query, "long" or "short" for fixed ones, or "per_call", see rope_dynamic.
+        numerics: see RoPE. In float32, scores with rotated keys equal those of transformers at
+            decode of one token at a time, and scores with raw keys equal those of the last query
+            when transformers reads all its tokens at once.
+        lengths: "by_position" for factors by the position of each query, "long" or "short" for
+            fixed ones, or "per_call", see rope_dynamic.
 
     Raises:
-        ValueError: odd or too large rotary size, unknown layout, keys, numerics or lengths, factors that are not r/2 positive numbers, L below 2,
-            keys="rotated" with other lengths than "by_position".
+        ValueError: odd or too large rotary size, unknown layout, keys, numerics or lengths, factors
+            that are not r/2 positive numbers, L below 2, keys="rotated" with other lengths than
+            "by_position".
     """
 
     __jit_ignored_attributes__ = ["works_in"]  # TorchScript does not support its type
@@ -75,7 +90,9 @@ class RoPELongRoPE(PositionEncoding):
     least = {"original_max_positions": 2}
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
-        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes, with `key_size` in place of D."""
+        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes, with `key_size` in
+        place of D.
+        """
         if self.fixed:
             return ops.rotate_both(
                 q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear
@@ -165,7 +182,9 @@ class RoPELongRoPE(PositionEncoding):
         return head_size + self.size if self.cached_twice else head_size
 
     def rotate_short(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotate x [B,S,N,D] with the short factors; with keys="rotated", with the factors of each position."""
+        """Rotate x [B,S,N,D] with the short factors; with keys="rotated", with the factors of
+        each position.
+        """
         return ops.rotate_pairs(
             x, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear
         )
@@ -187,7 +206,8 @@ def _factors(name: str, text: Factors, count: int) -> List[float]:
         ) from None
     if len(factors) != count or not all(0 < factor < math.inf for factor in factors):
         raise ValueError(
-            f"rope_longrope: expected {name} to be {count} finite numbers above 0, one for each pair, got {len(factors)}: {text!r}"
+            f"rope_longrope: expected {name} to be {count} finite numbers above 0, one for "
+            f"each pair, got {len(factors)}: {text!r}"
         )
     return factors
 

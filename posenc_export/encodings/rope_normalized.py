@@ -1,4 +1,6 @@
-"""Axial RoPE of grids scaled to -1 .. 1 (Siméoni et al. 2025, DINOv3, 3.2; as pixels in lucidrains' rotary-embedding-torch)."""
+"""Axial RoPE of grids scaled to -1 .. 1 (Siméoni et al. 2025, DINOv3, 3.2; as pixels in
+lucidrains' rotary-embedding-torch).
+"""
 
 import math
 from typing import Literal, Optional
@@ -20,16 +22,19 @@ Points = Literal["centres", "ends"]
 
 
 class RoPENormalized(RotaryGrid):
-    """Pair a n + k is rotated by c_a w_k, with A axes of N_a places and n = r/(2A) pairs per axis, k = 0 .. n - 1.
+    """Pair a n + k is rotated by c_a w_k, with A axes of N_a places and n = r/(2A) pairs per axis,
+    k = 0 .. n - 1.
 
-    With points "centres", c_a = (2 p_a + 1) / N_a - 1 is the centre of place p_a. With "ends", c_a = 2 p_a / (N_a - 1) - 1, so that the first and the last
-    place are -1 and 1. With spectrum "powers", w_k = 2 pi theta^(-k/n). With "linear", w_k is pi times n equally spaced numbers from 1 to highest / 2. The last
-    D - r entries are unchanged.
+    With points "centres", c_a = (2 p_a + 1) / N_a - 1 is the centre of place p_a. With "ends", c_a
+    = 2 p_a / (N_a - 1) - 1, so that the first and the last place are -1 and 1. With spectrum
+    "powers", w_k = 2 pi theta^(-k/n). With "linear", w_k is pi times n equally spaced numbers from
+    1 to highest / 2. The last D - r entries are unchanged.
 
-    A coordinate of at least N_a marks a token outside the grid, and c_a is 0. Class and register tokens, with coordinates (rows, columns), are therefore not
-    rotated, as in DINOv3.
+    A coordinate of at least N_a marks a token outside the grid, and c_a is 0. Class and register
+    tokens, with coordinates (rows, columns), are therefore not rotated, as in DINOv3.
 
-    Hook: rotate. State: none. Range: coordinates [A,B,S], each 0 .. max_positions - 1. Scores of two tokens in the grid depend on the differences of coordinates only.
+    Hook: rotate. State: none. Range: coordinates [A,B,S], each 0 .. max_positions - 1. Scores of
+    two tokens in the grid depend on the differences of coordinates only.
 
     Args:
         geometry: head size D; r is a multiple of 2A.
@@ -42,8 +47,8 @@ class RoPENormalized(RotaryGrid):
         layout, rotary, numerics: see RoPE.
 
     Raises:
-        ValueError: a rotary size that is too large or not a multiple of 2A, negative sizes of the grid, unknown points, spectrum, layout or numerics, theta or
-            highest not above 0.
+        ValueError: a rotary size that is too large or not a multiple of 2A, negative sizes of the
+            grid, unknown points, spectrum, layout or numerics, theta or highest not above 0.
     """
 
     above = {"theta": 0, "highest": 0}
@@ -73,7 +78,8 @@ class RoPENormalized(RotaryGrid):
         size = rotary_size("rope_normalized", geometry, rotary, least=2 * axes)
         if size % (2 * axes):
             raise ValueError(
-                f"rope_normalized: expected a rotary size that is a multiple of {2 * axes}, got {size}; set rotary=R"
+                f"rope_normalized: expected a rotary size that is a multiple of {2 * axes}, "
+                f"got {size}; set rotary=R"
             )
         each, dtype, longest = size // (2 * axes), dtype_of(numerics), geometry.max_positions
         powers = spectrum == "powers"

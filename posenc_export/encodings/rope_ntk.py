@@ -1,4 +1,6 @@
-"""NTK-aware scaling of RoPE: a larger base, the same for all lengths (bloc97 2023; Peng et al. 2023, YaRN, 3.1)."""
+"""NTK-aware scaling of RoPE: a larger base, the same for all lengths (bloc97 2023; Peng et al.
+2023, YaRN, 3.1).
+"""
 
 from typing import Optional
 
@@ -14,14 +16,17 @@ from posenc_export.encodings.shared.rotary import (
 
 
 class RoPENTK(Rotary):
-    """RoPE with base theta factor^(r/(r-2)): the fastest pair is unchanged, the slowest is interpolated by factor.
+    """RoPE with base theta factor^(r/(r-2)): the fastest pair is unchanged, the slowest is
+    interpolated by factor.
 
-    Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of positions only.
+    Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of
+    positions only.
 
     Args:
         geometry: head size D.
         factor: factor by which the range is extended.
-        theta, layout, rotary, numerics: see RoPE; rotary is at least 4, because the exponent is undefined at 2.
+        theta, layout, rotary, numerics: see RoPE; rotary is at least 4, because the exponent is
+            undefined at 2.
 
     Raises:
         ValueError: see RoPE; factor below 1.

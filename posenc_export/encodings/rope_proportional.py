@@ -1,4 +1,6 @@
-"""Proportional RoPE: the slow pairs are not rotated (Barbero et al. 2024, Round and Round We Go, p-RoPE; as in Gemma)."""
+"""Proportional RoPE: the slow pairs are not rotated (Barbero et al. 2024, Round and Round We Go,
+p-RoPE; as in Gemma).
+"""
 
 import torch
 
@@ -14,9 +16,11 @@ from posenc_export.encodings.shared.rotary import (
 
 
 class RoPEProportional(Rotary):
-    """w_k = theta^(-2k/D) / factor for the first share D / 2 pairs, 0 for the others; unlike in partial RoPE, exponents refer to the whole head.
+    """w_k = theta^(-2k/D) / factor for the first share D / 2 pairs, 0 for the others; unlike in
+    partial RoPE, exponents refer to the whole head.
 
-    Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of positions only.
+    Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of
+    positions only.
 
     Args:
         geometry: head size D, even.
@@ -48,7 +52,8 @@ class RoPEProportional(Rotary):
         rotated, dtype = int(share * size // 2), dtype_of(numerics)
         if not rotated:
             raise ValueError(
-                f"rope_proportional: expected at least one rotated pair, got share={share} of {size // 2} pairs; choose a larger share"
+                f"rope_proportional: expected at least one rotated pair, got share={share} "
+                f"of {size // 2} pairs; choose a larger share"
             )
         frequencies = inverse_powers(float(theta), size, dtype) / factor
         super().__init__(

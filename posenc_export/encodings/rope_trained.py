@@ -1,4 +1,6 @@
-"""RoPE with trained frequencies or a trained base (lucidrains' rotary-embedding-torch, learned_freq)."""
+"""RoPE with trained frequencies or a trained base (lucidrains' rotary-embedding-torch,
+learned_freq).
+"""
 
 import math
 from typing import Literal, Optional, Tuple
@@ -19,12 +21,14 @@ from posenc_export.encodings.shared.rotary import Layout, Rotary, inverse_powers
 
 
 class RoPETrained(Rotary):
-    """RoPE with trained w_k, initialised to theta^(-2k/r), or with w_k = (theta e^g)^(-2k/r) and one trained g, initialised to 0.
+    """RoPE with trained w_k, initialised to theta^(-2k/r), or with w_k = (theta e^g)^(-2k/r) and
+    one trained g, initialised to 0.
 
-    All layers share the weights. In eval mode cos and sin are read from a table, which `prepare` and the return from training mode compute again after weights
-    have changed.
+    All layers share the weights. In eval mode cos and sin are read from a table, which `prepare`
+    and the return from training mode compute again after weights have changed.
 
-    Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of positions only.
+    Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of
+    positions only.
 
     Args:
         geometry: head size D.
@@ -92,7 +96,9 @@ class RoPETrained(Rotary):
         self.prepared = weight_versions(self)
 
     def train(self, mode: bool = True) -> "RoPETrained":
-        """Set the mode, as torch.nn.Module.train; the return to eval mode rebuilds the table if weights have changed."""
+        """Set the mode, as torch.nn.Module.train; the return to eval mode rebuilds the table if
+        weights have changed.
+        """
         super().train(mode)
         if not mode:
             prepare_if_changed(self)

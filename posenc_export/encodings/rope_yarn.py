@@ -1,4 +1,6 @@
-"""YaRN: fast pairs of RoPE are kept, slow ones interpolated, with a ramp between them, and a temperature (Peng et al. 2023, YaRN, 3.2 to 3.4)."""
+"""YaRN: fast pairs of RoPE are kept, slow ones interpolated, with a ramp between them, and a
+temperature (Peng et al. 2023, YaRN, 3.2 to 3.4).
+"""
 
 import math
 from typing import Literal, Optional, Tuple
@@ -30,29 +32,35 @@ Temperature = Literal["rotation", "scores", "off"]
 
 
 class RoPEYaRN(Rotary):
-    """w_k = (1 - g_k) theta^(-2k/r) + g_k theta^(-2k/r) / factor; cos and sin are scaled by attention_factor.
+    """w_k = (1 - g_k) theta^(-2k/r) + g_k theta^(-2k/r) / factor; cos and sin are scaled by
+    attention_factor.
 
-    The ramp g_k grows from 0 at the pair that turns beta_fast times within the trained length L to 1 at the pair that turns beta_slow times. It is linear in
-    the pair k or in the number of turns.
+    The ramp g_k grows from 0 at the pair that turns beta_fast times within the trained length L to
+    1 at the pair that turns beta_slow times. It is linear in the pair k or in the number of turns.
 
-    Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of positions only.
+    Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of
+    positions only.
 
     Args:
         geometry: head size D.
         factor: factor by which the range is extended.
         original_max_positions: L, tokens the model was trained on.
         beta_fast, beta_slow: ends of the ramp, in turns within L.
-        attention_factor: if not given, m(mscale) / m(mscale_all_dim) if both are above 0, else m(1); m(s) = 0.1 s ln(factor) + 1.
+        attention_factor: if not given, m(mscale) / m(mscale_all_dim) if both are above 0, else
+            m(1); m(s) = 0.1 s ln(factor) + 1.
         mscale, mscale_all_dim: as in DeepSeek; 0 if not given.
-        truncate: "yes" rounds the ends of a ramp in pairs to whole pairs, as the authors do; "no", as gpt-oss.
+        truncate: "yes" rounds the ends of a ramp in pairs to whole pairs, as the authors do; "no",
+            as gpt-oss.
         theta, layout, rotary, numerics: see RoPE.
         ramp: "pairs", as the authors' code, or "turns", as the text of the paper (3.2).
-        temperature: "rotation" applies attention_factor to cos and sin only. "scores" also scales all scores by m(mscale_all_dim)^2, including the part of
-            entries that are not rotated, as DeepSeek. "off" applies neither.
+        temperature: "rotation" applies attention_factor to cos and sin only. "scores" also scales
+            all scores by m(mscale_all_dim)^2, including the part of entries that are not rotated,
+            as DeepSeek. "off" applies neither.
 
     Raises:
-        ValueError: see RoPE; factor or L below 1, beta_fast not above beta_slow, unknown truncate, ramp or temperature, truncate "no" with ramp "turns",
-            temperature "scores" without mscale_all_dim, temperature "off" with attention_factor, mscale or mscale_all_dim.
+        ValueError: see RoPE; factor or L below 1, beta_fast not above beta_slow, unknown truncate,
+            ramp or temperature, truncate "no" with ramp "turns", temperature "scores" without
+            mscale_all_dim, temperature "off" with attention_factor, mscale or mscale_all_dim.
     """
 
     least = {"factor": 1, "original_max_positions": 1, "mscale": 0, "mscale_all_dim": 0}
@@ -101,9 +109,9 @@ class RoPEYaRN(Rotary):
         magnitude, on_scores = _temperatures(
             factor, temperature, attention_factor, mscale, mscale_all_dim
         )
-        if (
-            size == geometry.head_size
-        ):  # all entries are rotated: fold the factor on scores into the tables, which a fused kernel reads
+        # All entries are rotated: fold the factor on scores into the tables, which a fused kernel
+        # reads.
+        if size == geometry.head_size:
             magnitude, on_scores = magnitude * math.sqrt(on_scores), 1.0
         super().__init__(
             geometry, scaled_powers(float(theta), size, dtype, scaling), layout, magnitude
@@ -138,12 +146,14 @@ def _temperatures(
         if given is not None or mscale or mscale_all_dim:
             found = f"attention_factor={given}, mscale={mscale} and mscale_all_dim={mscale_all_dim}"
             raise ValueError(
-                f"rope_yarn: expected no attention_factor, mscale or mscale_all_dim with temperature=off, got {found}; leave them out"
+                "rope_yarn: expected no attention_factor, mscale or mscale_all_dim with "
+                f"temperature=off, got {found}; leave them out"
             )
         return 1.0, 1.0
     if temperature == "scores" and not mscale_all_dim:
         raise ValueError(
-            f"rope_yarn: expected mscale_all_dim above 0 with temperature=scores, got {mscale_all_dim}; set mscale_all_dim"
+            "rope_yarn: expected mscale_all_dim above 0 with temperature=scores, got "
+            f"{mscale_all_dim}; set mscale_all_dim"
         )
     return magnitude_of(factor, given, mscale, mscale_all_dim), stretched(
         factor, mscale_all_dim

@@ -1,4 +1,6 @@
-"""Sandwich: the inner product of two sinusoids as a bias (Chi et al. 2023, Dissecting Transformer Length Extrapolation, 5)."""
+"""Sandwich: the inner product of two sinusoids as a bias (Chi et al. 2023, Dissecting
+Transformer Length Extrapolation, 5).
+"""
 
 import math
 from typing import Mapping, Optional
@@ -14,10 +16,12 @@ from posenc_export.encodings.shared.rotary import waves_of
 
 
 class Sandwich(PositionEncoding):
-    """scores + (sum_k cos((i - j) w_k) - dims / 2) / r_h, w_k = base^(-2k/dims), r_h = 8h/H, h = 1 .. H; the bias is 0 for the query's own key, below 0 elsewhere.
+    """scores + (sum_k cos((i - j) w_k) - dims / 2) / r_h, w_k = base^(-2k/dims), r_h = 8h/H, h = 1
+    .. H; the bias is 0 for the query's own key, below 0 elsewhere.
 
-    The paper adds the inner product of two sinusoidal encodings of dims entries, divided by the head's compression ratio r_h. The constant dims / 2 has no
-    effect on softmax and keeps scores small. The sum over k is a table over distances, computed in float64.
+    The paper adds the inner product of two sinusoidal encodings of dims entries, divided by the
+    head's compression ratio r_h. The constant dims / 2 has no effect on softmax and keeps scores
+    small. The sum over k is a table over distances, computed in float64.
 
     Hook: bias. State: none. Range: 0 .. max_positions - 1. Scores depend on distances only.
 

@@ -1,4 +1,6 @@
-"""Relative position representations (Shaw et al. 2018, Self-Attention with Relative Position Representations, 3.2; BERT's relative keys; NEZHA)."""
+"""Relative position representations (Shaw et al. 2018, Self-Attention with Relative Position
+Representations, 3.2; BERT's relative keys; NEZHA).
+"""
 
 import math
 from typing import List, Literal, Optional, Sequence
@@ -13,15 +15,18 @@ from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, Position
 
 
 class Shaw(PositionEncoding):
-    """scores (q_i . (k_j + a[c])) / sqrt(D) and values v_j + b[c], c = clip(j - i, -left, right); a, b shared by heads, trained or sinusoids.
+    """scores (q_i . (k_j + a[c])) / sqrt(D) and values v_j + b[c], c = clip(j - i, -left, right);
+    a, b shared by heads, trained or sinusoids.
 
     Sinusoids are those of NEZHA (Wei et al. 2019, Functional Relative Positional Encoding):
     a[c] = b[c] = [sin(n w_k), cos(n w_k)], interleaved, n = c + left, w_k = 10000^(-2k/D).
 
-    Products with a are computed once per query and row of a, then gathered by distance. Attention weights are summed by distance before they are multiplied
-    with b. No tensor [S,T,D] is needed. Memory besides the scores: [B,H,S,left+right+1], and the index [B,H,S,T] int64.
+    Products with a are computed once per query and row of a, then gathered by distance. Attention
+    weights are summed by distance before they are multiplied with b. No tensor [S,T,D] is needed.
+    Memory besides the scores: [B,H,S,left+right+1], and the index [B,H,S,T] int64.
 
-    Hook: rescore. State: none. Range: 0 .. max_positions - 1. The paper counts positions from 1, which changes no distance.
+    Hook: rescore. State: none. Range: 0 .. max_positions - 1. The paper counts positions from 1,
+    which changes no distance.
 
     Args:
         geometry: head size D, heads.
@@ -31,10 +36,12 @@ class Shaw(PositionEncoding):
         table: "trained", as in the paper; "sinusoidal", as NEZHA.
 
     Weights:
-        keys, values: a and b, [left+right+1,D], from c = -left on; absent if table is "sinusoidal"; values has no rows if values is "plain".
+        keys, values: a and b, [left+right+1,D], from c = -left on; absent if table is "sinusoidal";
+        values has no rows if values is "plain".
 
     Raises:
-        ValueError: negative distances, unknown score, values or table, sinusoids with an odd head size.
+        ValueError: negative distances, unknown score, values or table, sinusoids with an odd head
+            size.
     """
 
     shared = False
@@ -54,7 +61,9 @@ class Shaw(PositionEncoding):
         scale: float,
         states: List[Tensor],
     ) -> Tensor:
-        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions [B,T] to [B,S,H*D]."""
+        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S],
+        key_positions [B,T] to [B,S,H*D].
+        """
         index = (
             ops.distances(positions, key_positions).clamp(-self.left, self.right) + self.left
         ).to(torch.int64)
@@ -93,7 +102,8 @@ class Shaw(PositionEncoding):
         super().__init__()
         if table == "sinusoidal" and geometry.head_size % 2:
             raise ValueError(
-                f"shaw: expected an even head size for a sinusoidal table, got {geometry.head_size}; choose another head size"
+                "shaw: expected an even head size for a sinusoidal table, got "
+                f"{geometry.head_size}; choose another head size"
             )
         self.left, self.right, self.score, self.relative_values, size = (
             left,
@@ -103,7 +113,8 @@ class Shaw(PositionEncoding):
             geometry.head_size,
         )
         rows, fixed = left + right + 1, table == "sinusoidal"
-        # A trained table leaves one unused row of sinusoids, because torch.export writes no empty table.
+        # A trained table leaves one unused row of sinusoids, because torch.export writes no empty
+        # table.
         self.waves = Table(
             sinusoids.rows(np.arange(rows if fixed else 1)[:, None] * sinusoids.frequencies(size))
         )

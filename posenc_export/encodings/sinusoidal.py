@@ -20,16 +20,22 @@ class Sinusoidal(PositionEncoding):
     Args:
         geometry: width d, even unless odd="zero".
         base: ratio of the longest wavelength to 2 pi.
-        layout: "interleaved" alternates sin and cos of w_k (the paper), "halves" puts all sines before all cosines.
+        layout: "interleaved" alternates sin and cos of w_k (the paper), "halves" puts all sines
+            before all cosines.
         scale: factor on the token embedding; the paper's models use sqrt(d).
-        divisor: "paper" divides exponents by d/2; "fairseq" divides by d/2 - 1, so that the last wavelength is exactly 2 pi base.
-        offset: number added to positions: 0 in the authors' code (the paper does not say), 1 for sources that count from 1, 2 in XGLM and M2M100.
-        angles: "table" reads rows; "computed" computes angles in float64 inside the graph, so that max_positions costs no memory.
+        divisor: "paper" divides exponents by d/2; "fairseq" divides by d/2 - 1, so that the last
+            wavelength is exactly 2 pi base.
+        offset: number added to positions: 0 in the authors' code (the paper does not say), 1 for
+            sources that count from 1, 2 in XGLM and M2M100.
+        angles: "table" reads rows; "computed" computes angles in float64 inside the graph, so that
+            max_positions costs no memory.
         factor: factor on the sinusoids; alpha in SpeechT5.
-        odd: for odd widths; "zero" encodes d - 1 entries and leaves the last entry unchanged, as M2M100; "refuse" raises an error.
+        odd: for odd widths; "zero" encodes d - 1 entries and leaves the last entry unchanged, as
+            M2M100; "refuse" raises an error.
 
     Raises:
-        ValueError: odd width where odd="refuse", unknown layout, divisor, angles or odd, base not above 1, negative offset.
+        ValueError: odd width where odd="refuse", unknown layout, divisor, angles or odd, base not
+            above 1, negative offset.
     """
 
     above = {"base": 1}
@@ -55,7 +61,8 @@ class Sinusoidal(PositionEncoding):
         super().__init__()
         if geometry.width % 2 and odd == "refuse":
             raise ValueError(
-                f"sinusoidal: expected an even width, got {geometry.width}; choose another width or odd=zero"
+                f"sinusoidal: expected an even width, got {geometry.width}; choose another "
+                "width or odd=zero"
             )
         half, self.unencoded = divmod(geometry.width, 2)
         self.base, self.interleaved, self.steps = (
@@ -69,7 +76,8 @@ class Sinusoidal(PositionEncoding):
         self.frequencies = Table(
             np.stack((high, frequencies - high))
         )  # two float32 parts, which together have 48 significant bits
-        # Computed rows leave one unused row in the table, because torch.export writes no empty table.
+        # Computed rows leave one unused row in the table, because torch.export writes no empty
+        # table.
         positions = (
             np.arange(1 if self.computed else geometry.max_positions, dtype=np.float64) + offset
         )

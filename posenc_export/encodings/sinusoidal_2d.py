@@ -1,4 +1,6 @@
-"""Sinusoids of rows and columns on tokens of a grid (He et al. 2021, Masked Autoencoders, A.1; Zhao et al. 2023, RT-DETR)."""
+"""Sinusoids of rows and columns on tokens of a grid (He et al. 2021, Masked Autoencoders, A.1;
+Zhao et al. 2023, RT-DETR).
+"""
 
 import math
 from typing import Literal, Mapping
@@ -13,9 +15,11 @@ from posenc_export.encodings.shared.rotary import Place
 
 
 class Sinusoidal2D(PositionEncoding):
-    """x * scale + factor [s(row), s(column)], s(p) = [sin(p w_k), cos(p w_k)] of d/2 entries, w_k = base^(-4k/d), k = 0 .. d/4 - 1.
+    """x * scale + factor [s(row), s(column)], s(p) = [sin(p w_k), cos(p w_k)] of d/2 entries, w_k =
+    base^(-4k/d), k = 0 .. d/4 - 1.
 
-    A coordinate of at least `rows` or `columns` marks a token outside the grid and adds zeros, as for the class token of MAE.
+    A coordinate of at least `rows` or `columns` marks a token outside the grid and adds zeros, as
+    for the class token of MAE.
 
     Hook: embed. State: none. Range: coordinates [2,B,S], each 0 .. max_positions - 1.
 
@@ -23,13 +27,15 @@ class Sinusoidal2D(PositionEncoding):
         geometry: width d, a multiple of 4.
         base: ratio of the longest wavelength to 2 pi.
         first: coordinate of the first half of the entries, "row", as RT-DETR, or "column", as MAE.
-        layout: order within each half; "halves" puts all sines before all cosines, as the code of both papers; "interleaved" alternates sin and cos of w_k.
+        layout: order within each half; "halves" puts all sines before all cosines, as the code of
+            both papers; "interleaved" alternates sin and cos of w_k.
         rows, columns: size of the grid; 0 for max_positions.
         scale: factor on the token embedding.
         factor: factor on the sinusoids.
 
     Raises:
-        ValueError: a width that is not a multiple of 4, unknown first or layout, base not above 1, negative rows or columns.
+        ValueError: a width that is not a multiple of 4, unknown first or layout, base not above 1,
+            negative rows or columns.
     """
 
     axes = 2
@@ -57,7 +63,8 @@ class Sinusoidal2D(PositionEncoding):
         super().__init__()
         if geometry.width % 4:
             raise ValueError(
-                f"sinusoidal_2d: expected a width that is a multiple of 4, got {geometry.width}; choose another width"
+                "sinusoidal_2d: expected a width that is a multiple of 4, got "
+                f"{geometry.width}; choose another width"
             )
         self.base, self.first, self.interleaved = (
             float(base),

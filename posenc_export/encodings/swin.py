@@ -1,4 +1,6 @@
-"""A trained bias for each offset in rows and columns of a window (Liu et al. 2021, Swin Transformer, 3.2, eq. 4)."""
+"""A trained bias for each offset in rows and columns of a window (Liu et al. 2021, Swin
+Transformer, 3.2, eq. 4).
+"""
 
 from typing import Optional
 
@@ -19,7 +21,8 @@ class Swin(PositionEncoding):
         rows, columns: size of the window; 0 for the smallest square that holds max_positions.
 
     Weights:
-        table.weight: b, [(2 rows - 1)(2 columns - 1),H], both offsets ascending, column offsets fastest; relative_position_bias_table of Swin.
+        table.weight: b, [(2 rows - 1)(2 columns - 1),H], both offsets ascending, column offsets
+        fastest; relative_position_bias_table of Swin.
 
     Raises:
         ValueError: a window that does not hold max_positions.

@@ -12,10 +12,11 @@ from posenc_export.encodings.shared.window import offset_index, window_of
 
 
 class SwinV2(PositionEncoding):
-    """scores + 16 sigmoid(g_h(sign(d) log2(1 + 8 |d| / (n - 1)) / 3)), d the offset in rows and in columns, g an MLP from two numbers to H.
+    """scores + 16 sigmoid(g_h(sign(d) log2(1 + 8 |d| / (n - 1)) / 3)), d the offset in rows and in
+    columns, g an MLP from two numbers to H.
 
-    Position p is at row p // columns and column p % columns of a window. n is the size of the window that the model was trained with, which may be
-    smaller than the window it is used with.
+    Position p is at row p // columns and column p % columns of a window. n is the size of the
+    window that the model was trained with, which may be smaller than the window it is used with.
 
     Hook: bias. State: none. Range: 0 .. max_positions - 1, all inside the window.
 
@@ -23,14 +24,16 @@ class SwinV2(PositionEncoding):
         geometry: heads H.
         rows, columns: size of the window; 0 for the smallest square that holds max_positions.
         hidden: width of the MLP's hidden layer, 512 in the paper.
-        pretrained_rows, pretrained_columns: n of each axis, pretrained_window_size of a checkpoint; 0 for the size of the window.
+        pretrained_rows, pretrained_columns: n of each axis, pretrained_window_size of a checkpoint;
+            0 for the size of the window.
 
     Weights:
-        first.weight, first.bias: from offsets in rows and columns to the hidden layer, [hidden,2] and [hidden].
-        second.weight: from the hidden layer to heads, [H,hidden].
+        first.weight, first.bias: from offsets in rows and columns to the hidden layer, [hidden,2]
+        and [hidden]. second.weight: from the hidden layer to heads, [H,hidden].
 
     Raises:
-        ValueError: a window that does not hold max_positions, hidden below 1, pretrained_rows or pretrained_columns of 1 or below 0.
+        ValueError: a window that does not hold max_positions, hidden below 1, pretrained_rows or
+            pretrained_columns of 1 or below 0.
     """
 
     least = {"rows": 0, "columns": 0, "hidden": 1}
@@ -69,7 +72,8 @@ class SwinV2(PositionEncoding):
         ):
             if size < 0 or size == 1:
                 raise ValueError(
-                    f"swin_v2: expected {name} to be 0 or at least 2, got {size}; set {name}=0 for the size of the window"
+                    f"swin_v2: expected {name} to be 0 or at least 2, got {size}; set "
+                    f"{name}=0 for the size of the window"
                 )
         self.spans = (pretrained_rows or self.rows) - 1, (pretrained_columns or self.columns) - 1
         down, right = (

@@ -1,4 +1,6 @@
-"""Relative position buckets (Raffel et al. 2020, Exploring the Limits of Transfer Learning (T5), 2.1; borders as in its published code)."""
+"""Relative position buckets (Raffel et al. 2020, Exploring the Limits of Transfer Learning (T5),
+2.1; borders as in its published code).
+"""
 
 import math
 from typing import List, Literal, Optional
@@ -12,10 +14,12 @@ from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, Position
 
 
 class T5(PositionEncoding):
-    """scores + b_h[bucket(j - i)], b trained; half of the buckets are single distances, half are ranges that grow logarithmically up to max_distance.
+    """scores + b_h[bucket(j - i)], b trained; half of the buckets are single distances, half are
+    ranges that grow logarithmically up to max_distance.
 
-    In bidirectional attention, half of all buckets are for later keys. Distances of at least max_distance share the last bucket of their side.
-    Bucket borders are computed from float32 logarithms, as for all trained checkpoints. All layers share one table.
+    In bidirectional attention, half of all buckets are for later keys. Distances of at least
+    max_distance share the last bucket of their side. Bucket borders are computed from float32
+    logarithms, as for all trained checkpoints. All layers share one table.
 
     Hook: bias. State: none. Range: 0 .. max_positions - 1.
 
@@ -60,12 +64,14 @@ class T5(PositionEncoding):
         sides = 1 if geometry.causal else 2
         if buckets < 2 * sides or buckets % sides:
             raise ValueError(
-                f"t5: expected buckets of at least {2 * sides} and divisible by {sides}, got {buckets}; set buckets=N"
+                f"t5: expected buckets of at least {2 * sides} and divisible by {sides}, got "
+                f"{buckets}; set buckets=N"
             )
         exact = buckets // sides // 2
         if max_distance <= exact:
             raise ValueError(
-                f"t5: expected max_distance above {exact}, the number of buckets of single distances, got {max_distance}; set max_distance=N"
+                f"t5: expected max_distance above {exact}, the number of buckets of single "
+                f"distances, got {max_distance}; set max_distance=N"
             )
         self.buckets, self.max_distance, self.causal, self.scores = (
             buckets,

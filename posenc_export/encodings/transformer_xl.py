@@ -1,4 +1,6 @@
-"""Relative sinusoids with content and position terms (Dai et al. 2019, Transformer-XL, 3.3; XLNet the same)."""
+"""Relative sinusoids with content and position terms (Dai et al. 2019, Transformer-XL, 3.3;
+XLNet the same).
+"""
 
 import math
 from typing import List, Literal, Mapping, Optional
@@ -20,15 +22,19 @@ from posenc_export.encodings.shared.base import (
 
 
 class TransformerXL(PositionEncoding):
-    """scores ((q_i + u_h) . k_j + (q_i + v_h) . W_h R_d) / sqrt(D), d = i - j, R_d = [sin(d w_k), cos(d w_k)], w_k = 10000^(-2k/E); u, v, W trained.
+    """scores ((q_i + u_h) . k_j + (q_i + v_h) . W_h R_d) / sqrt(D), d = i - j, R_d = [sin(d w_k),
+    cos(d w_k)], w_k = 10000^(-2k/E); u, v, W trained.
 
-    With [s, c] = W_h^T (q_i + v_h), the second term is sum_k (s sin(i w) + c cos(i w)) cos(j w) + (c sin(i w) - s cos(i w)) sin(j w): the query is rotated
-    by its own position and multiplied with the sinusoid of the key's position. No shift is needed, any offset and gap is exact, and there is no tensor [S,T,D].
-    Memory besides the scores: rotated queries [B,H,S,E] and sinusoids of the keys [B,T,E].
-    With a clamp, distances d are clipped to -clamp .. clamp. All keys beyond one end share the same second term, which is computed once per query.
+    With [s, c] = W_h^T (q_i + v_h), the second term is sum_k (s sin(i w) + c cos(i w)) cos(j w) +
+    (c sin(i w) - s cos(i w)) sin(j w): the query is rotated by its own position and multiplied with
+    the sinusoid of the key's position. No shift is needed, any offset and gap is exact, and there
+    is no tensor [S,T,D]. Memory besides the scores: rotated queries [B,H,S,E] and sinusoids of the
+    keys [B,T,E]. With a clamp, distances d are clipped to -clamp .. clamp. All keys beyond one end
+    share the same second term, which is computed once per query.
 
-    With segments, ((q_i + s_h) . e_h[t_i != t_j]) / sqrt(D) is added, with token types t and trained s, e (Yang et al. 2019, XLNet, Relative Segment
-    Encodings). Without token types all tokens are in one segment. The term is then the same for all keys and is left out.
+    With segments, ((q_i + s_h) . e_h[t_i != t_j]) / sqrt(D) is added, with token types t and
+    trained s, e (Yang et al. 2019, XLNet, Relative Segment Encodings). Without token types all
+    tokens are in one segment. The term is then the same for all keys and is left out.
 
     Hook: rescore. State: none. Range: 0 .. max_positions - 1.
 
@@ -38,10 +44,10 @@ class TransformerXL(PositionEncoding):
         segments: "pairs" adds the term of segments, as XLNet; "none", as Transformer-XL.
 
     Weights:
-        u, v: added to queries in the first and the second term, [H,D] each; r_w_bias and r_r_bias of checkpoints.
-        weight: W, [H,D,E].
-        s: added to queries in the term of segments, [H,D], r_s_bias of XLNet; if segments is "pairs".
-        segment: e for tokens of the same segment, then for tokens of different segments, [2,H,D], seg_embed of XLNet; if segments is "pairs".
+        u, v: added to queries in the first and the second term, [H,D] each; r_w_bias and r_r_bias
+        of checkpoints. weight: W, [H,D,E]. s: added to queries in the term of segments, [H,D],
+        r_s_bias of XLNet; if segments is "pairs". segment: e for tokens of the same segment, then
+        for tokens of different segments, [2,H,D], seg_embed of XLNet; if segments is "pairs".
 
     Raises:
         ValueError: odd width, a negative clamp, unknown segments.
@@ -63,8 +69,9 @@ class TransformerXL(PositionEncoding):
         scale: float,
         states: List[Tensor],
     ) -> Tensor:
-        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions [B,T], states [token types [B,S]] or []
-        to [B,S,H*D]."""
+        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S],
+        key_positions [B,T], states [token types [B,S]] or [] to [B,S,H*D].
+        """
         by_head = (q.to(torch.float32) + self.v.to(torch.float32)).transpose(1, 2)
         projected = by_head @ self.weight.to(torch.float32)
         s, c = projected.split(self.width // 2, dim=-1)
@@ -102,7 +109,8 @@ class TransformerXL(PositionEncoding):
         super().__init__()
         if geometry.width % 2:
             raise ValueError(
-                f"transformer_xl: expected an even width, got {geometry.width}; choose another width"
+                f"transformer_xl: expected an even width, got {geometry.width}; choose "
+                "another width"
             )
         self.width, self.clamp = geometry.width, clamp
         frequencies = sinusoids.frequencies(geometry.width)

@@ -1,4 +1,6 @@
-"""xPos: rotation with exponential decay (Sun et al. 2022, A Length-Extrapolatable Transformer, 2.2)."""
+"""xPos: rotation with exponential decay (Sun et al. 2022, A Length-Extrapolatable Transformer,
+2.2).
+"""
 
 import cmath
 import math
@@ -11,14 +13,18 @@ from posenc_export import ops
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows, Table
 from posenc_export.encodings.shared.rotary import Layout, multiply_pairs, rotary_size, waves_of
 
-LARGEST = 41.0  # exponent of e: the product of a far key and a near query, computed before masking, must stay below e^88, the limit of float32
+# Exponent of e: the product of a far key and a near query, computed before masking, must stay below
+# e^88, the limit of float32.
+LARGEST = 41.0
 
 
 class XPos(PositionEncoding):
-    """RoPE with pair k of queries scaled by z_k^((p - c) / scale_base) and of keys by its inverse, z_k = (2k/D + gamma) / (1 + gamma): scores decay with distance.
+    """RoPE with pair k of queries scaled by z_k^((p - c) / scale_base) and of keys by its inverse,
+    z_k = (2k/D + gamma) / (1 + gamma): scores decay with distance.
 
-    The centre c is max_positions / 2. It is fixed, because a centre that depends on the length would change cached keys. Scores depend on i - j only, but
-    factors grow with the distance from the centre, which limits the range; float16 caches allow ranges up to about 8192.
+    The centre c is max_positions / 2. It is fixed, because a centre that depends on the length
+    would change cached keys. Scores depend on i - j only, but factors grow with the distance from
+    the centre, which limits the range; float16 caches allow ranges up to about 8192.
 
     Hook: rotate. State: none. Range: 0 .. max_positions - 1.
 
@@ -29,7 +35,8 @@ class XPos(PositionEncoding):
         scale_base: unit of the decay in tokens, 512 in the paper.
 
     Raises:
-        ValueError: odd head size, unknown layout, theta, gamma or scale_base not above 0, a range whose factors overflow float32.
+        ValueError: odd head size, unknown layout, theta, gamma or scale_base not above 0, a range
+            whose factors overflow float32.
     """
 
     above = {"theta": 0, "gamma": 0, "scale_base": 0}
@@ -68,7 +75,8 @@ class XPos(PositionEncoding):
         if most > LARGEST:
             rule = f"factors of at most e^{LARGEST:.0f}"
             raise ValueError(
-                f"xpos: expected {rule}, got e^{most:.0f} at max_positions={geometry.max_positions}; set a larger scale_base"
+                f"xpos: expected {rule}, got e^{most:.0f} at "
+                f"max_positions={geometry.max_positions}; set a larger scale_base"
             )
         positions = np.arange(geometry.max_positions)[:, None]
         angles, factors = (

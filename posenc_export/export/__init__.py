@@ -5,7 +5,8 @@ try:
     import torch  # noqa: F401
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        f"export: expected {error.name} to be installed, got none; pip install 'posenc-export[export]'",
+        f"export: expected {error.name} to be installed, got none; pip install "
+        "'posenc-export[export]'",
         name=error.name,
     ) from None
 

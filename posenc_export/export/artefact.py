@@ -1,4 +1,6 @@
-"""Write artefact folders. Graph and manifest are written to a temporary folder, verified, then published in one step (runtime/artefact/publish.py)."""
+"""Write artefact folders. Graph and manifest are written to a temporary folder, verified, then
+published in one step (runtime/artefact/publish.py).
+"""
 
 import dataclasses
 import shutil
@@ -54,21 +56,27 @@ def export(
     max_loss: float = MAX_LOSS,
     size: Optional[float] = None,
 ) -> Manifest:
-    """Export `model` for `target`, verify the artefact (export/verify.py) and publish it as `folder`.
+    """Export `model` for `target`, verify the artefact (export/verify.py) and publish it as
+    `folder`.
 
     Args:
-        model: a float32 Stack, AttentionBlock, or torch.nn.Module that contains one of them (see models.user_module.OwnModule); it is not modified. Pass Sources(model)
-            to share one trace among several exports.
+        model: a float32 Stack, AttentionBlock, or torch.nn.Module that contains one of them (see
+            models.user_module.OwnModule); it is not modified. Pass Sources(model) to share one
+            trace among several exports.
         target: a name in TARGETS.
         folder: created, or replaced if it already holds an artefact.
-        signature, dtype, verify, progress, weights, calibrate, cache, tolerance, text, max_loss, size: fields of ExportOptions.
+        signature, dtype, verify, progress, weights, calibrate, cache, tolerance, text, max_loss,
+            size: fields of ExportOptions.
 
     Raises:
-        ValueError: unknown target, signature, dtype, weight or cache format; a folder that holds other files; a module that the target cannot represent;
-            calibration data that the model cannot read; a size that is too small, or for a model that reads no text; a tokenizer that cannot be read;
-            on text, a perplexity of more than `max_loss` times that in float32.
+        ValueError: unknown target, signature, dtype, weight or cache format; a folder that holds
+            other files; a module that the target cannot represent; calibration data that the model
+            cannot read; a size that is too small, or for a model that reads no text; a tokenizer
+            that cannot be read; on text, a perplexity of more than `max_loss` times that in
+            float32.
         VerificationError: the artefact does not agree with the module; nothing is written.
-        OSError: the folder cannot be written, or the disk is full; an existing artefact is unchanged.
+        OSError: the folder cannot be written, or the disk is full; an existing artefact is
+            unchanged.
     """
     return export_all(
         model,
@@ -102,9 +110,11 @@ def export_all(
     Args:
         model: as for `export`, like the exceptions.
         targets: names in TARGETS.
-        output: with one target, the artefact's folder; with several, the parent of one subfolder per target, named after it.
-        failed: gets the error of each target that cannot represent the module or whose artefact does not agree with it, while the others are published; None to
-            publish none if one fails.
+        output: with one target, the artefact's folder; with several, the parent of one subfolder
+            per target, named after it.
+        failed: gets the error of each target that cannot represent the module or whose artefact
+            does not agree with it, while the others are published; None to publish none if one
+            fails.
 
     Returns:
         The manifests of the published artefacts, in the order of `targets`.
@@ -166,7 +176,8 @@ def check_export(targets: Sequence[str], output: Path, options: ExportOptions) -
     """Check options and folders before exporting.
 
     Raises:
-        ValueError: ExportOptions.check refuses the options, or an artefact must not replace a folder.
+        ValueError: ExportOptions.check refuses the options, or an artefact must not replace a
+            folder.
     """
     options.check(targets)
     for place in folders(targets, output):
@@ -235,7 +246,9 @@ def _make(
 def _written(
     source: Source, described: Manifest, folder: Path, accuracy: Accuracy, options: ExportOptions
 ) -> Tuple[Manifest, Expected]:
-    """Write an unverified artefact to a new folder; return its manifest and the module's expected outputs."""
+    """Write an unverified artefact to a new folder; return its manifest and the module's
+    expected outputs.
+    """
     folder.mkdir(parents=True)
     source.release()
     with explain_errors(described.target, source.model, described.packages):

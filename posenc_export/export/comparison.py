@@ -1,4 +1,6 @@
-"""Compare a model with the module that it was built from, for every division of a sequence into calls."""
+"""Compare a model with the module that it was built from, for every division of a sequence into
+calls.
+"""
 
 from typing import Any, Callable, Dict, Union
 
@@ -35,34 +37,42 @@ DIFFERS = "docs/from-your-weights.md lists what often differs"
 def compare(
     ours: Union[Model, torch.nn.Module, Loaded], original: Callable[..., Any], inputs: Any
 ) -> Dict[str, Any]:
-    """Compare the outputs of a model with those of the module that it was built from: one full pass, and every division into calls of the parity grid.
+    """Compare the outputs of a model with those of the module that it was built from: one full
+    pass, and every division into calls of the parity grid.
 
     Args:
         ours: a block, a stack, a module around one, or an artefact that `load` returned.
-        original: called with a tensor [B,S] int64 or [B,S,E] float32, whole sequences from position 0. It returns a tensor [B,S,N], a tuple that begins with one, or
-            an object with logits or last_hidden_state. A module must be in eval mode.
-        inputs: token ids [B,S] or hidden states [B,S,E], an array or a tensor; at least 8 tokens, so that every division exists.
+        original: called with a tensor [B,S] int64 or [B,S,E] float32, whole sequences from position
+            0. It returns a tensor [B,S,N], a tuple that begins with one, or an object with logits
+            or last_hidden_state. A module must be in eval mode.
+        inputs: token ids [B,S] or hidden states [B,S,E], an array or a tensor; at least 8 tokens,
+            so that every division exists.
 
     Returns:
-        {"passed": True, "tolerance": largest allowed error, "error": the worst one, "cells": {name: error}}; errors are relative to the largest output.
+        {"passed": True, "tolerance": largest allowed error, "error": the worst one, "cells": {name:
+        error}}; errors are relative to the largest output.
 
     Raises:
-        ValueError: an error is above the tolerance, which rounding alone explains; outputs of another shape; a module in training mode.
+        ValueError: an error is above the tolerance, which rounding alone explains; outputs of
+            another shape; a module in training mode.
     """
     given = np.asarray(inputs.detach().cpu() if isinstance(inputs, Tensor) else inputs)
     if given.ndim < 2 or given.shape[1] < LEAST:
         raise ValueError(
-            f"compare: expected inputs [B,S] or [B,S,E] of at least {LEAST} tokens, got {list(given.shape)}; give longer ones"
+            f"compare: expected inputs [B,S] or [B,S,E] of at least {LEAST} tokens, got "
+            f"{list(given.shape)}; give longer ones"
         )
     if isinstance(original, torch.nn.Module) and original.training:
         raise ValueError(
-            "compare: expected the original in eval mode, got training mode, in which dropout is random; call original.eval()"
+            "compare: expected the original in eval mode, got training mode, in which "
+            "dropout is random; call original.eval()"
         )
     if isinstance(ours, Loaded):
         session = ours.session()
         if session.manifest.reference is None:
             raise ValueError(
-                "compare: expected an artefact with a tolerance, got one exported without verification; export it again, or give the model"
+                "compare: expected an artefact with a tolerance, got one exported without "
+                "verification; export it again, or give the model"
             )
         accuracy = accuracy_on(session.provider, session.manifest.reference)
     else:
@@ -73,7 +83,8 @@ def compare(
     whole = session.prefill(case.tokens, chunk=case.tokens.shape[1])
     if whole.shape != case.full.shape:
         raise ValueError(
-            f"compare: expected outputs of the original with shape {list(whole.shape)}, got {list(case.full.shape)}; compare the same part of the model"
+            f"compare: expected outputs of the original with shape {list(whole.shape)}, got "
+            f"{list(case.full.shape)}; compare the same part of the model"
         )
     error = rounded_up(worst_error(whole, case.full))
     if not error <= accuracy.tolerance:
@@ -86,15 +97,21 @@ def compare(
     cells = {FULL: error, **found.cells}
     worst = max(cells, key=lambda name: cells[name])
     if found.exceeds(accuracy.tolerance):
-        rule = f"compare: expected errors within {accuracy.tolerance:.1e} for every division into calls"
+        rule = (
+            f"compare: expected errors within {accuracy.tolerance:.1e} for every division into "
+            "calls"
+        )
         raise ValueError(
-            f"{rule}, got {cells[worst]:.1e} at '{worst}' and {error:.1e} in the full pass; report this if the original is causal, as ours"
+            f"{rule}, got {cells[worst]:.1e} at '{worst}' and {error:.1e} in the full pass; "
+            "report this if the original is causal, as ours"
         )
     return {"passed": True, "tolerance": accuracy.tolerance, "error": cells[worst], "cells": cells}
 
 
 def _case(given: np.ndarray, original: Callable[..., Any]) -> Case:
-    """Return the inputs as the larger batch of the grid, with the outputs of the original for them and for another ending. Missing rows are shifted copies."""
+    """Return the inputs as the larger batch of the grid, with the outputs of the original for
+    them and for another ending. Missing rows are shifted copies.
+    """
     rows = np.concatenate(
         [np.roll(given, shift, axis=1) for shift in range(-(-max(BATCHES) // len(given)))]
     )[: max(BATCHES)]
@@ -117,13 +134,16 @@ def _outputs(original: Callable[..., Any], tokens: np.ndarray) -> np.ndarray:
     )
     if not isinstance(value, Tensor):
         raise ValueError(
-            f"compare: expected the original to return a tensor, got {type(value).__name__}; give a function that returns the outputs alone"
+            f"compare: expected the original to return a tensor, got {type(value).__name__}; "
+            "give a function that returns the outputs alone"
         )
     return value.float().cpu().numpy()
 
 
 def _sees_later(original: Callable[..., Any], case: Case, accuracy: Accuracy) -> bool:
-    """Whether outputs of the original change if only the last token does, which becomes a copy of the first."""
+    """Whether outputs of the original change if only the last token does, which becomes a copy
+    of the first.
+    """
     tokens = np.concatenate((case.tokens[:, :-1], case.tokens[:, :1]), axis=1)
     return (
         not worst_error(_outputs(original, tokens)[:, :-1], case.full[:, :-1]) <= accuracy.tolerance
@@ -133,15 +153,22 @@ def _sees_later(original: Callable[..., Any], case: Case, accuracy: Accuracy) ->
 def _disagreement(
     whole: np.ndarray, case: Case, error: float, accuracy: Accuracy, sees_later: bool
 ) -> str:
-    """Return a message that says which tokens differ. The output of a causal model for its first token depends on no number of heads, position or scale.
+    """Return a message that says which tokens differ. The output of a causal model for its first
+    token depends on no number of heads, position or scale.
 
     Args:
         whole: outputs of ours.
         sees_later: whether the original is not causal, but ours is.
     """
-    rule = f"compare: expected outputs within {accuracy.tolerance:.1e} of those of the original, got {error:.1e}"
+    rule = (
+        f"compare: expected outputs within {accuracy.tolerance:.1e} of those of the original, "
+        f"got {error:.1e}"
+    )
     if sees_later:
-        found = "the original is not causal, as ours is: its outputs for earlier tokens change if only the last token changes"
+        found = (
+            "the original is not causal, as ours is: its outputs for earlier tokens change if "
+            "only the last token changes"
+        )
         return f"{rule}, and {found}; give it a causal mask, or build ours with causal=False"
     where = "from the first token on: check weights, biases, norms"
     if worst_error(whole[:, :1], case.full[:, :1]) <= accuracy.tolerance:

@@ -1,4 +1,6 @@
-"""Errors of torch about code from outside this package that a target cannot compile, reported in one line."""
+"""Errors of torch about code from outside this package that a target cannot compile, reported in
+one line.
+"""
 
 import contextlib
 from typing import Iterable, Iterator
@@ -16,7 +18,8 @@ VARIABLE = (
 
 @contextlib.contextmanager
 def explain_errors(target: str, model: Model, packages: Iterable[str]) -> Iterator[None]:
-    """Context manager that turns errors of torch about foreign code into a ValueError that names the code and the target.
+    """Context manager that turns errors of torch about foreign code into a ValueError that names
+    the code and the target.
 
     Errors pass unchanged if the model consists of code of this package only.
 
@@ -37,12 +40,16 @@ def explain_errors(target: str, model: Model, packages: Iterable[str]) -> Iterat
         takes = TAKES.get(target, "torch.onnx.export traces")
         cause = _cause(error)
         change = (
-            "write forward with the arguments of AttentionBlock.forward, as docs/own-model.md shows,"
+            (
+                "write forward with the arguments of AttentionBlock.forward, as "
+                "docs/own-model.md shows,"
+            )
             if VARIABLE in cause
             else "change the code"
         )
         raise ValueError(
-            f"export: target {target}: {what}: expected code that {takes}, got {cause}; {change} or choose another target"
+            f"export: target {target}: {what}: expected code that {takes}, got {cause}; "
+            f"{change} or choose another target"
         ) from error
 
 

@@ -1,4 +1,6 @@
-"""Inputs, outputs and states of a model: its manifest, example inputs for tracing, and the eager module as a target."""
+"""Inputs, outputs and states of a model: its manifest, example inputs for tracing, and the eager
+module as a target.
+"""
 
 from typing import Any, Dict, List, Tuple
 
@@ -55,7 +57,8 @@ def describe(
     Args:
         layout: "rows" or "columns" (runtime.artefact.manifest).
         update: update rule of every cache, "append" or "in_place".
-        geometry: the manifest's capacity_bucket, continuation_rows and contiguous, and weights, cache and calibration if they are quantized.
+        geometry: the manifest's capacity_bucket, continuation_rows and contiguous, and weights,
+            cache and calibration if they are quantized.
     """
     dtype = dtype_of(model)
     wanted = (
@@ -115,7 +118,9 @@ def describe(
 
 
 def text_of(model: Model) -> Text:
-    """Return the tokenizer and stop ids of a model; an empty Text for a model that reads hidden states."""
+    """Return the tokenizer and stop ids of a model; an empty Text for a model that reads hidden
+    states.
+    """
     return Text() if isinstance(model, AttentionBlock) else model.text
 
 
@@ -130,7 +135,9 @@ def _packages(config: AnyConfig) -> Dict[str, Package]:
 
 
 def step_weights(model: Model) -> int:
-    """Return the number of weights that a decode step reads: every matrix once, and one row of the token table."""
+    """Return the number of weights that a decode step reads: every matrix once, and one row of
+    the token table.
+    """
     if isinstance(model, OwnModule):
         tables = [part.weight for part in model.modules() if isinstance(part, torch.nn.Embedding)]
         own = [any(weight is table for table in tables) for weight in model.own_weights()]
@@ -151,7 +158,9 @@ def step_weights(model: Model) -> int:
 
 
 def _inputs_and_output(model: Model, outputs: Axis) -> Tuple[List[Value], Value]:
-    """Return the inputs other than positions, and the output. outputs: number of tokens per row that a decoder returns logits of."""
+    """Return the inputs other than positions, and the output. outputs: number of tokens per row
+    that a decoder returns logits of.
+    """
     dtype, width = passed(dtype_of(model)), model.config.width
     if isinstance(model, OwnModule):
         read = (
@@ -193,7 +202,9 @@ def _readout(model: Model, dtype: str) -> List[Value]:
 
 
 def _encoder(model: Model, dtype: str) -> List[Value]:
-    """Return the inputs that a decoder takes from an encoder; an empty list for a decoder without cross-attention."""
+    """Return the inputs that a decoder takes from an encoder; an empty list for a decoder
+    without cross-attention.
+    """
     values = []
     for layer, kind in enumerate(model.config.kinds if isinstance(model, Stack) else ()):
         if kind.attention.reads_encoder:
@@ -229,7 +240,9 @@ def _state(
 
 
 def eager(model: Model, signature: str = "positions") -> Tuple[torch.nn.Module, Manifest]:
-    """Return the eager module wrapped in a calling convention, and the manifest that a session needs to run it."""
+    """Return the eager module wrapped in a calling convention, and the manifest that a session
+    needs to run it.
+    """
     manifest = describe(
         model,
         "eager",
@@ -242,7 +255,8 @@ def eager(model: Model, signature: str = "positions") -> Tuple[torch.nn.Module, 
 
 
 def trace_inputs(manifest: Manifest, slots: str = P) -> Tuple[Tuple[Any, ...], Tuple[Any, ...]]:
-    """Return example arguments of the signature's forward and their dynamic axes. Encoder inputs follow the caches.
+    """Return example arguments of the signature's forward and their dynamic axes. Encoder inputs
+    follow the caches.
 
     slots: the axis of caches, for every target. Semantic operations append to caches with axis P.
     """

@@ -1,8 +1,11 @@
 """A reduced model for the edges of a model: two layers of each kind, in which far keys matter.
 
-In a whole model an ignored window changes outputs by less than rounding: one of 4096 keys with equal weights has 1/4096 of the attention, and a trained head looks
-elsewhere. Here the projections of attentions are drawn anew and their scores have a standard deviation of SPREAD, so that a query gives much of its weight to a few
-keys at any distance; which ones is random. Of thousands of queries behind an edge, some give it to the keys that are wrong. Other weights are those of the model.
+In a whole model an ignored window changes outputs by less than rounding: one of 4096 keys with
+equal weights has 1/4096 of the attention, and a trained head looks elsewhere. Here the projections
+of attentions are drawn anew and their scores have a standard deviation of SPREAD, so that a query
+gives much of its weight to a few keys at any distance; which ones is random. Of thousands of
+queries behind an edge, some give it to the keys that are wrong. Other weights are those of the
+model.
 """
 
 import copy
@@ -34,7 +37,9 @@ SEED = 20
 
 
 def edge_model(model: Model, spread: float = SPREAD) -> Model:
-    """Return the reduced form of a model in float32 and in eval mode. Of a model in float32 it shares the weights that it does not draw anew."""
+    """Return the reduced form of a model in float32 and in eval mode. Of a model in float32 it
+    shares the weights that it does not draw anew.
+    """
     inner = inner_of(model)
     part = RepeatedLayers.of(inner)
     reduced: Model = inner if part is None else part.model
@@ -49,7 +54,9 @@ def edge_model(model: Model, spread: float = SPREAD) -> Model:
 
 
 def _drawn(model: Model) -> Dict[int, Any]:
-    """Return new weights for the projections of attentions, by the identities of the old ones: variance 1 for inputs of variance 1, without biases."""
+    """Return new weights for the projections of attentions, by the identities of the old ones:
+    variance 1 for inputs of variance 1, without biases.
+    """
     generator, drawn = torch.Generator().manual_seed(SEED), {}
     for attention in model.attentions():
         for weight in attention.projection.parameters():
@@ -92,7 +99,9 @@ def _complete(made: Stack, part: Optional[RepeatedLayers]) -> None:
 
 
 def _spread(model: Model, spread: float) -> None:
-    """Scale the scores of every attention to a standard deviation, measured on the inputs that it gets for a few tokens."""
+    """Scale the scores of every attention to a standard deviation, measured on the inputs that
+    it gets for a few tokens.
+    """
     inputs: List[Tuple[Attention, Tensor]] = []
     with ExitStack() as hooks, torch.no_grad():
         for attention in model.attentions():

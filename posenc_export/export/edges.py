@@ -1,4 +1,6 @@
-"""Edges of a model: positions and distances at which its computation changes. They follow from its encodings and from what its layers see."""
+"""Edges of a model: positions and distances at which its computation changes. They follow from
+its encodings and from what its layers see.
+"""
 
 import re
 from typing import Any, Dict, Iterator, List
@@ -31,7 +33,9 @@ def edges_of(model: Model) -> List[Edge]:
 
 
 def indices_of(edges: List[Edge], manifest: Manifest) -> Dict[str, int]:
-    """Return the tokens at edges in a sequence from position 0 on, by name: edges of the model, and depths of a cache."""
+    """Return the tokens at edges in a sequence from position 0 on, by name: edges of the model,
+    and depths of a cache.
+    """
     return {
         **depths(fill_length(manifest) if manifest.states else 0),
         **{edge.name: edge.at for edge in edges},

@@ -1,4 +1,6 @@
-"""Outputs of the eager module for the inputs of a proof, in float32 for artefacts of every dtype."""
+"""Outputs of the eager module for the inputs of a proof, in float32 for artefacts of every
+dtype.
+"""
 
 from typing import Dict, List, Optional, Tuple
 
@@ -69,7 +71,8 @@ def eager_session(model: Model, capacity: Optional[int] = None) -> Session:
     """Return a session that runs the eager model in float32.
 
     Args:
-        capacity: as for Model.session. Caches are allocated in pages of 2 MiB, so that room for more tokens than are read costs memory.
+        capacity: as for Model.session. Caches are allocated in pages of 2 MiB, so that room for
+            more tokens than are read costs memory.
     """
     module, described = eager(in_dtype(model, "float32"))
     return Loaded(TorchGraph(module, described)).session(capacity=capacity)

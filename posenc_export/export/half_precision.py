@@ -1,4 +1,6 @@
-"""Faults in float16 and bfloat16 of encodings from outside this package, found before a model is traced and named with file and line."""
+"""Faults in float16 and bfloat16 of encodings from outside this package, found before a model is
+traced and named with file and line.
+"""
 
 import copy
 import sys
@@ -56,7 +58,9 @@ class Lines(TorchFunctionMode):
         return result
 
     def first(self, dtype: torch.dtype, of: torch.dtype) -> str:
-        """Return the first line that makes a tensor of this dtype with an operand of dtype `of`; the last line if there is none."""
+        """Return the first line that makes a tensor of this dtype with an operand of dtype `of`;
+        the last line if there is none.
+        """
         return next(
             (line for line, made, operands in self.made if made == dtype and of in operands),
             self.last,
@@ -64,7 +68,9 @@ class Lines(TorchFunctionMode):
 
 
 def _line() -> str:
-    """Return the innermost line of the call stack outside this package and torch, as FILE:LINE; "" if there is none."""
+    """Return the innermost line of the call stack outside this package and torch, as FILE:LINE;
+    "" if there is none.
+    """
     frame: Any = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename != __file__:
         if not frame.f_code.co_filename.startswith(LIBRARIES):
@@ -74,7 +80,8 @@ def _line() -> str:
 
 
 def check_model(model: Model, dtype: str) -> None:
-    """Check the encodings of a model that come from outside this package in the dtype of its activations.
+    """Check the encodings of a model that come from outside this package in the dtype of its
+    activations.
 
     Args:
         model: in float32.
@@ -92,7 +99,8 @@ def check_model(model: Model, dtype: str) -> None:
 
 
 def check_encoding(encoding: PositionEncoding, geometry: Geometry, dtype: str) -> None:
-    """Cast an encoding to `dtype`, call embed, rotate and bias, and compare them with the same weights in float32.
+    """Cast an encoding to `dtype`, call embed, rotate and bias, and compare them with the same
+    weights in float32.
 
     Args:
         encoding: in float32; it is not modified.
@@ -100,8 +108,9 @@ def check_encoding(encoding: PositionEncoding, geometry: Geometry, dtype: str) -
         dtype: "float16" or "bfloat16".
 
     Raises:
-        ValueError: a buffer that the cast rounds; a hook that fails, that returns another dtype than the contract says, or that rounds positions. The message has
-            the name of the buffer, or file and line.
+        ValueError: a buffer that the cast rounds; a hook that fails, that returns another dtype
+            than the contract says, or that rounds positions. The message has the name of the
+            buffer, or file and line.
     """
     half = getattr(torch, dtype)
     cast = copy.deepcopy(encoding).to(half)
@@ -122,19 +131,24 @@ def check_encoding(encoding: PositionEncoding, geometry: Geometry, dtype: str) -
 
 
 def _check_buffers(encoding: PositionEncoding, cast: PositionEncoding, dtype: str) -> None:
-    """Check that fixed numbers keep their values: a formula knows trained numbers as they are after the cast, and fixed ones as they were before."""
+    """Check that fixed numbers keep their values: a formula knows trained numbers as they are
+    after the cast, and fixed ones as they were before.
+    """
     for name, buffer in encoding.named_buffers():
         if not torch.equal(cast.get_buffer(name).to(buffer.dtype), buffer):
             found = f"buffer {name}, which the cast rounds"
             raise ValueError(
-                f"encoding {type(encoding).__name__}: expected fixed numbers that keep their values in a model of {dtype}, got {found}; {FIXED}"
+                f"encoding {type(encoding).__name__}: expected fixed numbers that keep their "
+                f"values in a model of {dtype}, got {found}; {FIXED}"
             )
 
 
 def _in_half(
     rule: str, encoding: PositionEncoding, hook: str, geometry: Geometry, half: torch.dtype
 ) -> Tuple[Lines, List[Tensor]]:
-    """Call a hook in half precision; return the lines that it ran and its results, of the dtypes of the contract. rule: beginning of errors."""
+    """Call a hook in half precision; return the lines that it ran and its results, of the dtypes
+    of the contract. rule: beginning of errors.
+    """
     name, wanted = _name(half), torch.float32 if hook == "bias" else half
     arguments = _arguments(encoding, hook, geometry, half)
     with Lines() as lines:
@@ -147,7 +161,8 @@ def _in_half(
     if other is not None:
         found = f"{_name(other)}, made at {lines.first(other, half)}"
         raise ValueError(
-            f"{rule} to return {_name(wanted)} in a model of {name}, got {found}; {EXACT if hook == 'bias' else CONVERT}"
+            f"{rule} to return {_name(wanted)} in a model of {name}, got {found}; "
+            f"{EXACT if hook == 'bias' else CONVERT}"
         )
     return lines, results
 
@@ -155,7 +170,9 @@ def _in_half(
 def _compare(
     rule: str, dtype: str, lines: Lines, results: Sequence[Tensor], expected: Sequence[Tensor]
 ) -> None:
-    """Compare results in half precision with those of the same weights in float32. rule: beginning of the error."""
+    """Compare results in half precision with those of the same weights in float32. rule:
+    beginning of the error.
+    """
     errors = Errors()
     for result, exact in zip(results, expected, strict=True):
         errors.add(result.double().numpy(), exact.double().numpy())
@@ -166,7 +183,8 @@ def _compare(
     if not error <= bound:
         place = lines.first(getattr(torch, dtype), torch.int64)
         raise ValueError(
-            f"{rule} in {dtype} within {bound:.1e} of float32, got {error:.1e}, with positions rounded to {dtype} at {place}; {EXACT}"
+            f"{rule} in {dtype} within {bound:.1e} of float32, got {error:.1e}, with "
+            f"positions rounded to {dtype} at {place}; {EXACT}"
         )
 
 
@@ -175,7 +193,9 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _results(hook: str, geometry: Geometry, returned: Any) -> List[Tensor]:
-    """Return the tensors that a hook returned, without states, and with 0 for the biases of hidden keys, which may be any number."""
+    """Return the tensors that a hook returned, without states, and with 0 for the biases of
+    hidden keys, which may be any number.
+    """
     if hook != "bias":
         return [one for one in returned if isinstance(one, Tensor)]
     hidden = torch.ones(len(_places(geometry)), len(_places(geometry)), dtype=torch.bool).triu(1)
@@ -194,7 +214,9 @@ def _places(geometry: Geometry) -> List[int]:
 def _arguments(
     encoding: PositionEncoding, hook: str, geometry: Geometry, dtype: torch.dtype
 ) -> Tuple[Any, ...]:
-    """Return the arguments of a hook: random numbers that are exact in half precision, for small and large positions."""
+    """Return the arguments of a hook: random numbers that are exact in half precision, for small
+    and large positions.
+    """
     places, random = torch.tensor([_places(geometry)]), torch.Generator().manual_seed(0)
     coordinates = places.expand(encoding.axes, 1, -1) if encoding.axes else places
 

@@ -1,4 +1,6 @@
-"""Check "indices" of targets without a graph of ONNX nodes: the module's own functions of positions, slots and visible keys, at the same edges."""
+"""Check "indices" of targets without a graph of ONNX nodes: the module's own functions of
+positions, slots and visible keys, at the same edges.
+"""
 
 import functools
 import json
@@ -19,7 +21,9 @@ Limits = Tuple[int, int, int]  # before, after and chunk of a rule of visibility
 
 
 def of_module(model: Model, manifest: Manifest) -> Dict[str, Check]:
-    """Return the check of a module whose target has no ONNX graph, by name; an empty dict for other targets."""
+    """Return the check of a module whose target has no ONNX graph, by name; an empty dict for
+    other targets.
+    """
     if manifest.target not in ("torchscript", "pt2", "aotinductor", "eager"):
         return {}
     compared, failures, skipped = 0, {}, {}
@@ -80,7 +84,9 @@ def _compared(facts: str, limits: Limits, lengths: _Range) -> Tuple[int, str]:
 
 
 def _positions(manifest: Manifest, places: Places, caches: bool) -> Tuple[Any, Any]:
-    """Return positions of tokens [B,S] and of keys [B,T], as the module's signature computes them."""
+    """Return positions of tokens [B,S] and of keys [B,T], as the module's signature computes
+    them.
+    """
     feeds = {name: torch.from_numpy(np.array(x)) for name, x in places.feeds.items()}
     if manifest.signature == "mask":
         counted = counted_from(feeds["attention_mask"])

@@ -1,4 +1,6 @@
-"""Configuration files with which optimum-onnx, transformers.js and onnxruntime-genai load an artefact folder of signature mask."""
+"""Configuration files with which optimum-onnx, transformers.js and onnxruntime-genai load an
+artefact folder of signature mask.
+"""
 
 import json
 from pathlib import Path
@@ -11,16 +13,23 @@ from posenc_export.runtime.artefact.manifest import Axis, Manifest
 from posenc_export.runtime.artefact.rules import graph_file
 
 CONFIG, GENERATION, GENAI = "config.json", "generation_config.json", "genai_config.json"
-# GemmaConfig is the only model type of which optimum-onnx 0.1 and transformers.js 4.3 both read heads, kv heads and head size separately.
+# GemmaConfig is the only model type of which optimum-onnx 0.1 and transformers.js 4.3 both read
+# heads, kv heads and head size separately.
 DECODER, ENCODER = ("gemma", "GemmaForCausalLM"), ("bert", "BertModel")
-NOTE = "model_type only selects the keys that hold the cache sizes; the graph is model.onnx, and posenc.json describes it"
+NOTE = (
+    "model_type only selects the keys that hold the cache sizes; the graph is model.onnx, and "
+    "posenc.json describes it"
+)
 
 
 def write(model: Stack, manifest: Manifest, folder: Path) -> None:
-    """Write config.json, and for decoders generation_config.json and genai_config.json, if these formats can describe the graph.
+    """Write config.json, and for decoders generation_config.json and genai_config.json, if these
+    formats can describe the graph.
 
-    They cannot describe blocks, embedding parts, the parts of an encoder-decoder model, signature positions, graphs that are not ONNX files, and decoders with
-    states other than keys and values of one shape in every layer. A decoder for onnx-static gets genai_config.json only: the other programs grow their caches.
+    They cannot describe blocks, embedding parts, the parts of an encoder-decoder model, signature
+    positions, graphs that are not ONNX files, and decoders with states other than keys and values
+    of one shape in every layer. A decoder for onnx-static gets genai_config.json only: the other
+    programs grow their caches.
     """
     if manifest.signature != "mask" or graph_file(manifest) != "model.onnx":
         return
@@ -45,7 +54,9 @@ def write(model: Stack, manifest: Manifest, folder: Path) -> None:
 
 
 def _cache_shape(manifest: Manifest, layers: int) -> Optional[Tuple[Axis, Axis]]:
-    """Return the heads and the head size of all caches; None if they differ between layers or a state is neither keys nor values."""
+    """Return the heads and the head size of all caches; None if they differ between layers or a
+    state is neither keys nor values.
+    """
     wanted = [
         f"past_key_values.{layer}.{part}" for layer in range(layers) for part in ("key", "value")
     ]
@@ -101,7 +112,9 @@ def _decoder(config: StackConfig, manifest: Manifest, shape: Tuple[Axis, Axis]) 
 
 
 def _genai(config: StackConfig, manifest: Manifest, shape: Tuple[Axis, Axis]) -> Dict[str, Any]:
-    """Return the keys of onnxruntime-genai 0.18. Its type selects the graph's inputs: "llama" feeds input_ids, attention_mask and caches."""
+    """Return the keys of onnxruntime-genai 0.18. Its type selects the graph's inputs: "llama"
+    feeds input_ids, attention_mask and caches.
+    """
     heads, size = shape
     decoder = {
         "filename": "model.onnx",
@@ -123,7 +136,8 @@ def _genai(config: StackConfig, manifest: Manifest, shape: Tuple[Axis, Axis]) ->
             "present_value_names": "present.%d.value",
         },
     }
-    # onnxruntime-genai returns the logits of the last token of a prompt that is not pad_token_id. Without stop tokens, this is the id least likely to end a prompt.
+    # onnxruntime-genai returns the logits of the last token of a prompt that is not pad_token_id.
+    # Without stop tokens, this is the id least likely to end a prompt.
     ids = {
         "eos_token_id": manifest.stop_ids,
         "pad_token_id": next(iter(manifest.stop_ids), config.tokens.vocabulary - 1),

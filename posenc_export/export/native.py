@@ -1,4 +1,5 @@
-"""Compile pt2 artefacts to native code with AOTInductor, for the machine that compiles them, and verify them there.
+"""Compile pt2 artefacts to native code with AOTInductor, for the machine that compiles them, and
+verify them there.
 
 Source: torch 2.13, torch/_inductor/__init__.py (aoti_compile_and_package).
 """
@@ -29,7 +30,8 @@ from posenc_export.runtime.graphs.quiet import quiet
 from posenc_export.runtime.graphs.torch_files import read_program
 
 ATEN = torch.ops.aten
-SLOTS = 11  # example of the slots of a cache in memory; any number but the example sizes of describe.TRACE
+# Example of the slots of a cache in memory; any number but the example sizes of describe.TRACE.
+SLOTS = 11
 OPTIONS = {
     "cpp.dynamic_threads": True
 }  # otherwise the code always uses as many threads as this process
@@ -41,9 +43,11 @@ def compile_artefact(
     progress: Optional[Callable[[str], None]] = None,
     digest: Optional[str] = None,
 ) -> Manifest:
-    """Compile a verified artefact of target pt2 for this machine, verify the native code on the whole grid, and publish it as `output`.
+    """Compile a verified artefact of target pt2 for this machine, verify the native code on the
+    whole grid, and publish it as `output`.
 
-    The result has target aotinductor. It loads only on a machine like this one, with the same version of torch, and only with provider="aotinductor".
+    The result has target aotinductor. It loads only on a machine like this one, with the same
+    version of torch, and only with provider="aotinductor".
 
     Args:
         folder: artefact of target pt2.
@@ -52,10 +56,12 @@ def compile_artefact(
         digest: expected digest of the pt2 artefact, as for runtime.load.
 
     Raises:
-        ValueError: no C++ compiler, an artefact of another target or without a passed certificate, a folder that holds other files, a program that AOTInductor
-            cannot compile.
-        VerificationError: the native code does not agree with the reference of the artefact; nothing is written.
-        OSError: the folder cannot be written, or the disk is full; an existing artefact is unchanged.
+        ValueError: no C++ compiler, an artefact of another target or without a passed certificate,
+            a folder that holds other files, a program that AOTInductor cannot compile.
+        VerificationError: the native code does not agree with the reference of the artefact;
+            nothing is written.
+        OSError: the folder cannot be written, or the disk is full; an existing artefact is
+            unchanged.
     """
     folder, output = files.locate(folder), Path(output)
     check_compile(folder, output)
@@ -100,12 +106,14 @@ def check_compile(folder: Path, output: Path) -> None:
     )  # as Inductor chooses it
     if shutil.which(compiler) is None:
         raise ValueError(
-            f"compile: expected the C++ compiler {compiler}, got none of this name; install it, or name another in the environment variable CXX"
+            f"compile: expected the C++ compiler {compiler}, got none of this name; install "
+            "it, or name another in the environment variable CXX"
         )
     manifest = manifests.read_alone(folder)
     if manifest.target != "pt2":
         raise ValueError(
-            f"compile: expected an artefact of target pt2, got target {manifest.target}; export with --target pt2"
+            f"compile: expected an artefact of target pt2, got target {manifest.target}; "
+            "export with --target pt2"
         )
     if (
         manifest.reference is None
@@ -113,11 +121,13 @@ def check_compile(folder: Path, output: Path) -> None:
         or not manifest.certificate["passed"]
     ):
         raise ValueError(
-            f"compile: expected a verified artefact, got {folder} without a passed certificate; export it without --no-verify"
+            f"compile: expected a verified artefact, got {folder} without a passed "
+            "certificate; export it without --no-verify"
         )
     if output.resolve() == folder.resolve():
         raise ValueError(
-            f"compile: expected a folder other than that of the pt2 artefact, got {output}; give another with --output"
+            f"compile: expected a folder other than that of the pt2 artefact, got {output}; "
+            "give another with --output"
         )
     check_folder(output)
 
@@ -146,26 +156,32 @@ def _compile(program: Any, manifest: Manifest, path: Path) -> None:
             (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
         )
         raise ValueError(
-            f"compile: expected a program that AOTInductor compiles, got {reason[:200]}; run the pt2 artefact itself"
+            f"compile: expected a program that AOTInductor compiles, got {reason[:200]}; run "
+            "the pt2 artefact itself"
         ) from error
 
 
 def _prepare(program: Any, manifest: Manifest) -> None:
-    """Complete a program for Inductor: example inputs, caches with gaps, and writes into caches that need no copy."""
+    """Complete a program for Inductor: example inputs, caches with gaps, and writes into caches
+    that need no copy.
+    """
     program.example_inputs = (trace_inputs(manifest, M)[0], {})
     graph, names = program.graph, program.graph_signature.user_inputs[len(manifest.inputs) :]
     placeholders = {node.name: node for node in graph.nodes if node.op == "placeholder"}
     _set_strides([placeholders[name] for name in names[: len(manifest.states)]], manifest)
     for node in graph.nodes:
         if node.target is ATEN.index_put_.default and node.args[0].target is ATEN.transpose.int:
-            # Inductor copies a cache that it writes through a view. Swapped axes 1 and 2 equal an index without axis 1 (posenc_export.ops.append).
+            # Inductor copies a cache that it writes through a view. Swapped axes 1 and 2 equal an
+            # index without axis 1 (posenc_export.ops.append).
             cache, (rows, slots) = node.args[0].args[0], node.args[1]
             node.args = (cache, [rows, None, slots], *node.args[2:])
     program.graph_module.recompile()
 
 
 def _set_strides(nodes: List[torch.fx.Node], manifest: Manifest) -> None:
-    """Let caches be the first slots of larger memory. Without it, Inductor takes caches as contiguous, and its code does not check that they are."""
+    """Let caches be the first slots of larger memory. Without it, Inductor takes caches as
+    contiguous, and its code does not check that they are.
+    """
     made: Dict[int, torch.SymInt] = {}
     for node, state in zip(nodes, manifest.states, strict=True):
         if state.update != "in_place":

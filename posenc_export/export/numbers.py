@@ -1,7 +1,8 @@
 """Compare every number that an artefact stores with its module.
 
-Parameters, buffers, tables and rounded weights are compared bit by bit, constants that the optimizer
-computed from them in float64. Constants are matched by name: lowerings name them after parameters.
+Parameters, buffers, tables and rounded weights are compared bit by bit, constants that the
+optimizer computed from them in float64. Constants are matched by name: lowerings name them after
+parameters.
 """
 
 from pathlib import Path

@@ -22,20 +22,26 @@ class ExportOptions:
 
     Args:
         signature: "positions" (position_ids) or "mask" (attention_mask).
-        dtype: "float32", "float16" or "bfloat16" (target ort-cuda), of weights, activations and caches; None selects the target's first dtype.
-        verify: run the parity grid and write its certificate; "quick" for one scenario of each kind of call (runtime.verification.cells.QUICK).
+        dtype: "float32", "float16" or "bfloat16" (target ort-cuda), of weights, activations and
+            caches; None selects the target's first dtype.
+        verify: run the parity grid and write its certificate; "quick" for one scenario of each kind
+            of call (runtime.verification.cells.QUICK).
         progress: called with one line of text at each stage.
-        weights: name of formats.FORMATS to quantize the linear layers and the token table; "keep" for the blocks of a GGUF file, on target ort
-            (quantization/kept.py); None keeps weights in dtype.
-        calibrate: file with calibration data for weights of 4 bits or int8 and for caches: text, or hidden states float32 [tokens,E] in .npy for a model that reads
-            them.
-        cache: "int8" to quantize cached keys and values, which needs calibration data; None keeps caches in dtype.
-        tolerance: largest error, above 0 and below 1, of the artefact against its module with the same
-            rounded weights; of its float32 form if it rounds activations or caches. None for that of
-            float32 (numerics.tolerance).
-        text: file with text to measure the loss of an artefact of few bits on; None for a part of the calibration data, or a text that the package brings.
+        weights: name of formats.FORMATS to quantize the linear layers and the token table; "keep"
+            for the blocks of a GGUF file, on target ort (quantization/kept.py); None keeps weights
+            in dtype.
+        calibrate: file with calibration data for weights of 4 bits or int8 and for caches: text, or
+            hidden states float32 [tokens,E] in .npy for a model that reads them.
+        cache: "int8" to quantize cached keys and values, which needs calibration data; None keeps
+            caches in dtype.
+        tolerance: largest error, above 0 and below 1, of the artefact against its module with the
+            same rounded weights; of its float32 form if it rounds activations or caches. None for
+            that of float32 (numerics.tolerance).
+        text: file with text to measure the loss of an artefact of few bits on; None for a part of
+            the calibration data, or a text that the package brings.
         max_loss: largest perplexity on that text, over that of the float32 module, at least 1.
-        size: most megabytes (10^6 bytes) of graph and weights, on target ort: each weight gets one of several formats (quantization/mixed.py); None for no limit.
+        size: most megabytes (10^6 bytes) of graph and weights, on target ort: each weight gets one
+            of several formats (quantization/mixed.py); None for no limit.
     """
 
     signature: str = "positions"
@@ -74,20 +80,23 @@ class ExportOptions:
         """Check the options for some targets.
 
         Raises:
-            ValueError: unknown target, signature, dtype, weight or cache format; one that a target does not support; a quantized cache without calibration data, or
-                calibration data that is not needed; a size that is not above 0, or with a format of weights; a tolerance that is not above 0 and below 1;
-                a largest loss below 1.
+            ValueError: unknown target, signature, dtype, weight or cache format; one that a target
+                does not support; a quantized cache without calibration data, or calibration data
+                that is not needed; a size that is not above 0, or with a format of weights; a
+                tolerance that is not above 0 and below 1; a largest loss below 1.
         """
         for target in targets:
             self._check_names(target)
             kind = TARGETS[target]
             if self.dtype is not None and self.dtype not in kind.dtypes:
                 raise ValueError(
-                    f"export: expected dtype {' or '.join(kind.dtypes)} for target {target}, got {self.dtype}; change dtype or target"
+                    f"export: expected dtype {' or '.join(kind.dtypes)} for target {target}, "
+                    f"got {self.dtype}; change dtype or target"
                 )
             if self.signature not in kind.layout:
                 raise ValueError(
-                    f"export: expected signature {' or '.join(kind.layout)} for target {target}, got {self.signature}; choose target ort or onnx"
+                    f"export: expected signature {' or '.join(kind.layout)} for target "
+                    f"{target}, got {self.signature}; choose target ort or onnx"
                 )
             self._check_format(
                 "weights",
@@ -111,28 +120,35 @@ class ExportOptions:
             )
         if self.calibrate is None and self.cache is not None:
             raise ValueError(
-                f"export: expected calibration data for the scales of cache {self.cache}, got none; pass a sample of the model's inputs as calibrate"
+                f"export: expected calibration data for the scales of cache {self.cache}, "
+                "got none; pass a sample of the model's inputs as calibrate"
             )
         if (
             self.calibrate is not None
             and self.cache is None
             and not (self.format and format_of(self.format).calibrated)
         ):
-            rule = "export: expected calibration data only for weights int8 or of 4 bits, or cache int8"
+            rule = (
+                "export: expected calibration data only for weights int8 or of 4 bits, or cache "
+                "int8"
+            )
             raise ValueError(f"{rule}, got it for {self.format or 'neither'}; omit calibrate")
         if self.verify not in (True, False, "quick"):
             raise ValueError(
-                f"export: expected verify to be True, False or 'quick', got {self.verify!r}; omit it for the whole grid"
+                f"export: expected verify to be True, False or 'quick', got {self.verify!r}; "
+                "omit it for the whole grid"
             )
         check_tolerance(self.tolerance)
         if self.size is not None and (self.weights is not None or not 0 < self.size < math.inf):
             got = f"{self.size:g} MB" + (f" and weights {self.weights}" if self.weights else "")
             raise ValueError(
-                f"export: expected a size above 0 and no format of weights with it, got {got}; give one of them"
+                "export: expected a size above 0 and no format of weights with it, got "
+                f"{got}; give one of them"
             )
         if not self.max_loss >= 1:
             raise ValueError(
-                f"export: expected max_loss to be at least 1, the perplexity of float32, got {self.max_loss}; omit it for {MAX_LOSS}"
+                "export: expected max_loss to be at least 1, the perplexity of float32, got "
+                f"{self.max_loss}; omit it for {MAX_LOSS}"
             )
 
     def _check_names(self, target: str) -> None:
@@ -157,5 +173,6 @@ class ExportOptions:
         if format_ is not None and not (target in able and self.dtype in (None, "float32")):
             found = target if self.dtype is None else f"{target} in {self.dtype}"
             raise ValueError(
-                f"export: expected target {' or '.join(able)} in float32 for {what} {format_}, got {found}; change the target or omit {what}"
+                f"export: expected target {' or '.join(able)} in float32 for {what} "
+                f"{format_}, got {found}; change the target or omit {what}"
             )

@@ -1,4 +1,6 @@
-"""Release the memory of weights that are mapped from a file; the system reads them from the file again when needed."""
+"""Release the memory of weights that are mapped from a file; the system reads them from the file
+again when needed.
+"""
 
 import bisect
 import ctypes
@@ -19,7 +21,8 @@ MAPPING = re.compile(
 
 
 def page_out(arrays: Iterable[Numbers]) -> int:
-    """Ask the system to release the memory of arrays that are mapped from a file, and of what was freed. Has no effect on systems other than Linux.
+    """Ask the system to release the memory of arrays that are mapped from a file, and of what was
+    freed. Has no effect on systems other than Linux.
 
     Returns:
         Number of bytes of mapped arrays.
@@ -68,9 +71,11 @@ def _advice(mapped: List[Tuple[int, int, int]], first: int, end: int) -> int:
 
 
 def _mapped() -> List[Tuple[int, int, int]]:
-    """Return the address ranges of this process that are backed by a file, ascending, each with the advice that releases its memory and keeps its content.
+    """Return the address ranges of this process that are backed by a file, ascending, each with the
+    advice that releases its memory and keeps its content.
 
-    The pages of a shared mapping are those of the file. Those of a private one may have been written to, so that the system must keep them.
+    The pages of a shared mapping are those of the file. Those of a private one may have been
+    written to, so that the system must keep them.
     """
     found = [
         MAPPING.match(line)

@@ -1,4 +1,6 @@
-"""Measure what an artefact with rounded weights, activations or caches loses against its float32 module, and refuse a loss above a limit."""
+"""Measure what an artefact with rounded weights, activations or caches loses against its float32
+module, and refuse a loss above a limit.
+"""
 
 import math
 from pathlib import Path
@@ -50,7 +52,8 @@ def write(folder: Path, manifest: Manifest, inputs: Inputs, say: Progress) -> Ma
         say: reports progress.
 
     Raises:
-        ValueError: on text, the perplexity is more than `inputs.most` times that of the float32 module.
+        ValueError: on text, the perplexity is more than `inputs.most` times that of the float32
+            module.
     """
     proof = manifest.certificate
     assert proof is not None
@@ -104,7 +107,9 @@ class Loss:
     def add(
         self, actual: np.ndarray, expected: np.ndarray, following: Optional[np.ndarray] = None
     ) -> None:
-        """Add outputs [B,L,V], and the token ids that follow each of them [B,L] if they are text."""
+        """Add outputs [B,L,V], and the token ids that follow each of them [B,L] if they are
+        text.
+        """
         for first in range(0, expected.shape[1], TOKENS):
             few = slice(first, first + TOKENS)
             self._add_few(
@@ -206,15 +211,24 @@ def _check_loss(found: Loss, manifest: Manifest, inputs: Inputs, text: MeasuredT
         " and ".join(f"{name} {format_}" for name, format_ in rounded.items() if format_)
         or f"dtype {manifest.dtype}"
     )
-    measured = f"{figures['perplexity']:.3g} instead of {figures['float32_perplexity']:.3g} on {found.tokens} tokens, {text.name}"
-    rule = f"export: expected {what} to raise the perplexity at most {inputs.most:g} times, got {found.ratio:.2f} times ({measured})"
+    measured = (
+        f"{figures['perplexity']:.3g} instead of {figures['float32_perplexity']:.3g} on "
+        f"{found.tokens} tokens, {text.name}"
+    )
+    rule = (
+        f"export: expected {what} to raise the perplexity at most {inputs.most:g} times, got "
+        f"{found.ratio:.2f} times ({measured})"
+    )
     raise ValueError(
-        f"{rule}; {' or '.join([*_better(manifest, inputs, text), f'accept it with max_loss {math.ceil(100 * found.ratio) / 100:.2f}'])}"
+        f"{rule}; "
+        f"{' or '.join([*_better(manifest, inputs, text), f'accept it with max_loss {math.ceil(100 * found.ratio) / 100:.2f}'])}"
     )
 
 
 def _better(manifest: Manifest, inputs: Inputs, text: MeasuredText) -> List[str]:
-    """Return what else a user can do, and how much the perplexity rises with larger formats of weights."""
+    """Return what else a user can do, and how much the perplexity rises with larger formats of
+    weights.
+    """
     if manifest.weights is None or manifest.weights.format not in (*BY_SIZE, MIXED):
         return ["choose float32"]
     chosen = manifest.weights.format

@@ -1,6 +1,7 @@
 """Wrap a model in one of the two calling conventions of artefacts, "positions" or "mask".
 
-Shapes: B batch, S new tokens, P past, T = P + S, E width, A coordinates per token, R tokens whose logits are computed, V vocabulary.
+Shapes: B batch, S new tokens, P past, T = P + S, E width, A coordinates per token, R tokens whose
+logits are computed, V vocabulary.
 """
 
 from typing import List, Tuple, Type
@@ -14,7 +15,9 @@ from posenc_export.models.user_module import Model
 
 
 class Signature(torch.nn.Module):
-    """A model in a calling convention. Each subclass is one list of arguments, which the file of a TorchScript module fixes."""
+    """A model in a calling convention. Each subclass is one list of arguments, which the file of
+    a TorchScript module fixes.
+    """
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -27,15 +30,19 @@ class Signature(torch.nn.Module):
 
 
 class PositionSignature(Signature):
-    """Signature "positions": position_ids is an input, and the key positions of the cache are a state.
+    """Signature "positions": position_ids is an input, and the key positions of the cache are a
+    state.
 
-    position_ids [B,S] are places in the sequence, -1 for padding. Encodings with A coordinates take [1+A,B,S]: the places, then the coordinates.
+    position_ids [B,S] are places in the sequence, -1 for padding. Encodings with A coordinates take
+    [1+A,B,S]: the places, then the coordinates.
     """
 
     def forward(
         self, x: Tensor, position_ids: Tensor, past_positions: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, Tensor, List[Tensor]]:
-        """Take x [B,S] int64 or [B,S,E], position_ids [B,S] or [1+A,B,S], past_positions [B,P] int64 and states in layer order; return output, key positions, states."""
+        """Take x [B,S] int64 or [B,S,E], position_ids [B,S] or [1+A,B,S], past_positions [B,P]
+        int64 and states in layer order; return output, key positions, states.
+        """
         places, coordinates = places_of(position_ids, self.axes)
         write_index = ops.write_index(past_positions.ge(0).sum(1), places)
         key_positions = ops.append_positions(past_positions, places, write_index)
@@ -44,7 +51,9 @@ class PositionSignature(Signature):
 
 
 class LogitsSignature(Signature):
-    """PositionSignature for decoders: computes logits only for the tokens in the columns logits_index."""
+    """PositionSignature for decoders: computes logits only for the tokens in the columns
+    logits_index.
+    """
 
     def forward(
         self,
@@ -54,7 +63,9 @@ class LogitsSignature(Signature):
         past_positions: Tensor,
         states: List[Tensor],
     ) -> Tuple[Tensor, Tensor, List[Tensor]]:
-        """Take logits_index [B,R] int64, and other arguments like PositionSignature.forward; return logits [B,R,V], key positions, states."""
+        """Take logits_index [B,R] int64, and other arguments like PositionSignature.forward;
+        return logits [B,R,V], key positions, states.
+        """
         places, coordinates = places_of(position_ids, self.axes)
         write_index = ops.write_index(past_positions.ge(0).sum(1), places)
         key_positions = ops.append_positions(past_positions, places, write_index)
@@ -65,12 +76,16 @@ class LogitsSignature(Signature):
 
 
 class CallSignature(Signature):
-    """Signature "positions" for models without cached keys: attention, if there is any, reads only the keys of the same call."""
+    """Signature "positions" for models without cached keys: attention, if there is any, reads
+    only the keys of the same call.
+    """
 
     def forward(
         self, x: Tensor, position_ids: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
-        """Take x [B,S] int64 or [B,S,E], position_ids [B,S] or [1+A,B,S] and states in layer order; return output, states."""
+        """Take x [B,S] int64 or [B,S,E], position_ids [B,S] or [1+A,B,S] and states in layer
+        order; return output, states.
+        """
         places, coordinates = places_of(position_ids, self.axes)
         output, present = self.model(
             x, places, coordinates, places, torch.zeros_like(places[:, 0]), states
@@ -79,12 +94,16 @@ class CallSignature(Signature):
 
 
 class CallLogitsSignature(Signature):
-    """CallSignature for decoders: computes logits only for the tokens in the columns logits_index."""
+    """CallSignature for decoders: computes logits only for the tokens in the columns
+    logits_index.
+    """
 
     def forward(
         self, x: Tensor, position_ids: Tensor, logits_index: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
-        """Take logits_index [B,R] int64, and other arguments like CallSignature.forward; return logits [B,R,V], states."""
+        """Take logits_index [B,R] int64, and other arguments like CallSignature.forward; return
+        logits [B,R,V], states.
+        """
         places, coordinates = places_of(position_ids, self.axes)
         output, present = self.model(
             x,
@@ -100,12 +119,16 @@ class CallLogitsSignature(Signature):
 
 
 class MaskSignature(Signature):
-    """Signature "mask", as in Hugging Face models: attention_mask [B,T] is 0 at padding, and positions count its ones from 0."""
+    """Signature "mask", as in Hugging Face models: attention_mask [B,T] is 0 at padding, and
+    positions count its ones from 0.
+    """
 
     def forward(
         self, x: Tensor, attention_mask: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
-        """Take x [B,S] int64 or [B,S,E], attention_mask [B,T] int64 and states in layer order; return output, states."""
+        """Take x [B,S] int64 or [B,S,E], attention_mask [B,T] int64 and states in layer order;
+        return output, states.
+        """
         counted = counted_from(attention_mask)
         past = attention_mask.size(1) - x.size(1)
         positions = counted[:, past:]
@@ -117,12 +140,16 @@ class MaskSignature(Signature):
 
 
 class SegmentSignature(Signature):
-    """Signature "positions" for models with token types: token_type_ids is another input. There are no states."""
+    """Signature "positions" for models with token types: token_type_ids is another input. There
+    are no states.
+    """
 
     def forward(
         self, x: Tensor, token_type_ids: Tensor, position_ids: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
-        """Take x and token_type_ids [B,S] int64, position_ids [B,S] or [1+A,B,S] and an empty list of states; return output, empty list."""
+        """Take x and token_type_ids [B,S] int64, position_ids [B,S] or [1+A,B,S] and an empty
+        list of states; return output, empty list.
+        """
         places, coordinates = places_of(position_ids, self.axes)
         return self.model(
             x, places, coordinates, places, torch.zeros_like(places[:, 0]), states, token_type_ids
@@ -130,12 +157,16 @@ class SegmentSignature(Signature):
 
 
 class SegmentMaskSignature(Signature):
-    """Signature "mask" for models with token types: positions count the ones of attention_mask [B,S] from 0. There are no states."""
+    """Signature "mask" for models with token types: positions count the ones of attention_mask
+    [B,S] from 0. There are no states.
+    """
 
     def forward(
         self, x: Tensor, token_type_ids: Tensor, attention_mask: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
-        """Take x, token_type_ids and attention_mask [B,S] int64 and an empty list of states; return output, empty list."""
+        """Take x, token_type_ids and attention_mask [B,S] int64 and an empty list of states;
+        return output, empty list.
+        """
         positions = counted_from(attention_mask)
         return self.model(
             x,
@@ -152,9 +183,12 @@ NAMES = ("positions", "mask")
 
 
 def places_of(position_ids: Tensor, axes: int) -> Tuple[Tensor, Tensor]:
-    """Split position_ids [B,S] or [1+A,B,S] into places in the sequence [B,S] and coordinates [A,B,S]. Without coordinates, both are position_ids."""
+    """Split position_ids [B,S] or [1+A,B,S] into places in the sequence [B,S] and coordinates
+    [A,B,S]. Without coordinates, both are position_ids.
+    """
     if torch.jit.is_scripting():
-        # Layers look up the same rows. TorchScript merges equal operations only on tensors that no write to a cache changes, and inputs may share memory.
+        # Layers look up the same rows. TorchScript merges equal operations only on tensors that no
+        # write to a cache changes, and inputs may share memory.
         position_ids = position_ids.clone()
     if axes > 0:
         return position_ids[0], position_ids[1:]
@@ -162,7 +196,9 @@ def places_of(position_ids: Tensor, axes: int) -> Tuple[Tensor, Tensor]:
 
 
 def counted_from(attention_mask: Tensor) -> Tensor:
-    """Return positions [B,T] int64, which count the ones of a mask [B,T] from 0; -1 where the mask is 0."""
+    """Return positions [B,T] int64, which count the ones of a mask [B,T] from 0; -1 where the
+    mask is 0.
+    """
     return (attention_mask.cumsum(1) - 1).masked_fill(attention_mask.eq(0), -1)
 
 
@@ -177,7 +213,9 @@ def has_segments(model: Model) -> bool:
 
 
 def takes_logits_index(model: Model, signature: str) -> bool:
-    """Return whether the graph has the input logits_index: causal decoders with signature "positions". Programs that feed an attention_mask do not know this input."""
+    """Return whether the graph has the input logits_index: causal decoders with signature
+    "positions". Programs that feed an attention_mask do not know this input.
+    """
     return (
         signature == "positions"
         and isinstance(model, Stack)
@@ -198,7 +236,8 @@ def wrap(model: Model, signature: str) -> torch.nn.Module:
         encoding.prepare()
     if signature == "mask" and model.axes:
         raise ValueError(
-            f"export: expected an encoding without coordinates for signature mask, got one with {model.axes}; choose signature positions"
+            "export: expected an encoding without coordinates for signature mask, got one "
+            f"with {model.axes}; choose signature positions"
         )
     if has_segments(model):
         kind: Type[Signature] = (

@@ -36,8 +36,10 @@ class Source:
 
     Args:
         model: in eval mode; its weights must not be modified afterwards.
-        cache_scales: scales of quantized keys and values by state (calibration.cache_scales); None if caches keep dtype.
-        on_grid: grids and codes of rounded weights by name of the parameter (formats.rounded); None if none is rounded.
+        cache_scales: scales of quantized keys and values by state (calibration.cache_scales); None
+            if caches keep dtype.
+        on_grid: grids and codes of rounded weights by name of the parameter (formats.rounded); None
+            if none is rounded.
         say: reports progress of tracing and writing.
     """
 
@@ -58,13 +60,17 @@ class Source:
         self._computed: Dict[Tuple[Any, ...], Any] = {}
 
     def once(self, key: Tuple[Any, ...], compute: Callable[[], T]) -> T:
-        """Return what `compute` returned for this key first, such as the expected outputs of the model, which several targets share."""
+        """Return what `compute` returned for this key first, such as the expected outputs of the
+        model, which several targets share.
+        """
         if key not in self._computed:
             self._computed[key] = compute()
         return self._computed[key]  # type: ignore[no-any-return]
 
     def release(self) -> None:
-        """Release the memory of weights and codes that are mapped from a file, until they are used again (paging.page_out)."""
+        """Release the memory of weights and codes that are mapped from a file, until they are
+        used again (paging.page_out).
+        """
         codes = [
             numbers
             for _, one in self.on_grid.values()
@@ -74,7 +80,8 @@ class Source:
         page_out([*self.model.parameters(), *codes])
 
     def semantic(self, manifest: Manifest) -> ir.Model:
-        """Return a copy of the graph with semantic nodes for the manifest's calling convention. Rounded weights are read through nodes OnGrid.
+        """Return a copy of the graph with semantic nodes for the manifest's calling convention.
+        Rounded weights are read through nodes OnGrid.
 
         Raises:
             ValueError: the module mutates buffers or inputs.
@@ -96,8 +103,10 @@ class Sources:
     """The sources of one model, by dtype and by formats of weights and caches.
 
     Args:
-        model: a float32 model of this package, or a module that contains one. It is not modified, and must not be modified while this object is in use.
-        owned: the caller uses the model no more: while it is exported, its weights may move to a temporary file, so that their memory can be released between uses.
+        model: a float32 model of this package, or a module that contains one. It is not modified,
+            and must not be modified while this object is in use.
+        owned: the caller uses the model no more: while it is exported, its weights may move to a
+            temporary file, so that their memory can be released between uses.
 
     Raises:
         ValueError: models.user_module.as_model refuses the module.
@@ -126,7 +135,8 @@ class Sources:
         """Return the source in a dtype and in eval mode.
 
         Args:
-            weights: format of formats.FORMATS that the weights are rounded to, formats.KEEP or, with a size and a sample, formats.MIXED; None does not round.
+            weights: format of formats.FORMATS that the weights are rounded to, formats.KEEP or,
+                with a size and a sample, formats.MIXED; None does not round.
             sample: calibration data; None for none.
             cache: compute scales of quantized keys and values, which needs a sample.
             size: most megabytes of graph and weights.
@@ -163,9 +173,11 @@ def in_few_bits(
     keep: Keep = in_memory,
     say: Progress = silent,
 ) -> Rounded:
-    """Return a copy of a float32 model in eval mode with weights rounded to a format (formats.format_of), for formats.MIXED to those of `formats` by name.
+    """Return a copy of a float32 model in eval mode with weights rounded to a format
+    (formats.format_of), for formats.MIXED to those of `formats` by name.
 
-    A sample is used if the format is calibrated. Rounded weights and codes are kept in the arrays that `keep` returns.
+    A sample is used if the format is calibrated. Rounded weights and codes are kept in the arrays
+    that `keep` returns.
     """
     if weights == KEEP:
         return kept(model, keep)
@@ -188,8 +200,14 @@ def in_dtype(model: Model, dtype: str) -> Model:
         if isinstance(part, Experts) and part.choose.chosen < part.router.out_features
     ]
     if choosing and dtype != "float32":
-        rule = f"export: expected dtype float32 for a model that chooses {choosing[0].choose.chosen} of {choosing[0].router.out_features} experts"
-        why = "with activations in half precision a token near a tie gets other experts, and other ones in a step than in a prompt"
+        rule = (
+            "export: expected dtype float32 for a model that chooses "
+            f"{choosing[0].choose.chosen} of {choosing[0].router.out_features} experts"
+        )
+        why = (
+            "with activations in half precision a token near a tie gets other experts, and other "
+            "ones in a step than in a prompt"
+        )
         raise ValueError(
             f"{rule}, got {dtype}, in which {why}; export target ort or onnx in float32"
         )
@@ -208,7 +226,8 @@ def _traced(
         else (wrap(part.model, manifest.signature), part.marking())
     )
     arguments, shapes = trace_inputs(manifest if part is None else part.manifest(manifest))
-    # torch.onnx warns of deprecations inside itself, and logs that optional packages are not installed; the resulting graph is checked instead.
+    # torch.onnx warns of deprecations inside itself, and logs that optional packages are not
+    # installed; the resulting graph is checked instead.
     with marking, semantic_graph(), quiet(Warning, logger="torch.onnx"), torch.no_grad():
         program = torch.onnx.export(
             module,
@@ -235,7 +254,9 @@ def _traced(
 
 
 def _transposed_weights(graph: ir.Graph) -> Dict[str, str]:
-    """Return the name that a transposed weight gets if it becomes a constant, by the name of the value: that of the parameter and ".T"."""
+    """Return the name that a transposed weight gets if it becomes a constant, by the name of the
+    value: that of the parameter and ".T".
+    """
     weights = {
         name: [node for node, _ in weight.uses() if node.op_type == "Transpose"]
         for name, weight in graph.initializers.items()
@@ -251,7 +272,9 @@ def _transposed_weights(graph: ir.Graph) -> Dict[str, str]:
 def _initializers(
     module: torch.nn.Module, model: Model, on_grid: Mapping[str, OnGrid]
 ) -> Dict[str, str]:
-    """Return the names of rounded parameters of `model` by their names in `module`, which contains it. A tied weight has several."""
+    """Return the names of rounded parameters of `model` by their names in `module`, which
+    contains it. A tied weight has several.
+    """
     known = {id(parameter): name for name, parameter in model.named_parameters() if name in on_grid}
     return {
         name: known[id(parameter)]
@@ -261,9 +284,11 @@ def _initializers(
 
 
 def _read_through_nodes(graph: ir.Graph, names: Mapping[str, str]) -> None:
-    """Put a semantic node OnGrid, which returns its input, between each rounded weight and the nodes that read it.
+    """Put a semantic node OnGrid, which returns its input, between each rounded weight and the
+    nodes that read it.
 
-    It keeps the name of the parameter, which would be lost where the optimizer folds a constant. Passes of export/targets/rewriter.py replace it.
+    It keeps the name of the parameter, which would be lost where the optimizer folds a constant.
+    Passes of export/targets/rewriter.py replace it.
 
     Args:
         names: names of rounded parameters by name of the initializer.
@@ -280,7 +305,8 @@ def _read_through_nodes(graph: ir.Graph, names: Mapping[str, str]) -> None:
 
 
 def refuse_mutation(program: torch.export.ExportedProgram, caches: Collection[Any] = ()) -> None:
-    """Refuse a program that mutates buffers or inputs. ONNX export would drop the mutation silently, and a session could not rewind such a state.
+    """Refuse a program that mutates buffers or inputs. ONNX export would drop the mutation
+    silently, and a session could not rewind such a state.
 
     Args:
         caches: names of inputs that may be written in place.
@@ -298,12 +324,15 @@ def refuse_mutation(program: torch.export.ExportedProgram, caches: Collection[An
             mutated.append(signature.inputs_to_buffers.get(written.name, written.name))
     if mutated:
         raise ValueError(
-            f"export: expected state as inputs and outputs of the graph, got mutation of {', '.join(mutated)}; return the new value instead"
+            "export: expected state as inputs and outputs of the graph, got mutation of "
+            f"{', '.join(mutated)}; return the new value instead"
         )
 
 
 def written_by(node: torch.fx.Node) -> Optional[torch.fx.Node]:
-    """Return the tensor whose memory an in-place operation writes, without the views between them; None for other nodes."""
+    """Return the tensor whose memory an in-place operation writes, without the views between
+    them; None for other nodes.
+    """
     if node.op != "call_function" or not getattr(
         getattr(node.target, "_schema", None), "is_mutable", False
     ):

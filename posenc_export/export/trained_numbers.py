@@ -1,7 +1,8 @@
 """Trained numbers of encodings in an artefact, for pictures.
 
-A graph keeps many of them unchanged in its weights; the manifest records where. Others, such as logarithms whose exponentials became constants, and tensors below
-1 kB, which stand inside model.onnx, are written to encodings.bin.
+A graph keeps many of them unchanged in its weights; the manifest records where. Others, such as
+logarithms whose exponentials became constants, and tensors below 1 kB, which stand inside
+model.onnx, are written to encodings.bin.
 """
 
 from pathlib import Path
@@ -29,7 +30,9 @@ Regions = Dict[int, List[Tuple[str, int]]]  # file and offset of tensors, by num
 
 
 def store(model: Model, manifest: Manifest, folder: Path) -> Dict[str, Numbers]:
-    """Return where the trained numbers of each encoding are in a new artefact, by name in the block or stack; write those that the graph does not hold."""
+    """Return where the trained numbers of each encoding are in a new artefact, by name in the
+    block or stack; write those that the graph does not hold.
+    """
     trained = {
         f"{name}.{key}": value
         for name, encoding in _encodings(inner_of(model))
@@ -69,7 +72,9 @@ def _content(tensor: Tensor) -> memoryview:
 
 
 def _encodings(model: Inner) -> Iterator[Tuple[str, PositionEncoding]]:
-    """Yield the encodings of a model by name, each once; not the parts of one that combines several."""
+    """Yield the encodings of a model by name, each once; not the parts of one that combines
+    several.
+    """
     last = ""
     for name, module in model.named_modules():
         if isinstance(module, PositionEncoding) and not (last and name.startswith(f"{last}.")):
@@ -108,11 +113,12 @@ def _held(content: memoryview, regions: Regions, folder: Path) -> Optional[Tuple
 
 
 def with_trained_encodings(folder: Union[str, Path]) -> Inner:
-    """Return the block or stack of an artefact with the trained numbers of its encodings, and without its other weights, which are on the device "meta".
+    """Return the block or stack of an artefact with the trained numbers of its encodings, and
+    without its other weights, which are on the device "meta".
 
     Raises:
-        ValueError: not an artefact; an encoding that is not installed; trained numbers that the artefact does not have, because an earlier version wrote it or
-            because it was compiled.
+        ValueError: not an artefact; an encoding that is not installed; trained numbers that the
+            artefact does not have, because an earlier version wrote it or because it was compiled.
     """
     folder = files.locate(folder)
     manifest = manifests.read(folder)
@@ -136,7 +142,10 @@ def _read(folder: Path, manifest: Manifest, name: str, like: Tensor) -> Tensor:
     """Return the numbers of a name, of the shape of `like`."""
     numbers = manifest.encodings.get(name)
     if numbers is None or numbers.shape != tuple(like.shape):
-        rule = f"artefact {folder}: expected the trained numbers {name} of an encoding with shape {list(like.shape)}"
+        rule = (
+            f"artefact {folder}: expected the trained numbers {name} of an encoding with shape "
+            f"{list(like.shape)}"
+        )
         remedy = (
             "give the pt2 artefact that it was compiled from"
             if manifest.compiled is not None

@@ -1,4 +1,6 @@
-"""Verify an artefact: compare it with the eager module on the grid of scenarios, and the eager module with the float64 oracle."""
+"""Verify an artefact: compare it with the eager module on the grid of scenarios, and the eager
+module with the float64 oracle.
+"""
 
 import dataclasses
 import tempfile
@@ -58,7 +60,8 @@ class VerificationError(Exception):
 
     Args:
         certificate: the measured errors, in the form of the manifest.
-        own: class names of encodings from outside the package, by name; if the worst cell compares with an oracle, they are named.
+        own: class names of encodings from outside the package, by name; if the worst cell compares
+            with an oracle, they are named.
     """
 
     def __init__(
@@ -73,7 +76,9 @@ class VerificationError(Exception):
 
 
 def _failure(certificate: Dict[str, Any], own: Mapping[str, str]) -> str:
-    """Return what a certificate shows to be wrong: the first check that failed, or the worst cell."""
+    """Return what a certificate shows to be wrong: the first check that failed, or the worst
+    cell.
+    """
     for name, failure in failed_checks(certificate).items():
         return f"expected check '{name}' to pass, got {failure}; do not deploy"
     cells = certificate["cells"].items()
@@ -97,7 +102,8 @@ def verify(
     calibrate: Union[str, Path, None] = None,
     tolerance: Optional[float] = None,
 ) -> Dict[str, Any]:
-    """Compare an artefact with its module and the module with its oracle; write the certificate into the manifest and return it.
+    """Compare an artefact with its module and the module with its oracle; write the certificate
+    into the manifest and return it.
 
     On a machine without the module or torch, use posenc_export.runtime.verify.
 
@@ -105,16 +111,18 @@ def verify(
         model: the float32 module that was exported; may be omitted for presets and seeded models.
         progress: called with one line of text at each stage.
         provider: as for runtime.load.
-        calibrate: file with the calibration data of the export, if the weights were rounded with it.
+        calibrate: file with the calibration data of the export, if the weights were rounded with
+            it.
         tolerance: as for runtime.verify.
 
     Returns:
-        {"passed", "tolerance", "provider", "machine", "cells": {name: error}, "bounds", "failures", "grid", "unreached",
-        "against": reference of the module} (artefact.certificate).
+        {"passed", "tolerance", "provider", "machine", "cells": {name: error}, "bounds", "failures",
+        "grid", "unreached", "against": reference of the module} (artefact.certificate).
 
     Raises:
-        ValueError: the folder is not an artefact, the model has another description, the calibration data is missing or differs, or the tolerance of the export is
-            above 0.1 and `tolerance` is not given.
+        ValueError: the folder is not an artefact, the model has another description, the
+            calibration data is missing or differs, or the tolerance of the export is above 0.1 and
+            `tolerance` is not given.
     """
     folder = Path(folder)
     check_tolerance(tolerance)
@@ -127,7 +135,8 @@ def verify(
     )
     if to_json(made.config) != manifest.config:
         raise ValueError(
-            f"verify: expected the model that was exported to {folder}, got one with another config; pass that model"
+            f"verify: expected the model that was exported to {folder}, got one with another "
+            "config; pass that model"
         )
     made = in_dtype(made, manifest.dtype)
     if manifest.weights is not None:
@@ -164,7 +173,8 @@ def _sample(described: Calibration, model: Model, calibrate: Union[str, Path, No
     if sample is None or sample.sha256 != wanted:
         found = "none" if sample is None else f"one with {sample.sha256}"
         raise ValueError(
-            f"verify: expected the calibration data of the export, sha256 {wanted}, got {found}; pass its file as calibrate"
+            f"verify: expected the calibration data of the export, sha256 {wanted}, got "
+            f"{found}; pass its file as calibrate"
         )
     return sample.kept(described.tokens)
 
@@ -181,8 +191,8 @@ def check(
 ) -> Manifest:
     """Certify a new artefact against the expected outputs of its module.
 
-    No provider of the CPU computes in bfloat16. Of an artefact in bfloat16, only the float32 form is
-    verified, and the manifest gets no certificate.
+    No provider of the CPU computes in bfloat16. Of an artefact in bfloat16, only the float32 form
+    is verified, and the manifest gets no certificate.
 
     Args:
         edges: errors of a reduced model at the edges of this one.
@@ -193,7 +203,8 @@ def check(
     """
     model = source.model
     progress(f"{manifest.target}: comparing the module with its formula")
-    # Before the graph is loaded, so that its weights and the float64 head are not in memory together.
+    # Before the graph is loaded, so that its weights and the float64 head are not in memory
+    # together.
     source.release()
     exact = source.once(
         ("oracle", *grid_of(manifest)), lambda: oracle_cells(model, manifest, expected, progress)
@@ -233,7 +244,9 @@ def _joined(whole: Measured, edges: Measured) -> Measured:
 
 
 def single_threaded(folder: Path, provider: str) -> Loaded:
-    """Load an artefact with one thread per operator, so that sums have the same order, and certificates the same figures, on every run."""
+    """Load an artefact with one thread per operator, so that sums have the same order, and
+    certificates the same figures, on every run.
+    """
     return load(folder, provider=provider, threads=1)
 
 
@@ -243,7 +256,9 @@ def certify(
     expected: Expected,
     progress: Progress,
 ) -> Dict[str, Any]:
-    """Return the certificate of a session: its errors against the eager module, and those of the eager module against the oracle."""
+    """Return the certificate of a session: its errors against the eager module, and those of the
+    eager module against the oracle.
+    """
     accuracy = accuracy_of(model, session.manifest)
     return _certificate(
         session,
@@ -262,7 +277,9 @@ def _certificate(
     exact: Dict[str, float],
     quick: bool = False,
 ) -> Dict[str, Any]:
-    """Return the certificate with the cells of the artefact and those of the oracle, which compare a float32 module whatever the dtype of the artefact."""
+    """Return the certificate with the cells of the artefact and those of the oracle, which
+    compare a float32 module whatever the dtype of the artefact.
+    """
     measured.cells |= exact
     if accuracy.rounds and not accuracy.float32:
         measured.bounds |= dict.fromkeys(exact, float32_tolerance("float32", *extent(model)))

@@ -1,4 +1,6 @@
-"""A temporary file that an export keeps large arrays in. They are mapped into memory, so that it can be released between their uses (paging.py)."""
+"""A temporary file that an export keeps large arrays in. They are mapped into memory, so that it
+can be released between their uses (paging.py).
+"""
 
 import mmap
 import os
@@ -20,10 +22,12 @@ Keep = Callable[[np.ndarray], np.ndarray]  # returns an array with the same cont
 
 
 class WeightFile:
-    """The file. It has no name on Linux, and is removed when the last array that is mapped from it is deleted. Elsewhere arrays stay in memory.
+    """The file. It has no name on Linux, and is removed when the last array that is mapped from it
+    is deleted. Elsewhere arrays stay in memory.
 
     Args:
-        folder: its disk is used; numbers may take as many bytes as the float32 weights of a model, for each of its roundings.
+        folder: its disk is used; numbers may take as many bytes as the float32 weights of a model,
+            for each of its roundings.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -35,7 +39,8 @@ class WeightFile:
         )
 
     def keep(self, numbers: np.ndarray) -> np.ndarray:
-        """Return an array with the same content that is mapped from the file, or a small array itself.
+        """Return an array with the same content that is mapped from the file, or a small array
+        itself.
 
         Raises:
             OSError: the disk is full.

@@ -16,7 +16,8 @@ from posenc_export.models.parts import build, float64
 
 
 class Attention(torch.nn.Module):
-    """Grouped-query attention: project, rotate, append to the cache, attend, project. Bidirectional attention has no cache.
+    """Grouped-query attention: project, rotate, append to the cache, attend, project. Bidirectional
+    attention has no cache.
 
     Args:
         width: model width E.
@@ -24,7 +25,8 @@ class Attention(torch.nn.Module):
         encoding: applied to queries, keys and scores. Its bias is part of the mask.
 
     Raises:
-        ValueError: the encoding computes scores itself, and the config has a scale, softcap or sinks.
+        ValueError: the encoding computes scores itself, and the config has a scale, softcap or
+            sinks.
     """
 
     sinks: Optional[Tensor]
@@ -36,7 +38,8 @@ class Attention(torch.nn.Module):
         if self.by_content and given:
             names = ", ".join(spec["name"] for spec in config.encodings)
             raise ValueError(
-                f"attention: expected no {', '.join(given)} with {names}, which computes scores itself, got both; remove one of them"
+                f"attention: expected no {', '.join(given)} with {names}, which computes "
+                "scores itself, got both; remove one of them"
             )
         self.heads, self.kv_heads, self.head_size = config.heads, config.kv_heads, config.head_size
         self.given_scale = config.scale
@@ -61,7 +64,9 @@ class Attention(torch.nn.Module):
 
     @torch.jit.unused
     def states(self) -> List[StateSpec]:
-        """Return the states that are kept between calls, in the order in which `forward` takes them."""
+        """Return the states that are kept between calls, in the order in which `forward` takes
+        them.
+        """
         if not self.cached:
             return []
         key, value = (
@@ -84,10 +89,11 @@ class Attention(torch.nn.Module):
         write_index: Tensor,
         states: List[Tensor],
     ) -> Tuple[Tensor, List[Tensor]]:
-        """x [B,S,E], positions [B,S], coordinates as for `rotate`, key_positions [B,T], mask [B,1 or H,S,T], write_index as in `ops.append`, states to
-        [B,S,E], new states.
+        """x [B,S,E], positions [B,S], coordinates as for `rotate`, key_positions [B,T], mask [B,1
+        or H,S,T], write_index as in `ops.append`, states to [B,S,E], new states.
 
-        Without a cache, `states` is empty or holds the token types [B,S]."""
+        Without a cache, `states` is empty or holds the token types [B,S].
+        """
         q, k, v = self.projection(x)
         q, k, v = (
             ops.split_heads(self.q_norm(q), self.heads),
@@ -120,7 +126,9 @@ class Attention(torch.nn.Module):
         places: Sequence[Any],
         types: Optional[np.ndarray] = None,
     ) -> np.ndarray:
-        """Compute one row x [n,E] at positions and coordinates, with optional token types [n], to [n,E], in float64, one head and one query at a time."""
+        """Compute one row x [n,E] at positions and coordinates, with optional token types [n],
+        to [n,E], in float64, one head and one query at a time.
+        """
         oracle = self.encoding.oracle()
         oracle.begin(positions)
         q, k, v = self.projection.exact(x)
@@ -170,7 +178,8 @@ def check_direction(encoding: PositionEncoding, causal: bool) -> None:
     if kind not in encoding.works_in:
         where = encoding.works_in[0] if encoding.works_in else "no"
         raise ValueError(
-            f"attention: expected {where} attention for {type(encoding).__name__}, got {kind}; choose another encoding or attention"
+            f"attention: expected {where} attention for {type(encoding).__name__}, got "
+            f"{kind}; choose another encoding or attention"
         )
 
 

@@ -1,4 +1,6 @@
-"""An attention block: one attention layer with its encodings, as a model to export or to use inside another module."""
+"""An attention block: one attention layer with its encodings, as a model to export or to use
+inside another module.
+"""
 
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
@@ -24,7 +26,8 @@ class AttentionBlock(torch.nn.Module):
         config: description of the block.
 
     Raises:
-        ValueError: an encoding that needs token ids, encodings at a place where they have no effect, cross-attention.
+        ValueError: an encoding that needs token ids, encodings at a place where they have no
+            effect, cross-attention.
     """
 
     def __init__(self, config: BlockConfig) -> None:
@@ -35,7 +38,8 @@ class AttentionBlock(torch.nn.Module):
         self.config = config
         if config.attention.reads_encoder:
             raise ValueError(
-                "block: expected self-attention, got attention to an encoder, which is part of a decoder; export the decoder"
+                "block: expected self-attention, got attention to an encoder, which is part "
+                "of a decoder; export the decoder"
             )
         geometry = config.attention.geometry(config.width, config.max_positions)
         self.token_encoding, encoding = (
@@ -44,7 +48,8 @@ class AttentionBlock(torch.nn.Module):
         )
         if self.token_encoding.token_width(config.width) != config.width:
             raise ValueError(
-                f"block: expected encodings of hidden states, got {config.encodings[0]['name']}, which acts on token ids; use it in a decoder"
+                "block: expected encodings of hidden states, got "
+                f"{config.encodings[0]['name']}, which acts on token ids; use it in a decoder"
             )
         check_places([self.token_encoding], [encoding])
         check_direction(self.token_encoding, geometry.causal)
@@ -74,20 +79,26 @@ class AttentionBlock(torch.nn.Module):
         encoding_weights: Optional[Mapping[str, Array]] = None,
         causal: bool = True,
     ) -> "AttentionBlock":
-        """Build a block from existing weights, float32, in eval mode. Sizes follow from the shapes of the weights.
+        """Build a block from existing weights, float32, in eval mode. Sizes follow from the shapes
+        of the weights.
 
         Args:
             heads, max_positions, causal: as in short_forms.block_config.
             kv_heads: key and value heads; None infers them from the weights.
-            o: output projection [E,H*D] as in torch.nn.Linear.weight; a numpy array or torch tensor, float32, float16 or bfloat16, like all weights.
-            q, k, v: projections [H*D,E], [K*D,E], [K*D,E]; or qkv, their concatenation [(H+2K)*D,E].
+            o: output projection [E,H*D] as in torch.nn.Linear.weight; a numpy array or torch
+                tensor, float32, float16 or bfloat16, like all weights.
+            q, k, v: projections [H*D,E], [K*D,E], [K*D,E]; or qkv, their concatenation
+                [(H+2K)*D,E].
             encoding: {"name": registry key, parameter: value}, or text as on the command line.
-            layout: layout of rotary pairs in the weights, "half" or "interleaved". Rows are reordered to the layout of the encoding. None: the layouts agree.
-            q_bias, k_bias, v_bias or qkv_bias, o_bias: one number for each row. If only some of q, k and v have a bias, the others get 0.
+            layout: layout of rotary pairs in the weights, "half" or "interleaved". Rows are
+                reordered to the layout of the encoding. None: the layouts agree.
+            q_bias, k_bias, v_bias or qkv_bias, o_bias: one number for each row. If only some of q,
+                k and v have a bias, the others get 0.
             encoding_weights: trained parameters of the encoding, by name.
 
         Raises:
-            ValueError: weights that are missing or have another shape or dtype, missing encoding_weights, a layout for an encoding without rotary pairs.
+            ValueError: weights that are missing or have another shape or dtype, missing
+                encoding_weights, a layout for an encoding without rotary pairs.
         """
         biases = {
             "q_bias": q_bias,
@@ -120,7 +131,8 @@ class AttentionBlock(torch.nn.Module):
         layout: Optional[str] = None,
         causal: bool = True,
     ) -> "AttentionBlock":
-        """Build a block from the state_dict of an attention, such as torch.nn.MultiheadAttention, by the names of its tensors.
+        """Build a block from the state_dict of an attention, such as torch.nn.MultiheadAttention,
+        by the names of its tensors.
 
         Args:
             state_dict: tensors by name; those without the prefix are ignored.
@@ -128,11 +140,13 @@ class AttentionBlock(torch.nn.Module):
             heads, max_positions, kv_heads, encoding, layout, causal: as for from_weights.
 
         Raises:
-            ValueError: as for from_weights; a module instead of its state_dict; names that are ambiguous or have no place in the block (models.named_projections).
+            ValueError: as for from_weights; a module instead of its state_dict; names that are
+                ambiguous or have no place in the block (models.named_projections).
         """
         if isinstance(state_dict, torch.nn.Module):
             raise ValueError(
-                f"weights: expected tensors by name, got module {type(state_dict).__qualname__}; give its state_dict()"
+                "weights: expected tensors by name, got module "
+                f"{type(state_dict).__qualname__}; give its state_dict()"
             )
         found = from_weights.projections(
             {name: tuple(value.shape) for name, value in state_dict.items()},
@@ -151,7 +165,8 @@ class AttentionBlock(torch.nn.Module):
         )
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call `forward`; with x alone compute the output of whole sequences at positions 0 .. S-1 (whole_pass), as for training.
+        """Call `forward`; with x alone compute the output of whole sequences at positions 0 .. S-1
+        (whole_pass), as for training.
 
         Raises:
             ValueError: the weights are float64 (whole_pass.check_dtype); as whole_pass.
@@ -170,7 +185,9 @@ class AttentionBlock(torch.nn.Module):
         write_index: Tensor,
         states: List[Tensor],
     ) -> Tuple[Tensor, List[Tensor]]:
-        """x [B,S,E], positions [B,S], coordinates [B,S] or [axes,B,S], key_positions [B,T], write_index as in `ops.append`, states to output [B,S,E], new states."""
+        """x [B,S,E], positions [B,S], coordinates [B,S] or [axes,B,S], key_positions [B,T],
+        write_index as in `ops.append`, states to output [B,S,E], new states.
+        """
         x, carried = self.token_encoding.embed_next(x, coordinates, states[: self.embed_states])
         mask = self.mask(positions, key_positions, x)
         y, present = self.attention(

@@ -1,4 +1,6 @@
-"""Weights of few bits as checkpoints hold them: codes with a scale and an offset for each block of inputs."""
+"""Weights of few bits as checkpoints hold them: codes with a scale and an offset for each block
+of inputs.
+"""
 
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Mapping, Optional, Protocol, Sequence, Tuple
@@ -51,7 +53,9 @@ class Matrix(Protocol):
         """Return the tensor as float32."""
 
     def blocks(self) -> Optional[Blocks]:
-        """Return its blocks, or None if its type has others than codes with a scale and an offset for 16 or more inputs."""
+        """Return its blocks, or None if its type has others than codes with a scale and an
+        offset for 16 or more inputs.
+        """
 
 
 @dataclass(frozen=True)
@@ -78,11 +82,14 @@ Numbered = Tuple[
 def stored(
     sources: Mapping[str, Any], matrix: Callable[[str], Optional[Numbered]]
 ) -> Dict[str, Stored]:
-    """Return the weights of a model as rows of the matrices of a checkpoint, by the names of its parameters.
+    """Return the weights of a model as rows of the matrices of a checkpoint, by the names of its
+    parameters.
 
     Args:
-        sources: for each parameter, its rule, the attention of its layer, and its tensors in the checkpoint by name (models.pretrained).
-        matrix: returns a tensor of the checkpoint by name, None if it is no matrix or is not quantized.
+        sources: for each parameter, its rule, the attention of its layer, and its tensors in the
+            checkpoint by name (models.pretrained).
+        matrix: returns a tensor of the checkpoint by name, None if it is no matrix or is not
+            quantized.
     """
     found = {}
     for parameter, (rule, attention, wanted) in sources.items():

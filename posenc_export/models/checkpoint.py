@@ -1,4 +1,6 @@
-"""Reader of checkpoint folders as transformers saves them. Tensors are memory-mapped and read one at a time; only tensors are unpickled."""
+"""Reader of checkpoint folders as transformers saves them. Tensors are memory-mapped and read
+one at a time; only tensors are unpickled.
+"""
 
 import math
 from contextlib import ExitStack
@@ -22,7 +24,8 @@ WHOLE, SHARDED = (
 )
 # TensorFlow's name endings, in early checkpoints of BERT, RoFormer and others, to current ones.
 OLD_ENDINGS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-# Files that accompany tokenizer.json: chat template, special tokens, generation settings, settings of processors.
+# Files that accompany tokenizer.json: chat template, special tokens, generation settings, settings
+# of processors.
 TOKENIZER = "tokenizer.json"  # the file name of the tokenizers library
 GENERATION = "generation_config.json"
 PROCESSORS = (
@@ -40,10 +43,12 @@ TOKENIZER_FILES = (
 
 
 class Checkpoint:
-    """The tensors of a checkpoint folder, by name. Use as a context manager, which closes the files.
+    """The tensors of a checkpoint folder, by name. Use as a context manager, which closes the
+    files.
 
     Args:
-        folder: holds model.safetensors or pytorch_model.bin, or an index.json with the files that it names.
+        folder: holds model.safetensors or pytorch_model.bin, or an index.json with the files that
+            it names.
         config: contents of config.json (read_config).
 
     Attributes:
@@ -51,7 +56,8 @@ class Checkpoint:
         files: the bytes of tokenizer.json and TOKENIZER_FILES, by name, as far as they exist.
 
     Raises:
-        ValueError: no weights, a file that is missing or cannot be read, an index that does not match its files.
+        ValueError: no weights, a file that is missing or cannot be read, an index that does not
+            match its files.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any] = MappingProxyType({})) -> None:
@@ -80,12 +86,14 @@ class Checkpoint:
         )
         if missing:
             raise ValueError(
-                f"checkpoint: expected {file.path.name} to hold the tensors that the index lists, got no {_some(missing)}; download it again"
+                f"checkpoint: expected {file.path.name} to hold the tensors that the index "
+                f"lists, got no {_some(missing)}; download it again"
             )
         if repeated:
             first = self._sources[repeated[0]][0].path.name
             raise ValueError(
-                f"checkpoint: expected each tensor in one file, got {_some(repeated)} in {first} and {file.path.name}; remove one"
+                f"checkpoint: expected each tensor in one file, got {_some(repeated)} in "
+                f"{first} and {file.path.name}; remove one"
             )
         self._sources.update(added)
 
@@ -142,17 +150,20 @@ class Checkpoint:
         remedy = "use the config.json that belongs to the weights"
         if missing:
             raise ValueError(
-                f"checkpoint: expected the {len(shapes)} tensors of the model that config.json describes, got no {_some(missing)}; {remedy}"
+                f"checkpoint: expected the {len(shapes)} tensors of the model that "
+                f"config.json describes, got no {_some(missing)}; {remedy}"
             )
         if extra:
             raise ValueError(
-                f"checkpoint: expected only tensors of the model that config.json describes, got also {_some(extra)}; {remedy}"
+                "checkpoint: expected only tensors of the model that config.json describes, "
+                f"got also {_some(extra)}; {remedy}"
             )
         for name, shape in shapes.items():
             file, written = self._sources[name]
             if file.shape(written) != shape:
                 raise ValueError(
-                    f"checkpoint: expected {name} with shape {list(shape)} by config.json, got {list(file.shape(written))}; {remedy}"
+                    f"checkpoint: expected {name} with shape {list(shape)} by config.json, "
+                    f"got {list(file.shape(written))}; {remedy}"
                 )
 
     def tensor(self, name: str) -> Tensor:
@@ -174,7 +185,8 @@ def read_config(folder: Path) -> Dict[str, Any]:
     if not folder.is_dir():
         remedy = download(folder) or "download the model first"
         raise ValueError(
-            f"checkpoint: expected a local folder with config.json and weights, got {str(folder)!r}; {remedy}"
+            "checkpoint: expected a local folder with config.json and weights, got "
+            f"{str(folder)!r}; {remedy}"
         )
     return _json(folder / "config.json")
 
@@ -182,14 +194,17 @@ def read_config(folder: Path) -> Dict[str, Any]:
 def read_ids(
     files: Mapping[str, bytes], config: Mapping[str, Any], key: str, vocabulary: int
 ) -> Tuple[int, ...]:
-    """Return the token ids under a key of generation_config.json, or else of config.json. Ids beyond the vocabulary are dropped.
+    """Return the token ids under a key of generation_config.json, or else of config.json. Ids
+    beyond the vocabulary are dropped.
 
     Args:
         files: the files of the checkpoint by name.
-        key: such as eos_token_id, the ids that end a text, or decoder_start_token_id, the first id of a decoder that reads an encoder.
+        key: such as eos_token_id, the ids that end a text, or decoder_start_token_id, the first id
+            of a decoder that reads an encoder.
 
     Raises:
-        ValueError: generation_config.json is not a JSON object, or the value is not null, an integer of 0 or more, or a list of such integers.
+        ValueError: generation_config.json is not a JSON object, or the value is not null, an
+            integer of 0 or more, or a list of such integers.
     """
     given = object_of(GENERATION, files.get(GENERATION, b"{}")).get(key)
     given = config.get(key) if given is None else given
@@ -214,7 +229,8 @@ def _files(folder: Path) -> Dict[Path, List[str]]:
         if (folder / index).is_file():
             return _sharded(folder, index)
     raise ValueError(
-        f"checkpoint: expected one of {', '.join((*WHOLE, *SHARDED))}, got none in {str(folder)!r}; give another folder"
+        f"checkpoint: expected one of {', '.join((*WHOLE, *SHARDED))}, got none in "
+        f"{str(folder)!r}; give another folder"
     )
 
 
@@ -223,13 +239,15 @@ def _sharded(folder: Path, index: str) -> Dict[Path, List[str]]:
     suffix = Path(index.removesuffix(".index.json")).suffix
     if not isinstance(places, dict) or not places:
         raise ValueError(
-            f"checkpoint: expected weight_map of {index} to map tensor names to files, got {type(places).__name__}; download it again"
+            f"checkpoint: expected weight_map of {index} to map tensor names to files, got "
+            f"{type(places).__name__}; download it again"
         )
     files: Dict[Path, List[str]] = {}
     for name, file in places.items():
         if not isinstance(file, str) or Path(file).name != file or Path(file).suffix != suffix:
             raise ValueError(
-                f"checkpoint: expected {index} to name {suffix} files in its own folder, got {file!r}; download it again"
+                f"checkpoint: expected {index} to name {suffix} files in its own folder, got "
+                f"{file!r}; download it again"
             )
         files.setdefault(folder / file, []).append(name)
     return files

@@ -1,10 +1,11 @@
-"""Descriptions of models: immutable, convertible to and from JSON, unknown keys refused. Parts are named as in parts/__init__.py, encodings as in encodings/__init__.py.
+"""Descriptions of models: immutable, convertible to and from JSON, unknown keys refused. Parts are
+named as in parts/__init__.py, encodings as in encodings/__init__.py.
 
 {"kind": "decoder", "width": 128, "max_positions": 4096,
  "tokens": {"vocabulary": 256},
  "layers": {"layer": {"residual": {"name": "pre"}, "norms": [{"name": "rms"}, {"name": "rms"}],
-                      "attention": {"heads": 4, "kv_heads": 2, "head_size": 32, "encodings": [{"name": "rope"}]},
-                      "mlp": {"name": "gated", "hidden": 352}}},
+                      "attention": {"heads": 4, "kv_heads": 2, "head_size": 32, "encodings":
+                      [{"name": "rope"}]}, "mlp": {"name": "gated", "hidden": 352}}},
  "order": ["layer", "layer"], "norm": {"name": "rms"}, "head": {"tied": true}}
 """
 
@@ -23,7 +24,8 @@ def _at_least_one(config: object, *names: str) -> None:
     for name in names:
         if not 1 <= getattr(config, name) < LARGEST:
             raise ValueError(
-                f"config: expected {name} to be at least 1 and below 2^62, got {getattr(config, name)}"
+                f"config: expected {name} to be at least 1 and below 2^62, got "
+                f"{getattr(config, name)}"
             )
 
 
@@ -42,18 +44,23 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         kv_heads: number of key and value heads K, a divisor of H.
         head_size: head size D.
         encodings: encodings of queries, keys and scores, in the order in which they are applied.
-        sees: which keys a query attends to. "causal", "window" and "chunk" use a cache. "both" and "near" have no cache: every call is a whole sequence.
-            "encoder" is cross-attention to keys and values of another sequence; it needs projection "queries" and takes no encodings.
-        projection: from hidden states to queries, keys and values, and from attention outputs to hidden states.
+        sees: which keys a query attends to. "causal", "window" and "chunk" use a cache. "both" and
+            "near" have no cache: every call is a whole sequence. "encoder" is cross-attention to
+            keys and values of another sequence; it needs projection "queries" and takes no
+            encodings.
+        projection: from hidden states to queries, keys and values, and from attention outputs to
+            hidden states.
         head_norm: norm of projected queries and keys.
-        scale: factor on q k. None: the encodings' scale, 1/sqrt(D) for most. Must be None for encodings that compute scores themselves.
+        scale: factor on q k. None: the encodings' scale, 1/sqrt(D) for most. Must be None for
+            encodings that compute scores themselves.
         softcap: scores become softcap tanh(s / softcap), before biases and masks.
         sinks: each head has a trained logit that takes part in the softmax and has no value.
         mechanism: "softmax", or "linear" (models/linear_attention.py) with sees "causal" or "both".
 
     Raises:
-        ValueError: a size below 1, heads not divisible by kv_heads, an unknown mechanism, a scale or softcap that is not a finite number above 0, parts that
-            cross-attention does not support.
+        ValueError: a size below 1, heads not divisible by kv_heads, an unknown mechanism, a scale
+            or softcap that is not a finite number above 0, parts that cross-attention does not
+            support.
     """
 
     heads: int
@@ -73,21 +80,28 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         _finite_above_zero(self, "scale", "softcap")
         if self.heads % self.kv_heads:
             raise ValueError(
-                f"config: expected heads to be divisible by kv_heads, got {self.heads} and {self.kv_heads}"
+                f"config: expected heads to be divisible by kv_heads, got {self.heads} and "
+                f"{self.kv_heads}"
             )
         if self.mechanism not in MECHANISMS:
             raise ValueError(
-                f"config: expected mechanism to be one of {', '.join(MECHANISMS)}, got {self.mechanism!r}"
+                f"config: expected mechanism to be one of {', '.join(MECHANISMS)}, got "
+                f"{self.mechanism!r}"
             )
         if self.reads_encoder != (self.projection.get("name") == "queries"):
             found = f"{self.projection.get('name')} and {self.sees.get('name')}"
             raise ValueError(
-                f"config: expected projection queries if and only if sees is encoder, got {found}; change one of them"
+                "config: expected projection queries if and only if sees is encoder, got "
+                f"{found}; change one of them"
             )
         if self.reads_encoder and (self.encodings or self.head_norm or self.mechanism != "softmax"):
-            rule = "config: expected attention to an encoder to be softmax without encodings and head_norm"
+            rule = (
+                "config: expected attention to an encoder to be softmax without encodings and "
+                "head_norm"
+            )
             raise ValueError(
-                f"{rule}, got mechanism {self.mechanism}, {len(self.encodings)} encodings, head_norm {self.head_norm}; remove what is not allowed"
+                f"{rule}, got mechanism {self.mechanism}, {len(self.encodings)} encodings, "
+                f"head_norm {self.head_norm}; remove what is not allowed"
             )
 
     @property
@@ -133,18 +147,21 @@ HIDDEN_STATES = "hidden_states"  # the only features that a model with a cache m
 
 
 class TokensConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The embedding part: token ids or features to hidden states, by table or features, factor, encodings, segments and norm, in this order.
+    """The embedding part: token ids or features to hidden states, by table or features, factor,
+    encodings, segments and norm, in this order.
 
     Args:
         vocabulary: number of token ids V; 0 with features.
-        features: part that computes hidden states from features, in place of a token table; hidden_states takes them as they are.
+        features: part that computes hidden states from features, in place of a token table;
+            hidden_states takes them as they are.
         scale: factor on embedded tokens or features.
         encodings: encodings of embedded tokens.
         segments: number of token types; 0 for none.
         norm: norm of the result.
 
     Raises:
-        ValueError: neither a vocabulary nor features, or both; segments with features, or below 0; a scale that is not a finite number above 0.
+        ValueError: neither a vocabulary nor features, or both; segments with features, or below 0;
+            a scale that is not a finite number above 0.
     """
 
     vocabulary: int = 0
@@ -159,7 +176,8 @@ class TokensConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             _at_least_one(self, "vocabulary")
         elif self.vocabulary or self.segments:
             raise ValueError(
-                f"config: expected no vocabulary and no segments with features, got {self.vocabulary} and {self.segments}; leave them out"
+                "config: expected no vocabulary and no segments with features, got "
+                f"{self.vocabulary} and {self.segments}; leave them out"
             )
         _finite_above_zero(self, "scale")
         if not 0 <= self.segments < LARGEST:
@@ -206,10 +224,12 @@ class HeadConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class KeyValuesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Projection of an encoder's hidden states to the keys and values of a decoder's cross-attention layers.
+    """Projection of an encoder's hidden states to the keys and values of a decoder's
+    cross-attention layers.
 
     Args:
-        size: output size N for each token. For each cross-attention layer of the decoder, in order: K*D for the key, then K*D for the value.
+        size: output size N for each token. For each cross-attention layer of the decoder, in order:
+            K*D for the key, then K*D for the value.
         bias: add a bias.
 
     Raises:
@@ -228,12 +248,14 @@ class ReadoutConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     Args:
         output: name of the output.
-        pooling: ways to reduce the hidden states of a sequence to one (parts/readout.py), whose results are concatenated; empty for an output for each token.
+        pooling: ways to reduce the hidden states of a sequence to one (parts/readout.py), whose
+            results are concatenated; empty for an output for each token.
         layers: layers after the pooling, in the order of computation.
         labels: names of the numbers of the output, or none.
 
     Raises:
-        ValueError: no pooling and no layers; labels of another number than the outputs of the last dense layer.
+        ValueError: no pooling and no layers; labels of another number than the outputs of the last
+            dense layer.
     """
 
     output: str
@@ -248,7 +270,8 @@ class ReadoutConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             )
         if self.labels and len(self.labels) != self.size(0):
             raise ValueError(
-                f"config: expected a label for each of the {self.size(0)} outputs of readout {self.output}, got {len(self.labels)}; correct labels"
+                f"config: expected a label for each of the {self.size(0)} outputs of readout "
+                f"{self.output}, got {len(self.labels)}; correct labels"
             )
 
     def size(self, width: int) -> int:
@@ -258,7 +281,8 @@ class ReadoutConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A model of tokens, layers and head: a decoder; without a head, an encoder; without layers, the embedding part alone.
+    """A model of tokens, layers and head: a decoder; without a head, an encoder; without layers,
+    the embedding part alone.
 
     Args:
         width: model width E.
@@ -272,8 +296,10 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         readout: for an encoder, a second output beside the hidden states.
 
     Raises:
-        ValueError: a size below 1, names in `order` that differ from those in `layers`, causal and bidirectional layers in one model, cross-attention layers
-            without causal layers, key_values or features in a decoder, a head or key_values without layers, a readout in a model other than an encoder.
+        ValueError: a size below 1, names in `order` that differ from those in `layers`, causal and
+            bidirectional layers in one model, cross-attention layers without causal layers,
+            key_values or features in a decoder, a head or key_values without layers, a readout in a
+            model other than an encoder.
     """
 
     width: int
@@ -291,21 +317,25 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         if set(self.order) != set(self.layers):
             found = ", ".join(sorted(set(self.order))) or "none"
             raise ValueError(
-                f"config: expected order to name each kind in layers ({', '.join(sorted(self.layers)) or 'none'}) and no other, got {found}"
+                "config: expected order to name each kind in layers "
+                f"({', '.join(sorted(self.layers)) or 'none'}) and no other, got {found}"
             )
         if not self.order and (self.head is not None or self.key_values is not None):
             raise ValueError(
-                "config: expected layers before a head or key_values, got none; add layers, or leave out head and key_values"
+                "config: expected layers before a head or key_values, got none; add layers, "
+                "or leave out head and key_values"
             )
         attentions = [kind.attention for kind in self.layers.values()]
         own = {attention.causal for attention in attentions if not attention.reads_encoder}
         if len(own) > 1:
             raise ValueError(
-                "config: expected all layers to be causal or none, got both; describe them as two models"
+                "config: expected all layers to be causal or none, got both; describe them "
+                "as two models"
             )
         if own != {True} and any(attention.reads_encoder for attention in attentions):
             raise ValueError(
-                "config: expected causal layers in a decoder that reads an encoder, got none; add them"
+                "config: expected causal layers in a decoder that reads an encoder, got "
+                "none; add them"
             )
         if self.tokens.features is not None and (
             self.head is not None
@@ -313,17 +343,20 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             and self.tokens.features.get("name") != HIDDEN_STATES
         ):
             raise ValueError(
-                "config: expected features only in an encoder without a head, got a decoder; give a vocabulary, or hidden_states as features and no head"
+                "config: expected features only in an encoder without a head, got a decoder; "
+                "give a vocabulary, or hidden_states as features and no head"
             )
         if self.key_values is not None and (self.head is not None or own == {True}):
             raise ValueError(
-                "config: expected key_values only in an encoder without a head, got a decoder; leave them out"
+                "config: expected key_values only in an encoder without a head, got a "
+                "decoder; leave them out"
             )
         if self.readout is not None and (
             self.head is not None or self.key_values is not None or own != {False}
         ):
             raise ValueError(
-                "config: expected readout only in an encoder with hidden states as output, got another model; leave it out"
+                "config: expected readout only in an encoder with hidden states as output, "
+                "got another model; leave it out"
             )
 
     @property
@@ -333,7 +366,9 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def token_geometry(self) -> Geometry:
-        """Sizes that token encodings are built from: those of the first layer, or without layers those of one bidirectional head of size E."""
+        """Sizes that token encodings are built from: those of the first layer, or without layers
+        those of one bidirectional head of size E.
+        """
         kinds = self.kinds
         return (
             kinds[0].attention.geometry(self.width, self.max_positions)
@@ -349,7 +384,8 @@ class ModuleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         name: qualified name of the class.
         inside: description of the block or stack inside the module, from `to_json`.
         width: width of the hidden states that the module takes; 0 if it takes token ids.
-        tokens: {"vocabulary": number of token ids, "segments": 0} if the module takes token ids, else {}.
+        tokens: {"vocabulary": number of token ids, "segments": 0} if the module takes token ids,
+            else {}.
         outputs: number of outputs N for each token.
         max_positions: number of positions; the range is 0 .. max_positions - 1.
     """

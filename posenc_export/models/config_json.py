@@ -20,7 +20,9 @@ def kind_of(config: Union[AnyConfig, ModuleConfig]) -> str:
 
 
 def to_json(config: Union[AnyConfig, ModuleConfig]) -> Dict[str, Any]:
-    """Return a description as JSON values, "kind" first, defaults included, except those of OMITTED_IF_NONE."""
+    """Return a description as JSON values, "kind" first, defaults included, except those of
+    OMITTED_IF_NONE.
+    """
     values = msgspec.json.decode(msgspec.json.encode(config))
     return {
         "kind": kind_of(config),
@@ -36,14 +38,16 @@ def from_json(values: Mapping[str, Any]) -> AnyConfig:
     """Return the config that `to_json` converted.
 
     Raises:
-        ValueError: an unknown kind, unknown or missing keys, values that a config refuses, the description of a user's own module.
+        ValueError: an unknown kind, unknown or missing keys, values that a config refuses, the
+            description of a user's own module.
     """
     rest = dict(values)
     kind: Optional[str] = rest.pop("kind", None)
     if kind == "module":
         found = f"the description of a user's own module {rest.get('name')}"
         raise ValueError(
-            f"config: expected a model that can be built from its description, got {found}; pass the module, as in verify(folder, module)"
+            f"config: expected a model that can be built from its description, got {found}; "
+            "pass the module, as in verify(folder, module)"
         )
     if kind not in KINDS:
         raise ValueError(f"config: expected kind to be one of {', '.join(KINDS)}, got {kind!r}")
@@ -57,7 +61,8 @@ def from_json(values: Mapping[str, Any]) -> AnyConfig:
         ) from None
     if kind_of(config) != kind:
         raise ValueError(
-            f"config: expected a head in a decoder and none in an encoder, got kind {kind} with head={rest.get('head')!r}"
+            f"config: expected a head in a decoder and none in an encoder, got kind {kind} "
+            f"with head={rest.get('head')!r}"
         )
     return config
 
@@ -82,7 +87,9 @@ def encodings_of(config: AnyConfig) -> Tuple[str, ...]:
 
 
 def widest(config: AnyConfig) -> int:
-    """Return the longest reduction over activations: the model width or the largest hidden width of an MLP."""
+    """Return the longest reduction over activations: the model width or the largest hidden width
+    of an MLP.
+    """
     hidden = (
         []
         if isinstance(config, BlockConfig)

@@ -1,4 +1,6 @@
-"""Extension of models with learned positions to a longer range: by copied rows, interpolated rows or a hierarchy of rows."""
+"""Extension of models with learned positions to a longer range: by copied rows, interpolated
+rows or a hierarchy of rows.
+"""
 
 from typing import Any, Dict, Tuple, TypeVar, Union
 
@@ -19,15 +21,18 @@ M = TypeVar("M", bound=Union[Stack, AttentionBlock])
 def extend_positions(model: M, max_positions: int, by: str = "copied") -> M:
     """Return a copy of a model with more rows in its table of learned positions.
 
-    Other encodings are built again for the new range. Those that depend on max_positions, such as `normalized`, change with it.
+    Other encodings are built again for the new range. Those that depend on max_positions, such as
+    `normalized`, change with it.
 
     Args:
         model: a model with `learned` among its token encodings. It is not changed.
         max_positions: new number of positions N; the range is 0 .. N - 1.
-        by: "copied" or "interpolated", as in Learned.extended. With "copied", positions of the old range keep their outputs.
+        by: "copied" or "interpolated", as in Learned.extended. With "copied", positions of the old
+            range keep their outputs.
 
     Raises:
-        ValueError: as Learned.extended; a model without or with several `learned` encodings; other weights whose shape depends on max_positions.
+        ValueError: as Learned.extended; a model without or with several `learned` encodings; other
+            weights whose shape depends on max_positions.
     """
     index, learned = _learned(model)
     return _with_range(
@@ -40,9 +45,11 @@ def extend_positions(model: M, max_positions: int, by: str = "copied") -> M:
 
 
 def to_hierarchical(model: M, max_positions: int, share: float = 0.4) -> M:
-    """Return a copy of a model whose M learned rows become the rows of `hierarchical`, for up to M^2 positions.
+    """Return a copy of a model whose M learned rows become the rows of `hierarchical`, for up to
+    M^2 positions.
 
-    Positions of the old range keep their rows, up to rounding. Other encodings are treated as in `extend_positions`.
+    Positions of the old range keep their rows, up to rounding. Other encodings are treated as in
+    `extend_positions`.
 
     Args:
         model: a model with `learned` among its token encodings. It is not changed.
@@ -50,7 +57,8 @@ def to_hierarchical(model: M, max_positions: int, share: float = 0.4) -> M:
         share: parameter `share` of `hierarchical`.
 
     Raises:
-        ValueError: as Learned.hierarchical; a model without or with several `learned` encodings; other weights whose shape depends on max_positions.
+        ValueError: as Learned.hierarchical; a model without or with several `learned` encodings;
+            other weights whose shape depends on max_positions.
     """
     index, learned = _learned(model)
     hierarchical = learned.hierarchical(max_positions, share)
@@ -68,17 +76,21 @@ def _parts(encoding: PositionEncoding) -> Tuple[Any, ...]:
 
 
 def _learned(model: Any) -> Tuple[int, Learned]:
-    """Return the index of the learned encoding among the token encodings of a model, and the encoding."""
+    """Return the index of the learned encoding among the token encodings of a model, and the
+    encoding.
+    """
     if not isinstance(model, (Stack, AttentionBlock)):
         raise ValueError(
-            f"longer: expected a Stack or an AttentionBlock, got {type(model).__name__}; pass the one inside your module"
+            f"longer: expected a Stack or an AttentionBlock, got {type(model).__name__}; "
+            "pass the one inside your module"
         )
     parts = _parts(model.token_encoding)
     learned = [(index, part) for index, part in enumerate(parts) if isinstance(part, Learned)]
     if len(learned) != 1:
         names = ", ".join(type(part).__name__ for part in parts)
         raise ValueError(
-            f"longer: expected one learned token encoding, got {names}; choose a model with a table of learned positions"
+            f"longer: expected one learned token encoding, got {names}; choose a model with "
+            "a table of learned positions"
         )
     return learned[0]
 
@@ -86,7 +98,9 @@ def _learned(model: Any) -> Tuple[int, Learned]:
 def _with_range(
     model: M, max_positions: int, index: int, spec: Dict[str, Any], encoding: PositionEncoding
 ) -> M:
-    """Return a copy of a model with another range, and the token encoding `index` replaced by `encoding`, which `spec` describes."""
+    """Return a copy of a model with another range, and the token encoding `index` replaced by
+    `encoding`, which `spec` describes.
+    """
     longer: Any = MODELS[type(model.config)](_config(model.config, max_positions, index, spec))
     replaced, weights = _parts(longer.token_encoding)[index], dict(model.named_parameters())
     new = {id(parameter) for parameter in replaced.parameters()}
@@ -97,7 +111,8 @@ def _with_range(
             if weights[name].shape != parameter.shape:
                 rule = "longer: expected only one weight whose shape depends on max_positions"
                 raise ValueError(
-                    f"{rule}, got also {name}, which would become {list(parameter.shape)}; this model cannot be extended"
+                    f"{rule}, got also {name}, which would become {list(parameter.shape)}; "
+                    "this model cannot be extended"
                 )
             parameter.copy_(weights[name])
     replaced.load_state_dict(encoding.state_dict())

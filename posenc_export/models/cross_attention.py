@@ -13,7 +13,8 @@ from posenc_export.models.parts import build, float64
 
 
 class CrossAttention(torch.nn.Module):
-    """softmax(scale q k) v over the keys and values of an encoder. These are inputs of every call, so there is no cache.
+    """softmax(scale q k) v over the keys and values of an encoder. These are inputs of every call,
+    so there is no cache.
 
     Args:
         width: model width E.
@@ -52,7 +53,9 @@ class CrossAttention(torch.nn.Module):
         write_index: Tensor,
         states: List[Tensor],
     ) -> Tuple[Tensor, List[Tensor]]:
-        """x [B,S,E], mask [B,1,S,Q], states: keys and values of the encoder [B,K,Q,D], to [B,S,E] and no states. Other inputs as for Attention.forward."""
+        """x [B,S,E], mask [B,1,S,Q], states: keys and values of the encoder [B,K,Q,D], to
+        [B,S,E] and no states. Other inputs as for Attention.forward.
+        """
         q = ops.split_heads(self.projection(x), self.heads)
         y = ops.attend(q, states[0], states[1], mask, None, self.scale, self.softcap, None)
         return self.projection.output(y), states[:0]
@@ -65,7 +68,9 @@ class CrossAttention(torch.nn.Module):
         keys: np.ndarray,
         values: np.ndarray,
     ) -> np.ndarray:
-        """Compute one row x [n,E] with keys and values [K,Q,D] to [n,E], in float64, one head and one query at a time."""
+        """Compute one row x [n,E] with keys and values [K,Q,D] to [n,E], in float64, one head
+        and one query at a time.
+        """
         q = self.projection.exact(x).reshape(len(x), self.heads, -1)
         weighted_values = np.zeros((len(x), self.heads, values.shape[-1]))
         for head in range(self.heads):

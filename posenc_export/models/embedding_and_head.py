@@ -1,4 +1,6 @@
-"""The parts of a model before and after its layers: embeddings, output head, and the tokenizer that belongs to them."""
+"""The parts of a model before and after its layers: embeddings, output head, and the tokenizer
+that belongs to them.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any, List, Mapping, Optional, Sequence, Tuple
@@ -21,7 +23,8 @@ class Text:
         stop_ids: token ids that end a text.
         start_ids: first token ids of a decoder that reads an encoder.
         files: further tokenizer files by name (models.checkpoint.TOKENIZER_FILES).
-        generation: what generation_config.json says about generated tokens (models.generation_settings.read).
+        generation: what generation_config.json says about generated tokens
+            (models.generation_settings.read).
     """
 
     tokenizer: bytes = b""
@@ -53,7 +56,9 @@ class Tokens(torch.nn.Module):
     def forward(
         self, ids: Tensor, segments: Optional[Tensor], coordinates: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
-        """ids, segments [B,S] int64, coordinates [B,S] or [axes,B,S], states of the encoding to [B,S,E] and new states."""
+        """ids, segments [B,S] int64, coordinates [B,S] or [axes,B,S], states of the encoding to
+        [B,S,E] and new states.
+        """
         x = self.embedding(ids)
         if self.scale != 1.0:
             x = x * self.scale
@@ -91,13 +96,17 @@ class Features(torch.nn.Module):
         encoding: applied to the scaled outputs of the stem.
 
     Raises:
-        ValueError: an encoding with several coordinates, or one that needs a token table of another width.
+        ValueError: an encoding with several coordinates, or one that needs a token table of another
+            width.
     """
 
     def __init__(self, width: int, config: TokensConfig, encoding: PositionEncoding) -> None:
         super().__init__()
         if encoding.axes or encoding.token_width(width) != width:
-            rule = "config: expected an encoding of one coordinate and of the model's width for features"
+            rule = (
+                "config: expected an encoding of one coordinate and of the model's width for "
+                "features"
+            )
             raise ValueError(f"{rule}, got {type(encoding).__name__}; choose another")
         self.scale, self.encoding = config.scale, encoding
         self.stem = build("features", config.features or {}, width)
@@ -107,7 +116,9 @@ class Features(torch.nn.Module):
     def forward(
         self, x: Tensor, segments: Optional[Tensor], coordinates: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
-        """x [B,S,F], segments None, coordinates [B,S], which are positions, states of the encoding to [B,S,E] and new states."""
+        """x [B,S,F], segments None, coordinates [B,S], which are positions, states of the
+        encoding to [B,S,E] and new states.
+        """
         hidden = self.stem(x, coordinates)
         if self.scale != 1.0:
             hidden = hidden * self.scale
@@ -127,7 +138,8 @@ class Features(torch.nn.Module):
 
 
 class Head(torch.nn.Module):
-    """softcap tanh(scale (W x + b) / softcap), or scale (W x + b) without a softcap: logits, or keys and values for the cross-attention of a decoder.
+    """softcap tanh(scale (W x + b) / softcap), or scale (W x + b) without a softcap: logits, or
+    keys and values for the cross-attention of a decoder.
 
     Args:
         width: model width E.

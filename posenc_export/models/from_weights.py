@@ -1,4 +1,6 @@
-"""Conversion of existing attention weights to those of a block: separate or packed projections, either layout of rotary pairs."""
+"""Conversion of existing attention weights to those of a block: separate or packed projections,
+either layout of rotary pairs.
+"""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -42,7 +44,8 @@ def pack(
         weights: arrays by argument name of AttentionBlock.from_weights; None if not given.
 
     Returns:
-        The description, and the parameters of the projection: "qkv.weight", "output.weight" and, if given, "qkv.bias" and "output.bias".
+        The description, and the parameters of the projection: "qkv.weight", "output.weight" and, if
+        given, "qkv.bias" and "output.bias".
 
     Raises:
         ValueError: as AttentionBlock.from_weights.
@@ -55,7 +58,8 @@ def pack(
         or (separate and "qkv" in given)
     ):
         raise ValueError(
-            f"weights: expected q, k, v and o, or qkv and o, got {', '.join(given) or 'none'}; give all weights of one form"
+            "weights: expected q, k, v and o, or qkv and o, got "
+            f"{', '.join(given) or 'none'}; give all weights of one form"
         )
     if (
         not isinstance(heads, int)
@@ -102,7 +106,9 @@ def pack(
 
 
 def _biases(given: Dict[str, Tensor], sizes: Dict[str, int]) -> Dict[str, Tensor]:
-    """Return the biases that are given, by parameter of the projection. If only some of q, k and v have one, the others are 0, as for the keys of Whisper."""
+    """Return the biases that are given, by parameter of the projection. If only some of q, k and
+    v have one, the others are 0, as for the keys of Whisper.
+    """
     biases = {"output.bias": given["o_bias"]} if "o_bias" in given else {}
     if "qkv_bias" in given:
         biases["qkv.bias"] = given["qkv_bias"]
@@ -147,14 +153,16 @@ def fill(
             value = _tensor(name, trained[name])
             if value.shape != parameter.shape:
                 raise ValueError(
-                    f"weights: expected {ENCODING}{name} with shape {list(parameter.shape)}, got {list(value.shape)}; give it in that shape"
+                    f"weights: expected {ENCODING}{name} with shape {list(parameter.shape)}, "
+                    f"got {list(value.shape)}; give it in that shape"
                 )
             parameter.copy_(value)
     encoding.prepare()
 
 
 def read_file(path: Path, prefix: str = "") -> Projections:
-    """Read attention weights from a .safetensors file or a dictionary of tensors that torch.save wrote.
+    """Read attention weights from a .safetensors file or a dictionary of tensors that torch.save
+    wrote.
 
     Args:
         prefix: beginning of the names of one attention (named_projections.find).
@@ -199,7 +207,8 @@ def complete(weights: Mapping[str, Array]) -> Mapping[str, Array]:
     """
     if "o" not in weights:
         raise ValueError(
-            f"weights: expected an output projection, got {', '.join(weights) or 'none'}; name it o, o.weight or o_proj.weight"
+            f"weights: expected an output projection, got {', '.join(weights) or 'none'}; "
+            "name it o, o.weight or o_proj.weight"
         )
     return weights
 
@@ -238,7 +247,9 @@ def _check_shapes(
 def _convert_layout(
     attention: Any, encoding: Any, parameters: Dict[str, Tensor], layout: str
 ) -> None:
-    """Reorder rows of queries and keys in `parameters` from a layout of rotary pairs to that of the encoding."""
+    """Reorder rows of queries and keys in `parameters` from a layout of rotary pairs to that of
+    the encoding.
+    """
     interleaved = getattr(encoding, "interleaved", None)
     if layout not in LAYOUTS or interleaved is None:
         rule = (

@@ -1,10 +1,13 @@
-"""Reader of generation_config.json: tokens that are forbidden or forced, and the first tokens of Whisper."""
+"""Reader of generation_config.json: tokens that are forbidden or forced, and the first tokens of
+Whisper.
+"""
 
 from typing import Any, Dict, List, Mapping, Sequence
 
 from posenc_export.models.checkpoint import GENERATION, object_of, read_ids
 
-# Keys that change the greedy tokens of transformers and that `generate` does not apply, with the values that change nothing.
+# Keys that change the greedy tokens of transformers and that `generate` does not apply, with the
+# values that change nothing.
 UNAPPLIED: Dict[str, Sequence[Any]] = {
     "num_beams": (1,),
     "repetition_penalty": (1.0,),
@@ -26,11 +29,13 @@ def read(files: Mapping[str, bytes], config: Mapping[str, Any], vocabulary: int)
 
     Args:
         files: the files of the checkpoint by name.
-        config: contents of config.json, which has these keys in checkpoints without generation_config.json.
+        config: contents of config.json, which has these keys in checkpoints without
+            generation_config.json.
         vocabulary: number of token ids; ids beyond it are dropped.
 
     Raises:
-        ValueError: generation_config.json is not a JSON object, or a value has another type than transformers writes.
+        ValueError: generation_config.json is not a JSON object, or a value has another type than
+            transformers writes.
     """
     ids = {
         ours: read_ids(files, config, key, vocabulary)
@@ -61,7 +66,9 @@ def _given(files: Mapping[str, bytes]) -> Dict[str, Any]:
 
 
 def _speech(given: Mapping[str, Any], config: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the fields of the first tokens of Whisper. forced_decoder_ids are [place, id] from place 1 on; an id of None is that of the language."""
+    """Return the fields of the first tokens of Whisper. forced_decoder_ids are [place, id] from
+    place 1 on; an id of None is that of the language.
+    """
     forced = given.get("forced_decoder_ids") or config.get("forced_decoder_ids") or []
     places = [pair[0] for pair in forced if isinstance(pair, list) and len(pair) == 2]
     if (

@@ -1,11 +1,14 @@
-"""Conversion of rotary settings in a transformers configuration to the specification of an encoding. Every key is used or refused by name."""
+"""Conversion of rotary settings in a transformers configuration to the specification of an
+encoding. Every key is used or refused by name.
+"""
 
 import math
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
 Spec = Dict[str, Any]
 LARGEST = 1e300  # below which integers of any size become float64
-ORIGINAL = "original_max_position_embeddings"  # our parameter original_max_positions; all others have transformers' names
+# Our parameter original_max_positions; all others have transformers' names.
+ORIGINAL = "original_max_position_embeddings"
 # For each rope_type, its keys in rope_parameters (see transformers.modeling_rope_utils).
 KINDS: Dict[str, Tuple[str, ...]] = {
     "default": (),
@@ -34,8 +37,9 @@ REQUIRED = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL),
     "longrope": ("short_factor", "long_factor", ORIGINAL),
 }
-# Order of axes over rotary pairs, by the beginning of model_type. "sections": time, then height, then width. "in turn": the three axes interleaved.
-# "alternating": height and width interleaved, then time.
+# Order of axes over rotary pairs, by the beginning of model_type. "sections": time, then height,
+# then width. "in turn": the three axes interleaved. "alternating": height and width interleaved,
+# then time.
 AXES = {
     **dict.fromkeys(
         (
@@ -60,16 +64,20 @@ NAMES = {"default": "rope", "dynamic": "rope_dynamic", "longrope": "rope_longrop
 
 
 def rope_spec(config: Mapping[str, Any]) -> Union[Spec, Dict[str, Spec]]:
-    """Return the specification {"name": ..., parameter: value}, or a specification for each layer type if `rope_parameters` is nested by layer type.
+    """Return the specification {"name": ..., parameter: value}, or a specification for each layer
+    type if `rope_parameters` is nested by layer type.
 
     The layout of rotary pairs depends on the model family and is not part of the configuration.
 
     Args:
-        config: configuration of a model, as transformers writes it. Read are rope_parameters (version 5), or rope_theta and rope_scaling with rope_type or
-            type; partial_rotary_factor; head_dim, or hidden_size and num_attention_heads; max_position_embeddings; original_max_position_embeddings, which
-            takes precedence over that in rope_parameters; GPT-NeoX's rotary_pct and rotary_emb_base; GPT-J's rotary_dim. theta defaults to 10000.
-            With mrope_section the encoding is mrope or mrope_interleaved, by model_type or else by mrope_interleaved. If rope_parameters is nested by layer
-            type, yarn's truncate is read inside it; transformers 5.23 reads it outside.
+        config: configuration of a model, as transformers writes it. Read are rope_parameters
+            (version 5), or rope_theta and rope_scaling with rope_type or type;
+            partial_rotary_factor; head_dim, or hidden_size and num_attention_heads;
+            max_position_embeddings; original_max_position_embeddings, which takes precedence over
+            that in rope_parameters; GPT-NeoX's rotary_pct and rotary_emb_base; GPT-J's rotary_dim.
+            theta defaults to 10000. With mrope_section the encoding is mrope or mrope_interleaved,
+            by model_type or else by mrope_interleaved. If rope_parameters is nested by layer type,
+            yarn's truncate is read inside it; transformers 5.23 reads it outside.
 
     Raises:
         ValueError: an unknown rope_type, an unknown or missing key, a value of another type.
@@ -78,12 +86,14 @@ def rope_spec(config: Mapping[str, Any]) -> Union[Spec, Dict[str, Spec]]:
     new, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
     if new and old and new != old:
         raise ValueError(
-            f"hugging_face: expected rope_parameters or rope_scaling, got {new!r} and {old!r}; remove one"
+            f"hugging_face: expected rope_parameters or rope_scaling, got {new!r} and "
+            f"{old!r}; remove one"
         )
     given = new or old
     if not isinstance(given, Mapping):
         raise ValueError(
-            f"hugging_face: expected rope_parameters to be a mapping, got {given!r}; correct config.json"
+            f"hugging_face: expected rope_parameters to be a mapping, got {given!r}; correct "
+            "config.json"
         )
     nested = {key: value for key, value in given.items() if isinstance(value, Mapping)}
     if nested and len(nested) == len(given):
@@ -97,7 +107,9 @@ def rope_spec(config: Mapping[str, Any]) -> Union[Spec, Dict[str, Spec]]:
 
 
 def _with_current_names(config: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the configuration with current names for older keys of theta and of the rotated share of a head."""
+    """Return the configuration with current names for older keys of theta and of the rotated
+    share of a head.
+    """
     plain = dict(config)
     if plain.get("rope_local_base_freq") is not None:
         rule = "expected rope_parameters nested by layer type for a model with several rotations"
@@ -106,7 +118,8 @@ def _with_current_names(config: Mapping[str, Any]) -> Dict[str, Any]:
         value = plain.pop(old, None)
         if value is not None and plain.setdefault(new, value) != value:
             raise ValueError(
-                f"hugging_face: expected {old} or {new}, got {value!r} and {plain[new]!r}; remove one"
+                f"hugging_face: expected {old} or {new}, got {value!r} and {plain[new]!r}; "
+                "remove one"
             )
     if plain.get("rotary_dim") is not None:
         plain.setdefault(
@@ -125,14 +138,16 @@ def _spec(config: Mapping[str, Any], given: Mapping[str, Any]) -> Spec:
     kind = kinds[0]
     if len(kinds) > 1 or kind not in KINDS:
         raise ValueError(
-            f"hugging_face: expected rope_type to be one of {', '.join(KINDS)}, got {', '.join(kinds)}; convert it by hand"
+            f"hugging_face: expected rope_type to be one of {', '.join(KINDS)}, got "
+            f"{', '.join(kinds)}; convert it by hand"
         )
     theta = rest.pop("rope_theta", config.get("rope_theta", 10000.0))
     if config.get("rope_theta") not in (None, theta) and not any(
         isinstance(value, Mapping) for value in (config.get("rope_parameters") or {}).values()
     ):
         raise ValueError(
-            f"hugging_face: expected one rope_theta, got {config['rope_theta']!r} and {theta!r}; remove one"
+            f"hugging_face: expected one rope_theta, got {config['rope_theta']!r} and "
+            f"{theta!r}; remove one"
         )
     partial = rest.pop("partial_rotary_factor", config.get("partial_rotary_factor"))
     if ORIGINAL in KINDS[kind] and config.get(ORIGINAL):  # Phi-3 has it outside rope_scaling
@@ -149,7 +164,8 @@ def _spec(config: Mapping[str, Any], given: Mapping[str, Any]) -> Spec:
     missing = [key for key in REQUIRED.get(kind, ()) if key not in rest]
     if missing:
         raise ValueError(
-            f"hugging_face: expected {', '.join(missing)} for rope_type {kind}, got {', '.join(given) or 'nothing'}; add what is missing"
+            f"hugging_face: expected {', '.join(missing)} for rope_type {kind}, got "
+            f"{', '.join(given) or 'nothing'}; add what is missing"
         )
     spec: Spec = {"name": NAMES.get(kind, f"rope_{kind}"), "theta": _number("rope_theta", theta)}
     for key, value in rest.items():
@@ -179,7 +195,8 @@ def _with_sections(
     )
     if not whole or len(sections) != 3 or sum(sections) != pairs:
         raise ValueError(
-            f"hugging_face: expected mrope_section to be three integers above 0 with sum {pairs}, got {sections!r}; correct it"
+            "hugging_face: expected mrope_section to be three integers above 0 with sum "
+            f"{pairs}, got {sections!r}; correct it"
         )
     first, second, third = sections
     order = _order_of_axes(str(config.get("model_type", "")), interleaved)
@@ -191,7 +208,9 @@ def _with_sections(
 
 
 def _order_of_axes(model_type: str, interleaved: Any) -> str:
-    """Return a value of AXES. Like transformers, prefer model_type to mrope_interleaved; they must not contradict each other."""
+    """Return a value of AXES. Like transformers, prefer model_type to mrope_interleaved; they
+    must not contradict each other.
+    """
     known = next((order for begin, order in AXES.items() if model_type.startswith(begin)), None)
     requested = (
         None
@@ -207,7 +226,8 @@ def _order_of_axes(model_type: str, interleaved: Any) -> str:
         )
     if known and requested and (known == "in turn") != (requested == "in turn"):
         raise ValueError(
-            f"hugging_face: expected mrope_interleaved to be {known == 'in turn'} for {model_type}, got {interleaved!r}; correct it"
+            f"hugging_face: expected mrope_interleaved to be {known == 'in turn'} for "
+            f"{model_type}, got {interleaved!r}; correct it"
         )
     return known or str(requested)
 
@@ -215,11 +235,14 @@ def _order_of_axes(model_type: str, interleaved: Any) -> str:
 def _with_derived_values(
     config: Mapping[str, Any], kind: str, spec: Spec, partial: Optional[float]
 ) -> Spec:
-    """Add the parameters that depend on several keys: the rotated share of a head, the original length, LongRoPE's magnitude."""
+    """Add the parameters that depend on several keys: the rotated share of a head, the original
+    length, LongRoPE's magnitude.
+    """
     if kind == "dynamic":
         if not config.get("max_position_embeddings"):
             raise ValueError(
-                "hugging_face: expected max_position_embeddings for rope_type dynamic, got none; add it"
+                "hugging_face: expected max_position_embeddings for rope_type dynamic, got "
+                "none; add it"
             )
         spec["original_max_positions"] = _whole(
             "max_position_embeddings", config["max_position_embeddings"]
@@ -238,7 +261,8 @@ def _with_derived_values(
 def _longrope_magnitude(factor: float, length: int) -> float:
     if length < 2:
         raise ValueError(
-            f"hugging_face: expected original_max_position_embeddings of at least 2 for longrope, got {length}; correct config.json"
+            "hugging_face: expected original_max_position_embeddings of at least 2 for "
+            f"longrope, got {length}; correct config.json"
         )
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(length))
 
@@ -259,7 +283,10 @@ def _head_size(config: Mapping[str, Any]) -> int:
     if config.get("head_dim"):
         return _whole("head_dim", config["head_dim"])
     if not (config.get("hidden_size") and config.get("num_attention_heads")):
-        rule = "expected head_dim, or hidden_size and num_attention_heads, with partial_rotary_factor, rotary_dim or mrope_section"
+        rule = (
+            "expected head_dim, or hidden_size and num_attention_heads, with "
+            "partial_rotary_factor, rotary_dim or mrope_section"
+        )
         raise ValueError(f"hugging_face: {rule}, got none; add head_dim")
     return _whole("hidden_size", config["hidden_size"]) // _whole(
         "num_attention_heads", config["num_attention_heads"]

@@ -1,4 +1,6 @@
-"""Conversion between layouts of rotary pairs: interleaved (the RoFormer paper, Meta's checkpoints) and half (transformers), by permuting rows of q and k projections."""
+"""Conversion between layouts of rotary pairs: interleaved (the RoFormer paper, Meta's
+checkpoints) and half (transformers), by permuting rows of q and k projections.
+"""
 
 from typing import Dict, Optional
 
@@ -7,7 +9,8 @@ from torch import Tensor
 
 
 def to_half(weight: Tensor, heads: int, rotary: Optional[int] = None) -> Tensor:
-    """Reorder the rows of a q or k projection [heads*D,E], or of its bias [heads*D], from layout interleaved to layout half. Scores do not change.
+    """Reorder the rows of a q or k projection [heads*D,E], or of its bias [heads*D], from layout
+    interleaved to layout half. Scores do not change.
 
     Args:
         weight: the weight or bias.
@@ -21,12 +24,15 @@ def to_half(weight: Tensor, heads: int, rotary: Optional[int] = None) -> Tensor:
 
 
 def to_interleaved(weight: Tensor, heads: int, rotary: Optional[int] = None) -> Tensor:
-    """Reorder rows from layout half to layout interleaved: the inverse of `to_half`, with the same arguments and errors."""
+    """Reorder rows from layout half to layout interleaved: the inverse of `to_half`, with the
+    same arguments and errors.
+    """
     return weight.index_select(0, torch.argsort(_rows(weight, heads, rotary)))
 
 
 def from_complex(weights: Dict[str, Tensor], heads: int, kv_heads: int) -> Dict[str, Tensor]:
-    """Convert the attention weights of one layer of Meta's checkpoints, which rotate by multiplying complex numbers (view_as_complex of neighbouring entries).
+    """Convert the attention weights of one layer of Meta's checkpoints, which rotate by multiplying
+    complex numbers (view_as_complex of neighbouring entries).
 
     Args:
         weights: {"wq": [H*D,E], "wk": [K*D,E], "wv": [K*D,E], "wo": [E,H*D]}.
@@ -40,7 +46,8 @@ def from_complex(weights: Dict[str, Tensor], heads: int, kv_heads: int) -> Dict[
     """
     if set(weights) != {"wq", "wk", "wv", "wo"}:
         raise ValueError(
-            f"layouts: expected wq, wk, wv and wo of one layer, got {', '.join(sorted(weights))}; give these four"
+            "layouts: expected wq, wk, wv and wo of one layer, got "
+            f"{', '.join(sorted(weights))}; give these four"
         )
     packed = torch.cat(
         (to_half(weights["wq"], heads), to_half(weights["wk"], kv_heads), weights["wv"])
@@ -55,7 +62,8 @@ def _rows(weight: Tensor, heads: int, rotary: Optional[int]) -> Tensor:
     if remainder or rotated % 2 or not 0 < rotated <= size:
         rule = "layouts: expected heads * D rows and an even rotary size of at most D"
         raise ValueError(
-            f"{rule}, got {weight.size(0)} rows, {heads} heads, rotary={rotary}; correct heads or rotary"
+            f"{rule}, got {weight.size(0)} rows, {heads} heads, rotary={rotary}; correct "
+            "heads or rotary"
         )
     within = torch.cat(
         (torch.arange(0, rotated, 2), torch.arange(1, rotated, 2), torch.arange(rotated, size))

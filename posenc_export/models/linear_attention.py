@@ -1,4 +1,6 @@
-"""Linear attention with rotation (Katharopoulos et al. 2020, Transformers are RNNs; Su et al. 2021, RoFormer, eq. 19)."""
+"""Linear attention with rotation (Katharopoulos et al. 2020, Transformers are RNNs; Su et al.
+2021, RoFormer, eq. 19).
+"""
 
 from typing import Any, List, Optional, Sequence, Tuple
 
@@ -16,10 +18,11 @@ from posenc_export.models.parts import build, float64
 class LinearAttention(torch.nn.Module):
     """y_i = sum_j (R_i phi(q_i)) . (R_j phi(k_j)) v_j / sum_j phi(q_i) . phi(k_j), phi = elu + 1.
 
-    The divisor has no rotation R.
-    The sums run over j <= i for sees "causal" and over all tokens for sees "both".
-    State for "causal": sum_j (R_j phi(k_j)) v_j^T [B,H,D,D] and sum_j phi(k_j) [B,H,D], float32. The cost of a step does not depend on the position.
-    A call of S tokens costs O(S^2) for "causal", so long inputs are best fed in chunks, and O(S) for "both", which has no state.
+    The divisor has no rotation R. The sums run over j <= i for sees "causal" and over all tokens
+    for sees "both". State for "causal": sum_j (R_j phi(k_j)) v_j^T [B,H,D,D] and sum_j phi(k_j)
+    [B,H,D], float32. The cost of a step does not depend on the position. A call of S tokens costs
+    O(S^2) for "causal", so long inputs are best fed in chunks, and O(S) for "both", which has no
+    state.
 
     Args:
         width: model width E.
@@ -27,7 +30,8 @@ class LinearAttention(torch.nn.Module):
         encoding: its `rotate` is applied. There are no scores for other hooks to act on.
 
     Raises:
-        ValueError: kv_heads unlike heads, sees other than causal or both, an encoding of scores, config fields that apply to scores or heads.
+        ValueError: kv_heads unlike heads, sees other than causal or both, an encoding of scores,
+            config fields that apply to scores or heads.
     """
 
     def __init__(self, width: int, config: AttentionConfig, encoding: PositionEncoding) -> None:
@@ -40,13 +44,19 @@ class LinearAttention(torch.nn.Module):
             )
         if overrides(encoding, "bias", "rescore", "observe"):
             names = ", ".join(spec["name"] for spec in config.encodings)
-            rule = "linear attention: expected encodings with hook embed or rotate, since there are no scores"
+            rule = (
+                "linear attention: expected encodings with hook embed or rotate, since there are "
+                "no scores"
+            )
             raise ValueError(f"{rule}, got {names}; choose another encoding")
         given = [
             name for name in ("head_norm", "scale", "softcap", "sinks") if getattr(config, name)
         ]
         if given or config.projection["name"] != "grouped":
-            rule = "linear attention: expected projection grouped, and no head_norm, scale, softcap or sinks"
+            rule = (
+                "linear attention: expected projection grouped, and no head_norm, scale, softcap "
+                "or sinks"
+            )
             raise ValueError(
                 f"{rule}, got {', '.join(given) or config.projection['name']}; leave it out"
             )
@@ -62,7 +72,9 @@ class LinearAttention(torch.nn.Module):
 
     @torch.jit.unused
     def states(self) -> List[StateSpec]:
-        """Return the states that are kept between calls, in the order in which `forward` takes them."""
+        """Return the states that are kept between calls, in the order in which `forward` takes
+        them.
+        """
         if not self.cached:
             return []
         summed = (self.heads, self.encoding.key_size(self.head_size), self.head_size)
@@ -125,7 +137,9 @@ class LinearAttention(torch.nn.Module):
         places: Sequence[Any],
         types: Optional[np.ndarray] = None,
     ) -> np.ndarray:
-        """Compute one row x [n,E] at positions and coordinates to [n,E], in float64 and in quadratic form. Token types are not used."""
+        """Compute one row x [n,E] at positions and coordinates to [n,E], in float64 and in
+        quadratic form. Token types are not used.
+        """
         oracle = self.encoding.oracle()
         q, k, v = self.projection.exact(x)
         q, k = (np.where(part > 0, part + 1, np.exp(np.minimum(part, 0))) for part in (q, k))

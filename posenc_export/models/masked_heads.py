@@ -1,4 +1,6 @@
-"""Heads for masked language modelling: a dense layer, a norm, and a logit for each token id, whose weights are often the token table."""
+"""Heads for masked language modelling: a dense layer, a norm, and a logit for each token id,
+whose weights are often the token table.
+"""
 
 from dataclasses import dataclass
 from typing import Any, Dict, Mapping, Optional, Tuple
@@ -89,7 +91,8 @@ def read(
 
     Args:
         config: contents of config.json, of a model_type in HEADS.
-        table: token table of the model [V,E], which is the last layer's weight if the checkpoint ties them.
+        table: token table of the model [V,E], which is the last layer's weight if the checkpoint
+            ties them.
 
     Raises:
         ValueError: tensors of the head are missing or contradict config.json, an unknown
@@ -146,7 +149,9 @@ def _tied(config: Mapping[str, Any]) -> bool:
 
 
 def _weight(checkpoint: Checkpoint, config: Mapping[str, Any], head: MaskedHead) -> Tensor:
-    """Return the weight of the logits: its own tensor or, if the checkpoint does not repeat it, the token table."""
+    """Return the weight of the logits: its own tensor or, if the checkpoint does not repeat it,
+    the token table.
+    """
     own = f"{head.logits}.weight"
     if own in checkpoint.names() or (head.logits and not _tied(config)):
         return _tensor(checkpoint, own)
@@ -186,6 +191,7 @@ def _tensor(checkpoint: Checkpoint, name: str) -> Tensor:
     if name not in checkpoint.names():
         rule = "expected the tensors of the head that architectures names"
         raise ValueError(
-            f"checkpoint: {rule}, got no {name}; use the config.json that belongs to the weights, or export it with head=False"
+            f"checkpoint: {rule}, got no {name}; use the config.json that belongs to the "
+            "weights, or export it with head=False"
         )
     return checkpoint.tensor(name).clone()

@@ -1,11 +1,14 @@
-"""Find the projections of one attention among the tensors of a state_dict, by the names that torch and common models give them."""
+"""Find the projections of one attention among the tensors of a state_dict, by the names that
+torch and common models give them.
+"""
 
 import re
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Tuple
 
 ENCODING = "encoding."
-# Last parts of names by argument of AttentionBlock.from_weights. Rows of "qkv" are those of q, then k, then v.
+# Last parts of names by argument of AttentionBlock.from_weights. Rows of "qkv" are those of q, then
+# k, then v.
 ROLES: Dict[str, Tuple[str, ...]] = {
     "q": ("q", "q_proj", "wq", "to_q", "query", "query_proj", "q_lin", "q_linear", "linear_q"),
     "k": ("k", "k_proj", "wk", "to_k", "key", "key_proj", "k_lin", "k_linear", "linear_k"),
@@ -79,11 +82,13 @@ def find(shapes: Mapping[str, Tuple[int, ...]], prefix: str = "") -> Found:
 
     Args:
         shapes: shapes by name.
-        prefix: beginning of the names of one attention, such as "model.layers.0.self_attn."; empty for a file of one attention.
+        prefix: beginning of the names of one attention, such as "model.layers.0.self_attn."; empty
+            for a file of one attention.
 
     Raises:
-        ValueError: no tensor with the prefix, tensors of several attentions, one weight twice, packed weights in an unknown order, tensors that change the attention
-            and have no place in the block.
+        ValueError: no tensor with the prefix, tensors of several attentions, one weight twice,
+            packed weights in an unknown order, tensors that change the attention and have no place
+            in the block.
     """
     inside = {
         name.removeprefix(prefix): shape
@@ -105,7 +110,8 @@ def find(shapes: Mapping[str, Tuple[int, ...]], prefix: str = "") -> Found:
     several = _places(inside)
     if len(several) > 1:
         raise ValueError(
-            f"weights: expected tensors of one attention, got {len(several)} of them; give --prefix, one of {_some([prefix + one for one in several])}"
+            f"weights: expected tensors of one attention, got {len(several)} of them; give "
+            f"--prefix, one of {_some([prefix + one for one in several])}"
         )
     found: Dict[str, str] = {}
     trained: Dict[str, str] = {}
@@ -120,7 +126,8 @@ def find(shapes: Mapping[str, Tuple[int, ...]], prefix: str = "") -> Found:
             unused.append(prefix + name)
         elif role in found:
             raise ValueError(
-                f"weights: expected each weight once, got {role} as {found[role]} and {prefix + name}; remove one, or give a longer --prefix"
+                f"weights: expected each weight once, got {role} as {found[role]} and "
+                f"{prefix + name}; remove one, or give a longer --prefix"
             )
         else:
             found[role] = prefix + name
@@ -151,7 +158,8 @@ def _role(name: str) -> Any:
     last = path.rpartition(".")[2]
     if last in UNDECIDED:
         raise ValueError(
-            f"weights: expected a packed projection in a known order of rows, got {name}: {UNDECIDED[last]}; split it and name the parts q, k and v"
+            f"weights: expected a packed projection in a known order of rows, got {name}: "
+            f"{UNDECIDED[last]}; split it and name the parts q, k and v"
         )
     role = OF.get(last)
     return None if role is None else f"{role}_bias" if bias else role
@@ -165,20 +173,27 @@ def _check_unused(name: str, shape: Tuple[int, ...]) -> None:
     """
     if HEAD_NORM.search(name):
         raise ValueError(
-            f"weights: expected projections only, got {name}, a norm of queries or keys; describe the block with head_norm, and use load_state_dict"
+            f"weights: expected projections only, got {name}, a norm of queries or keys; "
+            "describe the block with head_norm, and use load_state_dict"
         )
     causal = (
         name.endswith("bias") and len(shape) == 4 and shape[-1] == shape[-2]
     )  # the mask of GPT-2
     if not (TABLES.search(name) or causal or (NORM.search(name) and len(shape) == 1)):
-        rule = "weights: expected tensors named as q, q_proj, wq, to_q or query, with .weight or .bias, likewise k, v, o and qkv, or encoding.NAME"
+        rule = (
+            "weights: expected tensors named as q, q_proj, wq, to_q or query, with .weight or "
+            ".bias, likewise k, v, o and qkv, or encoding.NAME"
+        )
         raise ValueError(
-            f"{rule}, got {name} {list(shape)}; rename it, or give the --prefix of the attention alone"
+            f"{rule}, got {name} {list(shape)}; rename it, or give the --prefix of the "
+            "attention alone"
         )
 
 
 def _places(shapes: Mapping[str, Tuple[int, ...]]) -> List[str]:
-    """Return the beginnings of names under which a query or packed projection stands with two axes, in order."""
+    """Return the beginnings of names under which a query or packed projection stands with two
+    axes, in order.
+    """
     places: Dict[str, None] = {}
     for name, shape in shapes.items():
         path = re.sub(r"(\.weight|_weight)$", "", name)
@@ -193,7 +208,9 @@ def _places(shapes: Mapping[str, Tuple[int, ...]]) -> List[str]:
 
 
 def _is_transposed(shapes: Mapping[str, Tuple[int, ...]]) -> bool:
-    """Whether a packed matrix [E,3E] shows that matrices are stored as [inputs, outputs], as Conv1D of GPT-2 does. Square matrices alone do not show it."""
+    """Whether a packed matrix [E,3E] shows that matrices are stored as [inputs, outputs], as
+    Conv1D of GPT-2 does. Square matrices alone do not show it.
+    """
     packed, output = shapes.get("qkv"), shapes.get("o")
     return (
         packed is not None

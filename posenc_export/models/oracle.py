@@ -1,4 +1,6 @@
-"""Reference computation of a model in float64 numpy, one token and one head at a time. The eager module is checked against it."""
+"""Reference computation of a model in float64 numpy, one token and one head at a time. The eager
+module is checked against it.
+"""
 
 from typing import Any, Optional
 

@@ -1,4 +1,6 @@
-"""Checkpoints of transformers that others quantized: their tensors are read as float32 weights, one at a time."""
+"""Checkpoints of transformers that others quantized: their tensors are read as float32 weights,
+one at a time.
+"""
 
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
@@ -27,7 +29,8 @@ IGNORED = (
 
 
 def unpacked(config: Mapping[str, Any], sources: Dict[str, Source]) -> Dict[str, Source]:
-    """Return the sources of a checkpoint with quantized tensors replaced by the weights that they hold.
+    """Return the sources of a checkpoint with quantized tensors replaced by the weights that they
+    hold.
 
     Args:
         config: quantization_config of config.json.
@@ -57,7 +60,8 @@ def unpacked(config: Mapping[str, Any], sources: Dict[str, Source]) -> Dict[str,
             )
             if missing is not None:
                 raise ValueError(
-                    f"checkpoint: expected {module + missing} beside {name}, got none; download the model again"
+                    f"checkpoint: expected {module + missing} beside {name}, got none; "
+                    "download the model again"
                 )
             found[module + layout.name] = (
                 PackedTensor(
@@ -74,12 +78,16 @@ def unpacked(config: Mapping[str, Any], sources: Dict[str, Source]) -> Dict[str,
 
 
 def _is_packed(sources: Mapping[str, Source], name: str, layout: Layout) -> bool:
-    """Whether a tensor has codes: modules that a method left out have plain weights of the same name."""
+    """Whether a tensor has codes: modules that a method left out have plain weights of the same
+    name.
+    """
     return layout.mark != ".weight" or name.removesuffix(layout.mark) + layout.others[0] in sources
 
 
 class PackedTensor:
-    """A file of one tensor (models.checkpoint.TensorFile), a weight that others hold, and a matrix (models.blocks.Matrix)."""
+    """A file of one tensor (models.checkpoint.TensorFile), a weight that others hold, and a
+    matrix (models.blocks.Matrix).
+    """
 
     quantized = True
 
@@ -126,5 +134,6 @@ class PackedTensor:
             sizes = ", ".join(f"{end} {list(part.shape)}" for end, part in parts.items())
             why = (str(error).splitlines() or [""])[0][:120]
             raise ValueError(
-                f"checkpoint: expected {self._name} in the layout of its method, got {sizes} ({why}); download the model again"
+                f"checkpoint: expected {self._name} in the layout of its method, got {sizes} "
+                f"({why}); download the model again"
             ) from None

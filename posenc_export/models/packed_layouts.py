@@ -1,4 +1,6 @@
-"""How GPTQ, AWQ, compressed-tensors, fp8 and MXFP4 store weights in the safetensors of a checkpoint."""
+"""How GPTQ, AWQ, compressed-tensors, fp8 and MXFP4 store weights in the safetensors of a
+checkpoint.
+"""
 
 import math
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
@@ -40,7 +42,9 @@ class Whole(NamedTuple):
         )
 
     def blocks(self) -> Optional[Blocks]:
-        """Return the weights as blocks of 128, 64 or 32 inputs; None if groups are not of such blocks, or codes have another number of bits."""
+        """Return the weights as blocks of 128, 64 or 32 inputs; None if groups are not of such
+        blocks, or codes have another number of bits.
+        """
         rows, inputs = self.codes.shape
         block = next(
             (
@@ -104,13 +108,16 @@ def _only(config: Mapping[str, Any], key: str, allowed: Tuple[Any, ...], default
     value = config.get(key, default)
     if value not in allowed:
         raise ValueError(
-            f"checkpoint: expected {key} in quantization_config to be {' or '.join(map(str, allowed))}, got {value!r}; {CONVERT}"
+            f"checkpoint: expected {key} in quantization_config to be "
+            f"{' or '.join(map(str, allowed))}, got {value!r}; {CONVERT}"
         )
     return value
 
 
 def _gptq(config: Mapping[str, Any]) -> List[Layout]:
-    """Codes packed along inputs, zeros along outputs. The first version of the format stores zeros less 1."""
+    """Codes packed along inputs, zeros along outputs. The first version of the format stores
+    zeros less 1.
+    """
     bits, less = (
         _only(config, "bits", (2, 4, 8), None),
         1 if _only(config, "checkpoint_format", ("gptq", "gptq_v2"), "gptq") == "gptq" else 0,
@@ -200,9 +207,13 @@ def _compressed(config: Mapping[str, Any]) -> List[Layout]:
         or len(bits) != 1
         or not bits <= {4, 8}
     ):
-        rule = "expected compressed-tensors with weights of 4 or 8 bits in all groups, without sparse weights and quantized caches"
+        rule = (
+            "expected compressed-tensors with weights of 4 or 8 bits in all groups, without "
+            "sparse weights and quantized caches"
+        )
         raise ValueError(
-            f"checkpoint: {rule}, got bits {', '.join(map(str, bits)) or 'none'}, {config.get('format')!r}; {CONVERT}"
+            f"checkpoint: {rule}, got bits {', '.join(map(str, bits)) or 'none'}, "
+            f"{config.get('format')!r}; {CONVERT}"
         )
     kind = _only(
         config,
@@ -312,7 +323,9 @@ def _fp8(config: Mapping[str, Any]) -> List[Layout]:
 
 
 def _mxfp4(config: Mapping[str, Any]) -> List[Layout]:
-    """Experts [experts,inputs,outputs] in blocks of 32 inputs with 4-bit floating-point numbers and a power of 2 (gpt-oss)."""
+    """Experts [experts,inputs,outputs] in blocks of 32 inputs with 4-bit floating-point numbers
+    and a power of 2 (gpt-oss).
+    """
 
     def weight(parts: Parts) -> np.ndarray:
         words, powers = parts["_blocks"].numpy(), parts["_scales"].numpy().astype(np.int32) - 127
@@ -334,7 +347,9 @@ def _same(shapes: Mapping[str, Shape]) -> Shape:
 
 
 def _bits(words: Tensor, bits: int) -> np.ndarray:
-    """Return the codes [R, C * 32 / bits] int16 in integers of 32 bits [R,C], the lowest bits first."""
+    """Return the codes [R, C * 32 / bits] int16 in integers of 32 bits [R,C], the lowest bits
+    first.
+    """
     whole = np.ascontiguousarray(words.numpy()).astype(np.int64) & 0xFFFFFFFF
     codes = whole[..., None] >> np.arange(0, WORD, bits) & ((1 << bits) - 1)
     return codes.reshape(len(whole), math.prod(codes.shape[1:])).astype(np.int16)

@@ -1,4 +1,6 @@
-"""Parameters in the modules that hold them: copies of a model that share parameters, and the replacement of one parameter by another."""
+"""Parameters in the modules that hold them: copies of a model that share parameters, and the
+replacement of one parameter by another.
+"""
 
 import copy
 from typing import Collection, Dict, List, Sequence, Tuple, TypeVar
@@ -25,7 +27,9 @@ def fill(places: Sequence[Slot], parameter: torch.nn.Parameter) -> None:
 
 
 def sharing_weights(model: Module, apart: Collection[int] = ()) -> Module:
-    """Return a copy of a model that shares its parameters, except those whose ids are in `apart`, which are copied. Buffers are copied."""
+    """Return a copy of a model that shares its parameters, except those whose ids are in
+    `apart`, which are copied. Buffers are copied.
+    """
     return copy.deepcopy(
         model,
         {

@@ -29,13 +29,17 @@ class Placed:
 
     @property
     def parts(self) -> List[Tuple[Mapping[str, Any], PositionEncoding]]:
-        """Each specification with the encoding that was built from it; none for a place without encodings."""
+        """Each specification with the encoding that was built from it; none for a place without
+        encodings.
+        """
         parts: Any = self.encoding.parts if isinstance(self.encoding, Combined) else [self.encoding]
         return list(zip(self.specs, parts, strict=True)) if self.specs else []
 
 
 def from_outside(model: Inner) -> Dict[str, str]:
-    """Return the class names of the encodings of a model that come from outside this package, by the names that they are registered under."""
+    """Return the class names of the encodings of a model that come from outside this package, by
+    the names that they are registered under.
+    """
     parts = [part for each in placed(model) for part in each.parts]
     return {
         spec["name"]: type(part).__name__

@@ -1,4 +1,6 @@
-"""Trained decoders: byte-level models of Python source code. The package posenc-export-presets contains an artefact of each, whose graph holds its weights."""
+"""Trained decoders: byte-level models of Python source code. The package posenc-export-presets
+contains an artefact of each, whose graph holds its weights.
+"""
 
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple, Type, Union
@@ -19,13 +21,16 @@ from posenc_export.shared.suggestion import suggestion
 
 Model = Union[AttentionBlock, Stack]
 MODELS: Dict[Type[Any], Type[Any]] = {BlockConfig: AttentionBlock, StackConfig: Stack}
-# File beside the artefacts: parameters of encodings that a graph does not hold, because the optimizer of the exporter computes with them. Names are PRESET/PARAMETER.
+# File beside the artefacts: parameters of encodings that a graph does not hold, because the
+# optimizer of the exporter computes with them. Names are PRESET/PARAMETER.
 FOLDED = "folded.safetensors"
 TRAINED_LENGTH = 256  # tokens (bytes) of context in training
 
 
 def small(encoding: Mapping[str, Any]) -> StackConfig:
-    """Return the description of a decoder with 0.33 million parameters, which the study of length extrapolation trains with each encoding (bench/length_study.py)."""
+    """Return the description of a decoder with 0.33 million parameters, which the study of
+    length extrapolation trains with each encoding (bench/length_study.py).
+    """
     return decoder_config(256, 4, 216, block_config(80, 5, 2048, head_size=16, encoding=encoding))
 
 
@@ -54,12 +59,14 @@ def load_preset(name: str) -> Stack:
     """
     if name not in PRESETS:
         raise ValueError(
-            f"preset: expected name to be one of {', '.join(PRESETS)}, got {name!r}; {suggestion(name, PRESETS)}"
+            f"preset: expected name to be one of {', '.join(PRESETS)}, got {name!r}; "
+            f"{suggestion(name, PRESETS)}"
         )
     weights = weights_of(name)
     if weights is None:
         raise ValueError(
-            f"preset {name}: expected the package posenc-export-presets with its weights, got none; {INSTALL}"
+            f"preset {name}: expected the package posenc-export-presets with its weights, "
+            f"got none; {INSTALL}"
         )
     model = Stack(PRESETS[name])
     copy_weights(model, weights, name)
@@ -68,7 +75,9 @@ def load_preset(name: str) -> Stack:
 
 
 def weights_of(name: str) -> Optional[Dict[str, Tensor]]:
-    """Return the weights of a preset by name of the parameter, float32, with constants of its graph; None if the package is not installed."""
+    """Return the weights of a preset by name of the parameter, float32, with constants of its
+    graph; None if the package is not installed.
+    """
     folder = preset_folder(name)
     if folder is None:
         return None
@@ -84,7 +93,9 @@ def weights_of(name: str) -> Optional[Dict[str, Tensor]]:
 
 
 def graph_weights(path: Path) -> Dict[str, Tensor]:
-    """Return the constants of an exported graph by name of the parameter; the graph holds matrices of products transposed (export.trace)."""
+    """Return the constants of an exported graph by name of the parameter; the graph holds
+    matrices of products transposed (export.trace).
+    """
     import onnx
 
     arrays = {
@@ -100,7 +111,8 @@ def graph_weights(path: Path) -> Dict[str, Tensor]:
 
 
 def copy_weights(model: Stack, weights: Mapping[str, Tensor], where: str) -> None:
-    """Copy weights by name of the parameter into `model`. A shared parameter has several names, one of which is enough.
+    """Copy weights by name of the parameter into `model`. A shared parameter has several names, one
+    of which is enough.
 
     Raises:
         ValueError: a parameter is missing.
@@ -110,7 +122,8 @@ def copy_weights(model: Stack, weights: Mapping[str, Tensor], where: str) -> Non
             found = next((name for name in names if name in weights), None)
             if found is None:
                 raise ValueError(
-                    f"weights {where}: expected all parameters of the model, got none for {names[0]}; train it again"
+                    f"weights {where}: expected all parameters of the model, got none for "
+                    f"{names[0]}; train it again"
                 )
             parameter.copy_(weights[found])
 
@@ -124,7 +137,8 @@ def named(model: Stack) -> List[Tuple[List[str], torch.nn.Parameter]]:
 
 
 def seeded(config: AnyConfig, seed: int = 0) -> Model:
-    """Build a model with random weights that depend only on the seed, float32, in eval mode. torch's default generator is left as it was.
+    """Build a model with random weights that depend only on the seed, float32, in eval mode.
+    torch's default generator is left as it was.
 
     Raises:
         ValueError: a seed below 0 or above 2^63 - 1, sizes that do not fit in memory.
@@ -154,5 +168,6 @@ def rebuild(config: AnyConfig, source: Mapping[str, Any], packages: Mapping[str,
     if "seed" in source:
         return seeded(config, source["seed"])
     raise ValueError(
-        "verify: expected weights of a preset or a seed, which can be rebuilt, got other weights; pass the model, as in verify(folder, model)"
+        "verify: expected weights of a preset or a seed, which can be rebuilt, got other "
+        "weights; pass the model, as in verify(folder, model)"
     )

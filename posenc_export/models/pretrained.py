@@ -41,34 +41,44 @@ def from_pretrained(
     """Load a model with the weights of a checkpoint, float32, in eval mode.
 
     Args:
-        path: folder with config.json and model.safetensors or pytorch_model.bin, whole or in shards, as transformers saves it. tokenizer.json and the files
-            in models.checkpoint.TOKENIZER_FILES are copied into artefacts if they exist. Or a GGUF file, whose name ends in .gguf, which holds all of these.
-            A folder of sentence-transformers (models/sentence_transformers.py) gives an encoder with the second output sentence_embedding; one with a task head
-            that models/task_heads.py knows, the second output logits.
-        layer: index of a layer whose attention, with its encodings, is returned as a block; None for the whole model.
-        max_positions: number of positions, for the range 0 .. max_positions - 1; None for max_position_embeddings of the config.
-        part: for a model with encoder and decoder (T5, Whisper), "encoder" for the encoder with the projection to the decoder's keys and values, or
-            "decoder". None gives T5's encoder with hidden states as output. "embeddings" gives the part before the layers (tokens, positions, segments and
-            norm) of any model but Whisper.
-        lengths: factors of LongRoPE in a decoder: "long" or "short" for all positions, or "by_position" of each query. None gives "long" if the range of positions
-            is longer than the trained length, otherwise "short".
+        path: folder with config.json and model.safetensors or pytorch_model.bin, whole or in
+            shards, as transformers saves it. tokenizer.json and the files in
+            models.checkpoint.TOKENIZER_FILES are copied into artefacts if they exist. Or a GGUF
+            file, whose name ends in .gguf, which holds all of these. A folder of
+            sentence-transformers (models/sentence_transformers.py) gives an encoder with the second
+            output sentence_embedding; one with a task head that models/task_heads.py knows, the
+            second output logits.
+        layer: index of a layer whose attention, with its encodings, is returned as a block; None
+            for the whole model.
+        max_positions: number of positions, for the range 0 .. max_positions - 1; None for
+            max_position_embeddings of the config.
+        part: for a model with encoder and decoder (T5, Whisper), "encoder" for the encoder with the
+            projection to the decoder's keys and values, or "decoder". None gives T5's encoder with
+            hidden states as output. "embeddings" gives the part before the layers (tokens,
+            positions, segments and norm) of any model but Whisper.
+        lengths: factors of LongRoPE in a decoder: "long" or "short" for all positions, or
+            "by_position" of each query. None gives "long" if the range of positions is longer than
+            the trained length, otherwise "short".
         head: whether a task head becomes the second output logits; False for hidden states only.
 
     Raises:
-        ValueError: a family or a key of config.json that cannot be exported; weights that are missing, unknown or have another shape or dtype; no such layer.
+        ValueError: a family or a key of config.json that cannot be exported; weights that are
+            missing, unknown or have another shape or dtype; no such layer.
         ModuleNotFoundError: gguf or tokenizers is not installed, for a GGUF file.
     """
     folder, sentences = sentence_transformers.opened(Path(path), layer is None and part is None)
     if layer is not None and part == families.EMBEDDINGS:
         raise ValueError(
-            f"checkpoint: expected layer or part {part}, got both, with layer {layer}; leave one out"
+            f"checkpoint: expected layer or part {part}, got both, with layer {layer}; leave "
+            "one out"
         )
     with opened(folder) as checkpoint, enough_memory("checkpoint"), torch.no_grad():
         given = checkpoint.config
         config, family = families.read(given, max_positions, part, lengths)
         if layer is not None and not 0 <= layer < len(config.order):
             raise ValueError(
-                f"checkpoint: expected layer to be 0 .. {len(config.order) - 1}, got {layer}; give another layer"
+                f"checkpoint: expected layer to be 0 .. {len(config.order) - 1}, got "
+                f"{layer}; give another layer"
             )
         check_sizes(given["model_type"], config, checkpoint.sizes())
         checkpoint.forget(
@@ -115,7 +125,9 @@ def opened(path: Path) -> Union[Checkpoint, GGUFCheckpoint]:
 def _text(
     files: Mapping[str, bytes], given: Mapping[str, Any], config: StackConfig, part: Optional[str]
 ) -> Text:
-    """Return the tokenizer of a checkpoint and, for models with a head, its stop ids, the start ids of a part, and its settings of generation."""
+    """Return the tokenizer of a checkpoint and, for models with a head, its stop ids, the start
+    ids of a part, and its settings of generation.
+    """
     ids = {
         key: read_ids(files, given, key, config.tokens.vocabulary) if config.head else ()
         for key in ("eos_token_id", "decoder_start_token_id")
@@ -171,7 +183,8 @@ def _sources(
         rule = next((table[key] for key in keys if key in table), None)
         if rule is None:
             raise ValueError(
-                f"checkpoint: expected a rule for each parameter in the weight table of the family, got none for {keys[-1]}; add one"
+                "checkpoint: expected a rule for each parameter in the weight table of the "
+                f"family, got none for {keys[-1]}; add one"
             )
         attention = config.kinds[int(layer[1]) if layer else 0].attention
         shapes = rule.shapes(kind, tuple(parameter.shape), attention)
@@ -193,7 +206,9 @@ def _sources(
 def _check(
     checkpoint: Union[Checkpoint, GGUFCheckpoint], config: StackConfig, sources: Dict[str, Source]
 ) -> None:
-    """Check that the checkpoint holds exactly the tensors of the description. A tied head may be saved as a copy of the token table."""
+    """Check that the checkpoint holds exactly the tensors of the description. A tied head may be
+    saved as a copy of the token table.
+    """
     needed = {name: shape for _, _, shapes in sources.values() for name, shape in shapes.items()}
     heads = (
         [name for name in HEADS if name in checkpoint.names()]
@@ -206,7 +221,8 @@ def _check(
     checkpoint.check({**needed, head: table[1]})
     if not torch.equal(checkpoint.tensor(head), checkpoint.tensor(table[0])):
         raise ValueError(
-            f"checkpoint: expected {head} to equal {table[0]} with tie_word_embeddings, got different tensors; set tie_word_embeddings to false"
+            f"checkpoint: expected {head} to equal {table[0]} with tie_word_embeddings, got "
+            "different tensors; set tie_word_embeddings to false"
         )
 
 
@@ -216,7 +232,8 @@ def _fill(
     sources: Dict[str, Source],
     within: str,
 ) -> None:
-    """Set all parameters of the model, one at a time. A shared parameter is created once and set in every module that uses it.
+    """Set all parameters of the model, one at a time. A shared parameter is created once and set in
+    every module that uses it.
 
     Args:
         model: stack or block on the meta device.

@@ -1,4 +1,6 @@
-"""Random numbers that depend only on a seed, drawn from torch's default generator without changing it for others."""
+"""Random numbers that depend only on a seed, drawn from torch's default generator without
+changing it for others.
+"""
 
 import contextlib
 import threading

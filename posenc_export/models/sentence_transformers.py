@@ -1,6 +1,8 @@
-"""Reader of sentence-transformers folders: pooling, dense layers and normalization become the readout of an encoder, and text is cut as that library does.
+"""Reader of sentence-transformers folders: pooling, dense layers and normalization become the
+readout of an encoder, and text is cut as that library does.
 
-modules.json lists the modules with their folders; the first is the encoder, as transformers saves it.
+modules.json lists the modules with their folders; the first is the encoder, as transformers saves
+it.
 """
 
 import json
@@ -30,7 +32,8 @@ LENGTHS = [
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 ]
-# Our names of poolings by the library's current and older keys, in the order in which it concatenates them.
+# Our names of poolings by the library's current and older keys, in the order in which it
+# concatenates them.
 POOLINGS = {
     "cls": "cls",
     "max": "max",
@@ -61,7 +64,8 @@ class Sentences:
     Args:
         readout: pooling and the layers after it.
         weights: tensors of the dense layers, by name in the module Readout.
-        max_tokens: largest number of tokens of a text; None for that of the tokenizer and the encoder.
+        max_tokens: largest number of tokens of a text; None for that of the tokenizer and the
+            encoder.
         lower: whether text is converted to lower case first.
         files: files to copy, by name.
     """
@@ -74,7 +78,8 @@ class Sentences:
 
 
 def opened(folder: Path, whole: bool) -> Tuple[Path, Optional[Sentences]]:
-    """Return the folder of the encoder, and what is computed from its hidden states; None if the folder is not one of this library.
+    """Return the folder of the encoder, and what is computed from its hidden states; None if the
+    folder is not one of this library.
 
     Args:
         whole: whether the whole model is wanted; otherwise only the encoder is looked up.
@@ -89,13 +94,15 @@ def read(folder: Path) -> Sentences:
     """Read all modules of a folder.
 
     Raises:
-        ValueError: a file that is missing or not as the library writes it, a module or a setting that cannot be exported, each by its name.
+        ValueError: a file that is missing or not as the library writes it, a module or a setting
+            that cannot be exported, each by its name.
     """
     (_, encoder), *others = _modules(folder)
     kind, place = others.pop(0) if others else ("none", folder)
     if kind != "Pooling":
         raise ValueError(
-            f"sentence-transformers: expected Pooling after Transformer in {MODULES}, got {kind}; export another model"
+            f"sentence-transformers: expected Pooling after Transformer in {MODULES}, got "
+            f"{kind}; export another model"
         )
     names = _pooling(place)
     layers: List[Named] = []
@@ -111,7 +118,8 @@ def read(folder: Path) -> Sentences:
             layers.append({"name": "normalize"})
         elif kind != "Dropout":  # which does nothing in inference
             raise ValueError(
-                f"sentence-transformers: expected modules Pooling, Dense and Normalize after the encoder, got {kind}; remove it, or export another model"
+                "sentence-transformers: expected modules Pooling, Dense and Normalize after "
+                f"the encoder, got {kind}; remove it, or export another model"
             )
     most, lower = _text_settings(encoder)
     files = {PROMPTS: (folder / PROMPTS).read_bytes()} if (folder / PROMPTS).is_file() else {}
@@ -127,7 +135,8 @@ def attach(model: Stack, sentences: Sentences) -> None:
     """
     if model.config.head is not None or model.config.token_geometry.causal:
         raise ValueError(
-            "sentence-transformers: expected an encoder with bidirectional attention, got a decoder; export it without its pooling, from its own folder"
+            "sentence-transformers: expected an encoder with bidirectional attention, got a "
+            "decoder; export it without its pooling, from its own folder"
         )
     put(model, sentences.readout, sentences.weights)
     most = min(
@@ -146,7 +155,8 @@ def attach(model: Stack, sentences: Sentences) -> None:
 
 
 def truncating(tokenizer: bytes, most: int, lower: bool) -> bytes:
-    """Return tokenizer.json changed to cut texts to `most` tokens, special tokens included, and not to pad them.
+    """Return tokenizer.json changed to cut texts to `most` tokens, special tokens included, and not
+    to pad them.
 
     Args:
         lower: convert text to lower case before all else, unless the tokenizer does so already.
@@ -206,11 +216,13 @@ def _modules(folder: Path) -> List[Tuple[str, Path]]:
         ):
             rule = "Transformer first and other modules of sentence_transformers after it"
             raise ValueError(
-                f"sentence-transformers: expected {rule}, got {module.type!r} at place {index}; export another model"
+                f"sentence-transformers: expected {rule}, got {module.type!r} at place "
+                f"{index}; export another model"
             )
         if not place.resolve().is_relative_to(folder.resolve()):
             raise ValueError(
-                f"sentence-transformers: expected modules within their folder, got path {module.path!r}; {AGAIN}"
+                "sentence-transformers: expected modules within their folder, got path "
+                f"{module.path!r}; {AGAIN}"
             )
         found.append((kind, place))
     return found
@@ -225,7 +237,8 @@ def _pooling(place: Path) -> Tuple[str, ...]:
     unknown = next((name for name in names if name not in POOLINGS), None)
     if unknown is not None:
         raise ValueError(
-            f"sentence-transformers: expected pooling_mode to be one of {', '.join(POOLINGS)}, got {unknown!r}; {suggestion(unknown, POOLINGS)}"
+            "sentence-transformers: expected pooling_mode to be one of "
+            f"{', '.join(POOLINGS)}, got {unknown!r}; {suggestion(unknown, POOLINGS)}"
         )
     other = sorted(
         set(config)
@@ -239,17 +252,21 @@ def _pooling(place: Path) -> Tuple[str, ...]:
     )
     if other:
         raise ValueError(
-            f"sentence-transformers: expected keys of Pooling that are known, got {other[0]!r}; export another model"
+            "sentence-transformers: expected keys of Pooling that are known, got "
+            f"{other[0]!r}; export another model"
         )
     if config.get("include_prompt") is False:
         raise ValueError(
-            "sentence-transformers: expected pooling of all tokens, got include_prompt false, which leaves out a prompt; set it to true"
+            "sentence-transformers: expected pooling of all tokens, got include_prompt "
+            "false, which leaves out a prompt; set it to true"
         )
     return tuple(POOLINGS[name] for name in names)
 
 
 def _text_settings(encoder: Path) -> Tuple[Optional[int], bool]:
-    """Return the maximal number of tokens, None if it is not given, and whether text is converted to lower case."""
+    """Return the maximal number of tokens, None if it is not given, and whether text is
+    converted to lower case.
+    """
     settings = next(
         (_typed(encoder / name, TextSettings) for name in LENGTHS if (encoder / name).is_file()),
         TextSettings(),
@@ -257,7 +274,8 @@ def _text_settings(encoder: Path) -> Tuple[Optional[int], bool]:
     task = settings.transformer_task
     if task != "feature-extraction":
         raise ValueError(
-            f"sentence-transformers: expected transformer_task feature-extraction, got {task!r}; export another model"
+            "sentence-transformers: expected transformer_task feature-extraction, got "
+            f"{task!r}; export another model"
         )
     return settings.max_seq_length, bool(settings.do_lower_case)
 
@@ -269,11 +287,13 @@ def _dense(place: Path) -> Tuple[Named, Dict[str, Tensor]]:
     package, _, name = path.rpartition(".")
     if not package.startswith("torch.nn") or name not in ACTIVATIONS:
         raise ValueError(
-            f"sentence-transformers: expected activation_function of Dense to be one of torch's {', '.join(ACTIVATIONS)}, got {path!r}; export another model"
+            "sentence-transformers: expected activation_function of Dense to be one of "
+            f"torch's {', '.join(ACTIVATIONS)}, got {path!r}; export another model"
         )
     if ends != {EMBEDDING} or config.use_residual:
         raise ValueError(
-            f"sentence-transformers: expected Dense from and to {EMBEDDING} without use_residual, got {sorted(ends)}; export another model"
+            f"sentence-transformers: expected Dense from and to {EMBEDDING} without "
+            f"use_residual, got {sorted(ends)}; export another model"
         )
     with Checkpoint(place) as checkpoint:
         tensors = {name: checkpoint.tensor(name).clone() for name in checkpoint.names()}

@@ -38,7 +38,8 @@ def block_config(
     causal: bool = True,
     mechanism: str = "softmax",
 ) -> BlockConfig:
-    """Describe a block around one encoding. The encoding is placed before or inside the attention, depending on its hook.
+    """Describe a block around one encoding. The encoding is placed before or inside the attention,
+    depending on its hook.
 
     Args:
         width, heads, max_positions, mechanism: as in models.config.
@@ -46,14 +47,17 @@ def block_config(
         head_size: head size D; 0 for width / heads.
         encoding: {"name": registry key, parameter: value}, or text as on the command line.
         qkv_bias, output_bias: whether the projections have biases.
-        causal: hide keys after the query. If False, attention is bidirectional, every call is a whole sequence, and there is no cache.
+        causal: hide keys after the query. If False, attention is bidirectional, every call is a
+            whole sequence, and there is no cache.
 
     Raises:
-        ValueError: as the classes in models.config; a width not divisible by heads without head_size.
+        ValueError: as the classes in models.config; a width not divisible by heads without
+            head_size.
     """
     if not head_size and heads > 0 and width % heads:
         raise ValueError(
-            f"config: expected width to be divisible by heads, got {width} and {heads}; give head_size"
+            f"config: expected width to be divisible by heads, got {width} and {heads}; give "
+            "head_size"
         )
     on_tokens, in_layers = _placed(encoding)
     attention = AttentionConfig(
@@ -85,7 +89,8 @@ def decoder_config(
     """Describe a decoder with pre-norm layers, which differ at most in their encodings.
 
     Args:
-        vocabulary: number of token ids V; 0 for layers that read and return hidden states, without token table and head.
+        vocabulary: number of token ids V; 0 for layers that read and return hidden states, without
+            token table and head.
         layers: number of layers.
         hidden: hidden width of the MLP.
         block: the attention of each layer, and encodings on tokens.
@@ -93,7 +98,8 @@ def decoder_config(
         mlp: "swiglu" or "gelu".
         mlp_bias: whether the MLP has biases.
         tied: whether the head uses the token table; without a head it has no effect.
-        layer_encodings: encodings to use in place of the block's; layer i gets entry i modulo their number.
+        layer_encodings: encodings to use in place of the block's; layer i gets entry i modulo their
+            number.
 
     Raises:
         ValueError: as the classes in models.config; an unknown norm or mlp, fewer than 1 layer.
@@ -141,7 +147,8 @@ def encoder_config(
     segments: int = 2,
     epsilon: float = 1e-12,
 ) -> StackConfig:
-    """Describe an encoder like BERT: post-norm layers with GELU and biases over tokens and segments (Devlin et al. 2018).
+    """Describe an encoder like BERT: post-norm layers with GELU and biases over tokens and segments
+    (Devlin et al. 2018).
 
     Args:
         vocabulary, layers, hidden: as in `decoder_config`.
@@ -154,7 +161,8 @@ def encoder_config(
     """
     if block.attention.causal:
         raise ValueError(
-            "config: expected bidirectional attention in an encoder, got causal attention; give causal=False"
+            "config: expected bidirectional attention in an encoder, got causal attention; "
+            "give causal=False"
         )
     if layers < 1 or segments < 1:
         raise ValueError(
@@ -178,7 +186,9 @@ def encoder_config(
 
 
 def _placed(encoding: Spec) -> Tuple[Tuple[Dict[str, Any], ...], Tuple[Dict[str, Any], ...]]:
-    """Return the encodings on tokens and those in layers: the given encoding in one of the two, by its hook."""
+    """Return the encodings on tokens and those in layers: the given encoding in one of the two,
+    by its hook.
+    """
     if isinstance(encoding, str):
         encoding = parse(encoding)
     registry.parameters("encoding", KNOWN, encoding.get("name", ""))
@@ -193,7 +203,9 @@ def _placed(encoding: Spec) -> Tuple[Tuple[Dict[str, Any], ...], Tuple[Dict[str,
 def _attentions(
     attention: AttentionConfig, encodings: Sequence[Spec]
 ) -> Dict[str, AttentionConfig]:
-    """Return the attention with each of the encodings, or with its own if there are none, by name of the kind of layer."""
+    """Return the attention with each of the encodings, or with its own if there are none, by
+    name of the kind of layer.
+    """
     if not encodings:
         return {"layer": attention}
     placed = [_placed(encoding) for encoding in encodings]

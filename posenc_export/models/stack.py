@@ -63,7 +63,8 @@ class Layer(torch.nn.Module):
         needed = len(getattr(PARTS["residual"].get(kind.residual.get("name", "")), "NORMS", norms))
         if len(norms) != needed:
             raise ValueError(
-                f"config: expected {needed} norms for residual {kind.residual['name']}, got {len(norms)}; change norms or residual"
+                f"config: expected {needed} norms for residual {kind.residual['name']}, got "
+                f"{len(norms)}; change norms or residual"
             )
         self.residual = build("residual", kind.residual, norms)
         self.attention = attention(width, kind.attention, encoding)
@@ -102,7 +103,9 @@ class Layer(torch.nn.Module):
         types: Optional[np.ndarray] = None,
         encoded: Sequence[np.ndarray] = (),
     ) -> np.ndarray:
-        """Compute one row x [n,E] with optional token types [n] and, for cross-attention, keys and values [K,Q,D] of an encoder to [n,E], float64."""
+        """Compute one row x [n,E] with optional token types [n] and, for cross-attention, keys
+        and values [K,Q,D] of an encoder to [n,E], float64.
+        """
         attention: Any = self.attention
         further = encoded or (types,)
         return np.asarray(
@@ -115,13 +118,15 @@ class Layer(torch.nn.Module):
 
 
 class Stack(torch.nn.Module):
-    """A model that maps token ids to logits; without a head to hidden states or to keys and values for a decoder; without layers to embedded tokens.
+    """A model that maps token ids to logits; without a head to hidden states or to keys and values
+    for a decoder; without layers to embedded tokens.
 
     Args:
         config: description of the model.
 
     Raises:
-        ValueError: a tied head with a token table of another width, encodings at a place where they have no effect, segments in a model with a cache.
+        ValueError: a tied head with a token table of another width, encodings at a place where they
+            have no effect, segments in a model with a cache.
     """
 
     __jit_ignored_attributes__ = ["text", "stored"]
@@ -158,7 +163,8 @@ class Stack(torch.nn.Module):
         self.kept_states = self.embed_states + sum(self.layer_states)
         if self.segments and any(self.layer_states):
             raise ValueError(
-                "config: expected segments only in models without a cache, got causal layers; leave segments out"
+                "config: expected segments only in models without a cache, got causal "
+                "layers; leave segments out"
             )
 
     def _build_head(self) -> torch.nn.Module:
@@ -169,12 +175,16 @@ class Stack(torch.nn.Module):
             return torch.nn.Identity()
         table = self.tokens.embedding.weight
         if config.tied and table.size(1) != self.config.width:
-            rule = f"decoder: expected a token table of the model's width {self.config.width} for a tied head"
+            rule = (
+                f"decoder: expected a token table of the model's width {self.config.width} for a "
+                "tied head"
+            )
             raise ValueError(f"{rule}, got {table.size(1)}; set tied=False")
         return Head(self.config.width, table.size(0), config, table if config.tied else None)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call `forward`; with x and, for a model with token types, segments alone compute whole sequences at positions 0 .. S-1 (whole_pass), as for training.
+        """Call `forward`; with x and, for a model with token types, segments alone compute whole
+        sequences at positions 0 .. S-1 (whole_pass), as for training.
 
         Raises:
             ValueError: the weights are float64 (whole_pass.check_dtype); as whole_pass.
@@ -195,13 +205,16 @@ class Stack(torch.nn.Module):
         segments: Optional[Tensor] = None,
         logits_index: Optional[Tensor] = None,
     ) -> Tuple[Tensor, List[Tensor]]:
-        """x and segments [B,S] int64, other inputs as for AttentionBlock.forward, to logits [B,S,V], hidden states [B,S,E] or keys and values [B,S,N], new states.
-        An encoder with a readout, which has no states, returns [readout] in their place.
+        """x and segments [B,S] int64, other inputs as for AttentionBlock.forward, to logits
+        [B,S,V], hidden states [B,S,E] or keys and values [B,S,N], new states. An encoder with a
+        readout, which has no states, returns [readout] in their place.
 
         Args:
-            states: states of the token encoding, then of each layer. For a decoder that reads an encoder, these follow: the attention mask [B,Q] int64 of
-                the encoder, and a key and a value [B,K,Q,D] for each cross-attention layer. They are not among the new states.
-            logits_index: columns [B,R] int64 of the tokens whose logits [B,R,V] are returned; None for all tokens.
+            states: states of the token encoding, then of each layer. For a decoder that reads an
+                encoder, these follow: the attention mask [B,Q] int64 of the encoder, and a key and
+                a value [B,K,Q,D] for each cross-attention layer. They are not among the new states.
+            logits_index: columns [B,R] int64 of the tokens whose logits [B,R,V] are returned; None
+                for all tokens.
         """
         x, present = self.tokens(x, segments, coordinates, states[: self.embed_states])
         of_encoder = states[self.kept_states :]
@@ -253,7 +266,9 @@ class Stack(torch.nn.Module):
         segments: Optional[np.ndarray] = None,
         encoded: Optional[np.ndarray] = None,
     ) -> np.ndarray:
-        """Compute one row of ids [n] at positions and coordinates, with optional outputs [Q,N] of an encoder, to [n,V], [n,E] or [n,N], float64."""
+        """Compute one row of ids [n] at positions and coordinates, with optional outputs [Q,N]
+        of an encoder, to [n,V], [n,E] or [n,N], float64.
+        """
         rows = self.tokens.exact(x, segments, places)
         for layer, pair in zip(
             self.layers, _keys_and_values(self.config.kinds, encoded), strict=True
@@ -272,7 +287,8 @@ def readout(config: StackConfig, tokens: Optional[torch.nn.Embedding]) -> Option
         tokens: the token table, the weight of a tied layer; None for a model that reads features.
 
     Raises:
-        ValueError: an unknown pooling or layer, a parameter that it refuses, or a tied layer of another shape than the token table.
+        ValueError: an unknown pooling or layer, a parameter that it refuses, or a tied layer of
+            another shape than the token table.
     """
     if config.readout is None:
         return None
@@ -285,7 +301,8 @@ def readout(config: StackConfig, tokens: Optional[torch.nn.Embedding]) -> Option
             if tokens is None or tokens.weight.shape != linear.weight.shape:
                 found = "no table" if tokens is None else f"a table {list(tokens.weight.shape)}"
                 raise ValueError(
-                    f"config: expected a token table {list(linear.weight.shape)} for a tied layer of readout, got {found}; set tied to false"
+                    f"config: expected a token table {list(linear.weight.shape)} for a tied "
+                    f"layer of readout, got {found}; set tied to false"
                 )
             linear.weight = tokens.weight
     return Readout([pooling(name) for name in config.readout.pooling], layers)
@@ -294,7 +311,8 @@ def readout(config: StackConfig, tokens: Optional[torch.nn.Embedding]) -> Option
 def check_places(
     on_tokens: Sequence[PositionEncoding], in_layers: Sequence[PositionEncoding]
 ) -> None:
-    """Check that encodings on tokens have hooks for tokens, and encodings in layers have hooks for layers.
+    """Check that encodings on tokens have hooks for tokens, and encodings in layers have hooks for
+    layers.
 
     Raises:
         ValueError: an encoding has a hook that is not called at its place.
@@ -306,12 +324,15 @@ def check_places(
         for one in found:
             if overrides(one, *hooks):
                 raise ValueError(
-                    f"config: expected encodings at the place where they act, got {type(one).__name__} {here}; put it {there}"
+                    "config: expected encodings at the place where they act, got "
+                    f"{type(one).__name__} {here}; put it {there}"
                 )
 
 
 def _encodings(config: StackConfig) -> List[PositionEncoding]:
-    """Build the encoding of tokens and that of each layer. Equal specifications share one object and its tables, if the encoding can be shared."""
+    """Build the encoding of tokens and that of each layer. Equal specifications share one object
+    and its tables, if the encoding can be shared.
+    """
     shared: Dict[Tuple[str, Geometry], PositionEncoding] = {}
     built: List[PositionEncoding] = []
     attentions = [kind.attention for kind in config.kinds]
@@ -330,7 +351,9 @@ def _encodings(config: StackConfig) -> List[PositionEncoding]:
 def _keys_and_values(
     kinds: Sequence[LayerConfig], encoded: Optional[np.ndarray]
 ) -> List[List[np.ndarray]]:
-    """Split the outputs [Q,N] of an encoder into key and value [K,Q,D] for each cross-attention layer, float64. Other layers get an empty list."""
+    """Split the outputs [Q,N] of an encoder into key and value [K,Q,D] for each cross-attention
+    layer, float64. Other layers get an empty list.
+    """
     pairs: List[List[np.ndarray]] = []
     at = 0
     for kind in kinds:

@@ -1,4 +1,6 @@
-"""Task heads of encoders, as the readout `logits`, by `architectures` of config.json: classification of sequences and tokens, question answering, masked tokens."""
+"""Task heads of encoders, as the readout `logits`, by `architectures` of config.json:
+classification of sequences and tokens, question answering, masked tokens.
+"""
 
 import re
 from pathlib import Path
@@ -39,7 +41,9 @@ TASKS: Dict[str, Dict[str, Linears]] = {
 
 
 def task_of(config: Mapping[str, Any]) -> str:
-    """Return the task in `architectures` of config.json, such as SequenceClassification; empty for a model without a head."""
+    """Return the task in `architectures` of config.json, such as SequenceClassification; empty
+    for a model without a head.
+    """
     named = config.get("architectures")
     architecture = (
         named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
@@ -49,7 +53,8 @@ def task_of(config: Mapping[str, Any]) -> str:
 
 
 def attach(model: Stack, folder: Path, config: Mapping[str, Any]) -> None:
-    """Add the head that config.json names to its encoder. Other heads are left out; `left_out` names them.
+    """Add the head that config.json names to its encoder. Other heads are left out; `left_out`
+    names them.
 
     Raises:
         ValueError: tensors of the head are missing or do not fit each other, an unknown activation.
@@ -77,7 +82,8 @@ def _linears(checkpoint: Checkpoint, config: Mapping[str, Any], linears: Linears
     if missing:
         rule = f"expected the tensors of the head that architectures names, {', '.join(wanted)}"
         raise ValueError(
-            f"checkpoint: {rule}, got no {missing[0]}; use the config.json that belongs to the weights"
+            f"checkpoint: {rule}, got no {missing[0]}; use the config.json that belongs to "
+            "the weights"
         )
     tensors = {
         f"layers.{index}.linear.{kind}": checkpoint.tensor(f"{name}.{kind}").clone()
@@ -110,7 +116,8 @@ def put(model: Stack, description: ReadoutConfig, tensors: Mapping[str, Tensor])
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if wanted != found:
         raise ValueError(
-            f"checkpoint: expected layers after width {config.width} with the tensors {wanted}, got {found}; download the checkpoint again"
+            f"checkpoint: expected layers after width {config.width} with the tensors "
+            f"{wanted}, got {found}; download the checkpoint again"
         )
     with torch.no_grad():
         for name, parameter in made.named_parameters():
@@ -119,7 +126,9 @@ def put(model: Stack, description: ReadoutConfig, tensors: Mapping[str, Tensor])
 
 
 def left_out(model: Any, config: Mapping[str, Any]) -> Optional[str]:
-    """Return the task of config.json whose head the model lacks, or None: an encoder with hidden states as its only output."""
+    """Return the task of config.json whose head the model lacks, or None: an encoder with hidden
+    states as its only output.
+    """
     plain = (
         isinstance(model, Stack)
         and bool(model.config.order)
@@ -131,7 +140,9 @@ def left_out(model: Any, config: Mapping[str, Any]) -> Optional[str]:
 
 
 def _labels(task: str, config: Mapping[str, Any], size: int) -> Tuple[str, ...]:
-    """Return id2label in the order of ids, if it names every output; start and end for question answering."""
+    """Return id2label in the order of ids, if it names every output; start and end for question
+    answering.
+    """
     if task == "QuestionAnswering":
         return ("start", "end") if size == 2 else ()
     given = config.get("id2label")

@@ -1,4 +1,6 @@
-"""Files of named tensors: safetensors, and dictionaries of tensors of torch.save. Only tensors are unpickled."""
+"""Files of named tensors: safetensors, and dictionaries of tensors of torch.save. Only tensors
+are unpickled.
+"""
 
 import pickle
 import re
@@ -48,7 +50,8 @@ class SafetensorsFile:
             self._file: Any = opened.enter_context(safe_open(found(path), framework="pt"))
         except SafetensorError as error:
             raise ValueError(
-                f"checkpoint: expected {path.name} to be a complete safetensors file, got an error ({error}); download it again"
+                f"checkpoint: expected {path.name} to be a complete safetensors file, got an "
+                f"error ({error}); download it again"
             ) from None
 
     def names(self) -> List[str]:
@@ -58,7 +61,9 @@ class SafetensorsFile:
         return tuple(self._file.get_slice(name).get_shape())
 
     def raw(self, name: str) -> Tensor:
-        """Return a tensor in its own dtype, also after the checkpoint was closed: codes of few bits are read when a model is exported."""
+        """Return a tensor in its own dtype, also after the checkpoint was closed: codes of few
+        bits are read when a model is exported.
+        """
         with safe_open(self.path, framework="pt") as file:
             return file.get_tensor(name)
 
@@ -75,7 +80,8 @@ class SafetensorsFile:
 
 
 class TorchFile:
-    """A dictionary of tensors as torch.save writes it, or one below a key of NESTED. Nothing but tensors is unpickled.
+    """A dictionary of tensors as torch.save writes it, or one below a key of NESTED. Nothing but
+    tensors is unpickled.
 
     Raises:
         ValueError: the file is missing, cannot be read or holds other objects.
@@ -86,9 +92,13 @@ class TorchFile:
         try:
             held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except DAMAGED as error:
-            rule = f"checkpoint: expected {path.name} to hold only tensors, in the zip format of torch 1.6 and later"
+            rule = (
+                f"checkpoint: expected {path.name} to hold only tensors, in the zip format of "
+                "torch 1.6 and later"
+            )
             raise ValueError(
-                f"{rule}, got {_reason(error)}; save the state_dict of the model, or save it as safetensors"
+                f"{rule}, got {_reason(error)}; save the state_dict of the model, or save it "
+                "as safetensors"
             ) from None
         if isinstance(held, dict):
             held = next((held[key] for key in NESTED if isinstance(held.get(key), dict)), held)
@@ -97,7 +107,8 @@ class TorchFile:
         ):
             rule = f"checkpoint: expected {path.name} to be a dictionary of tensors by name"
             raise ValueError(
-                f"{rule}, got other objects; save the state_dict of the model, or save it as safetensors"
+                f"{rule}, got other objects; save the state_dict of the model, or save it as "
+                "safetensors"
             )
         for name, value in held.items():
             if not _is_plain(value):
@@ -105,7 +116,8 @@ class TorchFile:
                     f"checkpoint: expected {path.name} to hold dense tensors with all their numbers"
                 )
                 raise ValueError(
-                    f"{rule}, got {name[:80]} with layout {value.layout} on {value.device}; save the model as safetensors"
+                    f"{rule}, got {name[:80]} with layout {value.layout} on {value.device}; "
+                    "save the model as safetensors"
                 )
         self._held: Dict[str, Tensor] = held
 
@@ -127,7 +139,9 @@ class TorchFile:
 
 
 def _reason(error: Exception) -> str:
-    """What torch.load found, in one line: the class of an object that is no tensor, as after torch.save(model), or its error."""
+    """What torch.load found, in one line: the class of an object that is no tensor, as after
+    torch.save(model), or its error.
+    """
     other = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
     return (
         f"an object of {other[1][:200]}"
@@ -145,13 +159,16 @@ OPENERS: Dict[str, Type[Union[SafetensorsFile, TorchFile]]] = {
 def found(path: Path) -> Path:
     if not path.is_file():
         raise ValueError(
-            f"checkpoint: expected a file {path.name} in {str(path.parent)!r}, got none; check the path"
+            f"checkpoint: expected a file {path.name} in {str(path.parent)!r}, got none; "
+            "check the path"
         )
     return path
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is not sparse, nested, without memory, or larger than its memory, as an expanded one is."""
+    """Whether a tensor is not sparse, nested, without memory, or larger than its memory, as an
+    expanded one is.
+    """
     return (
         not tensor.is_nested
         and tensor.layout is torch.strided
@@ -161,4 +178,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _dtype_line(name: str, dtype: str) -> str:
-    return f"checkpoint: expected tensors in float32, float16 or bfloat16, got {dtype} in {name}; save the model in one of these"
+    return (
+        f"checkpoint: expected tensors in float32, float16 or bfloat16, got {dtype} in {name}; "
+        "save the model in one of these"
+    )

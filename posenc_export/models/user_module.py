@@ -22,17 +22,20 @@ Rows = Callable[[np.ndarray], np.ndarray]
 class OwnModule(torch.nn.Module):
     """A user's own module around one AttentionBlock or Stack.
 
-    The module's `forward` takes x and the further arguments of the block. It calls the block once and passes these arguments on unchanged. It returns
-    an output [B,S,N] and the states from the block. Layers of the module outside the block must act on each token separately, as norms and linear layers
-    do. Layers that mix tokens would need a state between calls and are refused.
+    The module's `forward` takes x and the further arguments of the block. It calls the block once
+    and passes these arguments on unchanged. It returns an output [B,S,N] and the states from the
+    block. Layers of the module outside the block must act on each token separately, as norms and
+    linear layers do. Layers that mix tokens would need a state between calls and are refused.
 
     Args:
         module: a module with float32 weights that contains one AttentionBlock or Stack.
-        vocabulary: number of token ids, if x is token ids [B,S]. If neither vocabulary nor width is given, x is what the block or stack takes.
+        vocabulary: number of token ids, if x is token ids [B,S]. If neither vocabulary nor width is
+            given, x is what the block or stack takes.
         width: width of x, if x is hidden states [B,S,width].
 
     Raises:
-        ValueError: not exactly one block or stack, weights in another dtype, a forward of another form, layers that mix tokens, a stack with segments.
+        ValueError: not exactly one block or stack, weights in another dtype, a forward of another
+            form, layers that mix tokens, a stack with segments.
     """
 
     __jit_unused_properties__ = ["token_encoding"]
@@ -72,7 +75,9 @@ class OwnModule(torch.nn.Module):
         self._check_tokens_separate()
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call `forward`; with x alone compute the output of whole sequences at positions 0 .. S-1 (whole_pass), as for training."""
+        """Call `forward`; with x alone compute the output of whole sequences at positions 0 ..
+        S-1 (whole_pass), as for training.
+        """
         if len(arguments) == 1 and not named:
             return whole_pass(self, *arguments)
         return super().__call__(*arguments, **named)
@@ -86,7 +91,9 @@ class OwnModule(torch.nn.Module):
         write_index: Tensor,
         states: List[Tensor],
     ) -> Tuple[Tensor, List[Tensor]]:
-        """x [B,S] int64 or [B,S,width], other inputs as for AttentionBlock.forward, to output [B,S,N] and new states."""
+        """x [B,S] int64 or [B,S,width], other inputs as for AttentionBlock.forward, to output
+        [B,S,N] and new states.
+        """
         return self.module(x, positions, coordinates, key_positions, write_index, states)  # type: ignore[no-any-return]
 
     @torch.jit.unused
@@ -116,7 +123,9 @@ class OwnModule(torch.nn.Module):
 
     @torch.jit.unused
     def extent(self) -> Tuple[int, int]:
-        """Return the depth, the number of layers with weights, and the longest reduction in them. Tolerances depend on both."""
+        """Return the depth, the number of layers with weights, and the longest reduction in
+        them. Tolerances depend on both.
+        """
         own = {id(weight): weight for weight in self.own_weights()}
         layers = [
             part
@@ -134,7 +143,9 @@ class OwnModule(torch.nn.Module):
         places: Sequence[Any],
         segments: Optional[np.ndarray] = None,
     ) -> np.ndarray:
-        """Compute one row x [n] or [n,width] at positions and coordinates to [n,N]. The block is computed in float64 numpy, other layers in `exact_dtype`."""
+        """Compute one row x [n] or [n,width] at positions and coordinates to [n,N]. The block is
+        computed in float64 numpy, other layers in `exact_dtype`.
+        """
         inner, index = self.inner(), torch.tensor(list(positions))[None]
         axes = np.broadcast_to(
             np.array(list(places)).T, (self.axes, len(positions))
@@ -145,7 +156,9 @@ class OwnModule(torch.nn.Module):
         )
 
     def _around(self, rows: Rows, x: np.ndarray, index: Tensor, coordinates: Tensor) -> np.ndarray:
-        """Run the module on one row x at positions index [1,n] in `exact_dtype`, with the function `rows` in place of its block."""
+        """Run the module on one row x at positions index [1,n] in `exact_dtype`, with the
+        function `rows` in place of its block.
+        """
         inner, dtype = self.inner(), getattr(torch, self.exact_dtype)
         around = (
             copy.deepcopy(self.module, {id(inner): Formula(inner, rows, dtype)}).to(dtype).eval()
@@ -175,13 +188,19 @@ class OwnModule(torch.nn.Module):
         together = self._each_token(slice(None))
         alone = np.concatenate([self._each_token(slice(n, n + 1)) for n in range(LENGTH)])
         if not worst_error(alone, together) <= tolerance("float32", *self.extent()):
-            rule = "expected layers outside the block to act on each token separately, got an output that depends on other tokens"
+            rule = (
+                "expected layers outside the block to act on each token separately, got an "
+                "output that depends on other tokens"
+            )
             raise ValueError(
-                f"{self.where}: {rule}; remove layers that mix tokens, such as convolutions and means over tokens"
+                f"{self.where}: {rule}; remove layers that mix tokens, such as convolutions "
+                "and means over tokens"
             )
 
     def _each_token(self, cut: slice) -> np.ndarray:
-        """Run the module on a slice of LENGTH test tokens, with a function of each token in place of the block."""
+        """Run the module on a slice of LENGTH test tokens, with a function of each token in
+        place of the block.
+        """
         config, tokens = self.inner().config, np.arange(LENGTH) % max(self.vocabulary, 1)
         width = (
             config.tokens.vocabulary
@@ -204,7 +223,8 @@ class OwnModule(torch.nn.Module):
     def _check(self, inner: Inner, vocabulary: Optional[int], width: Optional[int]) -> None:
         if isinstance(inner, Stack) and inner.segments:
             raise ValueError(
-                f"{self.where}: expected a Stack without segments, got {inner.segments} token types; export the Stack itself"
+                f"{self.where}: expected a Stack without segments, got {inner.segments} "
+                "token types; export the Stack itself"
             )
         if isinstance(inner, Stack) and (
             _converts_features(inner)
@@ -212,11 +232,13 @@ class OwnModule(torch.nn.Module):
             or any(inner.reads_encoder)
         ):
             raise ValueError(
-                f"{self.where}: expected a Stack of a single model, got the encoder or decoder of a pair; export the Stack itself"
+                f"{self.where}: expected a Stack of a single model, got the encoder or "
+                "decoder of a pair; export the Stack itself"
             )
         if vocabulary is not None and width is not None:
             raise ValueError(
-                f"{self.where}: expected vocabulary or width, got both; give vocabulary for token ids or width for hidden states"
+                f"{self.where}: expected vocabulary or width, got both; give vocabulary for "
+                "token ids or width for hidden states"
             )
         for name, size in (("vocabulary", vocabulary), ("width", width)):
             if size is not None and size < 1:
@@ -232,7 +254,8 @@ class OwnModule(torch.nn.Module):
         if other is not None:
             found = str(self.module.get_parameter(other).dtype).removeprefix("torch.")
             raise ValueError(
-                f"{self.where}: expected float32 weights, got {found} in {other}; call .float() and pass the artefact's dtype to export"
+                f"{self.where}: expected float32 weights, got {found} in {other}; call "
+                ".float() and pass the artefact's dtype to export"
             )
 
 
@@ -259,7 +282,9 @@ class Formula(torch.nn.Module):
         )  # a tuple: no submodule, so that casts of the copy leave it alone
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the block. A module may use attributes as well as call the block, for example a tied table."""
+        """Return an attribute of the block. A module may use attributes as well as call the
+        block, for example a tied table.
+        """
         block = self.__dict__.get("block")
         return (
             getattr(block[0], name)
@@ -290,7 +315,8 @@ def as_model(model: Any) -> Model:
         return model
     if not isinstance(model, torch.nn.Module):
         raise ValueError(
-            f"export: expected a Stack, an AttentionBlock or a torch.nn.Module around one, got {type(model).__name__}; pass such a module"
+            "export: expected a Stack, an AttentionBlock or a torch.nn.Module around one, "
+            f"got {type(model).__name__}; pass such a module"
         )
     return OwnModule(model)
 

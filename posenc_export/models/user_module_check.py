@@ -22,14 +22,18 @@ def only_inner(module: torch.nn.Module, where: str) -> Inner:
     """
     found = [part for part in module.modules() if isinstance(part, (AttentionBlock, Stack))]
     if len(found) != 1:
-        several = "describe all layers as one Stack, which reads hidden states with decoder_config(0, layers, ...)"
+        several = (
+            "describe all layers as one Stack, which reads hidden states with decoder_config(0, "
+            "layers, ...)"
+        )
         remedy = (
             several
             if found
             else "build one from its weights and put it in, as docs/from-your-weights.md shows"
         )
         raise ValueError(
-            f"{where}: expected one AttentionBlock or Stack in it, got {len(found) or 'none'}; {remedy}"
+            f"{where}: expected one AttentionBlock or Stack in it, got "
+            f"{len(found) or 'none'}; {remedy}"
         )
     return found[0]
 
@@ -57,7 +61,10 @@ def outputs_of(where: str, module: torch.nn.Module, vocabulary: int, width: int)
     except (IndexError, RuntimeError, TypeError) as error:
         takes = f"token ids below {vocabulary}" if vocabulary else f"hidden states of width {width}"
         found = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        remedy = "correct forward, or declare x by OwnModule(module, vocabulary=V) or OwnModule(module, width=E)"
+        remedy = (
+            "correct forward, or declare x by OwnModule(module, vocabulary=V) or "
+            "OwnModule(module, width=E)"
+        )
         raise ValueError(
             f"{where}: expected {CALL} with x as {takes}, got {found}; {remedy}"
         ) from error
@@ -65,7 +72,8 @@ def outputs_of(where: str, module: torch.nn.Module, vocabulary: int, width: int)
         hook.remove()
     if len(calls) != 1:
         raise ValueError(
-            f"{where}: expected forward to call the block once, got {len(calls)} calls; call it once"
+            f"{where}: expected forward to call the block once, got {len(calls)} calls; call "
+            "it once"
         )
     received, of_block = calls[0]
     _check_received(where, arguments, received)
@@ -95,14 +103,18 @@ def _check_received(where: str, arguments: Tuple[Any, ...], received: Tuple[Any,
     """Check that the block got the arguments of forward."""
     names = CALL[len("forward(") : -1].split(", ")
     if len(received) != len(arguments):
-        rule = f"{where}: expected the block to be called with {', '.join(names)} as positional arguments"
+        rule = (
+            f"{where}: expected the block to be called with {', '.join(names)} as positional "
+            "arguments"
+        )
         raise ValueError(
             f"{rule}, got {len(received)} positional arguments; pass all of them by position"
         )
     for name, one, other in list(zip(names, arguments, received, strict=True))[1:]:
         if one is not other:
             raise ValueError(
-                f"{where}: expected {name} to be passed to the block unchanged, got another value; pass on the argument of forward"
+                f"{where}: expected {name} to be passed to the block unchanged, got another "
+                "value; pass on the argument of forward"
             )
 
 
@@ -122,7 +134,10 @@ def _check_returned(where: str, returned: Any, states: List[Tensor]) -> int:
         raise ValueError(f"{rule}, got {type(returned).__name__}; return output, states")
     output, passed_on = returned
     if output.dim() != 3 or output.shape[:2] != (BATCH, LENGTH) or output.dtype != torch.float32:
-        found = f"an output {list(output.shape)} of {str(output.dtype).removeprefix('torch.')} for B={BATCH}, S={LENGTH}"
+        found = (
+            f"an output {list(output.shape)} of {str(output.dtype).removeprefix('torch.')} for "
+            f"B={BATCH}, S={LENGTH}"
+        )
         raise ValueError(f"{rule}, got {found}; return N numbers in float32 for each token")
     if len(passed_on) != len(states) or any(
         one is not other for one, other in zip(passed_on, states, strict=True)

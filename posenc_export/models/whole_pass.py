@@ -1,4 +1,6 @@
-"""The call of a model without a cache, as in training: a block or a stack is called with its input only, at positions 0 .. S-1."""
+"""The call of a model without a cache, as in training: a block or a stack is called with its
+input only, at positions 0 .. S-1.
+"""
 
 from typing import Any, List, Optional
 
@@ -28,7 +30,9 @@ def check_dtype(model: Any) -> None:
 
 
 def empty_states(model: Any, x: Tensor) -> List[Tensor]:
-    """Return the states of a block, a stack or a module around one before the first token of x [B,S,*], in the order in which `forward` takes them."""
+    """Return the states of a block, a stack or a module around one before the first token of x
+    [B,S,*], in the order in which `forward` takes them.
+    """
     attentions, dtype = model.attentions(), weight_dtype(model)
     carried: List[StateSpec] = [
         *model.token_encoding.embed_states(),
@@ -47,7 +51,8 @@ def empty_states(model: Any, x: Tensor) -> List[Tensor]:
 
 
 def whole_pass(model: Any, x: Tensor, segments: Optional[Tensor] = None) -> Tensor:
-    """Compute the outputs of whole sequences at positions 0 .. S-1. Coordinates, if the encoding has any, are the positions.
+    """Compute the outputs of whole sequences at positions 0 .. S-1. Coordinates, if the encoding
+    has any, are the positions.
 
     Args:
         model: an AttentionBlock, a Stack or an OwnModule.
@@ -58,20 +63,24 @@ def whole_pass(model: Any, x: Tensor, segments: Optional[Tensor] = None) -> Tens
         Output [B,S,*]; the gradients reach all weights.
 
     Raises:
-        ValueError: x of another form or beyond the range of positions, a decoder that reads an encoder.
+        ValueError: x of another form or beyond the range of positions, a decoder that reads an
+            encoder.
     """
     if any(getattr(model, "reads_encoder", ())):
         raise ValueError(
-            "model: expected a decoder that reads no encoder for a call with x only, got one that reads one; give all arguments of forward"
+            "model: expected a decoder that reads no encoder for a call with x only, got one "
+            "that reads one; give all arguments of forward"
         )
     if not 2 <= x.dim() <= 3:
         raise ValueError(
-            f"model: expected x with axes [B,S] or [B,S,E], got {list(x.shape)}; add the axis of rows"
+            f"model: expected x with axes [B,S] or [B,S,E], got {list(x.shape)}; add the "
+            "axis of rows"
         )
     if x.size(1) > model.config.max_positions:
         most = model.config.max_positions
         raise ValueError(
-            f"model: expected at most {most} tokens, the range of positions, got {x.size(1)}; give shorter sequences, or describe the model with more"
+            f"model: expected at most {most} tokens, the range of positions, got "
+            f"{x.size(1)}; give shorter sequences, or describe the model with more"
         )
     positions = torch.arange(x.size(1), device=x.device).expand(x.size(0), -1)
     coordinates = positions.expand(model.axes, -1, -1) if model.axes else positions

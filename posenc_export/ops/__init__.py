@@ -1,4 +1,6 @@
-"""Semantic operations: eager reference, and the graph nodes that a lowering replaces. Encodings and models use them as `ops.name`."""
+"""Semantic operations: eager reference, and the graph nodes that a lowering replaces. Encodings
+and models use them as `ops.name`.
+"""
 
 from posenc_export.ops.core import (  # noqa: F401
     append,

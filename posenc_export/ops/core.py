@@ -1,9 +1,11 @@
 """Semantic operations of models: each has an eager reference and emits a node for the lowerings.
 
-Inside `graph.semantic_graph()`, each function emits one node of the `posenc` domain, which export/ rewrites for the target. Everywhere else, TorchScript
-included, it computes its reference. References write caches in place and modify no other argument.
+Inside `graph.semantic_graph()`, each function emits one node of the `posenc` domain, which export/
+rewrites for the target. Everywhere else, TorchScript included, it computes its reference.
+References write caches in place and modify no other argument.
 
-Shapes: B batch, S new tokens, T slots of a cache, N heads (H or K), H query heads, K kv heads, D head size, M table rows, r rotary size.
+Shapes: B batch, S new tokens, T slots of a cache, N heads (H or K), H query heads, K kv heads, D
+head size, M table rows, r rotary size.
 """
 
 from typing import Optional, Tuple
@@ -28,10 +30,12 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 def rotate_pairs(
     x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, linear: bool = True
 ) -> Tensor:
-    """Rotate the first r entries of x [B,S,N,D] by the rows positions [B,S] int64 (-1 reads row 0) of cos and sin [M,r/2] float32. The result has the dtype of x.
+    """Rotate the first r entries of x [B,S,N,D] by the rows positions [B,S] int64 (-1 reads row 0)
+    of cos and sin [M,r/2] float32. The result has the dtype of x.
 
-    interleaved: rotate the pairs (0, 1), (2, 3), ..., otherwise (0, r/2), (1, r/2 + 1), ...
-    linear: angles are proportional to the row, so that scores depend only on differences of positions, and S is at most M.
+    interleaved: rotate the pairs (0, 1), (2, 3), ..., otherwise (0, r/2), (1, r/2 + 1), ... linear:
+    angles are proportional to the row, so that scores depend only on differences of positions, and
+    S is at most M.
     """
     if not torch.jit.is_scripting():
         if emitting():
@@ -72,13 +76,17 @@ def rotate_both(
 
 
 def _of_tokens(positions: Tensor, cos: Tensor, sin: Tensor) -> Tuple[Tensor, Tensor]:
-    """Look up rows positions [B,S] int64 (-1 reads row 0) of tables [M,r/2]: [B,S,1,r/2] each, with an axis that broadcasts over heads."""
+    """Look up rows positions [B,S] int64 (-1 reads row 0) of tables [M,r/2]: [B,S,1,r/2] each,
+    with an axis that broadcasts over heads.
+    """
     rows = positions.clamp(min=0).unsqueeze(2)
     return torch.nn.functional.embedding(rows, cos), torch.nn.functional.embedding(rows, sin)
 
 
 def apply_rotation(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Rotate the first r entries of x [B,S,N,D] by angles given as cos, sin [B,S,1 or N,r/2] float32. The result has the dtype of x."""
+    """Rotate the first r entries of x [B,S,N,D] by angles given as cos, sin [B,S,1 or N,r/2]
+    float32. The result has the dtype of x.
+    """
     size = 2 * cos.size(3)
     turned = x if size == x.size(3) else x[..., :size]
     turned = turned if x.dtype == cos.dtype else turned.to(cos.dtype)
@@ -105,7 +113,8 @@ def select_tokens(x: Tensor, index: Tensor) -> Tensor:
 
 
 def write_index(held: Tensor, positions: Tensor) -> Tensor:
-    """Return the cache slots [B,S] int64 of new tokens with positions [B,S], for rows in which the first `held` [B] int64 slots are in use.
+    """Return the cache slots [B,S] int64 of new tokens with positions [B,S], for rows in which the
+    first `held` [B] int64 slots are in use.
 
     The result is only for `append` and `append_positions`. In a semantic graph it is `held`.
     """
@@ -136,7 +145,8 @@ def _write(past: Tensor, new: Tensor, write_index: Tensor) -> None:
 
 
 def append(past: Tensor, new: Tensor, write_index: Tensor) -> Tensor:
-    """Write new [B,S,N,D] into past [B,N,T,D] at write_index and return past. Targets with growing caches return the concatenation of past and new instead.
+    """Write new [B,S,N,D] into past [B,N,T,D] at write_index and return past. Targets with growing
+    caches return the concatenation of past and new instead.
 
     T = 0 means that there is no cache: the result is new [B,N,S,D], through which gradients flow.
     """
@@ -151,7 +161,9 @@ def append(past: Tensor, new: Tensor, write_index: Tensor) -> Tensor:
 
 
 def append_positions(past: Tensor, new: Tensor, write_index: Tensor) -> Tensor:
-    """Write new key positions [B,S] int64 into past [B,T] and return past, in the same way as `append`. -1 marks padding and slots that were never written."""
+    """Write new key positions [B,S] int64 into past [B,T] and return past, in the same way as
+    `append`. -1 marks padding and slots that were never written.
+    """
     if not torch.jit.is_scripting():
         if emitting():
             return graph.AppendPositions.emit(
@@ -168,7 +180,9 @@ def append_positions(past: Tensor, new: Tensor, write_index: Tensor) -> Tensor:
 
 
 def fit_positions(key_positions: Tensor, past: Tensor, new: Tensor) -> Tensor:
-    """Pad key positions of the first slots with -1 to the slots of past [B,N,T,D]: [B,T]. Targets with growing caches, and T = 0, leave them unchanged."""
+    """Pad key positions of the first slots with -1 to the slots of past [B,N,T,D]: [B,T].
+    Targets with growing caches, and T = 0, leave them unchanged.
+    """
     if not torch.jit.is_scripting():
         if emitting():
             return graph.FitPositions.emit(
@@ -185,7 +199,9 @@ def fit_positions(key_positions: Tensor, past: Tensor, new: Tensor) -> Tensor:
 
 
 def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
-    """Subtract query positions [B,S] int64 from key positions [B,T] int64: [B,1,S,T] float32. Entries of padding are undefined."""
+    """Subtract query positions [B,S] int64 from key positions [B,T] int64: [B,1,S,T] float32.
+    Entries of padding are undefined.
+    """
     if not torch.jit.is_scripting():
         if emitting():
             shape = [q_positions.size(0), 1, q_positions.size(1), k_positions.size(1)]
@@ -207,11 +223,13 @@ def attention_mask(
     after: int = 0,
     chunk: int = 0,
 ) -> Tensor:
-    """Return an additive mask [B,1 or H,S,T] in the dtype of `like`: the bias, or 0, for keys that a query sees, -inf for the others.
+    """Return an additive mask [B,1 or H,S,T] in the dtype of `like`: the bias, or 0, for keys that
+    a query sees, -inf for the others.
 
-    positions [B,S] of queries and key_positions [B,T] are int64; keys at -1 are never seen.
-    before, after: how far before and after the query a key may be; -1 for any distance. after=0 is causal attention.
-    chunk: keys must be in the same chunk of this many positions as the query; 0 for no chunks.
+    positions [B,S] of queries and key_positions [B,T] are int64; keys at -1 are never seen. before,
+    after: how far before and after the query a key may be; -1 for any distance. after=0 is causal
+    attention. chunk: keys must be in the same chunk of this many positions as the query; 0 for no
+    chunks.
     """
     if not torch.jit.is_scripting():
         if emitting():
@@ -260,11 +278,12 @@ def attend(
     softcap: float = 0.0,
     sinks: Optional[Tensor] = None,
 ) -> Tensor:
-    """Return softmax(cap(scale q k) + mask + content) v, [B,S,H*D]. It is 0 for queries that see no key.
+    """Return softmax(cap(scale q k) + mask + content) v, [B,S,H*D]. It is 0 for queries that see no
+    key.
 
-    Shapes: q [B,S,H,D'], keys [B,K,T,D'], values [B,K,T,D], mask [B,1 or H,S,T], content [B,H,S,T] float32.
-    softcap: cap(s) = softcap tanh(s / softcap); 0 for cap(s) = s.
-    sinks: one score per head [H] that takes part in the softmax but has no value.
+    Shapes: q [B,S,H,D'], keys [B,K,T,D'], values [B,K,T,D], mask [B,1 or H,S,T], content [B,H,S,T]
+    float32. softcap: cap(s) = softcap tanh(s / softcap); 0 for cap(s) = s. sinks: one score per
+    head [H] that takes part in the softmax but has no value.
     """
     if not torch.jit.is_scripting():
         if emitting():
@@ -327,7 +346,9 @@ def attend(
 def attend_with_weights(
     q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, content: Tensor, scale: float
 ) -> Tuple[Tensor, Tensor]:
-    """Return the output of `attend` and its softmax [B,H,S,T] float32, which is 0 for keys that a query does not see. For queries that see no key, both are undefined."""
+    """Return the output of `attend` and its softmax [B,H,S,T] float32, which is 0 for keys that
+    a query does not see. For queries that see no key, both are undefined.
+    """
     if not torch.jit.is_scripting():
         if emitting():
             y = attend(q, keys, values, mask, content, scale)
@@ -356,7 +377,9 @@ def products(q: Tensor, keys: Tensor) -> Tensor:
 
 
 def wave_products(q: Tensor, key_positions: Tensor, waves: Tensor) -> Tensor:
-    """Multiply q [B,H,S,E] with rows cos(p w), sin(p w) of waves [M,E] float32 at key_positions p [B,T] int64: [B,H,S,T], arbitrary for p outside the table."""
+    """Multiply q [B,H,S,E] with rows cos(p w), sin(p w) of waves [M,E] float32 at key_positions
+    p [B,T] int64: [B,H,S,T], arbitrary for p outside the table.
+    """
     if not torch.jit.is_scripting():
         if emitting():
             return graph.WaveProducts.emit(
@@ -371,13 +394,17 @@ def wave_products(q: Tensor, key_positions: Tensor, waves: Tensor) -> Tensor:
 
 
 def attention_weights(scores: Tensor, mask: Tensor) -> Tensor:
-    """Return softmax(scores + mask) over keys, [B,H,S,T] float32. For queries that see no key, all weights are equal and have no meaning."""
+    """Return softmax(scores + mask) over keys, [B,H,S,T] float32. For queries that see no key,
+    all weights are equal and have no meaning.
+    """
     # -1e30 replaces -inf, because a softmax over -inf only gives NaN.
     return torch.softmax((scores + mask.to(torch.float32)).clamp(min=-1e30), dim=-1)
 
 
 def weighted_values(weights: Tensor, values: Tensor) -> Tensor:
-    """Sum values [B,K,T,D] weighted by weights [B,H,S,T] float32: [B,S,H*D] in the dtype of values."""
+    """Sum values [B,K,T,D] weighted by weights [B,H,S,T] float32: [B,S,H*D] in the dtype of
+    values.
+    """
     if not torch.jit.is_scripting():
         if emitting():
             shape = [weights.size(0), weights.size(2), weights.size(1) * values.size(3)]
@@ -400,7 +427,9 @@ def weighted_values(weights: Tensor, values: Tensor) -> Tensor:
 
 
 def pick(rows: Tensor, index: Tensor) -> Tensor:
-    """Gather entries index [B,1 or H,S,T] int64, 0 .. R - 1, of the last axis of rows [B,H,S,R]: [B,H,S,T]."""
+    """Gather entries index [B,1 or H,S,T] int64, 0 .. R - 1, of the last axis of rows [B,H,S,R]:
+    [B,H,S,T].
+    """
     if not torch.jit.is_scripting():
         if emitting():
             return graph.Pick.emit(rows, [*rows.shape[:3], index.size(3)], rows=rows, index=index)
@@ -410,7 +439,9 @@ def pick(rows: Tensor, index: Tensor) -> Tensor:
 def collect_by_distance(
     weights: Tensor, positions: Tensor, key_positions: Tensor, left: int, right: int
 ) -> Tensor:
-    """Sum weights [B,H,S,T] by distance, key_positions [B,T] minus positions [B,S] int64, clipped to -left .. right: [B,H,S,left+right+1]."""
+    """Sum weights [B,H,S,T] by distance, key_positions [B,T] minus positions [B,S] int64,
+    clipped to -left .. right: [B,H,S,left+right+1].
+    """
     if not torch.jit.is_scripting():
         if emitting():
             return graph.CollectByDistance.emit(
@@ -433,7 +464,9 @@ def collect_by_distance(
 
 
 def suffix_sum(x: Tensor, own: bool = True) -> Tensor:
-    """Sum the entries of the last axis that follow each entry, and the entry itself if `own`. Sums are formed from the end, so that rounding errors are small there."""
+    """Sum the entries of the last axis that follow each entry, and the entry itself if `own`.
+    Sums are formed from the end, so that rounding errors are small there.
+    """
     if not torch.jit.is_scripting():
         if emitting():
             return graph.SuffixSum.emit(x, x.shape, x=x, own=own)
@@ -442,8 +475,10 @@ def suffix_sum(x: Tensor, own: bool = True) -> Tensor:
 
 
 def rows_at_counts(q: Tensor, keys: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
-    """Interpolate rows [B,H,S,R] at the count of each key, which is the sum of sigmoid(q k) over this and all later visible keys, at most R - 1: [B,H,S,T] float32.
-    q [B,S,H,D], keys [B,K,T,D], mask [B,1 or H,S,T]."""
+    """Interpolate rows [B,H,S,R] at the count of each key, which is the sum of sigmoid(q k) over
+    this and all later visible keys, at most R - 1: [B,H,S,T] float32. q [B,S,H,D], keys [B,K,T,D],
+    mask [B,1 or H,S,T].
+    """
     if not torch.jit.is_scripting():
         if emitting():
             return graph.RowsAtCounts.emit(
@@ -457,10 +492,12 @@ def rows_at_counts(q: Tensor, keys: Tensor, mask: Tensor, rows: Tensor) -> Tenso
                 kv_heads=keys.size(1),
             )
     gates = torch.sigmoid(products(q, keys)) * mask.ge(0).to(torch.float32)
-    # Kernels add float32 numbers in different orders; in float64 they agree on the row below a count and on the fraction above it.
+    # Kernels add float32 numbers in different orders; in float64 they agree on the row below a
+    # count and on the fraction above it.
     counts = suffix_sum(gates.to(torch.float64)).clamp(0.0, rows.size(3) - 1.0)
     below = counts.floor()
-    # Clamped as integers: NaN gives no valid index, and an index out of range would fail the whole batch.
+    # Clamped as integers: NaN gives no valid index, and an index out of range would fail the whole
+    # batch.
     index = below.to(torch.int64).clamp(0, rows.size(3) - 1)
     return pick(rows, index) + (counts - below).to(torch.float32) * pick(
         rows.diff(dim=3, append=rows[..., -1:]), index

@@ -1,4 +1,5 @@
-"""Semantic nodes: each class names the inputs of a node, in their order, and its attributes, for the operation that emits it and for the lowerings that read it.
+"""Semantic nodes: each class names the inputs of a node, in their order, and its attributes, for
+the operation that emits it and for the lowerings that read it.
 
 Inside `semantic_graph()`, the operations of core.py emit these nodes instead of computing.
 """
@@ -94,7 +95,9 @@ class Node:
 
     @classmethod
     def emit(cls, like: Tensor, shape: Sequence[int], /, **fields: Any) -> Tensor:
-        """Emit a node and return its output, with the dtype of `like`. fields: each input and attribute by name."""
+        """Emit a node and return its output, with the dtype of `like`. fields: each input and
+        attribute by name.
+        """
         assert fields.keys() == {*cls.inputs, *cls.attributes}, (
             f"{cls.__name__} got {', '.join(fields)}"
         )
@@ -130,13 +133,17 @@ class Node:
 
 
 class Passed(Node):
-    """The hidden states that a layer returns, where only some layers are traced (export/repeated_layers.py)."""
+    """The hidden states that a layer returns, where only some layers are traced
+    (export/repeated_layers.py).
+    """
 
     x = Input()
 
 
 class OnGrid(Node):
-    """A rounded weight, which keeps the name of its parameter where the optimizer folds constants. It is put into a traced graph (export/trace.py)."""
+    """A rounded weight, which keeps the name of its parameter where the optimizer folds
+    constants. It is put into a traced graph (export/trace.py).
+    """
 
     weight = Input()
     name = Attribute(str)
@@ -270,9 +277,11 @@ class LastHidden(Node):
 
 
 class Experts(Node):
-    """Experts with weights 0 for those not chosen; their unit is g sigmoid(alpha g) (u + beta), with g at most limit and u within -limit .. limit.
+    """Experts with weights 0 for those not chosen; their unit is g sigmoid(alpha g) (u + beta),
+    with g at most limit and u within -limit .. limit.
 
-    x [B,S,E], weights of the experts [B,S,N], and constants: weights [N,E,H] and biases [N,H] of gates and of ups, weights [N,H,E] and biases [N,E] of downs.
+    x [B,S,E], weights of the experts [B,S,N], and constants: weights [N,E,H] and biases [N,H] of
+    gates and of ups, weights [N,H,E] and biases [N,E] of downs.
     """
 
     x, weights, gates, gates_bias, ups, ups_bias, downs, downs_bias = (

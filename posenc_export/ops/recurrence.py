@@ -10,7 +10,9 @@ from posenc_export.ops.graph import emitting
 
 
 def valid_first(positions: Tensor) -> Tuple[Tensor, Tensor]:
-    """Return the target column [B,S] int64 of each token that moves valid tokens (positions [B,S] at least 0) to the front in order, and their number [B,1] int64."""
+    """Return the target column [B,S] int64 of each token that moves valid tokens (positions
+    [B,S] at least 0) to the front in order, and their number [B,1] int64.
+    """
     valid = positions.ge(0).to(torch.int64)
     count = valid.sum(1, keepdim=True)
     return torch.where(valid.eq(1), valid.cumsum(1) - 1, count + (1 - valid).cumsum(1) - 1), count
@@ -25,9 +27,11 @@ def recur(
     bias: Tensor,
     recurrent_bias: Tensor,
 ) -> Tuple[Tensor, Tensor]:
-    """Run a GRU over the first `count` [B,1] tokens of x [B,S,E], starting from hidden [B,N]. Return its outputs [B,S,N] and the last hidden vectors [B,N].
+    """Run a GRU over the first `count` [B,1] tokens of x [B,S,E], starting from hidden [B,N].
+    Return its outputs [B,S,N] and the last hidden vectors [B,N].
 
-    Weights have the shapes and order (reset, update, new) of torch.nn.GRU: weight [3N,E], recurrent [3N,N], bias [3N], recurrent_bias [3N].
+    Weights have the shapes and order (reset, update, new) of torch.nn.GRU: weight [3N,E], recurrent
+    [3N,N], bias [3N], recurrent_bias [3N].
     """
     if not torch.jit.is_scripting():
         if emitting():

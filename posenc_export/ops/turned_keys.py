@@ -1,4 +1,6 @@
-"""Attention over keys that are turned further for each query; a semantic operation, as those of core.py."""
+"""Attention over keys that are turned further for each query; a semantic operation, as those of
+core.py.
+"""
 
 from typing import Optional
 
@@ -24,12 +26,15 @@ def attend(
     first_turned: int,
     scale: float,
 ) -> Tensor:
-    """Rotate the key at position t by (t - p) (w(p) - w(0)) for a query at position p, and attend: [B,S,H*D] in the dtype of values.
+    """Rotate the key at position t by (t - p) (w(p) - w(0)) for a query at position p, and attend:
+    [B,S,H*D] in the dtype of values.
 
-    w(p) is row p of the frequencies. Rows below first_turned are equal, so that nothing is rotated for queries there.
+    w(p) is row p of the frequencies. Rows below first_turned are equal, so that nothing is rotated
+    for queries there.
 
-    Shapes: q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S] and key_positions [B,T] int64.
-    first, second: frequencies [M,r/2] float32, as the sum of two parts. If second is None, each product of a position and a frequency is rounded to float32.
+    Shapes: q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S] and
+    key_positions [B,T] int64. first, second: frequencies [M,r/2] float32, as the sum of two parts.
+    If second is None, each product of a position and a frequency is rounded to float32.
     interleaved: see ops.rotate_pairs.
     """
     if not torch.jit.is_scripting():
@@ -86,7 +91,9 @@ def _angles(
 
 
 def products(q: Tensor, keys: Tensor, angles: Tensor, interleaved: bool) -> Tensor:
-    """Rotate the first r entries of keys [B,K,T,D] by angles [B,1,S,T,r/2] float32, which depend on the query, and multiply with q [B,S,H,D]: [B,H,S,T] float32."""
+    """Rotate the first r entries of keys [B,K,T,D] by angles [B,1,S,T,r/2] float32, which depend
+    on the query, and multiply with q [B,S,H,D]: [B,H,S,T] float32.
+    """
     size, by_query = 2 * angles.size(4), q.to(torch.float32).transpose(1, 2).unsqueeze(3)
     by_key = keys.to(torch.float32).repeat_interleave(q.size(2) // keys.size(1), dim=1).unsqueeze(2)
     if interleaved:

@@ -1,6 +1,8 @@
-"""Semantic operations for heads that are rotated in two ways, near for queries below a position and far for the others; core.py says what a semantic operation is.
+"""Semantic operations for heads that are rotated in two ways, near for queries below a position and
+far for the others; core.py says what a semantic operation is.
 
-A key has the entries of both rotations, and a query has zeros for the entries of the rotation that it does not use. Their product is the score.
+A key has the entries of both rotations, and a query has zeros for the entries of the rotation that
+it does not use. Their product is the score.
 """
 
 import torch
@@ -11,7 +13,9 @@ from posenc_export.ops.graph import emitting
 
 
 def key(near: Tensor, far: Tensor, rotary: int) -> Tensor:
-    """Join keys [B,S,K,D] rotated in two ways, which differ in the first `rotary` entries r: [B,S,K,D+r]."""
+    """Join keys [B,S,K,D] rotated in two ways, which differ in the first `rotary` entries r:
+    [B,S,K,D+r].
+    """
     if not torch.jit.is_scripting():
         if emitting():
             return graph.JoinRotations.emit(
@@ -21,7 +25,9 @@ def key(near: Tensor, far: Tensor, rotary: int) -> Tensor:
 
 
 def query(near: Tensor, far: Tensor, positions: Tensor, rotary: int, first_far: int) -> Tensor:
-    """Choose between queries [B,S,H,D] rotated in two ways for keys from `key`: far for positions [B,S] int64 from first_far on, otherwise near: [B,S,H,D+r]."""
+    """Choose between queries [B,S,H,D] rotated in two ways for keys from `key`: far for
+    positions [B,S] int64 from first_far on, otherwise near: [B,S,H,D+r].
+    """
     if not torch.jit.is_scripting():
         if emitting():
             shape = [*near.shape[:3], near.size(3) + rotary]

@@ -1,4 +1,6 @@
-"""Write a static web page that runs a decoder in the browser with onnxruntime-web and shows its attention by distance."""
+"""Write a static web page that runs a decoder in the browser with onnxruntime-web and shows its
+attention by distance.
+"""
 
 from posenc_export.page.folder import write
 

@@ -1,6 +1,8 @@
-"""Write the folder of a page: the model, onnxruntime-web, the HTML document, the scripts and page.json with the data that they show.
+"""Write the folder of a page: the model, onnxruntime-web, the HTML document, the scripts and
+page.json with the data that they show.
 
-A byte-level decoder gets a page that continues text and shows attention, a decoder with a tokenizer one that holds conversations or continues text.
+A byte-level decoder gets a page that continues text and shows attention, a decoder with a tokenizer
+one that holds conversations or continues text.
 """
 
 import json
@@ -58,14 +60,18 @@ def write(folder: Path, output: Path, onnxruntime_web: Optional[Path] = None) ->
     """Write the page for an artefact. Return the artefact's manifest.
 
     Args:
-        folder: artefact of a byte-level decoder or one with a tokenizer, target ort or onnx, float32 or with weights in few bits; or the name of a preset.
+        folder: artefact of a byte-level decoder or one with a tokenizer, target ort or onnx,
+            float32 or with weights in few bits; or the name of a preset.
         output: folder of the page; created, or replaced if it already holds a page.
-        onnxruntime_web: folder of the npm package onnxruntime-web. None searches node_modules in the working folder, in build and in the parent folders.
+        onnxruntime_web: folder of the npm package onnxruntime-web. None searches node_modules in
+            the working folder, in build and in the parent folders.
 
     Raises:
-        ValueError: the artefact is of another kind, onnxruntime-web or a library for its text is not found, or the folder holds other files.
+        ValueError: the artefact is of another kind, onnxruntime-web or a library for its text is
+            not found, or the folder holds other files.
         OSError: the folder cannot be written, or the disk is full; an existing page is unchanged.
-        ModuleNotFoundError: the extra `page` is not installed, or `text` for a model with a tokenizer.
+        ModuleNotFoundError: the extra `page` is not installed, or `text` for a model with a
+            tokenizer.
     """
     folder = files.locate(folder)
     manifest = manifests.read(folder)
@@ -152,22 +158,28 @@ def _check(manifest: Manifest) -> None:
         or manifest.encoder
     ):
         found = f"{manifest.kind} for target {manifest.target}, {manifest.dtype}"
-        embeds = "encoders have no page: posenc embed and posenc serve run those with sentence embeddings"
+        embeds = (
+            "encoders have no page: posenc embed and posenc serve run those with sentence "
+            "embeddings"
+        )
         remedy = embeds if manifest.kind == "encoder" else "export one with --target ort"
         raise ValueError(
-            f"page: expected a decoder for target {' or '.join(TARGETS)}, float32, got {found}; {remedy}"
+            f"page: expected a decoder for target {' or '.join(TARGETS)}, float32, got "
+            f"{found}; {remedy}"
         )
     if manifest.vocabulary != BYTES and TOKENIZER not in manifest.files:
         rule = (
             f"page: expected a decoder with a tokenizer, or a byte-level one (vocabulary {BYTES})"
         )
         raise ValueError(
-            f"{rule}, got {manifest.vocabulary} token ids and no {TOKENIZER}; put it into the checkpoint and export it again"
+            f"{rule}, got {manifest.vocabulary} token ids and no {TOKENIZER}; put it into "
+            "the checkpoint and export it again"
         )
     unknown = [value.name for value in manifest.inputs if value.name not in INPUTS]
     if unknown:
         raise ValueError(
-            f"page: expected inputs among {', '.join(INPUTS)}, got {unknown[0]}; use posenc inspect --runtime node"
+            f"page: expected inputs among {', '.join(INPUTS)}, got {unknown[0]}; use posenc "
+            "inspect --runtime node"
         )
 
 
@@ -191,7 +203,8 @@ def _web(given: Optional[Path]) -> Path:
             return place
     found = "none" if given is None else f"{given} without dist/{WEB[-1]}"
     raise ValueError(
-        f"page: expected the npm package onnxruntime-web, got {found}; npm install onnxruntime-web, or give --onnxruntime-web FOLDER"
+        f"page: expected the npm package onnxruntime-web, got {found}; npm install "
+        "onnxruntime-web, or give --onnxruntime-web FOLDER"
     )
 
 
@@ -228,7 +241,9 @@ def _page_data(name: str, manifest: Manifest) -> Dict[str, Any]:
 
 
 def _patterns(manifest: Manifest) -> List[Any]:
-    """Return the patterns of encodings by layer, computed with torch; None for each layer where torch is not installed."""
+    """Return the patterns of encodings by layer, computed with torch; None for each layer where
+    torch is not installed.
+    """
     if find_spec("torch") is None:
         return [None] * len(manifest.config["order"])
     from posenc_export.page.patterns import patterns_by_layer

@@ -1,4 +1,6 @@
-"""The graph of a page: a copy of the artefact's graph with attention weights as additional outputs."""
+"""The graph of a page: a copy of the artefact's graph with attention weights as additional
+outputs.
+"""
 
 import re
 from pathlib import Path
@@ -13,7 +15,8 @@ from posenc_export.runtime.artefact.rules import B, M, P
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
 from posenc_export.shared.numerics import worst_error
 
-# By operator and domain: input past_key, output of the attention weights, and the attribute that asks for them after the softmax.
+# By operator and domain: input past_key, output of the attention weights, and the attribute that
+# asks for them after the softmax.
 ATTENTION: Dict[Tuple[str, str], Tuple[int, int, str, int]] = {
     ("Attention", ""): (4, 3, "qk_matmul_output_mode", 3),
     ("GroupQueryAttention", "com.microsoft"): (3, 3, "qk_output", 2),
@@ -22,12 +25,14 @@ PROMPT = b"def read(path):\n    with open(path) as file:\n        return"
 
 
 def with_attention(source: Path, written: Path) -> List[int]:
-    """Copy model.onnx and add an output `attention.N` [B,H,S,T] for each layer N that one attention operator computes. External data are not copied.
+    """Copy model.onnx and add an output `attention.N` [B,H,S,T] for each layer N that one attention
+    operator computes. External data are not copied.
 
     GroupQueryAttention does not write the weights of keys after the query.
 
     Returns:
-        The layers N. A layer whose graph reads its attention weights already, as for `cope`, and one of several operators are left out.
+        The layers N. A layer whose graph reads its attention weights already, as for `cope`, and
+        one of several operators are left out.
     """
     import onnx
 
@@ -57,7 +62,9 @@ def with_attention(source: Path, written: Path) -> List[int]:
 
 
 def fuses_all_caches(source: Path, manifest: Manifest) -> bool:
-    """Whether all caches of fixed capacity are read by GroupQueryAttention and by no other operator."""
+    """Whether all caches of fixed capacity are read by GroupQueryAttention and by no other
+    operator.
+    """
     import onnx
 
     caches = {state.past for state in manifest.states if state.update == "in_place"}
@@ -109,7 +116,8 @@ def check_calls(
     error = worst_error(np.concatenate(outputs), np.asarray(expected))
     if not error <= bound:
         raise ValueError(
-            f"page: expected calls of the graph to give the logits of a session within {bound:.1e}, got {error:.1e}; report this"
+            "page: expected calls of the graph to give the logits of a session within "
+            f"{bound:.1e}, got {error:.1e}; report this"
         )
 
 
@@ -127,7 +135,8 @@ def check_copy(source: Path, written: Path, manifest: Manifest) -> None:
         raise GraphError(stopped) from None
     if not error <= bound:
         raise ValueError(
-            f"page: expected the copy of the graph to give the logits of the artefact within {bound:.1e}, got {error:.1e}; report this"
+            "page: expected the copy of the graph to give the logits of the artefact within "
+            f"{bound:.1e}, got {error:.1e}; report this"
         )
 
 
@@ -154,7 +163,9 @@ def _feeds(manifest: Manifest) -> Dict[str, Any]:
 
 
 def _inputs(manifest: Manifest, tokens: List[int], held: int) -> Dict[str, Any]:
-    """Return the inputs, without states, of a call that feeds tokens of one row after `held` cached ones."""
+    """Return the inputs, without states, of a call that feeds tokens of one row after `held`
+    cached ones.
+    """
     ids = np.array(tokens, np.int64)[None]
     order, total = np.arange(ids.size, dtype=np.int64)[None], held + ids.size
     known: Dict[str, Any] = {

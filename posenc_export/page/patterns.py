@@ -1,4 +1,6 @@
-"""Attention by distance that an encoding alone prescribes for each head, computed from its float64 oracle."""
+"""Attention by distance that an encoding alone prescribes for each head, computed from its
+float64 oracle.
+"""
 
 from typing import Any, Dict, List, Optional
 
@@ -15,7 +17,9 @@ Pattern = Dict[
 
 
 def patterns_by_layer(manifest: Manifest, distances: int) -> List[Optional[Pattern]]:
-    """Return a pattern of distances 0 .. distances - 1 for each layer, or None if no encoding of the layer is a bias or a rotation without trained weights."""
+    """Return a pattern of distances 0 .. distances - 1 for each layer, or None if no encoding of
+    the layer is a bias or a rotation without trained weights.
+    """
     config = manifest.config
     patterns: Dict[str, Optional[Pattern]] = {}
     for name, layer in config["layers"].items():
@@ -45,7 +49,10 @@ def _pattern(spec: Dict[str, Any], geometry: Geometry, distances: int) -> Option
     cls = type(encoding)
     if cls.bias is not PositionEncoding.bias:
         return {
-            "says": "attention weight of a key relative to the query's own token, if all contents are equal",
+            "says": (
+                "attention weight of a key relative to the query's own token, if all contents "
+                "are equal"
+            ),
             "heads": _weights(encoding, geometry, distances),
         }
     if cls.rotate is not PositionEncoding.rotate:

@@ -1,4 +1,6 @@
-"""What a page of a model with a tokenizer needs: libraries that convert text, the chat template, and texts whose tokens the page compares."""
+"""What a page of a model with a tokenizer needs: libraries that convert text, the chat template,
+and texts whose tokens the page compares.
+"""
 
 import shutil
 from pathlib import Path
@@ -14,9 +16,11 @@ LIBRARIES = {
     "jinja.js": "@huggingface/jinja/dist/index.js",
 }
 TEXTS = (
-    "The same text gives the same tokens on every machine, and the same logits however it is split into calls.",
+    "The same text gives the same tokens on every machine, and the same logits however it is "
+    "split into calls.",
     "  Two spaces,\n\ta tab\r\n\n\nand lines; it's 1,234.5e-06 + x_1 -> {'y': [z]} // 100 %",
-    "naïve Ångström, Straße, \u65e5\u672c\u8a9e, \u0645\u0631\u062d\u0628\u0627, \U0001f642\U0001f1eb\U0001f1f7 and e\u0301",
+    "naïve Ångström, Straße, \u65e5\u672c\u8a9e, \u0645\u0631\u062d\u0628\u0627, "
+    "\U0001f642\U0001f1eb\U0001f1f7 and e\u0301",
 )
 TALKS: List[List[Dict[str, str]]] = [
     [{"role": "user", "content": " What is 2 + 2? "}],
@@ -36,7 +40,8 @@ def copy_libraries(modules: Path, page: Path) -> None:
         if not (modules / path).is_file():
             package = path.partition("/dist")[0]
             raise ValueError(
-                f"page: expected the npm package {package} beside onnxruntime-web for the text of this model, got none; npm install {package}"
+                f"page: expected the npm package {package} beside onnxruntime-web for the "
+                f"text of this model, got none; npm install {package}"
             )
         shutil.copyfile(modules / path, page / "text" / name)
 

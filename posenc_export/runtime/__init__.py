@@ -1,4 +1,6 @@
-"""Load and run artefacts. Needs numpy, msgspec and ONNX Runtime; torch only for the targets torchscript, pt2 and aotinductor, OpenVINO only for its providers."""
+"""Load and run artefacts. Needs numpy, msgspec and ONNX Runtime; torch only for the targets
+torchscript, pt2 and aotinductor, OpenVINO only for its providers.
+"""
 
 import warnings
 from dataclasses import replace
@@ -32,21 +34,28 @@ def load(
 
     Args:
         folder: artefact folder, or the name of a preset if no such folder exists.
-        provider: "auto", "cpu", "cuda" or "webgpu" for ONNX Runtime; "openvino" for OpenVINO in float32, "openvino-bf16" for OpenVINO in bfloat16. "auto" never
-            chooses WebGPU or OpenVINO. "aotinductor" runs the native code of an artefact that `posenc compile` wrote: give it only for artefacts whose origin you trust.
-        threads: threads per operator, at most providers.MOST_THREADS; "auto" uses as many as the size of the model's products occupies, at least 2, and None all cores.
-            OpenVINO and torch take all for "auto". torch has one number for all its users, so a graph of torch sets it
-            only while it runs.
-        digest: expected digest of the artefact (`posenc inspect` prints it), obtained from a source other than the folder itself. None skips the comparison.
-        check: on a provider other than the CPU, compare a few outputs with the reference of the artefact. If they differ, "auto" uses the CPU with a warning, and other
-            choices are an error. An artefact without a reference is not checked.
-        capture: on CUDA, capture steps as CUDA graphs and replay them, if the artefact allows it (`posenc inspect` says so). Threads have graphs of their own, which
-            are kept until the model is deleted: use False for sessions in many short-lived threads.
+        provider: "auto", "cpu", "cuda" or "webgpu" for ONNX Runtime; "openvino" for OpenVINO in
+            float32, "openvino-bf16" for OpenVINO in bfloat16. "auto" never chooses WebGPU or
+            OpenVINO. "aotinductor" runs the native code of an artefact that `posenc compile` wrote:
+            give it only for artefacts whose origin you trust.
+        threads: threads per operator, at most providers.MOST_THREADS; "auto" uses as many as the
+            size of the model's products occupies, at least 2, and None all cores. OpenVINO and
+            torch take all for "auto". torch has one number for all its users, so a graph of torch
+            sets it only while it runs.
+        digest: expected digest of the artefact (`posenc inspect` prints it), obtained from a source
+            other than the folder itself. None skips the comparison.
+        check: on a provider other than the CPU, compare a few outputs with the reference of the
+            artefact. If they differ, "auto" uses the CPU with a warning, and other choices are an
+            error. An artefact without a reference is not checked.
+        capture: on CUDA, capture steps as CUDA graphs and replay them, if the artefact allows it
+            (`posenc inspect` says so). Threads have graphs of their own, which are kept until the
+            model is deleted: use False for sessions in many short-lived threads.
 
     Raises:
-        ValueError: the folder is not an artefact, a file is altered, the digest differs, threads is no such number, the provider is not available, its outputs
-            differ from the reference by more than the tolerance of the artefact, or the artefact's native code was compiled for another processor or version of
-            torch.
+        ValueError: the folder is not an artefact, a file is altered, the digest differs, threads is
+            no such number, the provider is not available, its outputs differ from the reference by
+            more than the tolerance of the artefact, or the artefact's native code was compiled for
+            another processor or version of torch.
         ModuleNotFoundError: the extra that the target needs is not installed.
     """
     folder = locate(folder)
@@ -68,7 +77,8 @@ def load(
             ):  # no CPU computes in bfloat16 here
                 raise
             warnings.warn(
-                f"runtime: provider auto chose cpu: {str(error).removeprefix('runtime: ').rpartition(';')[0]}",
+                "runtime: provider auto chose cpu: "
+                f"{str(error).removeprefix('runtime: ').rpartition(';')[0]}",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -116,20 +126,23 @@ def verify(
     tolerance: Optional[float] = None,
     quick: bool = False,
 ) -> Proof:
-    """Verify an artefact on this machine: run every cell of the parity grid and compare with the reference stored in the artefact.
+    """Verify an artefact on this machine: run every cell of the parity grid and compare with the
+    reference stored in the artefact.
 
     Of an artefact that rounds activations or caches, the float32 form runs every cell on the CPU
-    (verification/float32_form.py). As exported it runs the quick grid there, whose errors are reported
-    and have no limit; on another provider it runs every cell within a bound of rounding.
+    (verification/float32_form.py). As exported it runs the quick grid there, whose errors are
+    reported and have no limit; on another provider it runs every cell within a bound of rounding.
 
     Args:
         provider, threads, digest: as for `load`.
         progress: called with one line of text at each stage.
-        record: write the proof into the manifest, unless the artefact is a preset; use False for a read-only folder.
+        record: write the proof into the manifest, unless the artefact is a preset; use False for a
+            read-only folder.
         tolerance: largest error that passes, of the float32 form if the artefact has one, or of the
-            provider's outputs if that is not the CPU; None for the tolerance of the export, which must
-            be at most 0.1.
-        quick: run one scenario for each kind of call (verification.cells.QUICK) instead of every cell.
+            provider's outputs if that is not the CPU; None for the tolerance of the export, which
+            must be at most 0.1.
+        quick: run one scenario for each kind of call (verification.cells.QUICK) instead of every
+            cell.
 
     Returns:
         The certificate (artefact.certificate): "passed", "tolerance", "provider", "machine",
@@ -137,8 +150,8 @@ def verify(
         provider "openvino-bf16" the tolerance also allows for rounding to bfloat16.
 
     Raises:
-        ValueError: as for `load`; the artefact has no reference, or another one has replaced it meanwhile; the tolerance of the export is above 0.1 and `tolerance`
-            is not given.
+        ValueError: as for `load`; the artefact has no reference, or another one has replaced it
+            meanwhile; the tolerance of the export is above 0.1 and `tolerance` is not given.
         ModuleNotFoundError: as for `load`.
         OSError: the proof cannot be recorded in the folder.
     """
@@ -161,7 +174,9 @@ def _measured(
     tolerance: Optional[float],
     quick: bool,
 ) -> Proof:
-    """Run the cells of the parity grid and compare with the reference in the folder of the artefact."""
+    """Run the cells of the parity grid and compare with the reference in the folder of the
+    artefact.
+    """
     from posenc_export.runtime.verification import checks, forms, long_cells, proof, reference
 
     manifest = model.manifest

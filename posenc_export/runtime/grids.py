@@ -1,4 +1,6 @@
-"""Coordinates of tokens in sequences with images and videos, for encodings of time, height and width (Wang et al. 2024, Qwen2-VL, 2.1). numpy only."""
+"""Coordinates of tokens in sequences with images and videos, for encodings of time, height and
+width (Wang et al. 2024, Qwen2-VL, 2.1). numpy only.
+"""
 
 from itertools import groupby
 from typing import Dict, Iterator, List, Sequence, Tuple
@@ -21,30 +23,41 @@ def coordinates(
     behind: str = "largest",
     merge_time: int = 1,
 ) -> np.ndarray:
-    """Compute time, height and width of each token of one row, [3,S] int64; prefill and admit take them as `grid` [3,B,S].
+    """Compute time, height and width of each token of one row, [3,S] int64; prefill and admit take
+    them as `grid` [3,B,S].
 
-    Tokens of text have the same number on all three axes, which grows by 1 per token. The first token of an image or video continues this count, and the others
-    count from it along each axis. The first token after a row has the largest coordinate + 1 on all three axes, see `following`. A step would count all tokens,
-    which gives larger numbers: after an image, feed tokens with prefill and `grid`.
+    Tokens of text have the same number on all three axes, which grows by 1 per token. The first
+    token of an image or video continues this count, and the others count from it along each axis.
+    The first token after a row has the largest coordinate + 1 on all three axes, see `following`. A
+    step would count all tokens, which gives larger numbers: after an image, feed tokens with
+    prefill and `grid`.
 
     Args:
         kinds: kind of each token: 0 text, 1 image, 2 video, as mm_token_type_ids of a processor.
-        images, videos: patches (time, height, width) of each image and video of the row, in order, as image_grid_thw and video_grid_thw of a processor.
-        merge: patches along height, and along width, that become one token: spatial_merge_size of the vision tower.
-        intervals: time between two patches of each video; 1 if empty, as for Qwen2-VL. For Qwen2.5-VL, tokens_per_second of the vision tower times
-            second_per_grid_ts of the processor.
-        split: whether each frame of a video is a separate run of tokens, after its time as text (Qwen3-VL, GLM-4V).
-        behind: where text continues: after the "largest" coordinate so far, as in the paper and in transformers 4, or after the longer of the "sides" (height and
-            width) of the image or video, as in transformers 5, which gives smaller numbers after videos with many frames.
-        merge_time: patches of a video along time that become one token: temporal_merge_size of the vision tower of Ernie 4.5 VL.
+        images, videos: patches (time, height, width) of each image and video of the row, in order,
+            as image_grid_thw and video_grid_thw of a processor.
+        merge: patches along height, and along width, that become one token: spatial_merge_size of
+            the vision tower.
+        intervals: time between two patches of each video; 1 if empty, as for Qwen2-VL. For
+            Qwen2.5-VL, tokens_per_second of the vision tower times second_per_grid_ts of the
+            processor.
+        split: whether each frame of a video is a separate run of tokens, after its time as text
+            (Qwen3-VL, GLM-4V).
+        behind: where text continues: after the "largest" coordinate so far, as in the paper and in
+            transformers 4, or after the longer of the "sides" (height and width) of the image or
+            video, as in transformers 5, which gives smaller numbers after videos with many frames.
+        merge_time: patches of a video along time that become one token: temporal_merge_size of the
+            vision tower of Ernie 4.5 VL.
 
     Raises:
-        ValueError: unknown kinds, grids that do not match the tokens in number or size, a merge below 1, or grids or intervals that are not valid numbers.
+        ValueError: unknown kinds, grids that do not match the tokens in number or size, a merge
+            below 1, or grids or intervals that are not valid numbers.
     """
     row = np.asarray(kinds)
     if row.ndim != 1 or not row.size or not np.isin(row, (TEXT, IMAGE, VIDEO)).all():
         raise ValueError(
-            f"grids: expected kinds 0, 1 or 2 for each token of one row, got {row.dtype} of shape {list(row.shape)}; pass rows one by one"
+            f"grids: expected kinds 0, 1 or 2 for each token of one row, got {row.dtype} of "
+            f"shape {list(row.shape)}; pass rows one by one"
         )
     if behind not in BEHIND or min(merge, merge_time) < 1:
         rule = f"behind to be one of {', '.join(BEHIND)}, and merge and merge_time of at least 1"
@@ -60,17 +73,20 @@ def coordinates(
     if any(next(rest, None) is not None for rest in remaining.values()):
         got = f"too few for {len(images)} images and {len(videos)} videos"
         raise ValueError(
-            f"grids: expected tokens for every image and video, got {got}; leave out images and videos of other rows"
+            f"grids: expected tokens for every image and video, got {got}; leave out images "
+            "and videos of other rows"
         )
     return np.concatenate(parts, axis=1)
 
 
 def following(places: np.ndarray, count: int) -> np.ndarray:
-    """Coordinates [3,B,count] int64 of the next `count` tokens of text after rows with coordinates `places` [3,B,S]. Each row continues from its largest
-    coordinate, as with rope_deltas of transformers.
+    """Coordinates [3,B,count] int64 of the next `count` tokens of text after rows with coordinates
+    `places` [3,B,S]. Each row continues from its largest coordinate, as with rope_deltas of
+    transformers.
 
     Raises:
-        ValueError: places that are not three coordinates of at least one token per row, a negative count.
+        ValueError: places that are not three coordinates of at least one token per row, a negative
+            count.
     """
     before = np.asarray(places)
     if (
@@ -82,7 +98,8 @@ def following(places: np.ndarray, count: int) -> np.ndarray:
     ):
         rule = "places to be whole numbers [3,B,S] and count 0 or more"
         raise ValueError(
-            f"grids: expected {rule}, got {before.dtype} {list(before.shape)} and {count}; stack rows on axis 1"
+            f"grids: expected {rule}, got {before.dtype} {list(before.shape)} and {count}; "
+            "stack rows on axis 1"
         )
     behind = before.max(axis=(0, 2))[:, None] + 1 + np.arange(count, dtype=np.int64)
     return np.repeat(behind[None].astype(np.int64), 3, axis=0)
@@ -91,7 +108,9 @@ def following(places: np.ndarray, count: int) -> np.ndarray:
 def _pictures(
     images: Sequence[Grid], videos: Sequence[Grid], intervals: Sequence[float], split: bool
 ) -> Dict[int, Iterator[Picture]]:
-    """Grids and intervals of images and videos in order, by kind of token. Raise ValueError unless grids are three sizes, and intervals one per video."""
+    """Grids and intervals of images and videos in order, by kind of token. Raise ValueError
+    unless grids are three sizes, and intervals one per video.
+    """
     for name, grids in (("images", images), ("videos", videos)):
         sizes = np.asarray(grids)
         if sizes.size and (
@@ -101,7 +120,8 @@ def _pictures(
             or sizes.min() < 1
         ):
             raise ValueError(
-                f"grids: expected {name} as three whole numbers above 0 each, time, height and width, got {np.asarray(grids).tolist()}"
+                f"grids: expected {name} as three whole numbers above 0 each, time, height "
+                f"and width, got {np.asarray(grids).tolist()}"
             )
     times = [float(interval) for interval in intervals]
     if (
@@ -110,7 +130,8 @@ def _pictures(
         or not all(0 <= interval < float("inf") for interval in times)
     ):
         raise ValueError(
-            f"grids: expected one finite interval for each of {len(videos)} videos, or no intervals with split frames, got {times}"
+            f"grids: expected one finite interval for each of {len(videos)} videos, or no "
+            f"intervals with split frames, got {times}"
         )
     moving: List[Picture] = list(zip(videos, times or [1.0] * len(videos), strict=True))
     if split:
@@ -121,16 +142,22 @@ def _pictures(
 def _run(
     kind: int, count: int, remaining: Dict[int, Iterator[Picture]], merge: int, merge_time: int
 ) -> Tuple[np.ndarray, int]:
-    """Coordinates [3,count] of a run of tokens of one kind, counted from 0, and the first coordinate after its sides. Raise ValueError for a grid of another size."""
+    """Coordinates [3,count] of a run of tokens of one kind, counted from 0, and the first
+    coordinate after its sides. Raise ValueError for a grid of another size.
+    """
     if kind == TEXT:
         return np.repeat(np.arange(count, dtype=np.int64)[None], 3, axis=0), count
     grid, interval = next(remaining[kind], ((0, 0, 0), 1.0))
     time, height, width = (int(size) for size in grid)
     time, height, width = time // merge_time, height // merge, width // merge
     if time * height * width != count:
-        rule = f"time * height * width / {merge * merge * merge_time} consecutive tokens for an image or video"
+        rule = (
+            f"time * height * width / {merge * merge * merge_time} consecutive tokens for an "
+            "image or video"
+        )
         raise ValueError(
-            f"grids: expected {rule}, got {count} tokens for grid {[int(size) for size in grid]}; pass the grid of each image and video"
+            f"grids: expected {rule}, got {count} tokens for grid "
+            f"{[int(size) for size in grid]}; pass the grid of each image and video"
         )
     axes = np.indices((time, height, width)).reshape(3, count)
     axes[0] = (axes[0].astype(np.float32) * np.float32(interval)).astype(

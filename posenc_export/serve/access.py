@@ -22,7 +22,8 @@ class Access:
 
     Args:
         hosts: accepted names in the header Host, without port; "*" for all.
-        origins: accepted values of the header Origin, which browsers send for the page that makes a request; "*" for all. Requests without it are accepted.
+        origins: accepted values of the header Origin, which browsers send for the page that makes a
+            request; "*" for all. Requests without it are accepted.
         key: requests of /v1 and /metrics need it as `Authorization: Bearer KEY`; empty for none.
     """
 
@@ -36,20 +37,24 @@ class Access:
         if origin is not None and ANY not in self.origins and origin not in self.origins:
             raise HTTPException(
                 403,
-                "origin: expected a page of this server, got one of another; start the server with --allow-origin",
+                "origin: expected a page of this server, got one of another; start the "
+                "server with --allow-origin",
             )
 
     def check_key(
         self, authorization: Annotated[Optional[HTTPAuthorizationCredentials], Depends(BEARER)]
     ) -> None:
-        """Refuse requests without the key with status 401. The comparison takes the same time for every wrong key."""
+        """Refuse requests without the key with status 401. The comparison takes the same time
+        for every wrong key.
+        """
         if self.key and not secrets.compare_digest(
             (authorization.credentials if authorization else "").encode(), self.key.encode()
         ):
             got = "another key" if authorization else "no key"
             raise HTTPException(
                 401,
-                f"key: expected Authorization: Bearer with the key of this server, got {got}; send its key",
+                "key: expected Authorization: Bearer with the key of this server, got "
+                f"{got}; send its key",
                 {"WWW-Authenticate": "Bearer"},
             )
 
@@ -68,7 +73,8 @@ class Access:
 def access(
     host: str, address: str, port: int, origins: Sequence[str] = (), key: Optional[str] = None
 ) -> Access:
-    """Return the rules of a server: any Host if it listens on all addresses, otherwise `host` and the local names; pages of the server itself and of `origins`.
+    """Return the rules of a server: any Host if it listens on all addresses, otherwise `host` and
+    the local names; pages of the server itself and of `origins`.
 
     Args:
         host: name or address to listen on, as given by the user.
@@ -76,16 +82,19 @@ def access(
         port: port that the server listens on.
 
     Raises:
-        ValueError: an origin is not one, or the key is empty or has characters that a header cannot carry.
+        ValueError: an origin is not one, or the key is empty or has characters that a header cannot
+            carry.
     """
     for origin in origins:
         if origin != ANY and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
             raise ValueError(
-                f"serve: expected an origin as scheme://host or scheme://host:port, got {origin}; change --allow-origin"
+                "serve: expected an origin as scheme://host or scheme://host:port, got "
+                f"{origin}; change --allow-origin"
             )
     if key is not None and not re.fullmatch(r"[!-~]+", key):
         raise ValueError(
-            "serve: expected a key of printable ASCII characters without spaces, got an empty one or other characters; change --api-key"
+            "serve: expected a key of printable ASCII characters without spaces, got an "
+            "empty one or other characters; change --api-key"
         )
     if ipaddress.ip_address(address.partition("%")[0]).is_unspecified:
         return Access((ANY,), tuple(origins), key or "")

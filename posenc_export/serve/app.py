@@ -35,7 +35,10 @@ from posenc_export.serve.requests import (
 from posenc_export.serve.stream import STOPPED, Stream, event
 from posenc_export.shared.version import VERSION
 
-FAILURE = "engine: expected every token to be computed and decoded, got an error; the server's log has its message"
+FAILURE = (
+    "engine: expected every token to be computed and decoded, got an error; the server's log has "
+    "its message"
+)
 
 LONG = 1 << 16  # bytes of a body whose text can take longer than 0.1 s to tokenize
 
@@ -43,7 +46,8 @@ STATUS: Dict[Type[Exception], int] = {Refused: 400, Full: 429, Stopping: 503}
 
 
 class Service:
-    """One model served over HTTP. `loop`, the event loop that serves it, must be set before the first request.
+    """One model served over HTTP. `loop`, the event loop that serves it, must be set before the
+    first request.
 
     Args:
         name: name of the model in requests.
@@ -135,12 +139,17 @@ class Service:
             raise Refused(str(error)) from None
 
     def _begin(self, completion: Completion) -> None:
-        """Queue the rows of a completion, or raise as Engine.submit. Their first tokens arrive after this method has returned to the event loop."""
+        """Queue the rows of a completion, or raise as Engine.submit. Their first tokens arrive
+        after this method has returned to the event loop.
+        """
         self.engine.submit(list(completion.choices))
         self.open.update(dict.fromkeys(completion.choices, completion))
 
     def _late(self) -> str:
-        return f"server: expected the response within {self.limits.seconds} seconds, got a longer one; reduce max_tokens, or start the server with --timeout"
+        return (
+            f"server: expected the response within {self.limits.seconds} seconds, got a longer "
+            "one; reduce max_tokens, or start the server with --timeout"
+        )
 
     def refuse(
         self, status: int, message: str, headers: Optional[Mapping[str, str]] = None
@@ -161,7 +170,9 @@ class Service:
         request: Request,
         format: protocol.Format,
     ) -> Response:
-        """Return the whole completion as one JSON response, or GONE if the client disconnects first."""
+        """Return the whole completion as one JSON response, or GONE if the client disconnects
+        first.
+        """
         collecting = asyncio.ensure_future(_collected(completion))
         disconnected = asyncio.ensure_future(
             request.receive()
@@ -188,7 +199,9 @@ class Service:
     async def _events(
         self, asked: protocol.SamplingRequest, completion: Completion, format: protocol.Format
     ) -> AsyncIterator[str]:
-        """Yield server-sent events: one per piece of a choice, the token counts if requested, then [DONE]; or an error as the last one."""
+        """Yield server-sent events: one per piece of a choice, the token counts if requested,
+        then [DONE]; or an error as the last one.
+        """
         head, counts = (
             self._head(format, format.part),
             asked.stream_options is not None and asked.stream_options.include_usage,
@@ -223,7 +236,9 @@ class Service:
         }
 
     def _dispatch(self, tokens: List[Token]) -> None:
-        """Pass the tokens of an engine turn to their completions. Tokens of completions that have ended are dropped."""
+        """Pass the tokens of an engine turn to their completions. Tokens of completions that
+        have ended are dropped.
+        """
         for token in tokens:
             if token.request in self.open:
                 self.open[token.request].tokens.put_nowait(token)
@@ -243,7 +258,8 @@ def application(
     chat: Optional[ChatCodec] = None,
     failed: Callable[[], object] = lambda: None,
 ) -> FastAPI:
-    """Create the application, with its engine ready. The end of the application also ends the engine.
+    """Create the application, with its engine ready. The end of the application also ends the
+    engine.
 
     Args:
         access: who may send requests.

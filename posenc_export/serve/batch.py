@@ -38,7 +38,8 @@ class Row:
         known: number of tokens of its prompt that are not read.
 
     Attributes:
-        unread: tokens that were not fed yet: the rest of the prompt, later the last generated token.
+        unread: tokens that were not fed yet: the rest of the prompt, later the last generated
+            token.
         generated: the generated tokens.
         rules: what the artefact forbids or forces among them.
         kept: number of blocks of its tokens that were given to the prefixes.
@@ -59,10 +60,13 @@ class Row:
 
 
 class Batch:
-    """The rows of one session, driven by alternating calls of `read` and `step`. Must be used by one thread at a time.
+    """The rows of one session, driven by alternating calls of `read` and `step`. Must be used by
+    one thread at a time.
 
-    A prompt longer than a chunk is fed over several turns, so that running rows wait for at most one chunk, whose length follows the time of their steps. Its row
-    takes no part in the steps in between. The caches of all rows are kept block by block, as they are filled, for requests that begin alike.
+    A prompt longer than a chunk is fed over several turns, so that running rows wait for at most
+    one chunk, whose length follows the time of their steps. Its row takes no part in the steps in
+    between. The caches of all rows are kept block by block, as they are filled, for requests that
+    begin alike.
 
     Args:
         model: a model that passes requests.check_model.
@@ -70,7 +74,8 @@ class Batch:
 
     Attributes:
         speculator: reads rows with drafted tokens; None if none are drafted.
-        prefixes: the kept caches; None if there is no memory for them, or the model has states that each call replaces.
+        prefixes: the kept caches; None if there is no memory for them, or the model has states that
+            each call replaces.
 
     Raises:
         ValueError: the caches of all rows do not fit the memory.
@@ -80,7 +85,8 @@ class Batch:
     def __init__(self, model: Model, limits: Limits) -> None:
         self.limits = limits
         self.rows: List[Row] = []
-        # Times of the processor are not those of other programs. A graph of another provider runs elsewhere.
+        # Times of the processor are not those of other programs. A graph of another provider runs
+        # elsewhere.
         self.pace = Pace(
             limits.chunk, time.thread_time if model.provider == "cpu" else time.perf_counter
         )
@@ -116,11 +122,14 @@ class Batch:
         ) as error:  # numpy raises ValueError for sizes beyond 64 bits
             rule = f"memory for caches of {limits.rows} rows of {limits.context} tokens"
             raise ValueError(
-                f"serve: expected {rule}, got an error ({error}); give fewer --rows or a smaller --context"
+                f"serve: expected {rule}, got an error ({error}); give fewer --rows or a "
+                "smaller --context"
             ) from None
 
     def probe(self, rows: int) -> None:
-        """Feed two tokens to each of `rows` new rows of an empty session, and remove the rows. Raise GraphError or MemoryError if the graph cannot run at all."""
+        """Feed two tokens to each of `rows` new rows of an empty session, and remove the rows.
+        Raise GraphError or MemoryError if the graph cannot run at all.
+        """
         self.session.admit([[0]] * rows)
         self.session.step(np.zeros(rows, np.int64))
         self.session.reset()
@@ -142,11 +151,14 @@ class Batch:
         self._leave_ended(tokens)
         while waiting and len(self.rows) < self.limits.rows and self.pace.count(0):
             tokens += self._enter(waiting[0])
-            waiting.popleft()  # last, so that the request is in the queue or has a row whatever is raised
+            # Last, so that the request is in the queue or has a row whatever is raised.
+            waiting.popleft()
         return tokens
 
     def step(self) -> List[Token]:
-        """Feed one token of every row whose prompt was read, or drafted ones too. Return the generated tokens. After a GraphError, call `fail`."""
+        """Feed one token of every row whose prompt was read, or drafted ones too. Return the
+        generated tokens. After a GraphError, call `fail`.
+        """
         running, since = (
             [index for index, row in enumerate(self.rows) if row.generated],
             self.pace.clock(),
@@ -179,7 +191,9 @@ class Batch:
         )[:, 0]
 
     def _read_drafts(self, speculator: Speculator) -> List[Token]:
-        """Feed the last generated token of each row that has one, with drafted ones after it where that is faster. Return the generated tokens."""
+        """Feed the last generated token of each row that has one, with drafted ones after it
+        where that is faster. Return the generated tokens.
+        """
         tokens: List[Token] = []
 
         def reader(row: Row) -> Optional[Reader]:
@@ -209,7 +223,9 @@ class Batch:
         return tokens
 
     def leave(self, requests: Sequence[Request]) -> None:
-        """Retire the rows of these requests, as far as they have one. The last row takes the index of a retired row, as in the session."""
+        """Retire the rows of these requests, as far as they have one. The last row takes the
+        index of a retired row, as in the session.
+        """
         for index in reversed(
             [index for index, row in enumerate(self.rows) if row.request in requests]
         ):
@@ -231,7 +247,9 @@ class Batch:
         return failed
 
     def _enter(self, request: Request) -> List[Token]:
-        """Admit a row with the known tokens of its prompt and as many more as the turn allows. Return its first generated token if the whole prompt was read."""
+        """Admit a row with the known tokens of its prompt and as many more as the turn allows.
+        Return its first generated token if the whole prompt was read.
+        """
         since = self.pace.clock()
         prefix = (
             self.prefixes.find(request.prompt, request.sharing)
@@ -252,7 +270,9 @@ class Batch:
         return tokens
 
     def _continue_prompt(self, index: int, row: Row) -> List[Token]:
-        """Feed as many more tokens of a row's prompt as the turn allows. Return its first generated token if the prompt was read."""
+        """Feed as many more tokens of a row's prompt as the turn allows. Return its first
+        generated token if the prompt was read.
+        """
         offset, since = len(row.request.prompt) - len(row.unread), self.pace.clock()
         part = row.take(self.pace.count(offset))
         if not part:
@@ -266,13 +286,17 @@ class Batch:
     def _read_part(
         self, index: int, row: Row, offset: int, count: int, logits: np.ndarray, since: float
     ) -> List[Token]:
-        """Account for `count` tokens of a prompt, read after `offset` others. Return the first generated token, chosen from logits [1,V], if they were the last."""
+        """Account for `count` tokens of a prompt, read after `offset` others. Return the first
+        generated token, chosen from logits [1,V], if they were the last.
+        """
         self._share(index)
         self.pace.read(count, offset, self.pace.clock() - since)
         return [] if row.unread else [self._next(row, int(logits[0].argmax()), logits)]
 
     def _share(self, index: int) -> None:
-        """Keep the caches of what a row has read, for requests that begin alike, if a block was filled."""
+        """Keep the caches of what a row has read, for requests that begin alike, if a block was
+        filled.
+        """
         row = self.rows[index]
         read = len(row.request.prompt) + len(row.generated) - len(row.unread)
         if self.prefixes is not None and read // BLOCK > row.kept:
@@ -313,7 +337,9 @@ class Batch:
 
 
 def log_probabilities(logits: np.ndarray, token: int, count: int) -> Tuple[Tuple[int, float], ...]:
-    """Return id and logarithm of the probability (softmax of logits [V], before temperature and sampling) of a token, then of the `count` most probable ones."""
+    """Return id and logarithm of the probability (softmax of logits [V], before temperature and
+    sampling) of a token, then of the `count` most probable ones.
+    """
     shifted = logits.astype(np.float64) - logits.max()
     logarithms = shifted - np.log(np.exp(shifted).sum())
     return tuple(

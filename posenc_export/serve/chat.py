@@ -88,7 +88,8 @@ class ChatRequest(SamplingRequest):
     )
     logprobs: bool = Field(
         False,
-        description="Whether choices have the logarithms of the probabilities of their tokens, before temperature.",
+        description="Whether choices have the logarithms of the probabilities of their tokens, before "
+        "temperature.",
     )
     top_logprobs: int = Field(
         0,
@@ -105,7 +106,8 @@ class Chat:
     """The format of /v1/chat/completions.
 
     Args:
-        codec: encoder of conversations; None for a model without a chat template, whose requests are refused.
+        codec: encoder of conversations; None for a model without a chat template, whose requests
+            are refused.
     """
 
     request: Type[SamplingRequest] = ChatRequest
@@ -117,7 +119,8 @@ class Chat:
     def prompts(self, asked: Any, codec: Codec, limits: Limits) -> List[Prompt]:
         if self.codec is None:
             raise ValueError(
-                "chat: expected a model with a chat template, got one without; send a prompt to /v1/completions"
+                "chat: expected a model with a chat template, got one without; send a prompt "
+                "to /v1/completions"
             )
         if asked.top_logprobs and not asked.logprobs:
             raise ValueError(
@@ -165,7 +168,9 @@ class Chat:
         return {**own, "top_logprobs": likeliest}
 
     def _logprob(self, token: int, logarithm: float) -> Dict[str, Any]:
-        """One token. `bytes` is null for a part of a character, whose bytes the tokenizer does not give."""
+        """One token. `bytes` is null for a part of a character, whose bytes the tokenizer does
+        not give.
+        """
         assert self.codec is not None  # otherwise the request was refused
         text = self.codec.codec.spelled(token)
         return {

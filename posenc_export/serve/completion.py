@@ -1,4 +1,6 @@
-"""State of one completion request: its rows in the engine, the text of each choice, and the token counts."""
+"""State of one completion request: its rows in the engine, the text of each choice, and the
+token counts.
+"""
 
 import asyncio
 import functools
@@ -48,7 +50,9 @@ class Choice:
         self.tokens, self.characters, self.ended, self.last = 0, 0, "", 0.0
 
     def take(self, token: Token) -> Part:
-        """Return the piece that a token adds. A stop string or a token that the tokenizer cannot decode ends the choice, even if the row continues."""
+        """Return the piece that a token adds. A stop string or a token that the tokenizer cannot
+        decode ends the choice, even if the row continues.
+        """
         try:
             return self._taken(token)
         except ValueError as error:
@@ -71,7 +75,8 @@ class Choice:
 
 
 class Completion:
-    """The choices of one HTTP request. May be created on any thread, since it reads the prompts; must be used on the event loop only.
+    """The choices of one HTTP request. May be created on any thread, since it reads the prompts;
+    must be used on the event loop only.
 
     Args:
         engine: decodes the rows.
@@ -108,7 +113,9 @@ class Completion:
         return sum(choice.tokens for choice in self.choices.values())
 
     async def parts(self) -> AsyncIterator[Part]:
-        """Yield pieces of the choices until all have ended. Tokens that arrive while a piece is being sent are joined to one piece per choice."""
+        """Yield pieces of the choices until all have ended. Tokens that arrive while a piece is
+        being sent are joined to one piece per choice.
+        """
         while not all(choice.ended for choice in self.choices.values()):
             arrived = [await self.tokens.get()]
             while not self.tokens.empty():
@@ -120,11 +127,15 @@ class Completion:
                     for token in arrived
                     if token.request is request and not choice.ended
                 ]
-                if taken:  # empty if the choice has ended at a stop string, while its row runs until it is cancelled
+                # Empty if the choice has ended at a stop string, while its row runs until it is
+                # cancelled.
+                if taken:
                     yield functools.reduce(Part.joined, taken)
 
     def end(self) -> None:
-        """Cancel the rows that still run, and update the metrics. Must be called once, however the request ends."""
+        """Cancel the rows that still run, and update the metrics. Must be called once, however
+        the request ends.
+        """
         self.engine.cancel(
             [
                 request

@@ -11,7 +11,8 @@ SENDING = (
     10.0  # seconds in which a request must arrive, and in which the end of a response must be read
 )
 PATIENCE = 0.05  # seconds in which a request must arrive while all connections are in use
-OVER = 16  # connections beyond the limit that are accepted, so that their requests are answered with 503
+# Connections beyond the limit that are accepted, so that their requests are answered with 503.
+OVER = 16
 FILES = 32  # open files of the process that are not connections
 FEWEST = 8
 
@@ -24,10 +25,12 @@ def settings(connections: int, seconds: float) -> Any:
 
 
 def most_connections(asked: Optional[int]) -> int:
-    """Return the largest number of connections, after raising the limit of open files as far as needed and possible.
+    """Return the largest number of connections, after raising the limit of open files as far as
+    needed and possible.
 
     Args:
-        asked: the number that the user gives; None for at most CONNECTIONS, as far as the limit of open files allows.
+        asked: the number that the user gives; None for at most CONNECTIONS, as far as the limit of
+            open files allows.
 
     Raises:
         ValueError: the system does not allow as many open files.
@@ -41,7 +44,8 @@ def most_connections(asked: Optional[int]) -> int:
     if allowed < (needed if asked else FEWEST + OVER + FILES):
         rule = f"at least {needed if asked else FEWEST + OVER + FILES} open files"
         raise ValueError(
-            f"serve: expected {rule} to be allowed, got {allowed}; raise the limit (ulimit -n) or give fewer --connections"
+            f"serve: expected {rule} to be allowed, got {allowed}; raise the limit (ulimit "
+            "-n) or give fewer --connections"
         )
     return min(needed, allowed) - OVER - FILES
 
@@ -65,7 +69,8 @@ def _files(needed: int) -> int:
 
 
 class Listener(socket.socket):
-    """A listening socket that closes connections beyond a number at once, so that the process never runs out of files.
+    """A listening socket that closes connections beyond a number at once, so that the process never
+    runs out of files.
 
     Args:
         listening: the socket to take over.
@@ -78,7 +83,9 @@ class Listener(socket.socket):
         self._open: Set[socket.socket] = set()
 
     def accept(self) -> Tuple[socket.socket, Any]:
-        """Accept a connection. Raise ConnectionAbortedError if too many are open; asyncio goes on with the next."""
+        """Accept a connection. Raise ConnectionAbortedError if too many are open; asyncio goes
+        on with the next.
+        """
         connection, address = super().accept()
         self._open = {each for each in self._open if each.fileno() >= 0}
         if len(self._open) >= self.most:
@@ -89,7 +96,8 @@ class Listener(socket.socket):
 
 
 class Connection(H11Protocol):
-    """A connection with a limit of time. If all are in use, a new one takes the place of one that has waited for a request.
+    """A connection with a limit of time. If all are in use, a new one takes the place of one that
+    has waited for a request.
 
     Args:
         seconds: time that the application needs for a response at most.
@@ -123,7 +131,9 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def _make_room(self) -> None:
-        """Close those connections that have waited longest for a request, as far as there are too many for a request of this one."""
+        """Close those connections that have waited longest for a request, as far as there are
+        too many for a request of this one.
+        """
         connections: Set[Any] = self.connections
         used = [other for other in connections if not other.transport.is_closing()]
         surplus = len(used) - (self.limit_concurrency or len(used) + 1) + 1

@@ -1,4 +1,6 @@
-"""The HTTP application of an encoder with sentence embeddings: /v1/embeddings, as in OpenAI's API."""
+"""The HTTP application of an encoder with sentence embeddings: /v1/embeddings, as in OpenAI's
+API.
+"""
 
 import asyncio
 import base64
@@ -26,7 +28,9 @@ MOST_INPUTS = 2048  # as in OpenAI's API
 
 
 class EmbeddingRequest(BaseModel):
-    """Body of a request. Fields of OpenAI's API that this server does not support accept only their neutral value."""
+    """Body of a request. Fields of OpenAI's API that this server does not support accept only
+    their neutral value.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
     model: Optional[str] = Field(
@@ -48,7 +52,8 @@ class EmbeddingRequest(BaseModel):
 
 
 class Embedder:
-    """A model that computes sentence embeddings, for one request at a time: a graph uses all threads of the server.
+    """A model that computes sentence embeddings, for one request at a time: a graph uses all
+    threads of the server.
 
     Args:
         name: name of the model in requests.
@@ -74,7 +79,8 @@ class Embedder:
                 if self.waiting >= self.limits.queue:
                     raise HTTPException(
                         429,
-                        f"queue: expected at most {self.limits.queue} requests that wait, got one more; try again later",
+                        f"queue: expected at most {self.limits.queue} requests that wait, "
+                        "got one more; try again later",
                         {"Retry-After": "1"},
                     )
                 self.waiting += 1
@@ -88,7 +94,8 @@ class Embedder:
         except TimeoutError:
             raise HTTPException(
                 504,
-                f"server: expected the response within {self.limits.seconds} seconds, got a longer one; send fewer texts",
+                f"server: expected the response within {self.limits.seconds} seconds, got a "
+                "longer one; send fewer texts",
             ) from None
         except ValueError as error:
             raise HTTPException(400, str(error)) from None
@@ -125,11 +132,13 @@ class Embedder:
         size = self.model.manifest.outputs[-1].axes[-1]
         if asked.dimensions not in (None, size):
             raise ValueError(
-                f"dimensions: expected {size}, the size of the model, got {asked.dimensions}; leave it out"
+                f"dimensions: expected {size}, the size of the model, got "
+                f"{asked.dimensions}; leave it out"
             )
         if len(inputs) > MOST_INPUTS:
             raise ValueError(
-                f"input: expected at most {MOST_INPUTS} texts, got {len(inputs)}; send several requests"
+                f"input: expected at most {MOST_INPUTS} texts, got {len(inputs)}; send "
+                "several requests"
             )
         if isinstance(inputs[0], str):
             rows = sentences.rows_of(self.model, inputs, asked.prompt_name)
@@ -139,7 +148,9 @@ class Embedder:
 
 
 def parse(body: Union[bytes, bytearray]) -> EmbeddingRequest:
-    """Parse the body of a request. Raise ValueError if it is not JSON, or a field is unknown, of a wrong type or outside its range."""
+    """Parse the body of a request. Raise ValueError if it is not JSON, or a field is unknown, of
+    a wrong type or outside its range.
+    """
     try:
         return EmbeddingRequest.model_validate_json(body)
     except ValidationError as error:
@@ -147,7 +158,8 @@ def parse(body: Union[bytes, bytearray]) -> EmbeddingRequest:
         where = "".join(protocol.cut(str(part)) for part in first["loc"][:1]) or "body"
         said = first["msg"].replace("Input should be", "expected")
         raise ValueError(
-            f"{where}: {said[0].lower()}{said[1:]}, got {protocol.cut(repr(first['input']))}; /docs lists the fields"
+            f"{where}: {said[0].lower()}{said[1:]}, got "
+            f"{protocol.cut(repr(first['input']))}; /docs lists the fields"
         ) from None
 
 

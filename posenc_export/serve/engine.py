@@ -1,4 +1,6 @@
-"""The engine: a thread that owns the session, takes requests from a queue and delivers their tokens."""
+"""The engine: a thread that owns the session, takes requests from a queue and delivers their
+tokens.
+"""
 
 import logging
 import threading
@@ -31,8 +33,10 @@ class Engine:
     Args:
         model: a decoder whose target supports admit and retire.
         limits: limits of requests, rows and the queue.
-        deliver: called on the engine's thread with the tokens of each turn, in the order in which they were generated. A cancelled row ends without a token.
-        failed: called on the engine's thread if it ends unexpectedly, after the failed tokens of all requests were delivered.
+        deliver: called on the engine's thread with the tokens of each turn, in the order in which
+            they were generated. A cancelled row ends without a token.
+        failed: called on the engine's thread if it ends unexpectedly, after the failed tokens of
+            all requests were delivered.
 
     Attributes:
         state: "ready"; "stopping" after `close`; "failed" if the thread has ended unexpectedly.
@@ -88,7 +92,8 @@ class Engine:
         """Queue all of the requests, or raise and queue none.
 
         Raises:
-            Refused: a request exceeds the limits, or there are more requests than the queue can hold.
+            Refused: a request exceeds the limits, or there are more requests than the queue can
+                hold.
             Full: the queue has no room at the moment.
             Stopping: the engine accepts no more requests.
         """
@@ -96,16 +101,19 @@ class Engine:
             check_request(request, self.manifest, self.limits)
         if len(requests) > self.limits.queue:
             raise Refused(
-                f"prompt: expected at most {self.limits.queue} continuations in a request, got {len(requests)}; send several requests"
+                f"prompt: expected at most {self.limits.queue} continuations in a request, "
+                f"got {len(requests)}; send several requests"
             )
         with self._changed:
             if self.state != "ready":
                 raise Stopping(
-                    f"engine: expected to be ready, got {self.state}; send the request to another server"
+                    f"engine: expected to be ready, got {self.state}; send the request to "
+                    "another server"
                 )
             if len(self._waiting) + len(requests) > self.limits.queue:
                 raise Full(
-                    f"queue: expected room for {len(requests)} more, got {len(self._waiting)} of {self.limits.queue} waiting; try again later"
+                    f"queue: expected room for {len(requests)} more, got "
+                    f"{len(self._waiting)} of {self.limits.queue} waiting; try again later"
                 )
             self._waiting.extend(requests)
             self._changed.notify()
@@ -129,11 +137,14 @@ class Engine:
                 self._run_once()
         except (GraphError, MemoryError) as error:
             LOG.critical(
-                "engine: expected the graph to run, got %s (%s); the engine has ended, start the server again",
+                "engine: expected the graph to run, got %s (%s); the engine has ended, start "
+                "the server again",
                 type(error).__name__,
                 error,
             )
-        finally:  # if the thread ends unexpectedly, fail the remaining requests, so that no client waits forever
+        # If the thread ends unexpectedly, fail the remaining requests, so that no client waits
+        # forever.
+        finally:
             with self._changed:
                 done = self.state == "stopping" and not self._waiting and not self._batch.rows
                 self.state = self.state if done else "failed"

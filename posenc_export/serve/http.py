@@ -1,4 +1,6 @@
-"""What the HTTP applications of decoders and encoders share: bodies, the entry of /v1/models, and refusals."""
+"""What the HTTP applications of decoders and encoders share: bodies, the entry of /v1/models,
+and refusals.
+"""
 
 import asyncio
 from http import HTTPStatus
@@ -17,14 +19,17 @@ KIND = {429: "rate_limit_error", 500: "server_error", 503: "server_error", 504: 
 
 
 async def read_body(request: Request) -> bytearray:
-    """Read the body of a request. Raise HTTPException if it is not declared as JSON, too large or too slow, ClientDisconnect if the client leaves before its end."""
+    """Read the body of a request. Raise HTTPException if it is not declared as JSON, too large
+    or too slow, ClientDisconnect if the client leaves before its end.
+    """
     kind = request.headers.get("content-type", "")
     if (
         kind.partition(";")[0].strip().lower() != "application/json"
     ):  # browsers send other types to other servers without asking them first
         raise HTTPException(
             415,
-            f"body: expected Content-Type application/json, got {protocol.cut(kind) or 'none'}; send the header",
+            "body: expected Content-Type application/json, got "
+            f"{protocol.cut(kind) or 'none'}; send the header",
         )
     body = bytearray()
     try:
@@ -34,7 +39,8 @@ async def read_body(request: Request) -> bytearray:
                 if len(body) > MOST_BYTES:
                     raise HTTPException(
                         413,
-                        f"body: expected at most {MOST_BYTES} bytes, got more; send fewer prompts at a time",
+                        f"body: expected at most {MOST_BYTES} bytes, got more; send fewer "
+                        "prompts at a time",
                     )
     except TimeoutError:
         raise HTTPException(
@@ -48,7 +54,8 @@ def check_model(asked: Optional[str], name: str) -> None:
     if asked not in (None, name):
         raise HTTPException(
             404,
-            f"model: expected {name}, got {protocol.cut(str(asked))}; /v1/models lists what is served",
+            f"model: expected {name}, got {protocol.cut(str(asked))}; /v1/models lists what "
+            "is served",
         )
 
 
@@ -64,7 +71,12 @@ def card(name: str, created: int, longest: int, manifest: Manifest) -> Dict[str,
 
 
 def message_of(request: Request, error: HTTPException, remedy: str) -> str:
-    """Return the message of an error. Those of the router name no path: they are replaced by one that names method and path, and ends with `remedy`."""
+    """Return the message of an error. Those of the router name no path: they are replaced by one
+    that names method and path, and ends with `remedy`.
+    """
     if error.detail not in (HTTPStatus.NOT_FOUND.phrase, HTTPStatus.METHOD_NOT_ALLOWED.phrase):
         return error.detail
-    return f"request: expected a method and path that /docs lists, got {protocol.cut(f'{request.method} {request.url.path}')}; {remedy}"
+    return (
+        "request: expected a method and path that /docs lists, got "
+        f"{protocol.cut(f'{request.method} {request.url.path}')}; {remedy}"
+    )

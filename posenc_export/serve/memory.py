@@ -1,4 +1,6 @@
-"""Memory of the caches of all rows, compared with what the machine has before anything is allocated."""
+"""Memory of the caches of all rows, compared with what the machine has before anything is
+allocated.
+"""
 
 import math
 from pathlib import Path
@@ -13,7 +15,8 @@ MEMINFO = Path("/proc/meminfo")
 
 
 def check_memory(manifest: Manifest, limits: Limits, available: Optional[int]) -> None:
-    """Raise ValueError if the caches of all rows and those of prefixes need more memory than there is.
+    """Raise ValueError if the caches of all rows and those of prefixes need more memory than there
+    is.
 
     Args:
         available: bytes; None if they are not known.
@@ -27,7 +30,8 @@ def check_memory(manifest: Manifest, limits: Limits, available: Optional[int]) -
         )
         fits = max(available - limits.prefix_memory, 0) // each
         raise ValueError(
-            f"serve: expected {rule}, got {got}; give fewer --rows or a smaller --context, with these rows at most {fits}"
+            f"serve: expected {rule}, got {got}; give fewer --rows or a smaller --context, "
+            f"with these rows at most {fits}"
         )
 
 
@@ -42,7 +46,9 @@ def bytes_per_slot(manifest: Manifest) -> int:
 
 
 def available_memory() -> Optional[int]:
-    """Return the memory in bytes that processes can allocate; None where the system does not tell it as Linux does."""
+    """Return the memory in bytes that processes can allocate; None where the system does not
+    tell it as Linux does.
+    """
     if not MEMINFO.is_file():
         return None
     lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())

@@ -1,4 +1,6 @@
-"""How much of the prompts is read between two steps, so that running rows wait for a time that follows their own steps."""
+"""How much of the prompts is read between two steps, so that running rows wait for a time that
+follows their own steps.
+"""
 
 import math
 from typing import Callable
@@ -8,18 +10,22 @@ LEAST, FIRST = (
     8,
     16,
 )  # smallest number of tokens that are read, and the number before anything was measured
-DEPTH = 2048  # cached tokens to which the attention of a token takes about as long as its weights: measured with models of 11 M and 135 M weights
+# Cached tokens to which the attention of a token takes about as long as its weights: measured with
+# models of 11 M and 135 M weights.
+DEPTH = 2048
 
 
 class Pace:
-    """Chooses the number of prompt tokens between two steps from the measured times of reading and of steps.
+    """Chooses the number of prompt tokens between two steps from the measured times of reading and
+    of steps.
 
     Args:
         most: largest number of tokens.
         clock: returns seconds.
 
     Attributes:
-        size: number of tokens that a turn reads at the beginning of a prompt; fewer after cached ones, whose attention takes time.
+        size: number of tokens that a turn reads at the beginning of a prompt; fewer after cached
+            ones, whose attention takes time.
         step: seconds of a step, the mean of the last ones; 0 before the first one.
     """
 
@@ -38,7 +44,9 @@ class Pace:
         self._spent = self._last = 0.0
 
     def count(self, offset: int) -> int:
-        """Return the number of tokens that the turn may still read after `offset` cached ones; 0 if it should end."""
+        """Return the number of tokens that the turn may still read after `offset` cached ones; 0
+        if it should end.
+        """
         if self._left < 1 or (self._spent and self._spent + self._last > self._until):
             return 0
         return min(
@@ -47,7 +55,9 @@ class Pace:
         )
 
     def read(self, tokens: int, offset: int, seconds: float) -> None:
-        """Count a call that has read tokens after `offset` cached ones. Calls that were shorter only because their prompt was say nothing about longer ones."""
+        """Count a call that has read tokens after `offset` cached ones. Calls that were shorter
+        only because their prompt was say nothing about longer ones.
+        """
         weight, limit = _weight(offset), STALL * self.step
         self._left -= tokens * (weight if self._waits else 1.0)
         self._spent, self._last = self._spent + seconds, seconds

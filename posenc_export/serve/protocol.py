@@ -1,4 +1,6 @@
-"""Fields that all requests have, and requests and responses of /v1/completions, as in OpenAI's API."""
+"""Fields that all requests have, and requests and responses of /v1/completions, as in OpenAI's
+API.
+"""
 
 import secrets
 from typing import (
@@ -76,7 +78,9 @@ class Fields(BaseModel):
 
 
 class SamplingRequest(Fields):
-    """What requests of all routes have. Fields of OpenAI's API that this server does not support accept only their neutral value."""
+    """What requests of all routes have. Fields of OpenAI's API that this server does not support
+    accept only their neutral value.
+    """
 
     model: Optional[str] = Field(
         None, description="Name of the served model; other names are refused."
@@ -140,13 +144,17 @@ class Format(Protocol):
     part: str  # `object` of an event of a stream
 
     def prompts(self, asked: Any, codec: Codec, limits: Limits) -> List[Prompt]:
-        """Return the prompts of a request, whose texts `codec` encodes. Raise ValueError if one cannot be encoded."""
+        """Return the prompts of a request, whose texts `codec` encodes. Raise ValueError if one
+        cannot be encoded.
+        """
 
     def answer(self, part: Part, asked: Any) -> Dict[str, Any]:
         """Format one entry of `choices` of a response."""
 
     def piece(self, part: Part, asked: Any, first: bool) -> Optional[Dict[str, Any]]:
-        """Format one entry of `choices` of an event, None if there is nothing to send. first: whether it is the first one of its choice."""
+        """Format one entry of `choices` of an event, None if there is nothing to send. first:
+        whether it is the first one of its choice.
+        """
 
 
 class Completions:
@@ -189,7 +197,9 @@ class Completions:
         )
 
     def _logprobs(self, part: Part) -> Dict[str, Any]:
-        """The logarithms of the probabilities of the tokens that are part of the text. Of two tokens with the same text, the more probable one is listed."""
+        """The logarithms of the probabilities of the tokens that are part of the text. Of two
+        tokens with the same text, the more probable one is listed.
+        """
         shown = [
             (token, place)
             for token, place in zip(part.tokens, part.places, strict=True)
@@ -210,7 +220,9 @@ class Completions:
 
 
 def parse(body: Union[bytes, bytearray], kind: Type[SamplingRequest]) -> Any:
-    """Parse the body of a request. Raise Refused if it is not JSON, or a field is unknown, of a wrong type or outside its range."""
+    """Parse the body of a request. Raise Refused if it is not JSON, or a field is unknown, of a
+    wrong type or outside its range.
+    """
     try:
         asked = kind.model_validate_json(body)
     except ValidationError as error:
@@ -220,14 +232,16 @@ def parse(body: Union[bytes, bytearray], kind: Type[SamplingRequest]) -> Any:
             first["msg"].replace("Input should be", "expected"),
         )
         raise Refused(
-            f"{where}: {said[0].lower()}{said[1:]}, got {_short(first['input'])}; /docs lists the fields"
+            f"{where}: {said[0].lower()}{said[1:]}, got {_short(first['input'])}; /docs "
+            "lists the fields"
         ) from None
     if (
         any(not 1 <= len(string) <= LONGEST_STOP for string in stops(asked))
         or len(stops(asked)) > MOST_STOPS
     ):
         raise Refused(
-            f"stop: expected at most {MOST_STOPS} strings of 1 .. {LONGEST_STOP} characters, got {_short(asked.stop)}; shorten the list"
+            f"stop: expected at most {MOST_STOPS} strings of 1 .. {LONGEST_STOP} characters, "
+            f"got {_short(asked.stop)}; shorten the list"
         )
     return asked
 
@@ -238,7 +252,8 @@ def stops(asked: SamplingRequest) -> List[str]:
 
 
 def rows(asked: SamplingRequest, format: Format, codec: Codec, limits: Limits) -> List[Request]:
-    """Create an engine request for each choice: first all choices of the first prompt, then those of the next.
+    """Create an engine request for each choice: first all choices of the first prompt, then those
+    of the next.
 
     Raises:
         Refused: there are more choices than the queue holds, or a prompt cannot be encoded.
@@ -246,7 +261,8 @@ def rows(asked: SamplingRequest, format: Format, codec: Codec, limits: Limits) -
     count = len(_prompts(asked)) * asked.n
     if count > limits.queue:
         raise Refused(
-            f"prompt: expected at most {limits.queue} choices of all prompts together, got {count}; send several requests"
+            f"prompt: expected at most {limits.queue} choices of all prompts together, got "
+            f"{count}; send several requests"
         )
     try:
         prompts = format.prompts(asked, codec, limits)
@@ -313,7 +329,9 @@ def failure(message: str, kind: str = "invalid_request_error") -> Dict[str, Any]
 
 
 def cut(text: str) -> str:
-    """Return a text of a request as a message shows it: in one line, of at most LONGEST_SHOWN characters."""
+    """Return a text of a request as a message shows it: in one line, of at most LONGEST_SHOWN
+    characters.
+    """
     line = text if text.isprintable() else repr(text)
     return line if len(line) <= LONGEST_SHOWN else f"{line[: LONGEST_SHOWN - 3]}..."
 

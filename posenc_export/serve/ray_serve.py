@@ -1,4 +1,5 @@
-"""The HTTP application as a deployment of Ray Serve (https://docs.ray.io/en/latest/serve), for several processes or machines.
+"""The HTTP application as a deployment of Ray Serve (https://docs.ray.io/en/latest/serve), for
+several processes or machines.
 
 serve run posenc_export.serve.ray_serve:application folder=/models/m replicas=2
 """
@@ -29,7 +30,9 @@ class Arguments(BaseModel):
 
 
 def application(arguments: Arguments) -> Any:
-    """Create the application for `serve run` or serve.run. A replica gets as many requests as its rows and queue can hold; others wait in Ray."""
+    """Create the application for `serve run` or serve.run. A replica gets as many requests as
+    its rows and queue can hold; others wait in Ray.
+    """
 
     def build() -> Any:  # called in each replica, since a model cannot be sent between processes
         from posenc_export.runtime import load

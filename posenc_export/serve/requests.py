@@ -27,7 +27,8 @@ class Limits:
     chunk: int = 256  # largest number of prompt tokens fed between two steps
     seconds: int = 600  # time from the arrival of a request to the end of its response
     prefix_memory: int = 0  # bytes for the caches of prompts, kept for requests that begin alike
-    speculate: bool = False  # read tokens that are looked up in the text of a row in one pass, where that is faster
+    # Read tokens that are looked up in the text of a row in one pass, where that is faster.
+    speculate: bool = False
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -50,7 +51,9 @@ class Request:
     seed: int = 0  # seed of sampling; gives the same tokens as Session.generate with this seed
     stop_ids: Tuple[int, ...] = ()  # ids that end the row
     logprobs: Optional[int] = (
-        None  # number of most probable tokens that come with each token and its probability; None for neither
+        # Number of most probable tokens that come with each token and its probability; None for
+        # neither.
+        None
     )
     sharing: str = ""  # the caches of prompts are shared by requests with the same one of these
 
@@ -63,7 +66,9 @@ class Token(NamedTuple):
     ended: str  # STOP, LENGTH or FAILED for the last token of a row, otherwise empty
     logprobs: Tuple[
         Tuple[int, float], ...
-    ] = ()  # ids and logarithms of their probabilities: this token, then the most probable ones; empty if not requested
+        # Ids and logarithms of their probabilities: this token, then the most probable ones; empty if
+        # not requested.
+    ] = ()
 
     @property
     def is_end(self) -> bool:
@@ -72,7 +77,9 @@ class Token(NamedTuple):
 
 
 class Refused(ValueError):
-    """The request exceeds the limits or does not fit the model. Sending it again gives the same error."""
+    """The request exceeds the limits or does not fit the model. Sending it again gives the same
+    error.
+    """
 
 
 class Full(RuntimeError):
@@ -84,28 +91,35 @@ class Stopping(RuntimeError):
 
 
 def check_model(manifest: Manifest, limits: Limits) -> None:
-    """Raise ValueError unless an artefact is a decoder without encoder whose target supports admit and retire, and the context is within its range."""
+    """Raise ValueError unless an artefact is a decoder without encoder whose target supports
+    admit and retire, and the context is within its range.
+    """
     if manifest.kind != "decoder":
         raise ValueError(
             f"serve: expected a decoder, got kind {manifest.kind}; use posenc_export.load"
         )
     if manifest.encoder:
         raise ValueError(
-            "serve: expected a decoder that reads no encoder, got one that reads one; use posenc generate --encoder"
+            "serve: expected a decoder that reads no encoder, got one that reads one; use "
+            "posenc generate --encoder"
         )
     if manifest.layout != "rows":
         got = f"target {manifest.target} with signature {manifest.signature}"
         raise ValueError(
-            f"serve: expected rows with cache slots of their own, got {got}; export target ort or onnx-static with signature positions"
+            f"serve: expected rows with cache slots of their own, got {got}; export target "
+            "ort or onnx-static with signature positions"
         )
     if limits.context > manifest.max_positions:
         raise ValueError(
-            f"serve: expected a context of at most {manifest.max_positions} tokens, got {limits.context}; export a larger range"
+            f"serve: expected a context of at most {manifest.max_positions} tokens, got "
+            f"{limits.context}; export a larger range"
         )
 
 
 def check_request(request: Request, manifest: Manifest, limits: Limits) -> None:
-    """Raise Refused if the prompt has no tokens, an id is outside the vocabulary, or the number of tokens exceeds a limit."""
+    """Raise Refused if the prompt has no tokens, an id is outside the vocabulary, or the number
+    of tokens exceeds a limit.
+    """
     count = len(request.prompt)
     if not 1 <= count <= limits.prompt:
         raise Refused(
@@ -113,11 +127,13 @@ def check_request(request: Request, manifest: Manifest, limits: Limits) -> None:
         )
     if not 0 <= min(request.prompt) <= max(request.prompt) < manifest.vocabulary:
         raise Refused(
-            f"prompt: expected token ids 0 .. {manifest.vocabulary - 1}, got {min(request.prompt)} .. {max(request.prompt)}; use the model's own tokenizer"
+            f"prompt: expected token ids 0 .. {manifest.vocabulary - 1}, got "
+            f"{min(request.prompt)} .. {max(request.prompt)}; use the model's own tokenizer"
         )
     if not 1 <= request.max_tokens <= limits.tokens:
         raise Refused(
-            f"max_tokens: expected 1 .. {limits.tokens}, got {request.max_tokens}; give a number in this range"
+            f"max_tokens: expected 1 .. {limits.tokens}, got {request.max_tokens}; give a "
+            "number in this range"
         )
     if count + request.max_tokens > limits.context:
         rule = f"prompt and max_tokens within {limits.context} tokens together"

@@ -9,11 +9,15 @@ from fastapi.responses import StreamingResponse
 
 from posenc_export.serve import protocol
 
-STOPPED = "server: expected time to finish the request, got the end of the server; send the request to another server"
+STOPPED = (
+    "server: expected time to finish the request, got the end of the server; send the request to "
+    "another server"
+)
 
 
 class Stream(StreamingResponse):
-    """A stream of server-sent events that calls `ended` when it ends, also if the client disconnects before the first event.
+    """A stream of server-sent events that calls `ended` when it ends, also if the client
+    disconnects before the first event.
 
     Args:
         events: the events.

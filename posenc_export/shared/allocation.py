@@ -6,14 +6,17 @@ from typing import Iterator
 
 # Messages of torch for an allocation that fails, or whose size overflows.
 REFUSED = re.compile(
-    r"you tried to allocate (\d+) bytes|Storage size calculation overflowed|numel: integer multiplication overflow"
+    r"you tried to allocate (\d+) bytes|Storage size calculation overflowed|numel: integer "
+    r"multiplication overflow"
 )
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 @contextlib.contextmanager
 def enough_memory(what: str) -> Iterator[None]:
-    """Context that turns failed allocations of numpy and torch into a ValueError that names `what` and the size."""
+    """Context that turns failed allocations of numpy and torch into a ValueError that names
+    `what` and the size.
+    """
     try:
         yield
     except MemoryError as error:
@@ -33,7 +36,10 @@ def enough_memory(what: str) -> Iterator[None]:
 
 
 def _line(what: str, asked: int) -> str:
-    return f"{what}: expected weights and tables that fit the memory of this machine, got an allocation of {_size(asked)}; choose smaller sizes"
+    return (
+        f"{what}: expected weights and tables that fit the memory of this machine, got an "
+        f"allocation of {_size(asked)}; choose smaller sizes"
+    )
 
 
 def _size(count: int) -> str:

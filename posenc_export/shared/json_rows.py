@@ -8,7 +8,9 @@ WIDTH = 200  # characters of a nested object or list that has one line
 
 
 def write(path: Path, value: Any) -> None:
-    """Write a value as JSON. Each item of a list has one line; so has a list or object of numbers and strings, and one within another that fits in WIDTH."""
+    """Write a value as JSON. Each item of a list has one line; so has a list or object of
+    numbers and strings, and one within another that fits in WIDTH.
+    """
     path.write_text(_text(json.loads(json.dumps(value)), "") + "\n", encoding="utf-8")
 
 

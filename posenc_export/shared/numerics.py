@@ -1,4 +1,6 @@
-"""Tolerances of all parity checks: bounds on rounding errors, from dtype, depth and reduction length."""
+"""Tolerances of all parity checks: bounds on rounding errors, from dtype, depth and reduction
+length.
+"""
 
 import math
 
@@ -6,24 +8,30 @@ import numpy as np
 
 UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11}
 BFLOAT16 = 2.0**-8  # unit roundoff of bfloat16
-# Root mean square error, relative to the exact number; errors of numbers are uniform within the unit roundoff u, with a root mean square of u / sqrt(3).
+# Root mean square error, relative to the exact number; errors of numbers are uniform within the
+# unit roundoff u, with a root mean square of u / sqrt(3).
 FLOAT16_NOISE = UNIT_ROUNDOFF["float16"] / math.sqrt(3)  # of a number that is rounded to float16
 BFLOAT16_NOISE = BFLOAT16 * math.sqrt(
     2 / 3
 )  # of a product of two numbers that are both rounded to bfloat16
 BUFFER = 1 << 16  # numbers compared at a time
-HEADROOM = 1.25  # largest representable cached value, relative to the largest value of the channel in the calibration data
-ROOM = 10.0  # bound of the error of a graph that rounds activations, relative to the error of one product
+# Largest representable cached value, relative to the largest value of the channel in the
+# calibration data.
+HEADROOM = 1.25
+# Bound of the error of a graph that rounds activations, relative to the error of one product.
+ROOM = 10.0
 PEAK = 5.0  # largest of 10^6 normally distributed errors, relative to their root mean square
 LIMIT = 0.1  # no tolerance above it is accepted unless the user gives it
 SAFETY = 8.0  # normalisation and exponentials amplify a rounding error by a small constant factor
 
 
 def tolerance(dtype: str, depth: int, reduction: int) -> float:
-    """Largest error that rounding alone explains, relative to the largest magnitude of the reference.
+    """Largest error that rounding alone explains, relative to the largest magnitude of the
+    reference.
 
-    In float32, the error of a sum of n rounded terms grows like sqrt(n) (Higham, Accuracy and Stability of Numerical Algorithms, 2.8), and the errors of
-    `depth` layers add up. In float16, the bound is that of rounding_tolerance, which does not depend on depth.
+    In float32, the error of a sum of n rounded terms grows like sqrt(n) (Higham, Accuracy and
+    Stability of Numerical Algorithms, 2.8), and the errors of `depth` layers add up. In float16,
+    the bound is that of rounding_tolerance, which does not depend on depth.
 
     Args:
         dtype: "float32" or "float16".
@@ -43,10 +51,11 @@ def tolerance(dtype: str, depth: int, reduction: int) -> float:
 
 
 def rounding_noise(bits: int, shared: int) -> float:
-    """Root mean square error of normally distributed numbers that are quantised with one scale, relative to their root mean square.
+    """Root mean square error of normally distributed numbers that are quantised with one scale,
+    relative to their root mean square.
 
-    The largest of n such numbers is about sqrt(2 ln n) standard deviations and gets the largest code. Errors are uniform within a step, which gives
-    1 / sqrt(12) of a step.
+    The largest of n such numbers is about sqrt(2 ln n) standard deviations and gets the largest
+    code. Errors are uniform within a step, which gives 1 / sqrt(12) of a step.
 
     Args:
         bits: bits of a code, including its sign.
@@ -56,45 +65,56 @@ def rounding_noise(bits: int, shared: int) -> float:
 
 
 def cache_noise(tokens: int) -> float:
-    """Root mean square error of keys and of values that are rounded to 8 bits, relative to their root mean square.
+    """Root mean square error of keys and of values that are rounded to 8 bits, relative to their
+    root mean square.
 
     Args:
-        tokens: number of tokens of the calibration data, whose largest value in a channel determines the scale.
+        tokens: number of tokens of the calibration data, whose largest value in a channel
+            determines the scale.
     """
     return HEADROOM * rounding_noise(8, tokens) * math.sqrt(2)
 
 
 def rounding_tolerance(noise: float) -> float:
-    """Bound of the error (cell_error) of a graph that rounds activations against a float32 graph of the same weights. It does not depend on depth.
+    """Bound of the error (cell_error) of a graph that rounds activations against a float32 graph of
+    the same weights. It does not depend on depth.
 
-    In a residual network, errors of the layers add up in the same sum as their outputs, so that the relative error of the sum stays near that of one layer.
-    Measured on correct graphs: 2 to 5 times the noise with random weights and 2 to 48 layers, 8 times in a trained decoder of 30 layers in 4 bits.
+    In a residual network, errors of the layers add up in the same sum as their outputs, so that the
+    relative error of the sum stays near that of one layer. Measured on correct graphs: 2 to 5 times
+    the noise with random weights and 2 to 48 layers, 8 times in a trained decoder of 30 layers in 4
+    bits.
 
     Args:
-        noise: root mean square error of one product or one number, relative to it: FLOAT16_NOISE and so on; several kinds add in quadrature.
+        noise: root mean square error of one product or one number, relative to it: FLOAT16_NOISE
+            and so on; several kinds add in quadrature.
     """
     return min(LIMIT, ROOM * noise)
 
 
 def division_tolerance(noise: float, error: float, tolerance: float) -> float:
-    """Bound of the error (cell_error) of a graph that rounds activations, read in several calls, against the same graph in one call.
+    """Bound of the error (cell_error) of a graph that rounds activations, read in several calls,
+    against the same graph in one call.
 
-    Both differ from exact arithmetic by rounding errors of the same size, which may be independent: a sum in another order changes a last digit, and then a
-    later number may be rounded to the next code.
+    Both differ from exact arithmetic by rounding errors of the same size, which may be independent:
+    a sum in another order changes a last digit, and then a later number may be rounded to the next
+    code.
 
     Args:
         noise: as for rounding_tolerance.
-        error: measured error of the call that reads all tokens, against a float32 graph of the same weights.
+        error: measured error of the call that reads all tokens, against a float32 graph of the same
+            weights.
         tolerance: bound of `error`.
     """
     return min(tolerance, 2 * max(noise, error))
 
 
 def readout_tolerance(noise: float, error: float) -> float:
-    """Bound of the error (cell_error) of a readout in a graph that rounds activations, against a float32 graph of the same weights.
+    """Bound of the error (cell_error) of a readout in a graph that rounds activations, against a
+    float32 graph of the same weights.
 
-    Pooling keeps what the tokens of a row share, errors included, and the rest cancels, so that errors grow relative to the result. Measured: 0.7 to 1.4 times
-    the error of the hidden states (all-MiniLM-L6-v2, int8, mean and normalization, random tokens).
+    Pooling keeps what the tokens of a row share, errors included, and the rest cancels, so that
+    errors grow relative to the result. Measured: 0.7 to 1.4 times the error of the hidden states
+    (all-MiniLM-L6-v2, int8, mean and normalization, random tokens).
 
     Args:
         noise: as for rounding_tolerance.
@@ -104,12 +124,16 @@ def readout_tolerance(noise: float, error: float) -> float:
 
 
 def cell_error(errors: "Errors", rounds: bool) -> float:
-    """Error of a cell, which its tolerance bounds: the largest error, or, if activations are rounded, the larger of root mean square error and largest error / PEAK."""
+    """Error of a cell, which its tolerance bounds: the largest error, or, if activations are
+    rounded, the larger of root mean square error and largest error / PEAK.
+    """
     return max(errors.rms, errors.largest / PEAK) if rounds else errors.largest
 
 
 def worst_error(actual: np.ndarray, expected: np.ndarray) -> float:
-    """Largest |actual - expected| divided by the largest |expected|; infinite if a number of either is not finite. Raise ValueError for different shapes."""
+    """Largest |actual - expected| divided by the largest |expected|; infinite if a number of
+    either is not finite. Raise ValueError for different shapes.
+    """
     errors = Errors()
     errors.add(actual, expected)
     return errors.largest
@@ -119,7 +143,8 @@ class Errors:
     """Errors of pairs of actual and expected outputs, accumulated over the pairs.
 
     Attributes:
-        largest: largest |actual - expected| of a pair divided by its largest |expected|, the worst of all pairs; infinite if a number is not finite.
+        largest: largest |actual - expected| of a pair divided by its largest |expected|, the worst
+            of all pairs; infinite if a number is not finite.
     """
 
     def __init__(self) -> None:
@@ -128,7 +153,9 @@ class Errors:
 
     @property
     def rms(self) -> float:
-        """Root mean square of actual - expected over all pairs, divided by the root mean square of expected; infinite if a number is not finite."""
+        """Root mean square of actual - expected over all pairs, divided by the root mean square
+        of expected; infinite if a number is not finite.
+        """
         return (
             math.sqrt(self._squares / (self._expected_squares or 1.0))
             if math.isfinite(self.largest)
@@ -139,7 +166,8 @@ class Errors:
         """Compare two arrays of the same shape, or raise ValueError."""
         if actual.shape != expected.shape:
             raise ValueError(
-                f"numerics: expected two arrays of the same shape, got {actual.shape} and {expected.shape}"
+                f"numerics: expected two arrays of the same shape, got {actual.shape} and "
+                f"{expected.shape}"
             )
         if not actual.size:
             return

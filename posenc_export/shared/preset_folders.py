@@ -1,4 +1,6 @@
-"""Where the trained decoders stand: the package posenc-export-presets, in the source tree or installed. Each is the folder of an artefact for target `ort`."""
+"""Where the trained decoders stand: the package posenc-export-presets, in the source tree or
+installed. Each is the folder of an artefact for target `ort`.
+"""
 
 import importlib.util
 from pathlib import Path
@@ -11,7 +13,9 @@ SOURCE_TREE = Path(__file__).parents[2] / "packages" / "presets" / PACKAGE
 
 
 def places() -> List[Path]:
-    """Return the folders that may hold presets: that of the source tree, then those of the installed package."""
+    """Return the folders that may hold presets: that of the source tree, then those of the
+    installed package.
+    """
     installed = importlib.util.find_spec(PACKAGE)
     return (
         [SOURCE_TREE, *map(Path, installed.submodule_search_locations or ())]
@@ -21,7 +25,9 @@ def places() -> List[Path]:
 
 
 def preset_folder(name: str) -> Optional[Path]:
-    """Return the folder of a preset's artefact; None for another name, or if the package is not installed."""
+    """Return the folder of a preset's artefact; None for another name, or if the package is not
+    installed.
+    """
     return (
         next((place / name for place in places() if (place / name).is_dir()), None)
         if name in NAMES

@@ -1,4 +1,6 @@
-"""Build parts by name: a specification {"name": ..., parameter: value} becomes an object of the class that is registered under the name."""
+"""Build parts by name: a specification {"name": ..., parameter: value} becomes an object of the
+class that is registered under the name.
+"""
 
 import inspect
 import math
@@ -8,13 +10,16 @@ from typing import Any, Dict, Literal, Mapping, Type, get_args, get_origin
 from posenc_export.shared.allocation import enough_memory
 from posenc_export.shared.suggestion import suggestion
 
+# Limits for floats and integers: float32 is infinite from 2^128 on, and sums of larger int64 may
+# overflow.
 LARGEST, WHOLE = (
     2.0**128,
     1 << 62,
-)  # limits for floats and integers: float32 is infinite from 2^128 on, and sums of larger int64 may overflow
+)
 MANY = 20  # names that a message does not list if it suggests one
 Spec = Mapping[str, Any]
-# Limits that a class declares by parameter: its attribute, the rule in messages, the comparison of a value with the limit, and the remedy.
+# Limits that a class declares by parameter: its attribute, the rule in messages, the comparison of
+# a value with the limit, and the remedy.
 LIMITS = (
     ("least", "of at least", operator.ge, "choose a larger one"),
     ("above", "above", operator.gt, "choose a larger one"),
@@ -61,11 +66,13 @@ def build(kind: str, classes: Mapping[str, Type[Any]], spec: Spec, *context: Any
         context: leading arguments of the class.
 
     Raises:
-        ValueError: unknown name, unknown or missing parameter, a number that is not finite, sizes that exceed the memory, or a value that the class refuses.
+        ValueError: unknown name, unknown or missing parameter, a number that is not finite, sizes
+            that exceed the memory, or a value that the class refuses.
     """
     if not isinstance(spec, Mapping) or "name" not in spec:
         raise ValueError(
-            f"{kind}: expected a specification with a name, got {dict(spec) if isinstance(spec, Mapping) else spec!r}"
+            f"{kind}: expected a specification with a name, got "
+            f"{dict(spec) if isinstance(spec, Mapping) else spec!r}"
         )
     name, known = spec["name"], parameters(kind, classes, spec["name"], len(context))
     values = {key: value for key, value in spec.items() if key != "name"}
@@ -85,7 +92,8 @@ def build(kind: str, classes: Mapping[str, Type[Any]], spec: Spec, *context: Any
     ]
     if missing:
         raise ValueError(
-            f"{kind} {name}: expected {', '.join(missing)} to be given, got {', '.join(values) or 'none'}"
+            f"{kind} {name}: expected {', '.join(missing)} to be given, got "
+            f"{', '.join(values) or 'none'}"
         )
     with enough_memory(f"{kind} {name}"):
         try:
@@ -106,12 +114,15 @@ def check_known(kind: str, name: str, key: str, known: Mapping[str, Any]) -> Non
         if not known:
             raise ValueError(f"{kind} {name}: expected no parameters, got {key!r}; leave it out")
         raise ValueError(
-            f"{kind} {name}: expected parameter to be one of {', '.join(known)}, got {key!r}; {suggestion(key, known)}"
+            f"{kind} {name}: expected parameter to be one of {', '.join(known)}, got "
+            f"{key!r}; {suggestion(key, known)}"
         )
 
 
 def kind_of(parameter: inspect.Parameter) -> Type[Any]:
-    """The type of a parameter: bool, float, int or str. If it accepts several types, the type that text is converted to."""
+    """The type of a parameter: bool, float, int or str. If it accepts several types, the type
+    that text is converted to.
+    """
     return next(
         (
             k
@@ -123,11 +134,14 @@ def kind_of(parameter: inspect.Parameter) -> Type[Any]:
 
 
 def _check_type(kind: str, name: str, key: str, value: Any, parameter: inspect.Parameter) -> None:
-    """Raise ValueError for a value that a Literal does not list, and for a number that is not finite or not of the type of the parameter."""
+    """Raise ValueError for a value that a Literal does not list, and for a number that is not
+    finite or not of the type of the parameter.
+    """
     wanted, choices = kind_of(parameter), get_args(parameter.annotation)
     if get_origin(parameter.annotation) is Literal and value not in choices:
         raise ValueError(
-            f"{kind} {name}: expected {key} to be one of {', '.join(map(str, choices))}, got {value!r}"
+            f"{kind} {name}: expected {key} to be one of {', '.join(map(str, choices))}, got "
+            f"{value!r}"
         )
     if wanted is str or (value is None and parameter.default is None):
         return

@@ -14,7 +14,9 @@ CLOSE = 0.7  # ratio of difflib; 0.6, its default, takes cosin for swin
 
 
 def suggestion(name: object, names: Iterable[str]) -> str:
-    """Return the remedy for an unknown name: the closest of `names` if one is close, otherwise the advice to choose one of them."""
+    """Return the remedy for an unknown name: the closest of `names` if one is close, otherwise
+    the advice to choose one of them.
+    """
     known = {each.lower(): each for each in names}
     near = difflib.get_close_matches(str(name).lower(), known, 1, CLOSE)
     return f"did you mean {known[near[0]]}?" if near else "choose one of these"
@@ -24,7 +26,8 @@ def check_name(what: str, name: str, names: Collection[str]) -> None:
     """Check that a name is known.
 
     Raises:
-        ValueError: it is not one of `names`; the message begins with `what`, such as "export: expected target".
+        ValueError: it is not one of `names`; the message begins with `what`, such as "export:
+            expected target".
     """
     if name not in names:
         raise ValueError(
@@ -33,7 +36,9 @@ def check_name(what: str, name: str, names: Collection[str]) -> None:
 
 
 def download(name: object) -> str:
-    """Return the command that downloads a model, for a name of the Hugging Face hub whose first part is no local folder; otherwise an empty string."""
+    """Return the command that downloads a model, for a name of the Hugging Face hub whose first
+    part is no local folder; otherwise an empty string.
+    """
     found = HUB.fullmatch(str(name))
     if found is None or Path(found[1]).exists():
         return ""

@@ -11,7 +11,8 @@ GAP = "  "
 def aligned(
     heads: Optional[Sequence[str]], rows: Sequence[Sequence[str]], width: Optional[int] = None
 ) -> List[str]:
-    """Lines of a table. Columns whose cells all begin with a digit or are "-" are right-aligned, others left-aligned.
+    """Lines of a table. Columns whose cells all begin with a digit or are "-" are right-aligned,
+    others left-aligned.
 
     Args:
         heads: headings of the columns; None for a table without headings.
@@ -40,7 +41,9 @@ def aligned(
 
 
 def _fitted(table: Sequence[Sequence[str]], width: Optional[int]) -> List[int]:
-    """Widths of the columns. The widest column is narrowed first, but not below its longest word."""
+    """Widths of the columns. The widest column is narrowed first, but not below its longest
+    word.
+    """
     columns = list(zip(*table, strict=True))
     sizes = [max(1, *map(len, column)) for column in columns]
     least = [

@@ -1,4 +1,6 @@
-"""Checks of an encoding for its author's test suite: module against oracle, the parity grid on every target, planted faults."""
+"""Checks of an encoding for its author's test suite: module against oracle, the parity grid on
+every target, planted faults.
+"""
 
 import contextlib
 import sys
@@ -32,23 +34,27 @@ def check_encoding(
     max_positions: int = 1100,
     progress: Optional[Callable[[str], None]] = None,
 ) -> Dict[str, Any]:
-    """Check an encoding in the same way as the encodings of this package. Exports a decoder of two layers to each target, which takes some seconds per target.
+    """Check an encoding in the same way as the encodings of this package. Exports a decoder of two
+    layers to each target, which takes some seconds per target.
 
     Args:
         cls: class of the encoding, registered or not.
         parameters: parameters of the encoding by name; defaults if left out.
         targets: names of posenc_export.export.TARGETS.
-        faults: names of FAULTS that the grid must detect. Faults that do not apply to the encoding are skipped. Leave out the faults of positions for an
-            encoding that does not read positions.
+        faults: names of FAULTS that the grid must detect. Faults that do not apply to the encoding
+            are skipped. Leave out the faults of positions for an encoding that does not read
+            positions.
         max_positions: range of positions of the models.
-        progress: called with one line of text at each stage; None to print to stderr if it is a terminal.
+        progress: called with one line of text at each stage; None to print to stderr if it is a
+            terminal.
 
     Returns:
-        {"oracle": {hook: worst error}, "targets": {target: certificate}, "faults": {fault: error of the cell that detects it}}.
+        {"oracle": {hook: worst error}, "targets": {target: certificate}, "faults": {fault: error of
+        the cell that detects it}}.
 
     Raises:
-        ValueError: a class or parameters that cannot be registered or built, a hook that fails or rounds positions in float16, a target that cannot represent
-            the encoding.
+        ValueError: a class or parameters that cannot be registered or built, a hook that fails or
+            rounds positions in float16, a target that cannot represent the encoding.
         AssertionError: a hook that differs from the oracle, a fault that the grid does not detect.
         VerificationError: an artefact that differs from the module.
     """
@@ -120,7 +126,9 @@ def _check_faults(
     faults: Sequence[str],
     say: Callable[[str], None],
 ) -> Dict[str, float]:
-    """Errors of the cells that detect each planted fault; they must exceed the bound on rounding errors."""
+    """Errors of the cells that detect each planted fault; they must exceed the bound on rounding
+    errors.
+    """
     correct, errors = CorrectModel(seeded(config), lambda: seeded(config)), {}
     steps = Steps(say, f"{cls.__name__}: planting faults", len(faults), "faults")
     for name in faults:
@@ -129,9 +137,13 @@ def _check_faults(
             continue
         measured = correct.measured(FAULTS[name])
         if not measured.exceeds(correct.accuracy.tolerance):
-            remedy = "choose parameters that distinguish positions, or leave the fault out if the encoding does not read positions"
+            remedy = (
+                "choose parameters that distinguish positions, or leave the fault out if the "
+                "encoding does not read positions"
+            )
             raise AssertionError(
-                f"check_encoding {cls.__name__}: expected the grid to detect the planted fault {name!r}, got no difference; {remedy}"
+                f"check_encoding {cls.__name__}: expected the grid to detect the planted "
+                f"fault {name!r}, got no difference; {remedy}"
             )
         errors[name] = max(measured.cells.values())
     return errors

@@ -1,4 +1,6 @@
-"""Compare the hooks of an encoding with its oracle, at small and large positions and coordinates."""
+"""Compare the hooks of an encoding with its oracle, at small and large positions and
+coordinates.
+"""
 
 import math
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Type
@@ -19,12 +21,15 @@ HEADS, KV_HEADS, HEAD_SIZE, WIDTH = (
     16,
     48,
 )  # grouped heads, and numbers of heads and a width that are not powers of two
-ROUNDING = 1e-2  # errors below it may be those of angles in float32, 6e-8 of the position, or of tables in float16
+# Errors below it may be those of angles in float32, 6e-8 of the position, or of tables in float16.
+ROUNDING = 1e-2
 PLACES = (0, 1, 2, 255, 1000)  # positions that are compared, besides the last one
 
 
 class Compared(NamedTuple):
-    """Results of a hook and of its oracle, two arrays of one shape, and the name of the place of an entry."""
+    """Results of a hook and of its oracle, two arrays of one shape, and the name of the place of
+    an entry.
+    """
 
     hook: str
     actual: np.ndarray
@@ -33,7 +38,9 @@ class Compared(NamedTuple):
 
 
 class Worst(NamedTuple):
-    """The largest error of a hook, relative to the largest expected number, and the entry where it is."""
+    """The largest error of a hook, relative to the largest expected number, and the entry where
+    it is.
+    """
 
     error: float
     place: str
@@ -50,10 +57,12 @@ def geometry_of(max_positions: int, causal: bool) -> Geometry:
 def check(
     cls: Type[PositionEncoding], spec: Mapping[str, Any], max_positions: int
 ) -> Dict[str, float]:
-    """Return the worst errors of embed, rotate and bias. Scores from content are compared in whole models instead.
+    """Return the worst errors of embed, rotate and bias. Scores from content are compared in whole
+    models instead.
 
     Raises:
-        AssertionError: a hook that differs from the oracle; the message names the place of the largest difference.
+        AssertionError: a hook that differs from the oracle; the message names the place of the
+            largest difference.
     """
     found: Dict[str, Worst] = {}
     places = sorted({place for place in PLACES if place < max_positions} | {max_positions - 1})
@@ -94,21 +103,38 @@ def _problem(encoding: PositionEncoding, hook: str, worst: Worst, bound: float) 
             ', or set works_in = ("causal",) in the class' if worst.ahead and not derived else ""
         )
         return f"expected finite numbers at {worst.place}, got {got}; {remedy}{causal}"
-    found = f"{worst.error:.1e}, worst at {worst.place}: expected {worst.expected:.8g}, got {worst.actual:.8g}"
+    found = (
+        f"{worst.error:.1e}, worst at {worst.place}: expected {worst.expected:.8g}, got "
+        f"{worst.actual:.8g}"
+    )
     if derived:
-        return f"expected {hook} within {bound:.1e} of your function in float64, got {found}; subtract positions before any division"
+        return (
+            f"expected {hook} within {bound:.1e} of your function in float64, got {found}; "
+            "subtract positions before any division"
+        )
     remedy = (
         _precision(encoding, hook) if worst.error < ROUNDING else "correct the hook or the oracle"
     )
-    return f"expected {hook} within {bound:.1e} of its oracle, got {found}: your module disagrees with your oracle; {remedy}"
+    return (
+        f"expected {hook} within {bound:.1e} of its oracle, got {found}: your module disagrees "
+        f"with your oracle; {remedy}"
+    )
 
 
 def _precision(encoding: PositionEncoding, hook: str) -> str:
-    """Return the remedy for a small error: the buffer or parameter that is rounded, otherwise what to compute in float64."""
+    """Return the remedy for a small error: the buffer or parameter that is rounded, otherwise
+    what to compute in float64.
+    """
     for name, value in (*encoding.named_buffers(), *encoding.named_parameters()):
         if value.dtype in (torch.float16, torch.bfloat16):
-            return f"{name} is {str(value.dtype).removeprefix('torch.')}: keep fixed numbers in a Table and trained ones in an Exact, which are float32"
-    return f"compute {'fixed numbers' if hook == 'bias' else 'angles'} in float64 and store them in a Table or an Exact"
+            return (
+                f"{name} is {str(value.dtype).removeprefix('torch.')}: keep fixed numbers in a "
+                "Table and trained ones in an Exact, which are float32"
+            )
+    return (
+        f"compute {'fixed numbers' if hook == 'bias' else 'angles'} in float64 and store them in "
+        "a Table or an Exact"
+    )
 
 
 def _worst(compared: Compared) -> Worst:
@@ -162,7 +188,9 @@ def _rows(encoding: PositionEncoding, places: List[int]) -> Iterator[Compared]:
 
 
 def _namer(of_tokens: List[Any], what: str = "") -> Callable[..., str]:
-    """Return a function from the indices of an entry to its name; what: "query" or "key" for entries of heads."""
+    """Return a function from the indices of an entry to its name; what: "query" or "key" for
+    entries of heads.
+    """
 
     def name(token: int, *rest: int) -> str:
         place = of_tokens[token]
@@ -175,7 +203,9 @@ def _namer(of_tokens: List[Any], what: str = "") -> Callable[..., str]:
 def _coordinates(
     encoding: PositionEncoding, places: List[int]
 ) -> Iterator[Tuple[torch.Tensor, List[Any]]]:
-    """Positions [1,n] and those of each token for its oracle; on a grid [axes,1,n], as for text, and with other coordinates on each axis."""
+    """Positions [1,n] and those of each token for its oracle; on a grid [axes,1,n], as for text,
+    and with other coordinates on each axis.
+    """
     index = torch.tensor([places])
     if not encoding.axes:
         yield index, places
@@ -187,7 +217,9 @@ def _coordinates(
 
 
 def _scores(encoding: PositionEncoding, places: List[int], causal: bool) -> Iterator[Compared]:
-    """The bias and its oracle, if the encoding has a bias; entries of hidden keys are 0, and the oracle is not asked for them."""
+    """The bias and its oracle, if the encoding has a bias; entries of hidden keys are 0, and the
+    oracle is not asked for them.
+    """
     index, oracle = torch.tensor([places]), encoding.oracle()
     made: Optional[torch.Tensor] = encoding.bias(index, index)
     if made is None:

@@ -1,4 +1,6 @@
-"""Planted faults: one record for each, and correct models in which they are planted and measured until the first cell of the parity grid that fails."""
+"""Planted faults: one record for each, and correct models in which they are planted and measured
+until the first cell of the parity grid that fails.
+"""
 
 import contextlib
 import copy
@@ -34,9 +36,11 @@ class Fault:
     Args:
         name: what is wrong.
         breaks: what it breaks, such as "positions" or "caches".
-        place: where it is planted, which decides what `plant` takes: "module", a model that it changes in place; "function", the correct function, for which it returns
-            a wrong one; "session", a function that opens caches and a manifest, for which it returns a session; "graph", a loaded graph, for which it returns another;
-            "file", an onnx.ModelProto that it changes in place.
+        place: where it is planted, which decides what `plant` takes: "module", a model that it
+            changes in place; "function", the correct function, for which it returns a wrong one;
+            "session", a function that opens caches and a manifest, for which it returns a session;
+            "graph", a loaded graph, for which it returns another; "file", an onnx.ModelProto that
+            it changes in place.
         plant: plants it.
         model: name of the correct model; empty if it can be planted in any.
         target: target of the artefact in which it is planted; empty for the eager module.
@@ -69,7 +73,9 @@ class CorrectModel:
         )
 
     def measured(self, fault: Optional[Fault] = None) -> Measured:
-        """Measure the model with a fault until a cell fails. Without a fault, or with one in a function that the eager module calls, compare with the oracle too."""
+        """Measure the model with a fault until a cell fails. Without a fault, or with one in a
+        function that the eager module calls, compare with the oracle too.
+        """
         with replaced(fault):
             expected = (
                 expected_outputs(self.model, self.manifest, long=False)
@@ -102,7 +108,9 @@ class CorrectModel:
 
 
 def on_cpu(path: Path, manifest: Manifest) -> OrtGraph:
-    """Load model.onnx with ONNX Runtime on the CPU, with one thread, in its float32 form if it has one."""
+    """Load model.onnx with ONNX Runtime on the CPU, with one thread, in its float32 form if it
+    has one.
+    """
     if manifest.reference is not None and manifest.reference.float32:
         return load_form(path.parent, manifest, 1).graph  # type: ignore[no-any-return]
     return OrtGraph(path, manifest, "cpu", 1)

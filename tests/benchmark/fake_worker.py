@@ -1,4 +1,6 @@
-"""A worker without a model, which sleeps. The name of the artefact folder can make it fail, exit or start a child process."""
+"""A worker without a model, which sleeps. The name of the artefact folder can make it fail, exit
+or start a child process.
+"""
 
 import os
 import subprocess

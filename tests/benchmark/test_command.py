@@ -24,7 +24,10 @@ def asked(monkeypatch):
 
 
 def test_options_reach_the_measurement(asked, capsys):
-    given = "--contexts 16,64 --prefill 128 --batch 4 --threads 3 --rounds 5 --seconds 2 --different-models --runtime eager --runtime genai".split()
+    given = (
+        "--contexts 16,64 --prefill 128 --batch 4 --threads 3 --rounds 5 --seconds 2 "
+        "--different-models --runtime eager --runtime genai"
+    ).split()
     assert cli.main(["bench", "a", "b", *given]) == 0
     (call,) = asked
     del call["progress"]
@@ -70,9 +73,9 @@ def test_a_report_replaces_reports_and_no_other_file(asked, capsys, tmp_path):
     ):
         assert cli.main(["bench", "a", option, str(path)]) == 2
         assert (
-            f"expected a file that is new, empty or written by posenc bench, got {path}, which holds something else"
-            in capsys.readouterr().err
-        )
+            f"expected a file that is new, empty or written by posenc bench, got {path}, "
+            "which holds something else"
+        ) in capsys.readouterr().err
     assert [path.read_bytes() for _, path in written] == contents and len(asked) == 4
 
 

@@ -1,4 +1,6 @@
-"""Other runtimes of the benchmark compute the same outputs as the artefact. Runtimes that are not installed are skipped."""
+"""Other runtimes of the benchmark compute the same outputs as the artefact. Runtimes that are
+not installed are skipped.
+"""
 
 import dataclasses
 import importlib
@@ -62,7 +64,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 
 def answers(session: Any, tokens: np.ndarray) -> np.ndarray:
-    """Return the outputs of a prompt, of steps, of steps after a rewind, and for a single row of a step after a prompt in two calls."""
+    """Return the outputs of a prompt, of steps, of steps after a rewind, and for a single row of
+    a step after a prompt in two calls.
+    """
     found = [np.asarray(session.prefill(tokens[:, :16], logits_to_keep=1))[:, -1]]
     found += [np.array(session.step(tokens[:, index])) for index in range(16, 20)]
     session.rewind(3)
@@ -133,7 +137,8 @@ def test_an_error_about_a_missing_runtime_names_its_requirement(
     )
     with pytest.raises(
         ValueError,
-        match="benchmark genai: expected a_module_that_nobody_has.at_all to be installed, got none; pip install 'onnxruntime-genai'",
+        match="benchmark genai: expected a_module_that_nobody_has.at_all to be installed, got "
+        "none; pip install 'onnxruntime-genai'",
     ):
         run([folders("decoder-rope")], ("genai",))
 
@@ -175,7 +180,8 @@ def test_a_provider_runs_the_folders_that_it_takes_beside_the_others(
     ]
     with pytest.raises(
         ValueError,
-        match="expected a folder that provider openvino-bf16 runs, got block-rope-onnx-static-positions; add one of target onnx or ort",
+        match="expected a folder that provider openvino-bf16 runs, got "
+        "block-rope-onnx-static-positions; add one of target onnx or ort",
     ):
         contestants.gather([folders("block-rope", "onnx-static")], (), providers=("openvino-bf16",))
     with pytest.raises(

@@ -82,7 +82,8 @@ def test_the_table_is_plain_text(report):
     text = report.table()
     assert text.isascii() and "busy" not in text
     assert re.search(
-        r"^decode +1024 +slow <&> +rope 2x64 0.06M +200 us +188 us +224 us +5000 +2.00 \(2.00 .. 2.00\) +40% +5$",
+        r"^decode +1024 +slow <&> +rope 2x64 0.06M +200 us +188 us +224 us +5000 +2.00 "
+        r"\(2.00 .. 2.00\) +40% +5$",
         text,
         re.MULTILINE,
     )
@@ -266,8 +267,8 @@ def test_times_that_vary_by_more_than_3_are_marked_and_one_thread_is_named():
         and "~ 1.00 ms" not in text
     )
     assert (
-        "~ marks times whose 90th percentile is more than 3 times the 10th; read their ratio by its interval; --threads 1 needs only one free core."
-        in text
-    )
+        "~ marks times whose 90th percentile is more than 3 times the 10th; read their ratio "
+        "by its interval; --threads 1 needs only one free core."
+    ) in text
     assert "~ 90.0 ms" in page.render(made) and "--threads 1" in page.render(made)
     assert "marks times" not in rows.report([rows.row("ort", [1e-3] * 5)]).table()

@@ -274,7 +274,8 @@ def test_folders_of_two_models_are_refused_without_the_option(folder):
     pair = [folder("a"), folder("b", width=64)]
     with pytest.raises(
         ValueError,
-        match="folders of one model, got nope block 32 0.00M, nope block 64 0.00M; .*--different-models",
+        match="folders of one model, got nope block 32 0.00M, nope block 64 0.00M; "
+        ".*--different-models",
     ):
         run(pair, contexts=(16,))
     report = run(pair, contexts=(16,), prompts=(), rounds=1, seconds=0.05, different_models=True)
@@ -282,7 +283,10 @@ def test_folders_of_two_models_are_refused_without_the_option(folder):
 
 
 def test_the_caller_imports_no_runtime_and_no_plots():
-    code = "import sys, posenc_export.benchmark.run; sys.exit(str({'torch', 'onnxruntime', 'matplotlib'} & {*sys.modules} or ''))"
+    code = (
+        "import sys, posenc_export.benchmark.run; "
+        "sys.exit(str({'torch', 'onnxruntime', 'matplotlib'} & {*sys.modules} or ''))"
+    )
     ended = subprocess.run(
         [sys.executable, "-c", code],
         check=False,

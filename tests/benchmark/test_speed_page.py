@@ -29,9 +29,9 @@ def test_there_is_no_ratio_for_a_missing_contestant_or_with_four_rounds():
 def test_the_page_says_which_targets_are_met():
     page = speed_page.targets_page({"block": rows.report(BLOCK)})
     assert (
-        "| block | decode 128 | `rope-ort` | `hand-written rope` | 0.90 | 0.90 .. 0.90 | 1.00 | met |"
-        in page
-    )
+        "| block | decode 128 | `rope-ort` | `hand-written rope` | 0.90 | 0.90 .. 0.90 | "
+        "1.00 | met |"
+    ) in page
     assert "| block | decode 1024 | `rope-ort` | `hand-written rope` | | | 1.00 |  |" in page
 
 

@@ -9,7 +9,9 @@ from tests.benchmark.rows import row
 
 
 def noisy(median, seed, rounds=10):
-    """Timings of a machine on which other processes make half of the samples several times slower."""
+    """Timings of a machine on which other processes make half of the samples several times
+    slower.
+    """
     return list(median * np.random.default_rng(seed).lognormal(sigma=1.5, size=rounds))
 
 
@@ -76,13 +78,15 @@ def test_a_verdict_compares_the_fastest_with_every_other_contestant():
         row("few", [40.0] * 4),
     ]
     assert verdicts([row("ort", [1.0] * 5), *others])[0].endswith(
-        ": ort is 1.10 (1.10 .. 1.20) times as fast as onnx and 28 (9.0 .. 30) times as fast as eager"
+        ": ort is 1.10 (1.10 .. 1.20) times as fast as onnx and 28 (9.0 .. 30) times as fast "
+        "as eager"
     )
     (equal,) = verdicts(
         [row("ort", [1.0] * 5), row("genai", [1.0, 1.0, 1.0, 1.049, 1.0]), others[1]]
     )
     assert equal.endswith(
-        "no difference larger than 5 % between ort and genai; ort is 1.10 (1.10 .. 1.20) times as fast as onnx"
+        "no difference larger than 5 % between ort and genai; ort is 1.10 (1.10 .. 1.20) "
+        "times as fast as onnx"
     )
 
 

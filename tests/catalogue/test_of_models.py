@@ -45,7 +45,9 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _mixed() -> StackConfig:
-    """Return a decoder with learned rows on tokens, and two kinds of layers with other encodings."""
+    """Return a decoder with learned rows on tokens, and two kinds of layers with other
+    encodings.
+    """
     config = decoder("t5")
     (layer,) = config.layers.values()
     kinds = {
@@ -62,7 +64,9 @@ def _mixed() -> StackConfig:
 
 @pytest.fixture(scope="module")
 def trained() -> Any:
-    """A model whose encodings have other numbers than a new one, and in each layer of one kind other numbers."""
+    """A model whose encodings have other numbers than a new one, and in each layer of one kind
+    other numbers.
+    """
     model = seeded(_mixed())
     with torch.no_grad():
         for index, each in enumerate(placed(model)):
@@ -174,11 +178,13 @@ REFUSED = {
     ),
     "a layer of an encoding": (
         ["rope", "--layer", "0"],
-        "plot: expected --layer with the folder of an artefact, got the encoding rope; leave it out",
+        "plot: expected --layer with the folder of an artefact, got the encoding rope; leave "
+        "it out",
     ),
     "a name of nothing": (
         ["nothing"],
-        "expected the name of an encoding or a preset, or the folder of an artefact, got 'nothing'; posenc list shows the names",
+        "expected the name of an encoding or a preset, or the folder of an artefact, got "
+        "'nothing'; posenc list shows the names",
     ),
     "a preset": (["small-t6"], "got 'small-t6'; did you mean small-t5?"),
     "a folder without an artefact": (
@@ -210,6 +216,7 @@ def test_what_cannot_be_drawn_is_refused_in_one_line(
 def test_a_model_without_positions_is_refused() -> None:
     with pytest.raises(
         ValueError,
-        match="plot: expected a model with encodings of positions, got none in plain; posenc inspect prints its layers",
+        match="plot: expected a model with encodings of positions, got none in plain; posenc "
+        "inspect prints its layers",
     ):
         subjects(seeded(decoder("nope")), "plain")

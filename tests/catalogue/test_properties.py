@@ -1,4 +1,6 @@
-"""docs/properties.md: measured cells agree with the float64 oracles, which are independent of the hooks."""
+"""docs/properties.md: measured cells agree with the float64 oracles, which are independent of
+the hooks.
+"""
 
 import functools
 from pathlib import Path
@@ -36,7 +38,9 @@ def _cell(name: str, column: str) -> str:
 
 
 def _vectors(encoding: Any) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the measured token, query [H,D] and key [H,D], which are the same at every position."""
+    """Return the measured token, query [H,D] and key [H,D], which are the same at every
+    position.
+    """
     random = torch.Generator().manual_seed(0)
     token, query, key = (
         torch.randn(sizes, generator=random).double().numpy()
@@ -48,7 +52,9 @@ def _vectors(encoding: Any) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _exact(
     encoding: Any, places: List[int], queries: List[int], causal: bool
 ) -> Tuple[np.ndarray, np.ndarray, List[np.ndarray]]:
-    """Return the oracle's changes of tokens [n,E], rotated queries and keys [n,2HD], and for each query the scores of the keys that it sees [H,seen]."""
+    """Return the oracle's changes of tokens [n,E], rotated queries and keys [n,2HD], and for
+    each query the scores of the keys that it sees [H,seen].
+    """
     oracle, (token, query, key) = encoding.oracle(), _vectors(encoding)
     oracle.begin(places)
     rows = oracle.embed_rows(np.repeat(token[None], len(places), 0), places)

@@ -1,4 +1,6 @@
-"""The programs that `posenc inspect --runtime` prints run artefacts without this package and give the outputs of a session."""
+"""The programs that `posenc inspect --runtime` prints run artefacts without this package and
+give the outputs of a session.
+"""
 
 import os
 import re
@@ -69,7 +71,9 @@ def _prompt(manifest: Any) -> np.ndarray:
 
 
 def _agrees(printed: str, folder: Path) -> bool:
-    """Whether a program printed the outputs of a session for the input of the documentation: the number of tokens, and four outputs of the last one, in each line."""
+    """Whether a program printed the outputs of a session for the input of the documentation: the
+    number of tokens, and four outputs of the last one, in each line.
+    """
     session = load(folder, provider="cpu").session()
     is_block = session.manifest.kind == "block"
     x = (
@@ -309,9 +313,9 @@ def test_a_program_in_another_language_is_refused(
         == 2
     )
     assert (
-        "expected runtime to be one of python, openvino, tract, reference, node, web, c, cpp, libtorch, got 'cobol'"
-        in capsys.readouterr().err
-    )
+        "expected runtime to be one of python, openvino, tract, reference, node, web, c, "
+        "cpp, libtorch, got 'cobol'"
+    ) in capsys.readouterr().err
     assert main(
         ["inspect", str(tmp_path / "a"), "--runtime", "C"]
     ) == 2 and capsys.readouterr().err.endswith("got 'C'; did you mean c?\n")

@@ -1,4 +1,6 @@
-"""The printed programs run the artefacts of users' own modules: token ids of a small vocabulary, or hidden states of another width than the outputs."""
+"""The printed programs run the artefacts of users' own modules: token ids of a small vocabulary,
+or hidden states of another width than the outputs.
+"""
 
 import os
 import re
@@ -29,7 +31,9 @@ NUMBER = re.compile(r"-?\d+\.?\d*(?:e-?\d+)?")
 
 
 class Own(torch.nn.Module):
-    """Token ids or hidden states of 12 numbers to three numbers, with explicit types for TorchScript."""
+    """Token ids or hidden states of 12 numbers to three numbers, with explicit types for
+    TorchScript.
+    """
 
     def __init__(self, first: torch.nn.Module) -> None:
         super().__init__()
@@ -67,7 +71,9 @@ def _made(reads: str, target: str, folder: Path) -> Path:
 
 
 def _wanted(folder: Path, reads: str) -> np.ndarray:
-    """Return what a program prints: after each call the number of tokens and the outputs of the last of them."""
+    """Return what a program prints: after each call the number of tokens and the outputs of the
+    last of them.
+    """
     session, rows, held = load(folder, provider="cpu").session(), [], 0
     for new in (8, 1, 1, 1):
         tokens = np.arange(held, held + new)
@@ -112,9 +118,9 @@ def test_inspect_describes_an_own_module(
         and "The output of the own module's forward." in said
     )
     assert (
-        f"module tests.clients.test_own_modules.Own, reads {read}, 1100 positions, outputs 3 block width 48"
-        in said
-    )
+        f"module tests.clients.test_own_modules.Own, reads {read}, 1100 positions, outputs 3 "
+        "block width 48"
+    ) in said
 
 
 @pytest.mark.parametrize("reads", ["ids", "states"])

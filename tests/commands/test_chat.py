@@ -17,7 +17,10 @@ from posenc_export.runtime.artefact.tokenizer import BytePieces
 from tests.tiny import block
 
 pytest.importorskip("jinja2")
-TEMPLATE = b"{% for message in messages %}{{ message.role[0] }}:{{ message.content }}\n{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+TEMPLATE = (
+    b"{% for message in messages %}{{ message.role[0] }}:{{ message.content "
+    b"}}\n{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+)
 
 
 def _exported(folder: Path, **files: bytes) -> str:

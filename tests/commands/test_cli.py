@@ -234,7 +234,11 @@ def test_a_command_imports_only_its_own_part() -> None:
     program = (
         "import sys; from posenc_export.commands.cli import main; main(['generate', '--help'])"
     )
-    check = "others = {'torch', 'onnxruntime', 'matplotlib', 'posenc_export.benchmark', 'posenc_export.commands.bench'}; sys.exit(str(others & {*sys.modules} or ''))"
+    check = (
+        "others = "
+        "{'torch', 'onnxruntime', 'matplotlib', 'posenc_export.benchmark', 'posenc_export.commands.bench'}; "
+        "sys.exit(str(others & {*sys.modules} or ''))"
+    )
     ended = subprocess.run(
         [sys.executable, "-c", f"try:\n {program}\nexcept SystemExit:\n {check}"],
         capture_output=True,
@@ -261,7 +265,10 @@ EARLY = {
 def test_an_export_is_refused_before_torch_is_imported_where_it_can_be(tmp_path: Path) -> None:
     (tmp_path / "here.pt").touch()
     calls = [["export", *arguments, "-o", "a"] for arguments, _ in EARLY.values()]
-    program = f"import sys; from posenc_export.commands.cli import main; sys.exit(str([main(call) for call in {calls}] + ['torch' in sys.modules]))"
+    program = (
+        "import sys; from posenc_export.commands.cli import main; sys.exit(str([main(call) for "
+        f"call in {calls}] + ['torch' in sys.modules]))"
+    )
     ended = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
     )
@@ -327,7 +334,10 @@ def test_a_format_of_weights_is_no_folder_of_its_name(
 
 
 def test_importing_the_package_imports_no_framework() -> None:
-    program = "import sys, posenc_export, posenc_export.runtime; assert not {'torch', 'onnx', 'onnxruntime'} & set(sys.modules)"
+    program = (
+        "import sys, posenc_export, posenc_export.runtime; assert not "
+        "{'torch', 'onnx', 'onnxruntime'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
@@ -357,9 +367,9 @@ def test_a_listing_of_one_encoding_has_its_measured_properties(
 def test_a_listing_of_one_encoding_wraps_whole_paragraphs(capsys: pytest.CaptureFixture) -> None:
     assert main(["list", "rope_yarn"]) == 0
     assert (
-        "1 at\nthe pair that turns beta_slow times. It is linear in the pair k or in the number of turns.\n"
-        in capsys.readouterr().out
-    )
+        "1 at\nthe pair that turns beta_slow times. It is linear in the pair k or in the "
+        "number of turns.\n"
+    ) in capsys.readouterr().out
 
 
 MISSPELLED = {
@@ -419,9 +429,9 @@ def test_an_unknown_option_is_refused_with_the_nearest_option_of_the_command(
     with pytest.raises(SystemExit) as stopped:
         main([*BLOCK, "--target", "ort", "-o", "x", "--widht", "5"])
     assert stopped.value.code == 2
-    assert (
-        capsys.readouterr().err
-        == "posenc export: unrecognized arguments: --widht 5; did you mean --width?; see posenc export --help\n"
+    assert capsys.readouterr().err == (
+        "posenc export: unrecognized arguments: --widht 5; did you mean --width?; see posenc "
+        "export --help\n"
     )
 
 

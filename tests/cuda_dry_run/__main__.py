@@ -1,10 +1,14 @@
-"""Dry run of all artefacts of target ort-cuda, and of the table of kernels that the static check reads.
+"""Dry run of all artefacts of target ort-cuda, and of the table of kernels that the static check
+reads.
 
-    python -m tests.cuda_dry_run WORKDIR [--kind KIND ...] [--only NAME ...] [--no-grid] [--resume] [--write-table]
+    python -m tests.cuda_dry_run WORKDIR [--kind KIND ...] [--only NAME ...] [--no-grid] [--resume]
+    [--write-table]
 
-Prepares WORKDIR (setup.sh), exports each model, runs it in a process with the stub libraries, and compares what the provider does with what the static check says
-(posenc_export/runtime/graphs/cuda_placement.py). Writes WORKDIR/results.json after each model; the exit status is 1
-if they differ, if a graph does not load, or if a cell of the grid has an error that the provider reports, a launch beyond a limit of the device, or a shifted mask.
+Prepares WORKDIR (setup.sh), exports each model, runs it in a process with the stub libraries, and
+compares what the provider does with what the static check says
+(posenc_export/runtime/graphs/cuda_placement.py). Writes WORKDIR/results.json after each model; the
+exit status is 1 if they differ, if a graph does not load, or if a cell of the grid has an error
+that the provider reports, a launch beyond a limit of the device, or a shifted mask.
 """
 
 import argparse
@@ -49,11 +53,14 @@ def faults_of(found: Dict[str, Any], expected: cuda_placement.Placement) -> List
     on_cpu, copies = sorted(expected.on_cpu), expected.copied
     if (found["on_cpu"], len(found["memcpy"])) != (on_cpu, copies):
         faults.append(
-            f"{', '.join(found['on_cpu']) or 'nothing'} on the CPU and {len(found['memcpy'])} copies, expected {', '.join(on_cpu) or 'nothing'} and {copies}"
+            f"{', '.join(found['on_cpu']) or 'nothing'} on the CPU and "
+            f"{len(found['memcpy'])} copies, expected {', '.join(on_cpu) or 'nothing'} and "
+            f"{copies}"
         )
     if "capture" in found and (found["capture"] == "captured") != expected.captured:
         faults.append(
-            f"capture of a step: {found['capture']}, expected {'captured' if expected.captured else 'a refusal'}"
+            f"capture of a step: {found['capture']}, expected "
+            f"{'captured' if expected.captured else 'a refusal'}"
         )
     if found.get("step", {}).get("tf32"):
         faults.append(f"{found['step']['tf32']} products of a step in TF32")
@@ -67,7 +74,9 @@ def results(
     with_grid: bool,
     known: Collection[str],
 ) -> Iterator[Dict[str, Any]]:
-    """Yield one row for each artefact that is not known: {"name", "kind", "static", "faults", ...}, or {"name", "kind", "refused"} if export refuses the model."""
+    """Yield one row for each artefact that is not known: {"name", "kind", "static", "faults",
+    ...}, or {"name", "kind", "refused"} if export refuses the model.
+    """
     models = {
         name: (kind, make)
         for kind in kinds
@@ -102,7 +111,10 @@ def line(row: Dict[str, Any]) -> str:
     step = row.get("step", {})
     replayed = f"{row['capture'][:40]}, {row.get('replayed_us', '-')} us" if step else ""
     ran = (
-        f"{row.get('cells', 0)} cells, a step: {step['launches']} launches, {step['host_us']} us, {step['copies']}, {replayed}"
+        (
+            f"{row.get('cells', 0)} cells, a step: {step['launches']} launches, "
+            f"{step['host_us']} us, {step['copies']}, {replayed}"
+        )
         if step
         else ""
     )
@@ -138,7 +150,8 @@ def main() -> int:
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="continue an earlier run: keep the rows of WORKDIR/results.json, and run the models without one",
+        help="continue an earlier run: keep the rows of WORKDIR/results.json, and run the models "
+        "without one",
     )
     parser.add_argument("--write-table", action="store_true", help="replace the table of kernels")
     options = parser.parse_args()
@@ -162,7 +175,8 @@ def main() -> int:
         json_rows.write(file, rows)
     faulty = [row["name"] for row in rows if row.get("faults")]
     print(
-        f"{len(rows)} artefacts, {len(faulty)} with faults{': ' if faulty else ''}{', '.join(faulty)}"
+        f"{len(rows)} artefacts, {len(faulty)} with "
+        f"faults{': ' if faulty else ''}{', '.join(faulty)}"
     )
     return int(differs or bool(faulty))
 

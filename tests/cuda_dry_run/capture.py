@@ -1,4 +1,6 @@
-"""Capture of CUDA graphs by sessions: prompts run uncaptured, steps are captured once for each set of addresses and shapes, and then replayed without a launch."""
+"""Capture of CUDA graphs by sessions: prompts run uncaptured, steps are captured once for each
+set of addresses and shapes, and then replayed without a launch.
+"""
 
 import warnings
 from pathlib import Path
@@ -23,7 +25,9 @@ PROMPT = 8
 def captured(
     folder: Path, manifest: Manifest, least_us: Callable[[Callable[[], Any]], float]
 ) -> Dict[str, Any]:
-    """Return {"capture": "captured", "replayed_us": host time of a step} if all steps but the first of each batch size replay, otherwise {"capture": why not}."""
+    """Return {"capture": "captured", "replayed_us": host time of a step} if all steps but the
+    first of each batch size replay, otherwise {"capture": why not}.
+    """
     if any(state.update == "append" for state in manifest.states):
         return {"capture": "the caches grow"}
     with warnings.catch_warnings(record=True) as warned:
@@ -56,7 +60,10 @@ def captured(
                 return {"capture": f"call {number}: {error}"[-300:]}
             if warned or _wrong(record, kind):
                 return {
-                    "capture": f"call {number}, {kind} of batch {batch}: {warned[0].message if warned else _wrong(record, kind)}"
+                    "capture": (
+                        f"call {number}, {kind} of batch {batch}: "
+                        f"{warned[0].message if warned else _wrong(record, kind)}"
+                    )
                 }
         one, session = tokens(manifest, 1, 1)[:, 0], sessions[1]
         return {
@@ -84,9 +91,9 @@ def _wrong(record: Record, kind: str) -> str:
     """Return what a call did that it should not do; empty if all is right."""
     illegal = [name for name in record.counts if name.startswith("CAPTURE_ILLEGAL")]
     if illegal or record.counts["CAPTURED_COPY"]:
-        return (
-            ", ".join(illegal)
-            or f"{record.counts['CAPTURED_COPY']} copies from the host, which a replay repeats with what is there then"
+        return ", ".join(illegal) or (
+            f"{record.counts['CAPTURED_COPY']} copies from the host, which a replay repeats "
+            "with what is there then"
         )
     replays, launches = record.counts["GRAPH_LAUNCH"], record.launches
     right = {
@@ -102,7 +109,9 @@ def _wrong(record: Record, kind: str) -> str:
 
 
 def _refusal(folder: Path, said: str) -> str:
-    """Return why ONNX Runtime refuses to capture a graph; "captured" if it does not, although the static check says so."""
+    """Return why ONNX Runtime refuses to capture a graph; "captured" if it does not, although
+    the static check says so.
+    """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     providers: Tuple[Any, ...] = ((cuda.NAME, {**cuda.OPTIONS, "enable_cuda_graph": "1"}),)

@@ -1,4 +1,6 @@
-"""Dry run of one artefact, in a process with the stub libraries: `python -m tests.cuda_dry_run.check FOLDER [--no-grid]` prints one JSON object."""
+"""Dry run of one artefact, in a process with the stub libraries: `python -m
+tests.cuda_dry_run.check FOLDER [--no-grid]` prints one JSON object.
+"""
 
 import argparse
 import collections
@@ -24,15 +26,19 @@ from tests.cuda_dry_run.inputs import tokens
 from tests.cuda_dry_run.record import recording
 
 CAPACITY = 256
+# Steps before the recorded one, in which the provider allocates its scratch memory; rounds and
+# steps that are timed.
 WARM, ROUNDS, STEPS = (
     4,
     8,
     20,
-)  # steps before the recorded one, in which the provider allocates its scratch memory; rounds and steps that are timed
+)
 
 
 def placement(folder: Path) -> Dict[str, Any]:
-    """Load the graph with all of ONNX Runtime's optimisations. Return the number of nodes, the operators on the CPU, and what the copies between the two move."""
+    """Load the graph with all of ONNX Runtime's optimisations. Return the number of nodes, the
+    operators on the CPU, and what the copies between the two move.
+    """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
@@ -89,7 +95,9 @@ def step_of(model: Any) -> Dict[str, Any]:
 
 
 def _least_us(step: Callable[[], Any]) -> float:
-    """Return the least CPU time of a step over the rounds. Launches cost nothing here: this is the time of Python and ONNX Runtime."""
+    """Return the least CPU time of a step over the rounds. Launches cost nothing here: this is
+    the time of Python and ONNX Runtime.
+    """
     rounds = []
     for _ in range(ROUNDS):
         begin = time.thread_time()
@@ -100,7 +108,9 @@ def _least_us(step: Callable[[], Any]) -> float:
 
 
 def grid(model: Any, folder: Path) -> Dict[str, Any]:
-    """Run every cell of the parity grid. Return the number of cells, and the faults and errors by text with their cells."""
+    """Run every cell of the parity grid. Return the number of cells, and the faults and errors
+    by text with their cells.
+    """
     manifest, found, cells = model.manifest, collections.defaultdict(list), 0
     session = measuring.sessions(model, 1)[0]
     assert manifest.reference is not None
@@ -132,7 +142,9 @@ def _general(text: str) -> str:
 
 
 def checked(folder: Path, with_grid: bool) -> Dict[str, Any]:
-    """Return everything that the dry run finds about an artefact; "error" if it does not load or run."""
+    """Return everything that the dry run finds about an artefact; "error" if it does not load or
+    run.
+    """
     found: Dict[str, Any] = {}
     try:
         model = load(

@@ -1,4 +1,6 @@
-"""The models of a dry run, by name: every encoding in a decoder and in a block, models with other parts, families of checkpoints and trained presets."""
+"""The models of a dry run, by name: every encoding in a decoder and in a block, models with
+other parts, families of checkpoints and trained presets.
+"""
 
 import tempfile
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""The page of the dry run: `python -m tests.cuda_dry_run.page WORKDIR ...` joins results, and writes JSON and PAGE."""
+"""The page of the dry run: `python -m tests.cuda_dry_run.page WORKDIR ...` joins results, and
+writes JSON and PAGE.
+"""
 
 import json
 import re
@@ -42,7 +44,10 @@ def page(rows: Sequence[Dict[str, Any]]) -> str:
     kinds = list(dict.fromkeys(row["kind"] for row in rows))
     lines = [INTRODUCTION, *_layers({row["name"]: row for row in rows})]
     lines += [
-        "| models | number | captured | no copy in a step | need cuDNN | refused by export | cells of the grid | faults |",
+        (
+            "| models | number | captured | no copy in a step | need cuDNN | refused by export | "
+            "cells of the grid | faults |"
+        ),
         "|---|---|---|---|---|---|---|---|",
     ]
     for kind in kinds:
@@ -60,13 +65,18 @@ def page(rows: Sequence[Dict[str, Any]]) -> str:
         lines.append(f"| {kind} | {len(those)} | {' | '.join(map(str, counts))} |")
     lines += [
         "",
-        "Decoders and blocks that need cuDNN, which the dry run lacks, do not run. The grid was run",
-        "where cells are counted. Models that are refused, do not run, are not captured, copy, or have",
+        "Decoders and blocks that need cuDNN, which the dry run lacks, do not run. The grid "
+        "was run",
+        "where cells are counted. Models that are refused, do not run, are not captured, "
+        "copy, or have",
         "nodes on the CPU; `bench/results/cuda_dry_run.json` has all others:",
         "",
     ]
     lines += [
-        "| model | nodes on the CPU | copies | launches | attention of a step | us | us replayed | remarks |",
+        (
+            "| model | nodes on the CPU | copies | launches | attention of a step | us | us "
+            "replayed | remarks |"
+        ),
         "|---|---|---|---|---|---|---|---|",
     ]
     lines += map(_line, filter(_remarkable, rows))
@@ -74,7 +84,9 @@ def page(rows: Sequence[Dict[str, Any]]) -> str:
 
 
 def _remarkable(row: Dict[str, Any]) -> bool:
-    """Return whether a model is refused, does not run as captured, copies, or has nodes on the CPU."""
+    """Return whether a model is refused, does not run as captured, copies, or has nodes on the
+    CPU.
+    """
     runs = row.get("capture") == "captured" and "error" not in row and "faults" not in row
     return not runs or bool(row.get("on_cpu") or row.get("copies"))
 
@@ -92,7 +104,8 @@ def _layers(rows: Dict[str, Dict[str, Any]]) -> List[str]:
     for name in sorted({row.partition(",")[0] for row in rows if row.endswith(DEPTH)}):
         deep, flat = (rows[name + layers] for layers in DEPTH)
         lines.append(
-            f"| {name} | {(deep['launches'] - flat['launches']) / 10:.1f} | {deep['us']} | {deep['replayed_us']} |"
+            f"| {name} | {(deep['launches'] - flat['launches']) / 10:.1f} | {deep['us']} | "
+            f"{deep['replayed_us']} |"
         )
     return [*lines, ""]
 

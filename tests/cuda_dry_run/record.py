@@ -24,9 +24,12 @@ class Record:
         kernels: launches by mangled name of the kernel.
         products: number of products of cuBLAS.
         tf32: number of those in TF32.
-        copies, bytes: number and bytes of copies by direction: "H2D", "D2H", "D2D", "H2H" (host, device).
-        counts: other calls by name: MEMSET, MALLOC, SYNC stream, CAPTURE_BEGIN, CAPTURE_ILLEGAL, CAPTURED_COPY, GRAPH_LAUNCH, ...
-        faults: launches beyond a limit of the device, and rows for which unfused attention shifts the causal mask.
+        copies, bytes: number and bytes of copies by direction: "H2D", "D2H", "D2D", "H2H" (host,
+            device).
+        counts: other calls by name: MEMSET, MALLOC, SYNC stream, CAPTURE_BEGIN, CAPTURE_ILLEGAL,
+            CAPTURED_COPY, GRAPH_LAUNCH, ...
+        faults: launches beyond a limit of the device, and rows for which unfused attention shifts
+            the causal mask.
     """
 
     def __init__(self) -> None:

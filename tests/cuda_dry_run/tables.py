@@ -1,7 +1,9 @@
-"""Write the table of CUDA kernels that the static check reads, from the shipped provider: `python -m tests.cuda_dry_run.tables FILE`.
+"""Write the table of CUDA kernels that the static check reads, from the shipped provider: `python
+-m tests.cuda_dry_run.tables FILE`.
 
-Needs the stub libraries, and DRY_RUN with the folder of setup.sh. ONNX Runtime lists kernels by creating every provider of the build, TensorRT's included, which cannot
-load here. A library that creates the CUDA provider instead (stub/tensorrt_shim.cc) is in its place meanwhile.
+Needs the stub libraries, and DRY_RUN with the folder of setup.sh. ONNX Runtime lists kernels by
+creating every provider of the build, TensorRT's included, which cannot load here. A library that
+creates the CUDA provider instead (stub/tensorrt_shim.cc) is in its place meanwhile.
 """
 
 import json
@@ -22,7 +24,8 @@ OTHER = {
     "int32": 6,
     "bool": 9,
 }  # TensorProto.DataType of the inputs that are tried
-# Inputs of operators whose kernels may want some of them in host memory: element type and shape, None for one that is left out; further attributes.
+# Inputs of operators whose kernels may want some of them in host memory: element type and shape,
+# None for one that is left out; further attributes.
 HALF, INDEX = ("float16", (4, 4)), ("int64", (4, 4))
 SCALAR, ONE, TWO = ("int64", ()), ("int64", (1,)), ("int64", (2,))
 HEADS, CACHE = ("float16", (1, 2, 3, 16)), ("float16", (1, 1, 8, 16))
@@ -86,9 +89,11 @@ SCATTER = (
 
 
 def rows() -> List[List[Any]]:
-    """Return [domain, operator, version, input types, output types, kernels, inputs in host memory, outputs in host memory] for each operator.
+    """Return [domain, operator, version, input types, output types, kernels, inputs in host memory,
+    outputs in host memory] for each operator.
 
-    Types name a type parameter or an element type. A kernel gives the element types of each parameter.
+    Types name a type parameter or an element type. A kernel gives the element types of each
+    parameter.
     """
     from onnxruntime.capi import onnxruntime_pybind11_state as states
 
@@ -148,7 +153,9 @@ def rows() -> List[List[Any]]:
 
 
 def _merged(kernels: Sequence[Any]) -> List[Dict[str, str]]:
-    """Return the element types of kernels, by type parameter; kernels with one parameter are merged."""
+    """Return the element types of kernels, by type parameter; kernels with one parameter are
+    merged.
+    """
     found: List[Dict[str, List[str]]] = []
     for kernel in kernels:
         types = {
@@ -170,7 +177,9 @@ def _short(kind: str) -> str:
 
 
 def host_inputs(domain: str, operator: str) -> List[int]:
-    """Return the inputs that a kernel wants in host memory: those that ONNX Runtime copies there if a node on the device makes each of them."""
+    """Return the inputs that a kernel wants in host memory: those that ONNX Runtime copies there
+    if a node on the device makes each of them.
+    """
     import onnx
     import onnxruntime
 

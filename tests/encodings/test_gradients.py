@@ -1,4 +1,6 @@
-"""Gradients of the weights of encodings, compared with finite differences of their float64 oracles."""
+"""Gradients of the weights of encodings, compared with finite differences of their float64
+oracles.
+"""
 
 import copy
 from typing import Any, Dict

@@ -158,7 +158,9 @@ def test_a_floater_whose_field_rotates_pairs_is_the_sinusoid() -> None:
 
 
 def _mixed(variant: str, order: torch.Tensor) -> torch.Tensor:
-    """Output [E] of the last token when the tokens are fed in `order` and all of them are visible."""
+    """Output [E] of the last token when the tokens are fed in `order` and all of them are
+    visible.
+    """
     from posenc_export.models.presets import seeded
     from tests.tiny import block, works
 

@@ -343,7 +343,8 @@ def test_a_parameter_that_is_not_a_number_is_refused_by_name(
 def test_tables_that_no_memory_holds_are_refused_with_their_size(spec: str) -> None:
     with pytest.raises(
         ValueError,
-        match=r"encoding \w+: expected weights and tables that fit the memory of this machine, got an allocation of \d+\.\d PiB",
+        match=r"encoding \w+: expected weights and tables that fit the memory of this machine, got "
+        r"an allocation of \d+\.\d PiB",
     ):
         encodings.build(
             encodings.parse(spec), dataclasses.replace(GEOMETRY, max_positions=10**15)

@@ -305,7 +305,8 @@ def _branching(head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         ),
         (
             _branching,
-            "expected a function that does not branch on values, got Converting a tensor to a Python boolean; use torch.where",
+            "expected a function that does not branch on values, got Converting a tensor to "
+            "a Python boolean; use torch.where",
         ),
     ],
 )

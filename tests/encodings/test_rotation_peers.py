@@ -27,7 +27,9 @@ def _build(name: str, head_size: int, **parameters: Any) -> encodings.PositionEn
 
 
 def _differ(ours: encodings.PositionEncoding, x: Tensor, places: Tensor, theirs: Tensor) -> float:
-    """Error of queries x [B,S,H,D] rotated at coordinates [axes,B,S] against theirs [B,S,H,D], divided by the tolerance."""
+    """Error of queries x [B,S,H,D] rotated at coordinates [axes,B,S] against theirs [B,S,H,D],
+    divided by the tolerance.
+    """
     return worst_error(ours.rotate(x, x, places)[0].numpy(), theirs.numpy()) / tolerance(
         "float32", 1, 1
     )

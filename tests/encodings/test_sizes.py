@@ -1,4 +1,6 @@
-"""Sizes that no machine can hold or compute are refused when an encoding is built, with their limit."""
+"""Sizes that no machine can hold or compute are refused when an encoding is built, with their
+limit.
+"""
 
 import signal
 from typing import Any, Dict, Iterator

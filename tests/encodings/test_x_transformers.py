@@ -23,7 +23,9 @@ def _build(name: str, causal: bool = True, **parameters: Any) -> Any:
 
 
 def _attended(ours: Any, x: torch.Tensor, states: Any, bias: torch.Tensor, causal: bool) -> Any:
-    """Outputs of our `rescore` and of plain attention with a bias, for random queries, keys and values."""
+    """Outputs of our `rescore` and of plain attention with a bias, for random queries, keys and
+    values.
+    """
     q, k, v = torch.randn(3, 1, 30, 6, 16)
     mask = (
         torch.full((30, 30), -torch.inf).triu(1)[None, None]

@@ -11,7 +11,9 @@ from posenc_export.shared.numerics import worst_error
 def worst_of_batch(
     block: Any, session: Session, lengths: Sequence[int], steps: int, chunk: Optional[int] = None
 ) -> float:
-    """Return the worst error of a batch with prompts of these lengths, followed by `steps` steps."""
+    """Return the worst error of a batch with prompts of these lengths, followed by `steps`
+    steps.
+    """
     x = [
         np.random.default_rng(row).standard_normal(
             (length + steps, block.config.width), dtype=np.float32
@@ -34,7 +36,9 @@ def worst_of_batch(
 
 
 def check_rewind(session: Session, width: int, length: int) -> None:
-    """Check that a row rewound from `length` + 10 tokens to 10 gives the same outputs as before it had the other tokens."""
+    """Check that a row rewound from `length` + 10 tokens to 10 gives the same outputs as before
+    it had the other tokens.
+    """
     x = np.random.default_rng(0).standard_normal((1, length + 10, width), dtype=np.float32)
     session.prefill(x[:, :10])
     expected: List[np.ndarray] = [session.step(x[:, index]) for index in range(10, 14)]

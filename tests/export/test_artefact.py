@@ -29,7 +29,8 @@ sources = Sources(seeded(block("alibi")))
 for target in {!r}:
     export(sources, target, {!r} + "/" + target, verify=target == "ort")
 """
-# Other seeds, and ort-cuda, which has the graph of ort from a trace of its own in float16, are exhaustive.
+# Other seeds, and ort-cuda, which has the graph of ort from a trace of its own in float16, are
+# exhaustive.
 HASHED = [
     pytest.param("1", ("onnx", "ort", "torchscript", "pt2"), id="1"),
     pytest.param("2", tuple(TARGETS), id="2", marks=pytest.mark.exhaustive),

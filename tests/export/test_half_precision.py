@@ -1,4 +1,6 @@
-"""Faults in half precision of encodings from outside the package are found before export, with the file and line that makes them."""
+"""Faults in half precision of encodings from outside the package are found before export, with
+the file and line that makes them.
+"""
 
 import re
 from pathlib import Path
@@ -119,23 +121,28 @@ def _place(name: str) -> str:
     [
         (
             Forgotten,
-            "expected rotate to return {dtype} in a model of {dtype}, got float32, made at {place}; convert tables",
+            "expected rotate to return {dtype} in a model of {dtype}, got float32, made at "
+            "{place}; convert tables",
         ),
         (
             Product,
-            "expected rotate to run in {dtype}, got expected m1 and m2 to have the same dtype, but got: .* at {place}; convert tables",
+            "expected rotate to run in {dtype}, got expected m1 and m2 to have the same "
+            "dtype, but got: .* at {place}; convert tables",
         ),
         (
             Plain,
-            r"expected rotate in {dtype} within .* of float32, got .*, with positions rounded to {dtype} at {place}; keep trained numbers",
+            r"expected rotate in {dtype} within .* of float32, got .*, with positions "
+            r"rounded to {dtype} at {place}; keep trained numbers",
         ),
         (
             Slopes,
-            "expected bias to return float32 in a model of {dtype}, got {dtype}, made at {place}; keep trained numbers",
+            "expected bias to return float32 in a model of {dtype}, got {dtype}, made at "
+            "{place}; keep trained numbers",
         ),
         (
             Buffered,
-            "expected fixed numbers that keep their values in a model of {dtype}, got buffer slopes, which the cast rounds; keep them in a Table",
+            "expected fixed numbers that keep their values in a model of {dtype}, got buffer "
+            "slopes, which the cast rounds; keep them in a Table",
         ),
     ],
 )

@@ -1,4 +1,6 @@
-"""Large numbers, NaN and infinities: an artefact stays exact, and rows of a batch do not affect each other."""
+"""Large numbers, NaN and infinities: an artefact stays exact, and rows of a batch do not affect
+each other.
+"""
 
 from pathlib import Path
 from typing import Any, Iterable, List
@@ -56,7 +58,9 @@ def _numbers(*shape: int, scale: float = 1.0, dtype: str = "float32") -> np.ndar
 
 
 def _calls(session: Session, x: np.ndarray) -> List[np.ndarray]:
-    """Read x [B,S,E] in a prefill, a chunk on the filled cache and a step; a bidirectional model reads it in one call."""
+    """Read x [B,S,E] in a prefill, a chunk on the filled cache and a step; a bidirectional model
+    reads it in one call.
+    """
     session.reset()
     if not session.manifest.states:
         return [session.prefill(x)]
@@ -155,7 +159,8 @@ def test_a_cache_may_have_more_columns_than_there_are_positions(
     assert worst_error(stepped, expected[:, 39]) <= tolerance("float32", 1, 48)
 
 
-# Encodings whose scores at such magnitudes depend on more than the rounding of queries and keys to float16.
+# Encodings whose scores at such magnitudes depend on more than the rounding of queries and keys to
+# float16.
 CLEAR = [
     "rope",
     "alibi",

@@ -1,4 +1,6 @@
-"""The module's own functions of positions, slots and visible keys, for targets without a graph of ONNX nodes."""
+"""The module's own functions of positions, slots and visible keys, for targets without a graph
+of ONNX nodes.
+"""
 
 from typing import Any, Callable, Dict
 

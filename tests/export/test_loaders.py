@@ -1,4 +1,6 @@
-"""Configuration files with which other programs load an artefact folder. The programs are run if they are installed."""
+"""Configuration files with which other programs load an artefact folder. The programs are run if
+they are installed.
+"""
 
 import json
 from pathlib import Path

@@ -12,7 +12,9 @@ from safetensors.torch import save_file
 
 from posenc_export.export.paging import page_out
 
-MOST = 2.5  # peak relative to the weights: 1 for the module, 1 for the weights packed by ONNX Runtime, and the rest for calls
+# Peak relative to the weights: 1 for the module, 1 for the weights packed by ONNX Runtime, and the
+# rest for calls.
+MOST = 2.5
 CALLS = (
     32 << 20
 )  # bytes of activations, caches and expected outputs, which do not depend on the weights

@@ -1,4 +1,6 @@
-"""Native code that AOTInductor compiles from pt2 artefacts: verified where it was compiled, and the same session as any other artefact."""
+"""Native code that AOTInductor compiles from pt2 artefacts: verified where it was compiled, and
+the same session as any other artefact.
+"""
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -97,7 +99,8 @@ def test_native_code_has_no_trained_numbers_of_encodings_to_draw(tmp_path: Path)
     )
     with pytest.raises(
         ValueError,
-        match="expected the trained numbers .* got none; give the pt2 artefact that it was compiled from",
+        match="expected the trained numbers .* got none; give the pt2 artefact that it was "
+        "compiled from",
     ):
         with_trained_encodings(tmp_path / "native")
 

@@ -46,7 +46,9 @@ _made: Dict[str, Source] = {}
 
 
 def _source(weights: str) -> Source:
-    """Return a source with rounded weights, those of "keep" with offsets that are no zero points."""
+    """Return a source with rounded weights, those of "keep" with offsets that are no zero
+    points.
+    """
     if weights in _made:
         return _made[weights]
     model = seeded(decoder("rope", max_positions=64))

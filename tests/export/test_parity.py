@@ -20,7 +20,8 @@ from posenc_export.shared.numerics import tolerance, worst_error
 from tests.tiny import VARIANTS, block, decoder, encoder, works
 from tests.traces import sources
 
-# complex_order has a token table of another width; after `integer`, LayerNorm subtracts the mean, which cancels the leading digits of x + p.
+# complex_order has a token table of another width; after `integer`, LayerNorm subtracts the mean,
+# which cancels the leading digits of x + p.
 ENCODERS = [
     v for v in REGISTRY if works(v, "bidirectional") and v not in ("complex_order", "integer")
 ]
@@ -54,7 +55,9 @@ def _each(
     targets: Iterable[str] = TARGETS,
     quick: Callable[[str, str], bool] = lambda variant, target: True,
 ) -> List[Any]:
-    """Every variant on every target. The cases of a variant run in one process, which traces the model once. Cases that are not in `quick` are exhaustive."""
+    """Every variant on every target. The cases of a variant run in one process, which traces the
+    model once. Cases that are not in `quick` are exhaustive.
+    """
     return [
         pytest.param(
             variant,
@@ -71,8 +74,10 @@ def _each(
 
 # One encoding for each set of lowered operators, for targets that share a trace.
 REPRESENTATIVES = ("rope", "alibi", "learned", "shaw", "fox", "input_rnn", "rope_longrope", "cope")
-# On `ort`, whose lowerings have the most branches, these encodings together run every line of export/targets/ that any encoding runs, and have every operator that
-# any graph has. The others are compared as TorchScript, with the same cells; on `ort` they differ from one of these in a table, a formula of the same operators or both.
+# On `ort`, whose lowerings have the most branches, these encodings together run every line of
+# export/targets/ that any encoding runs, and have every operator that any graph has. The others are
+# compared as TorchScript, with the same cells; on `ort` they differ from one of these in a table, a
+# formula of the same operators or both.
 FUSED = (
     *REPRESENTATIVES,
     "rope_dynamic",
@@ -87,7 +92,8 @@ FUSED = (
     "mrope",
 )
 FUSED += ("t5", "fox_pair", "recurrent")
-# The first encoding of every set that runs the same methods. The others differ from it in tables alone, which tests/encodings/test_oracles.py compares.
+# The first encoding of every set that runs the same methods. The others differ from it in tables
+# alone, which tests/encodings/test_oracles.py compares.
 METHODS = (
     "embed",
     "embed_next",
@@ -106,7 +112,8 @@ DISTINCT = {
     tuple(getattr(cls, name) for name in METHODS): variant
     for variant, cls in reversed(REGISTRY.items())
 }.values()
-# ort-cuda, in float16, and pt2 need a separate trace: one encoding with and one without GroupQueryAttention, states and content scores.
+# ort-cuda, in float16, and pt2 need a separate trace: one encoding with and one without
+# GroupQueryAttention, states and content scores.
 HOOKS = {"ort": FUSED, "torchscript": tuple(DISTINCT), "ort-cuda": ("rope",), "pt2": ("fox",)}
 EVERYWHERE = _each(
     REGISTRY, quick=lambda variant, target: variant in HOOKS.get(target, REPRESENTATIVES)
@@ -116,7 +123,8 @@ EVERYWHERE = [
 ]  # refused; see the last test
 
 
-# Options change the module, but not its lowering: they are tested on the fused target and as TorchScript.
+# Options change the module, but not its lowering: they are tested on the fused target and as
+# TorchScript.
 @pytest.mark.parametrize(
     ("variant", "target"),
     EVERYWHERE

@@ -128,13 +128,13 @@ def test_a_loss_above_the_limit_is_refused_with_its_number_and_better_choices() 
         quality._check_loss(found, manifest, quality.Inputs(model, None, chosen, 1.1), chosen)
     message = str(refused.value)
     assert (
-        "expected weights int4 to raise the perplexity at most 1.1 times, got 2.70 times (256 instead of 94.8 on 40 tokens, text of the package)"
-        in message
-    )
+        "expected weights int4 to raise the perplexity at most 1.1 times, got 2.70 times "
+        "(256 instead of 94.8 on 40 tokens, text of the package)"
+    ) in message
     assert (
-        "; give calibration data or choose weights int8 (1.00 times) or choose weights int8-32 (1.00 times) or accept it with max_loss 2.71"
-        in message
-    )
+        "; give calibration data or choose weights int8 (1.00 times) or choose weights "
+        "int8-32 (1.00 times) or accept it with max_loss 2.71"
+    ) in message
 
 
 @pytest.mark.exhaustive
@@ -150,7 +150,8 @@ def test_an_artefact_that_loses_too_much_is_not_written(
     monkeypatch.setattr(formats.Grid, "_nearest", coarse)
     with pytest.raises(
         ValueError,
-        match="expected weights int4 to raise the perplexity at most 1.1 times, got .* choose weights int8 ",
+        match="expected weights int4 to raise the perplexity at most 1.1 times, got .* choose "
+        "weights int8 ",
     ):
         export(load_preset("small-alibi"), "ort", tmp_path / "made", weights="int4")
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,6 @@
-"""A graph of which few layers were traced has the nodes, weights and states of one of which all were."""
+"""A graph of which few layers were traced has the nodes, weights and states of one of which all
+were.
+"""
 
 import hashlib
 from pathlib import Path
@@ -36,7 +38,9 @@ def decoder(encoding: str, further=()) -> Stack:
 
 
 def digests(model: Stack, signature: str, target: str, folder: Path) -> dict:
-    """Write a graph and return a digest of each output, which names the operators, attributes, weights and inputs that it depends on."""
+    """Write a graph and return a digest of each output, which names the operators, attributes,
+    weights and inputs that it depends on.
+    """
     kind = TARGETS[target]
     folder.mkdir()
     kind.write(

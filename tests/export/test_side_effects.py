@@ -1,4 +1,6 @@
-"""Exports and loads leave the state of the process as it was: generators, loggers, filters of warnings, threads of torch, models in other threads."""
+"""Exports and loads leave the state of the process as it was: generators, loggers, filters of
+warnings, threads of torch, models in other threads.
+"""
 
 import concurrent.futures
 import logging
@@ -82,7 +84,9 @@ def test_an_eager_model_computes_while_another_thread_traces() -> None:
 
 
 def in_turn(context: Callable[[], Any]) -> None:
-    """Let two threads enter a context one after the other, and leave it in the same order, if it lets both in."""
+    """Let two threads enter a context one after the other, and leave it in the same order, if it
+    lets both in.
+    """
     first_in, second_in, first_out = threading.Event(), threading.Event(), threading.Event()
 
     def first() -> None:

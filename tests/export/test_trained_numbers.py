@@ -1,4 +1,6 @@
-"""Artefacts have the trained numbers of their encodings: where the graph holds them, and in encodings.bin otherwise."""
+"""Artefacts have the trained numbers of their encodings: where the graph holds them, and in
+encodings.bin otherwise.
+"""
 
 import copy
 import functools
@@ -206,7 +208,8 @@ def test_an_artefact_of_an_earlier_version_is_refused_with_the_name_of_what_it_l
     manifests.write(manifest.replace(encodings={}), tmp_path / "a")
     with pytest.raises(
         ValueError,
-        match=r"expected the trained numbers attention\.encoding\.r\.value .* shape \[2, 6, 1, 1\], got none; export it again",
+        match=r"expected the trained numbers attention\.encoding\.r\.value .* shape \[2, 6, 1, "
+        r"1\], got none; export it again",
     ):
         with_trained_encodings(tmp_path / "a")
 

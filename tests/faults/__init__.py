@@ -1,4 +1,6 @@
-"""The registry of planted faults, and the correct models that they are planted in (posenc_export.testing.planting)."""
+"""The registry of planted faults, and the correct models that they are planted in
+(posenc_export.testing.planting).
+"""
 
 import functools
 import tempfile
@@ -23,7 +25,9 @@ FAULTS: Dict[str, Fault] = {
 
 
 def described(model: str) -> Any:
-    """Return the description of a model by name: a variant of tests.tiny for a decoder, or a kind and a variant."""
+    """Return the description of a model by name: a variant of tests.tiny for a decoder, or a
+    kind and a variant.
+    """
     kind, _, variant = model.rpartition(" ")
     if kind == "windowed":
         block = tiny.block(variant)
@@ -45,7 +49,9 @@ def described(model: str) -> Any:
 
 @functools.lru_cache(maxsize=8)
 def correct(model: str, target: str = "") -> Union[CorrectModel, CorrectArtefact]:
-    """Return a correct model by name, eager or as an artefact of a target, which is kept for its next fault."""
+    """Return a correct model by name, eager or as an artefact of a target, which is kept for its
+    next fault.
+    """
     made = sources(described(model))
     if not target:
         return CorrectModel(made.model, lambda: seeded(described(model)))

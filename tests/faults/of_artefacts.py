@@ -1,4 +1,6 @@
-"""Faults of artefacts of target ort: in the inputs and outputs of the graph, and in the constants and attributes of its file."""
+"""Faults of artefacts of target ort: in the inputs and outputs of the graph, and in the
+constants and attributes of its file.
+"""
 
 import dataclasses
 from typing import Any, Callable, Tuple
@@ -18,7 +20,9 @@ ChangeGraph = Callable[[Any], Any]
 
 
 class ChangedGraph:
-    """A graph whose inputs and outputs are changed at every call (runtime.session.buffered_caches.Graph)."""
+    """A graph whose inputs and outputs are changed at every call
+    (runtime.session.buffered_caches.Graph).
+    """
 
     def __init__(self, graph: Any, inputs: ChangeInputs, output: ChangeOutput) -> None:
         self.graph, self.inputs, self.output = graph, inputs, output
@@ -125,7 +129,9 @@ def _slopes(change: Callable[[np.ndarray], np.ndarray]) -> ChangeFile:
 
 
 def _scales(change: Callable[[np.ndarray], np.ndarray]) -> ChangeFile:
-    """Return a function that changes the scales of all products with quantized weights, or the weights of all products if none are quantized."""
+    """Return a function that changes the scales of all products with quantized weights, or the
+    weights of all products if none are quantized.
+    """
 
     def edit(model: Any) -> None:
         scales = {

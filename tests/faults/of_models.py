@@ -1,4 +1,6 @@
-"""Faults of layers, token types and norms, planted in modules; faults of masks and of the selection of logits, planted in functions that all models call."""
+"""Faults of layers, token types and norms, planted in modules; faults of masks and of the
+selection of logits, planted in functions that all models call.
+"""
 
 from typing import Any, Callable, Tuple
 
@@ -36,7 +38,9 @@ def _mask(change: Callable[[Tensor, Tensor], Tuple[Tensor, Tensor]]) -> Callable
 
 
 def _shifted_by_padding(q: Tensor, k: Tensor) -> Tuple[Tensor, Tensor]:
-    """As GroupQueryAttention with a bias on CUDA, if a short row beside longer ones is given its own length."""
+    """As GroupQueryAttention with a bias on CUDA, if a short row beside longer ones is given its
+    own length.
+    """
     first = (k >= 0).sum(1, keepdim=True) == (q >= 0).sum(1, keepdim=True)
     return torch.where(first, q - (q < 0).sum(1, keepdim=True), q), k
 

@@ -1,4 +1,6 @@
-"""Faults planted in artefacts are found in every format, and correct artefacts pass at every depth."""
+"""Faults planted in artefacts are found in every format, and correct artefacts pass at every
+depth.
+"""
 
 import functools
 from pathlib import Path

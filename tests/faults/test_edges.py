@@ -1,4 +1,6 @@
-"""Every fault at an edge far from the first position stops an export, by an error far above the tolerance."""
+"""Every fault at an edge far from the first position stops an export, by an error far above the
+tolerance.
+"""
 
 from pathlib import Path
 

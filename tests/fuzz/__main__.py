@@ -1,4 +1,5 @@
-"""Compare random configurations with transformers, make random calls on sessions, then load mutated artefacts.
+"""Compare random configurations with transformers, make random calls on sessions, then load mutated
+artefacts.
 
     python -m tests.fuzz --configs 1000 --minutes 30 --seed N --jobs 2 --json FILE
 
@@ -25,7 +26,9 @@ MUTATIONS = 200  # number of mutations in one run of tests.fuzz.mutations
 
 
 def sessions(number: int, jobs: int, end: float, providers: Sequence[str]) -> Dict[str, Any]:
-    """Fuzz sessions until `end` (time.time), on some providers only if given. Print a line per unit and return the totals."""
+    """Fuzz sessions until `end` (time.time), on some providers only if given. Print a line per
+    unit and return the totals.
+    """
     from tests.fuzz import long
 
     stopped: List[int] = []
@@ -52,7 +55,9 @@ def sessions(number: int, jobs: int, end: float, providers: Sequence[str]) -> Di
 
 
 def mutations(number: int, end: float) -> Dict[str, Any]:
-    """Run tests.fuzz.mutations for each target in turn until `end` (time.time). Return the totals."""
+    """Run tests.fuzz.mutations for each target in turn until `end` (time.time). Return the
+    totals.
+    """
     runs, failed, turn = 0, [], 0
     while time.time() < end:
         for target in MUTATED:

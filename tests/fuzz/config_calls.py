@@ -12,10 +12,12 @@ from tests.models import pairs, vision_models
 from tests.models.patterns import Pairs, theirs
 
 LENGTH, SHORT, CHUNK = 24, 9, 7  # tokens of the long and of the short row, and of a chunk
+# Tokens of the first call of a decode, which may lie in another range of a rotation, and the last
+# ones, which are read one at a time.
 FIRST, STEPS = (
     3,
     21,
-)  # tokens of the first call of a decode, which may lie in another range of a rotation, and the last ones, which are read one at a time
+)
 BEYOND = 280  # tokens of a long row in which bfloat16 no longer holds every position
 
 
@@ -38,7 +40,9 @@ class Theirs:
         return found.logits.numpy()  # type: ignore[no-any-return]
 
     def cached(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the outputs of a decoder that reads FIRST tokens, then others, and the last STEPS tokens one at a time, with its own cache."""
+        """Return the outputs of a decoder that reads FIRST tokens, then others, and the last
+        STEPS tokens one at a time, with its own cache.
+        """
         parts, cache, ends = (
             [],
             None,

@@ -66,7 +66,9 @@ def is_proper(error: Exception) -> bool:
 
 
 def share(both: Any) -> float:
-    """Return the largest difference relative to 2e-4 of the largest output, or of 1; infinity for outputs that are not finite."""
+    """Return the largest difference relative to 2e-4 of the largest output, or of 1; infinity
+    for outputs that are not finite.
+    """
     worst = 0.0
     for made, wanted in both:
         if not np.isfinite(made).all():

@@ -1,4 +1,6 @@
-"""Small models of transformers for any config.json of the model types that we read, and their outputs beside ours for every division of rows into calls."""
+"""Small models of transformers for any config.json of the model types that we read, and their
+outputs beside ours for every division of rows into calls.
+"""
 
 import json
 import re
@@ -20,7 +22,9 @@ from posenc_export.models.task_heads import MASKED, TASKS
 from posenc_export.runtime import load
 from tests.models import checkpoints, encoders, pairs, vision_models
 
-LARGEST = 1024  # size of a part above which transformers is not asked; keys that are left out have the defaults of real models
+# Size of a part above which transformers is not asked; keys that are left out have the defaults of
+# real models.
+LARGEST = 1024
 UNBUILT = re.compile(
     r"position|window|token|theta|chunk|seq|max_length|floor_scale|factor"
 )  # keys of which no size of a weight follows
@@ -34,7 +38,8 @@ class Base:
 
     Args:
         model_type: the model type.
-        kind: "decoder", "encoder", "pair" (encoder and decoder) or "vision" (text model of a vision-language model).
+        kind: "decoder", "encoder", "pair" (encoder and decoder) or "vision" (text model of a
+            vision-language model).
         name: name of the model in the tests of its kind.
         task: task of the head of an encoder, as in the names of transformers' classes; empty for
             hidden states.
@@ -125,7 +130,9 @@ def _numbers(values: Mapping[str, Any]) -> Iterator[Tuple[str, int]]:
 
 
 def tokens_for(base: Base, config: Any, length: int) -> np.ndarray:
-    """Return two rows of token ids [2,length] without special tokens and without the id of padding."""
+    """Return two rows of token ids [2,length] without special tokens and without the id of
+    padding.
+    """
     text = config.get_text_config() if base.kind == "vision" else config
     ids = [index for index in range(5, min(58, text.vocab_size)) if index != text.pad_token_id]
     return np.random.default_rng(0).choice(ids, (2, length))

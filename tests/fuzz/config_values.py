@@ -1,4 +1,6 @@
-"""Random changes of a config.json: values that transformers accepts, boundary values, values of another type, deleted keys and keys of other families."""
+"""Random changes of a config.json: values that transformers accepts, boundary values, values of
+another type, deleted keys and keys of other families.
+"""
 
 import random
 import re

@@ -1,4 +1,5 @@
-"""Random configurations of every model type that we read, compared with transformers: `python -m tests.fuzz.configs --seed N --count 1000 --jobs 2`.
+"""Random configurations of every model type that we read, compared with transformers: `python -m
+tests.fuzz.configs --seed N --count 1000 --jobs 2`.
 
 A case starts from a small valid config.json, of encoders with or without a task head, and changes
 one to three keys. If transformers builds the model, our model must give the outputs of its full
@@ -161,7 +162,9 @@ def _shares(base: Any, session: Any, peer: Any, wanted: Any) -> Dict[str, float]
 
 
 def _refused_alone(config: Dict[str, Any], found: Case) -> None:
-    """Set the outcome of a configuration that transformers cannot run: we may refuse it or not, but without a wrong error and at once."""
+    """Set the outcome of a configuration that transformers cannot run: we may refuse it or not,
+    but without a wrong error and at once.
+    """
     name = config.get("model_type")
     parts = families.parts_of(name) if isinstance(name, str) and name in families.FILES else ()
     found.outcome, begun = "transformers cannot run it", time.process_time()

@@ -1,7 +1,9 @@
-"""Make calls on sessions, described as plain data, and compare the outputs with those of each row alone.
+"""Make calls on sessions, described as plain data, and compare the outputs with those of each row
+alone.
 
-A call is a dictionary: "do" is the kind of call, "on" the index of the session, and the methods of Driver document the other keys. Whether a call must be refused
-is decided from the tokens that were fed, not by asking the session.
+A call is a dictionary: "do" is the kind of call, "on" the index of the session, and the methods of
+Driver document the other keys. Whether a call must be refused is decided from the tokens that were
+fed, not by asking the session.
 """
 
 import tempfile
@@ -72,7 +74,8 @@ class Driver:
         """Make a call and check its output, the lengths of all sessions, and earlier outputs.
 
         Raises:
-            AssertionError: an output or a length is wrong, or a call is wrongly refused or wrongly accepted.
+            AssertionError: an output or a length is wrong, or a call is wrongly refused or wrongly
+                accepted.
         """
         twin = self.twins[call["on"] % len(self.twins)]
         self.calls += 1
@@ -89,7 +92,9 @@ class Driver:
             self._look_ahead(twin)
 
     def _prefill(self, twin: Twin, call: Call) -> None:
-        """Keys: rows, a list of [text, attributes, number of tokens]; start; padding, a seed or None for a list of rows; chunk; keep, as logits_to_keep."""
+        """Keys: rows, a list of [text, attributes, number of tokens]; start; padding, a seed or
+        None for a list of rows; chunk; keep, as logits_to_keep.
+        """
         rows = self._before(twin, len(call["rows"]), call["start"])
         more = [
             [Token(text % TEXTS, self._beside(beside))] * count
@@ -124,7 +129,9 @@ class Driver:
         twin.rows = rows
 
     def _before(self, twin: Twin, count: int, start: Any) -> Optional[List[Reading]]:
-        """Return the rows before a prefill of `count` rows, or None if this prefill is not allowed."""
+        """Return the rows before a prefill of `count` rows, or None if this prefill is not
+        allowed.
+        """
         rows = [row.copy() for row in twin.rows] if self.subject.cached else []
         if any(row.length for row in rows):
             return rows if len(rows) == count else None
@@ -145,7 +152,9 @@ class Driver:
         return [(self.calls + index) % max(len(self.subject.encoded), 1) for index in range(count)]
 
     def _encoder(self, twin: Twin, rows: Optional[List[Reading]], start: Any) -> Dict[str, Any]:
-        """Return the argument `encoder` for new rows; nothing for rows that keep their encoder outputs."""
+        """Return the argument `encoder` for new rows; nothing for rows that keep their encoder
+        outputs.
+        """
         kept = any(row.length for row in twin.rows) or (
             start is None and rows is not None and len(twin.rows) == len(rows)
         )
@@ -166,7 +175,9 @@ class Driver:
     def _given(
         self, call: Call, more: List[List[Token]], rows: Optional[List[Reading]]
     ) -> Tuple[Dict[str, Any], List[np.ndarray]]:
-        """Return the arguments of a prefill or admit, and for each row the columns of its tokens."""
+        """Return the arguments of a prefill or admit, and for each row the columns of its
+        tokens.
+        """
         tokens, numbers = self._contents(more, rows or [Reading(0, self.limit) for _ in more])
         count, kinds, mask = (
             [len(part) for part in tokens],
@@ -191,9 +202,9 @@ class Driver:
                 [list(row) if index % 2 else row for index, row in enumerate(tokens)],
                 max(count, default=0),
             )
-            if (
-                self.calls % 2 and len(set(count)) == 1
-            ):  # few tokens as an array are a call that the session repeats with a binding that it keeps
+            # Few tokens as an array are a call that the session repeats with a binding that it
+            # keeps.
+            if self.calls % 2 and len(set(count)) == 1:
                 inputs = np.stack(tokens)
         beside = np.zeros((self.subject.beside.shape[1], len(count), width), np.int64)
         for row, where in enumerate(columns):
@@ -218,7 +229,9 @@ class Driver:
     def _contents(
         self, more: List[List[Token]], rows: List[Reading]
     ) -> Tuple[List[np.ndarray], List[np.ndarray]]:
-        """Return the next tokens of each row and their attributes. If they exceed the range, so that the call is refused, only the shapes are right."""
+        """Return the next tokens of each row and their attributes. If they exceed the range, so
+        that the call is refused, only the shapes are right.
+        """
         size, subject = self.subject.spec.size, self.subject
         whole = [[*row.tokens, *tokens] for row, tokens in zip(rows, more, strict=True)]
         if all(len(tokens) <= size for tokens in whole):
@@ -243,7 +256,9 @@ class Driver:
         output: np.ndarray,
         columns: List[np.ndarray],
     ) -> None:
-        """Record the tokens of a prefill or admit, and check its output: expected values at tokens, zeros at padding."""
+        """Record the tokens of a prefill or admit, and check its output: expected values at
+        tokens, zeros at padding.
+        """
         size, keep = call["chunk"] or self.manifest.chunk, call.get("keep") or 0
         rest = output.copy()
         for index, (row, tokens) in enumerate(zip(rows, more, strict=True)):
@@ -292,7 +307,9 @@ class Driver:
                 self._own(output)
 
     def _speculate(self, twin: Twin, call: Call) -> None:
-        """Keys: times; texts, one per row. Generate in a fork, with drafts that are looked up wherever possible, and compare with what plain decoding chooses."""
+        """Keys: times; texts, one per row. Generate in a fork, with drafts that are looked up
+        wherever possible, and compare with what plain decoding chooses.
+        """
         more = [
             [Token(call["texts"][index % len(call["texts"])] % TEXTS)]
             for index in range(len(twin.rows))
@@ -370,7 +387,9 @@ class Driver:
         self.twins = [*self.twins[: SESSIONS - 1], other]
 
     def _save(self, twin: Twin, call: Call) -> None:
-        """Save the session, and go on with a restored one as with a fork. What a restored session remembers of states that calls replace is not what `Reading` tells."""
+        """Save the session, and go on with a restored one as with a fork. What a restored
+        session remembers of states that calls replace is not what `Reading` tells.
+        """
         with tempfile.TemporaryDirectory() as folder:
             twin.session.save(Path(folder) / "saved")
             other = Twin(
@@ -415,7 +434,9 @@ class Driver:
         twin.rows += rows
 
     def _begin(self, twin: Twin, call: Call) -> None:
-        """Keys: row, whose caches are kept; cut, the number of its tokens with which a new row begins; rows, what follows, one entry; padding, chunk, keep."""
+        """Keys: row, whose caches are kept; cut, the number of its tokens with which a new row
+        begins; rows, what follows, one entry; padding, chunk, keep.
+        """
         if self.prefixes is None or call["row"] >= len(twin.rows):
             return
         known = twin.rows[call["row"]]
@@ -463,7 +484,9 @@ class Driver:
         return which if self.manifest.axes or self.subject.segments else -1
 
     def _must_refuse(self, twin: Twin, make: Callable[[], Any]) -> None:
-        """Check that a call is refused with a message of one line, and that the session is unchanged."""
+        """Check that a call is refused with a message of one line, and that the session is
+        unchanged.
+        """
         self.refused += 1
         try:
             make()
@@ -509,7 +532,10 @@ class Driver:
                 cell_error(errors, against.rounds) * _share(full[first : row.length], full) / bound
             )
             self.worst[name] = max(self.worst.get(name, 0.0), error)
-            where = f"{call['do']}: a row from position {row.start}, its tokens {first} .. {row.length - 1}"
+            where = (
+                f"{call['do']}: a row from position {row.start}, its tokens {first} .. "
+                f"{row.length - 1}"
+            )
             assert error <= 1, f"{where}: error {error:.3g} of {bound:.2g} against {name}"
 
     def _own(self, output: np.ndarray) -> None:
@@ -517,7 +543,9 @@ class Driver:
 
 
 def _share(part: np.ndarray, whole: np.ndarray) -> float:
-    """Return the root mean square of some outputs of a row relative to that of all its outputs, at most 1. Verification pools the tokens of a row in the same way."""
+    """Return the root mean square of some outputs of a row relative to that of all its outputs,
+    at most 1. Verification pools the tokens of a row in the same way.
+    """
     return (
         min(
             1.0,

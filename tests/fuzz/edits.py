@@ -1,4 +1,6 @@
-"""Random edits of an artefact folder. All random choices come from the generator that an edit is given."""
+"""Random edits of an artefact folder. All random choices come from the generator that an edit is
+given.
+"""
 
 import io
 import json

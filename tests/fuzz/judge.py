@@ -1,4 +1,6 @@
-"""Check verification on mutated artefacts that load: it must fail for every artefact whose outputs changed."""
+"""Check verification on mutated artefacts that load: it must fail for every artefact whose
+outputs changed.
+"""
 
 from pathlib import Path
 from typing import List, Optional
@@ -9,13 +11,16 @@ from posenc_export.runtime import GraphError, load, verify
 from posenc_export.shared.numerics import worst_error
 
 PROVED, DISPROVED = "loaded, verification passed", "loaded, verification failed"
-# Verification bounds the error on the inputs of the reference, which are at most sqrt(3). The inputs here are normally distributed and up to twice as large, so a
-# weight with a small error may be within the tolerance there and exceed it here by a factor of up to 2. Larger differences count as changed outputs.
+# Verification bounds the error on the inputs of the reference, which are at most sqrt(3). The
+# inputs here are normally distributed and up to twice as large, so a weight with a small error may
+# be within the tolerance there and exceed it here by a factor of up to 2. Larger differences count
+# as changed outputs.
 REACH = 2.0
 
 
 class Judge:
-    """Compares the outputs of a mutated artefact with those of the original, and with the result of its verification.
+    """Compares the outputs of a mutated artefact with those of the original, and with the result of
+    its verification.
 
     Args:
         source: the original artefact.
@@ -48,7 +53,9 @@ class Judge:
 
 
 def numbers(folder: Path) -> Optional[List[np.ndarray]]:
-    """Return the outputs of a few calls on other inputs than those of the reference; None if a call is refused."""
+    """Return the outputs of a few calls on other inputs than those of the reference; None if a
+    call is refused.
+    """
     try:
         session = load(folder, provider="cpu", threads=1).session()
         width = int(session.manifest.inputs[0].axes[-1])

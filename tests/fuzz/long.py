@@ -1,4 +1,6 @@
-"""The long fuzzing run: the whole registry on all targets and signatures, with random seeds, for a given time."""
+"""The long fuzzing run: the whole registry on all targets and signatures, with random seeds, for
+a given time.
+"""
 
 import contextlib
 import dataclasses
@@ -21,7 +23,8 @@ from tests.fuzz.machine import machine_of
 from tests.fuzz.subjects import CALIBRATED, FORMS, OWN, Spec, subject
 from tests.tiny import VARIANTS, works
 
-# Encodings without bidirectional models: one needs a token table of another width, LayerNorm removes the digits of the other (tests/export/test_parity.py).
+# Encodings without bidirectional models: one needs a token table of another width, LayerNorm
+# removes the digits of the other (tests/export/test_parity.py).
 NO_ENCODER = ("complex_order", "integer")
 LINEAR = ("rope", "learned", "nope", "input_rnn", "sinusoidal")
 READING = ("rope", "t5", "learned", "input_rnn")
@@ -40,7 +43,8 @@ AROUND = ("rope", "alibi", "fox", "mrope", "conditional_conv", "t5", "shaw", "no
 LONG = 600  # number of positions with which caches grow past a bucket
 SHORT = 40  # number of positions otherwise
 SEQUENCES, CALLS = 12, 30  # sequences of a unit, and calls of a sequence
-# Targets and formats whose graphs OpenVINO reads; the others are refused (tests/runtime/graphs/test_openvino.py).
+# Targets and formats whose graphs OpenVINO reads; the others are refused
+# (tests/runtime/graphs/test_openvino.py).
 OPENVINO_READS = [
     ("onnx", "float32"),
     ("onnx", "float16"),
@@ -48,10 +52,12 @@ OPENVINO_READS = [
     ("ort", "int4"),
     ("ort", "int4-128"),
 ]
+# Specs of other formats and providers of each module, and formats among them, each of which is
+# traced.
 DRAWN, FORMATS = (
     10,
     2,
-)  # specs of other formats and providers of each module, and formats among them, each of which is traced
+)
 
 
 @dataclasses.dataclass
@@ -64,7 +70,8 @@ class Unit:
         outcome: "passed", "finding", or the reason why the target cannot represent the module.
         seconds: duration.
         total: Machine.total.
-        finding: the error, the smallest sequence of calls that gives it, and hypothesis's blob for reproduction.
+        finding: the error, the smallest sequence of calls that gives it, and hypothesis's blob for
+            reproduction.
     """
 
     spec: Spec
@@ -76,9 +83,11 @@ class Unit:
 
 
 def groups(chosen: random.Random, only: Sequence[str] = ()) -> Iterator[List[Spec]]:
-    """Yield groups of specs endlessly. A group shares one module, which is traced once; each round over the registry has a random order.
+    """Yield groups of specs endlessly. A group shares one module, which is traced once; each round
+    over the registry has a random order.
 
-    A module is fuzzed in float32 on every target and signature, and in some of the other formats and on some of the other providers.
+    A module is fuzzed in float32 on every target and signature, and in some of the other formats
+    and on some of the other providers.
 
     Args:
         only: providers; if given, the specs of others are left out.
@@ -126,7 +135,9 @@ def groups(chosen: random.Random, only: Sequence[str] = ()) -> Iterator[List[Spe
 
 
 def available() -> List[str]:
-    """Return the installed providers of ONNX graphs besides cpu. A processor without bfloat16 refuses openvino-bf16 later."""
+    """Return the installed providers of ONNX graphs besides cpu. A processor without bfloat16
+    refuses openvino-bf16 later.
+    """
     return [
         *(["cuda"] if cuda.obstacle() is None else []),
         *(providers.OPENVINO if importlib.util.find_spec("openvino") else ()),
@@ -136,7 +147,9 @@ def available() -> List[str]:
 def _specs(
     variant: str, kind: str, size: int, present: Sequence[str]
 ) -> Tuple[List[Spec], List[Spec]]:
-    """Return the specs of a module in float32 on the processor, and those in other formats and on other providers."""
+    """Return the specs of a module in float32 on the processor, and those in other formats and
+    on other providers.
+    """
     every = [
         Spec(variant, kind, target, signature, size, form, provider)
         for form, how in FORMS.items()
@@ -206,7 +219,10 @@ def line(unit: Unit) -> str:
     """Format a unit as one line, followed by the data to replay a finding."""
     total = unit.total
     counts = (
-        f"{total['sequences']} sequences, {total['calls']} calls, {total['steps']} steps, worst {_worst([unit])}"
+        (
+            f"{total['sequences']} sequences, {total['calls']} calls, {total['steps']} steps, "
+            f"worst {_worst([unit])}"
+        )
         if total
         else ""
     )

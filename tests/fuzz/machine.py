@@ -17,8 +17,10 @@ class Machine(RuleBasedStateMachine):
 
     Attributes:
         subject: the artefact; set by `machine_of`.
-        record: options and calls of the last sequence; after shrinking, this is the smallest failing sequence.
-        total: numbers of sequences, calls, steps and refusals so far, and the worst errors relative to their bounds, by reference.
+        record: options and calls of the last sequence; after shrinking, this is the smallest
+            failing sequence.
+        total: numbers of sequences, calls, steps and refusals so far, and the worst errors relative
+            to their bounds, by reference.
     """
 
     subject: Subject
@@ -115,7 +117,9 @@ class Machine(RuleBasedStateMachine):
         self.make({"do": "prefill", "on": on, "rows": rows, "start": start, **self.common(draw)})
 
     def instead(self, data: Any, possible: bool) -> bool:
-        """Make a prefill instead of a call that is always refused, except in one case of eight. Return whether a prefill was made."""
+        """Make a prefill instead of a call that is always refused, except in one case of eight.
+        Return whether a prefill was made.
+        """
         if possible or not data.draw(st.integers(0, 7)):
             return False
         self._drawn_prefill(data.draw)

@@ -1,7 +1,10 @@
-"""Load random mutations of an artefact in child processes: `python -m tests.fuzz.mutations --target ort --count 1000 --seed 1 [--resealed]`.
+"""Load random mutations of an artefact in child processes: `python -m tests.fuzz.mutations --target
+ort --count 1000 --seed 1 [--resealed]`.
 
-With the hashes unchanged, no mutation may load. With all hashes recomputed (--resealed), a mutation loads or is refused with a message of one line. It must not
-raise other exceptions, crash, hang, run code or open a file outside its folder. If it loads, verification must detect whether its outputs changed (judge.py).
+With the hashes unchanged, no mutation may load. With all hashes recomputed (--resealed), a mutation
+loads or is refused with a message of one line. It must not raise other exceptions, crash, hang, run
+code or open a file outside its folder. If it loads, verification must detect whether its outputs
+changed (judge.py).
 """
 
 import argparse
@@ -149,7 +152,9 @@ class Watch:
 
 
 def _child(source: Path, around: Path, cases: List[Case], to: Connection) -> None:
-    """Run cases in a child process. For each, send (number, edit, outcome), preceded by messages without an outcome."""
+    """Run cases in a child process. For each, send (number, edit, outcome), preceded by messages
+    without an outcome.
+    """
     os.environ["OMP_NUM_THREADS"] = "1"
     judge = Judge(source)  # also imports all libraries before the audit hook is added
     watch, folder = Watch(around), around / "mutated"
@@ -258,7 +263,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
         ]
         report = run(source, cases, options.keep)
     print(
-        f"target {options.target}, seed {options.seed}, {options.count} mutations, {'resealed' if options.resealed else 'hashes unchanged'}"
+        f"target {options.target}, seed {options.seed}, {options.count} mutations, "
+        f"{'resealed' if options.resealed else 'hashes unchanged'}"
     )
     for name, count in sorted(report.counts.items()):
         print(f"{count:6} {name}")

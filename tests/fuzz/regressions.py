@@ -1,9 +1,12 @@
-"""Sequences of calls that have failed before, as plain data: {"spec", "options", "calls"}. test_sessions replays them."""
+"""Sequences of calls that have failed before, as plain data: {"spec", "options", "calls"}.
+test_sessions replays them.
+"""
 
 from typing import Any, Dict
 
 FOUND: Dict[str, Dict[str, Any]] = {
-    # The free slots of the shorter row had positions past the range, with which the encoding read its table.
+    # The free slots of the shorter row had positions past the range, with which the encoding read
+    # its table.
     "a row at the end of the range beside a longer one": {
         "spec": ["alibi-rounded", "decoder", "ort", "positions", 40],
         "options": {"batch": 1, "capacity": None, "rewind": 256},
@@ -19,7 +22,8 @@ FOUND: Dict[str, Dict[str, Any]] = {
             }
         ],
     },
-    # The slot of a step that might have broken off was filled although a full cache does not have it: IndexError.
+    # The slot of a step that might have broken off was filled although a full cache does not have
+    # it: IndexError.
     "a fork of a cache that steps have filled to its end": {
         "spec": ["rope", "decoder", "ort", "mask", 40],
         "options": {"batch": 1, "capacity": None, "rewind": 256},
@@ -38,7 +42,8 @@ FOUND: Dict[str, Dict[str, Any]] = {
             {"do": "step", "on": 0, "times": 2, "texts": [1], "copy": True},
         ],
     },
-    # A query that sees nothing gave NaN, which stayed in the slot of the padding: the mask hides it, but 0 times NaN is NaN.
+    # A query that sees nothing gave NaN, which stayed in the slot of the padding: the mask hides
+    # it, but 0 times NaN is NaN.
     "a row without tokens beside one token, then a step": {
         "spec": ["rope", "decoder", "ort", "mask", 40],
         "options": {"batch": 1, "capacity": None, "rewind": 256},
@@ -70,7 +75,8 @@ FOUND: Dict[str, Dict[str, Any]] = {
             {"do": "wrong", "on": 0, "name": "start past the range"},
         ],
     },
-    # Rows that share columns need more of them than there are positions: the rotation of cached keys stopped at the end of its table.
+    # Rows that share columns need more of them than there are positions: the rotation of cached
+    # keys stopped at the end of its table.
     "more columns than positions, keys turned when they are read": {
         "spec": ["rope_longrope-short", "decoder", "ort", "mask", 40],
         "options": {"batch": 1, "capacity": None, "rewind": 256},

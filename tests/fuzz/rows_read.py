@@ -1,4 +1,6 @@
-"""A model of a session's rows, independent of the session: the tokens of each row, and how far it can be rewound."""
+"""A model of a session's rows, independent of the session: the tokens of each row, and how far
+it can be rewound.
+"""
 
 import copy
 from dataclasses import dataclass, field
@@ -15,7 +17,8 @@ class Reading:
 
     Args:
         start: position of the first token.
-        limit: number of tokens that can be taken back at least, if states are replaced by each call.
+        limit: number of tokens that can be taken back at least, if states are replaced by each
+            call.
         tokens: tokens that the row has read.
         marks: lengths at which the session has snapshots of the row's states.
         furthest: largest length that the row has had.
@@ -39,11 +42,15 @@ class Reading:
         return self.marks[0] if self.marks else self.length
 
     def remembers(self, n: int) -> bool:
-        """Whether the session guarantees a rewind by n tokens: to a length within `limit` of the largest length the row has had."""
+        """Whether the session guarantees a rewind by n tokens: to a length within `limit` of the
+        largest length the row has had.
+        """
         return self.furthest - (self.length - n) <= self.limit
 
     def read(self, tokens: List[Token], chunk: int) -> None:
-        """Add tokens in chunks. A snapshot is taken before every chunk of several tokens, and before a single token after SPACING of them."""
+        """Add tokens in chunks. A snapshot is taken before every chunk of several tokens, and
+        before a single token after SPACING of them.
+        """
         for begin in range(0, len(tokens), chunk):
             part = tokens[begin : begin + chunk]
             if not self.marks or len(part) > 1 or self.length - self.marks[-1] >= SPACING:

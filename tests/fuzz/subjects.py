@@ -1,4 +1,5 @@
-"""Artefacts for the session fuzzer, in every format and on every provider, and their expected outputs for a single row.
+"""Artefacts for the session fuzzer, in every format and on every provider, and their expected
+outputs for a single row.
 
 Shapes: L positions of the range, E model width, V numbers of an output.
 """
@@ -23,14 +24,17 @@ from posenc_export.runtime.verification.proof import accuracy_on
 from tests.tiny import block, decoder, encoder, reading
 
 TEXTS = 5  # number of token sequences, and of sequences of coordinates or segments
-ROUND = 48  # lengths of full passes are rounded up to a multiple of this, so that later calls can reuse them
+# Lengths of full passes are rounded up to a multiple of this, so that later calls can reuse them.
+ROUND = 48
 ENCODED = (7, 2, 5, 1, 9)  # lengths of the encoder sequences in tokens
 KEPT = 400  # most full passes in the cache
 WIDTH = 48  # of the hidden states of tests.tiny
 BYTES = 256  # vocabulary for which calibration data may be any text
 SAMPLE = 2048  # tokens of calibration data
-# A certificate bounds the root mean square error over the tokens of a cell, at least MANY. Where activations are rounded, that of a few tokens may be larger by UNEVEN:
-# measured up to 1.2 times that of their row (encoder with normalized positions in float16, whose row is at 0.9 of the bound).
+# A certificate bounds the root mean square error over the tokens of a cell, at least MANY. Where
+# activations are rounded, that of a few tokens may be larger by UNEVEN: measured up to 1.2 times
+# that of their row (encoder with normalized positions in float16, whose row is at 0.9 of the
+# bound).
 MANY, UNEVEN = 16, 1.25
 # Arguments of export by format.
 FORMS: Dict[str, Dict[str, str]] = {
@@ -43,7 +47,9 @@ FORMS: Dict[str, Dict[str, str]] = {
 
 
 class Spec(NamedTuple):
-    """Specification of an artefact: variant of tests.tiny, kind of model (KINDS, OWN), target, signature, number of positions, format (FORMS), and provider."""
+    """Specification of an artefact: variant of tests.tiny, kind of model (KINDS, OWN), target,
+    signature, number of positions, format (FORMS), and provider.
+    """
 
     variant: str
     kind: str
@@ -58,7 +64,9 @@ class Spec(NamedTuple):
 
 
 class Token(NamedTuple):
-    """A token of a row: index of its text, and of its sequence of coordinates or segments; -1 for the default ones."""
+    """A token of a row: index of its text, and of its sequence of coordinates or segments; -1
+    for the default ones.
+    """
 
     text: int
     beside: int = -1
@@ -192,7 +200,8 @@ class Subject:
     def expected(
         self, start: int, row: List[Token], source: int = 0
     ) -> Dict[str, Tuple[np.ndarray, "Reference"]]:
-        """Return the outputs for a single row in one pass, at least [len(row),V], and the reference that computed them, by its name.
+        """Return the outputs for a single row in one pass, at least [len(row),V], and the reference
+        that computed them, by its name.
 
         Causal models are given further tokens after the row.
 
@@ -233,8 +242,10 @@ class Subject:
 
 
 class Reference(NamedTuple):
-    """A session that computes expected outputs, the bound of the error of the artefact (numerics.cell_error), whether the artefact rounds activations, and the factor
-    on the bound for fewer than MANY tokens."""
+    """A session that computes expected outputs, the bound of the error of the artefact
+    (numerics.cell_error), whether the artefact rounds activations, and the factor on the bound for
+    fewer than MANY tokens.
+    """
 
     session: Session
     bound: float
@@ -243,9 +254,11 @@ class Reference(NamedTuple):
 
 
 def references(made: Sources, subject: Subject) -> Dict[str, Reference]:
-    """Return what the outputs of a subject are compared with: the eager module with its rounded weights, and one pass of the artefact itself over the row.
+    """Return what the outputs of a subject are compared with: the eager module with its rounded
+    weights, and one pass of the artefact itself over the row.
 
-    The first bound is the one that verification uses. Two divisions into calls of one artefact are closer, so the second one is half of it.
+    The first bound is the one that verification uses. Two divisions into calls of one artefact are
+    closer, so the second one is half of it.
     """
     spec, manifest, how = subject.spec, subject.manifest, FORMS[subject.spec.form]
     assert manifest.reference is not None
@@ -281,7 +294,8 @@ def sources(variant: str, kind: str, size: int) -> Sources:
 
 
 def _check_verified(folder: Path, spec: Spec) -> None:
-    """Refuse an artefact that fails verification on its provider: some biases and rotations, computed in bfloat16, are not those of the module.
+    """Refuse an artefact that fails verification on its provider: some biases and rotations,
+    computed in bfloat16, are not those of the module.
 
     Raises:
         ValueError: a cell exceeds its tolerance.
@@ -289,7 +303,9 @@ def _check_verified(folder: Path, spec: Spec) -> None:
     proof = verify(folder, spec.provider, record=False)
     if not proof["passed"]:
         raise ValueError(
-            f"fuzz: expected {spec} to pass verification, got {format_cell(proof, worst_cell(proof))} at '{worst_cell(proof)}'; users are told the same"
+            f"fuzz: expected {spec} to pass verification, got "
+            f"{format_cell(proof, worst_cell(proof))} at '{worst_cell(proof)}'; users are "
+            "told the same"
         )
 
 

@@ -1,4 +1,6 @@
-"""Fixed configurations compared with transformers, earlier findings of the search among them; planted differences. More: `make fuzz`."""
+"""Fixed configurations compared with transformers, earlier findings of the search among them;
+planted differences. More: `make fuzz`.
+"""
 
 from typing import Any, Callable, Dict
 
@@ -133,9 +135,9 @@ ALL += [(base, "ort") for base, _ in ALL if base.task]
 )
 def test_every_base_of_the_search_equals_transformers(base: Any, target: str) -> None:
     found = compared(base, {}, target=target)
-    if (
-        base.name == "phi3"
-    ):  # transformers turns keys with other factors from 9 tokens on, but not those in the cache; its full pass equals ours
+    # Transformers turns keys with other factors from 9 tokens on, but not those in the cache; its
+    # full pass equals ours.
+    if base.name == "phi3":
         assert (
             found.outcome == "transformers differs from its own decode"
             and max(found.shares.values()) <= 1

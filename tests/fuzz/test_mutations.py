@@ -1,4 +1,6 @@
-"""A few mutations, and tests that tests.fuzz.mutations detects planted faults. For many mutations: `python -m tests.fuzz.mutations`."""
+"""A few mutations, and tests that tests.fuzz.mutations detects planted faults. For many
+mutations: `python -m tests.fuzz.mutations`.
+"""
 
 import os
 import time

@@ -1,4 +1,6 @@
-"""Random calls on a few artefacts, the same in each run; replays of earlier findings; and planted faults of sessions, which must be found. More: `make fuzz`."""
+"""Random calls on a few artefacts, the same in each run; replays of earlier findings; and
+planted faults of sessions, which must be found. More: `make fuzz`.
+"""
 
 import warnings
 from typing import Any, Dict, List

@@ -1,4 +1,6 @@
-"""Calls that are invalid in every state of a session; each must be refused with a message of one line."""
+"""Calls that are invalid in every state of a session; each must be refused with a message of one
+line.
+"""
 
 from typing import Any, Callable, Dict
 

@@ -251,7 +251,8 @@ CONFIGS |= {
 MODELS |= latent.MODELS
 CONFIGS |= latent.CONFIGS
 
-# Patterns that transformers cannot compute: its temperatures use the column of a token as its position, and its rounded ALiBi always counts from 0.
+# Patterns that transformers cannot compute: its temperatures use the column of a token as its
+# position, and its rounded ALiBi always counts from 0.
 WITHOUT: Dict[str, Tuple[str, ...]] = {
     "llama4_text with temperatures": BY_POSITION,
     "falcon with alibi": ("shifted",),
@@ -259,7 +260,9 @@ WITHOUT: Dict[str, Tuple[str, ...]] = {
 
 
 def described(name: str) -> Any:
-    """Return transformers' configuration of a model. It has its own copy of nested entries, in which transformers writes."""
+    """Return transformers' configuration of a model. It has its own copy of nested entries, in
+    which transformers writes.
+    """
     sizes = {**earlier.SIZES, **latent.SIZES}.get(name.split()[0], SIZES)
     return getattr(transformers, CONFIGS[name.split()[0]])(
         **copy.deepcopy({**sizes, **MODELS[name]})
@@ -291,7 +294,9 @@ def randomised(model: Any) -> Any:
 def saved(
     name: str, folder: Path, dtype: Optional[torch.dtype] = None, shard: str = "5GB"
 ) -> Tuple[Any, Path]:
-    """Save transformers' model, and return it with its folder. With a dtype, weights are saved in it, and the returned float32 model has the rounded weights."""
+    """Save transformers' model, and return it with its folder. With a dtype, weights are saved
+    in it, and the returned float32 model has the rounded weights.
+    """
     model = made(name)
     if dtype is not None:
         model = model.to(dtype)

@@ -107,7 +107,8 @@ WITH_BUFFERS = {
     ),
     "gptj": ("transformer.h.0.attn.bias", "transformer.h.1.attn.masked_bias"),
 }
-# Keys of config.json in published models that transformers 5 does not write; None for keys that published models lack.
+# Keys of config.json in published models that transformers 5 does not write; None for keys that
+# published models lack.
 PUBLISHED: Dict[str, Dict[str, Any]] = {
     "gpt2": {"n_ctx": 512, "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}}, "output_past": True, "_num_labels": 1},
     "gpt_neox": {"rope_parameters": None, "rotary_emb_base": 10000, "rotary_pct": 0.25, "attention_probs_dropout_prob": 0, "hidden_dropout_prob": 0},

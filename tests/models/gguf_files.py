@@ -1,4 +1,6 @@
-"""Small GGUF files, written from transformers' models with the changes that llama.cpp's conversion makes."""
+"""Small GGUF files, written from transformers' models with the changes that llama.cpp's
+conversion makes.
+"""
 
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
@@ -152,10 +154,12 @@ def write(
     kinds: Mapping[str, Types] = NONE,
     only: Callable[[str], bool] = lambda name: True,
 ) -> Stored:
-    """Write a model as a GGUF file. Return what each tensor of the file is when it is dequantized, by its name in the file.
+    """Write a model as a GGUF file. Return what each tensor of the file is when it is dequantized,
+    by its name in the file.
 
     Args:
-        kind: type of matrices whose rows are whole numbers of its blocks; others stay in float32. Types that the library gguf cannot write get random blocks.
+        kind: type of matrices whose rows are whole numbers of its blocks; others stay in float32.
+            Types that the library gguf cannot write get random blocks.
         metadata: further keys with their values, such as a vocabulary.
         kinds: types of single tensors, by the end of their names.
         only: which tensors to write.
@@ -186,7 +190,9 @@ def write(
 
 
 def quantized(numbers: np.ndarray, kind: Types) -> np.ndarray:
-    """Return numbers in a type of GGUF, or random blocks of it if the library gguf cannot write it."""
+    """Return numbers in a type of GGUF, or random blocks of it if the library gguf cannot write
+    it.
+    """
     if kind not in SCALES:
         return gguf.quantize(numbers, kind)
     weights, size = gguf.GGML_QUANT_SIZES[kind]

@@ -1,4 +1,6 @@
-"""Small random checkpoints of encoder-decoder models, and adapters that let tests call such a decoder like a decoder without encoder."""
+"""Small random checkpoints of encoder-decoder models, and adapters that let tests call such a
+decoder like a decoder without encoder.
+"""
 
 import json
 from pathlib import Path
@@ -70,7 +72,9 @@ def source(name: str) -> Tuple[np.ndarray, np.ndarray]:
 
 
 def inputs(whisper: bool) -> Tuple[np.ndarray, np.ndarray]:
-    """Return the encoder's inputs for three rows and their mask [3,Q]. For Whisper the mask is all ones."""
+    """Return the encoder's inputs for three rows and their mask [3,Q]. For Whisper the mask is
+    all ones.
+    """
     random = np.random.default_rng(5)
     if whisper:
         return random.standard_normal((3, WHISPER["num_mel_bins"], 2 * SOURCES)).astype(
@@ -82,7 +86,9 @@ def inputs(whisper: bool) -> Tuple[np.ndarray, np.ndarray]:
 
 
 def ours_of(features: np.ndarray) -> np.ndarray:
-    """Convert frames [B,C,2Q] of a spectrogram to inputs of our encoder, two frames for each token [B,Q,2C]. Token ids are returned unchanged."""
+    """Convert frames [B,C,2Q] of a spectrogram to inputs of our encoder, two frames for each
+    token [B,Q,2C]. Token ids are returned unchanged.
+    """
     return (
         np.ascontiguousarray(features.transpose(0, 2, 1)).reshape(
             len(features), features.shape[2] // 2, -1
@@ -129,7 +135,9 @@ class Peer:
         )
 
     def save_pretrained(self, folder: Path) -> None:
-        """Save the model like a published one. transformers 5 writes tie_word_embeddings=true for all T5 models, and ignores the key when it loads them."""
+        """Save the model like a published one. transformers 5 writes tie_word_embeddings=true
+        for all T5 models, and ignores the key when it loads them.
+        """
         self.model.save_pretrained(folder)
         if self.untied:
             path = folder / "config.json"
@@ -139,7 +147,8 @@ class Peer:
 
 
 class Reading:
-    """A decoder's session that adds the encoder outputs, so that it is called like a session of a decoder without encoder.
+    """A decoder's session that adds the encoder outputs, so that it is called like a session of a
+    decoder without encoder.
 
     Args:
         session: session of the decoder.
@@ -158,7 +167,9 @@ class Reading:
 
 
 def saved(name: str, folder: Path) -> Tuple[Peer, Any, List[np.ndarray]]:
-    """Save transformers' model. Return it with our decoder and the outputs of our encoder for each row [q,N]."""
+    """Save transformers' model. Return it with our decoder and the outputs of our encoder for
+    each row [q,N].
+    """
     peer = Peer(made(name), untied=name == "t5 both parts, untied")
     peer.save_pretrained(folder)
     (read, mask), encoder = source(name), eager_session(from_pretrained(folder, part="encoder"))

@@ -1,4 +1,6 @@
-"""Call patterns. Each calls our model and transformers' model on the same tokens, and returns pairs of outputs (ours, theirs)."""
+"""Call patterns. Each calls our model and transformers' model on the same tokens, and returns
+pairs of outputs (ours, theirs).
+"""
 
 from typing import Any, Callable, Dict, List, Tuple
 
@@ -84,7 +86,9 @@ def shifted(peer: Any, session: Session) -> Pairs:
 
 
 def left_padded(peer: Any, session: Session) -> Pairs:
-    """Call with left-padded rows of different lengths, and with the last four tokens one at a time."""
+    """Call with left-padded rows of different lengths, and with the last four tokens one at a
+    time.
+    """
     tokens, mask, wanted = _padded(peer)
     seen = mask[:, :36] == 1
     first = session.prefill(tokens[:, :36], attention_mask=mask[:, :36])
@@ -194,7 +198,9 @@ def _encoded(peer: Any, session: Session, seen: np.ndarray) -> Pairs:
 
 
 def _positions(peer: Any, mask: np.ndarray) -> Dict[str, np.ndarray]:
-    """Return transformers' positions of valid tokens, for families that accept them. RoFormer and others use columns, which gives the same scores."""
+    """Return transformers' positions of valid tokens, for families that accept them. RoFormer
+    and others use columns, which gives the same scores.
+    """
     family, counted = peer.config.model_type, (mask.cumsum(1) - 1).clip(0)
     if family in ("bert", "electra", "distilbert", "modernbert"):
         return {"position_ids": counted}

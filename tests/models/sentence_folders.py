@@ -29,7 +29,9 @@ DENSE = {
 
 
 def tokenizer() -> bytes:
-    """Return a tokenizer.json whose own cutting and padding, as in published models, differ from those of the folder."""
+    """Return a tokenizer.json whose own cutting and padding, as in published models, differ from
+    those of the folder.
+    """
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     words = [*SPECIAL, *(f"w{index}" for index in range(len(SPECIAL), SIZES["vocab_size"]))]

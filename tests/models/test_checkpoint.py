@@ -53,7 +53,9 @@ def llama(tmp_path: Path) -> Path:
 
 
 def _same(ours: torch.nn.Module, theirs: torch.nn.Module) -> bool:
-    """Return whether both models have the same numbers as parameters, in any order. Tests of families check their places."""
+    """Return whether both models have the same numbers as parameters, in any order. Tests of
+    families check their places.
+    """
     numbers = [
         torch.cat([p.detach().flatten() for p in model.parameters()]).sort().values
         for model in (ours, theirs)
@@ -122,7 +124,8 @@ def test_a_tensor_that_is_not_dense_in_pytorch_model_bin_is_refused_in_one_line(
     torch.save({"a": ODD[name](torch.eye(4))}, tmp_path / "pytorch_model.bin")
     with pytest.raises(
         ValueError,
-        match="^checkpoint: expected pytorch_model.bin to hold dense tensors with all their numbers, got a with layout .*safetensors$",
+        match="^checkpoint: expected pytorch_model.bin to hold dense tensors with all their "
+        "numbers, got a with layout .*safetensors$",
     ):
         Checkpoint(tmp_path)
 
@@ -136,7 +139,8 @@ def test_a_damaged_pickle_in_pytorch_model_bin_is_refused_in_one_line(tmp_path: 
     torch.save({"a": Damaged()}, tmp_path / "pytorch_model.bin")
     with pytest.raises(
         ValueError,
-        match="^checkpoint: expected pytorch_model.bin to hold only tensors, .*missing 6 required .*safetensors$",
+        match="^checkpoint: expected pytorch_model.bin to hold only tensors, .*missing 6 required "
+        ".*safetensors$",
     ):
         Checkpoint(tmp_path)
 
@@ -145,7 +149,8 @@ def test_a_file_of_a_whole_module_is_refused_by_the_name_of_its_class(tmp_path: 
     torch.save(torch.nn.Linear(2, 2), tmp_path / "pytorch_model.bin")
     with pytest.raises(
         ValueError,
-        match="got an object of torch.nn.modules.linear.Linear; save the state_dict of the model, or save it as safetensors$",
+        match="got an object of torch.nn.modules.linear.Linear; save the state_dict of the model, "
+        "or save it as safetensors$",
     ):
         Checkpoint(tmp_path)
 
@@ -365,7 +370,8 @@ def test_an_unknown_model_type_is_refused(family: Any, llama: Path) -> None:
         ("llama4", "got 'llama4'; save its text model, whose type is llama4_text, or describe"),
         (
             "qwen3_5",
-            "got 'qwen3_5' (three of four layers are gated delta rules, a linear attention that is not supported); the nearest type that is read is qwen3",
+            "got 'qwen3_5' (three of four layers are gated delta rules, a linear attention "
+            "that is not supported); the nearest type that is read is qwen3",
         ),
         ("LLAMA", "; the nearest type that is read is llama; describe"),
         ("zamba", "got 'zamba'; describe the model"),
@@ -402,7 +408,8 @@ def test_layers_with_equal_rotations_share_a_table(tmp_path: Path) -> None:
     assert len({id(layer.attention.encoding) for layer in layers}) == 2
 
 
-# Keys that versions of transformers wrote for every model, with their defaults, and what reading a GGUF file adds.
+# Keys that versions of transformers wrote for every model, with their defaults, and what reading a
+# GGUF file adds.
 WRITTEN = {
     "_model_name_or_path": "a model", "_commit_hash": None, "_attn_implementation_autoset": True, "finetuning_task": None, "num_labels": 2, "pruned_heads": {},
     "torchscript": False, "use_bfloat16": False, "is_decoder": False, "is_encoder_decoder": False, "add_cross_attention": False, "tie_encoder_decoder": False,

@@ -1,4 +1,6 @@
-"""Learned tables extended to a longer range: values, unchanged outputs in the old range, certified exports, refusals."""
+"""Learned tables extended to a longer range: values, unchanged outputs in the old range,
+certified exports, refusals.
+"""
 
 import copy
 from pathlib import Path
@@ -186,7 +188,8 @@ REFUSED = {
             ),
             LONGER,
         ),
-        "expected only one weight whose shape depends on max_positions, got also layers.0.attention.encoding.table.weight",
+        "expected only one weight whose shape depends on max_positions, got also "
+        "layers.0.attention.encoding.table.weight",
     ),
     "no model": (
         lambda: extend_positions(torch.nn.Linear(2, 2), LONGER),

@@ -1,4 +1,6 @@
-"""`posenc describe` and `posenc inspect` print every setting of a description, in the order of the forward pass."""
+"""`posenc describe` and `posenc inspect` print every setting of a description, in the order of
+the forward pass.
+"""
 
 import copy
 import json
@@ -41,7 +43,9 @@ def _described() -> Iterator[Tuple[str, Dict[str, Any]]]:
 
 
 def _settings(values: Any, path: Tuple[Any, ...] = ()) -> Iterator[Tuple[Any, ...]]:
-    """Yield the path of every value in nested mappings and lists that is no mapping or list itself."""
+    """Yield the path of every value in nested mappings and lists that is no mapping or list
+    itself.
+    """
     entries = (
         values.items()
         if isinstance(values, dict)
@@ -184,7 +188,10 @@ def test_describe_refuses_in_one_line(case: str, capsys: pytest.CaptureFixture) 
 
 def test_inspect_and_describe_print_the_layers_of_an_artefact_without_torch(tmp_path: Path) -> None:
     export_model(seeded(SMALL), "torchscript", tmp_path / "block", verify=False)
-    program = "import sys; from posenc_export.commands.cli import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+    program = (
+        "import sys; from posenc_export.commands.cli import main; main(sys.argv[1:]); "
+        "sys.exit('torch' in sys.modules)"
+    )
     outputs = [
         subprocess.run(
             [sys.executable, "-c", program, command, str(tmp_path / "block")],

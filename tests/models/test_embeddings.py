@@ -1,4 +1,6 @@
-"""The embedding part: comparison with transformers' embedding layers, certificates on every target, refusals."""
+"""The embedding part: comparison with transformers' embedding layers, certificates on every
+target, refusals.
+"""
 
 import json
 from pathlib import Path

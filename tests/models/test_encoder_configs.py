@@ -12,7 +12,9 @@ from tests.models.encoders import MODELS, PUBLISHED, SIZES, described  # noqa: E
 
 
 def _config(name: str, **changes: Any) -> Dict[str, Any]:
-    """Return config.json of a model with changed values. Keys with the value Ellipsis are removed."""
+    """Return config.json of a model with changed values. Keys with the value Ellipsis are
+    removed.
+    """
     config = {**json.loads(described(name).to_json_string()), **changes}
     return {key: value for key, value in config.items() if value is not ...}
 

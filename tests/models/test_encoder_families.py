@@ -1,4 +1,6 @@
-"""Hidden states of encoder families compared with transformers: whole rows, padding on either side, token types, every target and signature."""
+"""Hidden states of encoder families compared with transformers: whole rows, padding on either
+side, token types, every target and signature.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Blocks and models built from a state_dict, found by names of torch and of common models, give the outputs of the original module."""
+"""Blocks and models built from a state_dict, found by names of torch and of common models, give
+the outputs of the original module.
+"""
 
 import json
 import re
@@ -203,9 +205,9 @@ def test_the_command_reads_a_file_of_torch_and_prints_which_tensor_is_which(
         and "posenc: weights: qkv is layers.0.attn.in_proj_weight [72, 24]" in printed.err
     )
     assert (
-        f"posenc: block: encoding nope, heads {HEADS}, kv heads {HEADS}, head size {WIDTH // HEADS}, causal\n"
-        in printed.err
-    )
+        f"posenc: block: encoding nope, heads {HEADS}, kv heads {HEADS}, head size "
+        f"{WIDTH // HEADS}, causal\n"
+    ) in printed.err
 
 
 def test_a_wrong_theta_is_reported_as_a_difference_after_the_first_token() -> None:
@@ -219,7 +221,8 @@ def test_a_wrong_theta_is_reported_as_a_difference_after_the_first_token() -> No
     )
     with pytest.raises(
         ValueError,
-        match="only after the first token: check heads, encoding, theta, layout.*; docs/from-your-weights.md lists what often differs",
+        match="only after the first token: check heads, encoding, theta, layout.*; "
+        "docs/from-your-weights.md lists what often differs",
     ):
         compare(ours, other, X)
 
@@ -337,7 +340,8 @@ def test_a_sequence_beyond_the_range_is_refused() -> None:
 def test_a_module_in_place_of_its_state_dict_is_refused() -> None:
     with pytest.raises(
         ValueError,
-        match=r"^weights: expected tensors by name, got module MultiheadAttention; give its state_dict\(\)$",
+        match=r"^weights: expected tensors by name, got module MultiheadAttention; give its "
+        r"state_dict\(\)$",
     ):
         AttentionBlock.from_state_dict(_mha(), HEADS, 64)  # type: ignore[arg-type]
 
@@ -345,7 +349,8 @@ def test_a_module_in_place_of_its_state_dict_is_refused() -> None:
 def test_a_module_without_a_block_names_the_page() -> None:
     with pytest.raises(
         ValueError,
-        match="expected one AttentionBlock or Stack in it, got none; .* as docs/from-your-weights.md shows",
+        match="expected one AttentionBlock or Stack in it, got none; .* as "
+        "docs/from-your-weights.md shows",
     ):
         as_model(nn.Linear(3, 3))
 

@@ -1,4 +1,6 @@
-"""Settings of generation_config.json: forbidden and forced tokens, language and task give the greedy tokens of transformers."""
+"""Settings of generation_config.json: forbidden and forced tokens, language and task give the
+greedy tokens of transformers.
+"""
 
 import json
 from pathlib import Path
@@ -64,7 +66,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _same(found: List[int], wanted: List[int]) -> bool:
-    """Whether two rows have the same tokens up to the end of the text. Whisper of transformers leaves out the stop token, and both pad ended rows."""
+    """Whether two rows have the same tokens up to the end of the text. Whisper of transformers
+    leaves out the stop token, and both pad ended rows.
+    """
     text = found[: found.index(-1) - 1] if -1 in found else found
     return wanted[: len(text)] == text and (
         len(text) >= len(wanted) - 1 or set(wanted[len(text) + 1 :]) <= {0}

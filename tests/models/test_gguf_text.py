@@ -133,7 +133,9 @@ def test_digits_are_split_as_the_name_says() -> None:
 
 
 def _vocabulary() -> Dict[str, Any]:
-    """Return the metadata of a vocabulary like that of Llama 2: special tokens, bytes, then tokens from the most frequent on, characters last."""
+    """Return the metadata of a vocabulary like that of Llama 2: special tokens, bytes, then
+    tokens from the most frequent on, characters last.
+    """
     trained = Tokenizer(models.BPE())
     trained.normalizer = normalizers.Replace(" ", "\u2581")
     trained.train_from_iterator(
@@ -164,7 +166,9 @@ def _vocabulary() -> Dict[str, Any]:
 
 
 def _merged(text: str, values: Dict[str, Any]) -> List[int]:
-    """Return the ids that sentencepiece gives: the pair of neighbours with the highest score becomes one token, the first of equal ones, until no pair is a token."""
+    """Return the ids that sentencepiece gives: the pair of neighbours with the highest score
+    becomes one token, the first of equal ones, until no pair is a token.
+    """
     tokens, scores = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.scores"]
     known = {token: index for index, token in enumerate(tokens)}
     pieces = list("\u2581" + text.replace(" ", "\u2581")) if text else []
@@ -273,7 +277,8 @@ def test_a_damaged_vocabulary_is_refused_in_one_line(case: str) -> None:
     given = {"model": "gpt2", "pre": "gpt-2", "tokens": ["a", "b"], "merges": [], **DAMAGED[case]}
     with pytest.raises(
         ValueError,
-        match="^gguf: expected tokenizer.ggml.[a-z_]+ to be .*, got .*; put the model's tokenizer.json beside the file.*$",
+        match="^gguf: expected tokenizer.ggml.[a-z_]+ to be .*, got .*; put the model's "
+        "tokenizer.json beside the file.*$",
     ):
         files_of(
             vocabulary_of(

@@ -1,4 +1,6 @@
-"""Latent attention and experts chosen from groups: oracles, refusals, and the effect of each setting."""
+"""Latent attention and experts chosen from groups: oracles, refusals, and the effect of each
+setting.
+"""
 
 import json
 import re

@@ -118,7 +118,8 @@ REFUSED = {
     ),
     "short beyond": (
         {"lengths": "short"},
-        f"expected max_positions of at most the trained length {TRAINED} with lengths short, got 512",
+        f"expected max_positions of at most the trained length {TRAINED} with lengths short, "
+        "got 512",
     ),
 }
 

@@ -1,4 +1,6 @@
-"""Every model type of the installed transformers: the generated page lists it, and every key about positions is used or refused."""
+"""Every model type of the installed transformers: the generated page lists it, and every key
+about positions is used or refused.
+"""
 
 import json
 from pathlib import Path
@@ -66,7 +68,9 @@ OTHERS: List[Any] = [None, True, False, 1, 3, 7, 96, 0.5, "other", [1], {"rope_t
 
 
 def _effect(name: str, key: str, value: Any) -> str:
-    """Return the effect of another value of a key: "refused", "felt" (the description changes) or "nothing"."""
+    """Return the effect of another value of a key: "refused", "felt" (the description changes)
+    or "nothing".
+    """
     config, parts = _whole(name), model_types.families.parts_of(name) or (None,)
     found = set()
     for part in parts:

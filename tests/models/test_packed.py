@@ -23,7 +23,9 @@ Made = Tuple[
 
 
 def _packed(codes: np.ndarray, bits: int, order: Tuple[int, ...] = ()) -> torch.Tensor:
-    """Pack codes along the last axis into integers of 32 bits; code order[i] of each word stands at place i."""
+    """Pack codes along the last axis into integers of 32 bits; code order[i] of each word stands
+    at place i.
+    """
     per = 32 // bits
     words = np.zeros((*codes.shape[:-1], codes.shape[-1] // per), np.uint64)
     for place in range(per):

@@ -1,4 +1,6 @@
-"""Decoders that read an encoder, compared with transformers: every call pattern, every target, and rows that are admitted and retired."""
+"""Decoders that read an encoder, compared with transformers: every call pattern, every target,
+and rows that are admitted and retired.
+"""
 
 import json
 from pathlib import Path
@@ -32,7 +34,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _pair(name: str, folders: Path) -> Tuple[Peer, Sources, List[np.ndarray], Path]:
-    """Return transformers' model, our decoder, outputs of our encoder for each row [q,N], and their folder. Each is created once."""
+    """Return transformers' model, our decoder, outputs of our encoder for each row [q,N], and
+    their folder. Each is created once.
+    """
     if name not in MADE:
         peer, decoder, encoded = saved(name, folders / name)
         MADE[name] = (peer, Sources(decoder), encoded, folders / name)
@@ -216,7 +220,8 @@ def test_encoder_outputs_are_refused_by_a_decoder_without_encoder() -> None:
         (
             "whisper",
             None,
-            "whisper: expected part encoder or decoder, got none; give part='encoder' or part='decoder'",
+            "whisper: expected part encoder or decoder, got none; give part='encoder' or "
+            "part='decoder'",
         ),
     ],
 )

@@ -1,4 +1,6 @@
-"""Parts of models: each compared with its formula in float64, and models with these parts on every target compared with the float64 oracle."""
+"""Parts of models: each compared with its formula in float64, and models with these parts on
+every target compared with the float64 oracle.
+"""
 
 import functools
 from pathlib import Path
@@ -136,7 +138,9 @@ def test_mask_numbers_of_a_sight_match_its_rule(sight: str) -> None:
 
 
 def _kinds(**changes: Any) -> StackConfig:
-    """Describe three layers: the attention of the first and last has these changes, the second is plain."""
+    """Describe three layers: the attention of the first and last has these changes, the second
+    is plain.
+    """
     plain = decoder("rope")
     kind = plain.layers["layer"]
     changed = replace(kind, attention=replace(kind.attention, **changes))

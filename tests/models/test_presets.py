@@ -1,4 +1,6 @@
-"""The presets: their weights are those of their artefacts, which pass verification without torch."""
+"""The presets: their weights are those of their artefacts, which pass verification without
+torch.
+"""
 
 import json
 import shutil
@@ -52,7 +54,10 @@ def test_writing_a_preset_again_gives_the_same_weights(name: str, tmp_path: Path
 
 
 def test_a_preset_runs_without_torch_and_onnx() -> None:
-    code = "import sys; sys.modules |= dict.fromkeys(('torch', 'onnx', 'safetensors')); from posenc_export.commands.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = (
+        "import sys; sys.modules |= dict.fromkeys(('torch', 'onnx', 'safetensors')); from "
+        "posenc_export.commands.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
     done = subprocess.run(
         [
             sys.executable,
@@ -92,6 +97,7 @@ def test_a_preset_without_installed_weights_is_refused(
     monkeypatch.setattr(preset_folders, "PACKAGE", "posenc_export_presets_that_no_one_installed")
     with pytest.raises(
         ValueError,
-        match=r"preset tiny-rope: expected the package posenc-export-presets with its weights, got none; run pip install",
+        match=r"preset tiny-rope: expected the package posenc-export-presets with its weights, got "
+        r"none; run pip install",
     ):
         presets.load_preset("tiny-rope")

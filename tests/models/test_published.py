@@ -43,7 +43,8 @@ PHI4_MINI = {
     "num_attention_heads": 24, "num_key_value_heads": 8, "partial_rotary_factor": 0.75, "sliding_window": 262144, "tie_word_embeddings": True,
     "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.0 + 0.5 * pair for pair in range(48)]}, "vocab_size": 200064,
 }  # fmt: skip
-# A configuration, and expected values of its description: heads, kv heads, head size, max_positions, name of the encoding, theta, tied.
+# A configuration, and expected values of its description: heads, kv heads, head size,
+# max_positions, name of the encoding, theta, tied.
 PUBLISHED: Dict[str, Any] = {
     "SmolLM2-135M": (SMOLLM2, (9, 3, 64, 8192, "rope", 100000.0, True)),
     "Qwen2-7B": (QWEN2, (28, 4, 128, 32768, "rope", 1000000.0, False)),

@@ -1,4 +1,6 @@
-"""Configurations like those of DeepSeek-V3 and of Qwen's vision models, written from memory, give the expected descriptions."""
+"""Configurations like those of DeepSeek-V3 and of Qwen's vision models, written from memory,
+give the expected descriptions.
+"""
 
 from typing import Any, Dict
 
@@ -86,7 +88,8 @@ def test_deepseek_v3_is_described() -> None:
     )
 
 
-# A configuration, and expected values of its description: heads, kv heads, head size, tied, encoding.
+# A configuration, and expected values of its description: heads, kv heads, head size, tied,
+# encoding.
 PUBLISHED: Dict[str, Any] = {
     "Qwen2-VL-7B": (
         QWEN2_VL,

@@ -1,4 +1,6 @@
-"""Configurations like those of published models, written from memory, give the expected descriptions."""
+"""Configurations like those of published models, written from memory, give the expected
+descriptions.
+"""
 
 from collections import Counter
 from typing import Any, Dict
@@ -119,7 +121,8 @@ CONFIGS: Dict[str, Dict[str, Any]] = {
         "vocab_size": 202048,
     },
 }  # fmt: skip
-# Expected values of a description: head size, number of layers by encodings and `sees`, MLP, hidden width.
+# Expected values of a description: head size, number of layers by encodings and `sees`, MLP, hidden
+# width.
 HOLDS: Dict[str, Any] = {
     "Qwen3-8B": (128, {"rope causal": 36}, "gated", 12288),
     "OLMo-2-1124-7B": (128, {"rope causal": 32}, "gated", 11008),

@@ -1,4 +1,6 @@
-"""Families of 2023 to 2025: one attention node for each layer, refusals, and the effect of each setting."""
+"""Families of 2023 to 2025: one attention node for each layer, refusals, and the effect of each
+setting.
+"""
 
 import json
 import re

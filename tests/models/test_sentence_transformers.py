@@ -1,4 +1,6 @@
-"""Folders of sentence-transformers: pooling, dense layers and normalization in the graph, texts cut as that library cuts them, refusals by name."""
+"""Folders of sentence-transformers: pooling, dense layers and normalization in the graph, texts
+cut as that library cuts them, refusals by name.
+"""
 
 import json
 from pathlib import Path
@@ -30,7 +32,9 @@ POOLINGS: Dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def ids_of(text: str, lower: bool = False) -> Tensor:
-    """Return the ids that the library gives a text: cut to MOST tokens, the special ones included, without padding."""
+    """Return the ids that the library gives a text: cut to MOST tokens, the special ones
+    included, without padding.
+    """
     words = [word.lower() if lower else word for word in text.split()]
     known = [int(word[1:]) if word.startswith("w") and word[1:].isdigit() else 3 for word in words]
     return torch.tensor([[0, *known[: MOST - 2], 2]])
@@ -232,6 +236,6 @@ def test_the_description_names_pooling_and_layers(
     assert main(["describe", str(tmp_path)]) == 0
     found = " ".join(capsys.readouterr().out.split())
     assert (
-        "sentence_embedding: pooling mean, then dense (size 7, bias, activation tanh), then normalize"
-        in found
-    )
+        "sentence_embedding: pooling mean, then dense (size 7, bias, activation tanh), then "
+        "normalize"
+    ) in found

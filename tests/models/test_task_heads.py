@@ -1,4 +1,6 @@
-"""Task heads of encoders: their logits equal those of transformers, their labels stand in the description, other heads are named."""
+"""Task heads of encoders: their logits equal those of transformers, their labels stand in the
+description, other heads are named.
+"""
 
 import json
 from pathlib import Path

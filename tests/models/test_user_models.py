@@ -57,7 +57,10 @@ def test_a_checkpoint_is_exported_and_verified_in_another_process(
 ) -> None:
     folder = str(tmp_path / "model")
     assert _exported([str(checkpoint), "-o", folder, "--max-positions", "300"], capsys)["passed"]
-    hidden = "import sys; sys.modules['torch'] = None; from posenc_export.commands.cli import main; sys.exit(main(['verify', sys.argv[1], '--json']))"
+    hidden = (
+        "import sys; sys.modules['torch'] = None; from posenc_export.commands.cli import main; "
+        "sys.exit(main(['verify', sys.argv[1], '--json']))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", hidden, folder], capture_output=True, text=True, check=True
     )

@@ -29,7 +29,9 @@ WIDTH = 48
 
 
 class Tagger(torch.nn.Module):
-    """Hidden states to five numbers: a norm and a residual sum around the block, with explicit types for TorchScript."""
+    """Hidden states to five numbers: a norm and a residual sum around the block, with explicit
+    types for TorchScript.
+    """
 
     def __init__(self, inner: torch.nn.Module) -> None:
         super().__init__()
@@ -246,7 +248,8 @@ def test_an_artefact_of_a_module_can_only_be_verified_with_the_module(tmp_path: 
     assert verify(tmp_path / "artefact", _tagger())["passed"]
     with pytest.raises(
         ValueError,
-        match=r"got the description of a user's own module tests\.models\.test_user_module\.Tagger; pass the module",
+        match=r"got the description of a user's own module "
+        r"tests\.models\.test_user_module\.Tagger; pass the module",
     ):
         verify(tmp_path / "artefact")
 
@@ -325,7 +328,8 @@ WRONG = {
     ),
     "x alone": (
         lambda: _around(lambda self, x: x),
-        "expected forward.x, positions, coordinates, key_positions, write_index, states.*got TypeError",
+        "expected forward.x, positions, coordinates, key_positions, write_index, states.*got "
+        "TypeError",
     ),
     "another width": (
         lambda: _around(lambda self, x, *w: self.block(x[..., :9], *w)),
@@ -404,15 +408,18 @@ def test_modules_of_another_form_are_refused(case: str, tmp_path: Path) -> None:
     [
         (
             "torchscript",
-            "own module Own: expected code that TorchScript compiles, got NotSupportedError.*; write forward with the arguments of AttentionBlock.forward",
+            "own module Own: expected code that TorchScript compiles, got "
+            "NotSupportedError.*; write forward with the arguments of AttentionBlock.forward",
         ),
         (
             "onnx",
-            "target onnx: own module Own: expected code that torch.onnx.export traces, got GuardOnDataDependentSymNode",
+            "target onnx: own module Own: expected code that torch.onnx.export traces, got "
+            "GuardOnDataDependentSymNode",
         ),
         (
             "pt2",
-            "target pt2: own module Own: expected code that torch.export traces with dynamic sizes, got",
+            "target pt2: own module Own: expected code that torch.export traces with dynamic "
+            "sizes, got",
         ),
     ],
 )
@@ -470,6 +477,7 @@ def test_a_buffer_that_a_module_changes_is_refused_by_name(tmp_path: Path) -> No
     module.register_buffer("count", torch.zeros(()))
     with pytest.raises(
         ValueError,
-        match="expected state as inputs and outputs of the graph, got mutation of model.module.count",
+        match="expected state as inputs and outputs of the graph, got mutation of "
+        "model.module.count",
     ):
         export(module, "onnx", tmp_path / "artefact")

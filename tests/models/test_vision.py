@@ -1,4 +1,6 @@
-"""Text models of vision-language models compared with transformers: text, and tokens of images and videos with time, height and width as coordinates."""
+"""Text models of vision-language models compared with transformers: text, and tokens of images
+and videos with time, height and width as coordinates.
+"""
 
 from pathlib import Path
 from typing import Any, Dict, Tuple

@@ -1,4 +1,6 @@
-"""Config files of vision-language models: forms that load alike, configs that are refused, and wrongly read values that the comparison with transformers detects."""
+"""Config files of vision-language models: forms that load alike, configs that are refused, and
+wrongly read values that the comparison with transformers detects.
+"""
 
 import json
 import re
@@ -18,7 +20,9 @@ from tests.models.vision_models import CLASSES, places, saved  # noqa: E402
 
 
 def _flat(config: Dict[str, Any]) -> Dict[str, Any]:
-    """Convert a config to the older form without text_config: keys of the text model are at the top, the rotation is in rope_scaling."""
+    """Convert a config to the older form without text_config: keys of the text model are at the
+    top, the rotation is in rope_scaling.
+    """
     text = {
         key: value
         for key, value in config.pop("text_config").items()
@@ -40,7 +44,8 @@ def _alone(config: Dict[str, Any]) -> Dict[str, Any]:
     return {**config["text_config"], "tie_word_embeddings": config["tie_word_embeddings"]}
 
 
-# Forms in which the same model is saved: a change of its config, and the prefix of its tensor names.
+# Forms in which the same model is saved: a change of its config, and the prefix of its tensor
+# names.
 SAVED: Dict[str, Tuple[str, Callable[[Dict[str, Any]], Dict[str, Any]], Dict[str, str]]] = {
     "a flat config": ("qwen2_vl", _flat, {}),
     "a flat config, heads tied": ("qwen2_5_vl", _flat, {}),

@@ -1,4 +1,6 @@
-"""Small random vision-language models of transformers, and two rows of tokens with images and videos."""
+"""Small random vision-language models of transformers, and two rows of tokens with images and
+videos.
+"""
 
 import re
 from pathlib import Path
@@ -45,7 +47,8 @@ def _axes(*sections: int, **more: Any) -> Dict[str, Any]:
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
-# Settings of each text model that differ from TEXT, and whether the head is tied. The first word of a name is the family.
+# Settings of each text model that differ from TEXT, and whether the head is tied. The first word of
+# a name is the family.
 MODELS: Dict[str, Tuple[Dict[str, Any], bool]] = {
     "qwen2_vl": (_axes(2, 3, 3), False),
     "qwen2_vl with windows": (
@@ -73,7 +76,9 @@ ROWS: List[List[Tuple[int, int, Tuple[int, ...]]]] = [
 
 
 def described(name: str, class_name: str = "") -> Any:
-    """Return transformers' configuration of a model, or with a name of a class that of another family with the same keys."""
+    """Return transformers' configuration of a model, or with a name of a class that of another
+    family with the same keys.
+    """
     own, (text, tied) = re.split("[ ,]", name)[0], MODELS[name]
     ids = {
         "image_token_id": IMAGE,

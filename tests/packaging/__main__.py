@@ -1,9 +1,12 @@
-"""Build the distributions, check their files, and run artefacts in environments that contain only them.
+"""Build the distributions, check their files, and run artefacts in environments that contain only
+them.
 
     python -m tests.packaging [--output build/wheels]
 
-Needs the extras export, test and release, and a package index. `posenc-export[cpu]` is installed into empty environments: the wheel with the newest and with the lowest
-versions that pyproject.toml allows, and the source distribution with the newest. The tests of the source distribution run from its own files.
+Needs the extras export, test and release, and a package index. `posenc-export[cpu]` is installed
+into empty environments: the wheel with the newest and with the lowest versions that pyproject.toml
+allows, and the source distribution with the newest. The tests of the source distribution run from
+its own files.
 """
 
 import argparse
@@ -29,7 +32,10 @@ TESTS = (
     "tests/shared/test_tables.py",
     "tests/runtime/artefact/test_manifest.py",
 )  # quick tests that read documents, models and artefacts
-NO_TORCH = "import importlib.util, sys; sys.exit(any(map(importlib.util.find_spec, ('torch', 'onnx', 'posenc_export_presets'))))"
+NO_TORCH = (
+    "import importlib.util, sys; sys.exit(any(map(importlib.util.find_spec, ('torch', 'onnx', "
+    "'posenc_export_presets'))))"
+)
 PROMPT = "def read_lines(path):"
 PRESET = "import sys; from posenc_export import load_preset; load_preset(sys.argv[1])"
 
@@ -54,7 +60,8 @@ def run(*command: object, folder: Path = TOP, path: str = "") -> str:
     )
     if done.returncode:
         raise SystemExit(
-            f"packaging: expected {' '.join(map(str, command))} to end with 0, got {done.returncode}\n{done.stdout}{done.stderr}"
+            f"packaging: expected {' '.join(map(str, command))} to end with 0, got "
+            f"{done.returncode}\n{done.stdout}{done.stderr}"
         )
     return done.stdout
 
@@ -110,7 +117,9 @@ def lowest(folder: Path) -> List[str]:
 def try_runtime(
     distribution: Path, constraints: Sequence[str], artefacts: Sequence[Path], folder: Path
 ) -> str:
-    """Install `posenc-export[cpu]` into an empty environment and verify the artefacts there; return the installed versions."""
+    """Install `posenc-export[cpu]` into an empty environment and verify the artefacts there;
+    return the installed versions.
+    """
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
     run(
@@ -175,7 +184,9 @@ def try_presets(wheels: Dict[str, Path], folder: Path) -> None:
 
 
 def try_first_text(wheels: Dict[str, Path], folder: Path) -> float:
-    """Install both wheels into an empty environment, and generate text with a preset; return the seconds from the installation to the text."""
+    """Install both wheels into an empty environment, and generate text with a preset; return the
+    seconds from the installation to the text.
+    """
     venv.create(folder, with_pip=True)
     began = time.monotonic()
     run(
@@ -200,7 +211,9 @@ def try_first_text(wheels: Dict[str, Path], folder: Path) -> float:
 
 
 def try_tests(sdist: Path, folder: Path) -> str:
-    """Collect all tests of the source distribution and run TESTS; return the last line of pytest."""
+    """Collect all tests of the source distribution and run TESTS; return the last line of
+    pytest.
+    """
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, filter="data")
     tree = next(folder.iterdir())
@@ -262,7 +275,8 @@ def main(arguments: Sequence[str]) -> int:
         }
         for title, (distribution, constraints) in tried.items():
             print(
-                f"{title}: {try_runtime(distribution, constraints, artefacts, place / title.replace(', ', '-'))}",
+                f"{title}: "
+                f"{try_runtime(distribution, constraints, artefacts, place / title.replace(', ', '-'))}",
                 flush=True,
             )
         print(f"tests of the sdist: {try_tests(sdist, place / 'sdist')}")

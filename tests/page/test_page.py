@@ -1,4 +1,6 @@
-"""The folder of a page: its graph gives the artefact's logits and the attention of each head; a browser generates the same text as a session."""
+"""The folder of a page: its graph gives the artefact's logits and the attention of each head; a
+browser generates the same text as a session.
+"""
 
 import html
 import json
@@ -90,7 +92,8 @@ def test_a_page_is_replaced_by_another_and_by_nothing_else(
     assert "of an older version" not in (tmp_path / "page" / "index.html").read_text()
     with pytest.raises(
         ValueError,
-        match="export: expected a folder that is new, empty or an artefact, got .*page, which contains certificate.js",
+        match="export: expected a folder that is new, empty or an artefact, got .*page, which "
+        "contains certificate.js",
     ):
         check_folder(tmp_path / "page")
 
@@ -188,7 +191,8 @@ def test_what_a_page_cannot_run_is_refused_by_name(
 ) -> None:
     with pytest.raises(
         ValueError,
-        match="page: expected a decoder for target ort or onnx, float32, got decoder for target onnx-static, float32",
+        match="page: expected a decoder for target ort or onnx, float32, got decoder for target "
+        "onnx-static, float32",
     ):
         write(artefact(tmp_path_factory.getbasetemp(), "onnx-static"), tmp_path / "page", web)
     export(sources(encoder("rope")), "onnx", tmp_path / "encoder", verify=False)
@@ -204,7 +208,8 @@ def test_a_vocabulary_that_needs_a_tokenizer_is_refused_by_name(web: Path, tmp_p
     export(sources(decoder("rope")), "onnx", tmp_path / "a", verify=False)
     with pytest.raises(
         ValueError,
-        match=r"page: expected a decoder with a tokenizer, or a byte-level one \(vocabulary 256\), got 61 token ids and no tokenizer.json",
+        match=r"page: expected a decoder with a tokenizer, or a byte-level one \(vocabulary 256\), "
+        r"got 61 token ids and no tokenizer.json",
     ):
         write(tmp_path / "a", tmp_path / "page", web)
 
@@ -224,7 +229,8 @@ def test_a_missing_onnxruntime_web_is_one_line_with_the_way_to_get_it(
     )
 
 
-# Shows a page in a frame and posts the frame's document when its check is complete, or its program. Chromium's own --dump-dom does not wait for a GPU.
+# Shows a page in a frame and posts the frame's document when its check is complete, or its program.
+# Chromium's own --dump-dom does not wait for a GPU.
 FRAME = """<!doctype html><iframe id="page"></iframe><script>
 const frame = document.getElementById("page");
 frame.src = "page/index.html" + location.search;
@@ -268,7 +274,9 @@ def with_chromium(test: Any) -> Any:
 
 
 def opened(folder: Path, query: str, *options: str) -> Tuple[Dict[str, str], str]:
-    """Open the page in folder/page in Chromium. Return the data attributes of its body, and the document."""
+    """Open the page in folder/page in Chromium. Return the data attributes of its body, and the
+    document.
+    """
     (folder / "frame.html").write_text(FRAME)
     handler = type("Handler", (Pages,), {"documents": queue.SimpleQueue()})
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
@@ -390,7 +398,10 @@ def test_a_page_of_target_ort_does_not_show_the_choice_of_webgpu(
         tmp_path / "page",
         Path(os.environ["POSENC_NODE_MODULES"]) / "onnxruntime-web",
     )
-    shown = 'setInterval(() => document.body.dataset.choice = getComputedStyle(document.getElementById("provider").labels[0]).display, 10)'
+    shown = (
+        "setInterval(() => document.body.dataset.choice = "
+        'getComputedStyle(document.getElementById("provider").labels[0]).display, 10)'
+    )
     with (tmp_path / "page" / "index.html").open("a") as page:
         page.write(f"<script>{shown}</script>")
     found, _ = opened(tmp_path, "temperature=0", *SOFTWARE_ADAPTER)

@@ -1,4 +1,6 @@
-"""Pages of models with a tokenizer: what they hold, what is refused, and that a browser gives the tokens of a conversation on a session."""
+"""Pages of models with a tokenizer: what they hold, what is refused, and that a browser gives
+the tokens of a conversation on a session.
+"""
 
 import json
 import os
@@ -26,8 +28,11 @@ tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 pytestmark = pytest.mark.xdist_group("serve")
 TEMPLATE = (
-    b"{% for message in messages %}\n  {% if message.role == 'system' and not loop.first %}{{ raise_exception('late') }}{% endif %}\n"
-    b"<s>{{ message.role }}\n{{ message.content | trim }}<s>\n{% endfor %}{% if add_generation_prompt %}<s>assistant\n{% endif %}"
+    b"{% for message in messages %}\n  "
+    b"{% if message.role == 'system' and not loop.first %}{{ raise_exception('late') "
+    b"}}{% endif %}\n"
+    b"<s>{{ message.role }}\n{{ message.content | trim "
+    b"}}<s>\n{% endfor %}{% if add_generation_prompt %}<s>assistant\n{% endif %}"
 )
 
 
@@ -60,7 +65,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def web(tmp_path: Path) -> Path:
-    """Create a node_modules folder with the file names of the packages. Return that of onnxruntime-web."""
+    """Create a node_modules folder with the file names of the packages. Return that of
+    onnxruntime-web.
+    """
     files = [*(f"onnxruntime-web/dist/{name}" for name in WEB), *LIBRARIES.values()]
     for name in files:
         (tmp_path / "node_modules" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +115,8 @@ def test_a_library_that_is_not_there_is_named(folder: Path, web: Path, tmp_path:
     shutil.rmtree(web.parent / "@huggingface" / "jinja")
     with pytest.raises(
         ValueError,
-        match="page: expected the npm package @huggingface/jinja beside onnxruntime-web .*, got none; npm install @huggingface/jinja",
+        match="page: expected the npm package @huggingface/jinja beside onnxruntime-web .*, got "
+        "none; npm install @huggingface/jinja",
     ):
         write(folder, tmp_path / "page", web)
     assert not (tmp_path / "page").exists()

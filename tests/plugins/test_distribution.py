@@ -1,4 +1,6 @@
-"""Encodings of a separate distribution have the same features as built-in ones. The distribution is built and installed for these tests."""
+"""Encodings of a separate distribution have the same features as built-in ones. The distribution
+is built and installed for these tests.
+"""
 
 import importlib
 import json
@@ -35,7 +37,10 @@ BLOCK = [
     "--target",
     "ort",
 ]
-HIDDEN = "import sys; sys.modules['torch'] = None; from posenc_export.commands.cli import main; sys.exit(main(['verify', sys.argv[1], '--json']))"
+HIDDEN = (
+    "import sys; sys.modules['torch'] = None; from posenc_export.commands.cli import main; "
+    "sys.exit(main(['verify', sys.argv[1], '--json']))"
+)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +125,8 @@ def test_an_artefact_names_the_package_and_inspect_prints_it(
 def test_the_error_about_rebuilding_without_the_package_names_it(artefact: Path) -> None:
     with pytest.raises(
         ValueError,
-        match=r"encoding cosine: expected posenc-mine 1\.2\.3, .* got no such encoding; install posenc-mine",
+        match=r"encoding cosine: expected posenc-mine 1\.2\.3, .* got no such encoding; install "
+        r"posenc-mine",
     ):
         verify(artefact)
 
@@ -167,10 +173,19 @@ def test_an_installed_encoding_passes_the_checks_for_authors_on_every_target(
 
 
 REFUSED = {
-    "absent": "entry point absent = posenc_mine.absent:Absent of posenc-mine 1.2.3 to be importable, got ModuleNotFoundError",
-    "failing": "to be importable, got RuntimeError: no licence for this machine; repair or uninstall posenc-mine",
+    "absent": (
+        "entry point absent = posenc_mine.absent:Absent of posenc-mine 1.2.3 to be importable, "
+        "got ModuleNotFoundError"
+    ),
+    "failing": (
+        "to be importable, got RuntimeError: no licence for this machine; repair or uninstall "
+        "posenc-mine"
+    ),
     "period": "expected a subclass of posenc_export.encodings.PositionEncoding, got an object of int",
-    "alibi": "encoding alibi: expected one encoding of that name, got one from each of this package and posenc-mine 1.2.3; rename one",
+    "alibi": (
+        "encoding alibi: expected one encoding of that name, got one from each of this package "
+        "and posenc-mine 1.2.3; rename one"
+    ),
     "cosin": "expected a known name, got 'cosin'; did you mean cosine?",
     "cosine:perod=3": "expected parameter to be one of period, got 'perod'",
     "cosine:period=1.5": "expected period of type int, got '1.5'",
@@ -192,7 +207,10 @@ def test_a_broken_entry_point_does_not_affect_commands_that_do_not_use_it(
 ) -> None:
     """Run in a new process, because encodings are registered when modules are imported."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TOP), str(distribution)])}
-    program = "from posenc_export import load_preset; print(type(load_preset('small-alibi').attentions()[0].encoding).__module__)"
+    program = (
+        "from posenc_export import load_preset; "
+        "print(type(load_preset('small-alibi').attentions()[0].encoding).__module__)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
     )
@@ -220,11 +238,13 @@ def test_a_module_of_the_distribution_is_exported_and_verified_in_another_proces
         ),
         (
             "posenc_mine.tagger:untrained",
-            "expected a model or a function without arguments in posenc_mine.tagger, got no name untrained; did you mean trained?",
+            "expected a model or a function without arguments in posenc_mine.tagger, got no "
+            "name untrained; did you mean trained?",
         ),
         (
             "posenc_mine.cosine:CosineOracle",
-            "to be a model or a function without arguments, got missing a required argument: 'period'; write a function",
+            "to be a model or a function without arguments, got missing a required argument: "
+            "'period'; write a function",
         ),
         (
             "posenc_mine.tagger:torch",

@@ -1,4 +1,6 @@
-"""Errors in the code of an encoding from outside the package name the encoding, and the command line prints them in one line."""
+"""Errors in the code of an encoding from outside the package name the encoding, and the command
+line prints them in one line.
+"""
 
 from pathlib import Path
 from typing import Any, Iterator, Optional
@@ -74,12 +76,14 @@ def registered() -> Iterator[None]:
         (
             "off_by_one",
             1,
-            "encoding off_by_one disagrees with its oracle; run posenc_export.testing.check_encoding on OffByOne",
+            "encoding off_by_one disagrees with its oracle; run "
+            "posenc_export.testing.check_encoding on OffByOne",
         ),
         (
             "raising",
             2,
-            "test_errors.py:51 to run, got KeyError: 'slope'; correct the code there, and run posenc_export.testing.check_encoding",
+            "test_errors.py:53 to run, got KeyError: 'slope'; correct the code there, and "
+            "run posenc_export.testing.check_encoding",
         ),
         (
             "refusing",

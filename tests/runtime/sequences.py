@@ -1,4 +1,6 @@
-"""Tiny decoders, exported once, and their expected outputs for a few token sequences: a session can be checked at any length."""
+"""Tiny decoders, exported once, and their expected outputs for a few token sequences: a session
+can be checked at any length.
+"""
 
 import functools
 import tempfile
@@ -17,7 +19,8 @@ from tests.tiny import decoder
 
 LENGTH = 40
 ROWS = 4
-# Kinds of states: caches only; caches and gates; caches and a state that each call replaces; only states that each call replaces.
+# Kinds of states: caches only; caches and gates; caches and a state that each call replaces; only
+# states that each call replaces.
 KINDS: Dict[str, Tuple[str, Dict[str, object]]] = {
     "rope": ("rope", {}),
     "fox": ("fox", {}),
@@ -67,7 +70,9 @@ def excess(actual: np.ndarray, expected: np.ndarray) -> float:
 def worst_ahead(
     session: Session, kind: str, order: Sequence[int], steps: int = 2, back: Optional[int] = None
 ) -> float:
-    """Feed further tokens to a session whose row b reads texts()[order[b]]: a ragged call, a rewind, then steps. Return the worst excess."""
+    """Feed further tokens to a session whose row b reads texts()[order[b]]: a ragged call, a
+    rewind, then steps. Return the worst excess.
+    """
     worst = 0.0
     at = session.length
     more = [

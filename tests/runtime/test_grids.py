@@ -13,9 +13,11 @@ from posenc_export.runtime.grids import coordinates, following
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 IMAGES, VIDEOS = [(1, 4, 6), (1, 2, 2)], [(4, 4, 2), (2, 2, 8)]
-# Kinds of tokens of VIDEOS: each video as one run, or each frame as a run of its own after one token of text.
+# Kinds of tokens of VIDEOS: each video as one run, or each frame as a run of its own after one
+# token of text.
 WHOLE, SPLIT = [0, *[2] * 8, 0, *[2] * 8], [0, 2, 2] * 4 + [0, 2, 2, 2, 2] * 2
-# By model type: kinds of the tokens of VIDEOS, the model's class, its vision configuration, and arguments of coordinates.
+# By model type: kinds of the tokens of VIDEOS, the model's class, its vision configuration, and
+# arguments of coordinates.
 MODELS: Dict[str, Tuple[List[int], str, Dict[str, int], Dict[str, Any]]] = {
     "glm4v": (SPLIT, "Glm4vModel", {}, {"split": True}),
     "glm_ocr": (SPLIT, "GlmOcrModel", {}, {"split": True}),
@@ -32,7 +34,9 @@ MODELS: Dict[str, Tuple[List[int], str, Dict[str, int], Dict[str, Any]]] = {
 
 
 def _theirs(name: str, kinds: List[int]) -> Tuple[Any, Any]:
-    """Return the coordinates [3,1,S] of transformers, and the next coordinate minus the number of tokens [1,1]."""
+    """Return the coordinates [3,1,S] of transformers, and the next coordinate minus the number
+    of tokens [1,1].
+    """
     pytest.importorskip("transformers", reason="transformers is not installed")
     _, cls, keys, _ = MODELS[name]
     model = getattr(importlib.import_module(f"transformers.models.{name}.modeling_{name}"), cls)
@@ -70,7 +74,8 @@ def test_following_text_of_each_row_starts_after_its_largest_coordinate() -> Non
         (
             np.zeros((3, 4), np.int64),
             1,
-            "expected places to be whole numbers [3,B,S] and count 0 or more, got int64 [3, 4] and 1",
+            "expected places to be whole numbers [3,B,S] and count 0 or more, got int64 [3, "
+            "4] and 1",
         ),
         (np.zeros((3, 1, 4)), 1, "got float64 [3, 1, 4] and 1"),
         (np.zeros((3, 1, 0), np.int64), 1, "got int64 [3, 1, 0] and 1"),
@@ -119,7 +124,8 @@ def test_text_after_an_image_continues_from_the_largest_coordinate_or_from_the_s
         ({"kinds": [1], "images": [(2, 2)]}, "expected images as three whole numbers above 0 each"),
         (
             {"kinds": [2], "videos": [(1, 2, 2)], "intervals": [1.0, 2.0]},
-            "one finite interval for each of 1 videos, or no intervals with split frames, got [1.0, 2.0]",
+            "one finite interval for each of 1 videos, or no intervals with split frames, "
+            "got [1.0, 2.0]",
         ),
         (
             {"kinds": [2], "videos": [(1, 2, 2)], "intervals": [1.0], "split": True},

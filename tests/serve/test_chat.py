@@ -254,9 +254,9 @@ def test_fields_of_unsupported_features_are_named(port: int) -> None:
     assert call.startswith(
         "messages: expected no tool_calls, which this server does not support, got [1]"
     )
-    assert (
-        number
-        == "frequency_penalty: expected 0, which is the only supported value, got 0.5; /docs lists the fields"
+    assert number == (
+        "frequency_penalty: expected 0, which is the only supported value, got 0.5; /docs "
+        "lists the fields"
     )
 
 

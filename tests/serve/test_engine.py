@@ -1,4 +1,6 @@
-"""The engine without HTTP: each request gets the same tokens as alone, whatever other requests run."""
+"""The engine without HTTP: each request gets the same tokens as alone, whatever other requests
+run.
+"""
 
 import dataclasses
 import itertools
@@ -331,7 +333,8 @@ def test_an_artefact_whose_rows_share_columns_is_refused_by_name(
     manifest = models["ort"].manifest.replace(target=target, signature=signature, layout="columns")
     with pytest.raises(
         ValueError,
-        match=f"serve: expected rows with cache slots of their own, got target {target} with signature {signature}; export target ort",
+        match=f"serve: expected rows with cache slots of their own, got target {target} with "
+        f"signature {signature}; export target ort",
     ):
         check_model(manifest, LIMITS)
 

@@ -1,4 +1,6 @@
-"""The server when a tokenizer, a client or the engine fails: an error in one line, and nothing that is left running."""
+"""The server when a tokenizer, a client or the engine fails: an error in one line, and nothing
+that is left running.
+"""
 
 import asyncio
 import dataclasses
@@ -20,7 +22,10 @@ from tests.serve.test_http import JSON, LIMITS, LONG, Client, app, folder, model
 
 pytestmark = pytest.mark.xdist_group("serve")
 LONG_TEXT = 100_000  # bytes of a text that has a thread of its own
-STEP = "from posenc_export.serve.batch import Batch\ndef step(batch):\n    raise MemoryError\nBatch.step = step\n"
+STEP = (
+    "from posenc_export.serve.batch import Batch\ndef step(batch):\n    raise "
+    "MemoryError\nBatch.step = step\n"
+)
 
 
 class Failing(ByteCodec):
@@ -218,7 +223,10 @@ def test_a_request_that_the_end_of_the_server_cuts_ends_with_an_error(
 
 
 def test_a_server_whose_engine_ends_says_so_and_exits_with_a_code(folder: Path) -> None:
-    code = f"import sys\nfrom posenc_export.commands.cli import main\n{STEP}sys.exit(main(['serve', {str(folder)!r}, '--port', '0', '--context', '300', '--json']))"
+    code = (
+        f"import sys\nfrom posenc_export.commands.cli import main\n{STEP}sys.exit(main(['serve', "
+        f"{str(folder)!r}, '--port', '0', '--context', '300', '--json']))"
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -54,7 +54,9 @@ class Client:
         ) else text
 
     def events(self, body: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
-        """Yield server-sent events up to [DONE]. Closes the connection if the caller stops earlier."""
+        """Yield server-sent events up to [DONE]. Closes the connection if the caller stops
+        earlier.
+        """
         self.connection.request(
             "POST",
             "/v1/completions",
@@ -78,7 +80,9 @@ class Client:
 
 @contextlib.contextmanager
 def running(app: Any, **settings: Any) -> Iterator[Tuple[int, Any]]:
-    """Context manager that serves an application on a thread; gives the port and uvicorn's server."""
+    """Context manager that serves an application on a thread; gives the port and uvicorn's
+    server.
+    """
     from posenc_export.commands.serve import listen
 
     listening = settings.pop("listening", None) or listen("127.0.0.1", 0)

@@ -22,7 +22,8 @@ def test_caches_beyond_the_memory_are_refused_with_the_context_that_fits(
     check_memory(model.manifest, Limits(rows=4, context=100), None)
     with pytest.raises(
         ValueError,
-        match=r"serve: expected memory for caches of 4 rows of 101 tokens, got .*; .* with these rows at most 100\Z",
+        match=r"serve: expected memory for caches of 4 rows of 101 tokens, got .*; .* with these "
+        r"rows at most 100\Z",
     ):
         check_memory(model.manifest, Limits(rows=4, context=101), 4 * 100 * each)
 

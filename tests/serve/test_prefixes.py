@@ -1,4 +1,6 @@
-"""Shared prefixes in the server: the same tokens as alone, whatever is kept, replaced or cancelled; and how much of a prompt is read between steps."""
+"""Shared prefixes in the server: the same tokens as alone, whatever is kept, replaced or
+cancelled; and how much of a prompt is read between steps.
+"""
 
 import time
 from pathlib import Path

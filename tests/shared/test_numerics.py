@@ -118,7 +118,8 @@ def test_a_tolerance_above_the_limit_must_be_given_again(
     assert manifest.certificate is not None and manifest.certificate["tolerance"] == 0.5
     with pytest.raises(
         ValueError,
-        match="expected an artefact with a tolerance of at most 0.1, got 0.5; export it again, or give tolerance 0.5",
+        match="expected an artefact with a tolerance of at most 0.1, got 0.5; export it again, or "
+        "give tolerance 0.5",
     ):
         verify(tmp_path / "made")
     assert verify(tmp_path / "made", tolerance=1e-5)["passed"]

@@ -1,9 +1,13 @@
-"""Check the server under load: `python -m tests.soak.load [--requests 2000] [--slow 200] [--leaving 200] [--files 100] [--json FILE]`.
+"""Check the server under load: `python -m tests.soak.load [--requests 2000] [--slow 200] [--leaving
+200] [--files 100] [--json FILE]`.
 
-`posenc serve` runs in a process that may open few files. Slow clients hold connections without sending or reading to the end, leaving clients close theirs at
-any moment, and other clients send requests, again if they are refused, and compare the tokens with those of a session. Most requests begin with one of
-fifteen common prefixes, and the memory of prefixes is so small that kept ones are replaced. Exits with status 1 if an answer is wrong or missing, the server writes a
-traceback, its memory grows by more than LIMIT, it needs more than a second to answer after the load, or no prefix was shared or replaced.
+`posenc serve` runs in a process that may open few files. Slow clients hold connections without
+sending or reading to the end, leaving clients close theirs at any moment, and other clients send
+requests, again if they are refused, and compare the tokens with those of a session. Most requests
+begin with one of fifteen common prefixes, and the memory of prefixes is so small that kept ones are
+replaced. Exits with status 1 if an answer is wrong or missing, the server writes a traceback, its
+memory grows by more than LIMIT, it needs more than a second to answer after the load, or no prefix
+was shared or replaced.
 """
 
 import argparse
@@ -50,7 +54,9 @@ class Case(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Size of a load: numbers of requests, slow and leaving clients, and open files that the server may have."""
+    """Size of a load: numbers of requests, slow and leaving clients, and open files that the
+    server may have.
+    """
 
     requests: int = 2000
     slow: int = 200
@@ -59,12 +65,17 @@ class Load(NamedTuple):
 
 
 def message(body: bytes, length: Optional[int] = None) -> bytes:
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {length or len(body)}\r\n\r\n"
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: "
+        f"application/json\r\nContent-Length: {length or len(body)}\r\n\r\n"
+    )
     return head.encode() + body
 
 
 async def asked(port: int, case: Case) -> Tuple[int, List[int]]:
-    """Send a request. Return the status and the tokens; status 0 if the server closed the connection without an answer."""
+    """Send a request. Return the status and the tokens; status 0 if the server closed the
+    connection without an answer.
+    """
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
@@ -99,7 +110,9 @@ async def served(port: int, case: Case, found: "Counter[str]") -> None:
 
 
 async def slow(port: int, case: Case, kind: int, ended: asyncio.Event) -> None:
-    """Hold connections until the load ends: without a word, with parts of a head or of a body, or without reading the answer."""
+    """Hold connections until the load ends: without a word, with parts of a head or of a body,
+    or without reading the answer.
+    """
     while not ended.is_set():
         with contextlib.suppress(ConnectionError):
             reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
@@ -174,7 +187,9 @@ def _body(request: Request, stream: bool) -> bytes:
 
 @contextlib.contextmanager
 def server(folder: Path, files: int) -> Iterator[Tuple[int, "subprocess.Popen[str]", Path]]:
-    """Context manager that runs a server; gives its port, the process and the file of its errors."""
+    """Context manager that runs a server; gives its port, the process and the file of its
+    errors.
+    """
     command = [
         sys.executable,
         "-m",
@@ -233,7 +248,9 @@ def prefix_metrics(port: int) -> Dict[str, int]:
 
 
 async def loaded(port: int, load: Load, given: List[Case]) -> Tuple["Counter[str]", float]:
-    """Run all clients. Return what happened, and the seconds from the end of the load to the next answer."""
+    """Run all clients. Return what happened, and the seconds from the end of the load to the
+    next answer.
+    """
     found: "Counter[str]" = Counter()
     ended, turn = asyncio.Event(), asyncio.Semaphore(CLIENTS)
 

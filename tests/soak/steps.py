@@ -1,8 +1,10 @@
-"""Check that memory does not grow over many steps: `python -m tests.soak.steps [--steps 1000000] [--target T] [--json FILE]`.
+"""Check that memory does not grow over many steps: `python -m tests.soak.steps [--steps 1000000]
+[--target T] [--json FILE]`.
 
-Each target runs the steps in four ways: without interruption with a state of fixed size, and with caches whose rows are rewound, reset, or exchanged. Exits with
-status 1 if the memory of the process grows by more than LIMIT between 1 % of the steps (at least one cycle) and the end, if Python's objects grow, or if the last
-outputs differ from those of a new session.
+Each target runs the steps in four ways: without interruption with a state of fixed size, and with
+caches whose rows are rewound, reset, or exchanged. Exits with status 1 if the memory of the process
+grows by more than LIMIT between 1 % of the steps (at least one cycle) and the end, if Python's
+objects grow, or if the last outputs differ from those of a new session.
 """
 
 import argparse
@@ -86,7 +88,9 @@ def ways(target: str) -> List[str]:
 
 
 def made(target: str, way: str, steps: int) -> Model:
-    """Export a block with one layer; for the way "straight", with linear attention and one position per step."""
+    """Export a block with one layer; for the way "straight", with linear attention and one
+    position per step.
+    """
     from posenc_export.export import export
     from posenc_export.models.presets import seeded
 
@@ -158,7 +162,9 @@ def soak(target: str, way: str, steps: int) -> Dict[str, Any]:
 
 
 def _fresh_error(model: Model, session: Session, text: np.ndarray, last: np.ndarray) -> float:
-    """Return the worst error of the last outputs against a new session that reads each row at once, relative to the tolerance."""
+    """Return the worst error of the last outputs against a new session that reads each row at
+    once, relative to the tolerance.
+    """
     worst = 0.0
     for row, length in enumerate(session.length):
         expected = model.session().prefill(text[None, :length])[0, -1]

@@ -1,4 +1,6 @@
-"""A short run of the soak test, and a planted leak, which it must detect. The long run: `make soak`."""
+"""A short run of the soak test, and a planted leak, which it must detect. The long run: `make
+soak`.
+"""
 
 from typing import Any, List
 

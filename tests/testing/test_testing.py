@@ -128,7 +128,9 @@ class OnGrid(RoPE2D):
 
 
 class ColumnsAsRows(OnGrid):
-    """The same rotation, with an oracle that exchanges the axes. At positions of text, which are equal on all axes, both agree."""
+    """The same rotation, with an oracle that exchanges the axes. At positions of text, which are
+    equal on all axes, both agree.
+    """
 
 
 class ColumnsAsRowsOracle(RoPE2DOracle, of=ColumnsAsRows):
@@ -142,7 +144,8 @@ def test_an_oracle_on_a_grid_gets_coordinates() -> None:
     assert set(check_encoding(OnGrid, targets=[], faults=[])["oracle"]) == {"rotate"}
     with pytest.raises(
         AssertionError,
-        match=r"ColumnsAsRows: expected rotate within .* worst at coordinates \(\d+, \d+\), entry \d+ of \w+ head \d: exp",
+        match=r"ColumnsAsRows: expected rotate within .* worst at coordinates \(\d+, \d+\), entry "
+        r"\d+ of \w+ head \d: exp",
     ):
         check_encoding(ColumnsAsRows, targets=[], faults=[])
 
@@ -174,7 +177,8 @@ def test_the_oracle_of_a_causal_encoding_is_not_asked_for_keys_after_the_query()
 def test_an_oracle_that_reads_a_buffer_as_a_weight_is_told_what_to_do() -> None:
     with pytest.raises(
         ValueError,
-        match=r"expected its oracle to read the name of a trained number \(it has none\), got slope, a buffer; keep fixed",
+        match=r"expected its oracle to read the name of a trained number \(it has none\), got "
+        r"slope, a buffer; keep fixed",
     ):
         check_encoding(ReadsBuffer, targets=[], faults=[])
 
@@ -190,19 +194,23 @@ def test_a_lost_state_is_detected() -> None:
     [
         (
             AnotherOracle,
-            r"AnotherOracle: expected bias within .* of its oracle, got 1\.0e-03, worst at query 1099, key 0, head 5: expected -33\.18\d*, got -33\.15",
+            r"AnotherOracle: expected bias within .* of its oracle, got 1\.0e-03, worst at "
+            r"query 1099, key 0, head 5: expected -33\.18\d*, got -33\.15",
         ),
         (
             NotAhead,
-            'expected finite numbers at query 0, key 1, head 0, got nan from bias and .*, or set works_in = ..causal",. in the class',
+            "expected finite numbers at query 0, key 1, head 0, got nan from bias and .*, or "
+            'set works_in = ..causal",. in the class',
         ),
         (
             Rounded,
-            "worst at query .*; slope is float16: keep fixed numbers in a Table and trained ones in an Exact, which are float32",
+            "worst at query .*; slope is float16: keep fixed numbers in a Table and trained "
+            "ones in an Exact, which are float32",
         ),
         (
             of_function,
-            "expected finite numbers at query 0, key 1, head 0, got nan from your function; compute with the absolute distance, or select with",
+            "expected finite numbers at query 0, key 1, head 0, got nan from your function; "
+            "compute with the absolute distance, or select with",
         ),
         (NoOracle, "check_encoding NoOracle: expected bias within"),
         (

@@ -14,10 +14,12 @@ from posenc_export.runtime.artefact.manifest import Manifest
 def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Opened:
     if batch > 1:
         raise ValueError(
-            f"genai: expected a batch of 1 row, because a Generator appends tokens to larger batches only once, got {batch}; pass --batch 1"
+            "genai: expected a batch of 1 row, because a Generator appends tokens to larger "
+            f"batches only once, got {batch}; pass --batch 1"
         )
     config = onnxruntime_genai.Config(str(folder))
-    # Without this, version 0.18 takes as long as with one thread on 2 cores. It sometimes crashed after an overlay with a segmentation fault.
+    # Without this, version 0.18 takes as long as with one thread on 2 cores. It sometimes crashed
+    # after an overlay with a segmentation fault.
     config.overlay(
         json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}})
     )
@@ -27,10 +29,12 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
 
 
 class GenaiSession(CallSession):
-    """Appends tokens to a Generator and reads logits from it, without sampling. A prompt is one call and returns the logits of its last token.
+    """Appends tokens to a Generator and reads logits from it, without sampling. A prompt is one
+    call and returns the logits of its last token.
 
-    Version 0.18 crashed with a segmentation fault after many calls of rewind_to, and while two Generators existed. A rewind therefore frees the Generator and
-    appends the remaining tokens to a new one.
+    Version 0.18 crashed with a segmentation fault after many calls of rewind_to, and while two
+    Generators existed. A rewind therefore frees the Generator and appends the remaining tokens to a
+    new one.
     """
 
     chunk = None

@@ -1,4 +1,6 @@
-"""The model as onnxruntime-genai's model builder writes it for the CPU in 4 bits, from a checkpoint of LlamaForCausalLM with the same weights."""
+"""The model as onnxruntime-genai's model builder writes it for the CPU in 4 bits, from a
+checkpoint of LlamaForCausalLM with the same weights.
+"""
 
 import os
 import subprocess
@@ -29,7 +31,8 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
 
 
 def build(checkpoint: Path, built: Path, precision: str, provider: str, *options: str) -> None:
-    """Build a folder for onnxruntime-genai from a checkpoint without a tokenizer, in a process of its own, whose memory is not counted.
+    """Build a folder for onnxruntime-genai from a checkpoint without a tokenizer, in a process of
+    its own, whose memory is not counted.
 
     Args:
         checkpoint: gets a tokenizer of two words, because the builder requires one.
@@ -70,5 +73,6 @@ def build(checkpoint: Path, built: Path, precision: str, provider: str, *options
     )
     if done.returncode:
         raise ValueError(
-            f"genai: expected the model builder to succeed, got exit status {done.returncode}; its last lines: {done.stderr[-500:]}"
+            "genai: expected the model builder to succeed, got exit status "
+            f"{done.returncode}; its last lines: {done.stderr[-500:]}"
         )

@@ -1,7 +1,9 @@
-"""Hand-written graphs of the fused operators of ONNX Runtime, as a reference with the fewest nodes for models of two shapes.
+"""Hand-written graphs of the fused operators of ONNX Runtime, as a reference with the fewest nodes
+for models of two shapes.
 
-A layer has one MatMul for queries, keys and values, one GroupQueryAttention with rotation and cache, and one MatMul for the output. Layers of decoders also
-have norms fused with the preceding sums, one MatMul for gate and up, and one for down.
+A layer has one MatMul for queries, keys and values, one GroupQueryAttention with rotation and
+cache, and one MatMul for the output. Layers of decoders also have norms fused with the preceding
+sums, one MatMul for gate and up, and one for down.
 """
 
 from typing import Any, Dict, List, Sequence
@@ -110,7 +112,9 @@ class HandGraph:
         return self.product(self.node("Mul", [activated, both[1]], [f"{name}.inner"]), name, down)
 
     def model(self, source: Any, result: Any, layers: int) -> bytes:
-        """Return the serialised model with inputs source, caches [B,K,M,D], seqlens_k [B] and total_sequence_length [], and outputs result and caches."""
+        """Return the serialised model with inputs source, caches [B,K,M,D], seqlens_k [B] and
+        total_sequence_length [], and outputs result and caches.
+        """
         cache = ["batch", self.kv_heads, "capacity", self.head_size]
         names = [f"{layer}.{part}" for layer in range(layers) for part in ("key", "value")]
         inputs = [
@@ -138,7 +142,9 @@ class HandGraph:
 
 
 def block(config: Dict[str, Any], weights: Arrays) -> bytes:
-    """Return the graph of a block that `shapes.is_plain_block` accepts: hidden_states [B,S,E] to output [B,S,E]. weights: by parameter name of AttentionBlock."""
+    """Return the graph of a block that `shapes.is_plain_block` accepts: hidden_states [B,S,E] to
+    output [B,S,E]. weights: by parameter name of AttentionBlock.
+    """
     graph = HandGraph(config["attention"], config["max_positions"])
     graph.attend(
         "hidden_states",
@@ -155,7 +161,9 @@ def block(config: Dict[str, Any], weights: Arrays) -> bytes:
 
 
 def decoder(config: Dict[str, Any], weights: Arrays) -> bytes:
-    """Return the graph of a decoder that `shapes.is_llama` accepts: input_ids [B,S] to logits of the last token [B,1,V]. weights: by parameter name of Stack."""
+    """Return the graph of a decoder that `shapes.is_llama` accepts: input_ids [B,S] to logits of
+    the last token [B,1,V]. weights: by parameter name of Stack.
+    """
     layers, epsilon = len(config["order"]), config["norm"]["epsilon"]
     graph = HandGraph(config["layers"][config["order"][0]]["attention"], config["max_positions"])
     table = graph.weights["table"] = weights["tokens.embedding.weight"]

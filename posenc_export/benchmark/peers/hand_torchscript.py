@@ -1,4 +1,6 @@
-"""A block written by hand for TorchScript: caches are arguments, written in place by index; keys and values are read up to the last token."""
+"""A block written by hand for TorchScript: caches are arguments, written in place by index; keys
+and values are read up to the last token.
+"""
 
 import warnings
 from pathlib import Path

@@ -19,7 +19,9 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
 
 
 def llama(manifest: Manifest) -> Tuple[LlamaForCausalLM, Weights]:
-    """Return the model of transformers with the weights of the artefact's model, and their origin."""
+    """Return the model of transformers with the weights of the artefact's model, and their
+    origin.
+    """
     own, weights = rebuilt(manifest)
     model = LlamaForCausalLM(_config(manifest.config)).eval()
     model.load_state_dict(_renamed(own, manifest.config))
@@ -27,7 +29,9 @@ def llama(manifest: Manifest) -> Tuple[LlamaForCausalLM, Weights]:
 
 
 def _config(config: Dict[str, Any]) -> LlamaConfig:
-    """Return the transformers configuration of a model that `shapes.is_llama` accepts, with RoPE."""
+    """Return the transformers configuration of a model that `shapes.is_llama` accepts, with
+    RoPE.
+    """
     layer = config["layers"][config["order"][0]]
     attention = layer["attention"]
     return LlamaConfig(

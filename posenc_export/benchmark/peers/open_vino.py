@@ -1,4 +1,6 @@
-"""OpenVINO on the graph of target `onnx`, in float32, with the caches converted to internal state variables."""
+"""OpenVINO on the graph of target `onnx`, in float32, with the caches converted to internal
+state variables.
+"""
 
 from pathlib import Path
 from typing import Any, Dict

@@ -1,4 +1,6 @@
-"""The model of an artefact, rebuilt from its description: with its own weights if they come from a preset or a seed, otherwise with random weights of seed 0."""
+"""The model of an artefact, rebuilt from its description: with its own weights if they come from
+a preset or a seed, otherwise with random weights of seed 0.
+"""
 
 from typing import Mapping, Tuple, Union
 

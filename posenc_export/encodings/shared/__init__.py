@@ -1,1 +1,3 @@
-"""What several encodings use: the contract, rotations, combinations, functions as encodings, plugins."""
+"""What several encodings use: the contract, rotations, combinations, functions as encodings,
+plugins.
+"""

@@ -1,4 +1,6 @@
-"""The contract of a position encoding: hooks that default to the identity, declared states, a range of positions, and a float64 oracle."""
+"""The contract of a position encoding: hooks that default to the identity, declared states, a
+range of positions, and a float64 oracle.
+"""
 
 import math
 from dataclasses import dataclass
@@ -40,7 +42,8 @@ class StateSpec:
 
     Args:
         name: name in the artefact, after the name of the layer.
-        sizes: sizes after the batch: [B,*sizes] for a state that every call replaces; (N, D) of [B,N,T,D] for a state that calls append to, as keys.
+        sizes: sizes after the batch: [B,*sizes] for a state that every call replaces; (N, D) of
+            [B,N,T,D] for a state that calls append to, as keys.
         grows: whether calls append to the state (through ops.append) instead of replacing it.
         dtype: numpy dtype name; empty for the dtype of the activations.
     """
@@ -101,12 +104,14 @@ class Weights(Dict[str, np.ndarray]):
 
 
 class Oracle:
-    """An independent float64 implementation of the formula, one entry at a time. Each method is the identity unless overridden.
+    """An independent float64 implementation of the formula, one entry at a time. Each method is the
+    identity unless overridden.
 
     `class XOracle(Oracle, of=X)` makes a subclass the oracle of the encoding X.
 
     Args:
-        encoding: the encoding that the oracle judges; an oracle reads its parameters, and its trained numbers from `weights`, by name, in float64.
+        encoding: the encoding that the oracle judges; an oracle reads its parameters, and its
+            trained numbers from `weights`, by name, in float64.
     """
 
     table_ulps = 0.5  # largest rounding of a table's numbers to float32, in units of the last place
@@ -128,7 +133,9 @@ class Oracle:
         return {}
 
     def begin(self, positions: Sequence[int]) -> None:
-        """Keep the largest position of a row, before its tokens are rotated; for encodings that depend on the length of a call."""
+        """Keep the largest position of a row, before its tokens are rotated; for encodings that
+        depend on the length of a call.
+        """
         self.longest = max(positions)
 
     def embed(self, x: np.ndarray, position: int) -> np.ndarray:
@@ -136,11 +143,15 @@ class Oracle:
         return x
 
     def embed_rows(self, x: np.ndarray, positions: Sequence[int]) -> np.ndarray:
-        """Encode x [n,E], the tokens of a row from its first token on; for encodings where a token depends on earlier tokens."""
+        """Encode x [n,E], the tokens of a row from its first token on; for encodings where a
+        token depends on earlier tokens.
+        """
         return np.stack([self.embed(row.copy(), p) for row, p in zip(x, positions, strict=True)])
 
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
-        """Rotate one query head x [D], float64; also one key head, unless `rotate_key` is overridden."""
+        """Rotate one query head x [D], float64; also one key head, unless `rotate_key` is
+        overridden.
+        """
         return x
 
     def rotate_key(self, x: np.ndarray, position: int) -> np.ndarray:
@@ -148,7 +159,9 @@ class Oracle:
         return self.rotate(x, position)
 
     def rotate_heads(self, x: np.ndarray, position: int) -> np.ndarray:
-        """Rotate all query heads of a token, x [H,D]; for encodings that rotate heads differently."""
+        """Rotate all query heads of a token, x [H,D]; for encodings that rotate heads
+        differently.
+        """
         return np.stack([self.rotate(head, position) for head in x])
 
     def rotate_key_heads(self, x: np.ndarray, position: int) -> np.ndarray:
@@ -156,7 +169,9 @@ class Oracle:
         return np.stack([self.rotate_key(head, position) for head in x])
 
     def observe(self, x: np.ndarray, first: int = 0, types: Optional[np.ndarray] = None) -> None:
-        """Keep x [n,E], the input of the attention at positions first, first + 1, ..., and the token types [n] or None, for `content`."""
+        """Keep x [n,E], the input of the attention at positions first, first + 1, ..., and the
+        token types [n] or None, for `content`.
+        """
         self.x, self.first, self.types = x, first, types
 
     def score_scale(self, head_size: int) -> float:
@@ -168,13 +183,17 @@ class Oracle:
         return 0.0
 
     def content(self, head: int, q: np.ndarray, k: np.ndarray, query: int, key: int) -> float:
-        """Term of the score of one query q [D] and one rotated key k [D], at positions query and key, that depends on content."""
+        """Term of the score of one query q [D] and one rotated key k [D], at positions query and
+        key, that depends on content.
+        """
         return 0.0
 
     def scores(
         self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]
     ) -> np.ndarray:
-        """Scores [n] of one query q [D] at position query against rotated keys [n,D] at positions, oldest first."""
+        """Scores [n] of one query q [D] at position query against rotated keys [n,D] at
+        positions, oldest first.
+        """
         scale = self.score_scale(len(q))
         return np.array(
             [
@@ -188,20 +207,26 @@ class Oracle:
     def values(
         self, head: int, values: np.ndarray, query: int, positions: Sequence[int]
     ) -> np.ndarray:
-        """Values [n,D] that a query at position query mixes, given the values [n,D] at positions."""
+        """Values [n,D] that a query at position query mixes, given the values [n,D] at
+        positions.
+        """
         return values
 
 
 class PositionEncoding(torch.nn.Module):
-    """Base class of encodings. Every hook is the identity; an encoding overrides the hooks where it acts, and `oracle`.
+    """Base class of encodings. Every hook is the identity; an encoding overrides the hooks where it
+    acts, and `oracle`.
 
-    The model calls `embed` and `bias` of one instance; each layer calls `rotate`, `observe` and `rescore`.
-    `shared`: whether all layers use one instance; if False, each layer has its own instance with its own trained weights.
-    `works_in`: kinds of attention that the encoding is defined for, "causal" and "bidirectional".
-    `axes`: number of coordinates of a token besides its position in the sequence; if above 0, `embed` and `rotate` take positions [axes,B,S].
-    `window`: rows and columns of the window whose places, row by row, are the positions that `bias` reads, for pictures; (0, 0) for positions of a sequence.
-    `least`, `above`, `most`: smallest values, values that are exceeded, and largest values of parameters, by name; others are refused before anything is built.
-    `chunk`: number of tokens of a row that a session feeds at a time; it bounds the tensors of size [S,T] that an encoding creates.
+    The model calls `embed` and `bias` of one instance; each layer calls `rotate`, `observe` and
+    `rescore`. `shared`: whether all layers use one instance; if False, each layer has its own
+    instance with its own trained weights. `works_in`: kinds of attention that the encoding is
+    defined for, "causal" and "bidirectional". `axes`: number of coordinates of a token besides its
+    position in the sequence; if above 0, `embed` and `rotate` take positions [axes,B,S]. `window`:
+    rows and columns of the window whose places, row by row, are the positions that `bias` reads,
+    for pictures; (0, 0) for positions of a sequence. `least`, `above`, `most`: smallest values,
+    values that are exceeded, and largest values of parameters, by name; others are refused before
+    anything is built. `chunk`: number of tokens of a row that a session feeds at a time; it bounds
+    the tensors of size [S,T] that an encoding creates.
     """
 
     oracle_class = Oracle
@@ -223,24 +248,33 @@ class PositionEncoding(torch.nn.Module):
     def embed_next(
         self, x: Tensor, positions: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
-        """`embed` for encodings with states: takes the states that `embed_states` declares and returns their next values too."""
+        """`embed` for encodings with states: takes the states that `embed_states` declares and
+        returns their next values too.
+        """
         return self.embed(x, positions), states
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
-        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 (-1 padding) to the same shapes, with `key_size` in place of D."""
+        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 (-1 padding) to the same shapes, with
+        `key_size` in place of D.
+        """
         return q, k
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
-        """q_positions [B,S], k_positions [B,T] int64 to biases [B,H,S,T] float32, or None for no bias; entries at padding are ignored."""
+        """q_positions [B,S], k_positions [B,T] int64 to biases [B,H,S,T] float32, or None for no
+        bias; entries at padding are ignored.
+        """
         return None
 
     def observe(
         self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]
     ) -> List[Tensor]:
-        """Return the next values of the states that `layer_states` declares, which `rescore` receives.
+        """Return the next values of the states that `layer_states` declares, which `rescore`
+        receives.
 
-        x [B,S,E] is the input of the attention and k [B,S,K,D] its rotated keys. Tensors returned after the states reach the `rescore` of this call only.
-        Attention without a cache has no states; if its model has segments, `states` is the token types [B,S] int64."""
+        x [B,S,E] is the input of the attention and k [B,S,K,D] its rotated keys. Tensors returned
+        after the states reach the `rescore` of this call only. Attention without a cache has no
+        states; if its model has segments, `states` is the token types [B,S] int64.
+        """
         return states
 
     def rescore(
@@ -254,23 +288,32 @@ class PositionEncoding(torch.nn.Module):
         scale: float,
         states: List[Tensor],
     ) -> Tensor:
-        """Compute the attention, for encodings whose scores depend on content: q [B,S,H,D] (rotated), keys and values [B,K,T,D], mask [B,1 or H,S,T],
-        positions [B,S], key_positions [B,T] to [B,S,H*D]. T depends on the cache of the target, so that only `ops` may refer to it."""
+        """Compute the attention, for encodings whose scores depend on content: q [B,S,H,D]
+        (rotated), keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions
+        [B,T] to [B,S,H*D]. T depends on the cache of the target, so that only `ops` may refer to
+        it.
+        """
         return ops.attend(q, keys, values, mask, None, scale)
 
     def edges(self) -> List[Edge]:
-        """Positions and distances at which the formula changes. Every export compares both sides of them."""
+        """Positions and distances at which the formula changes. Every export compares both sides
+        of them.
+        """
         return []
 
     def prepare(self) -> None:
-        """Rebuild tables that are derived from weights. Called before every export and comparison."""
+        """Rebuild tables that are derived from weights. Called before every export and
+        comparison.
+        """
 
     def key_size(self, head_size: int) -> int:
         """Size of the query and key heads that `rotate` returns for heads of size D."""
         return head_size
 
     def token_width(self, width: int) -> int:
-        """Width of the token table of a model of width E; if it is not E, `embed` converts [B,S,token_width] to [B,S,E]."""
+        """Width of the token table of a model of width E; if it is not E, `embed` converts
+        [B,S,token_width] to [B,S,E].
+        """
         return width
 
     def initialise_tokens(self, table: Tensor) -> None:
@@ -314,7 +357,8 @@ class Table(torch.nn.Module):
             self.exact = np.ascontiguousarray(rows, dtype=np.float32)
         if not np.isfinite(self.exact).all():
             raise ValueError(
-                "encoding: expected tables of finite numbers, got infinity or NaN; choose parameters closer to their defaults"
+                "encoding: expected tables of finite numbers, got infinity or NaN; choose "
+                "parameters closer to their defaults"
             )
         self.register_buffer("rows", torch.from_numpy(self.exact), persistent=False)
 
@@ -332,7 +376,9 @@ class Table(torch.nn.Module):
 
 
 class Exact(torch.nn.Module):
-    """A trained tensor that stays float32 when the model is cast, because it multiplies positions."""
+    """A trained tensor that stays float32 when the model is cast, because it multiplies
+    positions.
+    """
 
     def __init__(self, value: Tensor) -> None:
         super().__init__()
@@ -353,11 +399,15 @@ def prepare_loaded(encoding: PositionEncoding, _: object) -> None:
 
 
 def weight_versions(encoding: PositionEncoding) -> List[int]:
-    """Return the version counter of each parameter. It grows when the parameter is modified in place, as optimisers do."""
+    """Return the version counter of each parameter. It grows when the parameter is modified in
+    place, as optimisers do.
+    """
     return [parameter._version for parameter in encoding.parameters()]
 
 
 def prepare_if_changed(encoding: PositionEncoding) -> None:
-    """Rebuild tables if weights have changed since `prepare`, which stores weight_versions in the attribute `prepared`."""
+    """Rebuild tables if weights have changed since `prepare`, which stores weight_versions in
+    the attribute `prepared`.
+    """
     if encoding.prepared != weight_versions(encoding):
         encoding.prepare()

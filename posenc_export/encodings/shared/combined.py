@@ -1,4 +1,6 @@
-"""Several encodings combined into one, such as a rotation and a temperature (Llama 4, Ministral 3) or trained rows and a bias (MPNet)."""
+"""Several encodings combined into one, such as a rotation and a temperature (Llama 4, Ministral
+3) or trained rows and a bias (MPNet).
+"""
 
 from typing import List, Optional, Sequence, Tuple
 
@@ -21,7 +23,8 @@ def overrides(encoding: PositionEncoding, *hooks: str) -> bool:
 
 
 def axes_of(parts: Sequence[PositionEncoding]) -> int:
-    """Number of coordinates that encodings read in `embed` and `rotate`; it must be the same for all of them.
+    """Number of coordinates that encodings read in `embed` and `rotate`; it must be the same for
+    all of them.
 
     Raises:
         ValueError: encodings that read different coordinates.
@@ -30,7 +33,8 @@ def axes_of(parts: Sequence[PositionEncoding]) -> int:
     if len(axes) > 1:
         counts = " and ".join(map(str, sorted(axes)))
         raise ValueError(
-            f"encodings: expected encodings that read the same coordinates, got encodings of {counts} axes; use encodings of one kind"
+            "encodings: expected encodings that read the same coordinates, got encodings of "
+            f"{counts} axes; use encodings of one kind"
         )
     return max(axes, default=0)
 
@@ -38,10 +42,12 @@ def axes_of(parts: Sequence[PositionEncoding]) -> int:
 class Combined(PositionEncoding):
     """Applies the hooks of its parts one after the other and adds their biases.
 
-    Hook: the hooks of the parts. State: the states of the parts, in order. Range: the smallest range of the parts.
+    Hook: the hooks of the parts. State: the states of the parts, in order. Range: the smallest
+    range of the parts.
 
     Args:
-        parts: encodings. At most one may compute scores from content, one scale scores, one change the size of keys, and one the width of the token table.
+        parts: encodings. At most one may compute scores from content, one scale scores, one change
+            the size of keys, and one the width of the token table.
 
     Raises:
         ValueError: two parts that do the same of these, parts with different coordinates.
@@ -57,7 +63,8 @@ class Combined(PositionEncoding):
             both = [type(part).__name__ for part in parts if overrides(part, *hooks)]
             if len(both) > 1:
                 raise ValueError(
-                    f"encodings: expected at most one encoding that overrides {hooks[0]}, got {' and '.join(both)}; leave one out"
+                    f"encodings: expected at most one encoding that overrides {hooks[0]}, "
+                    f"got {' and '.join(both)}; leave one out"
                 )
         self.parts = torch.nn.ModuleList(parts)
         self.axes, self.chunk = axes_of(parts), min(part.chunk for part in parts)
@@ -100,7 +107,9 @@ class Combined(PositionEncoding):
     def observe(
         self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]
     ) -> List[Tensor]:
-        """`observe` of the part that computes scores from content; the other parts have no layer states."""
+        """`observe` of the part that computes scores from content; the other parts have no layer
+        states.
+        """
         for index, part in enumerate(self.parts):
             if self.by_content[index]:
                 states = part.observe(x, k, positions, write_index, states)  # type: ignore[operator]

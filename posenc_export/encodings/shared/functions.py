@@ -1,4 +1,6 @@
-"""Encodings made from one plain function of positions; their oracle is the same function in float64."""
+"""Encodings made from one plain function of positions; their oracle is the same function in
+float64.
+"""
 
 import cmath
 import contextlib
@@ -14,7 +16,8 @@ from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncodi
 from posenc_export.encodings.shared.rotary import Layout, multiply_pairs
 
 Function = Callable[..., Tensor]
-CONVERTED = "Converting a tensor to a Python"  # start of torch's warning about a trace that depends on a value
+# Start of torch's warning about a trace that depends on a value.
+CONVERTED = "Converting a tensor to a Python"
 ROUNDED = 2.0**-50  # relative error of angles in float64: a product of three rounded numbers
 ALLOWED = (
     torch.float64,
@@ -27,9 +30,10 @@ def bias(function: Function) -> Type[PositionEncoding]:
     """Make an encoding that adds function(head, query, key) to scores.
 
     Args:
-        function: takes int64 tensors that broadcast, head [H,1,1], query [B,1,S,1] and key [B,1,1,T], with positions counted from 0. Returns scores that
-            broadcast to [B,H,S,T]. Uses torch operations that torch.export accepts and does not branch on values. Scores of keys that a query does not
-            see may be any number.
+        function: takes int64 tensors that broadcast, head [H,1,1], query [B,1,S,1] and key
+            [B,1,1,T], with positions counted from 0. Returns scores that broadcast to [B,H,S,T].
+            Uses torch operations that torch.export accepts and does not branch on values. Scores of
+            keys that a query does not see may be any number.
 
     Returns:
         A class, for `register` or an entry point.
@@ -38,13 +42,16 @@ def bias(function: Function) -> Type[PositionEncoding]:
 
 
 def rotation(function: Function) -> Type[PositionEncoding]:
-    """Make an encoding that rotates pair number `pair` of queries and keys by the angle function(pair, position).
+    """Make an encoding that rotates pair number `pair` of queries and keys by the angle
+    function(pair, position).
 
     Args:
-        function: takes int64 tensors that broadcast, pair [D/2] and position [M,1]. Returns angles in radians. It is evaluated once, in float64.
+        function: takes int64 tensors that broadcast, pair [D/2] and position [M,1]. Returns angles
+            in radians. It is evaluated once, in float64.
 
     Returns:
-        A class with the parameter `layout`, "half" or "interleaved", for `register` or an entry point.
+        A class with the parameter `layout`, "half" or "interleaved", for `register` or an entry
+        point.
     """
     return _named(FunctionRotation, function)
 
@@ -76,7 +83,8 @@ class FunctionBias(PositionEncoding):
         shape = tuple(_tensor(self.function(*example), type(self)).shape)
         if not _broadcasts(shape, (2, geometry.heads, 3, 4)):
             raise ValueError(
-                f"bias {type(self).__name__}: expected scores that broadcast to [B,H,S,T], got {list(shape)}; keep the axes of head, query and key"
+                f"bias {type(self).__name__}: expected scores that broadcast to [B,H,S,T], "
+                f"got {list(shape)}; keep the axes of head, query and key"
             )
         self.whole = len(shape) == 4 and shape[0] == 2 and shape[2:] == (3, 4)
         self.traced = _traced(self.function, example, type(self))
@@ -93,7 +101,9 @@ class FunctionBias(PositionEncoding):
 
     @torch.jit.unused
     def evaluated(self, query: Tensor, key: Tensor) -> Tensor:
-        """Call the function itself; TorchScript cannot compile every function, such as a lambda, and runs the trace instead."""
+        """Call the function itself; TorchScript cannot compile every function, such as a lambda,
+        and runs the trace instead.
+        """
         return self.function(self.head, query, key)
 
 
@@ -114,7 +124,8 @@ class FunctionRotation(PositionEncoding):
         layout: "half" pairs (k, k + D/2), "interleaved" pairs (2k, 2k + 1).
 
     Raises:
-        ValueError: an odd head size, an unknown layout, a function that returns no tensor, another shape or lower precision.
+        ValueError: an odd head size, an unknown layout, a function that returns no tensor, another
+            shape or lower precision.
     """
 
     __jit_ignored_attributes__ = ["function"]
@@ -125,7 +136,8 @@ class FunctionRotation(PositionEncoding):
         name = type(self).__name__
         if geometry.head_size % 2:
             raise ValueError(
-                f"rotation {name}: expected an even head size, got {geometry.head_size}; choose another head size"
+                f"rotation {name}: expected an even head size, got {geometry.head_size}; "
+                "choose another head size"
             )
         positions, pairs = (
             torch.arange(geometry.max_positions)[:, None],
@@ -135,7 +147,8 @@ class FunctionRotation(PositionEncoding):
             angles = _double(self.function(pairs, positions), type(self))
         if not _broadcasts(tuple(angles.shape), (len(positions), len(pairs))):
             raise ValueError(
-                f"rotation {name}: expected angles that broadcast to [M,D/2], got {list(angles.shape)}; keep the axes of pair and position"
+                f"rotation {name}: expected angles that broadcast to [M,D/2], got "
+                f"{list(angles.shape)}; keep the axes of pair and position"
             )
         angles = angles.expand(len(positions), len(pairs))
         self.interleaved, self.linear = (
@@ -188,7 +201,8 @@ def _named(base: Type[PositionEncoding], function: Function) -> Type[PositionEnc
     """Make a subclass with the name, module and documentation of the function."""
     if not callable(function):
         raise ValueError(
-            f"encoding: expected a function of positions, got {function!r}; pass a callable that takes tensors"
+            f"encoding: expected a function of positions, got {function!r}; pass a callable "
+            "that takes tensors"
         )
     name = getattr(function, "__name__", type(function).__name__)
     where = {
@@ -209,7 +223,8 @@ def _named(base: Type[PositionEncoding], function: Function) -> Type[PositionEnc
 def _tensor(result: Any, cls: Type[PositionEncoding]) -> Tensor:
     if not isinstance(result, Tensor):
         raise ValueError(
-            f"encoding {cls.__name__}: expected a function that returns a tensor, got {type(result).__name__}; use torch operations on its arguments"
+            f"encoding {cls.__name__}: expected a function that returns a tensor, got "
+            f"{type(result).__name__}; use torch operations on its arguments"
         )
     return result
 
@@ -223,7 +238,8 @@ def _double(result: Any, cls: Type[PositionEncoding]) -> Tensor:
             "remove casts and tensors of that dtype",
         )
         raise ValueError(
-            f"encoding {cls.__name__}: expected {rule}, got a result in {str(tensor.dtype).removeprefix('torch.')}; {remedy}"
+            f"encoding {cls.__name__}: expected {rule}, got a result in "
+            f"{str(tensor.dtype).removeprefix('torch.')}; {remedy}"
         )
     return tensor.to(torch.float64)
 
@@ -261,6 +277,7 @@ def _traced(
     if branch is not None:  # a trace would record one side of the branch only
         problem = branch.partition(" might ")[0]
         raise ValueError(
-            f"encoding {cls.__name__}: expected a function that does not branch on values, got {problem}; use torch.where"
+            f"encoding {cls.__name__}: expected a function that does not branch on values, "
+            f"got {problem}; use torch.where"
         )
     return traced

@@ -1,4 +1,6 @@
-"""Encodings from outside the package: registered in this process, or offered by installed packages as entry points."""
+"""Encodings from outside the package: registered in this process, or offered by installed
+packages as entry points.
+"""
 
 import functools
 import inspect
@@ -32,7 +34,8 @@ class Package:
 
 
 class Known(Encodings):
-    """Encodings by name: built-in, registered, and from entry points of installed packages, which are imported on first use.
+    """Encodings by name: built-in, registered, and from entry points of installed packages, which
+    are imported on first use.
 
     Args:
         built_in: encodings of this package, by name.
@@ -52,10 +55,12 @@ class Known(Encodings):
         return name in self.built_in or name in self.registered or name in _offered()
 
     def __getitem__(self, name: str) -> Type[PositionEncoding]:
-        """Return the class, after import for an entry point. A built-in encoding takes precedence, because presets and checkpoints refer to it by name.
+        """Return the class, after import for an entry point. A built-in encoding takes precedence,
+        because presets and checkpoints refer to it by name.
 
         Raises:
-            ValueError: two packages offer the name, or an entry point cannot be imported or is not an encoding.
+            ValueError: two packages offer the name, or an entry point cannot be imported or is not
+                an encoding.
             KeyError: unknown name.
         """
         cls = self.built_in.get(name) or self.registered.get(name)
@@ -83,7 +88,8 @@ class Known(Encodings):
         if len(first + others) > 1:
             remedy = "rename one in its package, or uninstall it"
             raise ValueError(
-                f"encoding {name}: expected one encoding of that name, got one from each of {' and '.join(first + others)}; {remedy}"
+                f"encoding {name}: expected one encoding of that name, got one from each of "
+                f"{' and '.join(first + others)}; {remedy}"
             )
 
     def add(self, name: str, cls: Type[PositionEncoding]) -> None:
@@ -91,7 +97,8 @@ class Known(Encodings):
         where = f"register {name!r}"
         if not isinstance(name, str) or not NAME.match(name):
             raise ValueError(
-                f"{where}: expected a name of lower-case letters, digits and _, got {name!r}; choose another name"
+                f"{where}: expected a name of lower-case letters, digits and _, got "
+                f"{name!r}; choose another name"
             )
         check_class(where, cls)
         before = self.registered.get(name)
@@ -101,14 +108,16 @@ class Known(Encodings):
         )  # as when a notebook cell is run again
         if name in self.built_in or (before is not None and not again):
             raise ValueError(
-                f"{where}: expected an unused name, got the name of {(before or self.built_in[name]).__qualname__}; choose another name"
+                f"{where}: expected an unused name, got the name of "
+                f"{(before or self.built_in[name]).__qualname__}; choose another name"
             )
         others = [
             str(_package(point)) for point in _offered().get(name, ()) if not _refers_to(point, cls)
         ]
         if others:
             raise ValueError(
-                f"{where}: expected an unused name, got the name of an entry point of {', '.join(others)}; choose another name"
+                f"{where}: expected an unused name, got the name of an entry point of "
+                f"{', '.join(others)}; choose another name"
             )
         self.registered[name] = cls
 
@@ -129,7 +138,8 @@ def check_class(where: str, cls: Any) -> None:
     """Check that encodings of a class can be built from a specification.
 
     Raises:
-        ValueError: not a subclass of PositionEncoding, a constructor without a geometry, a parameter without a name or a type.
+        ValueError: not a subclass of PositionEncoding, a constructor without a geometry, a
+            parameter without a name or a type.
     """
     if (
         not isinstance(cls, type)
@@ -140,13 +150,15 @@ def check_class(where: str, cls: Any) -> None:
             cls.__qualname__ if isinstance(cls, type) else f"an object of {type(cls).__qualname__}"
         )
         raise ValueError(
-            f"{where}: expected a subclass of posenc_export.encodings.PositionEncoding, got {kind}; derive the class from it"
+            f"{where}: expected a subclass of posenc_export.encodings.PositionEncoding, got "
+            f"{kind}; derive the class from it"
         )
     try:
         parameters = list(inspect.signature(cls.__init__, eval_str=True).parameters.values())[1:]
     except NameError as error:
         raise ValueError(
-            f"{where}: expected annotations that can be evaluated, got {error}; import the name at run time"
+            f"{where}: expected annotations that can be evaluated, got {error}; import the "
+            "name at run time"
         ) from None
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     if not parameters or parameters[0].kind not in (
@@ -154,12 +166,14 @@ def check_class(where: str, cls: Any) -> None:
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
     ):
         raise ValueError(
-            f"{where}: expected a constructor that takes a Geometry first, got {cls.__qualname__} without it; write __init__(self, geometry: Geometry)"
+            f"{where}: expected a constructor that takes a Geometry first, got "
+            f"{cls.__qualname__} without it; write __init__(self, geometry: Geometry)"
         )
     for parameter in parameters[1:]:
         if parameter.kind not in named or parameter.annotation is inspect.Parameter.empty:
             raise ValueError(
-                f"{where}: expected parameters with names and types, got {str(parameter)!r}; write {parameter.name}: float, or another type"
+                f"{where}: expected parameters with names and types, got {str(parameter)!r}; "
+                f"write {parameter.name}: float, or another type"
             )
 
 
@@ -181,7 +195,9 @@ def _offered() -> Dict[str, Tuple[metadata.EntryPoint, ...]]:
 
 @functools.lru_cache(maxsize=4)
 def _offered_on(_: Tuple[str, ...]) -> Dict[str, Tuple[metadata.EntryPoint, ...]]:
-    """Entry points of installed packages by name, not yet imported; cached by the value of sys.path."""
+    """Entry points of installed packages by name, not yet imported; cached by the value of
+    sys.path.
+    """
     points: Dict[str, Tuple[metadata.EntryPoint, ...]] = {}
     for point in metadata.entry_points(group=GROUP):
         points[point.name] = (*points.get(point.name, ()), point)
@@ -190,7 +206,9 @@ def _offered_on(_: Tuple[str, ...]) -> Dict[str, Tuple[metadata.EntryPoint, ...]
 
 @functools.lru_cache(maxsize=4)
 def _owners(_: Tuple[str, ...]) -> Mapping[str, List[str]]:
-    """Names of the distributions of each top-level module; reads the list of files of every distribution, once for a value of sys.path."""
+    """Names of the distributions of each top-level module; reads the list of files of every
+    distribution, once for a value of sys.path.
+    """
     return metadata.packages_distributions()
 
 
@@ -200,15 +218,19 @@ def _loaded(point: metadata.EntryPoint) -> Type[PositionEncoding]:
     described = f"entry point {point.name} = {point.value} of {_package(point)}"
     try:
         cls = point.load()
-    except Exception as error:  # code of another package may raise anything: report it in one line with the name of the package
+    # Code of another package may raise anything: report it in one line with the name of the
+    # package.
+    except Exception as error:
         problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ValueError(
-            f"{where}: expected {described} to be importable, got {problem}; repair or uninstall {_package(point).name}"
+            f"{where}: expected {described} to be importable, got {problem}; repair or "
+            f"uninstall {_package(point).name}"
         ) from error
     check_class(f"{where}, {described}", cls)
     if not NAME.match(point.name):
         raise ValueError(
-            f"{where}: expected a name of lower-case letters, digits and _, got {described}; rename it in the package"
+            f"{where}: expected a name of lower-case letters, digits and _, got {described}; "
+            "rename it in the package"
         )
     return cls  # type: ignore[no-any-return]
 

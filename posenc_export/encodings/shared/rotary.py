@@ -1,4 +1,6 @@
-"""Base of RoPE and its scalings: pairs of entries rotated by position times frequency, from tables; the oracle uses complex numbers in float64."""
+"""Base of RoPE and its scalings: pairs of entries rotated by position times frequency, from
+tables; the oracle uses complex numbers in float64.
+"""
 
 import cmath
 import math
@@ -47,9 +49,11 @@ def inverse_powers(theta: float, size: int, dtype: torch.dtype) -> Tensor:
 
 
 class Rotation(PositionEncoding):
-    """Pair k of queries and keys is rotated by n_k w_k and scaled by a magnitude; n_k is the position or a number in its place.
+    """Pair k of queries and keys is rotated by n_k w_k and scaled by a magnitude; n_k is the
+    position or a number in its place.
 
-    Subclasses pass w_k as a vector, and compute each w_k again as a scalar in `frequency`, for the oracle.
+    Subclasses pass w_k as a vector, and compute each w_k again as a scalar in `frequency`, for the
+    oracle.
 
     Args:
         geometry: max_positions.
@@ -101,7 +105,9 @@ class Rotation(PositionEncoding):
 
 
 class Rotary(Rotation):
-    """Pairs of queries and keys are rotated by p w_k and scaled by a magnitude. For the arguments see Rotation."""
+    """Pairs of queries and keys are rotated by p w_k and scaled by a magnitude. For the
+    arguments see Rotation.
+    """
 
     def __init__(
         self, geometry: Geometry, frequencies: Tensor, layout: Layout, magnitude: float = 1.0
@@ -177,7 +183,9 @@ def angle_of(number: float, frequency: float, single: bool) -> float:
 
 
 def multiply_pairs(x: np.ndarray, factors: Sequence[complex], interleaved: bool) -> np.ndarray:
-    """x [D] with each pair of entries, as a complex number, multiplied by its factor; for oracles."""
+    """x [D] with each pair of entries, as a complex number, multiplied by its factor; for
+    oracles.
+    """
     out, pairs = x.copy(), len(factors)
     for k, factor in enumerate(factors):
         a, b = (2 * k, 2 * k + 1) if interleaved else (k, k + pairs)

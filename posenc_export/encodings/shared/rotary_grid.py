@@ -12,15 +12,18 @@ from posenc_export.encodings.shared.rotary import Layout, Place, Rotation, Rotat
 
 
 class RotaryGrid(Rotation):
-    """Pair k is rotated by w_k times the coordinate axis_of_pair[k]. For text all coordinates of a token are its position.
+    """Pair k is rotated by w_k times the coordinate axis_of_pair[k]. For text all coordinates of a
+    token are its position.
 
-    Subclasses compute the numbers behind the tables again as scalars in `frequency` and `point`, for the oracle.
+    Subclasses compute the numbers behind the tables again as scalars in `frequency` and `point`,
+    for the oracle.
 
     Args:
         geometry: max_positions, for every coordinate.
         frequencies, layout, magnitude: see Rotation.
         axis_of_pair: axis of each pair, r/2 of them.
-        points: numbers [axes,max_positions] in place of the coordinates, in the dtype of frequencies; None for the coordinates themselves.
+        points: numbers [axes,max_positions] in place of the coordinates, in the dtype of
+            frequencies; None for the coordinates themselves.
 
     Raises:
         ValueError: a magnitude that is not above 0 and finite.

@@ -1,4 +1,6 @@
-"""Sinusoids (Vaswani et al. 2017, Attention Is All You Need, 3.5): rows for tables, and single rows for oracles."""
+"""Sinusoids (Vaswani et al. 2017, Attention Is All You Need, 3.5): rows for tables, and single
+rows for oracles.
+"""
 
 import math
 from typing import Callable
@@ -14,7 +16,9 @@ def frequencies(size: int, base: float = BASE) -> np.ndarray:
 
 
 def rows(angles: np.ndarray, interleaved: bool = True) -> np.ndarray:
-    """Sines and cosines [n,2 pairs] of angles [n,pairs]; all sines come before all cosines unless interleaved."""
+    """Sines and cosines [n,2 pairs] of angles [n,pairs]; all sines come before all cosines
+    unless interleaved.
+    """
     waves = (np.sin(angles), np.cos(angles))
     return (
         np.stack(waves, axis=-1).reshape(len(angles), -1)

@@ -19,9 +19,11 @@ MOST_STEPS = 1 << 22  # steps of a recurrence, which run one after the other; 20
 
 
 class Trajectory(PositionEncoding):
-    """x + p_k, where the rows p_0, p_1, ... follow from p_0 by a recurrence. A subclass creates its weights, then calls `prepare`.
+    """x + p_k, where the rows p_0, p_1, ... follow from p_0 by a recurrence. A subclass creates its
+    weights, then calls `prepare`.
 
-    In eval mode rows are read from a table, which is computed in float64; in training mode gradients flow to the weights through the recurrence.
+    In eval mode rows are read from a table, which is computed in float64; in training mode
+    gradients flow to the weights through the recurrence.
 
     Args:
         name: registry key, for messages.
@@ -39,7 +41,8 @@ class Trajectory(PositionEncoding):
                 f" of {substeps} substeps" if substeps > 1 else ""
             )
             raise ValueError(
-                f"{name}: expected at most {MOST_STEPS} steps, which run one after the other, got {positions}; choose fewer"
+                f"{name}: expected at most {MOST_STEPS} steps, which run one after the "
+                f"other, got {positions}; choose fewer"
             )
         self.count = geometry.max_positions
         self.first = torch.nn.Parameter(torch.randn(geometry.width))
@@ -62,7 +65,9 @@ class Trajectory(PositionEncoding):
         self.prepared = weight_versions(self)
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode, as torch.nn.Module.train; the return to eval mode rebuilds the table if weights have changed."""
+        """Set the mode, as torch.nn.Module.train; the return to eval mode rebuilds the table if
+        weights have changed.
+        """
         super().train(mode)
         if not mode:
             prepare_if_changed(self)
@@ -78,7 +83,9 @@ class Trajectory(PositionEncoding):
 
     @torch.jit.unused
     def trained(self, positions: Tensor) -> Tensor:
-        """Rows [B,S,E] float64 for the current weights, with gradients; the recurrence runs up to the largest position."""
+        """Rows [B,S,E] float64 for the current weights, with gradients; the recurrence runs up
+        to the largest position.
+        """
         weights = [weight.to(torch.float64) for weight in self.weights()]
         rows = torch.stack(list(self.rows(weights, int(positions.max().clamp(min=0)) + 1, torch)))
         return torch.nn.functional.embedding(positions.clamp(min=0), rows)

@@ -1,4 +1,6 @@
-"""Offsets of two tokens in a window of rows and columns (Liu et al. 2021, Swin Transformer, 3.2)."""
+"""Offsets of two tokens in a window of rows and columns (Liu et al. 2021, Swin Transformer,
+3.2).
+"""
 
 import math
 from typing import Tuple
@@ -10,7 +12,8 @@ from posenc_export.encodings.shared.base import Geometry
 
 
 def window_of(name: str, geometry: Geometry, rows: int, columns: int) -> Tuple[int, int]:
-    """Rows and columns of a window; each 0 is replaced by the side of the smallest square that holds max_positions.
+    """Rows and columns of a window; each 0 is replaced by the side of the smallest square that
+    holds max_positions.
 
     Raises:
         ValueError: a window that does not hold max_positions.
@@ -18,13 +21,15 @@ def window_of(name: str, geometry: Geometry, rows: int, columns: int) -> Tuple[i
     side = math.isqrt(geometry.max_positions - 1) + 1
     if (rows or side) * (columns or side) < geometry.max_positions:
         raise ValueError(
-            f"{name}: expected a window that holds max_positions {geometry.max_positions}, got {rows} x {columns}; set rows=N, columns=N"
+            f"{name}: expected a window that holds max_positions {geometry.max_positions}, "
+            f"got {rows} x {columns}; set rows=N, columns=N"
         )
     return rows or side, columns or side
 
 
 def offset_index(q_positions: Tensor, k_positions: Tensor, rows: int, columns: int) -> Tensor:
-    """q_positions [B,S], k_positions [B,T] int64 to [B,S,T] int64, 0 .. (2 rows - 1)(2 columns - 1) - 1: offsets query less key, columns fastest.
+    """q_positions [B,S], k_positions [B,T] int64 to [B,S,T] int64, 0 .. (2 rows - 1)(2 columns - 1)
+    - 1: offsets query less key, columns fastest.
 
     Position p is at row p // columns and column p % columns. Entries at padding are arbitrary.
     """

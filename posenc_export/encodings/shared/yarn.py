@@ -1,4 +1,6 @@
-"""YaRN scaling of rotations: the ramp between kept and interpolated pairs, the temperature, and its grids of M-RoPE (Peng et al. 2023, YaRN, 3.2 to 3.4)."""
+"""YaRN scaling of rotations: the ramp between kept and interpolated pairs, the temperature, and
+its grids of M-RoPE (Peng et al. 2023, YaRN, 3.2 to 3.4).
+"""
 
 import math
 from dataclasses import dataclass
@@ -24,12 +26,14 @@ UNSCALED = (
 
 @dataclass(frozen=True)
 class Ramp:
-    """Scaled frequencies (1 - g_k) w_k + g_k w_k / factor, where g_k grows from 0 to 1 along the pairs.
+    """Scaled frequencies (1 - g_k) w_k + g_k w_k / factor, where g_k grows from 0 to 1 along the
+    pairs.
 
     Args:
         factor: factor by which the range is extended.
         length: L, tokens the model was trained on.
-        low, high: pairs between which g_k grows from 0 to 1; if by_turns, numbers of turns within L between which g_k falls from 1 to 0.
+        low, high: pairs between which g_k grows from 0 to 1; if by_turns, numbers of turns within L
+            between which g_k falls from 1 to 0.
         by_turns: whether low and high are numbers of turns.
     """
 
@@ -75,7 +79,8 @@ def ramp_of(
     """The ramp for rotary size r and base theta. For the arguments see RoPEYaRN.
 
     Raises:
-        ValueError: theta not above 1, beta_fast not above beta_slow above 0, truncate "no" with ramp "turns".
+        ValueError: theta not above 1, beta_fast not above beta_slow above 0, truncate "no" with
+            ramp "turns".
     """
     if not theta > 1:
         raise ValueError(f"{name}: expected theta above 1, got {theta}")
@@ -86,7 +91,8 @@ def ramp_of(
     if ramp == "turns":
         if truncate == "no":
             raise ValueError(
-                f"{name}: expected truncate=yes with ramp=turns, which has no ends in pairs, got truncate=no; leave it out"
+                f"{name}: expected truncate=yes with ramp=turns, which has no ends in pairs, "
+                "got truncate=no; leave it out"
             )
         return Ramp(float(factor), length, float(beta_slow), float(beta_fast), True)
     first, last = (_pair(turns, size, float(theta), length) for turns in (beta_fast, beta_slow))
@@ -109,7 +115,9 @@ def scaled_powers(theta: float, size: int, dtype: torch.dtype, scaling: Optional
 def magnitude_of(
     factor: float, given: Optional[float], mscale: float = 0.0, mscale_all_dim: float = 0.0
 ) -> float:
-    """The factor on cos and sin: `given`, else m(mscale) / m(mscale_all_dim) if both are above 0, else m(1)."""
+    """The factor on cos and sin: `given`, else m(mscale) / m(mscale_all_dim) if both are above
+    0, else m(1).
+    """
     if given is not None:
         return float(given)
     return (
@@ -130,7 +138,8 @@ def _pair(turns: float, size: int, theta: float, length: int) -> float:
 
 
 class YaRNGrid(RotaryGrid):
-    """Three axes, whose frequencies theta^(-2k/r) are scaled along the ramp of YaRN if factor is above 1.
+    """Three axes, whose frequencies theta^(-2k/r) are scaled along the ramp of YaRN if factor is
+    above 1.
 
     Args:
         name: registry key, for messages.
@@ -172,7 +181,8 @@ class YaRNGrid(RotaryGrid):
         ):
             names = "original_max_positions, beta_fast, beta_slow, attention_factor and truncate"
             raise ValueError(
-                f"{name}: expected factor above 1 with {names} of YaRN, got {factor}; set factor or leave them out"
+                f"{name}: expected factor above 1 with {names} of YaRN, got {factor}; set "
+                "factor or leave them out"
             )
         frequencies = scaled_powers(float(theta), size, dtype_of(numerics), scaling)
         super().__init__(

@@ -1,4 +1,6 @@
-"""Calibration data: second moments of the inputs of linear layers, and scales of cached keys and values."""
+"""Calibration data: second moments of the inputs of linear layers, and scales of cached keys and
+values.
+"""
 
 import dataclasses
 import hashlib
@@ -25,9 +27,9 @@ from posenc_export.shared.progress import Progress, Steps, silent
 LENGTH = 256  # tokens per window
 WINDOWS = 512  # largest number of windows
 LARGEST_CODE = 127
-LEAST = (
-    2.0**-8
-)  # smallest scale of a channel, relative to the largest scale of the cache: other text may have larger values in a channel than the sample
+# Smallest scale of a channel, relative to the largest scale of the cache: other text may have
+# larger values in a channel than the sample.
+LEAST = 2.0**-8
 MEMORY = 1 << 30  # bytes of moments that are accumulated in one pass over the sample
 
 Hook = Callable[
@@ -40,7 +42,8 @@ class Sample:
     """Inputs of a model, split into windows that are independent rows.
 
     Args:
-        windows: [n,L] int64 token ids, each with the tokens in front that begin a text, or [n,L,E] float32 hidden states.
+        windows: [n,L] int64 token ids, each with the tokens in front that begin a text, or [n,L,E]
+            float32 hidden states.
         sha256: digest of the content.
         first: number of tokens that begin a text, such as 1 for a beginning-of-text token.
         bytes_of_token: mean length of a token of the text in bytes.
@@ -57,7 +60,9 @@ class Sample:
         return Calibration(self.sha256, int(np.prod(self.windows.shape[:2])))
 
     def kept(self, tokens: int) -> "Sample":
-        """Return the sample with its first windows, of `tokens` tokens together. Others may have been held out to measure the artefact."""
+        """Return the sample with its first windows, of `tokens` tokens together. Others may have
+        been held out to measure the artefact.
+        """
         return dataclasses.replace(self, windows=self.windows[: tokens // self.windows.shape[1]])
 
 
@@ -65,17 +70,20 @@ def read(path: Union[str, Path], model: Model, what: str = "calibration data") -
     """Read a sample from a file.
 
     Args:
-        path: UTF-8 text for models that read tokens, which is tokenized or read as bytes; .npy with float32 [tokens,E] for models that read hidden states or features.
+        path: UTF-8 text for models that read tokens, which is tokenized or read as bytes; .npy with
+            float32 [tokens,E] for models that read hidden states or features.
         what: what the sample is, for messages.
 
     Raises:
-        ValueError: a model with cross-attention, or without a tokenizer and with a vocabulary other than bytes; a file of another format, or shorter than a window.
+        ValueError: a model with cross-attention, or without a tokenizer and with a vocabulary other
+            than bytes; a file of another format, or shorter than a window.
         OSError: the file cannot be read.
     """
     manifest = eager(model)[1]
     if manifest.encoder:
         raise ValueError(
-            f"export: expected a model that reads no encoder for {what}, got one that does; omit the {what}"
+            f"export: expected a model that reads no encoder for {what}, got one that does; "
+            f"omit the {what}"
         )
     content, source = Path(path).read_bytes(), manifest.inputs[0]
     if source.dtype == "int64":
@@ -87,7 +95,8 @@ def read(path: Union[str, Path], model: Model, what: str = "calibration data") -
         )
     if not len(sample.windows):
         raise ValueError(
-            f"export: expected at least {min(LENGTH, manifest.max_positions)} tokens of {what}, got fewer in {path}; pass a longer file"
+            f"export: expected at least {min(LENGTH, manifest.max_positions)} tokens of "
+            f"{what}, got fewer in {path}; pass a longer file"
         )
     return dataclasses.replace(sample, windows=sample.windows[:WINDOWS])
 
@@ -96,7 +105,8 @@ def of_text(content: bytes, model: Model, what: str = "text") -> Sample:
     """Return all windows of a text, UTF-8, tokenized or read as bytes.
 
     Raises:
-        ValueError: a model without a tokenizer and with a vocabulary other than bytes; a tokenizer with token ids that the model does not have.
+        ValueError: a model without a tokenizer and with a vocabulary other than bytes; a tokenizer
+            with token ids that the model does not have.
     """
     manifest, tokenizer, digest = (
         eager(model)[1],
@@ -105,7 +115,10 @@ def of_text(content: bytes, model: Model, what: str = "text") -> Sample:
     )
     length = min(LENGTH, manifest.max_positions)
     if not tokenizer and manifest.vocabulary != BYTES:
-        rule = f"export: expected a model with a tokenizer or of bytes (vocabulary {BYTES}) for {what} from a file"
+        rule = (
+            f"export: expected a model with a tokenizer or of bytes (vocabulary {BYTES}) for "
+            f"{what} from a file"
+        )
         raise ValueError(f"{rule}, got vocabulary {manifest.vocabulary}; omit it")
     if not tokenizer:
         return Sample(_windows(np.frombuffer(content, np.uint8).astype(np.int64), length), digest)
@@ -115,7 +128,8 @@ def of_text(content: bytes, model: Model, what: str = "text") -> Sample:
     )
     if ids.size and ids.max() >= manifest.vocabulary:
         raise ValueError(
-            f"export: expected token ids below {manifest.vocabulary} for {what}, got {ids.max()} from the tokenizer; save the tokenizer of the model"
+            f"export: expected token ids below {manifest.vocabulary} for {what}, got "
+            f"{ids.max()} from the tokenizer; save the tokenizer of the model"
         )
     begin = _begin(reader)
     rows = _windows(ids, length - len(begin)) if len(begin) < length else ids[:0].reshape(0, length)
@@ -165,7 +179,9 @@ def _numbers(path: Path, width: int) -> np.ndarray:
 
 
 def moments(model: Model, sample: Sample, say: Progress = silent) -> Iterator[Dict[str, Tensor]]:
-    """Yield the mean of x x' [K,K] float64 over the inputs x of each linear layer, by name, in groups that take at most MEMORY. Each group takes a pass."""
+    """Yield the mean of x x' [K,K] float64 over the inputs x of each linear layer, by name, in
+    groups that take at most MEMORY. Each group takes a pass.
+    """
     layers, same = (
         linear_layers(model),
         {
@@ -218,9 +234,11 @@ def _add_to(total: Tensor) -> Hook:
 
 
 def cache_scales(model: Model, sample: Sample, say: Progress = silent) -> Dict[str, np.ndarray]:
-    """Return scales [K,D] float32 of the channels of cached keys and values, by name of the state. The largest code is HEADROOM times the largest value in the sample.
+    """Return scales [K,D] float32 of the channels of cached keys and values, by name of the state.
+    The largest code is HEADROOM times the largest value in the sample.
 
-    The windows are placed at positions over the whole range, because rotations move large values between channels.
+    The windows are placed at positions over the whole range, because rotations move large values
+    between channels.
     """
     largest: Dict[str, Tensor] = {}
     starts = (
@@ -242,7 +260,9 @@ def _scales(largest: np.ndarray) -> np.ndarray:
 
 
 def _largest_of(attention: Any, prefix: str, largest: Dict[str, Tensor]) -> Hook:
-    """Return a hook that records the largest magnitude of each channel of the keys and values that an attention layer caches in `largest`."""
+    """Return a hook that records the largest magnitude of each channel of the keys and values
+    that an attention layer caches in `largest`.
+    """
     caches = [
         (index, prefix + spec.name)
         for index, spec in enumerate(attention.states())
@@ -271,7 +291,8 @@ def run(
         say: reports how many windows are done.
         what: what they are run for, for `say`.
         starts: start position of each window; None for 0.
-        head: whether the head of a decoder reads all tokens, or only the last one, which takes less time.
+        head: whether the head of a decoder reads all tokens, or only the last one, which takes less
+            time.
     """
     length = sample.windows.shape[1]
     session = Loaded(TorchGraph(*eager(model))).session(capacity=length)

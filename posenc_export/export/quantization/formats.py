@@ -1,4 +1,6 @@
-"""Quantized weights: the grids of each format, and rounding of a model's weights to codes and scales on a grid."""
+"""Quantized weights: the grids of each format, and rounding of a model's weights to codes and
+scales on a grid.
+"""
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
@@ -31,16 +33,21 @@ from posenc_export.models.parts.mlps import Gated, Plain
 from posenc_export.models.user_module import Model
 from posenc_export.shared.progress import Progress, Steps, silent
 
-LONGEST_ROW = 4096  # number of inputs assumed for a linear layer without blocks; error bounds grow with its logarithm
+# Number of inputs assumed for a linear layer without blocks; error bounds grow with its logarithm.
+LONGEST_ROW = 4096
 RELEASED = 16  # weights whose memory is released at a time, after they were rounded
 ROWS = 4096  # rows of a weight that are rounded at a time
 CACHED = (
     1 << 16
 )  # weights that scales are chosen for at a time, by one thread: arrays of them stay in its cache
-# Candidate scales, relative to the scale with which the weights of a block just fit. Smaller scales clip the largest weights and round the others finer.
+# Candidate scales, relative to the scale with which the weights of a block just fit. Smaller scales
+# clip the largest weights and round the others finer.
 SEARCHED = tuple(float(factor) for factor in np.linspace(0.7, 1.05, 11))
-REFITTED = 2  # times that the best scale of a block is replaced by the one with the least error for its codes
-SIGNIFICAND = 11  # bits of the significand of scales: products with codes are exact in float32, and scales of blocks are stored in float16
+# Times that the best scale of a block is replaced by the one with the least error for its codes.
+REFITTED = 2
+# Bits of the significand of scales: products with codes are exact in float32, and scales of blocks
+# are stored in float16.
+SIGNIFICAND = 11
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,8 @@ class Codes:
     """Weights as code * scale + offset.
 
     Args:
-        codes: [...,N,blocks,block] int8; the last block is padded with 0. Weights of experts have their number in front.
+        codes: [...,N,blocks,block] int8; the last block is padded with 0. Weights of experts have
+            their number in front.
         scales: [...,N,blocks] float32, of either sign.
         inputs: number of inputs K.
         offsets: as scales; None for 0.
@@ -61,14 +69,18 @@ class Codes:
 
     @property
     def weight(self) -> np.ndarray:
-        """The weights [...,N,K] float32. Scales are so short that products with codes are exact; sums with offsets are rounded unless zero points are whole."""
+        """The weights [...,N,K] float32. Scales are so short that products with codes are exact;
+        sums with offsets are rounded unless zero points are whole.
+        """
         numbers = self.codes * self.scales[..., None]
         if self.offsets is not None:
             numbers += self.offsets[..., None]
         return numbers.reshape(*self.scales.shape[:-1], -1)[..., : self.inputs]
 
     def zeros(self, bits: int) -> Optional[np.ndarray]:
-        """Return whole zero points [N,blocks] int8 with which weights are (code - zero) * scale, each one of the codes; None if offsets are other numbers."""
+        """Return whole zero points [N,blocks] int8 with which weights are (code - zero) * scale,
+        each one of the codes; None if offsets are other numbers.
+        """
         if self.offsets is None:
             return None
         zeros = np.rint(-self.offsets / np.where(self.scales == 0, np.float32(1), self.scales))
@@ -93,7 +105,9 @@ class Codes:
     def joined(
         parts: Sequence["Codes"], how: Callable[[Sequence[np.ndarray]], np.ndarray] = np.concatenate
     ) -> "Codes":
-        """Return codes of several weights with the same inputs in one, joined by a function of arrays."""
+        """Return codes of several weights with the same inputs in one, joined by a function of
+        arrays.
+        """
         offsets = [part.offsets for part in parts if part.offsets is not None]
         return Codes(
             how([part.codes for part in parts]),
@@ -105,10 +119,11 @@ class Codes:
 
 @dataclass(frozen=True)
 class Grid:
-    """Weights (code - zero) * scale with codes -2^(bits-1) .. 2^(bits-1) - 1. Each output has one scale per block of consecutive inputs.
+    """Weights (code - zero) * scale with codes -2^(bits-1) .. 2^(bits-1) - 1. Each output has one
+    scale per block of consecutive inputs.
 
-    Without zero points, zero is 0, and the sign of a scale is chosen so that the largest weight of its block has the lowest code: the grid has one code more than
-    a symmetric grid.
+    Without zero points, zero is 0, and the sign of a scale is chosen so that the largest weight of
+    its block has the lowest code: the grid has one code more than a symmetric grid.
 
     Args:
         bits: bits per code, 4 or 8.
@@ -121,13 +136,17 @@ class Grid:
     zeros: bool = False
 
     def rounded(self, weight: np.ndarray) -> Codes:
-        """Round a weight [N,K] float32 to the grid. Each block gets the scale, and the zero point, with the smallest squared error of those that are tried."""
+        """Round a weight [N,K] float32 to the grid. Each block gets the scale, and the zero
+        point, with the smallest squared error of those that are tried.
+        """
         return self._in_parts(weight, None)
 
     def compensated(self, weight: np.ndarray, moments: torch.Tensor) -> Codes:
-        """Return a weight on the grid whose outputs are close to those of `weight` for inputs with the second moments [K,K] float64 (export/quantization/gptq.py).
+        """Return a weight on the grid whose outputs are close to those of `weight` for inputs with
+        the second moments [K,K] float64 (export/quantization/gptq.py).
 
-        The squared errors of weights count as much as the mean squares of their inputs when scales and zero points are chosen.
+        The squared errors of weights count as much as the mean squares of their inputs when scales
+        and zero points are chosen.
         """
         return self._in_parts(weight, gptq.order_of(moments))
 
@@ -172,7 +191,9 @@ class Grid:
     def _in_cache(
         self, blocks: np.ndarray, sizes: np.ndarray, nearest: bool
     ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return codes of few blocks, none if the nearest are not wanted, and the best scales and zero points."""
+        """Return codes of few blocks, none if the nearest are not wanted, and the best scales
+        and zero points.
+        """
         scales, zeros = self._best(blocks, sizes)
         codes = self._nearest(blocks, scales, zeros) if nearest else blocks[:0]
         return codes.astype(np.int8), scales, zeros
@@ -183,7 +204,9 @@ class Grid:
         return 1 << (self.bits - 1)
 
     def _best(self, blocks: np.ndarray, sizes: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-        """Return scale and zero point of each block [N,blocks] with the smallest squared error of those that are tried, with mean squares of inputs [1,blocks,block]."""
+        """Return scale and zero point of each block [N,blocks] with the smallest squared error
+        of those that are tried, with mean squares of inputs [1,blocks,block].
+        """
         best = self._fitting(blocks, 1.0)
         if self.bits == 8:  # clipping costs more than a finer grid gains
             return best
@@ -240,7 +263,9 @@ class Grid:
         return padded.reshape(len(weight), count, block)
 
     def _fitting(self, blocks: np.ndarray, factor: float) -> Tuple[np.ndarray, np.ndarray]:
-        """Return scales and zero points [N,blocks]: with factor 1, the grid just covers each block."""
+        """Return scales and zero points [N,blocks]: with factor 1, the grid just covers each
+        block.
+        """
         if self.zeros:
             lowest, highest = np.minimum(blocks.min(2), 0), np.maximum(blocks.max(2), 0)
             scales = self._short((highest - lowest) * np.float32(factor / (2 * self.half - 1)))
@@ -270,7 +295,8 @@ class Format:
     Args:
         projections: grid of linear layers.
         tables: grid of token tables, and of a head tied to one.
-        downs: grid of linear layers that read the units of an MLP, which have larger outliers than outputs of norms; None for that of others.
+        downs: grid of linear layers that read the units of an MLP, which have larger outliers than
+            outputs of norms; None for that of others.
     """
 
     projections: Grid
@@ -279,12 +305,16 @@ class Format:
 
     @property
     def calibrated(self) -> bool:
-        """Whether calibration data is used: to round weights to 4 bits, and to smooth the inputs of products with one scale per token (smoothing.py)."""
+        """Whether calibration data is used: to round weights to 4 bits, and to smooth the inputs
+        of products with one scale per token (smoothing.py).
+        """
         return self.smooth or self.projections.bits < 8
 
     @property
     def smooth(self) -> bool:
-        """Whether all inputs of a token share a scale in products, so that outliers cost precision."""
+        """Whether all inputs of a token share a scale in products, so that outliers cost
+        precision.
+        """
         return self.projections.block is None
 
     @property
@@ -307,20 +337,26 @@ MIXED = "mixed"  # a format of FORMATS for each weight (mixed.py)
 
 
 def format_of(name: str) -> Format:
-    """Return a format by name, one of FORMATS or KEEP; for MIXED the one with the largest rounding error of those that weights may have."""
+    """Return a format by name, one of FORMATS or KEEP; for MIXED the one with the largest
+    rounding error of those that weights may have.
+    """
     return KEPT if name == KEEP else FORMATS["int4-128" if name == MIXED else name]
 
 
 def activations_of(model: Model) -> str:
-    """Return "float32" or "int8", the type in which products with quantized weights read activations.
+    """Return "float32" or "int8", the type in which products with quantized weights read
+    activations.
 
-    In models with experts, activations must not be rounded: a router that reads a slightly different input may choose another expert, which changes outputs abruptly.
+    In models with experts, activations must not be rounded: a router that reads a slightly
+    different input may choose another expert, which changes outputs abruptly.
     """
     return "float32" if any(isinstance(part, Experts) for part in model.modules()) else "int8"
 
 
 class Rounded(NamedTuple):
-    """A model with rounded weights, and their grids and codes by name of the parameter. The name of a tied weight is that of its table."""
+    """A model with rounded weights, and their grids and codes by name of the parameter. The name
+    of a tied weight is that of its table.
+    """
 
     model: Model
     weights: Dict[str, OnGrid]
@@ -334,17 +370,22 @@ def rounded(
     keep: Keep = in_memory,
     say: Progress = silent,
 ) -> Rounded:
-    """Return a copy of a float32 model with the weights of its linear layers, its experts and its token table rounded to the grids of a format.
+    """Return a copy of a float32 model with the weights of its linear layers, its experts and its
+    token table rounded to the grids of a format.
 
-    Encodings, norms, biases, convolutions, routers and tables of token types keep their weights, which are shared with `model`. In models with experts, formats of
-    8 bits round only experts, because kernels of other products with 8-bit weights round activations.
+    Encodings, norms, biases, convolutions, routers and tables of token types keep their weights,
+    which are shared with `model`. In models with experts, formats of 8 bits round only experts,
+    because kernels of other products with 8-bit weights round activations.
 
     Args:
         weights: name of the format, a key of FORMATS, or MIXED.
-        moments: groups of second moments of the inputs of linear layers, by name (calibration.moments). Weights of these layers are rounded to 4 bits with
+        moments: groups of second moments of the inputs of linear layers, by name
+            (calibration.moments). Weights of these layers are rounded to 4 bits with
             Grid.compensated, group by group.
-        formats: format of each weight by name of the parameter, for MIXED; the model has no experts then.
-        keep: returns the array in which rounded weights and their codes are kept (weight_file.WeightFile).
+        formats: format of each weight by name of the parameter, for MIXED; the model has no experts
+            then.
+        keep: returns the array in which rounded weights and their codes are kept
+            (weight_file.WeightFile).
         say: reports how many weights are rounded.
     """
     made, kind = sharing_weights(model), format_of(weights)
@@ -415,7 +456,9 @@ def _rounded_experts(weights: torch.Tensor, kind: Format) -> OnGrid:
 
 
 def _matrices(model: Model, kind: Format) -> List[Tuple[torch.Tensor, Optional[Grid]]]:
-    """Return the weights [N,K] of linear layers and token tables that are rounded, each once, with their grids."""
+    """Return the weights [N,K] of linear layers and token tables that are rounded, each once,
+    with their grids.
+    """
     if activations_of(model) == "float32" and kind.projections.bits == 8:
         return []
     downs = {
@@ -461,7 +504,9 @@ def tables(model: Model) -> List[torch.nn.Embedding]:
 
 
 def _kept(model: Model) -> Set[str]:
-    """Return the names of modules that stay in float32: encodings, tables of token types, and routers, since another expert would change an output abruptly."""
+    """Return the names of modules that stay in float32: encodings, tables of token types, and
+    routers, since another expert would change an output abruptly.
+    """
     inside = {
         id(part)
         for encoding in model.modules()

@@ -1,23 +1,31 @@
-"""Round a weight column by column and compensate the error of each column in those not rounded yet (Frantar et al. 2022, GPTQ, algorithm 1)."""
+"""Round a weight column by column and compensate the error of each column in those not rounded
+yet (Frantar et al. 2022, GPTQ, algorithm 1).
+"""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-DAMPING = 0.02  # added to the second moment of each input, relative to their mean, because the moments of other text differ
+# Added to the second moment of each input, relative to their mean, because the moments of other
+# text differ.
+DAMPING = 0.02
 COLUMNS = 128  # columns that are rounded before the remaining columns are updated
 
 
 class Order(NamedTuple):
-    """Order of the columns, and the factor that distributes the error of a column among the remaining ones.
+    """Order of the columns, and the factor that distributes the error of a column among the
+    remaining ones.
 
-    The mean squared error of an output with weights w + d is d' M d, where M are the second moments of the inputs. The Cholesky factor of the inverse of M gives its
-    minimum over the remaining columns. Columns with large moments are rounded first, because most columns can then still compensate their error.
+    The mean squared error of an output with weights w + d is d' M d, where M are the second moments
+    of the inputs. The Cholesky factor of the inverse of M gives its minimum over the remaining
+    columns. Columns with large moments are rounded first, because most columns can then still
+    compensate their error.
 
     Args:
         columns: [K] int64.
-        factor: upper Cholesky factor of the inverse of the damped moments, in this order [K,K] float32.
+        factor: upper Cholesky factor of the inverse of the damped moments, in this order [K,K]
+            float32.
         sizes: damped mean squares of the inputs [K] float64.
     """
 
@@ -41,7 +49,8 @@ def order_of(moments: Tensor) -> Order:
 def codes(
     weight: Tensor, scales: Tensor, zeros: Tensor, order: Order, least: int, most: int
 ) -> Tensor:
-    """Return codes [N,K] float32, whole numbers, with which (code - zero) * scale replaces a weight [N,K] float32.
+    """Return codes [N,K] float32, whole numbers, with which (code - zero) * scale replaces a weight
+    [N,K] float32.
 
     Args:
         scales, zeros: scale and zero point of each weight [N,K] float32.

@@ -22,13 +22,16 @@ from posenc_export.models.parts.experts import Experts
 
 
 def kept(model: Model, keep: Keep = in_memory) -> Rounded:
-    """Return a model that was read from a quantized checkpoint with the codes of its quantized linear layers and tables.
+    """Return a model that was read from a quantized checkpoint with the codes of its quantized
+    linear layers and tables.
 
-    Codes with a scale and an offset for each block are kept, and their weights are shared with `model`. Quantized weights of other kinds are rounded to 8 bits
-    in blocks of 32. Weights that are not quantized in the file stay in float32.
+    Codes with a scale and an offset for each block are kept, and their weights are shared with
+    `model`. Quantized weights of other kinds are rounded to 8 bits in blocks of 32. Weights that
+    are not quantized in the file stay in float32.
 
     Args:
-        keep: returns the array in which codes and rounded weights are kept (weight_file.WeightFile).
+        keep: returns the array in which codes and rounded weights are kept
+            (weight_file.WeightFile).
 
     Raises:
         ValueError: a model without quantized weights of a file, or with experts.
@@ -36,7 +39,8 @@ def kept(model: Model, keep: Keep = in_memory) -> Rounded:
     stored = getattr(model, "stored", {})
     if any(isinstance(part, Experts) for part in model.modules()):
         raise ValueError(
-            "export: expected a model without experts for weights keep, got one with experts; choose weights int8, or omit weights"
+            "export: expected a model without experts for weights keep, got one with "
+            "experts; choose weights int8, or omit weights"
         )
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     matrices = [part.weight for part in (*linear_layers(model).values(), *tables(model))]
@@ -50,7 +54,8 @@ def kept(model: Model, keep: Keep = in_memory) -> Rounded:
     }
     if not found:
         raise ValueError(
-            "export: expected a model from a checkpoint with quantized weights for weights keep, got another; choose another format or omit weights"
+            "export: expected a model from a checkpoint with quantized weights for weights "
+            "keep, got another; choose another format or omit weights"
         )
     changed = {name: codes for name, ((_, codes), exact) in found.items() if not exact}
     made = sharing_weights(model)

@@ -1,7 +1,9 @@
-"""Formats of single weights: for each weight the one with which an artefact of at most a given size loses least on calibration text.
+"""Formats of single weights: for each weight the one with which an artefact of at most a given size
+loses least on calibration text.
 
-The loss of a rounded weight is estimated to second order with the Fisher information of the outputs of its layer, as in optimal brain damage (LeCun et al. 1989)
-and with one factor for inputs and one for outputs (Martens and Grosse 2015, K-FAC, both factors diagonal).
+The loss of a rounded weight is estimated to second order with the Fisher information of the outputs
+of its layer, as in optimal brain damage (LeCun et al. 1989) and with one factor for inputs and one
+for outputs (Martens and Grosse 2015, K-FAC, both factors diagonal).
 """
 
 from contextlib import ExitStack
@@ -44,7 +46,8 @@ class Sensitivity:
 
     Attributes:
         inputs: squares of the inputs of a linear layer [K] float64; of a table None.
-        outputs: squares of the derivatives of the loss, the cross-entropy summed over a window, with respect to the outputs [N] float64.
+        outputs: squares of the derivatives of the loss, the cross-entropy summed over a window,
+            with respect to the outputs [N] float64.
         tokens: number of tokens.
     """
 
@@ -67,7 +70,9 @@ class Sensitivity:
         self.outputs += _squares(derivatives)
 
     def loss(self, errors: Tensor, rows: Tensor) -> float:
-        """Return the estimated rise of the mean cross-entropy in nats by errors [n,K] of the given rows [n] of a weight, extended to all its rows."""
+        """Return the estimated rise of the mean cross-entropy in nats by errors [n,K] of the
+        given rows [n] of a weight, extended to all its rows.
+        """
         if self.inputs is None:
             return float((errors.double().square() @ self.outputs).mean()) / self.tokens / 2
         of_rows = errors.double().square() @ self.inputs / self.tokens
@@ -83,7 +88,8 @@ class Choice(NamedTuple):
 
 
 def check(model: Model, sample: Optional[Sample]) -> None:
-    """Check that losses can be estimated: a decoder that reads text, without experts, and calibration data.
+    """Check that losses can be estimated: a decoder that reads text, without experts, and
+    calibration data.
 
     Raises:
         ValueError: another model, or no calibration data.
@@ -99,7 +105,8 @@ def check_written(manifest: Manifest, size: float) -> None:
     """Check that the graph and the weights of a written artefact have at most the size.
 
     Raises:
-        ValueError: they are larger, because they hold more than weights: scales that are not numbers of float16, or large constants of a module.
+        ValueError: they are larger, because they hold more than weights: scales that are not
+            numbers of float16, or large constants of a module.
     """
     found = sum(manifest.files[name].bytes for name in ("model.onnx", WEIGHTS)) / MB
     if found > size:
@@ -135,7 +142,8 @@ def formats_within(
     if size * MB < least:
         smallest = -(-least // 10**4) / 100
         raise ValueError(
-            f"export: expected a size of at least {smallest:g} MB for this model, got {size:g}; give {smallest:g} or more, or export a smaller model"
+            f"export: expected a size of at least {smallest:g} MB for this model, got "
+            f"{size:g}; give {smallest:g} or more, or export a smaller model"
         )
     chosen = _within(list(choices.values()), int(size * MB) - rest)
     return {name: one.format for name, one in zip(choices, chosen, strict=True)}
@@ -148,7 +156,9 @@ def formats_of(on_grid: Mapping[str, OnGrid]) -> Dict[str, str]:
 
 
 def _readers(model: Model) -> Dict[str, List[Reader]]:
-    """Return the linear layers and tables that read each rounded weight, by name of the parameter."""
+    """Return the linear layers and tables that read each rounded weight, by name of the
+    parameter.
+    """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     found: Dict[str, List[Reader]] = {}
     parts: List[Reader] = [*linear_layers(model).values(), *tables(model)]
@@ -203,7 +213,9 @@ def _cross_entropy(model: Model, tokens: Tensor) -> Tensor:
 
 
 def _choices(parts: Sequence[Tuple[Reader, Sensitivity]]) -> List[Choice]:
-    """Return the choices for one weight, the smallest first, without those that gain less per byte than the step that follows."""
+    """Return the choices for one weight, the smallest first, without those that gain less per
+    byte than the step that follows.
+    """
     weight = parts[0][0].weight.detach()
     rows = torch.arange(0, len(weight), max(len(weight) // ROWS, 1))
     sampled, found = weight[rows].numpy(), []
@@ -239,7 +251,9 @@ def _gain(one: Choice, other: Choice) -> float:
 
 
 def _within(choices: Sequence[Sequence[Choice]], most: int) -> List[Choice]:
-    """Return one choice for each weight, together at most `most` bytes. Of the steps to larger formats that fit, the one that gains most per byte comes first."""
+    """Return one choice for each weight, together at most `most` bytes. Of the steps to larger
+    formats that fit, the one that gains most per byte comes first.
+    """
     chosen, left = [0] * len(choices), most - sum(each[0].bytes for each in choices)
     steps = [(index, step) for index, each in enumerate(choices) for step in range(len(each) - 1)]
     steps.sort(

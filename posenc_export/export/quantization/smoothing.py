@@ -1,7 +1,10 @@
-"""Smaller outliers among the inputs of products that round them to 8 bits with one scale per token (Xiao et al. 2023, SmoothQuant).
+"""Smaller outliers among the inputs of products that round them to 8 bits with one scale per token
+(Xiao et al. 2023, SmoothQuant).
 
-A channel of the output of a norm that is divided by s in the norm, and multiplied by s in the columns of the weights that read it, gives the same products. With
-s = sqrt(largest input / largest weight), outliers of inputs and of weights are shared out. All s are powers of 2, so that no number is rounded.
+A channel of the output of a norm that is divided by s in the norm, and multiplied by s in the
+columns of the weights that read it, gives the same products. With s = sqrt(largest input / largest
+weight), outliers of inputs and of weights are shared out. All s are powers of 2, so that no number
+is rounded.
 """
 
 from contextlib import ExitStack
@@ -29,7 +32,9 @@ Norm = Union[RMSNorm, LayerNorm]
 
 
 def smoothed(model: Model, sample: Sample, say: Progress = silent) -> Model:
-    """Return a model with the same outputs whose norms, and the weights that read them, are scaled. Other parameters are shared with `model`."""
+    """Return a model with the same outputs whose norms, and the weights that read them, are
+    scaled. Other parameters are shared with `model`.
+    """
     groups = [part.weight for _, norm, linears in _groups(model) for part in (norm, *linears)]
     changed = {
         id(parameter)
@@ -43,7 +48,9 @@ def smoothed(model: Model, sample: Sample, say: Progress = silent) -> Model:
 
 
 def _largest(model: Model, sample: Sample, say: Progress) -> Dict[str, Tensor]:
-    """Return the largest magnitudes [K] of the channels of the output of each norm, by name of the norm."""
+    """Return the largest magnitudes [K] of the channels of the output of each norm, by name of
+    the norm.
+    """
     found: Dict[str, Tensor] = {}
     with ExitStack() as hooks:
         for name, norm, _ in _groups(model):

@@ -1,4 +1,6 @@
-"""Texts that the package brings, and the text that the loss of an artefact of few bits is measured on, as windows of token ids."""
+"""Texts that the package brings, and the text that the loss of an artefact of few bits is
+measured on, as windows of token ids.
+"""
 
 import dataclasses
 import hashlib
@@ -39,10 +41,13 @@ class MeasuredText:
 def with_text(
     sample: Optional[Sample], given: Union[str, Path, None], model: Model
 ) -> Tuple[Optional[Sample], Optional[MeasuredText]]:
-    """Return the calibration data that weights are rounded with, and the text that the loss is measured on.
+    """Return the calibration data that weights are rounded with, and the text that the loss is
+    measured on.
 
-    The text is the file `given`; otherwise windows that are held out of the calibration data, if there are at least SHARE; otherwise the text of the package. It is
-    None for a model that reads no text: one without token ids, without a tokenizer and with other token ids than bytes, or one that reads an encoder.
+    The text is the file `given`; otherwise windows that are held out of the calibration data, if
+    there are at least SHARE; otherwise the text of the package. It is None for a model that reads
+    no text: one without token ids, without a tokenizer and with other token ids than bytes, or one
+    that reads an encoder.
 
     Raises:
         ValueError: a text is given for a model that reads none, or is too short.
@@ -50,7 +55,8 @@ def with_text(
     if given is not None:
         if not reads_text(model):
             raise ValueError(
-                "export: expected a decoder with a tokenizer or of bytes, which reads no encoder, for a text to measure it on, got another; omit the text"
+                "export: expected a decoder with a tokenizer or of bytes, which reads no "
+                "encoder, for a text to measure it on, got another; omit the text"
             )
         text = calibration.read(given, model, "text")
         return sample, MeasuredText(FILE, _spread(text, MOST))
@@ -70,7 +76,9 @@ def with_text(
 
 
 def default_sample(model: Model) -> Optional[Sample]:
-    """Return the calibration data of the package for a decoder with a tokenizer; None for other models."""
+    """Return the calibration data of the package for a decoder with a tokenizer; None for other
+    models.
+    """
     if not text_of(model).tokenizer or not reads_text(model):
         return None
     sample = calibration.of_text(CALIBRATION.read_bytes(), model)

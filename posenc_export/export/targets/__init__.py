@@ -21,7 +21,8 @@ class Target:
     Args:
         graph: description of the graph, in one line.
         cache: description of the caches, in one line.
-        write: writes the graph; takes (source, manifest, folder) and returns the completed manifest.
+        write: writes the graph; takes (source, manifest, folder) and returns the completed
+            manifest.
         layout: "rows" or "columns" (runtime.artefact.manifest), by signature.
         update: update rule of the caches, "append" or "in_place".
         geometry: the manifest's capacity_bucket, continuation_rows and contiguous.
@@ -29,7 +30,8 @@ class Target:
         few_bits: supports quantized weights with float32 activations.
         int8_cache: supports 8-bit caches with float32 activations.
         keeps: supports blocks of quantized weights with offsets.
-        mixes: supports a size, since the bytes of weights are known before the graph is written (quantization/mixed.py).
+        mixes: supports a size, since the bytes of weights are known before the graph is written
+            (quantization/mixed.py).
     """
 
     graph: str
@@ -47,7 +49,9 @@ class Target:
 
 COLUMNS = {"positions": "columns", "mask": "columns"}
 ROWS = {"positions": "rows", "mask": "columns"}
-BUCKET = 256  # slots; small, because the cost of standard operators depends on the capacity instead of the number of valid slots
+# Slots; small, because the cost of standard operators depends on the capacity instead of the number
+# of valid slots.
+BUCKET = 256
 
 TARGETS = {
     "onnx": Target(
@@ -106,9 +110,9 @@ TARGETS = {
         "as ort, in half precision, for the CUDA provider",
         "fixed capacity on the device, in place",
         ort_cuda.write,
-        {
-            "positions": "rows"
-        },  # no "mask": GroupQueryAttention reads lengths on the host, where lengths computed on the device are 0
+        # No "mask": GroupQueryAttention reads lengths on the host, where lengths computed on the
+        # device are 0.
+        {"positions": "rows"},
         "in_place",
         {"capacity_bucket": 0, "continuation_rows": 1, "contiguous": True},
         ("float16", "bfloat16"),  # GroupQueryAttention has no float32 kernel for CUDA

@@ -1,4 +1,6 @@
-"""Lowerings of the operations that content-dependent scores consist of: products, gathering by index, sums from each key on, sums by distance."""
+"""Lowerings of the operations that content-dependent scores consist of: products, gathering by
+index, sums from each key on, sums by distance.
+"""
 
 import numpy as np
 import onnx_ir as ir
@@ -7,7 +9,9 @@ from posenc_export.export.targets import standard
 from posenc_export.export.targets.rewriter import Builder, size
 from posenc_export.ops import graph
 
-BLOCK = 256  # keys of a block, for each query of a call: larger blocks rotate queries less often and copy more of the table
+# Keys of a block, for each query of a call: larger blocks rotate queries less often and copy more
+# of the table.
+BLOCK = 256
 
 
 def products(op: Builder, node: graph.Products) -> ir.Value:
@@ -16,7 +20,9 @@ def products(op: Builder, node: graph.Products) -> ir.Value:
 
 
 def wave_products(op: Builder, node: graph.WaveProducts) -> ir.Value:
-    """Gather a row for each key and multiply: [B,H,S,T]. Heads are rows of one product, so that the gathered rows are read once."""
+    """Gather a row for each key and multiply: [B,H,S,T]. Heads are rows of one product, so that
+    the gathered rows are read once.
+    """
     q, waves = node.q, node.waves
     index = op.Clip(node.key_positions, 0, size(waves, 0) - 1)
     rows = op.Unsqueeze(op.Gather(waves, index), [1])
@@ -28,11 +34,13 @@ def wave_products(op: Builder, node: graph.WaveProducts) -> ir.Value:
 def consecutive_wave_products(
     op: Builder, node: graph.WaveProducts, first: ir.Value, total: ir.Value
 ) -> ir.Value:
-    """Multiply with the keys at positions first [B,1], first + 1, ..., of which there are total [], in blocks: [B,H,S,T].
+    """Multiply with the keys at positions first [B,1], first + 1, ..., of which there are total [],
+    in blocks: [B,H,S,T].
 
-    (x, y) times (cos((b + n) w), sin((b + n) w)) is (x cos(b w) + y sin(b w), y cos(b w) - x sin(b w)) times (cos(n w), sin(n w)). The first factor is computed
-    for the first position b of each block, and all blocks share the second, the first rows of the table. Blocks grow with S, which bounds the memory for
-    the first factors by that of T / BLOCK queries.
+    (x, y) times (cos((b + n) w), sin((b + n) w)) is (x cos(b w) + y sin(b w), y cos(b w) - x sin(b
+    w)) times (cos(n w), sin(n w)). The first factor is computed for the first position b of each
+    block, and all blocks share the second, the first rows of the table. Blocks grow with S, which
+    bounds the memory for the first factors by that of T / BLOCK queries.
     """
     q, waves = node.q, node.waves
     count, zero = size(waves, 0), op.constant(0)
@@ -84,10 +92,12 @@ def collect_by_distance(op: Builder, node: graph.CollectByDistance) -> ir.Value:
 
 
 def collect_from_slots(op: Builder, node: graph.CollectByDistance, slots: ir.Value) -> ir.Value:
-    """Read the weights at distances -left + 1 .. 0. Earlier keys share distance -left, whose sum is 1 minus these weights; later keys are not seen and have weight 0.
+    """Read the weights at distances -left + 1 .. 0. Earlier keys share distance -left, whose sum is
+    1 minus these weights; later keys are not seen and have weight 0.
 
     Args:
-        slots: slot of each query [B,S]. A key at distance d is d slots further. `left` is at least 1.
+        slots: slot of each query [B,S]. A key at distance d is d slots further. `left` is at least
+            1.
     """
     weights, left, zero = node.weights, node.left, op.constant(0, "float32")
     near = op.Add(op.Unsqueeze(slots, [1, 3]), np.arange(1 - left, 1))

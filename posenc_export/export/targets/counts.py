@@ -1,4 +1,6 @@
-"""Lowerings of ops.rows_at_counts: one counts all keys; the other, for caches of target `ort`, counts only the last keys if all earlier ones have the largest count."""
+"""Lowerings of ops.rows_at_counts: one counts all keys; the other, for caches of target `ort`,
+counts only the last keys if all earlier ones have the largest count.
+"""
 
 import onnx_ir as ir
 
@@ -19,10 +21,12 @@ def rows_at_counts(op: Builder, node: RowsAtCounts) -> ir.Value:
 def rows_at_last_counts(
     op: Builder, node: RowsAtCounts, append: Append, first: ir.Value, total: ir.Value
 ) -> ir.Value:
-    """Read rows [B,H,S,R] at the counts of the keys that `append` caches, without counting all of them: [B,H,S,T].
+    """Read rows [B,H,S,R] at the counts of the keys that `append` caches, without counting all of
+    them: [B,H,S,T].
 
-    Counts grow from the last key to the first and are at most R - 1. If the gates of the last keys add up to R for every query, the counts of all earlier keys
-    are R - 1. Otherwise all keys are counted.
+    Counts grow from the last key to the first and are at most R - 1. If the gates of the last keys
+    add up to R for every query, the counts of all earlier keys are R - 1. Otherwise all keys are
+    counted.
 
     Args:
         first: slot of the first new token of each row [B].
@@ -32,7 +36,8 @@ def rows_at_last_counts(
     count, axis = size(rows, 3), op.constant([2])
     before = op.Sub(op.ReduceMin(first), [KEYS_PER_ROW * count])
     recent = op.Max(before, [0])
-    # `append` writes new keys in place, before or after this reads the cache: both give the same keys.
+    # `append` writes new keys in place, before or after this reads the cache: both give the same
+    # keys.
     update = op.Transpose(append.new, perm=[0, 2, 1, 3])
     cached = op.Slice(past, recent, total, axis)
     last_keys = op.TensorScatter(cached, update, op.Sub(first, recent), axis=2)

@@ -1,4 +1,5 @@
-"""Mixtures of experts: standard operators that compute all experts, and com.microsoft MoE, which computes only the chosen ones.
+"""Mixtures of experts: standard operators that compute all experts, and com.microsoft MoE, which
+computes only the chosen ones.
 
 ops/graph.py describes the inputs of the semantic node Experts.
 """
@@ -31,8 +32,10 @@ def dense(op: Builder, node: Experts) -> ir.Value:
 
 
 def sparse(op: Builder, node: Experts) -> ir.Value:
-    """Compute the chosen experts in float32 with MoE. It takes the softmax of its second input over the chosen experts, so the input has the logarithms of the
-    weights, and the output is multiplied by their sum."""
+    """Compute the chosen experts in float32 with MoE. It takes the softmax of its second input over
+    the chosen experts, so the input has the logarithms of the weights, and the output is multiplied
+    by their sum.
+    """
     if op.dtype != "float32":
         return dense(op, node)
     logits = op.Log(op.Max(node.weights, op.constant(SMALLEST, "float32")))
@@ -49,13 +52,15 @@ def sparse(op: Builder, node: Experts) -> ir.Value:
         node.x, by_token, first, first_bias, second, node.downs_bias, domain=MICROSOFT, **attributes
     )
     total = op.ReduceSum(node.weights, [-1], keepdims=1)
-    # The condition is always false. It makes Where read x after MoE, which otherwise may write its output over x, and then gives zeros (ONNX Runtime 1.28 to 1.31).
+    # The condition is always false. It makes Where read x after MoE, which otherwise may write its
+    # output over x, and then gives zeros (ONNX Runtime 1.28 to 1.31).
     return op.Where(op.Less(total, op.constant(0, "float32")), node.x, op.Mul(y, total))
 
 
 def quantized(op: Builder, node: ir.Node, first: OnGrid, second: OnGrid, accuracy: int) -> ir.Value:
-    """Replace MoE by QMoE. Widths that are not multiples of the block are padded with zeros. With 8 bits in blocks QMoE ignores accuracy_level and rounds activations
-    (ONNX Runtime 1.31): where it must not, MoE reads weights that are dequantized when the graph is loaded.
+    """Replace MoE by QMoE. Widths that are not multiples of the block are padded with zeros. With 8
+    bits in blocks QMoE ignores accuracy_level and rounds activations (ONNX Runtime 1.31): where it
+    must not, MoE reads weights that are dequantized when the graph is loaded.
 
     Args:
         first, second: codes of the weights [N,2*H,E] and [N,E,H] of the node.
@@ -95,7 +100,9 @@ def quantized(op: Builder, node: ir.Node, first: OnGrid, second: OnGrid, accurac
 
 
 def parts(op: Builder, x: Optional[ir.Value], experts: int) -> Sequence[Optional[ir.Value]]:
-    """Return the input [B,1,S,K] of each expert. x is [B,1,S,K] from Unsqueeze if all experts read the same, otherwise [B,experts,S,K]."""
+    """Return the input [B,1,S,K] of each expert. x is [B,1,S,K] from Unsqueeze if all experts
+    read the same, otherwise [B,experts,S,K].
+    """
     producer = None if x is None else x.producer()
     if producer is not None and producer.op_type == "Unsqueeze":
         return [x] * experts
@@ -105,7 +112,8 @@ def parts(op: Builder, x: Optional[ir.Value], experts: int) -> Sequence[Optional
 def _codes(
     op: Builder, source: Optional[ir.Value], found: OnGrid, shape: Tuple[int, int]
 ) -> List[ir.Value]:
-    """Return codes [experts,rows,bytes] uint8 and scales [experts,rows,blocks], or [experts,rows] without blocks, of a constant [experts,N,K].
+    """Return codes [experts,rows,bytes] uint8 and scales [experts,rows,blocks], or [experts,rows]
+    without blocks, of a constant [experts,N,K].
 
     Args:
         shape: rows and inputs of each expert, to which codes are padded.
@@ -191,7 +199,9 @@ def _second(op: Builder, downs: ir.Value) -> ir.Value:
 def _alternating(
     op: Builder, gates: Optional[ir.Value], ups: Optional[ir.Value]
 ) -> Optional[ir.Value]:
-    """Return weights or biases of gates and ups in one constant, in which their outputs alternate; None for no biases."""
+    """Return weights or biases of gates and ups in one constant, in which their outputs
+    alternate; None for no biases.
+    """
     if gates is None or ups is None:
         return None
 

@@ -1,4 +1,6 @@
-"""External data: each large tensor is written to model.onnx.data, hashed, and referenced in the graph by offset and length."""
+"""External data: each large tensor is written to model.onnx.data, hashed, and referenced in the
+graph by offset and length.
+"""
 
 from pathlib import Path
 from typing import Callable, Iterator, Optional
@@ -11,19 +13,23 @@ from posenc_export.runtime.artefact.rules import WEIGHTS
 from posenc_export.runtime.artefact.schema import File
 from posenc_export.shared.progress import Steps
 
-SMALL = 1024  # bytes, as in onnx.save_model; smaller tensors stay in the graph, where shape inference reads shapes, indices and scalars
+# Bytes, as in onnx.save_model; smaller tensors stay in the graph, where shape inference reads
+# shapes, indices and scalars.
+SMALL = 1024
 PAGE = 4096  # bytes; tensors are page-aligned, so that each can be mapped into memory separately
 BLOCK = 16 << 20  # bytes per copy of a tensor that is not contiguous in memory
 
 
 def move_out(graph: ir.Graph, folder: Path, counted: Callable[[int, str], Steps]) -> Optional[File]:
-    """Move initialisers of at least SMALL bytes to folder/model.onnx.data, in graph order and page-aligned, and reference them from the graph.
+    """Move initialisers of at least SMALL bytes to folder/model.onnx.data, in graph order and
+    page-aligned, and reference them from the graph.
 
     Args:
         counted: returns the report of a number of steps, from the number and what they are.
 
     Returns:
-        The manifest's entry of the file, or None if no initialiser is large enough and no file was written.
+        The manifest's entry of the file, or None if no initialiser is large enough and no file was
+        written.
     """
     large = [
         value
@@ -54,7 +60,9 @@ def move_out(graph: ir.Graph, folder: Path, counted: Callable[[int, str], Steps]
 
 
 def blocks(array: np.ndarray) -> Iterator[memoryview]:
-    """Yield the content of an array as little-endian bytes in row-major order. Memory that already has this form is not copied."""
+    """Yield the content of an array as little-endian bytes in row-major order. Memory that
+    already has this form is not copied.
+    """
     rows = (
         max(1, BLOCK * len(array) // max(array.nbytes, 1))
         if array.ndim and not array.flags.c_contiguous

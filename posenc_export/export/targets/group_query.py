@@ -1,4 +1,6 @@
-"""Target `ort`: nodes of com.microsoft GroupQueryAttention, which write new keys and values into their buffers and attend over the valid slots."""
+"""Target `ort`: nodes of com.microsoft GroupQueryAttention, which write new keys and values into
+their buffers and attend over the valid slots.
+"""
 
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -38,10 +40,12 @@ class GroupQuery:
     def emit(
         self, op: Builder, q: ir.Value, k: ir.Value, past_key: ir.Value, with_weights: bool = False
     ) -> Tuple[ir.Value, ...]:
-        """Append a node for queries q [B,S,H,D] and new keys k [B,S,K,D], which it rotates if it can.
+        """Append a node for queries q [B,S,H,D] and new keys k [B,S,K,D], which it rotates if it
+        can.
 
         Returns:
-            Output [B,S,H*D], keys and values with the new ones, and with `with_weights` the softmax.
+            Output [B,S,H*D], keys and values with the new ones, and with `with_weights` the
+            softmax.
         """
         rotation, heads, attributes = (
             self.rotation(q, k),
@@ -73,7 +77,9 @@ class GroupQuery:
         )
 
     def rotation(self, q: ir.Value, k: ir.Value) -> Optional[Rotate]:
-        """Return the Rotate node of q if a node rotates q and k by slot, otherwise None. Its kernel needs D to be a multiple of 16 and r/2 of 8."""
+        """Return the Rotate node of q if a node rotates q and k by slot, otherwise None. Its
+        kernel needs D to be a multiple of 16 and r/2 of 8.
+        """
         of_q, of_k = Rotate.of(q), Rotate.of(k)
         if (
             not self.compact
@@ -82,7 +88,8 @@ class GroupQuery:
             or of_q.node.inputs[1:] != of_k.node.inputs[1:]
         ):
             return None
-        # A slot differs from the position by a constant, which matters unless the rotation is linear.
+        # A slot differs from the position by a constant, which matters unless the rotation is
+        # linear.
         return (
             of_q
             if of_q.linear and size(of_q.x, 3) % 16 == 0 and size(of_q.cos, 1) % 8 == 0
@@ -91,7 +98,9 @@ class GroupQuery:
 
 
 def group_query(op: Builder, node: Attend, key: Append, value: Append) -> GroupQuery:
-    """Return what the nodes in place of an Attend have in common. The caches `key` and `value` append to are widened to their head size."""
+    """Return what the nodes in place of an Attend have in common. The caches `key` and `value`
+    append to are widened to their head size.
+    """
     attention_mask, mask = ort_slots.by_columns(op), Mask.of(node.mask)
     assert mask is not None and not mask.after  # models with a cache are causal
     attributes: Dict[str, Any] = {
@@ -106,7 +115,8 @@ def group_query(op: Builder, node: Attend, key: Append, value: Append) -> GroupQ
     )
     if attention_mask is not None or mask.chunk:
         bias = _sum(op, node.mask, node.content)
-    else:  # the node itself leaves out later keys, and those before a window, which includes the query
+    # The node itself leaves out later keys, and those before a window, which includes the query.
+    else:
         bias = _sum(op, mask.bias, node.content)
         bias = None if bias is None else standard.in_dtype(op, bias)
         attributes |= {} if mask.before < 0 else {"local_window_size": mask.before + 1}
@@ -123,7 +133,9 @@ def group_query(op: Builder, node: Attend, key: Append, value: Append) -> GroupQ
 
 
 def rotated(op: Builder, value: ir.Value, positions: Optional[ir.Value] = None) -> ir.Value:
-    """Rotate heads before GroupQueryAttention if a Rotate node produces them, by the rows of that node or by other positions [B,S]."""
+    """Rotate heads before GroupQueryAttention if a Rotate node produces them, by the rows of
+    that node or by other positions [B,S].
+    """
     node = Rotate.of(value)
     return (
         value
@@ -133,7 +145,9 @@ def rotated(op: Builder, value: ir.Value, positions: Optional[ir.Value] = None) 
 
 
 def _widened(key: Append, value: Append) -> int:
-    """Widen both caches to the head size of GroupQueryAttention, and return it. It is a multiple of 8, and the same for keys and values."""
+    """Widen both caches to the head size of GroupQueryAttention, and return it. It is a multiple
+    of 8, and the same for keys and values.
+    """
     wide = -(-max(size(append.past, 3) for append in (key, value)) // 8) * 8
     for append in (key, value):
         assert append.past.shape is not None
@@ -166,7 +180,9 @@ def _sum(op: Builder, *scores: Optional[ir.Value]) -> Optional[ir.Value]:
 
 
 def _projections(op: Builder, heads: Sequence[ir.Value]) -> List[Optional[ir.Value]]:
-    """Return q, k and v as [B,S,N*D], or a single packed input if they are the three parts of one projection."""
+    """Return q, k and v as [B,S,N*D], or a single packed input if they are the three parts of
+    one projection.
+    """
     parts = [op.merge_heads(value) for value in heads]
     split = parts[0].producer()
     if split is not None and split.op_type == "Split" and list(split.outputs) == parts:

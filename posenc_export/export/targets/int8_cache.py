@@ -1,4 +1,6 @@
-"""8-bit caches in GroupQueryAttention, with one scale per channel: the operator quantizes new keys and values, and dequantizes the cache when it reads it."""
+"""8-bit caches in GroupQueryAttention, with one scale per channel: the operator quantizes new
+keys and values, and dequantizes the cache when it reads it.
+"""
 
 from typing import Any, Dict, Mapping, Optional
 
@@ -22,7 +24,8 @@ def store(op: Builder, manifest: Manifest, scales: Mapping[str, np.ndarray]) -> 
     """Change the caches named in `scales` [K,D] to int8 in a lowered graph.
 
     Raises:
-        ValueError: the graph has no cache of keys and values, or an operator other than GroupQueryAttention reads one.
+        ValueError: the graph has no cache of keys and values, or an operator other than
+            GroupQueryAttention reads one.
     """
     found = [value for value in op.graph.inputs if value.name in scales and value.uses()]
     for value in found:

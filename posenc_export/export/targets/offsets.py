@@ -1,9 +1,13 @@
-"""Scales and offsets of blocks of quantized weights, code * scale + offset, for operators whose weights are (code - zero point) * scale with whole zero points.
+"""Scales and offsets of blocks of quantized weights, code * scale + offset, for operators whose
+weights are (code - zero point) * scale with whole zero points.
 
-MatMulNBits also accepts zero points in float32, but then dequantizes the whole weight at each call: 120 to 160 times the time of a decode step, 1.3 to 2 times that
-of 128 tokens (ONNX Runtime 1.31, CPU, K and N of 576 to 2048). A product with the sums of the blocks of x takes 1.2 times the time of a step without offsets.
+MatMulNBits also accepts zero points in float32, but then dequantizes the whole weight at each call:
+120 to 160 times the time of a decode step, 1.3 to 2 times that of 128 tokens (ONNX Runtime 1.31,
+CPU, K and N of 576 to 2048). A product with the sums of the blocks of x takes 1.2 times the time of
+a step without offsets.
 
-Numbers that are float16 in a GGUF file are stored so. ONNX Runtime converts them once, when it loads the graph, because it computes nodes without inputs then.
+Numbers that are float16 in a GGUF file are stored so. ONNX Runtime converts them once, when it
+loads the graph, because it computes nodes without inputs then.
 """
 
 from typing import Optional
@@ -28,7 +32,9 @@ def scales(op: Builder, name: str, numbers: np.ndarray) -> ir.Value:
 def add_to_product(
     op: Builder, product: ir.Value, x: Optional[ir.Value], name: str, codes: Codes
 ) -> ir.Value:
-    """Add the offsets' part of x W: the sum of each block of x [B,S,K] times its offset. Products with the same x share the sums."""
+    """Add the offsets' part of x W: the sum of each block of x [B,S,K] times its offset.
+    Products with the same x share the sums.
+    """
     if codes.offsets is None:
         return product
     sums = op.ReduceSum(op.Reshape(x, [0, 0, *codes.codes.shape[1:]]), [3], keepdims=0)
@@ -45,7 +51,9 @@ def add_to_rows(
 
 
 def _offsets(op: Builder, name: str, codes: Codes) -> ir.Value:
-    """Return the offsets [N,blocks]: minima in float16 plus ZERO scales, if these are the same numbers."""
+    """Return the offsets [N,blocks]: minima in float16 plus ZERO scales, if these are the same
+    numbers.
+    """
     offsets = codes.offsets
     assert offsets is not None
     shift = np.float32(ZERO) * codes.scales

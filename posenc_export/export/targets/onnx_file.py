@@ -1,4 +1,6 @@
-"""Write model.onnx and model.onnx.data from a semantic graph: lower it for the target, strip it, add doc strings, save it."""
+"""Write model.onnx and model.onnx.data from a semantic graph: lower it for the target, strip it,
+add doc strings, save it.
+"""
 
 import collections
 import functools
@@ -43,12 +45,14 @@ def write_onnx(
     few_bits: Callable[[str], Any],
     fusions: Mapping[str, Fusion] = MappingProxyType({}),
 ) -> Manifest:
-    """Write folder/model.onnx and its external data; return the manifest with inputs, states, opset, operators and files of the graph.
+    """Write folder/model.onnx and its external data; return the manifest with inputs, states,
+    opset, operators and files of the graph.
 
     Args:
         lowering: the target's lowering tables, each applied to the whole graph before the next.
         few_bits: the target's nodes for quantized weights, used if the manifest has weights.
-        fusions: the target's fusion table for patterns of standard nodes, applied to the lowered graph.
+        fusions: the target's fusion table for patterns of standard nodes, applied to the lowered
+            graph.
 
     Raises:
         ValueError: the target cannot represent the module.
@@ -104,7 +108,8 @@ def _in_few_bits(op: Builder, manifest: Manifest, few_bits: Callable[[str], Any]
     matrices = len(nodes.weights.stored)
     if not matrices:
         raise ValueError(
-            f"export: expected a model with linear layers or a token table for weights {manifest.weights.format}, got one without; omit weights"
+            "export: expected a model with linear layers or a token table for weights "
+            f"{manifest.weights.format}, got one without; omit weights"
         )
     return manifest.replace(weights=msgspec.structs.replace(manifest.weights, matrices=matrices))
 
@@ -132,7 +137,9 @@ def _name(graph: ir.Graph, manifest: Manifest) -> None:
 
 
 def _cast_ends(graph: ir.Graph, manifest: Manifest) -> None:
-    """Cast hidden states, encoder outputs and the output between the dtype of activations and the one in which they are passed."""
+    """Cast hidden states, encoder outputs and the output between the dtype of activations and
+    the one in which they are passed.
+    """
     inner, outer = (ir.DataType[name] for name in (manifest.dtype.upper(), "FLOAT"))
     passed = {
         value.name
@@ -156,7 +163,9 @@ def _cast_ends(graph: ir.Graph, manifest: Manifest) -> None:
 
 
 def _with_added(op: Builder, manifest: Manifest) -> Manifest:
-    """Add the caches that the lowering added to the outputs of the graph, and to the states of the manifest, each after the one it stands beside."""
+    """Add the caches that the lowering added to the outputs of the graph, and to the states of
+    the manifest, each after the one it stands beside.
+    """
     states, outputs = list(manifest.states), op.graph.outputs
     for beside, past, present in op.added:
         index = next(index for index, state in enumerate(states) if state.past == beside.name)
@@ -175,7 +184,9 @@ def _with_added(op: Builder, manifest: Manifest) -> Manifest:
 
 
 def _drop_unread(model: ir.Model, manifest: Manifest) -> Manifest:
-    """Remove inputs that the lowered graph does not read, and their states; return the manifest with the inputs that the lowering added."""
+    """Remove inputs that the lowered graph does not read, and their states; return the manifest
+    with the inputs that the lowering added.
+    """
     graph = model.graph
     count = len(manifest.outputs)
     kept, outputs = [], list(graph.outputs)[:count]
@@ -217,7 +228,9 @@ def _described(value: ir.Value) -> Value:
 
 
 def _reads_hidden(graph: ir.Graph, state: State, manifest: Manifest) -> bool:
-    """Return whether a node reads cache slots beyond a row's length. GroupQueryAttention stops at seqlens_k; other operators read the whole cache."""
+    """Return whether a node reads cache slots beyond a row's length. GroupQueryAttention stops
+    at seqlens_k; other operators read the whole cache.
+    """
     if manifest.layout != "rows" or state.update != "in_place":
         return True
     past, present = (
@@ -228,14 +241,18 @@ def _reads_hidden(graph: ir.Graph, state: State, manifest: Manifest) -> bool:
 
 
 def _stops_at_length(node: ir.Node) -> bool:
-    """Return whether a node reads no slot beyond a row's length. A TensorScatter whose output no node reads only writes slots."""
+    """Return whether a node reads no slot beyond a row's length. A TensorScatter whose output no
+    node reads only writes slots.
+    """
     return node.op_type == "GroupQueryAttention" or (
         node.op_type == "TensorScatter" and not node.outputs[0].uses()
     )
 
 
 def _strip(model: ir.Model) -> None:
-    """Remove names, paths and metadata of the exporting machine, so that equal modules give equal files; set versions and opsets."""
+    """Remove names, paths and metadata of the exporting machine, so that equal modules give
+    equal files; set versions and opsets.
+    """
     model.ir_version, model.producer_name, model.producer_version = IR_VERSION, PRODUCER, VERSION
     common.ClearMetadataAndDocStringPass()(model)
     model.doc_string, model.graph.name = None, "posenc"
@@ -259,7 +276,9 @@ def _strip(model: ir.Model) -> None:
 
 
 def _explain(model: ir.Model, manifest: Manifest) -> None:
-    """Write the summary and doc strings of inputs and outputs into the graph. The certificate is measured later and written to posenc.json."""
+    """Write the summary and doc strings of inputs and outputs into the graph. The certificate is
+    measured later and written to posenc.json.
+    """
     facts = summary(manifest)
     model.doc_string = "; ".join(f"{title}: {text}" for title, text in facts.items())
     facts |= {"interface": str(manifest.interface), "certificate": "in posenc.json"}

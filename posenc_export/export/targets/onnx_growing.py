@@ -25,7 +25,9 @@ def append(op: Builder, node: graph.Append) -> ir.Value:
 
 
 def attend(op: Builder, node: graph.Attend) -> ir.Value:
-    """Use one Attention-23 node with past and present, which appends and attends, if the dtype is float32 and no other node reads keys and values."""
+    """Use one Attention-23 node with past and present, which appends and attends, if the dtype
+    is float32 and no other node reads keys and values.
+    """
     appended = standard.appended_here(node)
     if (
         appended is None

@@ -1,4 +1,6 @@
-"""Target `onnx-static`: ai.onnx operators, opset 24, caches of a fixed capacity written in place by TensorScatter."""
+"""Target `onnx-static`: ai.onnx operators, opset 24, caches of a fixed capacity written in place
+by TensorScatter.
+"""
 
 import onnx_ir as ir
 

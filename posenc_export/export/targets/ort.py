@@ -1,7 +1,10 @@
-"""Target `ort`: com.microsoft GroupQueryAttention with shared buffers and cost O(valid length); standard operators elsewhere.
+"""Target `ort`: com.microsoft GroupQueryAttention with shared buffers and cost O(valid length);
+standard operators elsewhere.
 
-With position_ids, rows are compact: the tokens of a row fill its first slots. Differences of slots are then differences of positions, and GroupQueryAttention can
-rotate by slot, which is exact for any offset. With attention_mask, a slot is a column of the mask: keys are rotated before the node, and the mask is added as a bias.
+With position_ids, rows are compact: the tokens of a row fill its first slots. Differences of slots
+are then differences of positions, and GroupQueryAttention can rotate by slot, which is exact for
+any offset. With attention_mask, a slot is a column of the mask: keys are rotated before the node,
+and the mask is added as a bias.
 """
 
 from typing import Tuple
@@ -35,7 +38,9 @@ def wave_products(op: Builder, node: graph.WaveProducts) -> ir.Value:
 
 
 def rows_at_counts(op: Builder, node: graph.RowsAtCounts) -> ir.Value:
-    """Count only the last keys of a cache if that is enough; the whole cache is then read by GroupQueryAttention alone. Without a cache, count all keys."""
+    """Count only the last keys of a cache if that is enough; the whole cache is then read by
+    GroupQueryAttention alone. Without a cache, count all keys.
+    """
     append = graph.Append.of(node.keys)
     if append is None or op.dtype != "float32":
         return counts.rows_at_counts(op, node)
@@ -44,7 +49,9 @@ def rows_at_counts(op: Builder, node: graph.RowsAtCounts) -> ir.Value:
 
 
 def distances(op: Builder, node: graph.Distances) -> ir.Value:
-    """Subtract slots of queries from slots of keys, for compact rows. It is exact in float32 below 2^24 slots and takes fewer nodes than positions in int64."""
+    """Subtract slots of queries from slots of keys, for compact rows. It is exact in float32
+    below 2^24 slots and takes fewer nodes than positions in int64.
+    """
     if ort_slots.of_call(op, node.k_positions):
         return standard.distances(op, node)
     _, total = ort_slots.lengths(op)
@@ -62,7 +69,9 @@ def collect_by_distance(op: Builder, node: graph.CollectByDistance) -> ir.Value:
 
 
 def append(op: Builder, node: graph.Append) -> ir.Value:
-    """Write new keys or values into the buffer in place, and return the whole buffer. Nodes that read all slots get a slice of the valid ones."""
+    """Write new keys or values into the buffer in place, and return the whole buffer. Nodes that
+    read all slots get a slice of the valid ones.
+    """
     return append_at(op, node, *ort_slots.written(op, node))
 
 

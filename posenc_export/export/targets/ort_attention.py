@@ -1,4 +1,6 @@
-"""Target `ort`: attention over cached keys and values as GroupQueryAttention where it can represent it, as standard operators elsewhere."""
+"""Target `ort`: attention over cached keys and values as GroupQueryAttention where it can
+represent it, as standard operators elsewhere.
+"""
 
 from typing import Sequence, Tuple
 
@@ -24,7 +26,8 @@ from posenc_export.ops.graph import (
 
 
 def attend(op: Builder, node: Attend) -> ir.Value:
-    """Emit GroupQueryAttention if no other node reads the appended keys and values, otherwise standard attention over the valid slots.
+    """Emit GroupQueryAttention if no other node reads the appended keys and values, otherwise
+    standard attention over the valid slots.
 
     In float16, content scores may exceed the range of its bias.
     """
@@ -43,7 +46,9 @@ def attend(op: Builder, node: Attend) -> ir.Value:
 
 
 def attend_turned(op: Builder, node: AttendTurnedKeys) -> ir.Value:
-    """Emit GroupQueryAttention in compact rows in float32. Caches of 8 bits cannot be turned, and the operator does not know chunks of positions."""
+    """Emit GroupQueryAttention in compact rows in float32. Caches of 8 bits cannot be turned,
+    and the operator does not know chunks of positions.
+    """
     appended, mask = standard.appended_here(node), Mask.of(node.mask)
     in_chunks = mask is not None and mask.chunk > 0
     if (
@@ -65,7 +70,9 @@ def _finished(
     appended: Tuple[Append, Append],
     outputs: Sequence[ir.Value],
 ) -> ir.Value:
-    """Return y [B,S,H*D] of tokens, from output, keys and values with the head size of GroupQueryAttention, which replace the outputs of the Append nodes."""
+    """Return y [B,S,H*D] of tokens, from output, keys and values with the head size of
+    GroupQueryAttention, which replace the outputs of the Append nodes.
+    """
     y, *presents = outputs
     for append, present in zip(appended, presents, strict=True):
         append.output.replace_all_uses_with(present, replace_graph_outputs=True)
@@ -77,7 +84,9 @@ def _finished(
 
 
 def _attended(op: Builder, call: GroupQuery, node: Attend, key: Append) -> Tuple[ir.Value, ...]:
-    """Return output, keys and values of one GroupQueryAttention. A reader of the softmax reads the output of that node."""
+    """Return output, keys and values of one GroupQueryAttention. A reader of the softmax reads
+    the output of that node.
+    """
     readers = node.readers(AttentionWeights)
     outputs = call.emit(op, node.q, key.new, key.past, with_weights=bool(readers))
     for reader in readers:
@@ -95,7 +104,9 @@ def _sees_all(call: GroupQuery, node: Attend) -> bool:
 
 
 def _reads_slots(op: Builder, weights: AttentionWeights) -> bool:
-    """Return whether only weights of keys up to the query are read, which GroupQueryAttention always writes."""
+    """Return whether only weights of keys up to the query are read, which GroupQueryAttention
+    always writes.
+    """
     readers = weights.readers(CollectByDistance)
     return len(readers) == len(weights.output.uses()) and all(
         reader.left and ort_slots.in_slots(op, reader.key_positions) for reader in readers
@@ -103,13 +114,17 @@ def _reads_slots(op: Builder, weights: AttentionWeights) -> bool:
 
 
 def _where_seen(op: Builder, weights: ir.Value, mask: ir.Value) -> ir.Value:
-    """Set the weights [B,H,S,T] of keys that a query does not see to 0: GroupQueryAttention leaves the entries past the end of a shorter row unwritten."""
+    """Set the weights [B,H,S,T] of keys that a query does not see to 0: GroupQueryAttention
+    leaves the entries past the end of a shorter row unwritten.
+    """
     seen = op.Greater(mask, op.constant(standard.LEAST, "float32"))
     return op.Where(seen, weights, op.constant(0, "float32"))
 
 
 def _at_tokens(op: Builder, y: ir.Value, mask: ir.Value) -> ir.Value:
-    """Set y [B,S,H*D] to 0 at padding. Padding sees no key, and the softmax over -inf only gives NaN."""
+    """Set y [B,S,H*D] to 0 at padding. Padding sees no key, and the softmax over -inf only gives
+    NaN.
+    """
     semantic_mask = Mask.of(mask)
     assert semantic_mask is not None
     token = op.GreaterOrEqual(op.Unsqueeze(semantic_mask.positions, [2]), 0)

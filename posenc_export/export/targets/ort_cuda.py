@@ -1,5 +1,7 @@
-"""Target `ort-cuda`: as `ort`, for kernels of the CUDA provider. The slots of the cache are counted by the caller: Range and Slice read their sizes on the host, and a
-size that is computed on the device would be copied there in every step. A sum and the norm after it are one kernel."""
+"""Target `ort-cuda`: as `ort`, for kernels of the CUDA provider. The slots of the cache are counted
+by the caller: Range and Slice read their sizes on the host, and a size that is computed on the
+device would be copied there in every step. A sum and the norm after it are one kernel.
+"""
 
 from pathlib import Path
 from typing import Optional, Tuple
@@ -18,11 +20,15 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs import cuda_placement
 from posenc_export.runtime.graphs.providers import CHOICE
 
-CHUNK = 1024  # tokens of a prompt in one run of a model without scores in memory: few launches of large kernels. A bias takes [H,chunk,T].
+# Tokens of a prompt in one run of a model without scores in memory: few launches of large kernels.
+# A bias takes [H,chunk,T].
+CHUNK = 1024
 
 
 def slots(op: Builder) -> ir.Value:
-    """Return the input with the numbers of the slots that a call may read, [T] int64: 0, 1, ... T-1, at least to the last valid slot of the longest row."""
+    """Return the input with the numbers of the slots that a call may read, [T] int64: 0, 1, ...
+    T-1, at least to the last valid slot of the longest row.
+    """
     return op.input("slots", ir.DataType.INT64, ["total_sequence_length"])
 
 
@@ -41,19 +47,25 @@ def distances(op: Builder, node: graph.Distances) -> ir.Value:
 
 
 def append(op: Builder, node: graph.Append) -> ir.Value:
-    """Write new keys or values into the buffer in place. Nodes that read all slots get a slice of those that are counted, whose number is known on the host."""
+    """Write new keys or values into the buffer in place. Nodes that read all slots get a slice
+    of those that are counted, whose number is known on the host.
+    """
     return ort.append_at(
         op, node, op.Gather(ort_slots.cache_position(op), 0, axis=1), op.Shape(slots(op))
     )
 
 
 def attend(op: Builder, node: graph.Attend) -> ir.Value:
-    """As `ort_attention.attend`; sinks take standard operators. On CUDA, GroupQueryAttention refuses sinks beside a bias, and a model with sinks had wrong outputs."""
+    """As `ort_attention.attend`; sinks take standard operators. On CUDA, GroupQueryAttention
+    refuses sinks beside a bias, and a model with sinks had wrong outputs.
+    """
     return ort_attention.attend(op, node) if node.sinks is None else standard.attend(op, node)
 
 
 def sum_and_norm(op: Builder, node: ir.Node) -> Replaced:
-    """Fuse a sum of two values of one shape and the RMSNormalization that reads it. Since version 1.31 ONNX Runtime adds up the squares in float32 on CUDA."""
+    """Fuse a sum of two values of one shape and the RMSNormalization that reads it. Since
+    version 1.31 ONNX Runtime adds up the squares in float32 on CUDA.
+    """
     total, scale = node.inputs
     addition = None if total is None else total.producer()
     if (
@@ -104,7 +116,8 @@ def write(source: Source, manifest: Manifest, folder: Path) -> Manifest:
     """Write the graph (onnx_file.write_onnx).
 
     Raises:
-        ValueError: as for write_onnx; a model with experts; the CUDA provider has no kernel for a node, or one that refuses it.
+        ValueError: as for write_onnx; a model with experts; the CUDA provider has no kernel for a
+            node, or one that refuses it.
     """
     manifest = write_onnx(source, manifest, LOWERING, folder, Fused, FUSIONS)
     if (
@@ -114,9 +127,13 @@ def write(source: Source, manifest: Manifest, folder: Path) -> Manifest:
     ):
         manifest = replace(manifest, chunk=CHUNK)
     if CHOICE in manifest.operators:
-        why = "whose outputs on a GPU were wrong for rows beside others that come and go (gpt_oss, H100, onnxruntime-gpu 1.31.1)"
+        why = (
+            "whose outputs on a GPU were wrong for rows beside others that come and go (gpt_oss, "
+            "H100, onnxruntime-gpu 1.31.1)"
+        )
         raise ValueError(
-            f"export: expected a model without experts for target {manifest.target}, got one with experts, {why}; choose target onnx-static or ort"
+            f"export: expected a model without experts for target {manifest.target}, got one "
+            f"with experts, {why}; choose target onnx-static or ort"
         )
     found = cuda_placement.placed(folder / FILE_NAME)
     if (
@@ -127,6 +144,7 @@ def write(source: Source, manifest: Manifest, folder: Path) -> Manifest:
             "change the model, or choose target onnx-static or ort",
         )
         raise ValueError(
-            f"export: expected {rule} for target {manifest.target}, got one that {found.said()}; {remedy}"
+            f"export: expected {rule} for target {manifest.target}, got one that "
+            f"{found.said()}; {remedy}"
         )
     return manifest

@@ -1,8 +1,11 @@
-"""Target `ort`: fusions of standard nodes outside attention for which ONNX Runtime has fewer or cheaper nodes. Nodes that match no pattern are unchanged.
+"""Target `ort`: fusions of standard nodes outside attention for which ONNX Runtime has fewer or
+cheaper nodes. Nodes that match no pattern are unchanged.
 
-A sum and the norm after it stay two nodes: on a CPU, SkipSimplifiedLayerNormalization of ONNX Runtime 1.31 takes 1.2 to 2.7 times as long as Add and
-RMSNormalization at widths of 576 and more, SkipLayerNormalization 1.7 to 7 times as long as Add and LayerNormalization. ONNX Runtime itself fuses BiasGelu
-when it loads the graph. Gate and up stay two products: one product followed by Split takes 0.96 to 1.03 of their time (decoders of 1 to 134 M parameters).
+A sum and the norm after it stay two nodes: on a CPU, SkipSimplifiedLayerNormalization of ONNX
+Runtime 1.31 takes 1.2 to 2.7 times as long as Add and RMSNormalization at widths of 576 and more,
+SkipLayerNormalization 1.7 to 7 times as long as Add and LayerNormalization. ONNX Runtime itself
+fuses BiasGelu when it loads the graph. Gate and up stay two products: one product followed by Split
+takes 0.96 to 1.03 of their time (decoders of 1 to 134 M parameters).
 """
 
 from typing import Optional, TypeGuard
@@ -13,7 +16,8 @@ from posenc_export.export.targets.rewriter import MICROSOFT, Builder, Replaced
 
 
 def transposed_product(op: Builder, node: ir.Node) -> Replaced:
-    """Fuse the product of x and a transposed constant, such as a tied token table, to FusedMatMul, which reads the constant without transposing it.
+    """Fuse the product of x and a transposed constant, such as a tied token table, to FusedMatMul,
+    which reads the constant without transposing it.
 
     Otherwise ONNX Runtime stores a transposed copy of the constant whenever it loads the graph.
     """

@@ -1,6 +1,7 @@
 """Target `ort`: slots of new tokens and numbers of valid slots, as values of the graph.
 
-With position_ids, rows are compact: the tokens of a row fill its first slots. With attention_mask, a slot is a column of the mask.
+With position_ids, rows are compact: the tokens of a row fill its first slots. With attention_mask,
+a slot is a column of the mask.
 """
 
 from typing import Optional, Tuple
@@ -17,7 +18,9 @@ def by_columns(op: Builder) -> Optional[ir.Value]:
 
 
 def lengths(op: Builder) -> Tuple[ir.Value, ir.Value]:
-    """Return the inputs seqlens_k [B] int32, valid tokens of each row minus 1, and total_sequence_length [] int32, valid tokens of the longest row."""
+    """Return the inputs seqlens_k [B] int32, valid tokens of each row minus 1, and
+    total_sequence_length [] int32, valid tokens of the longest row.
+    """
     return op.input("seqlens_k", ir.DataType.INT32, ["batch_size"]), op.input(
         "total_sequence_length", ir.DataType.INT32, []
     )
@@ -52,23 +55,31 @@ def key_positions(op: Builder) -> ir.Value:
 
 
 def positions_of(op: Builder, slots: ir.Value) -> ir.Value:
-    """Return the positions [B,T] of slots [T]: the position in slot 0 plus the slot. Free slots of a row can lie past the range of positions; they get -1, as padding."""
+    """Return the positions [B,T] of slots [T]: the position in slot 0 plus the slot. Free slots
+    of a row can lie past the range of positions; they get -1, as padding.
+    """
     positions = op.Add(first_position(op), slots)
     return op.Where(op.Less(positions, op.constant(op.max_positions)), positions, op.constant(-1))
 
 
 def of_call(op: Builder, key_positions: ir.Value) -> bool:
-    """Return whether the keys are not in slots of compact rows: with attention_mask, or without a cache."""
+    """Return whether the keys are not in slots of compact rows: with attention_mask, or without
+    a cache.
+    """
     return by_columns(op) is not None or key_positions.is_graph_input()
 
 
 def in_slots(op: Builder, key_positions: ir.Value) -> bool:
-    """Return whether a lowering may find keys by slot instead of by position. Float16 was not measured."""
+    """Return whether a lowering may find keys by slot instead of by position. Float16 was not
+    measured.
+    """
     return op.dtype == "float32" and not of_call(op, key_positions)
 
 
 def written(op: Builder, append: Append) -> Tuple[ir.Value, ir.Value]:
-    """Return the slot of the first new token of each row [B], and the number of valid slots of the longest row [1], int64."""
+    """Return the slot of the first new token of each row [B], and the number of valid slots of
+    the longest row [1], int64.
+    """
     attention_mask, first = by_columns(op), append.write_index
     if attention_mask is None:
         first = op.Gather(cache_position(op), 0, axis=1)

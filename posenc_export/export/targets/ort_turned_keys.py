@@ -1,10 +1,13 @@
 """Target `ort`: ops.turned_keys.attend in compact rows, by GroupQueryAttention as far as it can.
 
-The operator takes the calls in which no query needs the keys turned. In other calls, standard operators write both caches in place and compute the scores.
+The operator takes the calls in which no query needs the keys turned. In other calls, standard
+operators write both caches in place and compute the scores.
 
-Slots of compact rows have consecutive positions. The key in slot b J + j is turned for the query in slot c by (b J + j - c) d. The angles j d are the same in all
-blocks b, and the rest of the angle turns the query instead. Keys are cached with the two entries of a pair side by side, so that RotaryEmbedding rotates a block as one
-long row: its time for a row is that of about a hundred entries.
+Slots of compact rows have consecutive positions. The key in slot b J + j is turned for the query in
+slot c by (b J + j - c) d. The angles j d are the same in all blocks b, and the rest of the angle
+turns the query instead. Keys are cached with the two entries of a pair side by side, so that
+RotaryEmbedding rotates a block as one long row: its time for a row is that of about a hundred
+entries.
 
 Shapes: W head size of the caches, G query heads of a kv head, n blocks.
 """
@@ -74,7 +77,8 @@ def attend(
 def _scores_in_blocks(
     op: Builder, node: AttendTurnedKeys, q: ir.Value, keys: ir.Value, total: ir.Value
 ) -> ir.Value:
-    """Scores [B,H,S,T] of queries [B,S,H,W] with the first T of keys [B,K,M,W], both with the entries of pairs side by side.
+    """Scores [B,H,S,T] of queries [B,S,H,W] with the first T of keys [B,K,M,W], both with the
+    entries of pairs side by side.
 
     Args:
         total: T [1].
@@ -132,7 +136,9 @@ def _products(
 
 
 def _waves(op: Builder, distances: ir.Value, drift: ir.Value) -> List[ir.Value]:
-    """Cosine and sine of turns by distances, [N] or [B,S,N], and drift [B,S,1,W/2]: [B,S,N,W/2] float32."""
+    """Cosine and sine of turns by distances, [N] or [B,S,N], and drift [B,S,1,W/2]: [B,S,N,W/2]
+    float32.
+    """
     angles = turned_keys.in_radians(
         op, op.Mul(op.Unsqueeze(op.Cast(distances, to=DOUBLE), [-1]), drift)
     )
@@ -140,7 +146,9 @@ def _waves(op: Builder, distances: ir.Value, drift: ir.Value) -> List[ir.Value]:
 
 
 def _side_by_side(op: Builder, value: ir.Value) -> ir.Value:
-    """Put the two entries of a pair next to each other in rotated heads [B,S,N,D], which leaves products of queries and keys as they are."""
+    """Put the two entries of a pair next to each other in rotated heads [B,S,N,D], which leaves
+    products of queries and keys as they are.
+    """
     rotation = Rotate.of(value)
     if rotation is None or rotation.interleaved:
         return value

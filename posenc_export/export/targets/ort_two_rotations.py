@@ -1,7 +1,9 @@
-"""Target `ort`: keys in two rotations, in two caches, of which GroupQueryAttention reads one, because it reads whole keys.
+"""Target `ort`: keys in two rotations, in two caches, of which GroupQueryAttention reads one,
+because it reads whole keys.
 
-The queries of most calls use the same rotation; an If node then runs the GroupQueryAttention of that rotation, and TensorScatter writes the new keys of the other one.
-In a call with queries of both kinds, both nodes run for all queries.
+The queries of most calls use the same rotation; an If node then runs the GroupQueryAttention of
+that rotation, and TensorScatter writes the new keys of the other one. In a call with queries of
+both kinds, both nodes run for all queries.
 """
 
 from dataclasses import dataclass
@@ -20,7 +22,9 @@ CACHE = "far_key"  # name of the second cache of a layer
 
 @dataclass(frozen=True)
 class Heads:
-    """Queries [B,S,H,D] and new keys [B,S,K,D] in one rotation, and the cache of the keys [B,K,M,D], an input of the graph."""
+    """Queries [B,S,H,D] and new keys [B,S,K,D] in one rotation, and the cache of the keys
+    [B,K,M,D], an input of the graph.
+    """
 
     query: ir.Value
     key: ir.Value
@@ -28,8 +32,11 @@ class Heads:
 
 
 def query_of(op: Builder, node: Attend, append: Append) -> Optional[ChooseRotation]:
-    """Return the ChooseRotation node of an Attend, and narrow the cache to keys of one rotation. None if there is no such node, or for caches that stay whole:
-    those of an attention_mask, whose names other runtimes know, of float16, which was not measured, and of 8 bits, whose scales belong to whole keys."""
+    """Return the ChooseRotation node of an Attend, and narrow the cache to keys of one rotation.
+    None if there is no such node, or for caches that stay whole: those of an attention_mask, whose
+    names other runtimes know, of float16, which was not measured, and of 8 bits, whose scales
+    belong to whole keys.
+    """
     query, key = ChooseRotation.of(node.q), JoinRotations.of(append.new)
     if (
         query is None
@@ -47,7 +54,8 @@ def query_of(op: Builder, node: Attend, append: Append) -> Optional[ChooseRotati
 def attend(
     op: Builder, call: GroupQuery, query: ChooseRotation, append: Append
 ) -> Tuple[ir.Value, ...]:
-    """Attend with the rotation of each query. Return output [B,S,H*D], near keys and values; the far keys become a state of the graph.
+    """Attend with the rotation of each query. Return output [B,S,H*D], near keys and values; the
+    far keys become a state of the graph.
 
     Args:
         query: from `query_of`.
@@ -86,13 +94,17 @@ def attend(
 
 
 def _ends(op: Builder, positions: ir.Value) -> Tuple[ir.Value, ir.Value]:
-    """Return the largest and the smallest position of all tokens, []. Padding, at -1, is left out of the smallest."""
+    """Return the largest and the smallest position of all tokens, []. Padding, at -1, is left
+    out of the smallest.
+    """
     of_tokens = op.Where(op.Less(positions, 0), op.constant(np.iinfo(np.int64).max), positions)
     return op.ReduceMax(positions, keepdims=0), op.ReduceMin(of_tokens, keepdims=0)
 
 
 def _scattered(op: Builder, call: GroupQuery, heads: Heads, slot: ir.Value) -> ir.Value:
-    """Write new keys into their cache, rotated as GroupQueryAttention rotates them, from slots [B] on."""
+    """Write new keys into their cache, rotated as GroupQueryAttention rotates them, from slots
+    [B] on.
+    """
     by_slot = call.rotation(heads.query, heads.key) is not None
     turned = rotated(op, heads.key, ort_slots.cache_position(op) if by_slot else None)
     return op.TensorScatter(

@@ -1,4 +1,6 @@
-"""Write model.pt2 from a module: torch.export with dynamic sizes, saved without paths or other data that differs between runs."""
+"""Write model.pt2 from a module: torch.export with dynamic sizes, saved without paths or other
+data that differs between runs.
+"""
 
 import io
 from pathlib import Path
@@ -30,7 +32,8 @@ def write_pt2(source: Source, manifest: Manifest, folder: Path) -> Manifest:
     """Write folder/model.pt2 and return the manifest unchanged.
 
     Raises:
-        ValueError: a module that loops over the tokens of a call, mutates buffers, or whose program could not be loaded without running code.
+        ValueError: a module that loops over the tokens of a call, mutates buffers, or whose program
+            could not be loaded without running code.
     """
     arguments, shapes = trace_inputs(manifest, M)
     sizes: Dict[str, Any] = {}
@@ -44,7 +47,10 @@ def write_pt2(source: Source, manifest: Manifest, folder: Path) -> Manifest:
     except torch._dynamo.exc.UserError as error:
         if S not in str(error):  # only a fixed sequence length has a known cause
             raise
-        rule = "export: expected a module with dynamic sizes for target pt2, got one that loops over the tokens of a call"
+        rule = (
+            "export: expected a module with dynamic sizes for target pt2, got one that loops "
+            "over the tokens of a call"
+        )
         raise ValueError(f"{rule}; choose target torchscript or onnx") from error
     first = len(manifest.inputs)
     caches = program.graph_signature.user_inputs[first : first + len(manifest.states)]
@@ -73,9 +79,11 @@ def write_pt2(source: Source, manifest: Manifest, folder: Path) -> Manifest:
 
 
 def _merge_equal_nodes(graph: torch.fx.Graph, caches: Collection[Any]) -> None:
-    """Compute once what several layers compute in the same way, such as the table rows of positions.
+    """Compute once what several layers compute in the same way, such as the table rows of
+    positions.
 
-    caches: names of the inputs that the program writes; they share no memory with other inputs. What depends on memory that is written is not merged.
+    caches: names of the inputs that the program writes; they share no memory with other inputs.
+    What depends on memory that is written is not merged.
     """
     varying = {node for node in graph.nodes if node.op == "placeholder" and node.name in caches}
     varying |= {written for node in graph.nodes if (written := written_by(node)) is not None}
@@ -96,7 +104,9 @@ def _merge_equal_nodes(graph: torch.fx.Graph, caches: Collection[Any]) -> None:
 
 
 def _lay_out_weights(program: torch.export.ExportedProgram) -> None:
-    """Store the weights of linear layers in the memory layout that a step reads fastest. A table that is also looked up by row is left as it is."""
+    """Store the weights of linear layers in the memory layout that a step reads fastest. A table
+    that is also looked up by row is left as it is.
+    """
     names, weights = program.graph_signature.inputs_to_parameters, program.state_dict
     for node in program.graph.nodes:
         if (

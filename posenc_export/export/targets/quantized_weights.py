@@ -1,4 +1,6 @@
-"""Nodes for weights that were rounded to the grid of a quantized format, which nodes OnGrid name. All other weights stay float32 constants."""
+"""Nodes for weights that were rounded to the grid of a quantized format, which nodes OnGrid
+name. All other weights stay float32 constants.
+"""
 
 from typing import Any, Callable, Dict, Mapping, Optional, Set, Tuple
 
@@ -9,12 +11,15 @@ from posenc_export.export.quantization.formats import Codes, Grid, OnGrid
 from posenc_export.export.targets import experts, offsets
 from posenc_export.export.targets.rewriter import MICROSOFT, Builder, NodeLowering, transposed
 
+# Accuracy_level of MatMulNBits; activations are rounded in blocks of one token, so outputs do not
+# depend on other tokens.
 ACCURACY = {
     "int8": 4,
     "float32": 0,
-}  # accuracy_level of MatMulNBits; activations are rounded in blocks of one token, so outputs do not depend on other tokens
+}
 ZERO_POINT = 128  # of activations in uint8, which has the faster kernel
-# Takes the MatMul, its left operand or the part of it that an expert reads, and name and codes of the weight.
+# Takes the MatMul, its left operand or the part of it that an expert reads, and name and codes of
+# the weight.
 Product = Callable[[Builder, ir.Node, Optional[ir.Value], str, OnGrid], ir.Value]
 
 
@@ -29,7 +34,9 @@ class Weights:
         self.stored: Set[str] = set()
 
     def of_product(self, op: Builder, node: ir.Node) -> Dict[str, OnGrid]:
-        """Return the right operand of a MatMul by name: a transposed weight [N,K], or weights [experts,K,N] by expert; empty if it is not rounded."""
+        """Return the right operand of a MatMul by name: a transposed weight [N,K], or weights
+        [experts,K,N] by expert; empty if it is not rounded.
+        """
         x, value = node.inputs
         name, found = op.rounded(transposed(value))
         if found is not None and found[1].scales.ndim == 2:
@@ -51,7 +58,9 @@ class Weights:
         return each
 
     def of_table(self, op: Builder, node: ir.Node) -> Dict[str, OnGrid]:
-        """Return the table [N,K] from which a Gather reads rows by name; empty if it is not rounded."""
+        """Return the table [N,K] from which a Gather reads rows by name; empty if it is not
+        rounded.
+        """
         return (
             self._found(*op.rounded(node.inputs[0]))
             if node.attributes.get_int("axis", 0) == 0
@@ -72,7 +81,8 @@ class Weights:
 class Fused:
     """Lower to com.microsoft operators.
 
-    Grids with blocks use MatMulNBits and GatherBlockQuantized, which share codes and scales if the head is tied. Grids with one scale per output use integer products.
+    Grids with blocks use MatMulNBits and GatherBlockQuantized, which share codes and scales if the
+    head is tied. Grids with one scale per output use integer products.
 
     Args:
         activations: "int8" to round activations to 8 bits in products, or "float32".
@@ -176,15 +186,20 @@ class Fused:
     def _by_token(
         self, op: Builder, node: ir.Node, x: Optional[ir.Value], name: str, codes: Codes
     ) -> ir.Value:
-        """Round activations to 8 bits with one scale per token, and multiply integers. DynamicQuantizeMatMul has one scale for all tokens, so that outputs would depend
-        on the other tokens of a call. If all activations of a token are 0, so is its scale: their codes are arbitrary, and their products are multiplied by 0."""
-        # The axis is at least 0: ONNX Runtime 1.31 leaves a tensor without tokens as it is if the axis is negative, and QuantizeLinear refuses such scales.
+        """Round activations to 8 bits with one scale per token, and multiply integers.
+        DynamicQuantizeMatMul has one scale for all tokens, so that outputs would depend on the
+        other tokens of a call. If all activations of a token are 0, so is its scale: their codes
+        are arbitrary, and their products are multiplied by 0.
+        """
+        # The axis is at least 0: ONNX Runtime 1.31 leaves a tensor without tokens as it is if the
+        # axis is negative, and QuantizeLinear refuses such scales.
         assert node.outputs[0].shape is not None
         last = op.constant([len(node.outputs[0].shape) - 1])
         largest = op.ReduceMax(op.Abs(x), last, keepdims=1)
         of_token = op.Mul(largest, op.constant(1 / 127, "float32"))
         one, zero = op.constant(1, "float32"), op.constant(ZERO_POINT, "uint8")
-        # One block per token. With Div and then QuantizeLinear with scale 1, a product takes 1.01 to 1.06 of the time.
+        # One block per token. With Div and then QuantizeLinear with scale 1, a product takes 1.01
+        # to 1.06 of the time.
         whole = op.QuantizeLinear(
             x, of_token, self._zero_points(op, node, of_token), axis=-1, block_size=codes.inputs
         )
@@ -195,7 +210,9 @@ class Fused:
         )
 
     def _zero_points(self, op: Builder, node: ir.Node, of_token: ir.Value) -> ir.Value:
-        """Return a zero point for each token, in the shape of the scales. Products whose outputs have the same axes before the last share it."""
+        """Return a zero point for each token, in the shape of the scales. Products whose outputs
+        have the same axes before the last share it.
+        """
         axes = node.outputs[0].shape
         known = (
             None
@@ -214,10 +231,12 @@ class Fused:
 
 
 class Standard:
-    """Lower to ai.onnx operators: DequantizeLinear before MatMul, which ONNX Runtime fuses to MatMulNBits, and Gather of codes before DequantizeLinear.
+    """Lower to ai.onnx operators: DequantizeLinear before MatMul, which ONNX Runtime fuses to
+    MatMulNBits, and Gather of codes before DequantizeLinear.
 
-    A tied head has its own copy of the codes. If it shared the table's codes, ONNX Runtime would dequantize the whole table at each step. Whether products round
-    activations is an option of the session (runtime/graphs/ort_graph.py).
+    A tied head has its own copy of the codes. If it shared the table's codes, ONNX Runtime would
+    dequantize the whole table at each step. Whether products round activations is an option of the
+    session (runtime/graphs/ort_graph.py).
     """
 
     def __init__(self, activations: str) -> None:
@@ -287,7 +306,9 @@ def _dequantized(
 
 
 def _packed_codes(codes: np.ndarray, grid: Grid) -> np.ndarray:
-    """Return codes as unsigned integers in uint8. A byte holds two 4-bit codes, the first one in its lower half."""
+    """Return codes as unsigned integers in uint8. A byte holds two 4-bit codes, the first one in
+    its lower half.
+    """
     unsigned = (codes.astype(np.int16) + grid.half).astype(np.uint8)
     return unsigned if grid.bits == 8 else unsigned[..., 0::2] | unsigned[..., 1::2] << 4
 
@@ -303,7 +324,9 @@ def _filled(op: Builder, of_token: ir.Value) -> ir.Value:
 
 
 def _product(op: Builder, node: ir.Node, weights: Weights, one: Product) -> Optional[ir.Value]:
-    """Replace a MatMul by the product `one` with a rounded weight, or by one for each expert; return None if its weights are not rounded."""
+    """Replace a MatMul by the product `one` with a rounded weight, or by one for each expert;
+    return None if its weights are not rounded.
+    """
     found = weights.of_product(op, node)
     if len(found) < 2:
         return next((one(op, node, node.inputs[0], *of) for of in found.items()), None)

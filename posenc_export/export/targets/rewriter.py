@@ -1,4 +1,6 @@
-"""Passes over an ONNX graph: lower semantic nodes, replace nodes, fuse patterns; and the builder that their functions emit nodes with."""
+"""Passes over an ONNX graph: lower semantic nodes, replace nodes, fuse patterns; and the builder
+that their functions emit nodes with.
+"""
 
 import copy
 import functools
@@ -34,7 +36,8 @@ Input = Union[ir.Value, int, Sequence[int], np.ndarray, None]
 
 
 class Builder:
-    """Collects new nodes of a graph: `op.Transpose(x, perm=[1, 0])` appends a node and returns its output. Integers and lists among inputs become int64 constants.
+    """Collects new nodes of a graph: `op.Transpose(x, perm=[1, 0])` appends a node and returns its
+    output. Integers and lists among inputs become int64 constants.
 
     Args:
         model: contains the graph, which gets new constants and inputs.
@@ -45,7 +48,8 @@ class Builder:
 
     Attributes:
         nodes: the new nodes, which are not in the graph yet.
-        added: caches from `add_cache`: the cache beside which each one stands, its input and its output.
+        added: caches from `add_cache`: the cache beside which each one stands, its input and its
+            output.
     """
 
     def __init__(
@@ -108,7 +112,8 @@ class Builder:
 
         Args:
             condition: bool [].
-            then, otherwise: emit the nodes of a branch with the builder they get. Each output is made by a node of the branch, which may read values of the graph.
+            then, otherwise: emit the nodes of a branch with the builder they get. Each output is
+                made by a node of the branch, which may read values of the graph.
         """
         branches: Dict[str, Any] = {
             "then_branch": self._branch("then", then),
@@ -126,10 +131,12 @@ class Builder:
         emits: Callable[..., ir.Value],
         axis_of_outputs: int,
     ) -> ir.Value:
-        """Append a Scan node over one axis of float32 sources, and return its outputs, stacked on a new axis.
+        """Append a Scan node over one axis of float32 sources, and return its outputs, stacked on a
+        new axis.
 
         Args:
-            emits: emits the nodes for one entry of each source, which follow the builder in its arguments, and returns their output. Nodes may read values of the graph.
+            emits: emits the nodes for one entry of each source, which follow the builder in its
+                arguments, and returns their output. Nodes may read values of the graph.
         """
         inside = self.empty()
         entries = [
@@ -165,7 +172,8 @@ class Builder:
     def weight(
         self, name: str, made: Callable[[], np.ndarray], dtype: Optional[ir.DataType] = None
     ) -> ir.Value:
-        """Return the initialiser with this name; if there is none, create it from the array that `made` returns. Contents are not compared.
+        """Return the initialiser with this name; if there is none, create it from the array that
+        `made` returns. Contents are not compared.
 
         Args:
             dtype: None for the dtype of the array; INT4 stores an int8 array in 4 bits.
@@ -200,7 +208,9 @@ class Builder:
         return value
 
     def cache_beside(self, past: ir.Value, name: str) -> ir.Value:
-        """Add an input for another cache of the same layer, with the shape of the cache `past`. `add_cache` makes it a state."""
+        """Add an input for another cache of the same layer, with the shape of the cache `past`.
+        `add_cache` makes it a state.
+        """
         assert past.name is not None and past.shape is not None
         layer = past.name.rpartition(".")[0]
         return self.input(f"{layer}.{name}", self.onnx_dtype, list(past.shape))  # type: ignore[arg-type]
@@ -217,7 +227,8 @@ class Builder:
         """
         if value.const_value is None:
             raise ValueError(
-                f"export: expected constant tables, got {value.name}, which is computed in the graph; compute it when the module is built"
+                f"export: expected constant tables, got {value.name}, which is computed in "
+                "the graph; compute it when the module is built"
             )
         if self.dtype == "float32":
             return value
@@ -235,7 +246,9 @@ class Builder:
         return self.SplitHeads(value, domain=graph.DOMAIN, heads=heads)
 
     def rounded(self, value: Optional[ir.Value]) -> Tuple[str, Optional[Rounding]]:
-        """Return the name of the rounded weight that `value` is, its grid and its codes; the grid and codes are None for another value."""
+        """Return the name of the rounded weight that `value` is, its grid and its codes; the
+        grid and codes are None for another value.
+        """
         read = OnGrid.of(value)
         name = "" if read is None else read.name
         return name, self._on_grid.get(name)
@@ -258,7 +271,9 @@ def lower(op: Builder, table: Table) -> None:
 
 
 def replace_nodes(op: Builder, table: Mapping[str, NodeLowering]) -> None:
-    """Replace nodes of the target whose type is in the table, in graph order. A node stays if its function returns None."""
+    """Replace nodes of the target whose type is in the table, in graph order. A node stays if
+    its function returns None.
+    """
     for node in list(op.graph):
         if node.domain != graph.DOMAIN and node.op_type in table:
             new = op.empty()
@@ -275,7 +290,9 @@ def _replace(node: ir.Node, value: ir.Value, nodes: Sequence[ir.Node]) -> None:
 
 
 def fuse(op: Builder, table: Mapping[str, Fusion]) -> None:
-    """Apply the fusions of a table to the standard nodes of their type, in graph order. Nodes that a fusion replaces are removed at once."""
+    """Apply the fusions of a table to the standard nodes of their type, in graph order. Nodes
+    that a fusion replaces are removed at once.
+    """
     for node in list(op.graph):
         if node.graph is not None and not node.domain and node.op_type in table:
             new = op.empty()
@@ -288,7 +305,8 @@ def fuse(op: Builder, table: Mapping[str, Fusion]) -> None:
 
 
 def finish(op: Builder) -> None:
-    """Lower the remaining nodes SplitHeads and OnGrid, sort the graph, merge nodes with equal operator, inputs and attributes, and remove unused nodes and constants.
+    """Lower the remaining nodes SplitHeads and OnGrid, sort the graph, merge nodes with equal
+    operator, inputs and attributes, and remove unused nodes and constants.
 
     Raises:
         ValueError: semantic nodes remain that the target's tables do not lower.
@@ -310,12 +328,15 @@ def finish(op: Builder) -> None:
     )
     if remaining:
         raise ValueError(
-            f"export: expected operations that this target can lower, got {', '.join(remaining)}; choose target torchscript"
+            "export: expected operations that this target can lower, got "
+            f"{', '.join(remaining)}; choose target torchscript"
         )
 
 
 def _read_constant(op: Builder, read: OnGrid) -> None:
-    """Let the readers of a node OnGrid read the constant, transposed here for those that read it transposed."""
+    """Let the readers of a node OnGrid read the constant, transposed here for those that read it
+    transposed.
+    """
     weight = read.weight
     for reader, _ in list(read.output.uses()):
         if reader.op_type == "Transpose":
@@ -331,7 +352,9 @@ def constant_of(value: ir.Value) -> ir.Value:
 
 
 def transposed(value: Optional[ir.Value]) -> Optional[ir.Value]:
-    """Return what the Transpose node reads that produces `value`; None if another node produces it."""
+    """Return what the Transpose node reads that produces `value`; None if another node produces
+    it.
+    """
     node = None if value is None else value.producer()
     return node.inputs[0] if node is not None and node.op_type == "Transpose" else None
 

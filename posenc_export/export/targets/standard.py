@@ -1,4 +1,6 @@
-"""Lowerings to standard operators that the ONNX targets share: rotation, mask, attention and its separate steps."""
+"""Lowerings to standard operators that the ONNX targets share: rotation, mask, attention and its
+separate steps.
+"""
 
 import functools
 from typing import Any, Dict, Optional, Tuple, Union
@@ -17,10 +19,12 @@ LEAST = (
 
 
 def rotate(op: Builder, node: graph.Rotate) -> ir.Value:
-    """Rotate packed heads with RotaryEmbedding-23. Position -1 reads row 0; the result belongs to padding and is masked.
+    """Rotate packed heads with RotaryEmbedding-23. Position -1 reads row 0; the result belongs to
+    padding and is masked.
 
-    With position_ids, the node refuses more columns than its tables have rows. Keys that are rotated when read can have more columns, padding included, although
-    every position is in range. For encodings that are not linear, Gather therefore reads the rows before the node.
+    With position_ids, the node refuses more columns than its tables have rows. Keys that are
+    rotated when read can have more columns, padding included, although every position is in range.
+    For encodings that are not linear, Gather therefore reads the rows before the node.
     """
     return rotate_at(op, node, node.positions)
 
@@ -42,14 +46,18 @@ def rotate_at(op: Builder, node: graph.Rotate, positions: ir.Value) -> ir.Value:
 
 
 def distances(op: Builder, node: graph.Distances) -> ir.Value:
-    """Subtract query positions from key positions as int64, which is exact at any offset: [B,1,S,T] float32."""
+    """Subtract query positions from key positions as int64, which is exact at any offset:
+    [B,1,S,T] float32.
+    """
     queries = op.Unsqueeze(node.q_positions, [1, 3])
     keys = op.Unsqueeze(node.k_positions, [1, 2])
     return op.Cast(op.Sub(keys, queries), to=FLOAT)
 
 
 def mask(op: Builder, node: graph.Mask) -> ir.Value:
-    """Additive mask [B,1 or H,S,T] in the dtype of activations: the bias, or 0, for visible keys, -inf for the others."""
+    """Additive mask [B,1 or H,S,T] in the dtype of activations: the bias, or 0, for visible
+    keys, -inf for the others.
+    """
     return mask_at(op, node, node.key_positions)
 
 
@@ -62,7 +70,9 @@ def mask_at(op: Builder, node: graph.Mask, key_positions: ir.Value) -> ir.Value:
         rules.append(("LessOrEqual", keys, op.Add(queries, node.after) if node.after else queries))
     if node.before >= 0:
         rules.append(("GreaterOrEqual", keys, op.Sub(queries, node.before)))
-    if node.chunk:  # integer Div rounds towards 0, which equals floor for visible keys, whose positions are at least 0
+    # Integer Div rounds towards 0, which equals floor for visible keys, whose positions are at
+    # least 0.
+    if node.chunk:
         key_chunks, query_chunks = (op.Div(value, node.chunk) for value in (keys, queries))
         rules.append(("Equal", key_chunks, query_chunks))
     allowed = [op.node(comparison, left, right) for comparison, left, right in rules]
@@ -91,7 +101,9 @@ def as_is(op: Builder, node: graph.FitPositions) -> ir.Value:
 
 
 def appended_here(node: Attend) -> Optional[Tuple[Append, Append]]:
-    """Return the Append nodes that produce keys and values of an Attend; None if another node reads them or another kind of node produces them."""
+    """Return the Append nodes that produce keys and values of an Attend; None if another node
+    reads them or another kind of node produces them.
+    """
     key, value = Append.of(node.keys), Append.of(node.values)
     if (
         key is None
@@ -114,7 +126,9 @@ def scores_of(node: Attend) -> Dict[str, Any]:
 
 
 def attend(op: Builder, node: Attend) -> ir.Value:
-    """Attention over given keys and values [B,K,T,D] in float32. In float16, the products of Attention could exceed 65504."""
+    """Attention over given keys and values [B,K,T,D] in float32. In float16, the products of
+    Attention could exceed 65504.
+    """
     if node.readers(AttentionWeights):
         return _attend_in_steps(op, node)
     q, keys, values = (in_float(op, value) for value in (node.q, node.keys, node.values))
@@ -139,7 +153,9 @@ def _attend_in_steps(op: Builder, node: Attend) -> ir.Value:
 def _with_sinks(
     op: Builder, node: Attend, keys: ir.Value, values: ir.Value, mask: ir.Value
 ) -> Tuple[ir.Value, ir.Value, ir.Value]:
-    """Prepend a key and a value of zeros, and a mask column with the sink of each head as score. Return keys, values and mask."""
+    """Prepend a key and a value of zeros, and a mask column with the sink of each head as score.
+    Return keys, values and mask.
+    """
     assert node.sinks is not None
     front = [op.constant([1, 0]), op.constant(0, "float32"), op.constant([2])]
     keys, values = (op.Pad(value, *front) for value in (keys, values))
@@ -160,7 +176,9 @@ Grouped = Union[
 def products_of(
     op: Builder, node: Grouped, q: ir.Value, keys: ir.Value, queries: Optional[ir.Value] = None
 ) -> ir.Value:
-    """Products of q [B,S,H,D] and keys [B,K,T,D] with the heads of a node: [B,H,S,T] float32. queries: S, [1], needed if T may be 0."""
+    """Products of q [B,S,H,D] and keys [B,K,T,D] with the heads of a node: [B,H,S,T] float32.
+    queries: S, [1], needed if T may be 0.
+    """
     by_head = op.Transpose(in_float(op, q), perm=[0, 2, 1, 3])
     columns = op.Transpose(in_float(op, keys), perm=[0, 1, 3, 2])
     return _grouped(op, node, by_head, columns, queries)
@@ -180,7 +198,8 @@ def weighted_sum(op: Builder, node: Grouped, weights: ir.Value, values: ir.Value
 def _grouped(
     op: Builder, node: Grouped, left: ir.Value, right: ir.Value, queries: Optional[ir.Value] = None
 ) -> ir.Value:
-    """Multiply left [B,H,S,*] with right [B,K,*,n], where H/K heads share one right operand: [B,H,S,n].
+    """Multiply left [B,H,S,*] with right [B,K,*,n], where H/K heads share one right operand:
+    [B,H,S,n].
 
     These heads are stacked as rows of one product, so that each right operand is read once.
     """
@@ -225,7 +244,9 @@ def _reordered(op: Builder, weight: ir.Value, width: int) -> ir.Value:
 
 
 def in_float(op: Builder, value: ir.Value) -> ir.Value:
-    """Return a value in the dtype of activations as float32. For a value that was cast from float32, return the value before the cast."""
+    """Return a value in the dtype of activations as float32. For a value that was cast from
+    float32, return the value before the cast.
+    """
     if op.dtype == "float32":
         return value
     cast = value.producer()

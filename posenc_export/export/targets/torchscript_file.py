@@ -1,4 +1,6 @@
-"""Write model.pt from a module: script it, freeze it, and rewrite the archive without paths or other data that differs between runs."""
+"""Write model.pt from a module: script it, freeze it, and rewrite the archive without paths or
+other data that differs between runs.
+"""
 
 import re
 from pathlib import Path
@@ -37,7 +39,9 @@ def write_torchscript(source: Source, manifest: Manifest, folder: Path) -> Manif
 
 
 def _lay_out_weights(module: torch.jit.ScriptModule) -> None:
-    """Store the float32 weights of linear layers in the memory layout that a step reads fastest. A table that is also looked up by row is left as it is."""
+    """Store the float32 weights of linear layers in the memory layout that a step reads fastest.
+    A table that is also looked up by row is left as it is.
+    """
     graph: Any = module.graph  # its type stub is incomplete
     for node in graph.findAllNodes("aten::linear"):
         weight = list(node.inputs())[1]

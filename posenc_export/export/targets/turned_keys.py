@@ -1,4 +1,6 @@
-"""Lowering of ops.turned_keys.attend to standard operators: keys are rotated further only in calls with a query that needs it."""
+"""Lowering of ops.turned_keys.attend to standard operators: keys are rotated further only in
+calls with a query that needs it.
+"""
 
 from typing import Sequence
 
@@ -34,7 +36,9 @@ def _attend_turned(op: Builder, node: AttendTurnedKeys) -> ir.Value:
 def weighted(
     op: Builder, node: AttendTurnedKeys, scores: ir.Value, mask: ir.Value, values: ir.Value
 ) -> ir.Value:
-    """Sum values [B,K,T,D] with the softmax of scores [B,H,S,T], which are scaled and masked here: [B,S,H*D]."""
+    """Sum values [B,K,T,D] with the softmax of scores [B,H,S,T], which are scaled and masked
+    here: [B,S,H*D].
+    """
     masked = op.Add(op.Mul(scores, op.constant(node.scale, "float32")), mask)
     weights = op.Softmax(op.Clip(masked, op.constant(standard.LEAST, "float32")), axis=-1)
     return standard.weighted_sum(op, node, weights, values)
@@ -54,7 +58,9 @@ def angles(op: Builder, node: AttendTurnedKeys) -> ir.Value:
 
 
 def drift(op: Builder, node: AttendTurnedKeys, second: ir.Value, pairs: int) -> ir.Value:
-    """Return by how many turns per position each pair of a key turns further for each query: [B,S,pairs] float64, 0 for pairs that are not rotated."""
+    """Return by how many turns per position each pair of a key turns further for each query:
+    [B,S,pairs] float64, 0 for pairs that are not rotated.
+    """
     leading, rest = numbers_of(node.first), numbers_of(second)
     kept = min(node.first_turned, len(leading)) - 1  # the last row without a turn
 
@@ -94,7 +100,9 @@ def in_radians(op: Builder, turns: ir.Value) -> ir.Value:
 def products(
     op: Builder, node: AttendTurnedKeys, q: ir.Value, keys: ir.Value, angles: ir.Value
 ) -> ir.Value:
-    """Rotate keys [B,K,T,D] by angles [B,1,S,T,r/2] for each query, as a batch [B*S,K,T,D] of RotaryEmbedding, and multiply them with that query: [B,H,S,T]."""
+    """Rotate keys [B,K,T,D] by angles [B,1,S,T,r/2] for each query, as a batch [B*S,K,T,D] of
+    RotaryEmbedding, and multiply them with that query: [B,H,S,T].
+    """
     heads, kv_heads, head_size, half = node.heads, node.kv_heads, size(q, 3), size(node.first, 1)
     q, keys = standard.in_float(op, q), standard.in_float(op, keys)
     queries, slots = op.Shape(q, start=1, end=2), op.Shape(keys, start=2, end=3)

@@ -5,10 +5,12 @@ from torch import Tensor
 
 
 def laid_out(weight: Tensor) -> Tensor:
-    """Return a weight [N,E] with the same values, contiguous along its longer axis if it is float32; other dtypes are returned as they are.
+    """Return a weight [N,E] with the same values, contiguous along its longer axis if it is
+    float32; other dtypes are returned as they are.
 
-    A step multiplies each weight by one vector. Once the weights exceed the cache of a core, MKL does this up to twice as fast if it reads long contiguous
-    parts of memory (measured for N and E of 256 to 4096); products of many tokens take the same time in both layouts.
+    A step multiplies each weight by one vector. Once the weights exceed the cache of a core, MKL
+    does this up to twice as fast if it reads long contiguous parts of memory (measured for N and E
+    of 256 to 4096); products of many tokens take the same time in both layouts.
     """
     if weight.dtype != torch.float32 or weight.size(0) < weight.size(1):
         return weight

@@ -1,4 +1,6 @@
-"""Registry of model families. Each family has a file that converts its config.json to a description and maps its weights."""
+"""Registry of model families. Each family has a file that converts its config.json to a
+description and maps its weights.
+"""
 
 import difflib
 import importlib
@@ -11,7 +13,8 @@ from posenc_export.models.families.shared.lengths import with_lengths
 from posenc_export.models.families.shared.limits import check_values
 from posenc_export.models.families.shared.settings import Settings
 
-EMBEDDINGS = "embeddings"  # name of the part before the layers, in every family that can be read as a whole model
+# Name of the part before the layers, in every family that can be read as a whole model.
+EMBEDDINGS = "embeddings"
 # Module of the family for each model_type.
 FILES = {
     **{
@@ -86,7 +89,9 @@ UNREAD = {
 
 
 def parts_of(name: str) -> Tuple[str, ...]:
-    """Return the parts in which a known model_type must be read; empty if it can be read as a whole model."""
+    """Return the parts in which a known model_type must be read; empty if it can be read as a
+    whole model.
+    """
     family: Family = importlib.import_module(f"{__name__}.{FILES[name]}").FAMILY
     return () if family.weights else tuple(family.parts)
 
@@ -98,7 +103,9 @@ def _why(name: Any) -> str:
 
 
 def _nearest(name: Any) -> str:
-    """Return the beginning of a remedy: the text model of a model with towers, or the model_type with the most similar name."""
+    """Return the beginning of a remedy: the text model of a model with towers, or the model_type
+    with the most similar name.
+    """
     if f"{name}_text" in FILES:
         return f"save its text model, whose type is {name}_text, or "
     near = difflib.get_close_matches(str(name).lower(), FILES, 1, 0.7)
@@ -116,14 +123,16 @@ def read(
     Args:
         config: contents of config.json, as transformers writes it.
         max_positions: number of positions; None for max_position_embeddings.
-        part: "encoder" or "decoder" for a model that has both. "embeddings" and None give the description of the whole model.
+        part: "encoder" or "decoder" for a model that has both. "embeddings" and None give the
+            description of the whole model.
         lengths: as for `with_lengths`.
 
     Returns:
         The description, and the family with all rules for this config.
 
     Raises:
-        ValueError: an unknown model_type; a part that the model does not have; a key that is missing, unknown or has a value that cannot be exported.
+        ValueError: an unknown model_type; a part that the model does not have; a key that is
+            missing, unknown or has a value that cannot be exported.
     """
     name = config.get("model_type")
     if not isinstance(name, str) or name not in FILES:
@@ -137,7 +146,8 @@ def read(
         if part not in family.parts:
             known = " or ".join([*family.parts, *([EMBEDDINGS] if family.weights else [])])
             raise ValueError(
-                f"{name}: expected part {known}, got {part!r}; change part, or leave part out for the whole model"
+                f"{name}: expected part {known}, got {part!r}; change part, or leave part "
+                "out for the whole model"
             )
         family = family.parts[part]
     check_values(name, config)

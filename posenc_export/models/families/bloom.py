@@ -1,4 +1,6 @@
-"""BLOOM (Scao et al. 2022, BLOOM: A 176B-Parameter Open-Access Multilingual Language Model, 3.2): ALiBi, a norm after the token embedding."""
+"""BLOOM (Scao et al. 2022, BLOOM: A 176B-Parameter Open-Access Multilingual Language Model,
+3.2): ALiBi, a norm after the token embedding.
+"""
 
 import msgspec
 
@@ -26,20 +28,24 @@ WEIGHTS: Table = {
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. The number of positions is seq_length or given, since ALiBi has no limit."""
+    """Describe the decoder. The number of positions is seq_length or given, since ALiBi has no
+    limit.
+    """
     config.ignore(MEGATRON)
     slices = config.values.get("pretraining_tp", 1)
     if (
         config.flag("slow_but_exact", False) and slices != 1
     ):  # transformers then leaves out the biases of two projections
         raise ValueError(
-            f"bloom: expected slow_but_exact to be false with pretraining_tp above 1, got true and {slices!r}; set it to false"
+            "bloom: expected slow_but_exact to be false with pretraining_tp above 1, got "
+            f"true and {slices!r}; set it to false"
         )
     config.only("apply_residual_connection_post_layernorm", False, False)
     hidden, norm = 4 * config.width, layer_norm(config, "layer_norm_epsilon")
     if config.whole("intermediate_size", hidden) != hidden:
         raise ValueError(
-            f"bloom: expected n_inner to be null or {hidden}, four times the width, got another value; correct config.json"
+            f"bloom: expected n_inner to be null or {hidden}, four times the width, got "
+            "another value; correct config.json"
         )
     kind = layer(attention(config, bias=True), norm, hidden, "gelu_tanh")
     described = decoder(config, *alike(kind, config.layers, [{"name": "alibi"}]), tied=True)

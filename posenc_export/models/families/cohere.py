@@ -1,4 +1,6 @@
-"""Command R (Cohere 2024): parallel attention and MLP after one LayerNorm without bias, interleaved rotary pairs, scaled logits."""
+"""Command R (Cohere 2024): parallel attention and MLP after one LayerNorm without bias,
+interleaved rotary pairs, scaled logits.
+"""
 
 from typing import Any, Dict
 
@@ -21,7 +23,9 @@ def layer_norm(config: Settings) -> Dict[str, Any]:
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. With use_qk_norm (Command R+), each head of queries and keys has a norm with separate weights."""
+    """Describe the decoder. With use_qk_norm (Command R+), each head of queries and keys has a
+    norm with separate weights.
+    """
     config.take("model_max_length", None)  # not read by transformers
     rotation, norm, bias = (
         config.rotation(theta=500000.0, layout="interleaved"),

@@ -1,10 +1,13 @@
-"""Command R7B and Command A (Cohere 2025, Command A: An Enterprise-Ready Large Language Model): Command R with rotation only in layers with a window."""
+"""Command R7B and Command A (Cohere 2025, Command A: An Enterprise-Ready Large Language Model):
+Command R with rotation only in layers with a window.
+"""
 
 from posenc_export.models.families.cohere import layer_norm
 from posenc_export.models.families.shared.family import Family, HeadConfig, Settings, StackConfig
 from posenc_export.models.families.shared.gated import WEIGHTS, attention, decoder, layer
 
-# Keys of published configs that transformers does not read, with the value that all published models have.
+# Keys of published configs that transformers does not read, with the value that all published
+# models have.
 FIXED = {
     "order_of_interleaved_layers": "local_attn_first",
     "position_embedding_type": "rope_gptj",
@@ -17,7 +20,9 @@ FIXED = {
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. Without layer_types and sliding_window_pattern, every fourth layer attends to all keys, the others to a window."""
+    """Describe the decoder. Without layer_types and sliding_window_pattern, every fourth layer
+    attends to all keys, the others to a window.
+    """
     config.needs("sliding_window")
     config.flag(
         "use_parallel_embedding", False

@@ -1,4 +1,6 @@
-"""DeBERTa-v2 and v3 (He et al. 2021, DeBERTaV3): DeBERTa with log buckets of distances, which may share the projections of content."""
+"""DeBERTa-v2 and v3 (He et al. 2021, DeBERTaV3): DeBERTa with log buckets of distances, which
+may share the projections of content.
+"""
 
 from typing import Any, Mapping
 
@@ -30,14 +32,17 @@ SHARED: Table = {
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the encoder. Without position_buckets, every distance has a row. The convolution after the first layer (v2-xlarge, v2-xxlarge) is refused."""
+    """Describe the encoder. Without position_buckets, every distance has a row. The convolution
+    after the first layer (v2-xlarge, v2-xxlarge) is refused.
+    """
     config.only("conv_kernel_size", 0, 0)
     config.only("attention_head_size", config.width // config.heads, config.width // config.heads)
     config.flag("share_att_key", False)
     norm = config.take("norm_rel_ebd", "none")
     if norm not in ("none", "layer_norm"):
         raise ValueError(
-            f"deberta-v2: expected norm_rel_ebd to be none or layer_norm, got {norm!r}; {UNSUPPORTED}"
+            f"deberta-v2: expected norm_rel_ebd to be none or layer_norm, got {norm!r}; "
+            f"{UNSUPPORTED}"
         )
     relative, buckets = distances(config), config.take("position_buckets", -1)
     if (

@@ -1,4 +1,6 @@
-"""DeepSeek-V3 and R1 (DeepSeek-AI 2024, DeepSeek-V3 Technical Report): latent attention, experts chosen from the best groups."""
+"""DeepSeek-V3 and R1 (DeepSeek-AI 2024, DeepSeek-V3 Technical Report): latent attention, experts
+chosen from the best groups.
+"""
 
 import math
 from typing import Any, Mapping, Optional, Tuple
@@ -23,7 +25,8 @@ from posenc_export.models.families.shared.rules import (
 )
 
 EPSILON = 1e-6  # epsilon of norms inside attention; rms_norm_eps applies to other norms
-# Keys of published configs that transformers does not read, with the value that all published models have.
+# Keys of published configs that transformers does not read, with the value that all published
+# models have.
 FIXED = {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 
 
@@ -39,7 +42,8 @@ def _attention(config: Settings) -> AttentionConfig:
     )
     if rotation["name"] == "rope_proportional":
         raise ValueError(
-            "deepseek_v3: expected a rope_type that rotates all entries of qk_rope_head_dim, got proportional; choose another rope_type"
+            "deepseek_v3: expected a rope_type that rotates all entries of qk_rope_head_dim, "
+            "got proportional; choose another rope_type"
         )
     config.needs("q_lora_rank")
     projection = {
@@ -64,7 +68,9 @@ def _attention(config: Settings) -> AttentionConfig:
 
 
 def _scale(rotation: Mapping[str, Any], size: int) -> Optional[float]:
-    """Return the factor on scores with the square of YaRN's magnitude; None, for the default, without mscale_all_dim."""
+    """Return the factor on scores with the square of YaRN's magnitude; None, for the default,
+    without mscale_all_dim.
+    """
     if not rotation.get("mscale_all_dim"):
         return None
     return (
@@ -74,7 +80,9 @@ def _scale(rotation: Mapping[str, Any], size: int) -> Optional[float]:
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. Layers from first_k_dense_replace on have experts. Layers for multi-token prediction are left out."""
+    """Describe the decoder. Layers from first_k_dense_replace on have experts. Layers for
+    multi-token prediction are left out.
+    """
     config.fixed(FIXED)
     config.ignore(("num_nextn_predict_layers", "num_mtp_layers"))
     dense = layer(config, _attention(config))
@@ -110,7 +118,9 @@ def _queries(description: StackConfig, config: Mapping[str, Any]) -> Table:
 
 
 def _prediction_layers(description: StackConfig, config: Mapping[str, Any]) -> Tuple[str, ...]:
-    """Return a pattern for the layers for multi-token prediction, which follow the last layer of the model."""
+    """Return a pattern for the layers for multi-token prediction, which follow the last layer of
+    the model.
+    """
     inside = "|".join(str(index) for index in range(len(description.order)))
     return (
         (rf"^model\.layers\.(?!(?:{inside})\.)",)

@@ -18,7 +18,9 @@ WEIGHTS: Table = {
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the encoder. With sinusoidal_pos_embds, sinusoids are saved in the position table, so nothing differs here."""
+    """Describe the encoder. With sinusoidal_pos_embds, sinusoids are saved in the position
+    table, so nothing differs here.
+    """
     config.flag("sinusoidal_pos_embds", False)
     config.take("tie_weights_", None)
     return post_norm(

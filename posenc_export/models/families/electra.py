@@ -1,4 +1,6 @@
-"""ELECTRA (Clark et al. 2020): BERT's architecture. Small models, whose token table is narrower than the model, are refused."""
+"""ELECTRA (Clark et al. 2020): BERT's architecture. Small models, whose token table is narrower
+than the model, are refused.
+"""
 
 from posenc_export.models.families.shared.encoders import UNUSED, one_segment, post_norm, weights
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig

@@ -1,4 +1,6 @@
-"""Falcon (Almazrouei et al. 2023, The Falcon Series of Open Language Models): parallel attention and MLP, few key heads; ALiBi in older models."""
+"""Falcon (Almazrouei et al. 2023, The Falcon Series of Open Language Models): parallel attention
+and MLP, few key heads; ALiBi in older models.
+"""
 
 from typing import Any, Mapping
 
@@ -17,7 +19,9 @@ WEIGHTS: Table = {
 
 
 def norms(description: StackConfig, config: Mapping[str, Any]) -> Table:
-    """Return the rules for the norms of a layer, whose names depend on whether attention and MLP have separate norms."""
+    """Return the rules for the norms of a layer, whose names depend on whether attention and MLP
+    have separate norms.
+    """
     apart = description.kinds[0].residual["name"] == "parallel_norms"
     first, second = (
         ("ln_attn", "ln_mlp") if apart else ("input_layernorm", "post_attention_layernorm")
@@ -29,7 +33,9 @@ def norms(description: StackConfig, config: Mapping[str, Any]) -> Table:
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. ALiBi is rounded to bfloat16, as the models were trained, and added before scores are divided by sqrt(D)."""
+    """Describe the decoder. ALiBi is rounded to bfloat16, as the models were trained, and added
+    before scores are divided by sqrt(D).
+    """
     config.only("apply_residual_connection_post_layernorm", False, False)
     config.take("ff_factor", None)  # transformers reads ffn_hidden_size
     new, many, apart = (
@@ -50,7 +56,8 @@ def describe(config: Settings) -> StackConfig:
         ),
         (
             not apart and count > 1 + new,
-            f"num_ln_in_parallel_attn to be {'1 or 2 with' if new else '1 without'} new_decoder_architecture",
+            f"num_ln_in_parallel_attn to be {'1 or 2 with' if new else '1 without'} "
+            "new_decoder_architecture",
             count,
         ),
     ):

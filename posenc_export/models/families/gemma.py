@@ -1,4 +1,6 @@
-"""Gemma (Gemma Team 2024, Open Models Based on Gemini Research and Technology): embeddings times sqrt(E), norms with weight 1 + w, GELU in the gated MLP."""
+"""Gemma (Gemma Team 2024, Open Models Based on Gemini Research and Technology): embeddings times
+sqrt(E), norms with weight 1 + w, GELU in the gated MLP.
+"""
 
 import math
 
@@ -17,7 +19,9 @@ from posenc_export.models.families.shared.rules import OURS, one_plus
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. Like transformers, read hidden_act "gelu" of the first checkpoints as the tanh approximation."""
+    """Describe the decoder. Like transformers, read hidden_act "gelu" of the first checkpoints
+    as the tanh approximation.
+    """
     config.needs("num_key_value_heads", "head_dim")
     config.off("use_bidirectional_attention")
     if config.take("hidden_activation", None) not in (None, "gelu_pytorch_tanh"):

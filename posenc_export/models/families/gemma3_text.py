@@ -1,4 +1,6 @@
-"""The text model of Gemma 3 (Gemma Team 2025, Gemma 3 Technical Report): Gemma 2 with norms of queries and keys in place of softcaps, and two rotations."""
+"""The text model of Gemma 3 (Gemma Team 2025, Gemma 3 Technical Report): Gemma 2 with norms of
+queries and keys in place of softcaps, and two rotations.
+"""
 
 import math
 from typing import Any, Dict
@@ -18,7 +20,9 @@ WEIGHTS: Table = {
 
 
 def _rotations(config: Settings) -> Dict[str, Any]:
-    """Return the rotation of each layer type. Older configs have rope_theta and rope_scaling for full layers, rope_local_base_freq for layers with a window."""
+    """Return the rotation of each layer type. Older configs have rope_theta and rope_scaling for
+    full layers, rope_local_base_freq for layers with a window.
+    """
     keys = config.rotation_keys(1000000.0)
     given, scaling, local = (
         keys.pop(key, None) or {}
@@ -26,7 +30,8 @@ def _rotations(config: Settings) -> Dict[str, Any]:
     )
     if not set(given) <= {"full_attention", "sliding_attention"}:
         raise ValueError(
-            f"gemma3_text: expected rope_parameters to be nested by layer type, got {', '.join(given)}; nest it"
+            "gemma3_text: expected rope_parameters to be nested by layer type, got "
+            f"{', '.join(given)}; nest it"
         )
     for name, part in given.items():
         if not isinstance(part or {}, dict):
@@ -42,13 +47,16 @@ def _rotations(config: Settings) -> Dict[str, Any]:
     )
     if any("rotary" in spec for spec in specs.values()):
         raise ValueError(
-            "gemma3_text: expected rotation of whole heads, got a partial_rotary_factor below 1; correct config.json"
+            "gemma3_text: expected rotation of whole heads, got a partial_rotary_factor "
+            "below 1; correct config.json"
         )
     return specs
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. Without layer_types and sliding_window_pattern, every sixth layer attends to all keys, the others to a window."""
+    """Describe the decoder. Without layer_types and sliding_window_pattern, every sixth layer
+    attends to all keys, the others to a window.
+    """
     config.off("use_bidirectional_attention")
     config.off("attn_logit_softcapping")  # transformers has the key but ignores it
     config.only(

@@ -1,4 +1,6 @@
-"""The text model of GLM-4.1V and GLM-4.6V (GLM-V Team 2025, GLM-4.1V-Thinking): four norms, packed gate and up, rotation by time, height and width."""
+"""The text model of GLM-4.1V and GLM-4.6V (GLM-V Team 2025, GLM-4.1V-Thinking): four norms,
+packed gate and up, rotation by time, height and width.
+"""
 
 from posenc_export.models.families.shared.family import (
     Family,
@@ -41,7 +43,9 @@ def sandwich(config: Settings, bias: bool) -> LayerConfig:
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. The head size is width / heads; transformers reads head_dim only for the rotation."""
+    """Describe the decoder. The head size is width / heads; transformers reads head_dim only for
+    the rotation.
+    """
     config.needs("num_key_value_heads")
     config.only("head_dim", config.width // config.heads, config.width // config.heads)
     axes_rotation = rotation(config)

@@ -1,4 +1,6 @@
-"""GPT-2 (Radford et al. 2019, Language Models are Unsupervised Multitask Learners): LayerNorm before attention and MLP, learned positions."""
+"""GPT-2 (Radford et al. 2019, Language Models are Unsupervised Multitask Learners): LayerNorm
+before attention and MLP, learned positions.
+"""
 
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import alike, decoder, with_attention
@@ -23,7 +25,8 @@ WEIGHTS: Table = {
 def describe(config: Settings) -> StackConfig:
     """Describe the decoder.
 
-    scale_attn_by_inverse_layer_idx divides scores by the number of the layer, from 1. reorder_and_upcast_attn only affects float16.
+    scale_attn_by_inverse_layer_idx divides scores by the number of the layer, from 1.
+    reorder_and_upcast_attn only affects float16.
     """
     config.only("add_cross_attention", False, False)
     config.take("reorder_and_upcast_attn", None)

@@ -1,4 +1,6 @@
-"""gpt-oss (OpenAI 2025, gpt-oss-120b & gpt-oss-20b Model Card): sinks, biases, a window in every second layer, experts with clamped units."""
+"""gpt-oss (OpenAI 2025, gpt-oss-120b & gpt-oss-20b Model Card): sinks, biases, a window in every
+second layer, experts with clamped units.
+"""
 
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import (
@@ -13,7 +15,9 @@ from posenc_export.models.families.shared.rules import OURS, Table, every_other_
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. Without layer_types, layers 0, 2, 4, ... have a window. A config without rotary keys is refused: transformers has a YaRN default."""
+    """Describe the decoder. Without layer_types, layers 0, 2, 4, ... have a window. A config
+    without rotary keys is refused: transformers has a YaRN default.
+    """
     config.needs("num_key_value_heads", "head_dim", "sliding_window")
     rotation, bias, window = (
         config.rotation(theta=150000.0),
@@ -22,7 +26,8 @@ def describe(config: Settings) -> StackConfig:
     )
     if rotation["name"] != "rope_yarn":
         raise ValueError(
-            f"gpt_oss: expected rope_type yarn, got {rotation['name'].removeprefix('rope_')}; give its rope_parameters"
+            "gpt_oss: expected rope_type yarn, got "
+            f"{rotation['name'].removeprefix('rope_')}; give its rope_parameters"
         )
     config.only(
         "initial_context_length",
@@ -39,7 +44,8 @@ def describe(config: Settings) -> StackConfig:
     kind = layer(config, attention(config, bias, bias, sinks=True))
     if kind.mlp["activation"] != "silu":
         raise ValueError(
-            f"gpt_oss: expected hidden_act to be silu, got {kind.mlp['activation']}; correct config.json, since transformers ignores hidden_act"
+            f"gpt_oss: expected hidden_act to be silu, got {kind.mlp['activation']}; correct "
+            "config.json, since transformers ignores hidden_act"
         )
     kind = with_experts(
         kind, config.whole("num_local_experts"), chosen, "chosen", unit=unit, bias=True

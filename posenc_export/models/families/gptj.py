@@ -1,4 +1,6 @@
-"""GPT-J (Wang and Komatsuzaki 2021): parallel attention and MLP after one norm, partial rotation of interleaved pairs, an output head with bias."""
+"""GPT-J (Wang and Komatsuzaki 2021): parallel attention and MLP after one norm, partial rotation
+of interleaved pairs, an output head with bias.
+"""
 
 from posenc_export.models.families.shared.family import Family, HeadConfig, Settings, StackConfig
 from posenc_export.models.families.shared.gated import alike, decoder
@@ -19,7 +21,9 @@ WEIGHTS: Table = {
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. rotary_dim entries of each head are rotated. transformers does not have the switches `rotary` and `scale_attn_weights`."""
+    """Describe the decoder. rotary_dim entries of each head are rotated. transformers does not
+    have the switches `rotary` and `scale_attn_weights`.
+    """
     config.only("rotary", True, True)
     config.only("scale_attn_weights", True, True)
     rotation = {"name": "rope", "rotary": config.whole("rotary_dim", 64), "layout": "interleaved"}

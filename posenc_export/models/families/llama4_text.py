@@ -1,4 +1,6 @@
-"""The text model of Llama 4 (Meta 2025): chunked attention in layers with rotation, a temperature in layers without, experts with a shared expert."""
+"""The text model of Llama 4 (Meta 2025): chunked attention in layers with rotation, a
+temperature in layers without, experts with a shared expert.
+"""
 
 from typing import List
 
@@ -24,7 +26,9 @@ from posenc_export.models.families.shared.rules import OURS, Table, half_of_colu
 
 
 def _rotated(config: Settings) -> List[bool]:
-    """Return whether each layer has rotation, from no_rope_layers (1 for rotation) or, if that is missing or empty, from no_rope_layer_interval."""
+    """Return whether each layer has rotation, from no_rope_layers (1 for rotation) or, if that
+    is missing or empty, from no_rope_layer_interval.
+    """
     interval = config.whole("no_rope_layer_interval", 4)
     return [
         bool(flag)
@@ -70,7 +74,10 @@ def _attention(config: Settings) -> List[LayerConfig]:
     if not set(types) <= (
         {"full_attention"} if size is None else {"full_attention", "chunked_attention"}
     ):
-        rule = "expected layer_types to be full_attention, or chunked_attention with attention_chunk_size"
+        rule = (
+            "expected layer_types to be full_attention, or chunked_attention with "
+            "attention_chunk_size"
+        )
         raise ValueError(
             f"llama4_text: {rule}, got {', '.join(types)} and {size}; correct config.json"
         )
@@ -90,7 +97,9 @@ def _attention(config: Settings) -> List[LayerConfig]:
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. Without moe_layers, every interleave_moe_layer_step-th layer has experts. Weights multiply the inputs of experts."""
+    """Describe the decoder. Without moe_layers, every interleave_moe_layer_step-th layer has
+    experts. Weights multiply the inputs of experts.
+    """
     config.needs("num_key_value_heads", "head_dim", "attention_chunk_size")
     config.only("for_llm_compressor", False, False)
     step = config.whole("interleave_moe_layer_step", 1)

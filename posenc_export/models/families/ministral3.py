@@ -1,4 +1,6 @@
-"""Ministral 3 (Mistral AI 2025): Mistral with queries scaled by position (Nakanishi 2025, Scalable-Softmax Is Superior for Attention)."""
+"""Ministral 3 (Mistral AI 2025): Mistral with queries scaled by position (Nakanishi 2025,
+Scalable-Softmax Is Superior for Attention).
+"""
 
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import (
@@ -13,7 +15,8 @@ from posenc_export.models.hugging_face import rope_spec
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. Queries are multiplied by 1 + llama_4_scaling_beta log(1 + floor(p / original_max_position_embeddings)).
+    """Describe the decoder. Queries are multiplied by 1 + llama_4_scaling_beta log(1 + floor(p /
+    original_max_position_embeddings)).
 
     The scaling is applied before the rotation, with the same result, since the two commute.
     """

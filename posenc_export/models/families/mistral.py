@@ -1,4 +1,6 @@
-"""Mistral (Jiang et al. 2023, Mistral 7B): Llama's architecture; older models have an attention window."""
+"""Mistral (Jiang et al. 2023, Mistral 7B): Llama's architecture; older models have an attention
+window.
+"""
 
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import (
@@ -12,7 +14,9 @@ from posenc_export.models.families.shared.gated import (
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. A config without sliding_window is refused: the default in transformers is 4096."""
+    """Describe the decoder. A config without sliding_window is refused: the default in
+    transformers is 4096.
+    """
     config.needs("num_key_value_heads")
     rotation, window = config.rotation(), config.window("sliding_window")
     return decoder(

@@ -1,4 +1,6 @@
-"""Mixtral (Jiang et al. 2024, Mixtral of Experts): Mistral with two of eight experts for each token."""
+"""Mixtral (Jiang et al. 2024, Mixtral of Experts): Mistral with two of eight experts for each
+token.
+"""
 
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import (

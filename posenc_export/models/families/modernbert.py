@@ -1,4 +1,6 @@
-"""ModernBERT (Warner et al. 2024): pre-norm layers, a gated MLP, rotation; most layers attend to nearby keys only and have another theta."""
+"""ModernBERT (Warner et al. 2024): pre-norm layers, a gated MLP, rotation; most layers attend to
+nearby keys only and have another theta.
+"""
 
 from typing import Dict
 
@@ -36,7 +38,9 @@ THETAS = {
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the encoder. The attention of the first layer has no norm, since the token embedding ends with one."""
+    """Describe the encoder. The attention of the first layer has no norm, since the token
+    embedding ends with one.
+    """
     encoder_only(config)
     config.take("layer_norm_eps", None)  # in published configs, but only norm_eps is read
     norm = {
@@ -69,7 +73,8 @@ def describe(config: Settings) -> StackConfig:
     ):
         if name not in visible:
             raise ValueError(
-                f"modernbert: expected layer_types to be {' or '.join(visible)}, got {name!r}; correct config.json"
+                f"modernbert: expected layer_types to be {' or '.join(visible)}, got "
+                f"{name!r}; correct config.json"
             )
         order.append(name if index else "first")
         first = {"name": "none"} if index == 0 else norm
@@ -98,7 +103,8 @@ def rotations(config: Settings) -> Dict[str, Named]:
         or not all(isinstance(part, dict) for part in given.values())
     ):
         raise ValueError(
-            f"modernbert: expected rope_parameters to map {' and '.join(THETAS)} to mappings, got {given!r}; correct config.json"
+            f"modernbert: expected rope_parameters to map {' and '.join(THETAS)} to "
+            f"mappings, got {given!r}; correct config.json"
         )
     sizes = {
         "hidden_size": config.width,

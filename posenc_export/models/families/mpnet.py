@@ -1,4 +1,6 @@
-"""MPNet (Song et al. 2020): BERT without segments, with learned positions that begin at row 2, and T5's relative bias shared by all layers."""
+"""MPNet (Song et al. 2020): BERT without segments, with learned positions that begin at row 2,
+and T5's relative bias shared by all layers.
+"""
 
 from posenc_export.models.families.shared.encoders import UNUSED, post_norm, weights
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig

@@ -1,4 +1,6 @@
-"""MPT (MosaicML 2023, Introducing MPT-7B): ALiBi, norms without biases, optional clipping of queries, keys and values."""
+"""MPT (MosaicML 2023, Introducing MPT-7B): ALiBi, norms without biases, optional clipping of
+queries, keys and values.
+"""
 
 from posenc_export.models.families.shared.family import UNSUPPORTED, Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import alike, decoder
@@ -17,7 +19,8 @@ WEIGHTS: Table = {
     "norm": same("transformer.norm_f"),
     "head.linear": same("lm_head"),
 }
-# Switches of MosaicML's code that transformers does not have, with the values that match transformers' computation.
+# Switches of MosaicML's code that transformers does not have, with the values that match
+# transformers' computation.
 ONLY = {"expansion_ratio": 4, "logit_scale": None, "no_bias": True}
 ONLY_IN_ATTENTION = {
     "alibi": True,
@@ -31,8 +34,9 @@ ONLY_IN_ATTENTION = {
 def describe(config: Settings) -> StackConfig:
     """Describe the decoder.
 
-    learned_pos_emb has no effect with ALiBi, embedding_fraction has none outside training, and norm_type only affects the precision of LayerNorm.
-    alibi_bias_max is used as in MosaicML's code (16 in MPT-7B-StoryWriter); transformers 5 ignores it and uses 8.
+    learned_pos_emb has no effect with ALiBi, embedding_fraction has none outside training, and
+    norm_type only affects the precision of LayerNorm. alibi_bias_max is used as in MosaicML's code
+    (16 in MPT-7B-StoryWriter); transformers 5 ignores it and uses 8.
     """
     config.flatten("attn_config")
     config.fixed(
@@ -52,7 +56,8 @@ def describe(config: Settings) -> StackConfig:
         "low_precision_layernorm",
     ):
         raise ValueError(
-            f"mpt: expected norm_type to be layernorm or low_precision_layernorm, got {kind_of_norm!r}; {UNSUPPORTED}"
+            "mpt: expected norm_type to be layernorm or low_precision_layernorm, got "
+            f"{kind_of_norm!r}; {UNSUPPORTED}"
         )
     clip, scale = (
         config.number_or_none("attn_config.clip_qkv"),

@@ -1,4 +1,6 @@
-"""OLMo 2 (OLMo Team 2025, 2 OLMo 2 Furious): norms of the outputs of attention and MLP, and RMSNorm over all heads of queries and keys."""
+"""OLMo 2 (OLMo Team 2025, 2 OLMo 2 Furious): norms of the outputs of attention and MLP, and
+RMSNorm over all heads of queries and keys.
+"""
 
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import (

@@ -1,4 +1,6 @@
-"""OPT (Zhang et al. 2022, Open Pre-trained Transformer Language Models): GPT-2 with ReLU; the position table begins with two unused rows."""
+"""OPT (Zhang et al. 2022, Open Pre-trained Transformer Language Models): GPT-2 with ReLU; the
+position table begins with two unused rows.
+"""
 
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import alike, decoder
@@ -15,7 +17,9 @@ WEIGHTS: Table = {
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. Without do_layer_norm_before, layers are post-norm. Then, or with _remove_final_layer_norm, there is no final norm."""
+    """Describe the decoder. Without do_layer_norm_before, layers are post-norm. Then, or with
+    _remove_final_layer_norm, there is no final norm.
+    """
     config.only("word_embed_proj_dim", config.width, config.width)
     before, bias = config.flag("do_layer_norm_before", True), config.flag("enable_bias", True)
     removed, trained = (

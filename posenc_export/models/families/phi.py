@@ -1,4 +1,6 @@
-"""Phi-1, Phi-1.5 and Phi-2 (Gunasekar et al. 2023, Textbooks Are All You Need; Li et al. 2023): GPT-J's layer with biases, partial rotation."""
+"""Phi-1, Phi-1.5 and Phi-2 (Gunasekar et al. 2023, Textbooks Are All You Need; Li et al. 2023):
+GPT-J's layer with biases, partial rotation.
+"""
 
 from posenc_export.models.families.shared.family import Family, HeadConfig, Settings, StackConfig
 from posenc_export.models.families.shared.gated import LAYER, alike, attention, decoder
@@ -18,7 +20,9 @@ WEIGHTS: Table = {
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. qk_layernorm normalises each head of queries and keys before rotation. partial_rotary_factor defaults to 0.5."""
+    """Describe the decoder. qk_layernorm normalises each head of queries and keys before
+    rotation. partial_rotary_factor defaults to 0.5.
+    """
     rotation, norm = config.rotation(partial=True, share=0.5), layer_norm(config, "layer_norm_eps")
     head_norm = {"name": "head", "norm": norm} if config.flag("qk_layernorm", False) else None
     hidden, activation = (

@@ -1,4 +1,6 @@
-"""Phi-3, Phi-3.5 and Phi-4-mini (Abdin et al. 2024, Phi-3 Technical Report): Llama with packed projections, LongRoPE and partial rotation."""
+"""Phi-3, Phi-3.5 and Phi-4-mini (Abdin et al. 2024, Phi-3 Technical Report): Llama with packed
+projections, LongRoPE and partial rotation.
+"""
 
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import (
@@ -20,7 +22,9 @@ WEIGHTS: Table = {
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. Phi-4-mini's config has keys of biases that are always false, and two factors that are always 1."""
+    """Describe the decoder. Phi-4-mini's config has keys of biases that are always false, and
+    two factors that are always 1.
+    """
     config.fixed(
         {
             "attention_bias": False,
@@ -36,7 +40,8 @@ def describe(config: Settings) -> StackConfig:
         "rope_longrope",
     ):  # transformers 5 reads yarn as longrope here
         raise ValueError(
-            f"phi3: expected rope_type default or longrope, got {rotation['name'].removeprefix('rope_')}; correct config.json"
+            "phi3: expected rope_type default or longrope, got "
+            f"{rotation['name'].removeprefix('rope_')}; correct config.json"
         )
     return decoder(
         config,

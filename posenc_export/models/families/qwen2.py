@@ -1,4 +1,6 @@
-"""Qwen2 and Qwen2.5 (Yang et al. 2024, Qwen2 Technical Report): Llama with biases of queries, keys and values, and none of the output."""
+"""Qwen2 and Qwen2.5 (Yang et al. 2024, Qwen2 Technical Report): Llama with biases of queries,
+keys and values, and none of the output.
+"""
 
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import (
@@ -11,7 +13,9 @@ from posenc_export.models.families.shared.gated import (
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. With use_sliding_window, layers from max_window_layers on have a window."""
+    """Describe the decoder. With use_sliding_window, layers from max_window_layers on have a
+    window.
+    """
     config.needs("num_key_value_heads")
     config.only("use_mrope", False, False)
     rotation = config.rotation()

@@ -1,4 +1,6 @@
-"""The text model of Qwen2-VL and Qwen2.5-VL (Wang et al. 2024, Qwen2-VL, 2.1; Bai et al. 2025, Qwen2.5-VL): Qwen2 with rotation by time, height and width."""
+"""The text model of Qwen2-VL and Qwen2.5-VL (Wang et al. 2024, Qwen2-VL, 2.1; Bai et al. 2025,
+Qwen2.5-VL): Qwen2 with rotation by time, height and width.
+"""
 
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import (
@@ -17,7 +19,9 @@ from posenc_export.models.families.shared.vision import (
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. Without layer_types but with use_sliding_window, layers from max_window_layers on have a window."""
+    """Describe the decoder. Without layer_types but with use_sliding_window, layers from
+    max_window_layers on have a window.
+    """
     config.needs("num_key_value_heads")
     size = config.width // config.heads
     config.only("head_dim", size, size)

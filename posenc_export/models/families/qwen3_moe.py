@@ -1,4 +1,6 @@
-"""Qwen3 with experts (Yang et al. 2025, Qwen3 Technical Report): Qwen3's attention, and eight of 128 experts for each token."""
+"""Qwen3 with experts (Yang et al. 2025, Qwen3 Technical Report): Qwen3's attention, and eight of
+128 experts for each token.
+"""
 
 import msgspec
 
@@ -19,9 +21,11 @@ from posenc_export.models.families.shared.rules import experts
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. Every decoder_sparse_step-th layer has experts, except those in mlp_only_layers.
+    """Describe the decoder. Every decoder_sparse_step-th layer has experts, except those in
+    mlp_only_layers.
 
-    Expert weights are the softmax over the chosen experts with norm_topk_prob, and over all experts without.
+    Expert weights are the softmax over the chosen experts with norm_topk_prob, and over all experts
+    without.
     """
     config.needs("num_key_value_heads")
     rotation, bias = config.rotation(), config.flag("attention_bias", False)

@@ -1,4 +1,6 @@
-"""The text model of Qwen3-VL (Qwen 2025, Qwen3-VL Technical Report): Qwen3 with rotation by time, height and width, interleaved over the frequencies."""
+"""The text model of Qwen3-VL (Qwen 2025, Qwen3-VL Technical Report): Qwen3 with rotation by
+time, height and width, interleaved over the frequencies.
+"""
 
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import (
@@ -14,7 +16,9 @@ from posenc_export.models.families.shared.vision import BASES, UNUSED, rotation_
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. head_dim is required: transformers' default is 128. Image features that DeepStack adds after the first layers are not supported."""
+    """Describe the decoder. head_dim is required: transformers' default is 128. Image features
+    that DeepStack adds after the first layers are not supported.
+    """
     config.needs("num_key_value_heads", "head_dim")
     rotation, bias = (
         rotation_of_axes(config, 500000.0, (24, 20, 20)),

@@ -1,4 +1,6 @@
-"""RoFormer (Su et al. 2021): BERT with rotation of interleaved pairs in place of learned positions."""
+"""RoFormer (Su et al. 2021): BERT with rotation of interleaved pairs in place of learned
+positions.
+"""
 
 from posenc_export.models.families.shared.encoders import UNUSED, one_segment, post_norm, weights
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig

@@ -1,4 +1,6 @@
-"""SmolLM3 (Bakouch et al. 2025): Llama without rotation in every fourth layer (Yang et al. 2025, Rope to Nope and Back Again)."""
+"""SmolLM3 (Bakouch et al. 2025): Llama without rotation in every fourth layer (Yang et al. 2025,
+Rope to Nope and Back Again).
+"""
 
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import (
@@ -11,7 +13,9 @@ from posenc_export.models.families.shared.gated import (
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. no_rope_layers is 1 for layers with rotation; if it is missing, no_rope_layer_interval applies."""
+    """Describe the decoder. no_rope_layers is 1 for layers with rotation; if it is missing,
+    no_rope_layer_interval applies.
+    """
     config.needs("num_key_value_heads")
     config.only("use_sliding_window", False, False)
     config.ignore(

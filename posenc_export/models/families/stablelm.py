@@ -1,4 +1,6 @@
-"""StableLM (Bellagente et al. 2024, Stable LM 2 1.6B Technical Report): LayerNorm, a gated MLP, rotation of a quarter of each head."""
+"""StableLM (Bellagente et al. 2024, Stable LM 2 1.6B Technical Report): LayerNorm, a gated MLP,
+rotation of a quarter of each head.
+"""
 
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import (
@@ -16,8 +18,8 @@ from posenc_export.models.families.shared.rules import OURS, stacked
 def describe(config: Settings) -> StackConfig:
     """Describe the decoder.
 
-    With qk_layernorm, each head of queries and keys has a norm with separate weights. With use_parallel_residual, attention and MLP are parallel after one
-    norm.
+    With qk_layernorm, each head of queries and keys has a norm with separate weights. With
+    use_parallel_residual, attention and MLP are parallel after one norm.
     """
     config.needs("num_key_value_heads")
     rotation = config.rotation(partial=True, share=0.25)

@@ -1,4 +1,6 @@
-"""T5 and mT5 (Raffel et al. 2020, Exploring the Limits of Transfer Learning; Xue et al. 2021, mT5): pre-norm layers, no biases, buckets of distances."""
+"""T5 and mT5 (Raffel et al. 2020, Exploring the Limits of Transfer Learning; Xue et al. 2021,
+mT5): pre-norm layers, no biases, buckets of distances.
+"""
 
 from typing import Any, Dict, Mapping, Tuple
 
@@ -29,11 +31,15 @@ from posenc_export.models.families.shared.rules import (
 )
 
 WEIGHTS: Table = {"tokens.embedding": same("shared"), "norm": same("encoder.final_layer_norm")}
-# Patterns of tensors in the decoder: the cross-attention projections of keys and values, which belong to our encoder, and all others.
+# Patterns of tensors in the decoder: the cross-attention projections of keys and values, which
+# belong to our encoder, and all others.
 KEYS_AND_VALUES = r"block\.\d+\.layer\.1\.EncDecAttention\.[kv]\."
 DECODER = rf"^decoder\.(?!{KEYS_AND_VALUES})"
 # Keys that do not affect outputs.
-UNREAD = "classifier_dropout decoder_start_token_id dropout_rate initializer_factor is_encoder_decoder output_past".split()
+UNREAD = (
+    "classifier_dropout decoder_start_token_id dropout_rate initializer_factor "
+    "is_encoder_decoder output_past"
+).split()
 
 
 def describe(config: Settings) -> StackConfig:
@@ -61,7 +67,9 @@ def describe_decoder(config: Settings) -> StackConfig:
 
 
 def _decoder_size(config: Settings) -> Tuple[int, HeadConfig]:
-    """Return the number of decoder layers, and the head. T5 scales logits by 1/sqrt(E) with scale_decoder_outputs, by default if the head is tied."""
+    """Return the number of decoder layers, and the head. T5 scales logits by 1/sqrt(E) with
+    scale_decoder_outputs, by default if the head is tied.
+    """
     config.ignore(("task_specific_params", "tokenizer_class"))
     tied = config.flag("tie_word_embeddings", True)
     scaled = config.flag("scale_decoder_outputs", tied)
@@ -71,13 +79,18 @@ def _decoder_size(config: Settings) -> Tuple[int, HeadConfig]:
 
 
 def _layer(config: Settings, sees: Named) -> LayerConfig:
-    """Describe a layer. Scores are not divided by sqrt(D). Buckets cover all distances, so any number of positions is possible."""
+    """Describe a layer. Scores are not divided by sqrt(D). Buckets cover all distances, so any
+    number of positions is possible.
+    """
     config.ignore(UNREAD)
     config.only("is_decoder", False, False)
     gated, _, named = str(config.take("feed_forward_proj", "relu")).rpartition("-")
     activation = "gelu_new" if (gated, named) == ("gated", "gelu") else named
     if gated not in ("", "gated") or activation not in ACTIVATIONS:
-        rule = f"expected feed_forward_proj to be one of {', '.join(ACTIVATIONS)}, or gated- and one of these"
+        rule = (
+            f"expected feed_forward_proj to be one of {', '.join(ACTIVATIONS)}, or gated- and "
+            "one of these"
+        )
         raise ValueError(f"{config.family}: {rule}, got {gated}-{named}; {UNSUPPORTED}")
     for key, value in (
         ("dense_act_fn", activation),
@@ -122,7 +135,9 @@ def _stack(
 def _layer_rules(
     description: StackConfig, own: str, reading: str, block: str, mlp: int
 ) -> Dict[str, Rule]:
-    """Return the rules of a layer. own, reading: prefixes of our layers with self-attention and with the MLP; mlp: index of the MLP among the sublayers of `block`."""
+    """Return the rules of a layer. own, reading: prefixes of our layers with self-attention and
+    with the MLP; mlp: index of the MLP among the sublayers of `block`.
+    """
     read, feed = block + "layer.0.SelfAttention.", block + f"layer.{mlp}.DenseReluDense."
     gated = description.kinds[-1].mlp["name"] == "gated"
     return {
@@ -145,7 +160,9 @@ def names(description: StackConfig, config: Mapping[str, Any]) -> Table:
 
 
 def names_of_encoder(description: StackConfig, config: Mapping[str, Any]) -> Table:
-    """Return the rules of `names`, and those for the keys and values of the decoder's cross-attention."""
+    """Return the rules of `names`, and those for the keys and values of the decoder's
+    cross-attention.
+    """
     module = "decoder.block.{row}.layer.1.EncDecAttention."
     layers = int(config.get("num_decoder_layers") or len(description.order))
     return {
@@ -155,7 +172,9 @@ def names_of_encoder(description: StackConfig, config: Mapping[str, Any]) -> Tab
 
 
 def names_of_decoder(description: StackConfig, config: Mapping[str, Any]) -> Table:
-    """Return the rules of the decoder. Layers 2i and 2i + 1 of our model are layer i of the checkpoint."""
+    """Return the rules of the decoder. Layers 2i and 2i + 1 of our model are layer i of the
+    checkpoint.
+    """
     table: Dict[str, Rule] = {
         "tokens.embedding": same("shared"),
         "norm": same("decoder.final_layer_norm"),

@@ -1,4 +1,6 @@
-"""XGLM (Lin et al. 2021, Few-shot Learning with Multilingual Language Models): GPT-2 with fairseq's sinusoids, in which the first token has row 2."""
+"""XGLM (Lin et al. 2021, Few-shot Learning with Multilingual Language Models): GPT-2 with
+fairseq's sinusoids, in which the first token has row 2.
+"""
 
 import math
 
@@ -16,11 +18,14 @@ WEIGHTS: Table = {
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. transformers sets the sinusoids at row pad_token_id to zero, which has no effect for rows 0 and 1."""
+    """Describe the decoder. transformers sets the sinusoids at row pad_token_id to zero, which
+    has no effect for rows 0 and 1.
+    """
     config.only("add_cross_attention", False, False)
     if (padding := config.values.get("pad_token_id")) not in (None, 0, 1):
         raise ValueError(
-            f"xglm: expected pad_token_id to be null, 0 or 1, got {padding!r}, which is the row of a position; correct config.json"
+            f"xglm: expected pad_token_id to be null, 0 or 1, got {padding!r}, which is the "
+            "row of a position; correct config.json"
         )
     sinusoids = {"name": "sinusoidal", "layout": "halves", "divisor": "fairseq", "offset": 2}
     scale = math.sqrt(config.width) if config.flag("scale_embedding", True) else 1.0

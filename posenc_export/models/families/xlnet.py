@@ -1,4 +1,6 @@
-"""XLNet (Yang et al. 2019): Transformer-XL's relative sinusoids, bidirectional attention, post-norm layers. Only the content stream, without memory."""
+"""XLNet (Yang et al. 2019): Transformer-XL's relative sinusoids, bidirectional attention,
+post-norm layers. Only the content stream, without memory.
+"""
 
 from posenc_export.models.families.shared.encoders import UNUSED, encoder_only
 from posenc_export.models.families.shared.family import (
@@ -54,7 +56,9 @@ UNREAD = (
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the encoder. Token types act on scores, not on embedded tokens, so the table of segments is zero."""
+    """Describe the encoder. Token types act on scores, not on embedded tokens, so the table of
+    segments is zero.
+    """
     config.fixed(
         {
             "attn_type": "bi",

@@ -1,4 +1,6 @@
-"""Architectures of GGUF files: the metadata of each as a config.json of transformers, and what llama.cpp's conversion changed in its tensors."""
+"""Architectures of GGUF files: the metadata of each as a config.json of transformers, and what
+llama.cpp's conversion changed in its tensors.
+"""
 
 import re
 from dataclasses import dataclass, field
@@ -27,7 +29,8 @@ class Architecture:
     Args:
         model_type: transformers' name of it.
         describe: returns the keys of config.json that `_common` does not.
-        undo: what undoes the conversion, by a pattern of the tensor's name. A change of rows is also applied to their indices [N,1].
+        undo: what undoes the conversion, by a pattern of the tensor's name. A change of rows is
+            also applied to their indices [N,1].
     """
 
     model_type: str
@@ -45,17 +48,20 @@ def config_of(
         read: returns a tensor by name.
 
     Raises:
-        ValueError: an unknown architecture; metadata that is missing, unknown or cannot be exported.
+        ValueError: an unknown architecture; metadata that is missing, unknown or cannot be
+            exported.
     """
     name, experts = str(metadata.architecture), metadata.values.get("llama.expert_count", 0)
     if name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise ValueError(
-            f"gguf: expected general.architecture to be one of {known}, got {name!r}; {suggestion(name, list(ARCHITECTURES))}"
+            f"gguf: expected general.architecture to be one of {known}, got {name!r}; "
+            f"{suggestion(name, list(ARCHITECTURES))}"
         )
     if "token_embd.weight" not in shapes:
         raise ValueError(
-            "gguf: expected a file with the tensor token_embd.weight, got none; give the file of the language model"
+            "gguf: expected a file with the tensor token_embd.weight, got none; give the "
+            "file of the language model"
         )
     dense = isinstance(experts, int) and experts == 0
     kind = ARCHITECTURES[name] if name != "llama" or dense else MIXTRAL
@@ -82,11 +88,13 @@ def _common(metadata: Metadata) -> Config:
     size = metadata.whole("attention.key_length", width // heads)
     if metadata.whole("attention.value_length", size) != size:
         raise ValueError(
-            f"gguf: expected values as long as keys, {size}, got another attention.value_length; convert the model to safetensors"
+            f"gguf: expected values as long as keys, {size}, got another "
+            "attention.value_length; convert the model to safetensors"
         )
     if metadata.take("attention.causal", True) is not True:
         raise ValueError(
-            "gguf: expected attention.causal to be true, got false; convert the model to safetensors"
+            "gguf: expected attention.causal to be true, got false; convert the model to "
+            "safetensors"
         )
     return {
         "hidden_size": width,
@@ -165,7 +173,9 @@ def _gemma(metadata: Metadata, config: Config) -> Config:
 
 
 def _scaled(metadata: Metadata, config: Config, by_width: int) -> Config:
-    """Keys of Gemma 2 and 3. llama.cpp knows from the number of layers that the 27B models divide scores by the root of width / heads."""
+    """Keys of Gemma 2 and 3. llama.cpp knows from the number of layers that the 27B models
+    divide scores by the root of width / heads.
+    """
     scale = (
         config["hidden_size"] // config["num_attention_heads"]
         if config["num_hidden_layers"] == by_width
@@ -228,10 +238,13 @@ def _layer_norm(metadata: Metadata, key: str = "layer_norm_eps") -> Config:
 
 
 def _plain(metadata: Metadata, config: Config) -> Config:
-    """Check that keys have as many heads as queries, and remove their number, which config.json of these families does not have."""
+    """Check that keys have as many heads as queries, and remove their number, which config.json
+    of these families does not have.
+    """
     if config.pop("num_key_value_heads") != config["num_attention_heads"]:
         raise ValueError(
-            f"gguf: expected as many key heads as query heads in {metadata.architecture}, got other numbers; convert the model again"
+            f"gguf: expected as many key heads as query heads in {metadata.architecture}, "
+            "got other numbers; convert the model again"
         )
     return {}
 
@@ -258,7 +271,8 @@ def _bloom(metadata: Metadata, config: Config) -> Config:
 def _mpt(metadata: Metadata, config: Config) -> Config:
     if config.pop("intermediate_size") != 4 * config["hidden_size"]:
         raise ValueError(
-            "gguf: expected feed_forward_length to be four times embedding_length in mpt, got another; convert the model to safetensors"
+            "gguf: expected feed_forward_length to be four times embedding_length in mpt, "
+            "got another; convert the model to safetensors"
         )
     inside = {
         "alibi_bias_max": metadata.number("attention.max_alibi_bias", 8.0),
@@ -344,7 +358,9 @@ def _cohere2(metadata: Metadata, config: Config) -> Config:
 
 
 def _heads_apart(count: Callable[[Config], int]) -> Change:
-    """Return what undoes the permutation of rows that turns pairs (k, k + D/2) of a head into pairs (2k, 2k + 1)."""
+    """Return what undoes the permutation of rows that turns pairs (k, k + D/2) of a head into
+    pairs (2k, 2k + 1).
+    """
 
     def undo(rows: np.ndarray, config: Config) -> np.ndarray:
         heads = rows.reshape(count(config), -1, 2, *rows.shape[1:])
@@ -354,7 +370,9 @@ def _heads_apart(count: Callable[[Config], int]) -> Change:
 
 
 def _in_groups(rows: np.ndarray, config: Config) -> np.ndarray:
-    """Undo the sorting of a packed projection into queries, keys and values: for each kv head its queries, its key, its value."""
+    """Undo the sorting of a packed projection into queries, keys and values: for each kv head
+    its queries, its key, its value.
+    """
     heads = int(config["num_attention_heads"])
     groups = (
         int(config.get("num_kv_heads", heads))

@@ -1,4 +1,6 @@
-"""Blocks of GGUF's quantized types as codes of at most 8 bits with a scale and an offset for 32 weights, without rounding them again."""
+"""Blocks of GGUF's quantized types as codes of at most 8 bits with a scale and an offset for 32
+weights, without rounding them again.
+"""
 
 from typing import Any, Optional, Tuple
 
@@ -8,7 +10,8 @@ from posenc_export.models.blocks import Blocks
 from posenc_export.models.gguf.file import dequantized
 
 BLOCK = 32
-# Types with blocks of 32 weights scale * (code - zero) or scale * code + minimum: bits of codes, and the code that becomes 0.
+# Types with blocks of 32 weights scale * (code - zero) or scale * code + minimum: bits of codes,
+# and the code that becomes 0.
 TYPES = {
     "Q4_0": (4, 8),
     "Q4_1": (4, 8),
@@ -32,7 +35,8 @@ class GGUFMatrix:
         return dequantized(self._tensor)
 
     def blocks(self) -> Optional[Blocks]:
-        """Return the blocks of a tensor whose type is one of TYPES. Codes are what remains of dequantized weights without scale and minimum.
+        """Return the blocks of a tensor whose type is one of TYPES. Codes are what remains of
+        dequantized weights without scale and minimum.
 
         Centred codes make rounding errors of activations matter less.
         """

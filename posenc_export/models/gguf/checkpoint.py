@@ -1,4 +1,6 @@
-"""A GGUF file as a checkpoint: config.json, tokenizer files, and tensors under transformers' names (compare models/checkpoint.py)."""
+"""A GGUF file as a checkpoint: config.json, tokenizer files, and tensors under transformers'
+names (compare models/checkpoint.py).
+"""
 
 import functools
 import math
@@ -24,7 +26,8 @@ from posenc_export.models.gguf.vocabulary import vocabulary_of
 OF_ROTATION = re.compile(
     r"^rope_(freqs|factors_short|factors_long)\.weight$"
 )  # read with the config
-# Tensors that GGUF stacks along a new first axis: transformers' name of one of them, the index in it, and what replaces it.
+# Tensors that GGUF stacks along a new first axis: transformers' name of one of them, the index in
+# it, and what replaces it.
 STACKED = ((re.compile(r"\.experts\.(\d+)\."), ".experts."), (re.compile(r"\.norms\.(\d+)\."), "."))
 Place = Tuple[
     str, Optional[int]
@@ -37,7 +40,8 @@ def is_gguf(path: Path) -> bool:
 
 
 class GGUFCheckpoint:
-    """The tensors of a GGUF file, by transformers' names. Tensors are mapped into memory and read one at a time. Use as a context manager, as Checkpoint.
+    """The tensors of a GGUF file, by transformers' names. Tensors are mapped into memory and read
+    one at a time. Use as a context manager, as Checkpoint.
 
     Args:
         path: the file, or the first of the files that it was split into.
@@ -64,7 +68,8 @@ class GGUFCheckpoint:
 
     @functools.cached_property
     def files(self) -> Dict[str, bytes]:
-        """Tokenizer files by name. A tokenizer.json beside the file takes the place of its vocabulary.
+        """Tokenizer files by name. A tokenizer.json beside the file takes the place of its
+        vocabulary.
 
         Raises:
             ValueError: a vocabulary that cannot be read.
@@ -121,9 +126,13 @@ class GGUFCheckpoint:
         ]
         extra = sorted(name for name in set(self._tensors) - used if not OF_ROTATION.match(name))
         if missing or extra:
-            rule = f"expected the {len(used)} tensors of {self._architecture} that the metadata describe"
+            rule = (
+                f"expected the {len(used)} tensors of {self._architecture} that the metadata "
+                "describe"
+            )
             raise ValueError(
-                f"gguf: {rule}, got {f'no {missing[0]}' if missing else f'also {extra[0]}'}; convert the model again, or to safetensors"
+                f"gguf: {rule}, got {f'no {missing[0]}' if missing else f'also {extra[0]}'}; "
+                "convert the model again, or to safetensors"
             )
         for name, shape in shapes.items():
             place, row = self._places[name]
@@ -153,7 +162,9 @@ class GGUFCheckpoint:
         )
 
     def matrix(self, name: str) -> Optional[Numbered]:
-        """Return a matrix of the file, with the index of each row in it, [N,1] as its conversion to GGUF is undone; None for other tensors."""
+        """Return a matrix of the file, with the index of each row in it, [N,1] as its conversion
+        to GGUF is undone; None for other tensors.
+        """
         place, row = self._places[name]
         tensor = self._tensors[place]
         if row is not None or len(tensor.shape) != 2:
@@ -166,7 +177,9 @@ class GGUFCheckpoint:
         return dequantized(self._tensors[name])
 
     def _found(self, names: List[str]) -> List[Place]:
-        """Return the places of tensors by transformers' names, from the table of the library gguf."""
+        """Return the places of tensors by transformers' names, from the table of the library
+        gguf.
+        """
         from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
         number = next(

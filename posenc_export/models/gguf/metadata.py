@@ -1,4 +1,6 @@
-"""Typed access to the metadata of a GGUF file. Each key of the architecture is taken once, and keys that were not taken are refused by name."""
+"""Typed access to the metadata of a GGUF file. Each key of the architecture is taken once, and
+keys that were not taken are refused by name.
+"""
 
 import math
 from typing import Any, Collection, Dict, Mapping, Optional
@@ -26,7 +28,8 @@ class Metadata:
         self.architecture = values.get("general.architecture")
         if not isinstance(self.architecture, str):
             raise ValueError(
-                f"gguf: expected general.architecture to be a name, got {self.architecture!r:.80}; give the file of a language model"
+                "gguf: expected general.architecture to be a name, got "
+                f"{self.architecture!r:.80}; give the file of a language model"
             )
         start = f"{self.architecture}."
         self._remaining = {
@@ -64,7 +67,8 @@ class Metadata:
         value = self.take(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(
-                f"gguf: expected {self.architecture}.{key} to be an integer above 0, got {value!r:.80}; convert the model again"
+                f"gguf: expected {self.architecture}.{key} to be an integer above 0, got "
+                f"{value!r:.80}; convert the model again"
             )
         return value
 
@@ -77,7 +81,8 @@ class Metadata:
         value = self.take(key, default)
         if type(value) not in (int, float) or not math.isfinite(value):
             raise ValueError(
-                f"gguf: expected {self.architecture}.{key} to be a number, got {value!r:.80}; convert the model again"
+                f"gguf: expected {self.architecture}.{key} to be a number, got "
+                f"{value!r:.80}; convert the model again"
             )
         return value
 
@@ -98,5 +103,6 @@ class Metadata:
         if self._remaining:
             rule = f"expected only keys of {self.architecture} that change nothing or are read"
             raise ValueError(
-                f"gguf: {rule}, got also {', '.join(sorted(self._remaining))}; convert the model to safetensors and export that"
+                f"gguf: {rule}, got also {', '.join(sorted(self._remaining))}; convert the "
+                "model to safetensors and export that"
             )

@@ -8,7 +8,8 @@ import numpy as np
 from posenc_export.models.gguf.metadata import Metadata
 
 FACTORS, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
-# Original length and bounds of Llama 3.1 to 3.3. A file holds the factors that follow from them in place of these three.
+# Original length and bounds of Llama 3.1 to 3.3. A file holds the factors that follow from them in
+# place of these three.
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 CLOSE = 1e-5  # relative error of factors in float32 that were computed in float32
 YARN = {
@@ -23,7 +24,8 @@ Read = Callable[[str], np.ndarray]
 def rotation(
     metadata: Metadata, head_size: int, read: Read, theta: float = 10000.0
 ) -> Dict[str, Any]:
-    """Return rope_theta and, if needed, rope_scaling, original_max_position_embeddings and partial_rotary_factor.
+    """Return rope_theta and, if needed, rope_scaling, original_max_position_embeddings and
+    partial_rotary_factor.
 
     Args:
         head_size: D.
@@ -65,7 +67,8 @@ def rotation(
         }
     if kind not in (None, "none"):
         raise ValueError(
-            f"gguf: expected rope.scaling.type to be none, linear, yarn or longrope with its factors, got {kind!r}; convert the model to safetensors"
+            "gguf: expected rope.scaling.type to be none, linear, yarn or longrope with its "
+            f"factors, got {kind!r}; convert the model to safetensors"
         )
     return found
 
@@ -75,7 +78,8 @@ def _yarn(metadata: Metadata) -> Dict[str, Any]:
     for key in ("attn_factor", "yarn_attn_factor", "yarn_ext_factor"):
         if metadata.take(f"rope.scaling.{key}", 1.0) != 1.0:
             raise ValueError(
-                f"gguf: expected rope.scaling.{key} to be 1 for yarn, got another value; convert the model to safetensors"
+                f"gguf: expected rope.scaling.{key} to be 1 for yarn, got another value; "
+                "convert the model to safetensors"
             )
     return {
         "rope_type": "yarn",
@@ -119,7 +123,8 @@ def _numbers(factors: np.ndarray) -> List[float]:
 def _llama3(factors: np.ndarray, theta: float, turned: int) -> Dict[str, Any]:
     """Return the parameters of rope_type llama3 from which factors of frequencies follow.
 
-    The reciprocals of factors are 1 for short waves and 1 / factor for long ones, and between them a linear function of the frequency.
+    The reciprocals of factors are 1 for short waves and 1 / factor for long ones, and between them
+    a linear function of the frequency.
     """
     frequencies = theta ** (-np.arange(0, turned, 2) / turned)
     greatest = float(factors.max())
@@ -130,13 +135,15 @@ def _llama3(factors: np.ndarray, theta: float, turned: int) -> Dict[str, Any]:
     }
     if factors.min() < 1 - CLOSE:
         raise ValueError(
-            f"gguf: expected {FACTORS} to hold numbers of 1 or more, got {factors.min()}; convert the model to safetensors"
+            f"gguf: expected {FACTORS} to hold numbers of 1 or more, got {factors.min()}; "
+            "convert the model to safetensors"
         )
     if not _follow(found, factors, frequencies):
         found = _fitted(factors, frequencies, greatest)
     if not _follow(found, factors, frequencies):
         raise ValueError(
-            f"gguf: expected {FACTORS} to be factors of Llama 3's scaling, got others; convert the model to safetensors"
+            f"gguf: expected {FACTORS} to be factors of Llama 3's scaling, got others; "
+            "convert the model to safetensors"
         )
     assert found is not None
     return found
@@ -145,7 +152,9 @@ def _llama3(factors: np.ndarray, theta: float, turned: int) -> Dict[str, Any]:
 def _fitted(
     factors: np.ndarray, frequencies: np.ndarray, greatest: float
 ) -> Optional[Dict[str, Any]]:
-    """Return parameters with low_freq_factor 1 from the factors between the two bounds; None if there are fewer than two."""
+    """Return parameters with low_freq_factor 1 from the factors between the two bounds; None if
+    there are fewer than two.
+    """
     between = (factors > 1 + CLOSE) & (factors < greatest * (1 - CLOSE))
     if between.sum() < 2:
         return None

@@ -1,4 +1,6 @@
-"""How byte-level vocabularies split a text before merging, by the names that llama.cpp has for it (tokenizer.ggml.pre)."""
+"""How byte-level vocabularies split a text before merging, by the names that llama.cpp has for
+it (tokenizer.ggml.pre).
+"""
 
 from typing import Dict, NamedTuple, Tuple
 
@@ -18,7 +20,8 @@ class Split(NamedTuple):
     """How a text is split.
 
     Args:
-        patterns: regular expressions; each one splits what the one before it left, at both ends of each match.
+        patterns: regular expressions; each one splits what the one before it left, at both ends of
+            each match.
         composed: whether the text is normalized to composed characters (NFC).
         whole: whether a piece that is itself a token is not merged from its bytes.
         begins: whether a text begins with the token bos if the file does not say.

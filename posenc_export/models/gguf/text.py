@@ -1,4 +1,6 @@
-"""The text side of a GGUF file: its vocabulary as tokenizer.json, and the files that transformers writes beside it."""
+"""The text side of a GGUF file: its vocabulary as tokenizer.json, and the files that
+transformers writes beside it.
+"""
 
 import json
 from typing import Any, Dict, Iterator, List, Mapping, Tuple
@@ -11,7 +13,8 @@ from posenc_export.shared.suggestion import suggestion
 # Kinds of tokens (gguf.TokenType).
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 SPACE = "\u2581"  # stands for a space in vocabularies of sentencepiece
-# Control tokens that end a turn in published chat templates. A file names only one stop token, which is often the end of a whole text.
+# Control tokens that end a turn in published chat templates. A file names only one stop token,
+# which is often the end of a whole text.
 ENDS = (
     "<|im_end|>",
     "<|eot_id|>",
@@ -27,13 +30,15 @@ NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_to
 
 
 def files_of(values: Mapping[str, Any]) -> Dict[str, bytes]:
-    """Return the files of a tokenizer by name, as transformers saves them: tokenizer.json, its settings, the chat template, stop tokens. Empty without a vocabulary.
+    """Return the files of a tokenizer by name, as transformers saves them: tokenizer.json, its
+    settings, the chat template, stop tokens. Empty without a vocabulary.
 
     Args:
         values: of vocabulary.vocabulary_of.
 
     Raises:
-        ValueError: a vocabulary of another kind than the byte-level one of GPT-2 or that of sentencepiece.
+        ValueError: a vocabulary of another kind than the byte-level one of GPT-2 or that of
+            sentencepiece.
         ModuleNotFoundError: tokenizers is not installed.
     """
     if values.get("tokenizer.ggml.model") in (None, "none", "no_vocab"):
@@ -64,7 +69,9 @@ def settings_of(values: Mapping[str, Any]) -> Dict[str, bytes]:
 
 
 def stop_ids(values: Mapping[str, Any]) -> List[int]:
-    """Return the tokens that end a text or a turn: those that the file names, the first first, and control tokens with a name among ENDS."""
+    """Return the tokens that end a text or a turn: those that the file names, the first first,
+    and control tokens with a name among ENDS.
+    """
     tokens, kinds = (
         values.get("tokenizer.ggml.tokens", []),
         values.get("tokenizer.ggml.token_type", []),
@@ -82,12 +89,14 @@ def tokenizer_of(values: Mapping[str, Any]) -> Any:
     """Return the tokenizer that a vocabulary describes.
 
     Raises:
-        ValueError: a vocabulary of another kind, or a way of splitting texts that is not in splits.SPLITS.
+        ValueError: a vocabulary of another kind, or a way of splitting texts that is not in
+            splits.SPLITS.
     """
     kind = values["tokenizer.ggml.model"]
     if kind not in BUILDERS:
         raise ValueError(
-            f"gguf: expected tokenizer.ggml.model to be {' or '.join(BUILDERS)}, got {kind!r}; {REMEDY}"
+            f"gguf: expected tokenizer.ggml.model to be {' or '.join(BUILDERS)}, got "
+            f"{kind!r}; {REMEDY}"
         )
     tokens, kinds = (
         values["tokenizer.ggml.tokens"],
@@ -107,7 +116,8 @@ def _check_split(values: Mapping[str, Any]) -> None:
     if name not in SPLITS:
         known = ", ".join(SPLITS)
         raise ValueError(
-            f"gguf: expected tokenizer.ggml.pre to be one of {known}, got {name!r:.80}; {suggestion(name, SPLITS)} Or {REMEDY}"
+            f"gguf: expected tokenizer.ggml.pre to be one of {known}, got {name!r:.80}; "
+            f"{suggestion(name, SPLITS)} Or {REMEDY}"
         )
 
 
@@ -138,7 +148,8 @@ def _sentencepiece(values: Mapping[str, Any], tokens: List[str], kinds: List[int
     """A tokenizer that merges characters, with bytes for unknown ones (sentencepiece)."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    # Runs of spaces are user-defined tokens. They are spelled as the text has them after normalization.
+    # Runs of spaces are user-defined tokens. They are spelled as the text has them after
+    # normalization.
     spelled = [SPACE * len(token) if token and not token.strip(" ") else token for token in tokens]
     vocabulary = {token: index for index, token in enumerate(spelled)}
     pairs = list(_merges(spelled, kinds, values.get("tokenizer.ggml.scores", []), vocabulary))
@@ -165,9 +176,11 @@ def _sentencepiece(values: Mapping[str, Any], tokens: List[str], kinds: List[int
 def _merges(
     tokens: List[str], kinds: List[int], scores: List[float], vocabulary: Mapping[str, int]
 ) -> Iterator[Tuple[str, str]]:
-    """Yield the pairs of tokens that are merged, the first first: those of user-defined tokens, then those of others by their scores.
+    """Yield the pairs of tokens that are merged, the first first: those of user-defined tokens,
+    then those of others by their scores.
 
-    sentencepiece merges the pair whose result has the highest score, so that every way to cut a token in two is a pair with its score.
+    sentencepiece merges the pair whose result has the highest score, so that every way to cut a
+    token in two is a pair with its score.
     """
     ranks = {
         index: (kind != USER_DEFINED, -score)
@@ -191,7 +204,9 @@ def _merges(
 
 
 def _add_whole(made: Any, tokens: List[str], kinds: List[int]) -> None:
-    """Add the tokens that are found whole in a text: control tokens, which decoding leaves out, and user-defined ones."""
+    """Add the tokens that are found whole in a text: control tokens, which decoding leaves out,
+    and user-defined ones.
+    """
     from tokenizers import AddedToken
 
     known = made.get_vocab()
@@ -227,7 +242,9 @@ def _add_ends(made: Any, values: Mapping[str, Any], tokens: List[str]) -> None:
 
 
 def _adds(values: Mapping[str, Any], name: str) -> bool:
-    """Whether a text begins with bos, or ends with eos. A vocabulary of sentencepiece begins with bos if the file does not say."""
+    """Whether a text begins with bos, or ends with eos. A vocabulary of sentencepiece begins
+    with bos if the file does not say.
+    """
     split = SPLITS.get(values.get("tokenizer.ggml.pre", ""))
     begins = values.get("tokenizer.ggml.model") == "llama" or (split is not None and split.begins)
     return bool(values.get(f"tokenizer.ggml.add_{name}_token", name == "bos" and begins))

@@ -72,7 +72,8 @@ def check(values: Mapping[str, Any]) -> None:
             alike and entries and len(entries) != len(tokens)
         ):
             raise ValueError(
-                f"gguf: expected tokenizer.ggml.{name} to be a list as long as the vocabulary, got {len(entries)} entries; {REMEDY}"
+                f"gguf: expected tokenizer.ggml.{name} to be a list as long as the "
+                f"vocabulary, got {len(entries)} entries; {REMEDY}"
             )
     known = set(tokens)
     wrong = next(
@@ -85,5 +86,6 @@ def check(values: Mapping[str, Any]) -> None:
     )
     if wrong is not None:
         raise ValueError(
-            f"gguf: expected tokenizer.ggml.merges to be pairs of tokens that give a token, got {wrong!r:.80}; {REMEDY}"
+            "gguf: expected tokenizer.ggml.merges to be pairs of tokens that give a token, "
+            f"got {wrong!r:.80}; {REMEDY}"
         )

@@ -1,6 +1,8 @@
-"""Registry of the parts of models, by kind and name. Add a line to PARTS to make a part available in descriptions.
+"""Registry of the parts of models, by kind and name. Add a line to PARTS to make a part available
+in descriptions.
 
-Every part has a method `exact` with an independent implementation in float64 numpy. The oracle of a model is composed of these methods.
+Every part has a method `exact` with an independent implementation in float64 numpy. The oracle of a
+model is composed of these methods.
 """
 
 from typing import Any, Dict, Type

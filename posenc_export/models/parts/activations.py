@@ -18,7 +18,9 @@ class SiLU(torch.nn.Module):
 
 
 class GELU(torch.nn.Module):
-    """x Phi(x), where Phi is the distribution function of the standard normal distribution (Hendrycks and Gimpel 2016)."""
+    """x Phi(x), where Phi is the distribution function of the standard normal distribution
+    (Hendrycks and Gimpel 2016).
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.nn.functional.gelu(x)

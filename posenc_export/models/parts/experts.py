@@ -1,4 +1,6 @@
-"""Mixture of experts: a router selects a few experts for each token (Shazeer et al. 2017, Outrageously Large Neural Networks)."""
+"""Mixture of experts: a router selects a few experts for each token (Shazeer et al. 2017,
+Outrageously Large Neural Networks).
+"""
 
 import math
 from typing import Any, Mapping, Optional
@@ -23,7 +25,8 @@ class GatedUnit(torch.nn.Module):
         activation: key of ACTIVATIONS in parts/activations.py.
 
     Attributes:
-        swiglu: alpha, beta and limit if the unit is g sigmoid(alpha g) (u + beta) with g and u bounded as in ClampedUnit, otherwise None.
+        swiglu: alpha, beta and limit if the unit is g sigmoid(alpha g) (u + beta) with g and u
+            bounded as in ClampedUnit, otherwise None.
     """
 
     def __init__(self, activation: str = "silu") -> None:
@@ -43,7 +46,8 @@ class GatedUnit(torch.nn.Module):
 
 
 class ClampedUnit(torch.nn.Module):
-    """g sigmoid(alpha g) (u + 1) with g = min(gate, limit) and u = up clamped to -limit .. limit (OpenAI 2025, gpt-oss).
+    """g sigmoid(alpha g) (u + 1) with g = min(gate, limit) and u = up clamped to -limit .. limit
+    (OpenAI 2025, gpt-oss).
 
     Args:
         alpha: slope of the sigmoid.
@@ -81,26 +85,34 @@ ON = ("output", "input")
 
 
 class Experts(torch.nn.Module):
-    """factor times the sum over k chosen experts e of weight_e down_e(unit(gate_e x, up_e x)), plus a shared expert if there is one.
+    """factor times the sum over k chosen experts e of weight_e down_e(unit(gate_e x, up_e x)), plus
+    a shared expert if there is one.
 
-    All experts are computed for all tokens, and those not chosen get weight 0. This needs only batched matrix products, which every target supports, but
-    costs as much as all experts together. If the unit has the form of `swiglu`, a semantic node is emitted, and target ort computes only the chosen experts.
+    All experts are computed for all tokens, and those not chosen get weight 0. This needs only
+    batched matrix products, which every target supports, but costs as much as all experts together.
+    If the unit has the form of `swiglu`, a semantic node is emitted, and target ort computes only
+    the chosen experts.
 
     Args:
         width: model width E.
         experts: number of experts N.
         chosen: number of experts for each token k.
         hidden: hidden width of each expert.
-        weights: how weights follow from router logits: "all", "chosen", "sigmoid" or "sigmoid_of_chosen".
+        weights: how weights follow from router logits: "all", "chosen", "sigmoid" or
+            "sigmoid_of_chosen".
         on: whether the weight multiplies the "output" or the "input" of an expert.
-        unit: {"name": "gated" or "clamped", ...}, the function of gate and up; None for "gated" with silu.
+        unit: {"name": "gated" or "clamped", ...}, the function of gate and up; None for "gated"
+            with silu.
         bias: whether router and experts have biases.
-        shared: hidden width of a gated MLP that is added for every token, with the activation of the unit; 0 for none.
-        choice: {"name": "highest" or "groups", ...}, the rule that chooses experts; None for the highest logits.
+        shared: hidden width of a gated MLP that is added for every token, with the activation of
+            the unit; 0 for none.
+        choice: {"name": "highest" or "groups", ...}, the rule that chooses experts; None for the
+            highest logits.
         factor: factor on weights.
 
     Raises:
-        ValueError: more chosen experts than experts, sizes below 1, a factor that is not above 0, an unknown name.
+        ValueError: more chosen experts than experts, sizes below 1, a factor that is not above 0,
+            an unknown name.
     """
 
     gates: Tensor
@@ -126,11 +138,15 @@ class Experts(torch.nn.Module):
     ) -> None:
         super().__init__()
         if not 1 <= chosen <= experts or hidden < 1 or shared < 0:
-            rule = "mlp experts: expected chosen to be 1 .. experts, hidden at least 1 and shared at least 0"
+            rule = (
+                "mlp experts: expected chosen to be 1 .. experts, hidden at least 1 and shared "
+                "at least 0"
+            )
             raise ValueError(f"{rule}, got {chosen} of {experts}, {hidden} and {shared}")
         if weights not in WEIGHTS or on not in ON:
             raise ValueError(
-                f"mlp experts: expected weights to be one of {', '.join(WEIGHTS)}, on one of {', '.join(ON)}, got {weights!r} and {on!r}"
+                f"mlp experts: expected weights to be one of {', '.join(WEIGHTS)}, on one of "
+                f"{', '.join(ON)}, got {weights!r} and {on!r}"
             )
         if not 0 < factor < float("inf"):
             raise ValueError(
@@ -172,7 +188,9 @@ class Experts(torch.nn.Module):
         return y if self.shared is None else y + self.shared(x)
 
     def weighted_sum(self, x: Tensor, weights: Tensor) -> Tensor:
-        """Compute the sum over experts for x [B,S,E] and weights [B,S,N], which are 0 for experts that were not chosen, to [B,S,E]."""
+        """Compute the sum over experts for x [B,S,E] and weights [B,S,N], which are 0 for
+        experts that were not chosen, to [B,S,E].
+        """
         if not torch.jit.is_scripting():
             if emitting() and self.sparse:
                 return self._emitted(x, weights)
@@ -191,7 +209,9 @@ class Experts(torch.nn.Module):
 
     @torch.jit.unused
     def _emitted(self, x: Tensor, weights: Tensor) -> Tensor:
-        """Emit the node Experts (export/targets/experts.py). Its weights multiply outputs, so the input is multiplied before the node if there is one expert."""
+        """Emit the node Experts (export/targets/experts.py). Its weights multiply outputs, so
+        the input is multiplied before the node if there is one expert.
+        """
         if self.on_input:
             x, weights = x * weights.sum(-1, keepdim=True), (weights > 0).to(x.dtype)
         matrices = {
@@ -236,6 +256,8 @@ class Experts(torch.nn.Module):
 
 
 def _linear(x: Tensor, weights: Tensor, bias: Optional[Tensor]) -> Tensor:
-    """Apply the linear layers of all experts, weights [N,n,m] and bias [N,m], to x [B,1 or N,S,n], to [B,N,S,m]."""
+    """Apply the linear layers of all experts, weights [N,n,m] and bias [N,m], to x [B,1 or
+    N,S,n], to [B,N,S,m].
+    """
     y = x @ weights
     return y if bias is None else y + bias.unsqueeze(1)

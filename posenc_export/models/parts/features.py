@@ -1,4 +1,6 @@
-"""What a model reads in place of token ids: hidden states, or features, such as the spectrogram of speech, that are converted to them."""
+"""What a model reads in place of token ids: hidden states, or features, such as the spectrogram
+of speech, that are converted to them.
+"""
 
 import numpy as np
 import torch
@@ -29,9 +31,11 @@ class HiddenStates(torch.nn.Module):
 
 
 class Convolutions(torch.nn.Module):
-    """Two convolutions over time, kernel 3: act(conv x), then act(conv x) with stride 2 (Radford et al. 2022, Whisper, 2.2).
+    """Two convolutions over time, kernel 3: act(conv x), then act(conv x) with stride 2 (Radford et
+    al. 2022, Whisper, 2.2).
 
-    The features of a token are two consecutive frames of C numbers. Frames before the first and after the last token are 0.
+    The features of a token are two consecutive frames of C numbers. Frames before the first and
+    after the last token are 0.
 
     Args:
         width: model width E.

@@ -1,4 +1,6 @@
-"""Conversion of weights to float64 for oracles, one tensor at a time, so that no second copy of a model is held in memory."""
+"""Conversion of weights to float64 for oracles, one tensor at a time, so that no second copy of
+a model is held in memory.
+"""
 
 from typing import Optional
 
@@ -6,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-ROWS = 8192  # outputs of a linear layer that are computed at a time; the head of a large vocabulary has more
+# Outputs of a linear layer that are computed at a time; the head of a large vocabulary has more.
+ROWS = 8192
 
 
 def numbers(tensor: Optional[Tensor]) -> np.ndarray:
@@ -15,7 +18,9 @@ def numbers(tensor: Optional[Tensor]) -> np.ndarray:
 
 
 def attend(scores: np.ndarray, values: np.ndarray, sink: float = -np.inf) -> np.ndarray:
-    """Return the softmax of scores [n], and of a sink without a value, times values [n,D]: [D], in float64."""
+    """Return the softmax of scores [n], and of a sink without a value, times values [n,D]: [D],
+    in float64.
+    """
     largest = max(scores.max(), sink)
     weights = np.exp(scores - largest)
     return weights @ values / (weights.sum() + np.exp(sink - largest))

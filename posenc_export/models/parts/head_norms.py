@@ -1,4 +1,6 @@
-"""Norms of projected queries and keys, before rotation (Henry et al. 2020, Query-Key Normalization; Dehghani et al. 2023)."""
+"""Norms of projected queries and keys, before rotation (Henry et al. 2020, Query-Key
+Normalization; Dehghani et al. 2023).
+"""
 
 from typing import Any, Mapping
 
@@ -37,7 +39,8 @@ class SeparateHeadNorms(SharedHeadNorm):
 
     Args:
         heads, size: number of heads N and head size D.
-        norm: {"name": "rms" or "layer", ...}. Its own weight and bias are replaced by a weight [N,D].
+        norm: {"name": "rms" or "layer", ...}. Its own weight and bias are replaced by a weight
+            [N,D].
     """
 
     def __init__(self, heads: int, size: int, norm: Mapping[str, Any]) -> None:

@@ -1,4 +1,6 @@
-"""Projections of hidden states to queries, keys and values, and of attention outputs to hidden states."""
+"""Projections of hidden states to queries, keys and values, and of attention outputs to hidden
+states.
+"""
 
 from typing import Optional, Tuple
 
@@ -11,7 +13,8 @@ from posenc_export.models.parts.norms import RMSNorm
 
 
 class Grouped(torch.nn.Module):
-    """One linear layer for queries, keys and values. Keys and values may have fewer heads than queries (Ainslie et al. 2023, GQA).
+    """One linear layer for queries, keys and values. Keys and values may have fewer heads than
+    queries (Ainslie et al. 2023, GQA).
 
     Args:
         width: model width E.
@@ -68,7 +71,8 @@ class Grouped(torch.nn.Module):
 
 
 class Queries(torch.nn.Module):
-    """Queries only, for cross-attention, where keys and values come from an encoder (Vaswani et al. 2017, 3.2.3).
+    """Queries only, for cross-attention, where keys and values come from an encoder (Vaswani et al.
+    2017, 3.2.3).
 
     Args:
         width: model width E.
@@ -100,10 +104,12 @@ class Queries(torch.nn.Module):
 
 
 class Latent(torch.nn.Module):
-    """Multi-head Latent Attention: low-rank keys and values, and optionally low-rank queries (DeepSeek-AI 2024, DeepSeek-V2, 2.1.2).
+    """Multi-head Latent Attention: low-rank keys and values, and optionally low-rank queries
+    (DeepSeek-AI 2024, DeepSeek-V2, 2.1.2).
 
-    Keys and values of all heads come from a latent vector of size `rank`. The first `rotary` entries of each key are rotated and shared by all heads; the
-    others belong to the head. The cache holds full keys and values, not latent vectors.
+    Keys and values of all heads come from a latent vector of size `rank`. The first `rotary`
+    entries of each key are rotated and shared by all heads; the others belong to the head. The
+    cache holds full keys and values, not latent vectors.
 
     Args:
         width: model width E.
@@ -111,7 +117,8 @@ class Latent(torch.nn.Module):
         rotary: number of rotated entries r of a head; they are the first.
         value_size: head size of values.
         rank: size of the latent vector of keys and values.
-        query_rank: size of the latent vector of queries; 0 projects queries directly from hidden states.
+        query_rank: size of the latent vector of queries; 0 projects queries directly from hidden
+            states.
         bias: whether the projections to latent vectors and the output projection have biases.
         epsilon: epsilon of both norms.
 
@@ -135,10 +142,14 @@ class Latent(torch.nn.Module):
         super().__init__()
         if kv_heads != heads:
             raise ValueError(
-                f"projection latent: expected kv_heads to equal heads, got {kv_heads} and {heads}; set kv_heads={heads}"
+                f"projection latent: expected kv_heads to equal heads, got {kv_heads} and "
+                f"{heads}; set kv_heads={heads}"
             )
         if not 1 <= rotary < head_size or min(value_size, rank) < 1 or query_rank < 0:
-            rule = f"expected rotary to be 1 .. {head_size - 1}, value_size and rank at least 1, query_rank at least 0"
+            rule = (
+                f"expected rotary to be 1 .. {head_size - 1}, value_size and rank at least 1, "
+                "query_rank at least 0"
+            )
             raise ValueError(
                 f"projection latent: {rule}, got {rotary}, {value_size}, {rank} and {query_rank}"
             )

@@ -1,4 +1,5 @@
-"""Parts of a readout: pooling of the hidden states of a sequence (Reimers and Gurevych 2019, Sentence-BERT, 3), and the layers after it.
+"""Parts of a readout: pooling of the hidden states of a sequence (Reimers and Gurevych 2019,
+Sentence-BERT, 3), and the layers after it.
 
 Poolings see the tokens of a row wherever its padding is. They compute in float32.
 """
@@ -19,7 +20,9 @@ class Mean(torch.nn.Module):
     """Mean of the tokens, sum_t x_t / n."""
 
     def forward(self, x: Tensor, counted: Tensor) -> Tensor:
-        """x [B,S,E] float32, counted [B,S] int64: number of each token in its row from 1 on, 0 at padding; to [B,E]."""
+        """x [B,S,E] float32, counted [B,S] int64: number of each token in its row from 1 on, 0
+        at padding; to [B,E].
+        """
         inside = counted.gt(0).unsqueeze(2)
         return x.masked_fill(~inside, 0.0).sum(1) / inside.sum(1).clamp(min=1)
 
@@ -40,7 +43,9 @@ class MeanSqrtLength(torch.nn.Module):
 
 
 class WeightedMean(torch.nn.Module):
-    """Mean with weights that grow along the row, sum_t t x_t / sum_t t with t = 1 .. n (Muennighoff 2022, SGPT)."""
+    """Mean with weights that grow along the row, sum_t t x_t / sum_t t with t = 1 .. n
+    (Muennighoff 2022, SGPT).
+    """
 
     def forward(self, x: Tensor, counted: Tensor) -> Tensor:
         weights = counted.unsqueeze(2).float()
@@ -188,6 +193,7 @@ def pooling(name: str) -> torch.nn.Module:
     """
     if name not in POOLINGS:
         raise ValueError(
-            f"readout: expected pooling to be one of {', '.join(POOLINGS)}, got {name!r}; {suggestion(name, POOLINGS)}"
+            f"readout: expected pooling to be one of {', '.join(POOLINGS)}, got {name!r}; "
+            f"{suggestion(name, POOLINGS)}"
         )
     return POOLINGS[name]()

@@ -1,7 +1,8 @@
-"""Arrangements of norms and residual sums around attention and MLP. The formula of each arrangement is its docstring.
+"""Arrangements of norms and residual sums around attention and MLP. The formula of each arrangement
+is its docstring.
 
-A layer calls the four methods of an arrangement in order: x is the input of the layer, y the output of a sublayer, and `between` the result of
-`after_attention`. `exact` computes the whole layer.
+A layer calls the four methods of an arrangement in order: x is the input of the layer, y the output
+of a sublayer, and `between` the result of `after_attention`. `exact` computes the whole layer.
 """
 
 from typing import Callable, Sequence
@@ -18,9 +19,10 @@ Exact = Callable[[np.ndarray], np.ndarray]
 class Residual(torch.nn.Module):
     """The computation of all arrangements. A subclass gives the values of one of them.
 
-    `NORMS`: names of the norms in the order of computation; a norm that is not named leaves its tensor unchanged.
-    `of_input`, `of_output`, `of_sum`: attention_norm and mlp_norm act on the input of their sublayer, on its output, or on the residual sum behind it.
-    `parallel`: the MLP reads the input of the layer, as attention does, with mlp_norm or else with attention_norm.
+    `NORMS`: names of the norms in the order of computation; a norm that is not named leaves its
+    tensor unchanged. `of_input`, `of_output`, `of_sum`: attention_norm and mlp_norm act on the
+    input of their sublayer, on its output, or on the residual sum behind it. `parallel`: the MLP
+    reads the input of the layer, as attention does, with mlp_norm or else with attention_norm.
     `adds_mlp`: the output of the MLP is added to its input.
 
     Args:
@@ -92,7 +94,9 @@ class PreNorm(Residual):
 
 
 class AttentionOnly(Residual):
-    """mlp(x + attention(norm x)), for layers with attention only: self-attention in a decoder that reads an encoder (T5, Whisper)."""
+    """mlp(x + attention(norm x)), for layers with attention only: self-attention in a decoder
+    that reads an encoder (T5, Whisper).
+    """
 
     NORMS = ("attention_norm",)
     of_input, adds_mlp = True, False
@@ -111,14 +115,18 @@ class OutputNorm(Residual):
 
 
 class SandwichNorm(Residual):
-    """x + norm(attention(norm x)), then x + norm(mlp(norm x)) (Ding et al. 2021, CogView; Gemma 2 and 3)."""
+    """x + norm(attention(norm x)), then x + norm(mlp(norm x)) (Ding et al. 2021, CogView; Gemma
+    2 and 3).
+    """
 
     NORMS = ("attention_norm", "attention_output_norm", "mlp_norm", "mlp_output_norm")
     of_input = True
 
 
 class ParallelOneNorm(Residual):
-    """x + attention(norm x) + mlp(norm x), with one norm for both (Wang and Komatsuzaki 2021, GPT-J; Command R)."""
+    """x + attention(norm x) + mlp(norm x), with one norm for both (Wang and Komatsuzaki 2021,
+    GPT-J; Command R).
+    """
 
     NORMS = ("attention_norm",)
     of_input = parallel = True

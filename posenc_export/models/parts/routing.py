@@ -1,4 +1,6 @@
-"""Routers of mixtures of experts: which experts a token gets, and their weights (Shazeer et al. 2017, Outrageously Large Neural Networks)."""
+"""Routers of mixtures of experts: which experts a token gets, and their weights (Shazeer et al.
+2017, Outrageously Large Neural Networks).
+"""
 
 from typing import Tuple
 
@@ -10,10 +12,14 @@ from posenc_export.models.parts import float64
 
 
 class SoftmaxOverAll(torch.nn.Module):
-    """Expert weights from the softmax over the logits of all experts (Qwen 3 without norm_topk_prob)."""
+    """Expert weights from the softmax over the logits of all experts (Qwen 3 without
+    norm_topk_prob).
+    """
 
     def forward(self, logits: Tensor, top: Tensor, chosen: Tensor) -> Tensor:
-        """logits [B,S,N], logits of the chosen experts top [B,S,k], their indices chosen [B,S,k] to weights [B,S,k]."""
+        """logits [B,S,N], logits of the chosen experts top [B,S,k], their indices chosen [B,S,k]
+        to weights [B,S,k].
+        """
         return torch.softmax(logits, -1).gather(-1, chosen)
 
     def exact(self, logits: np.ndarray, chosen: np.ndarray) -> np.ndarray:
@@ -42,7 +48,9 @@ class Sigmoid(torch.nn.Module):
 
 
 class SigmoidOfChosen(torch.nn.Module):
-    """Expert weights from the sigmoid of each logit, divided by the sum over the chosen experts (DeepSeek-V3 with norm_topk_prob)."""
+    """Expert weights from the sigmoid of each logit, divided by the sum over the chosen experts
+    (DeepSeek-V3 with norm_topk_prob).
+    """
 
     def forward(self, logits: Tensor, top: Tensor, chosen: Tensor) -> Tensor:
         weights = torch.sigmoid(top)
@@ -75,9 +83,11 @@ class TopExperts(torch.nn.Module):
 
 
 class TopExpertsOfBestGroups(torch.nn.Module):
-    """The experts e with the highest score_e = sigmoid(logit_e) + correction_e in the best groups (DeepSeek-AI 2024, DeepSeek-V3, 2.1.2).
+    """The experts e with the highest score_e = sigmoid(logit_e) + correction_e in the best groups
+    (DeepSeek-AI 2024, DeepSeek-V3, 2.1.2).
 
-    A group's rank is the sum of its two highest scores. `correction` balances the load and does not affect the weights of experts.
+    A group's rank is the sum of its two highest scores. `correction` balances the load and does not
+    affect the weights of experts.
 
     Args:
         experts, chosen: number of experts N and of chosen experts k.
@@ -85,17 +95,22 @@ class TopExpertsOfBestGroups(torch.nn.Module):
         kept: number of groups from which experts are chosen.
 
     Raises:
-        ValueError: groups of different sizes or with a single expert, fewer experts in the kept groups than are chosen.
+        ValueError: groups of different sizes or with a single expert, fewer experts in the kept
+            groups than are chosen.
     """
 
     def __init__(self, experts: int, chosen: int, groups: int, kept: int) -> None:
         super().__init__()
         if groups < 1 or experts % groups or experts // groups < 2:
             raise ValueError(
-                f"choice groups: expected groups to divide the experts, with at least 2 in each, got {groups} groups of {experts} experts"
+                "choice groups: expected groups to divide the experts, with at least 2 in "
+                f"each, got {groups} groups of {experts} experts"
             )
         if not 1 <= kept <= groups or kept * (experts // groups) < chosen:
-            rule = f"choice groups: expected kept to be 1 .. {groups} groups with at least {chosen} experts together"
+            rule = (
+                f"choice groups: expected kept to be 1 .. {groups} groups with at least {chosen} "
+                "experts together"
+            )
             raise ValueError(f"{rule}, got {kept} groups of {experts // groups} each")
         self.chosen, self.groups, self.kept = chosen, groups, kept
         self.correction = torch.nn.Parameter(torch.zeros(experts))

@@ -6,7 +6,8 @@ from posenc_export.encodings.shared.base import Edge
 
 
 class Visibility:
-    """A rule for the keys of a query. The attributes define the mask, and `exact` states the rule again for one query and one key.
+    """A rule for the keys of a query. The attributes define the mask, and `exact` states the rule
+    again for one query and one key.
 
     Attributes:
         before, after: number of positions before and after that of the query; -1 for all.
@@ -19,7 +20,9 @@ class Visibility:
         pass
 
     def edges(self) -> List[Edge]:
-        """Distances and positions at which keys become invisible. Every export compares both sides of them."""
+        """Distances and positions at which keys become invisible. Every export compares both
+        sides of them.
+        """
         return []
 
     def exact(self, query: int, key: int) -> bool:
@@ -35,7 +38,8 @@ class Causal(Visibility):
 
 
 class Window(Visibility):
-    """The keys of the `size` last positions, including that of the query (Child et al. 2019; Mistral, Gemma 2).
+    """The keys of the `size` last positions, including that of the query (Child et al. 2019;
+    Mistral, Gemma 2).
 
     Args:
         size: number of positions.
@@ -88,11 +92,14 @@ class Bidirectional(Visibility):
 
 
 class EncoderTokens(Bidirectional):
-    """All tokens of the encoder's sequence (Vaswani et al. 2017, 3.2.3, encoder-decoder attention)."""
+    """All tokens of the encoder's sequence (Vaswani et al. 2017, 3.2.3, encoder-decoder
+    attention).
+    """
 
 
 class BidirectionalWindow(Visibility):
-    """Keys at most `reach` positions away on either side (Beltagy et al. 2020, Longformer; ModernBERT).
+    """Keys at most `reach` positions away on either side (Beltagy et al. 2020, Longformer;
+    ModernBERT).
 
     Args:
         reach: number of positions on either side.

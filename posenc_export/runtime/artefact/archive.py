@@ -1,4 +1,6 @@
-"""Zip archives as torch writes them: checked reading, reproducible writing, and repacking without holding large content in memory."""
+"""Zip archives as torch writes them: checked reading, reproducible writing, and repacking
+without holding large content in memory.
+"""
 
 import io
 import os
@@ -17,7 +19,9 @@ LONGEST = (
     32 << 20
 )  # bytes of an entry that is parsed: JSON, which takes up to 20 times as much memory
 BLOCK = 1 << 20  # bytes read at once from entries that stay in their file
-HEADER = 30  # bytes of the header before an entry, without its name and extra field, whose lengths are the last four
+# Bytes of the header before an entry, without its name and extra field, whose lengths are the last
+# four.
+HEADER = 30
 
 
 @dataclass(frozen=True)
@@ -35,13 +39,17 @@ Entry = Union[bytes, Stored]
 
 
 def check_archive(stream: BinaryIO) -> None:
-    """Check the directory of a zip archive, not its entries. Raise ValueError if it is none, compressed, encrypted, too large, or has two entries with one name."""
+    """Check the directory of a zip archive, not its entries. Raise ValueError if it is none,
+    compressed, encrypted, too large, or has two entries with one name.
+    """
     with _opened(stream):
         pass
 
 
 def read_entries(content: bytes) -> Dict[str, bytes]:
-    """Read all entries of an archive that torch has just written, as content by name. torch compresses code."""
+    """Read all entries of an archive that torch has just written, as content by name. torch
+    compresses code.
+    """
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         return {info.filename: archive.read(info) for info in archive.infolist()}
 
@@ -53,7 +61,8 @@ def read_most(stream: BinaryIO, stays: Callable[[str], bool]) -> Dict[str, Entry
         stays: whether the content of the entry with a name stays in the file.
 
     Raises:
-        ValueError: as for `check_archive`; an entry is damaged, or is read and has more than LONGEST bytes.
+        ValueError: as for `check_archive`; an entry is damaged, or is read and has more than
+            LONGEST bytes.
     """
     with _opened(stream) as archive:
         entries: Dict[str, Entry] = {}
@@ -62,7 +71,8 @@ def read_most(stream: BinaryIO, stays: Callable[[str], bool]) -> Dict[str, Entry
                 entries[info.filename] = Stored(_start(archive, info, stream), info.file_size)
             elif info.file_size > LONGEST:
                 raise ValueError(
-                    f"expected {info.filename[:80]!r} with at most {LONGEST} bytes, got {info.file_size}"
+                    f"expected {info.filename[:80]!r} with at most {LONGEST} bytes, got "
+                    f"{info.file_size}"
                 )
             else:
                 entries[info.filename] = archive.read(info)
@@ -89,7 +99,9 @@ def _opened(stream: BinaryIO) -> Iterator[zipfile.ZipFile]:
 
 
 class _Bounded:
-    """A stream that refuses to read more than `most` bytes at once, while zipfile reads the directory of an archive."""
+    """A stream that refuses to read more than `most` bytes at once, while zipfile reads the
+    directory of an archive.
+    """
 
     def __init__(self, stream: BinaryIO) -> None:
         self.seek, self.tell, self.seekable, self._read = (
@@ -119,16 +131,19 @@ def _check(infos: List[zipfile.ZipInfo], size: int) -> None:
         names.add(info.filename)
         if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
             raise ValueError(
-                f"expected entries that are stored without compression, got {name!r} with {info.compress_size} bytes for {info.file_size}"
+                f"expected entries that are stored without compression, got {name!r} with "
+                f"{info.compress_size} bytes for {info.file_size}"
             )
         if not 0 <= info.header_offset <= size - HEADER - info.file_size:
             raise ValueError(
-                f"expected entries inside the file, got {name!r} at byte {info.header_offset} of {size}"
+                f"expected entries inside the file, got {name!r} at byte "
+                f"{info.header_offset} of {size}"
             )
     total = sum(info.file_size for info in infos)
     if total > size:
         raise ValueError(
-            f"expected entries that are together at most as large as the file of {size} bytes, got {total} bytes"
+            f"expected entries that are together at most as large as the file of {size} "
+            f"bytes, got {total} bytes"
         )
 
 
@@ -160,7 +175,8 @@ def packed(entries: Mapping[str, bytes]) -> bytes:
 
 
 class Repacked(io.RawIOBase):
-    """A zip archive of entries, for reading. Content that stays in a file is read from there each time.
+    """A zip archive of entries, for reading. Content that stays in a file is read from there each
+    time.
 
     Args:
         stream: the file of all entries of type Stored; open as long as this archive.
@@ -195,7 +211,9 @@ class Repacked(io.RawIOBase):
         self._source = None
 
     def write(self, data: Any) -> int:
-        """Append a part, or replace one of equal length: zipfile writes the header of an entry again after its content."""
+        """Append a part, or replace one of equal length: zipfile writes the header of an entry
+        again after its content.
+        """
         self._parts[self._at] = (
             bytes(data) if self._source is None else Stored(self._source, len(data))
         )
@@ -217,7 +235,9 @@ class Repacked(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """Read at the current byte until the buffer is full or the archive ends. Return the number of bytes."""
+        """Read at the current byte until the buffer is full or the archive ends. Return the
+        number of bytes.
+        """
         view = memoryview(buffer).cast("B")
         done, count = 0, min(len(view), max(self._size - self._at, 0))
         while done < count:

@@ -1,4 +1,6 @@
-"""Certificates: the errors measured on an artefact, and whether they are within their tolerances."""
+"""Certificates: the errors measured on an artefact, and whether they are within their
+tolerances.
+"""
 
 from typing import Annotated, Any, Dict, Literal, Mapping, Optional, TypedDict
 
@@ -48,8 +50,8 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
         machine: processor or GPU, and the library that ran the graph.
         cells: error by name of a cell of the grid (numerics.cell_error).
         against: the oracle that the module was compared with.
-        bounds: tolerance of the cells whose tolerance is not `tolerance`, such as FINITE for those of
-            an artefact as exported, which rounds activations.
+        bounds: tolerance of the cells whose tolerance is not `tolerance`, such as FINITE for those
+            of an artefact as exported, which rounds activations.
         failures: by name of a cell, the message of the graph that failed in it.
         unreached: edges of the model that no cell reached, with the reason.
         grid: "whole", or "quick" for one scenario of each kind of call (verification.cells.QUICK).
@@ -102,7 +104,9 @@ def format_bound(certificate: Mapping[str, Any], cell: str) -> str:
 
 
 def format_unreached(certificate: Mapping[str, Any]) -> str:
-    """Format the edges that no cell reached, with the reasons, in one line; empty if there are none."""
+    """Format the edges that no cell reached, with the reasons, in one line; empty if there are
+    none.
+    """
     named = certificate.get("unreached", {}).items()
     return ", ".join(f"{name} ({reason})" for name, reason in named)
 
@@ -135,20 +139,26 @@ def worst_cell(certificate: Mapping[str, Any]) -> str:
 
 
 def exported_error(certificate: Mapping[str, Any]) -> Optional[float]:
-    """Return the largest error of an artefact as exported that rounds activations, otherwise None."""
+    """Return the largest error of an artefact as exported that rounds activations, otherwise
+    None.
+    """
     cells = certificate["cells"].items()
     return max((error for name, error in cells if name.startswith(EXPORTED)), default=None)
 
 
 def format_worst_cell(certificate: Mapping[str, Any]) -> str:
-    """Format the error of the worst cell, and that of an artefact as exported that rounds activations."""
+    """Format the error of the worst cell, and that of an artefact as exported that rounds
+    activations.
+    """
     worst, exported = worst_cell(certificate), exported_error(certificate)
     of_exported = "" if exported is None else f" ({format_worst_error(exported)} as exported)"
     return f"{format_cell(certificate, worst)}{of_exported}"
 
 
 def format_cell(certificate: Mapping[str, Any], cell: str) -> str:
-    """Format the error of a cell: the message of the graph if it failed, otherwise as format_worst_error."""
+    """Format the error of a cell: the message of the graph if it failed, otherwise as
+    format_worst_error.
+    """
     return str(
         certificate.get("failures", {}).get(cell) or format_worst_error(certificate["cells"][cell])
     )

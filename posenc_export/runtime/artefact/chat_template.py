@@ -1,4 +1,6 @@
-"""Conversations as prompts: the chat template of a checkpoint, a Jinja template that transformers defines, rendered in Jinja's sandbox."""
+"""Conversations as prompts: the chat template of a checkpoint, a Jinja template that
+transformers defines, rendered in Jinja's sandbox.
+"""
 
 import datetime
 import functools
@@ -51,7 +53,8 @@ class ChatCodec:
 
     Attributes:
         template, special: as given.
-        ends: ids that end a reply: `stop_ids`, and the special token that the template writes after one.
+        ends: ids that end a reply: `stop_ids`, and the special token that the template writes after
+            one.
 
     Raises:
         ValueError: a template that Jinja cannot compile.
@@ -74,7 +77,8 @@ class ChatCodec:
         self.ends = tuple(dict.fromkeys((*stop_ids, *self._turn_end())))
 
     def text(self, messages: Sequence[Message], reply: bool = True) -> str:
-        """Return the prompt of a conversation; with `reply`, it ends with what the template writes before a reply.
+        """Return the prompt of a conversation; with `reply`, it ends with what the template writes
+        before a reply.
 
         Raises:
             ValueError: the template refuses the conversation, or does what its sandbox forbids.
@@ -94,7 +98,9 @@ class ChatCodec:
         return found
 
     def encode(self, messages: Sequence[Message]) -> List[int]:
-        """Return the token ids of `text`, to which the tokenizer adds no special tokens. Raise ValueError as `text` and Codec.encode."""
+        """Return the token ids of `text`, to which the tokenizer adds no special tokens. Raise
+        ValueError as `text` and Codec.encode.
+        """
         return self.codec.encode(self.text(messages), special=False)
 
     def _turn_end(self) -> List[int]:
@@ -117,7 +123,8 @@ def chat_codec(folder: Path, manifest: Manifest) -> Optional[ChatCodec]:
     """Return the encoder of conversations of an artefact; None without a chat template.
 
     Raises:
-        ValueError: as for ChatCodec and `codec`; tokenizer_config.json is not JSON, or has several templates and none with the name default.
+        ValueError: as for ChatCodec and `codec`; tokenizer_config.json is not JSON, or has several
+            templates and none with the name default.
         ModuleNotFoundError: jinja2 or tokenizers is not installed.
     """
     settings = _settings(folder, manifest)
@@ -152,17 +159,22 @@ def _template(given: Any) -> Optional[str]:
 
 
 def needed_chat_codec(folder: Path, manifest: Manifest) -> ChatCodec:
-    """Return the encoder of conversations of an artefact. Raise ValueError if it has no chat template, otherwise as `chat_codec`."""
+    """Return the encoder of conversations of an artefact. Raise ValueError if it has no chat
+    template, otherwise as `chat_codec`.
+    """
     found = chat_codec(folder, manifest)
     if found is None:
         raise ValueError(
-            f"chat: expected an artefact with a chat template ({TEMPLATE}), got none; export the instruct version of the model, or use posenc generate"
+            f"chat: expected an artefact with a chat template ({TEMPLATE}), got none; export "
+            "the instruct version of the model, or use posenc generate"
         )
     return found
 
 
 def _settings(folder: Path, manifest: Manifest) -> Dict[str, Any]:
-    """The keys of tokenizer_config.json, and those that early checkpoints have in special_tokens_map.json only."""
+    """The keys of tokenizer_config.json, and those that early checkpoints have in
+    special_tokens_map.json only.
+    """
     found: Dict[str, Any] = {}
     for name in (OLD_SETTINGS, SETTINGS):
         if name in manifest.files:
@@ -178,7 +190,9 @@ def _content(token: Any) -> Any:
 
 @functools.cache
 def _environment() -> Any:
-    """The environment in which transformers renders chat templates: options, filters and functions have the same names and meanings."""
+    """The environment in which transformers renders chat templates: options, filters and
+    functions have the same names and meanings.
+    """
     import jinja2
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -186,7 +200,8 @@ def _environment() -> Any:
     installed = version("jinja2")
     if tuple(int(part) for part in installed.split(".")[:3] if part.isdigit()) < SAFE:
         raise ValueError(
-            f"chat: expected jinja2 of at least {'.'.join(map(str, SAFE))}, whose sandbox holds, got {installed}; pip install -U jinja2"
+            f"chat: expected jinja2 of at least {'.'.join(map(str, SAFE))}, whose sandbox "
+            f"holds, got {installed}; pip install -U jinja2"
         )
 
     def refuse(message: str) -> None:
@@ -222,7 +237,9 @@ def _generation() -> Any:
 
 
 def _namespace() -> Any:
-    """The function namespace() without names that begin with an underscore, which reach Python's internals."""
+    """The function namespace() without names that begin with an underscore, which reach Python's
+    internals.
+    """
     from jinja2.exceptions import SecurityError
     from jinja2.utils import Namespace
 

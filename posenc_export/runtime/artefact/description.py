@@ -1,4 +1,6 @@
-"""Print the description of a model layer by layer, in the order of the forward pass, from its JSON values. Needs neither torch nor weights."""
+"""Print the description of a model layer by layer, in the order of the forward pass, from its
+JSON values. Needs neither torch nor weights.
+"""
 
 import re
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
@@ -8,7 +10,8 @@ UNPRINTABLE = re.compile(
     r"[^ -~]"
 )  # manifests come from elsewhere: no line breaks or escapes of a terminal
 DEEPEST = 4  # levels of nested values that are printed
-# For each arrangement of residual sums (models/parts/residuals.py): its formula, and its steps in order, each norm with what it acts on.
+# For each arrangement of residual sums (models/parts/residuals.py): its formula, and its steps in
+# order, each norm with what it acts on.
 RESIDUALS = {
     "pre": ("x + attention(norm x), then x + mlp(norm x)", "norm:input attention norm:sum mlp"),
     "alone": ("mlp(x + attention(norm x))", "norm:input attention mlp"),
@@ -33,10 +36,12 @@ RESIDUALS = {
 
 
 def lines(config: Mapping[str, Any]) -> List[Line]:
-    """Return title and text of each step of a model's forward pass. Values that do not have the expected form are printed as they are.
+    """Return title and text of each step of a model's forward pass. Values that do not have the
+    expected form are printed as they are.
 
     Args:
-        config: description of a block, encoder, decoder or own module, as `models.config_json.to_json` returns it and a manifest holds it.
+        config: description of a block, encoder, decoder or own module, as
+            `models.config_json.to_json` returns it and a manifest holds it.
     """
     values = dict(config)
     kind, width, positions = (values.pop(key, None) for key in ("kind", "width", "max_positions"))
@@ -166,7 +171,9 @@ def _layer(where: str, name: str, layer: Dict[str, Any]) -> List[Line]:
 
 
 def _attention(attention: Dict[str, Any]) -> List[Line]:
-    """Lines for one attention: projection, norm of queries and keys, encodings, visible keys and scores."""
+    """Lines for one attention: projection, norm of queries and keys, encodings, visible keys and
+    scores.
+    """
     heads, kv_heads, size = (attention.pop(key, None) for key in ("heads", "kv_heads", "head_size"))
     projection, head_norm, encodings, sees = (
         attention.pop(key, None) for key in ("projection", "head_norm", "encodings", "sees")
@@ -220,7 +227,9 @@ def _spec(spec: Any, depth: int = 0) -> str:
 
 
 def _named(spec: Any, depth: int = 0) -> str:
-    """Format a specification among others: {"name": "rms", "epsilon": 1e-5} becomes "rms (epsilon 1e-05)"."""
+    """Format a specification among others: {"name": "rms", "epsilon": 1e-5} becomes "rms
+    (epsilon 1e-05)".
+    """
     name, _, settings = _spec(spec, depth).partition(", ")
     return f"{name} ({settings})" if settings else name
 

@@ -1,4 +1,6 @@
-"""Files of an artefact folder: atomic writes, digests, and the recovery of a folder that an interrupted export set aside."""
+"""Files of an artefact folder: atomic writes, digests, and the recovery of a folder that an
+interrupted export set aside.
+"""
 
 import hashlib
 import os
@@ -12,12 +14,16 @@ from posenc_export.runtime.artefact.schema import File, Manifest
 from posenc_export.shared.preset_folders import preset_folder
 
 PREFIX = ".posenc-"  # names of temporary folders and files of an export start with it
-ASIDE = f"{PREFIX}old-"  # prefix of the artefact that is being replaced, on systems that cannot exchange two folders atomically
+# Prefix of the artefact that is being replaced, on systems that cannot exchange two folders
+# atomically.
+ASIDE = f"{PREFIX}old-"
 PART = f"{PREFIX}part-"  # prefix of a file that is being written
 
 
 def locate(folder: Union[str, Path]) -> Path:
-    """Return the folder or, if it is missing, the old artefact that an interrupted export set aside, or the artefact of a preset of this name."""
+    """Return the folder or, if it is missing, the old artefact that an interrupted export set
+    aside, or the artefact of a preset of this name.
+    """
     folder = Path(folder)
     if folder.exists():
         return folder
@@ -26,7 +32,9 @@ def locate(folder: Union[str, Path]) -> Path:
 
 
 def utf8(path: Path) -> str:
-    """Return a path for libraries that read names as UTF-8, or raise ValueError. Python's own text of it has other characters if the locale is not UTF-8."""
+    """Return a path for libraries that read names as UTF-8, or raise ValueError. Python's own
+    text of it has other characters if the locale is not UTF-8.
+    """
     try:
         return os.fsencode(path).decode("utf-8")
     except UnicodeDecodeError:
@@ -36,14 +44,18 @@ def utf8(path: Path) -> str:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Replace the content of a file atomically: at every moment, path holds either the old content or the new content."""
+    """Replace the content of a file atomically: at every moment, path holds either the old
+    content or the new content.
+    """
     with replacing(path) as stream:
         stream.write(content)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator["Hashed"]:
-    """Open a new content of a file for writing in parts. It replaces the old content atomically when the context ends without an exception."""
+    """Open a new content of a file for writing in parts. It replaces the old content atomically
+    when the context ends without an exception.
+    """
     part = path.with_name(PART + secrets.token_hex(4))
     try:
         with writing(part) as stream:
@@ -112,19 +124,23 @@ def entry(path: Path) -> File:
 
 
 def check(folder: Path, manifest: Manifest) -> None:
-    """Compare every file that the manifest lists with its digest and size. Raise ValueError for the first one that is missing or altered."""
+    """Compare every file that the manifest lists with its digest and size. Raise ValueError for
+    the first one that is missing or altered.
+    """
     with checked(folder, manifest, meanwhile=""):
         pass
 
 
 @contextmanager
 def checked(folder: Path, manifest: Manifest, meanwhile: str) -> Iterator[None]:
-    """Compare every file that the manifest lists with its digest and size, one of them in a thread while the context is open, all others before it opens.
+    """Compare every file that the manifest lists with its digest and size, one of them in a thread
+    while the context is open, all others before it opens.
 
     The context ends when all files are compared.
 
     Args:
-        meanwhile: name of the file to compare in the thread. The code in the context may read it as plain numbers, never execute or parse it.
+        meanwhile: name of the file to compare in the thread. The code in the context may read it as
+            plain numbers, never execute or parse it.
 
     Raises:
         ValueError: a file is missing or altered; replaces an exception that the context raises.
@@ -154,7 +170,9 @@ def checked(folder: Path, manifest: Manifest, meanwhile: str) -> Iterator[None]:
 
 
 def _check_sizes(folder: Path, manifest: Manifest) -> None:
-    """Compare the size of every listed file, so that no file of a wrong size is hashed: it may be far larger than the one that was written."""
+    """Compare the size of every listed file, so that no file of a wrong size is hashed: it may
+    be far larger than the one that was written.
+    """
     for name, listed in sorted(manifest.files.items()):
         path = folder / name
         if not path.is_file():  # a link is allowed: the content that it points to is compared
@@ -173,5 +191,6 @@ def _compare(folder: Path, name: str, manifest: Manifest, actual: Optional[File]
 
 def _altered(folder: Path, name: str, listed: File, got: str) -> ValueError:
     return ValueError(
-        f"artefact {folder}: expected {name} with {listed.bytes} bytes and sha256 {listed.sha256[:12]}..., got {got}; export again"
+        f"artefact {folder}: expected {name} with {listed.bytes} bytes and sha256 "
+        f"{listed.sha256[:12]}..., got {got}; export again"
     )

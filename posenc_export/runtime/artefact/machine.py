@@ -1,4 +1,6 @@
-"""The machine that runs an artefact: names of its processor and GPU, and whether native code that was compiled earlier still fits it."""
+"""The machine that runs an artefact: names of its processor and GPU, and whether native code
+that was compiled earlier still fits it.
+"""
 
 import platform
 import shutil
@@ -24,7 +26,9 @@ class Compiled(Struct, frozen=True, forbid_unknown_fields=True):
     ]  # instruction sets of the CPU, as torch names them
 
     def check(self) -> None:
-        """Raise ValueError unless torch has the version, and this processor the name and the instruction sets, that the code was compiled for."""
+        """Raise ValueError unless torch has the version, and this processor the name and the
+        instruction sets, that the code was compiled for.
+        """
         here = on_this_machine(self.artefact)
         if self.torch != here.torch:
             _refuse(f"torch {self.torch}", here.torch)
@@ -39,12 +43,15 @@ class Compiled(Struct, frozen=True, forbid_unknown_fields=True):
 
 def _refuse(rule: str, got: str) -> NoReturn:
     raise ValueError(
-        f"runtime: expected {rule} that the native code was compiled for, got {got}; run `posenc compile` again on this machine"
+        f"runtime: expected {rule} that the native code was compiled for, got {got}; run "
+        "`posenc compile` again on this machine"
     )
 
 
 def on_this_machine(artefact: str) -> Compiled:
-    """Describe native code that torch compiles on this machine from the artefact with this digest."""
+    """Describe native code that torch compiles on this machine from the artefact with this
+    digest.
+    """
     import torch
 
     instructions = sorted(

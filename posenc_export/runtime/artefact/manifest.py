@@ -1,4 +1,6 @@
-"""The manifest posenc.json, the runtime's only description of a model: atomic writing, and reading with every check that needs no graph."""
+"""The manifest posenc.json, the runtime's only description of a model: atomic writing, and
+reading with every check that needs no graph.
+"""
 
 import json
 from pathlib import Path
@@ -57,7 +59,8 @@ def write(manifest: Manifest, folder: Path) -> None:
 
 
 def add_proof(folder: Path, digest: str, proof: Proof) -> None:
-    """Write a proof into posenc.json, in place of an earlier one with the same provider and machine. Presets are not written.
+    """Write a proof into posenc.json, in place of an earlier one with the same provider and
+    machine. Presets are not written.
 
     Args:
         digest: Manifest.digest of the artefact that was verified.
@@ -81,8 +84,10 @@ def read(folder: Union[str, Path], digest: Optional[str] = None) -> Manifest:
     """Read posenc.json and check every file against it.
 
     Args:
-        folder: artefact folder; if it is missing, the one that an interrupted export set aside (files.locate).
-        digest: expected Manifest.digest, obtained from a source other than the folder itself; None skips the comparison.
+        folder: artefact folder; if it is missing, the one that an interrupted export set aside
+            (files.locate).
+        digest: expected Manifest.digest, obtained from a source other than the folder itself; None
+            skips the comparison.
 
     Raises:
         ValueError: as for `read_alone`; a file is missing or altered.
@@ -97,31 +102,36 @@ def read_alone(folder: Path, digest: Optional[str] = None) -> Manifest:
     """Read posenc.json without comparing the files that it lists (files.check does that).
 
     Raises:
-        ValueError: the manifest is missing or altered, has another schema or digest, has a field of a wrong type or outside its range, or contradicts itself.
+        ValueError: the manifest is missing or altered, has another schema or digest, has a field of
+            a wrong type or outside its range, or contradicts itself.
     """
     content = _content(folder)
     if content.get("schema") != SCHEMA:
         raise ValueError(
-            f"artefact {folder}: expected schema {SCHEMA}, got {_short(content.get('schema'))}; export again with this version"
+            f"artefact {folder}: expected schema {SCHEMA}, got "
+            f"{_short(content.get('schema'))}; export again with this version"
         )
     _check_interface(folder, content.get("interface", 0))
     seal = content.pop("seal", None)
     if seal != digest_of(content):
         raise ValueError(
-            f"artefact {folder}: expected {FILE_NAME} as it was written, got content of another digest; {REMEDY}"
+            f"artefact {folder}: expected {FILE_NAME} as it was written, got content of "
+            f"another digest; {REMEDY}"
         )
     try:
         manifest = msgspec.convert(content, Manifest)
         rules.check(manifest)
     except msgspec.ValidationError as error:
         raise ValueError(
-            f"artefact {folder}: expected the fields of schema {SCHEMA} in {FILE_NAME}, got another: {_short(error)}; {REMEDY}"
+            f"artefact {folder}: expected the fields of schema {SCHEMA} in {FILE_NAME}, got "
+            f"another: {_short(error)}; {REMEDY}"
         ) from None
     except ValueError as error:
         raise ValueError(f"artefact {folder}: {FILE_NAME}: {_short(error)}; {REMEDY}") from None
     if digest is not None and digest.lower() != manifest.digest:
         raise ValueError(
-            f"artefact {folder}: expected digest {_short(digest)}, got {manifest.digest}; take the artefact from where the digest came from"
+            f"artefact {folder}: expected digest {_short(digest)}, got {manifest.digest}; "
+            "take the artefact from where the digest came from"
         )
     return manifest
 
@@ -130,7 +140,8 @@ def _check_interface(folder: Path, found: Any) -> None:
     if isinstance(found, int) and found > INTERFACE:
         rule = f"expected inputs and outputs of graph interface {INTERFACE} or below"
         raise ValueError(
-            f"artefact {folder}: {rule}, got interface {found}; install the version of posenc-export that wrote it, or export again with this one"
+            f"artefact {folder}: {rule}, got interface {found}; install the version of "
+            "posenc-export that wrote it, or export again with this one"
         )
 
 
@@ -144,16 +155,18 @@ def _content(folder: Path) -> Any:
         raise ValueError(f"artefact {folder}: expected {FILE_NAME} in it, got none; {remedy}")
     if path.stat().st_size > LONGEST:
         raise ValueError(
-            f"artefact {folder}: expected {FILE_NAME} of at most {LONGEST} bytes, got {path.stat().st_size}; {REMEDY}"
+            f"artefact {folder}: expected {FILE_NAME} of at most {LONGEST} bytes, got "
+            f"{path.stat().st_size}; {REMEDY}"
         )
     try:
         content = msgspec.json.decode(path.read_bytes())
-        json.dumps(
-            content
-        )  # the digest needs content that can be encoded again; lone surrogates and deep nesting cannot
+        # The digest needs content that can be encoded again; lone surrogates and deep nesting
+        # cannot.
+        json.dumps(content)
     except RecursionError:
         raise ValueError(
-            f"artefact {folder}: expected flat JSON in {FILE_NAME}, got deeper nesting than can be read; {REMEDY}"
+            f"artefact {folder}: expected flat JSON in {FILE_NAME}, got deeper nesting than "
+            f"can be read; {REMEDY}"
         ) from None
     except ValueError as error:
         raise ValueError(
@@ -161,13 +174,16 @@ def _content(folder: Path) -> Any:
         ) from None
     if not isinstance(content, dict):
         raise ValueError(
-            f"artefact {folder}: expected a JSON object in {FILE_NAME}, got {type(content).__name__}; {REMEDY}"
+            f"artefact {folder}: expected a JSON object in {FILE_NAME}, got "
+            f"{type(content).__name__}; {REMEDY}"
         )
     return content
 
 
 def _export_first(folder: Path) -> str:
-    """Return the remedy for a folder that holds no artefact: a preset's name, or the command that exports the checkpoint in it, or downloads one first."""
+    """Return the remedy for a folder that holds no artefact: a preset's name, or the command
+    that exports the checkpoint in it, or downloads one first.
+    """
     place, fetch = str(folder), download(folder)
     near = suggestion(place, preset_folders.NAMES)
     if place in preset_folders.NAMES:

@@ -1,7 +1,8 @@
-"""Descriptions of graph inputs, outputs and states for programs that run a graph without a session: text of docs/runtimes and of model.onnx's doc strings.
+"""Descriptions of graph inputs, outputs and states for programs that run a graph without a session:
+text of docs/runtimes and of model.onnx's doc strings.
 
-Shapes: B rows, S new tokens, R of them whose logits are requested, P tokens in the cache, T = P + S, M capacity, Q tokens of an encoder, E width, V vocabulary,
-A coordinates.
+Shapes: B rows, S new tokens, R of them whose logits are requested, P tokens in the cache, T = P +
+S, M capacity, Q tokens of an encoder, E width, V vocabulary, A coordinates.
 """
 
 import re
@@ -30,7 +31,8 @@ INPUTS: Dict[str, Meaning] = {
     ),
     "input_features": Meaning(
         "float [B,S,F]",
-        "Features of each token. For a spectrogram, a token is two consecutive frames, concatenated.",
+        "Features of each token. For a spectrogram, a token is two consecutive frames, "
+        "concatenated.",
         "encoders of features",
         "the features of the whole input",
     ),
@@ -48,7 +50,8 @@ INPUTS: Dict[str, Meaning] = {
     ),
     "position_ids": Meaning(
         "int64 [B,S], or [1+A,B,S] with coordinates",
-        "Position of each new token; -1 marks padding. With coordinates, plane 0 holds positions and planes 1 to A hold the coordinates.",
+        "Position of each new token; -1 marks padding. With coordinates, plane 0 holds "
+        "positions and planes 1 to A hold the coordinates.",
         "signature positions, if the graph reads positions",
         "0, 1, ... S-1, or any other start",
     ),
@@ -60,13 +63,15 @@ INPUTS: Dict[str, Meaning] = {
     ),
     "logits_index": Meaning(
         "int64 [B,R]",
-        "Columns 0 .. S-1 of the tokens of this call whose logits are requested; the logits come in the order of these columns. R may be 0.",
+        "Columns 0 .. S-1 of the tokens of this call whose logits are requested; the logits "
+        "come in the order of these columns. R may be 0.",
         "decoders with signature positions",
         "S-1 for the logits of the next token; 0, 1, ... S-1 for all",
     ),
     "cache_position": Meaning(
         "int64 [B,S]",
-        "Cache slot of each new token: the number of tokens in the row's cache for the first, then counting up by 1.",
+        "Cache slot of each new token: the number of tokens in the row's cache for the "
+        "first, then counting up by 1.",
         "in-place caches with compact rows, if positions or slots are read",
         "0, 1, ... S-1",
     ),
@@ -90,7 +95,8 @@ INPUTS: Dict[str, Meaning] = {
     ),
     "slots": Meaning(
         "int64 [T]",
-        "0, 1, ... T-1, where T is total_sequence_length. In a step of one token, both may count more slots, up to the capacity, so that they change rarely.",
+        "0, 1, ... T-1, where T is total_sequence_length. In a step of one token, both may "
+        "count more slots, up to the capacity, so that they change rarely.",
         "target ort-cuda, if the graph computes with slots",
         "0, 1, ... S-1",
     ),
@@ -107,7 +113,8 @@ OF_ENCODER: Dict[str, Meaning] = {
         (
             "past_key_values.N.encoder.key",
             "float [B,heads,Q,head size]",
-            "Keys of the encoder's sequence for layer N: a slice of encoder_key_values, which holds keys and values of each layer in turn.",
+            "Keys of the encoder's sequence for layer N: a slice of encoder_key_values, "
+            "which holds keys and values of each layer in turn.",
         ),
         (
             "past_key_values.N.encoder.value",
@@ -117,7 +124,10 @@ OF_ENCODER: Dict[str, Meaning] = {
     )
 }
 OUTPUTS: Dict[str, str] = {
-    "logits": "Logits for the token after each new token; with input logits_index, after the tokens at these columns only. Of an encoder, the logits of its labels.",
+    "logits": (
+        "Logits for the token after each new token; with input logits_index, after the tokens at "
+        "these columns only. Of an encoder, the logits of its labels."
+    ),
     "last_hidden_state": "Hidden states after the last layer; for a model without layers, the embedded tokens.",
     "encoder_key_values": "Keys and values of each token, for the decoder layers that read this encoder.",
     "output": "Hidden states after the block.",
@@ -131,7 +141,8 @@ UPDATES: Dict[str, Tuple[str, str]] = {
         "P = 0: an empty array",
     ),
     "in_place": (
-        "Fixed capacity M along axis {axis}; each call writes new slots. Feed present back as past, or bind both to one buffer.",
+        "Fixed capacity M along axis {axis}; each call writes new slots. Feed present back "
+        "as past, or bind both to one buffer.",
         "all slots hold {fill}",
     ),
     "replace": ("Replaced by each call. Feed present back as past.", "all values are {fill}"),
@@ -141,14 +152,18 @@ POSITIONS = "Position of the token in each cache slot; -1 for a slot without a t
 
 
 def of_state(state: State) -> str:
-    """Describe a state in a few sentences: its content, how it is passed from call to call, and its initial value."""
+    """Describe a state in a few sentences: its content, how it is passed from call to call, and
+    its initial value.
+    """
     rule, first = UPDATES[state.update]
     content = f"{POSITIONS} " if state.past == "past_positions" else ""
     return f"{content}{rule.format(axis=state.axis)} First call: {first.format(fill=state.fill)}."
 
 
 def of_graph(manifest: Manifest) -> Dict[str, str]:
-    """Describe every input and output of a graph, by name. Names that are not in the tables of this module are left out."""
+    """Describe every input and output of a graph, by name. Names that are not in the tables of
+    this module are left out.
+    """
     meanings = {
         value.name: INPUTS[value.name].says for value in manifest.inputs if value.name in INPUTS
     }

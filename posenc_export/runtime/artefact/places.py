@@ -1,4 +1,6 @@
-"""Destinations: which folders and files a command may replace, and files that are replaced in one step."""
+"""Destinations: which folders and files a command may replace, and files that are replaced in
+one step.
+"""
 
 import json
 import os
@@ -33,8 +35,9 @@ def check_folder(folder: Path, kind: Kind = ARTEFACT) -> None:
     """Refuse a destination that a folder of this kind must not replace.
 
     Raises:
-        ValueError: a symbolic link, a mount point, the working folder or one of its parents, a file, a folder in an artefact, a folder with other files than
-            those that its listing names.
+        ValueError: a symbolic link, a mount point, the working folder or one of its parents, a
+            file, a folder in an artefact, a folder with other files than those that its listing
+            names.
     """
     where = f"{kind.where}: expected a folder that is new, empty or {kind.name}"
     if folder.is_symlink():
@@ -44,7 +47,8 @@ def check_folder(folder: Path, kind: Kind = ARTEFACT) -> None:
     place = folder.resolve()
     if place in (Path.cwd(), *Path.cwd().parents):
         raise ValueError(
-            f"{where} and neither the working folder nor one of its parents, got {folder}; give a subfolder or another folder"
+            f"{where} and neither the working folder nor one of its parents, got {folder}; "
+            "give a subfolder or another folder"
         )
     if os.path.ismount(place):
         raise ValueError(f"{where}, got the mount point {folder}; give a subfolder of it")
@@ -56,7 +60,8 @@ def check_folder(folder: Path, kind: Kind = ARTEFACT) -> None:
     foreign = _foreign(place, _own(place, kind), "")
     if foreign is not None:
         raise ValueError(
-            f"{where}, got {folder}, which contains {foreign}; move that file or choose another folder"
+            f"{where}, got {folder}, which contains {foreign}; move that file or choose "
+            "another folder"
         )
 
 
@@ -68,12 +73,15 @@ def _check_outside(path: Path, where: str) -> None:
     )
     if artefact is not None:
         raise ValueError(
-            f"{where} outside any artefact, got {path} in the artefact {artefact}; choose another folder"
+            f"{where} outside any artefact, got {path} in the artefact {artefact}; choose "
+            "another folder"
         )
 
 
 def _own(folder: Path, kind: Kind) -> Set[str]:
-    """Return the listing, the paths that it lists (in any schema version), and temporary files of interrupted writes."""
+    """Return the listing, the paths that it lists (in any schema version), and temporary files
+    of interrupted writes.
+    """
     listed = {name for name in os.listdir(folder) if name.startswith(files.PART)}
     try:
         content = json.loads((folder / kind.listing).read_bytes())
@@ -89,7 +97,9 @@ def _own(folder: Path, kind: Kind) -> Set[str]:
 
 
 def _foreign(folder: Path, own: Set[str], above: str) -> Optional[str]:
-    """Return the first path in a folder, given as `above` with a slash at its end, that is not in `own`. Only subfolders with own files are searched."""
+    """Return the first path in a folder, given as `above` with a slash at its end, that is not
+    in `own`. Only subfolders with own files are searched.
+    """
     for name in sorted(os.listdir(folder)):
         path, whole = folder / name, above + name
         foreign: Optional[str] = whole
@@ -106,7 +116,8 @@ def check_file(path: Path, form: Form) -> None:
     """Refuse a destination that a written file must not replace.
 
     Raises:
-        ValueError: a symbolic link, a folder or device, a path in an artefact or in a folder that cannot be written, a file that is neither empty nor of this form.
+        ValueError: a symbolic link, a folder or device, a path in an artefact or in a folder that
+            cannot be written, a file that is neither empty nor of this form.
     """
     where = f"{form.where}: expected a file that is new, empty or written by posenc {form.where}"
     if path.is_symlink():
@@ -121,7 +132,8 @@ def check_file(path: Path, form: Form) -> None:
         with path.open("rb") as stream:
             if form.mark not in stream.read(HEAD):
                 raise ValueError(
-                    f"{where}, got {path}, which holds something else; move that file or choose another name"
+                    f"{where}, got {path}, which holds something else; move that file or "
+                    "choose another name"
                 )
 
 

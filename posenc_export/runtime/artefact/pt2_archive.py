@@ -1,8 +1,11 @@
-"""Check the content of model.pt2, so that loading it runs no code except the operators of its graph.
+"""Check the content of model.pt2, so that loading it runs no code except the operators of its
+graph.
 
-torch.export.load unpickles sample inputs, constants, and weights with use_pickle. It evaluates sizes with sympy, executes guards, and looks up operators as
-attributes of torch. An archive is accepted if its tensors are plain bytes, and if every string of its program is a name, a size built from symbols and whole
-numbers, a difference of sizes, or an ATen operator. Sources: torch 2.13, torch/export/pt2_archive/_package.py, torch/_export/serde/serialize.py, torch/export/_unlift.py.
+torch.export.load unpickles sample inputs, constants, and weights with use_pickle. It evaluates
+sizes with sympy, executes guards, and looks up operators as attributes of torch. An archive is
+accepted if its tensors are plain bytes, and if every string of its program is a name, a size built
+from symbols and whole numbers, a difference of sizes, or an ATen operator. Sources: torch 2.13,
+torch/export/pt2_archive/_package.py, torch/_export/serde/serialize.py, torch/export/_unlift.py.
 """
 
 import ast
@@ -55,7 +58,9 @@ DEEPEST = 64  # levels of nested JSON
 
 
 def stripped(entries: Dict[str, bytes]) -> Dict[str, bytes]:
-    """Remove sample inputs and guards, which loading would unpickle and execute, from the entries that torch.export.save wrote."""
+    """Remove sample inputs and guards, which loading would unpickle and execute, from the
+    entries that torch.export.save wrote.
+    """
     root = _root(entries)
     program = json.loads(entries[root + PROGRAM])
     program["guards_code"] = []
@@ -63,12 +68,16 @@ def stripped(entries: Dict[str, bytes]) -> Dict[str, bytes]:
 
 
 def is_tensor(name: str) -> bool:
-    """Whether an entry holds the bytes of a tensor. No part of it is parsed, so that its content can stay in the file."""
+    """Whether an entry holds the bytes of a tensor. No part of it is parsed, so that its content
+    can stay in the file.
+    """
     return ENTRY.fullmatch(name.partition("/")[2]) is not None
 
 
 def check(entries: Mapping[str, Entry]) -> None:
-    """Raise ValueError unless an archive holds only tensors and a graph of ATen operators; the message gives the first entry or string that is not allowed."""
+    """Raise ValueError unless an archive holds only tensors and a graph of ATen operators; the
+    message gives the first entry or string that is not allowed.
+    """
     root = _root(entries)
     sizes = {
         name.removeprefix(root): len(content)
@@ -180,7 +189,9 @@ def _is_size_text(text: str) -> bool:
 
 
 def _is_size(node: ast.AST) -> bool:
-    """Whether an expression is Symbol('s0', positive=True), Integer(3), a small power of a symbol, or a function of these."""
+    """Whether an expression is Symbol('s0', positive=True), Integer(3), a small power of a
+    symbol, or a function of these.
+    """
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
         return False
     name, arguments = node.func.id, node.args
@@ -215,7 +226,9 @@ def _is_size(node: ast.AST) -> bool:
 
 
 def _is_spec(node: Any, depth: int) -> bool:
-    """Whether a value is a tree of tuples, lists and empty dicts as torch.utils._pytree writes it: [1, {"type", "context", "children_spec"}]."""
+    """Whether a value is a tree of tuples, lists and empty dicts as torch.utils._pytree writes
+    it: [1, {"type", "context", "children_spec"}].
+    """
     if depth == 0:
         return isinstance(node, list) and len(node) == 2 and node[0] == 1 and _is_spec(node[1], 1)
     if (

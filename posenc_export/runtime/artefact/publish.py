@@ -1,6 +1,8 @@
-"""Publish folders in one step: write them to a temporary folder next to their destination, flush them to disk, then exchange them with the existing folders.
+"""Publish folders in one step: write them to a temporary folder next to their destination, flush
+them to disk, then exchange them with the existing folders.
 
-At every moment a destination holds either the old or the new folder, complete. Temporary folders of a killed export are removed by the next export.
+At every moment a destination holds either the old or the new folder, complete. Temporary folders of
+a killed export are removed by the next export.
 """
 
 import ctypes
@@ -33,7 +35,8 @@ UNSUPPORTED = (
 
 
 class StagingFolder:
-    """Context manager for a temporary folder next to `places`, whose subfolders are published as `places`.
+    """Context manager for a temporary folder next to `places`, whose subfolders are published as
+    `places`.
 
     Args:
         places: destinations of the finished folders, all in the same parent folder.
@@ -112,7 +115,9 @@ def _absolute(folder: Path) -> Path:
 
 
 def _put(finished: Path, place: Path) -> bool:
-    """Move `finished` to `place`, and an existing folder at `place` to `finished`. Return whether such a folder existed."""
+    """Move `finished` to `place`, and an existing folder at `place` to `finished`. Return
+    whether such a folder existed.
+    """
     if not place.exists() or not os.listdir(place):
         if os.name == "nt" and place.exists():  # elsewhere a rename replaces an empty folder
             place.rmdir()
@@ -135,7 +140,9 @@ def _put(finished: Path, place: Path) -> bool:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange two paths atomically. Return False if the operating system or the file system does not support it; raise OSError if it fails."""
+    """Exchange two paths atomically. Return False if the operating system or the file system
+    does not support it; raise OSError if it fails.
+    """
     library: Any = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
     if not hasattr(library, "renameat2"):
         return False
@@ -151,7 +158,9 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def sweep(folder: Path) -> None:
-    """Restore the folders that interrupted exports set aside in a folder, and remove their temporary folders."""
+    """Restore the folders that interrupted exports set aside in a folder, and remove their
+    temporary folders.
+    """
     with suppress(FileNotFoundError):  # no such folder, or another export removes it now
         with _locked(folder):
             _sweep(folder)
@@ -184,7 +193,9 @@ def _sync_tree(folder: Path) -> None:
 
 
 def _lock(folder: Path, wait: bool) -> Optional[int]:
-    """Lock a folder until the returned descriptor is closed or the process ends. Return None if another process holds the lock, or the system has no locks."""
+    """Lock a folder until the returned descriptor is closed or the process ends. Return None if
+    another process holds the lock, or the system has no locks.
+    """
     if fcntl is None:
         return None
     number = os.open(folder, os.O_RDONLY)
@@ -198,7 +209,9 @@ def _lock(folder: Path, wait: bool) -> Optional[int]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, so that only one export at a time creates, removes and renames in it."""
+    """Hold the lock of a folder, so that only one export at a time creates, removes and renames
+    in it.
+    """
     number = _lock(folder, wait=True)
     try:
         yield

@@ -1,4 +1,6 @@
-"""Check that the fields of a manifest agree with each other and with the graph. Types and ranges of single fields are checked by schema.py."""
+"""Check that the fields of a manifest agree with each other and with the graph. Types and ranges
+of single fields are checked by schema.py.
+"""
 
 from collections import Counter
 from typing import Any, Dict, List, Sequence, Tuple, cast
@@ -41,7 +43,9 @@ TYPES = {
 
 
 def check(manifest: Manifest) -> None:
-    """Raise ValueError if fields of a manifest contradict each other; the message gives the first rule that does not hold."""
+    """Raise ValueError if fields of a manifest contradict each other; the message gives the
+    first rule that does not hold.
+    """
     _check_names(manifest)
     _check_ends(manifest)
     _check_inputs(manifest)
@@ -58,10 +62,12 @@ def check(manifest: Manifest) -> None:
 
 
 def check_graph(manifest: Manifest, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    """Compare a manifest with the inputs and outputs of a loaded ONNX graph: names, dtypes, ranks and fixed sizes must be equal.
+    """Compare a manifest with the inputs and outputs of a loaded ONNX graph: names, dtypes, ranks
+    and fixed sizes must be equal.
 
     Args:
-        inputs, outputs: objects with name, type ("tensor(float)") and shape (sizes, names or None), as ONNX Runtime gives them.
+        inputs, outputs: objects with name, type ("tensor(float)") and shape (sizes, names or None),
+            as ONNX Runtime gives them.
 
     Raises:
         ValueError: an input or output differs; the message gives the first one.
@@ -76,7 +82,9 @@ def check_graph(manifest: Manifest, inputs: Sequence[Any], outputs: Sequence[Any
 
 
 def _compare(what: str, described: Sequence[Value], declared: Sequence[Any]) -> None:
-    """Compare the inputs or the outputs that a manifest describes with those that a graph declares."""
+    """Compare the inputs or the outputs that a manifest describes with those that a graph
+    declares.
+    """
     there = {value.name: value for value in declared}
     for value in described:
         _expect(
@@ -204,7 +212,8 @@ def _check_readout(manifest: Manifest) -> None:
         ) and isinstance(value.axes[-1], int)
         _expect(
             right,
-            f"outputs[1] to be {_short(readout.get('output'))} {manifest.dtype} {[B, *tokens, 'size']} as in config.readout",
+            f"outputs[1] to be {_short(readout.get('output'))} {manifest.dtype} "
+            f"{[B, *tokens, 'size']} as in config.readout",
             _line(value),
         )
 
@@ -227,7 +236,9 @@ def _short(value: Any) -> str:
 
 
 def _feedable(manifest: Manifest) -> Dict[str, List[Value]]:
-    """Return the inputs after the first that the runtime can build, by name, each with its allowed forms."""
+    """Return the inputs after the first that the runtime can build, by name, each with its
+    allowed forms.
+    """
     values = [Value("token_type_ids", "int64", (B, S))] if manifest.segments else []
     values += [Value("cache_position", "int64", (B, S)), Value("first_position", "int64", (B, 1))]
     values += [Value("seqlens_k", "int32", (B,)), Value("total_sequence_length", "int32", ())]
@@ -271,7 +282,9 @@ def _check_inputs(manifest: Manifest) -> None:
 
 
 def _check_encoder(manifest: Manifest) -> None:
-    """Check that encoder inputs belong to a decoder and are a mask, then pairs of a key and a value of the same shape."""
+    """Check that encoder inputs belong to a decoder and are a mask, then pairs of a key and a
+    value of the same shape.
+    """
     if not manifest.encoder:
         return
     rule = "encoder to belong to a decoder and to be a mask, then pairs of a key and a value"
@@ -295,7 +308,8 @@ def _check_encoder(manifest: Manifest) -> None:
         )
         _expect(
             named and shaped,
-            f"encoder[{index + 1}] to be past_key_values.N.encoder.{kind} {manifest.passed_dtype} [{B},heads,{Q},head size]",
+            f"encoder[{index + 1}] to be past_key_values.N.encoder.{kind} "
+            f"{manifest.passed_dtype} [{B},heads,{Q},head size]",
             _line(value),
         )
         _expect(
@@ -338,11 +352,15 @@ def _check_state(where: str, state: State, manifest: Manifest) -> None:
         -1,
         "positions",
     ) and state is manifest.states[0]
-    rule = f"{where} past_positions to be the first state, int64 [{B},{slots}] filled with -1, with signature positions"
+    rule = (
+        f"{where} past_positions to be the first state, int64 [{B},{slots}] filled with -1, with "
+        "signature positions"
+    )
     _expect(
         right,
         rule,
-        f"{state.dtype} {list(state.axes)} filled with {state.fill}, signature {manifest.signature}",
+        f"{state.dtype} {list(state.axes)} filled with {state.fill}, signature "
+        f"{manifest.signature}",
     )
 
 
@@ -373,7 +391,10 @@ def _check_caches(manifest: Manifest) -> None:
     right = bool(small) == bool(manifest.cache) and (
         not small or (target, manifest.dtype) == ("ort", "float32")
     )
-    got = f"{len(small)} int8 states with cache {manifest.cache or manifest.dtype} for target {target} in {manifest.dtype}"
+    got = (
+        f"{len(small)} int8 states with cache {manifest.cache or manifest.dtype} for target "
+        f"{target} in {manifest.dtype}"
+    )
     _expect(right, "int8 states exactly with cache int8, for target ort in float32", got)
     for state in small:
         right = (

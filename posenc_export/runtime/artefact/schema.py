@@ -1,4 +1,6 @@
-"""The fields of posenc.json with types, choices and ranges. msgspec checks them when a manifest is read, not when one is built in Python."""
+"""The fields of posenc.json with types, choices and ranges. msgspec checks them when a manifest
+is read, not when one is built in Python.
+"""
 
 import hashlib
 import json
@@ -11,8 +13,9 @@ from msgspec import Meta, Struct
 from posenc_export.runtime.artefact.machine import Compiled
 
 SCHEMA = 4
-# Version of the names, dtypes, axes and meanings of graph inputs, outputs and states (meanings.py, docs/runtimes/README.md), which other programs feed.
-# A new input that has no default value, or another meaning of one, needs the next number.
+# Version of the names, dtypes, axes and meanings of graph inputs, outputs and states (meanings.py,
+# docs/runtimes/README.md), which other programs feed. A new input that has no default value, or
+# another meaning of one, needs the next number.
 INTERFACE = 1
 # Patterns end in \Z, since $ also matches before a final line break.
 LARGEST = 2**31 - 1  # largest size of a tensor along one axis
@@ -56,7 +59,8 @@ class Value(Struct, frozen=True, forbid_unknown_fields=True):
 class State(Struct, frozen=True, forbid_unknown_fields=True):
     """A tensor that is kept between calls: output `present` of a call is input `past` of the next.
 
-    Its update rule is "append" if it grows along `axis`, "in_place" if it has a fixed capacity along `axis` and one buffer, "replace" if each call replaces it.
+    Its update rule is "append" if it grows along `axis`, "in_place" if it has a fixed capacity
+    along `axis` and one buffer, "replace" if each call replaces it.
     """
 
     past: Name  # name of the graph input
@@ -86,11 +90,14 @@ class Reference(Struct, frozen=True, forbid_unknown_fields=True):
     """Expected outputs stored in the artefact (runtime/verification/reference.py)."""
 
     columns: AtLeastOne  # number of stored numbers of each output
-    tolerance: Finite  # bound of the errors of cells that are compared with these outputs (numerics.cell_error)
+    # Bound of the errors of cells that are compared with these outputs (numerics.cell_error).
+    tolerance: Finite
     filled: bool  # whether outputs of the long sequence are stored
-    noise: Finite = 0.0  # rounding error of one product, relative to it, if the artefact rounds activations (numerics.rounding_tolerance); otherwise 0
-    # Bound of the errors of the float32 form (verification/float32_form.py); 0 for an artefact without
-    # one, and for those of earlier versions.
+    # Rounding error of one product, relative to it, if the artefact rounds activations
+    # (numerics.rounding_tolerance); otherwise 0.
+    noise: Finite = 0.0
+    # Bound of the errors of the float32 form (verification/float32_form.py); 0 for an artefact
+    # without one, and for those of earlier versions.
     float32: Finite = 0.0
     edges: Annotated[
         Dict[
@@ -111,24 +118,32 @@ class Package(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Quality(Struct, frozen=True, forbid_unknown_fields=True):
-    """What an artefact that rounds weights, activations or caches loses against the float32 module. Figures of text are 0 for inputs that are no text."""
+    """What an artefact that rounds weights, activations or caches loses against the float32
+    module. Figures of text are 0 for inputs that are no text.
+    """
 
     inputs: Annotated[
         str,
         Meta(
-            pattern=r"^(text|held-out calibration text|text of the package|random tokens|random numbers)\Z"
+            pattern=r"^(text|held-out calibration text|text of the package|random tokens|random "
+            r"numbers)\Z"
         ),
     ]
-    error: Finite  # root mean square of the differences of outputs, relative to the root mean square of the module's outputs
+    # Root mean square of the differences of outputs, relative to the root mean square of the
+    # module's outputs.
+    error: Finite
     agreement: Annotated[
         float, Meta(ge=0.0, le=1.0)
     ]  # fraction of tokens with the same largest logit, 0 .. 1; 0 for models without logits
     tokens: AtLeastOne  # number of compared tokens
-    exact: Finite  # worst error of the grid for the same rounded weights computed in float32, without rounding of activations and caches
+    # Worst error of the grid for the same rounded weights computed in float32, without rounding of
+    # activations and caches.
+    exact: Finite
     exact_tolerance: Finite  # bound of `exact`
     perplexity: Finite = 0.0  # exponential of the mean cross-entropy of the next token
     float32_perplexity: Finite = 0.0  # of the float32 module
-    bits_per_byte: Finite = 0.0  # cross-entropy of the next token in bits, divided by the mean length of a token in bytes
+    # Cross-entropy of the next token in bits, divided by the mean length of a token in bytes.
+    bits_per_byte: Finite = 0.0
     float32_bits_per_byte: Finite = 0.0  # of the float32 module
     sha256: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""  # digest of the text
 
@@ -178,7 +193,9 @@ class Calibration(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Generation(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Which tokens generation_config.json of the checkpoint forbids or forces, and the first tokens of Whisper."""
+    """Which tokens generation_config.json of the checkpoint forbids or forces, and the first
+    tokens of Whisper.
+    """
 
     suppressed: Ids = ()  # ids that are never chosen
     suppressed_first: Ids = ()  # ids that are not chosen as the first token that is free
@@ -199,49 +216,69 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """Description of an artefact.
 
     Args:
-        kind: "decoder" (input_ids to logits), "encoder" (input_ids or input_features to last_hidden_state or, if a decoder reads it, encoder_key_values; with
-            segments also token_type_ids), "block" (hidden_states to output) or "module" (a user's own module, input_ids or hidden_states to output).
-        target: "onnx", "onnx-static", "ort", "ort-cuda", "torchscript", "pt2" or "aotinductor"; "eager" for a live module, which has no file.
-        signature: "positions" (position_ids, -1 for padding) or "mask" (attention_mask, from which the graph counts positions).
-        dtype: "float32", "float16" or "bfloat16", dtype of activations and caches. numpy has no bfloat16: hidden states and outputs of such a graph are float32.
-        layout: cache slots of a row's tokens: "rows" (each row fills its own first slots) or "columns" (all rows advance together).
+        kind: "decoder" (input_ids to logits), "encoder" (input_ids or input_features to
+            last_hidden_state or, if a decoder reads it, encoder_key_values; with segments also
+            token_type_ids), "block" (hidden_states to output) or "module" (a user's own module,
+            input_ids or hidden_states to output).
+        target: "onnx", "onnx-static", "ort", "ort-cuda", "torchscript", "pt2" or "aotinductor";
+            "eager" for a live module, which has no file.
+        signature: "positions" (position_ids, -1 for padding) or "mask" (attention_mask, from which
+            the graph counts positions).
+        dtype: "float32", "float16" or "bfloat16", dtype of activations and caches. numpy has no
+            bfloat16: hidden states and outputs of such a graph are float32.
+        layout: cache slots of a row's tokens: "rows" (each row fills its own first slots) or
+            "columns" (all rows advance together).
         config: description of the model.
-        inputs, outputs: graph inputs and outputs without the states. The second output, if there is one, is the readout of an encoder, such as sentence_embedding.
+        inputs, outputs: graph inputs and outputs without the states. The second output, if there is
+            one, is the readout of an encoder, such as sentence_embedding.
         states: tensors that are kept between calls.
         max_positions: the range of positions is 0 .. max_positions - 1.
-        capacity_bucket: in-place caches are allocated in multiples of this number of slots; 0 allocates the whole range at once, for graphs whose cost does not depend
-            on the capacity.
-        continuation_rows: largest number of rows in a call with several new tokens on a filled cache; 0 for no limit.
+        capacity_bucket: in-place caches are allocated in multiples of this number of slots; 0
+            allocates the whole range at once, for graphs whose cost does not depend on the
+            capacity.
+        continuation_rows: largest number of rows in a call with several new tokens on a filled
+            cache; 0 for no limit.
         contiguous: whether the positions of a row must be consecutive.
-        axes: number of coordinates of a token besides its position; if above 0, position_ids is [1+axes,B,S] with the position first.
+        axes: number of coordinates of a token besides its position; if above 0, position_ids is
+            [1+axes,B,S] with the position first.
         chunk: default number of tokens of a row to feed at a time; limits a bias to [H,chunk,T].
-        step_weights: number of weights that one new token reads, without tables of encodings and with one row of the token table.
+        step_weights: number of weights that one new token reads, without tables of encodings and
+            with one row of the token table.
         stop_ids: token ids that end a text.
         start_ids: first token ids of a decoder that reads an encoder.
         generation: tokens that `generate` must not or must choose; None for no such tokens.
-        encoder: graph inputs of a decoder that reads an encoder, given once per row: encoder_attention_mask, then a key and a value for each layer that reads it.
+        encoder: graph inputs of a decoder that reads an encoder, given once per row:
+            encoder_attention_mask, then a key and a value for each layer that reads it.
         opset: version by domain.
         operators: number of nodes by operator.
         versions: library versions of the export.
-        interface: version of the graph's inputs, outputs and states (INTERFACE); 0 in artefacts of earlier versions, which do not state it.
-        source: how to build the same weights again: {"preset": name} or {"seed": number}; {"checkpoint": name} for a name only; empty for a user's own model.
+        interface: version of the graph's inputs, outputs and states (INTERFACE); 0 in artefacts of
+            earlier versions, which do not state it.
+        source: how to build the same weights again: {"preset": name} or {"seed": number};
+            {"checkpoint": name} for a name only; empty for a user's own model.
         weights: format of weights of few bits; None if all weights have `dtype`.
-        formats: format of each weight of few bits, by name of the parameter, if the format of `weights` is "mixed"; otherwise empty.
+        formats: format of each weight of few bits, by name of the parameter, if the format of
+            `weights` is "mixed"; otherwise empty.
         cache: "int8" if cached keys and values are stored in 8 bits; empty if they have `dtype`.
-        calibration: calibration data used to round weights and to compute the scales of caches; None for none.
-        quality: loss against the float32 module; None if the artefact was not verified or rounds nothing.
+        calibration: calibration data used to round weights and to compute the scales of caches;
+            None for none.
+        quality: loss against the float32 module; None if the artefact was not verified or rounds
+            nothing.
         deviation: figures of earlier versions in place of `quality`; not used.
-        compiled: what the native code of target aotinductor was compiled from and for; None for other targets.
-        encodings: where the trained numbers of each encoding are, by name of the parameter in the block or stack (docs/commands.md). Needed for pictures, not to run
-            the artefact.
-        packages: origin of each encoding that is not part of this package, by name. Needed to build the model again, not to run it.
+        compiled: what the native code of target aotinductor was compiled from and for; None for
+            other targets.
+        encodings: where the trained numbers of each encoding are, by name of the parameter in the
+            block or stack (docs/commands.md). Needed for pictures, not to run the artefact.
+        packages: origin of each encoding that is not part of this package, by name. Needed to build
+            the model again, not to run it.
         constants: sha256 of the numbers and attributes of each node of an ONNX graph, by its name
             (runtime/verification/constants.py). Empty for other graphs and in artefacts that were
             not verified when they were exported.
         files: digest and size of each file, by name.
         reference: expected outputs stored in the artefact, or None.
         certificate: errors measured against the module, or None.
-        proofs: errors measured against the reference, one per machine and provider, the newest last.
+        proofs: errors measured against the reference, one per machine and provider, the newest
+            last.
     """
 
     kind: Annotated[str, Meta(pattern=r"^(decoder|encoder|block|module)\Z")]
@@ -335,7 +372,9 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def digest(self) -> str:
-        """sha256 of all fields except certificate and proofs. It covers the digests of all files, so a user can compare it with one from a trusted source."""
+        """sha256 of all fields except certificate and proofs. It covers the digests of all
+        files, so a user can compare it with one from a trusted source.
+        """
         return digest_of(
             {
                 key: value
@@ -346,7 +385,9 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def passed(dtype: str) -> str:
-    """Return the numpy dtype in which numbers of a dtype of activations are passed to a graph and returned."""
+    """Return the numpy dtype in which numbers of a dtype of activations are passed to a graph
+    and returned.
+    """
     return "float32" if dtype == "bfloat16" else dtype
 
 

@@ -6,9 +6,9 @@ from typing import Any, Dict, List
 
 from posenc_export.runtime.artefact.schema import Manifest, Quality
 
-OTHER = re.compile(
-    r"[^A-Za-z0-9_.,:;=+() -]"
-)  # not allowed, since summaries are printed on terminals and inserted into programs: line breaks, quotes, escapes
+# Not allowed, since summaries are printed on terminals and inserted into programs: line breaks,
+# quotes, escapes.
+OTHER = re.compile(r"[^A-Za-z0-9_.,:;=+() -]")
 SAID = {"keep": "codes of the checkpoint"}  # formats whose names do not describe them
 LONGEST = 300  # most characters of one specification
 
@@ -19,7 +19,11 @@ def summary(manifest: Manifest) -> Dict[str, str]:
     Parts of the configuration that do not have the expected form are left out; they raise no error.
     """
     return {
-        "model": f"{manifest.kind} for target {manifest.target}, {manifest.dtype}{' except weights' if manifest.weights else ''}, signature {manifest.signature}",
+        "model": (
+            f"{manifest.kind} for target {manifest.target}, "
+            f"{manifest.dtype}{' except weights' if manifest.weights else ''}, signature "
+            f"{manifest.signature}"
+        ),
         "encoding": ", ".join(_encodings(manifest.config)) or "none",
         "sizes": ", ".join(
             [f"{name} {size}" for name, size in _sizes(manifest).items()] + _read(manifest)
@@ -31,12 +35,15 @@ def summary(manifest: Manifest) -> Dict[str, str]:
 
 
 def _quantization(manifest: Manifest) -> Dict[str, str]:
-    """Describe the formats of weights and caches, the sample, and the loss against the float32 module; empty if everything has the dtype of the manifest."""
+    """Describe the formats of weights and caches, the sample, and the loss against the float32
+    module; empty if everything has the dtype of the manifest.
+    """
     lines, weights, sample = {}, manifest.weights, manifest.calibration
     if weights is not None:
         form = _formats(manifest) or SAID.get(weights.format, weights.format)
         lines["weights"] = (
-            f"{form} in {weights.matrices} matrices, activations of products in {weights.activations} on the CPU"
+            f"{form} in {weights.matrices} matrices, activations of products in "
+            f"{weights.activations} on the CPU"
         )
     if manifest.cache:
         lines["cache"] = manifest.cache
@@ -61,9 +68,15 @@ def _loss(quality: Quality) -> str:
     """Describe the loss against the float32 module, and what it was measured on."""
     parts = [f"{quality.error:.1e} from the float32 module"]
     if quality.ratio:
-        bits = f"{quality.bits_per_byte:.3f} instead of {quality.float32_bits_per_byte:.3f} bits per byte"
+        bits = (
+            f"{quality.bits_per_byte:.3f} instead of {quality.float32_bits_per_byte:.3f} bits "
+            "per byte"
+        )
         parts = [
-            f"perplexity {quality.ratio:.3f} times that of float32, {quality.perplexity:.4g} instead of {quality.float32_perplexity:.4g}",
+            (
+                f"perplexity {quality.ratio:.3f} times that of float32, {quality.perplexity:.4g} "
+                f"instead of {quality.float32_perplexity:.4g}"
+            ),
             bits,
         ]
     if quality.agreement:
@@ -73,11 +86,16 @@ def _loss(quality: Quality) -> str:
         if quality.sha256
         else f"on {quality.tokens} {quality.inputs}"
     )
-    return f"{', '.join(parts)} {measured}; the same weights in float32 are within {quality.exact:.1e} of their module"
+    return (
+        f"{', '.join(parts)} {measured}; the same weights in float32 are within "
+        f"{quality.exact:.1e} of their module"
+    )
 
 
 def _encodings(config: Dict[str, Any]) -> List[str]:
-    """Return the encodings as `posenc export --encoding` takes them, and where each is applied; of an own module those of its block or stack."""
+    """Return the encodings as `posenc export --encoding` takes them, and where each is applied;
+    of an own module those of its block or stack.
+    """
     if config.get("kind") == "module":
         inside = _dict(config.get("inside"))
         return _encodings(inside) if inside.get("kind") != "module" else []
@@ -114,7 +132,9 @@ def _spec(spec: Any) -> str:
 
 
 def _sizes(manifest: Manifest) -> Dict[str, Any]:
-    """Return the sizes of a model by name; heads and head size are those of its first layer, width and layers of an own module those of its block or stack."""
+    """Return the sizes of a model by name; heads and head size are those of its first layer,
+    width and layers of an own module those of its block or stack.
+    """
     own = manifest.kind == "module"
     config = _dict(manifest.config.get("inside")) if own else manifest.config
     layers = _list(config.get("order"))

@@ -23,7 +23,9 @@ class Pieces(Protocol):
     """Incremental decoder of one row, from token ids to text."""
 
     def push(self, token: int) -> str:
-        """Return the text that a token adds, empty while a character is incomplete. Raise ValueError if the token cannot be decoded."""
+        """Return the text that a token adds, empty while a character is incomplete. Raise
+        ValueError if the token cannot be decoded.
+        """
 
     def rest(self) -> str:
         """Return the text of an incomplete character at the end of the row."""
@@ -33,7 +35,9 @@ class Codec(Protocol):
     """Encoder of text to token ids, with a decoder for each row."""
 
     def encode(self, text: str, special: bool = True) -> List[int]:
-        """Return the token ids of a prompt, with the special tokens that the tokenizer adds unless `special` is False. Raise ValueError if it cannot be encoded."""
+        """Return the token ids of a prompt, with the special tokens that the tokenizer adds
+        unless `special` is False. Raise ValueError if it cannot be encoded.
+        """
 
     def least_tokens(self, text: str) -> int:
         """Return a number of tokens that a text has at least, without encoding it."""
@@ -42,7 +46,9 @@ class Codec(Protocol):
         """Return a decoder for the tokens that follow a prompt."""
 
     def spelled(self, token: int) -> str:
-        """Return the text of one token alone, of special tokens too, with U+FFFD for parts of characters."""
+        """Return the text of one token alone, of special tokens too, with U+FFFD for parts of
+        characters.
+        """
 
     def is_special(self, token: int) -> bool:
         """Whether a token gives no text because it is special."""
@@ -56,7 +62,8 @@ def codec(folder: Path, manifest: Manifest, most: Optional[int] = None) -> Codec
             for whole texts.
 
     Raises:
-        ValueError: the artefact has no tokenizer and not 256 token ids, or its tokenizer.json cannot be read.
+        ValueError: the artefact has no tokenizer and not 256 token ids, or its tokenizer.json
+            cannot be read.
         ModuleNotFoundError: tokenizers is not installed.
     """
     if "tokenizer.json" in manifest.files:
@@ -101,7 +108,9 @@ def read_tokenizer(content: bytes, most: Optional[int] = None) -> Any:
 
 
 def check_tokenizer(content: bytes) -> None:
-    """Raise ValueError unless bytes of tokenizer.json are empty, or can be read: by the tokenizers package, or without it as a JSON object."""
+    """Raise ValueError unless bytes of tokenizer.json are empty, or can be read: by the
+    tokenizers package, or without it as a JSON object.
+    """
     if content and importlib.util.find_spec("tokenizers"):
         read_tokenizer(content)
     elif content:

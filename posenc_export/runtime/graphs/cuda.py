@@ -15,10 +15,15 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.onnx_files import load_errors
 
 NAME = "CUDAExecutionProvider"
-INSTALL = "pip uninstall onnxruntime, then pip install 'posenc-export[gpu]'"  # both distributions fill the same folder
+# Both distributions fill the same folder.
+INSTALL = "pip uninstall onnxruntime, then pip install 'posenc-export[gpu]'"
 OPTIONS = {
-    "use_tf32": "0",  # TF32, the default for products in float32, has a unit roundoff of 4.9e-4; the tolerance of float32 is about 5e-5
-    "sdpa_kernel": "19",  # flash, memory efficient and unfused attention. cuDNN's, otherwise preferred for prompts, keeps a plan for every length without end
+    # TF32, the default for products in float32, has a unit roundoff of 4.9e-4; the tolerance of
+    # float32 is about 5e-5.
+    "use_tf32": "0",
+    # Flash, memory efficient and unfused attention. cuDNN's, otherwise preferred for prompts, keeps
+    # a plan for every length without end.
+    "sdpa_kernel": "19",
 }
 CUDNN_OPERATORS = {
     "Conv",
@@ -46,7 +51,9 @@ class Obstacle(NamedTuple):
 
 @functools.cache
 def obstacle() -> Optional[Obstacle]:
-    """Return what keeps the provider from running on this machine, or None after a trial session. It loads the libraries of CUDA and cuDNN that are installed."""
+    """Return what keeps the provider from running on this machine, or None after a trial
+    session. It loads the libraries of CUDA and cuDNN that are installed.
+    """
     if NAME not in onnxruntime.get_available_providers():
         return Obstacle("an ONNX Runtime without it", INSTALL)
     with contextlib.redirect_stdout(io.StringIO()):  # preload_dlls prints what it does not find
@@ -56,7 +63,9 @@ def obstacle() -> Optional[Obstacle]:
 
 
 def cudnn_obstacle(manifest: Manifest) -> Optional[Obstacle]:
-    """Return why a graph that needs cuDNN cannot run here, or None. Call it after `obstacle`, which loads the library from the installed wheels."""
+    """Return why a graph that needs cuDNN cannot run here, or None. Call it after `obstacle`,
+    which loads the library from the installed wheels.
+    """
     needing = sorted(CUDNN_OPERATORS.intersection(manifest.operators))
     if not needing or sys.platform not in CUDNN:
         return None
@@ -71,7 +80,9 @@ def cudnn_obstacle(manifest: Manifest) -> Optional[Obstacle]:
 
 
 def _missing_library() -> Optional[Obstacle]:
-    """Return which library is missing. ONNX Runtime would print it, and then open a session without the provider."""
+    """Return which library is missing. ONNX Runtime would print it, and then open a session
+    without the provider.
+    """
     folder = Path(onnxruntime.__file__).parent / "capi"
     try:
         for name in LIBRARIES.get(sys.platform, ()):

@@ -1,8 +1,10 @@
-"""Where ONNX Runtime's CUDA provider would run the nodes of a graph, found without a device and without ONNX Runtime.
+"""Where ONNX Runtime's CUDA provider would run the nodes of a graph, found without a device and
+without ONNX Runtime.
 
-The kernels are those of cuda_kernels.json, which tests/cuda_dry_run/tables.py reads from the provider of one version of onnxruntime-gpu. The rules are those of that
-version: a node without a kernel runs on the CPU, and so do nodes that only compute shapes; a value that is made on one side and read on the other is copied. Neither
-outputs nor times follow from it.
+The kernels are those of cuda_kernels.json, which tests/cuda_dry_run/tables.py reads from the
+provider of one version of onnxruntime-gpu. The rules are those of that version: a node without a
+kernel runs on the CPU, and so do nodes that only compute shapes; a value that is made on one side
+and read on the other is copied. Neither outputs nor times follow from it.
 """
 
 import functools
@@ -18,8 +20,9 @@ TABLE = Path(__file__).with_name("cuda_kernels.json")
 SMALL = 100  # most elements of a constant that a shape computation reads on the CPU
 NOT_FOR_CPU = ("float16", "bfloat16")  # element types that shape computations do not have
 CONTROL_FLOW = ("If", "Loop", "Scan")
-# Products of several matrices on both sides. If the numbers of matrices differ, the provider copies the addresses of all pairs from memory of the host, which it reuses
-# after the run: a captured step would repeat the copy, and multiply other matrices.
+# Products of several matrices on both sides. If the numbers of matrices differ, the provider copies
+# the addresses of all pairs from memory of the host, which it reuses after the run: a captured step
+# would repeat the copy, and multiply other matrices.
 PRODUCTS = ("MatMul", "FusedMatMul")
 DEVICE, HOST, CALLER, CONSTANT = (
     "device",
@@ -33,7 +36,8 @@ class Kernels(NamedTuple):
     """The kernels of one version of an operator.
 
     Args:
-        takes, gives: a type parameter or an element type for each input and output; "..." repeats the one before it.
+        takes, gives: a type parameter or an element type for each input and output; "..." repeats
+            the one before it.
         types: element types of the type parameters, separated by spaces, for each kernel.
         host_inputs, host_outputs: indices of inputs and outputs in host memory.
     """
@@ -52,7 +56,8 @@ class Placement:
     Args:
         nodes: their number.
         on_cpu: operators of nodes that compute shapes, which run on the CPU.
-        without_kernel: nodes without a kernel for their element types, as text; they run on the CPU too.
+        without_kernel: nodes without a kernel for their element types, as text; they run on the CPU
+            too.
         refused: nodes that have a kernel which refuses them when it runs, as text.
         control_flow: operators with subgraphs.
         addressed: products whose matrices the provider may address from the host (PRODUCTS).
@@ -81,22 +86,34 @@ class Placement:
 
     @property
     def captured(self) -> bool:
-        """Whether a run can be captured as a CUDA graph, if its shapes and buffers stay the same."""
+        """Whether a run can be captured as a CUDA graph, if its shapes and buffers stay the
+        same.
+        """
         return self.runs and not self.copied and not self.control_flow and not self.addressed
 
     def said(self, grows: bool = False) -> str:
-        """Describe the placement in one line. grows: whether caches grow in each step, whose shapes then change."""
+        """Describe the placement in one line. grows: whether caches grow in each step, whose
+        shapes then change.
+        """
         if not self.runs:
             return "cannot run: " + "; ".join(
                 [*(f"no kernel for {node}" for node in self.without_kernel), *self.refused]
             )
-        cpu = f"{len(self.on_cpu)} of {self.nodes} nodes {'runs' if len(self.on_cpu) == 1 else 'run'} on the CPU"
-        return f"{cpu}, {self.copied} {'copy' if self.copied == 1 else 'copies'} a step, {'can' if self.captured and not grows else 'cannot'} be captured"
+        cpu = (
+            f"{len(self.on_cpu)} of {self.nodes} nodes "
+            f"{'runs' if len(self.on_cpu) == 1 else 'run'} on the CPU"
+        )
+        return (
+            f"{cpu}, {self.copied} {'copy' if self.copied == 1 else 'copies'} a step, "
+            f"{'can' if self.captured and not grows else 'cannot'} be captured"
+        )
 
 
 @functools.cache
 def table() -> Tuple[str, Dict[Tuple[str, str], Dict[int, Kernels]]]:
-    """Return the version of onnxruntime-gpu, and its kernels by domain and operator, then by first version of the operator."""
+    """Return the version of onnxruntime-gpu, and its kernels by domain and operator, then by
+    first version of the operator.
+    """
     content = json.loads(TABLE.read_text(encoding="utf-8"))
     found: Dict[Tuple[str, str], Dict[int, Kernels]] = {}
     for domain, operator, version, *kernels in content["rows"]:
@@ -148,7 +165,9 @@ class _Planner:
             self._add_node(node)
 
     def finish(self) -> Placement:
-        """Count the copies: of values that are read on the other side, and of graph inputs that are read on both sides."""
+        """Count the copies: of values that are read on the other side, and of graph inputs that
+        are read on both sides.
+        """
         for name, sides in self.readers.items():
             where = self.at[name]
             if where == DEVICE and HOST in sides:
@@ -210,7 +229,9 @@ class _Planner:
             self.at[name], self.types[name] = where, types[index] if index < len(types) else ""
 
     def _computes_shape(self, node: Node, kernels: Kernels) -> bool:
-        """Whether a node reads nothing but small constants, graph inputs and values that come from shapes, none of which its kernel wants on the host anyway."""
+        """Whether a node reads nothing but small constants, graph inputs and values that come
+        from shapes, none of which its kernel wants on the host anyway.
+        """
         names = [(index, name) for index, name in enumerate(node.inputs) if name]
         if node.bodies or not any(name in self.shapes for _, name in names):
             return False
@@ -230,7 +251,9 @@ class _Planner:
         return versions.get(max((version for version in versions if version <= opset), default=-1))
 
     def _matched(self, node: Node, kernels: Kernels) -> Optional[List[str]]:
-        """Return the element types of the outputs by the first kernel that takes the inputs, or None."""
+        """Return the element types of the outputs by the first kernel that takes the inputs, or
+        None.
+        """
         if node.bodies:
             return [""] * len(node.outputs)
         takes = _repeated(kernels.takes, len(node.inputs))

@@ -1,7 +1,9 @@
-"""Steps on CUDA: inputs, states and output are in device memory, so that a step binds nothing and can be replayed as a CUDA graph.
+"""Steps on CUDA: inputs, states and output are in device memory, so that a step binds nothing and
+can be replayed as a CUDA graph.
 
-ONNX Runtime captures a step under an id, and replays it with the addresses and shapes of that run, whatever is bound later. It captures in global mode: meanwhile, other
-threads must not allocate memory or wait for the device. Each thread has its own graphs.
+ONNX Runtime captures a step under an id, and replays it with the addresses and shapes of that run,
+whatever is bound later. It captures in global mode: meanwhile, other threads must not allocate
+memory or wait for the device. Each thread has its own graphs.
 """
 
 import warnings
@@ -37,7 +39,9 @@ class GraphIds:
         self._ids: Dict[Hashable, int] = {}
 
     def of(self, bound: Hashable) -> int:
-        """Return the id of a step with these addresses and shapes, or UNCAPTURED if none is left."""
+        """Return the id of a step with these addresses and shapes, or UNCAPTURED if none is
+        left.
+        """
         if bound not in self._ids and len(self._ids) < self.most:
             self._ids[bound] = len(self._ids) + 1
         return self._ids.get(bound, UNCAPTURED)
@@ -55,7 +59,9 @@ class DeviceCopies:
         self._held: Dict[int, Tuple[Any, Any]] = {}
 
     def address(self, array: np.ndarray) -> int:
-        """Return the address on the device of an array that is contiguous in the memory of its base."""
+        """Return the address on the device of an array that is contiguous in the memory of its
+        base.
+        """
         block, held = _block(array), self._held
         name = id(block)
         if name not in held:
@@ -73,10 +79,12 @@ class Memory(NamedTuple):
 
 
 class StepInputs:
-    """Graph inputs that are copied to the device together before each run, since each copy waits for the device.
+    """Graph inputs that are copied to the device together before each run, since each copy waits
+    for the device.
 
     Args:
-        feeds: graph inputs by name, contiguous in the memory of their base. Counters of one dtype share theirs.
+        feeds: graph inputs by name, contiguous in the memory of their base. Counters of one dtype
+            share theirs.
         result: the output on the host.
         memories: device memory by numbers of rows and tokens, which is added if missing.
     """
@@ -151,7 +159,8 @@ class DeviceSteps:
             feeds: graph inputs by name.
             constant: those of the session's encoder, which no call changes.
             result: array [B,S,*] that each run writes. Only steps of one token are captured.
-            bind: returns a binding, given caches, the addresses of the inputs that are on the device, and that of the output.
+            bind: returns a binding, given caches, the addresses of the inputs that are on the
+                device, and that of the output.
 
         Returns:
             A function of caches on the device, which returns the function that runs a step on them.
@@ -190,7 +199,9 @@ class DeviceSteps:
         return launch_of
 
     def _launch(self, binding: Any, number: int, inputs: StepInputs, fetch: Launch) -> Launch:
-        """Return a function that copies the inputs to the device, runs or replays the graph, and copies the output to the host."""
+        """Return a function that copies the inputs to the device, runs or replays the graph, and
+        copies the output to the host.
+        """
         run, update, turn, uncaptured = (
             self.session.run_with_iobinding,
             inputs.update,

@@ -1,4 +1,6 @@
-"""Map model.onnx.data once for ONNX Runtime, and release its pages while ONNX Runtime packs the weights."""
+"""Map model.onnx.data once for ONNX Runtime, and release its pages while ONNX Runtime packs the
+weights.
+"""
 
 import mmap
 import sys
@@ -16,7 +18,9 @@ SINCE = (
     1,
     31,
 )  # first release of ONNX Runtime that reads weights from a buffer without copying them
-INTERVAL = 0.001  # seconds; a large table is packed at several gigabytes per second, and its pages count until they are released
+# Seconds; a large table is packed at several gigabytes per second, and its pages count until they
+# are released.
+INTERVAL = 0.001
 RELEASES = sys.platform == "linux"  # elsewhere MADV_DONTNEED does not remove pages from the process
 
 
@@ -24,14 +28,17 @@ RELEASES = sys.platform == "linux"  # elsewhere MADV_DONTNEED does not remove pa
 def mapped_weights(
     options: onnxruntime.SessionOptions, folder: Path, manifest: Manifest, provider: str
 ) -> Iterator[Optional[mmap.mmap]]:
-    """Let a session that is created within the context read its weights from one mapping, whose pages are released repeatedly until the context ends.
+    """Let a session that is created within the context read its weights from one mapping, whose
+    pages are released repeatedly until the context ends.
 
-    ONNX Runtime stores packed copies of most weights on its heap. Pages of the file would otherwise stay resident beside these copies, also those of a table that
-    both the first and the last layer read. Pages that are needed again are mapped again from the system's cache.
+    ONNX Runtime stores packed copies of most weights on its heap. Pages of the file would otherwise
+    stay resident beside these copies, also those of a table that both the first and the last layer
+    read. Pages that are needed again are mapped again from the system's cache.
 
     Yields:
-        The mapping, which must be kept as long as the session. None if the artefact has no such file, the provider copies all weights to a device, or this system
-        or version of ONNX Runtime does not support it; ONNX Runtime then maps the file itself.
+        The mapping, which must be kept as long as the session. None if the artefact has no such
+        file, the provider copies all weights to a device, or this system or version of ONNX Runtime
+        does not support it; ONNX Runtime then maps the file itself.
     """
     release = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
     if (

@@ -1,4 +1,6 @@
-"""Check that model.onnx reads only files that the manifest lists, before it is loaded; and turn load errors of ONNX Runtime into one-line messages."""
+"""Check that model.onnx reads only files that the manifest lists, before it is loaded; and turn
+load errors of ONNX Runtime into one-line messages.
+"""
 
 import mmap
 import re
@@ -9,7 +11,8 @@ from typing import Dict, Iterator, List, Set, Tuple, Type, Union
 from posenc_export.runtime.artefact.manifest import Manifest
 
 Buffer = Union[bytes, mmap.mmap, memoryview]
-# For each message type of onnx.proto: the field numbers that lead to tensors, and the message type of each.
+# For each message type of onnx.proto: the field numbers that lead to tensors, and the message type
+# of each.
 FIELDS: Dict[str, Dict[int, str]] = {
     "model": {7: "graph", 20: "training", 25: "function"},
     "training": {1: "graph", 2: "graph"},
@@ -29,11 +32,14 @@ LENGTHS = {1: 8, 5: 4}  # bytes of the fixed-length wire types
 
 
 def check_external(path: Path, manifest: Manifest) -> None:
-    """Raise ValueError unless a graph reads only files that the manifest lists, since only their digests are compared, and is an ONNX model."""
+    """Raise ValueError unless a graph reads only files that the manifest lists, since only their
+    digests are compared, and is an ONNX model.
+    """
     with path.open("rb") as stream:
         if not path.stat().st_size:
             raise ValueError(
-                f"runtime: expected {path.name} to be an ONNX model, got an empty file; export again"
+                f"runtime: expected {path.name} to be an ONNX model, got an empty file; "
+                "export again"
             )
         with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
             try:
@@ -45,12 +51,15 @@ def check_external(path: Path, manifest: Manifest) -> None:
     for name in sorted(names):
         if name not in manifest.files:
             raise ValueError(
-                f"runtime: expected {path.name} to read files that the manifest lists, got {name[:200]!r}; export again"
+                f"runtime: expected {path.name} to read files that the manifest lists, got "
+                f"{name[:200]!r}; export again"
             )
 
 
 def locations(content: Buffer) -> Set[str]:
-    """Return the external data files that the tensors of a serialised ModelProto name. Raise ValueError if it is no protocol buffer."""
+    """Return the external data files that the tensors of a serialised ModelProto name. Raise
+    ValueError if it is no protocol buffer.
+    """
     with memoryview(content) as view:
         return set(_locations(view, 0, len(view), "model", 0))
 
@@ -69,7 +78,9 @@ def _locations(view: memoryview, at: int, end: int, message: str, depth: int) ->
 
 
 def fields(view: memoryview, at: int, end: int) -> Iterator[Tuple[int, int, int, int]]:
-    """Yield the fields of the message at at .. end - 1: number, wire type, and start and end of the content, or an integer twice. Raise ValueError if it is none."""
+    """Yield the fields of the message at at .. end - 1: number, wire type, and start and end of
+    the content, or an integer twice. Raise ValueError if it is none.
+    """
     while at < end:
         tag, at = _varint(view, at, end)
         field, kind = tag >> 3, tag & 7
@@ -101,7 +112,9 @@ def _varint(view: memoryview, at: int, end: int) -> Tuple[int, int]:
 
 
 def load_errors() -> Tuple[Type[Exception], ...]:
-    """Return the exceptions that ONNX Runtime raises while it loads a graph. UnicodeDecodeError: the graph holds names that are not UTF-8."""
+    """Return the exceptions that ONNX Runtime raises while it loads a graph. UnicodeDecodeError:
+    the graph holds names that are not UTF-8.
+    """
     from onnxruntime.capi import (
         onnxruntime_pybind11_state as states,
     )  # imported here, because OpenVINO is used without it
@@ -116,7 +129,9 @@ def load_errors() -> Tuple[Type[Exception], ...]:
 
 @contextmanager
 def refused(path: Path) -> Iterator[None]:
-    """Turn errors of ONNX Runtime while it loads a file into a ValueError with the first line of its reason."""
+    """Turn errors of ONNX Runtime while it loads a file into a ValueError with the first line of
+    its reason.
+    """
     try:
         yield
     except load_errors() as error:

@@ -100,7 +100,9 @@ class Node:
 
     @property
     def element(self) -> str:
-        """Element type of the attribute `value`, of Constant and ConstantOfShape; empty for none."""
+        """Element type of the attribute `value`, of Constant and ConstantOfShape; empty for
+        none.
+        """
         value = self.attributes.get("value")
         return value.element if isinstance(value, Constant) else ""
 

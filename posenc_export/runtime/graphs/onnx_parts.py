@@ -83,7 +83,9 @@ def constant(name: str, numbers: np.ndarray) -> Constant:
 
 
 def nodes_of(graph: Nodes, known: Collection[str] = ()) -> List[Node]:
-    """Return the nodes that read constants and known values only, directly or through each other."""
+    """Return the nodes that read constants and known values only, directly or through each
+    other.
+    """
     values = {"", *known, *graph.constants}
     kept = []
     for node in graph.nodes:

@@ -55,7 +55,8 @@ class OpenVinoGraph:
         threads: threads per operator; None uses all cores.
 
     Raises:
-        ValueError: OpenVINO is too old, does not support the graph or would compute it in another precision, or the processor has no bfloat16.
+        ValueError: OpenVINO is too old, does not support the graph or would compute it in another
+            precision, or the processor has no bfloat16.
     """
 
     device, strided = "cpu", False
@@ -98,7 +99,9 @@ class OpenVinoGraph:
         return Step(run)
 
     def _states(self, caches: BufferedCaches, call: Call) -> Tuple[Arrays, Arrays]:
-        """Return views of the states of a call's rows that the graph reads, and of those that it writes."""
+        """Return views of the states of a call's rows that the graph reads, and of those that it
+        writes.
+        """
         inputs: Arrays = {}
         outputs: Arrays = {}
         for state, past, present in zip(
@@ -119,7 +122,8 @@ class OpenVinoGraph:
 
 
 class Requests:
-    """Runs a compiled graph. Several threads may share it, because each run uses its own inference request.
+    """Runs a compiled graph. Several threads may share it, because each run uses its own inference
+    request.
 
     Args:
         compiled: openvino.CompiledModel.
@@ -152,7 +156,9 @@ class Requests:
         self._idle.append(request)
 
     def _run_rows(self, request: Any, inputs: Arrays, outputs: Arrays) -> None:
-        """Run each row alone and without padding. For caches in place the graph returns a copy of the valid slots, from which the new slots are copied."""
+        """Run each row alone and without padding. For caches in place the graph returns a copy
+        of the valid slots, from which the new slots are copied.
+        """
         rows, new = inputs[self._manifest.inputs[0].name].shape[:2]
         copied = {state.present for state in self._in_place}
         for row in range(rows):
@@ -184,7 +190,9 @@ class Requests:
                 ]
 
     def _part(self, name: str, array: np.ndarray, row: int, count: int) -> np.ndarray:
-        """Return the part of an array for one row and its first `count` new tokens, as a view if rows are the first axis."""
+        """Return the part of an array for one row and its first `count` new tokens, as a view if
+        rows are the first axis.
+        """
         chosen = {B: slice(row, row + 1), S: slice(count)}
         return np.ascontiguousarray(
             array[tuple(chosen.get(axis, slice(None)) for axis in self._axes[name])]
@@ -203,8 +211,10 @@ def _compiled(path: Path, provider: str, threads: Optional[int]) -> Any:
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": threads or 0,
         "ENABLE_CPU_PINNING": False,  # otherwise several processes share the same cores
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,  # otherwise activations are rounded to 8 bits if weights are quantized
-        "CPU_DENORMALS_OPTIMIZATION": True,  # as in ort_graph.py: attention weights of ALiBi are subnormal for distant keys
+        # Otherwise activations are rounded to 8 bits if weights are quantized.
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+        # As in ort_graph.py: attention weights of ALiBi are subnormal for distant keys.
+        "CPU_DENORMALS_OPTIMIZATION": True,
     }
     core = openvino.Core()
     try:
@@ -213,11 +223,13 @@ def _compiled(path: Path, provider: str, threads: Optional[int]) -> Any:
         compiled = core.compile_model(graph, "CPU", settings)
     except RuntimeError as error:
         raise ValueError(
-            f"runtime: expected {path.name} to be a graph that OpenVINO reads, got {_reason(error)}; {REMEDY}"
+            f"runtime: expected {path.name} to be a graph that OpenVINO reads, got "
+            f"{_reason(error)}; {REMEDY}"
         ) from None
     if compiled.get_property("INFERENCE_PRECISION_HINT") != PRECISIONS[provider]:
         raise ValueError(
-            f"runtime: expected a processor with bfloat16 for provider {provider}, got one without; give provider openvino"
+            f"runtime: expected a processor with bfloat16 for provider {provider}, got one "
+            "without; give provider openvino"
         )
     return compiled
 
@@ -227,18 +239,22 @@ def _check_version() -> None:
     version = openvino.__version__.partition("-")[0]
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
         raise ValueError(
-            f"runtime: expected openvino {OLDEST[0]}.{OLDEST[1]} or later, got {version}; pip install 'posenc-export[openvino]'"
+            f"runtime: expected openvino {OLDEST[0]}.{OLDEST[1]} or later, got {version}; "
+            "pip install 'posenc-export[openvino]'"
         )
 
 
 def _check_float64(graph: Any) -> None:
-    """Raise ValueError for operations in float64, which the CPU plugin of OpenVINO computes in float32."""
+    """Raise ValueError for operations in float64, which the CPU plugin of OpenVINO computes in
+    float32.
+    """
     for operation in _operations(graph):
         if operation.get_type_name() != "Constant" and any(
             output.get_element_type() == openvino.Type.f64 for output in operation.outputs()
         ):
             raise ValueError(
-                f"runtime: expected a graph without float64 for provider openvino, got {operation.get_type_name()} in float64; {REMEDY}"
+                "runtime: expected a graph without float64 for provider openvino, got "
+                f"{operation.get_type_name()} in float64; {REMEDY}"
             )
 
 
@@ -266,7 +282,9 @@ def _ports(ports: Any, manifest: Manifest) -> List[Port]:
 
 
 def _reason(error: Exception) -> str:
-    """Return the most specific line of an error message: the first one about something unsupported, otherwise the last one."""
+    """Return the most specific line of an error message: the first one about something
+    unsupported, otherwise the last one.
+    """
     lines = [line.strip(" -") for line in str(error).splitlines() if line.strip()]
     return next(
         (line for line in lines if "not supported" in line),

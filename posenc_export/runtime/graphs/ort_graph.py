@@ -1,4 +1,6 @@
-"""Load model.onnx with ONNX Runtime. Buffers are bound to inputs and outputs by address, on the host or on the device."""
+"""Load model.onnx with ONNX Runtime. Buffers are bound to inputs and outputs by address, on the
+host or on the device.
+"""
 
 import contextlib
 import functools
@@ -14,7 +16,8 @@ try:
     import onnxruntime
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "runtime: expected onnxruntime, got none; pip install 'posenc-export[cpu]' or 'posenc-export[gpu]'",
+        "runtime: expected onnxruntime, got none; pip install 'posenc-export[cpu]' or "
+        "'posenc-export[gpu]'",
         name="onnxruntime",
     ) from error
 
@@ -30,9 +33,11 @@ from posenc_export.runtime.session.buffered_caches import BufferedCaches
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
 from posenc_export.runtime.session.state import Call, Feeds, Step
 
-# SkipLayerNormalization takes 1.7 to 7 times as long on a CPU as the Add and LayerNormalization that it replaces (ONNX Runtime 1.31, widths 256 to 1536).
+# SkipLayerNormalization takes 1.7 to 7 times as long on a CPU as the Add and LayerNormalization
+# that it replaces (ONNX Runtime 1.31, widths 256 to 1536).
 SLOWER = {"cpu": ["SkipLayerNormFusion"], "cuda": [], "webgpu": []}
-# For DequantizeLinear before MatMul: 4-bit products that do not round activations. For 8 bits they are slow, and weights are dequantized when they are loaded instead.
+# For DequantizeLinear before MatMul: 4-bit products that do not round activations. For 8 bits they
+# are slow, and weights are dequantized when they are loaded instead.
 FOUR_BITS, EIGHT_BITS = (
     {"session.qdq_matmulnbits_accuracy_level": "0"},
     {"session.disable_quant_qdq": "1"},
@@ -60,45 +65,55 @@ INSTALL_WEBGPU = "pip install onnxruntime-webgpu in an environment without onnxr
 
 
 def choose_provider(name: str, manifest: Manifest) -> str:
-    """Return the provider for an artefact: "cpu", "cuda" or "webgpu". "auto" chooses cuda if this ONNX Runtime is built with it and both machine and artefact can
-    run it. The first artefact that the machine cannot run on cuda, although ONNX Runtime is built with it, causes a warning that says why.
+    """Return the provider for an artefact: "cpu", "cuda" or "webgpu". "auto" chooses cuda if this
+    ONNX Runtime is built with it and both machine and artefact can run it. The first artefact that
+    the machine cannot run on cuda, although ONNX Runtime is built with it, causes a warning that
+    says why.
 
     Raises:
-        ValueError: the machine lacks what the provider needs, or the artefact has operators or a dtype without kernels for it.
+        ValueError: the machine lacks what the provider needs, or the artefact has operators or a
+            dtype without kernels for it.
     """
     present = onnxruntime.get_available_providers()
     host_only = _host_only(manifest)
     if name == "cpu" or (name == "auto" and (host_only or cuda.NAME not in present)):
         if manifest.dtype == "bfloat16":
             raise ValueError(
-                "runtime: expected provider cuda for an artefact in bfloat16, got cpu; load it on a machine that runs cuda, or export dtype float16"
+                "runtime: expected provider cuda for an artefact in bfloat16, got cpu; load "
+                "it on a machine that runs cuda, or export dtype float16"
             )
         return "cpu"
     if name == "webgpu":
         if PROVIDERS[name][0] not in present:
             raise ValueError(
-                f"runtime: expected an ONNX Runtime with provider {name}, got one with {', '.join(present)}; {INSTALL_WEBGPU}"
+                f"runtime: expected an ONNX Runtime with provider {name}, got one with "
+                f"{', '.join(present)}; {INSTALL_WEBGPU}"
             )
         return name
     if host_only:
         raise ValueError(
-            f"runtime: expected provider cpu for {host_only}, got {name}; export target onnx-static, or ort-cuda for half precision"
+            f"runtime: expected provider cpu for {host_only}, got {name}; export target "
+            "onnx-static, or ort-cuda for half precision"
         )
     missing = cuda.obstacle() or cuda.cudnn_obstacle(manifest)
     if missing is None:
         return "cuda"
     if name == "cuda" or manifest.dtype == "bfloat16":
         raise ValueError(
-            f"runtime: expected a machine that can run provider cuda, got {missing.found}; {missing.remedy}"
+            f"runtime: expected a machine that can run provider cuda, got {missing.found}; "
+            f"{missing.remedy}"
         )
     _warn_once(
-        f"runtime: provider auto chose cpu, because provider cuda cannot run here: got {missing.found}; {missing.remedy}"
+        "runtime: provider auto chose cpu, because provider cuda cannot run here: got "
+        f"{missing.found}; {missing.remedy}"
     )
     return "cpu"
 
 
 def _host_only(manifest: Manifest) -> str:
-    """Return what of an artefact runs on the CPU only; empty for nothing. CUDA's kernels for weights of few bits refuse token tables, and are wrong for encoders."""
+    """Return what of an artefact runs on the CPU only; empty for nothing. CUDA's kernels for
+    weights of few bits refuse token tables, and are wrong for encoders.
+    """
     if manifest.weights is not None:
         return f"weights in {manifest.weights.format}"
     needs = manifest.dtype == "float32" and not HOST_ONLY.isdisjoint(manifest.operators)
@@ -111,7 +126,9 @@ def _warn_once(message: str) -> None:
 
 
 def _saturates() -> bool:
-    """Whether products of unsigned and signed bytes may saturate: on x86 CPUs without VNNI. True on x86 if the CPU's features are not known."""
+    """Whether products of unsigned and signed bytes may saturate: on x86 CPUs without VNNI. True
+    on x86 if the CPU's features are not known.
+    """
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return False
     try:
@@ -121,10 +138,13 @@ def _saturates() -> bool:
 
 
 def session_options(manifest: Manifest, threads: Optional[int]) -> Any:
-    """Return the options with which ONNX Runtime runs an artefact. threads: per operator; None uses all cores."""
+    """Return the options with which ONNX Runtime runs an artefact. threads: per operator; None
+    uses all cores.
+    """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    # Under ALiBi, attention weights of distant keys are below 1e-38. As subnormal numbers they slow the product with the values by 1.7x at 8192 keys.
+    # Under ALiBi, attention weights of distant keys are below 1e-38. As subnormal numbers they slow
+    # the product with the values by 1.7x at 8192 keys.
     options.add_session_config_entry("session.set_denormal_as_zero", "1")
     if manifest.operators.get("MatMulIntegerToFloat") and _saturates():
         options.add_session_config_entry(
@@ -147,7 +167,8 @@ class OrtGraph:
         provider: "cpu" or "cuda".
         threads: threads per operator; None uses all cores.
         capture: whether steps on CUDA are captured as CUDA graphs, if the graph allows it.
-        content: serialised model to open in place of the file, with the external data of its folder.
+        content: serialised model to open in place of the file, with the external data of its
+            folder.
     """
 
     strided = False
@@ -168,7 +189,8 @@ class OrtGraph:
         )  # WebGPU: the Python binding cannot allocate on the device, so caches stay on the host
         check_external(path, manifest)
         placement = cuda_placement.placed(path) if self.device == "cuda" else None
-        # Whether the graph reads no input both on the host and on the device, to which it would copy it from memory that is bound once.
+        # Whether the graph reads no input both on the host and on the device, to which it would
+        # copy it from memory that is bound once.
         self.reads_device = placement is not None and not placement.copies["to the device"]
         captures = capture and placement is not None and placement.captured and _repeats(manifest)
         self._turn: ContextManager[Any] = (
@@ -223,7 +245,8 @@ class OrtGraph:
             list(range(rows, caches.rows)),
             all(state.update == "in_place" for state in self.manifest.states),
         )
-        # Inputs in host memory are copied to a device when they are bound, not when they are run (onnxruntime issue 5857): each step binds anew, unless all are there.
+        # Inputs in host memory are copied to a device when they are bound, not when they are run
+        # (onnxruntime issue 5857): each step binds anew, unless all are there.
         if (
             self.reads_device
             and all(buffer.device == "cuda" for buffer in caches.past)
@@ -255,7 +278,9 @@ class OrtGraph:
     def _device_step(
         self, caches: BufferedCaches, feeds: Feeds, result: np.ndarray, idle: Sequence[int]
     ) -> Step:
-        """Prepare steps whose inputs, states and output [B,S,*] are on the device. idle: rows of the caches that take no part."""
+        """Prepare steps whose inputs, states and output [B,S,*] are on the device. idle: rows of
+        the caches that take no part.
+        """
         output, last, (rows, new) = self.manifest.outputs[0], _last(result), result.shape[:2]
 
         def bound(caches: BufferedCaches, addresses: Mapping[str, int], pointer: int) -> Any:
@@ -282,7 +307,9 @@ class OrtGraph:
         return Step(run, fixed, last) if in_place else Step(run)
 
     def _encoder(self, feeds: Feeds) -> Feeds:
-        """Return the graph inputs that the session's encoder gave, if they can stay on the device."""
+        """Return the graph inputs that the session's encoder gave, if they can stay on the
+        device.
+        """
         return (
             {value.name: feeds[value.name] for value in self.manifest.encoder}
             if self.reads_device
@@ -298,7 +325,9 @@ class OrtGraph:
         new: int,
         addresses: Mapping[str, int] = MappingProxyType({}),
     ) -> Any:
-        """Bind inputs and states. addresses: of inputs on the device; the others are on the host."""
+        """Bind inputs and states. addresses: of inputs on the device; the others are on the
+        host.
+        """
         binding = self.session.io_binding()
         for name, array in feeds.items():
             device, address = (
@@ -353,7 +382,9 @@ def _repeats(manifest: Manifest) -> bool:
 
 
 def _last(result: np.ndarray) -> np.ndarray:
-    """Return the output of a step as the caller gets it: [B,*] for one token per row, otherwise [B,S,*]."""
+    """Return the output of a step as the caller gets it: [B,*] for one token per row, otherwise
+    [B,S,*].
+    """
     return result[:, 0] if result.shape[1] == 1 else result
 
 

@@ -7,19 +7,25 @@ from posenc_export.runtime.graphs.threads import AUTO
 from posenc_export.shared.numerics import BFLOAT16_NOISE
 from posenc_export.shared.suggestion import suggestion
 
-MOST_THREADS = 1024  # the runtimes start every thread that they are asked for, and abort the process if the system refuses one
+# The runtimes start every thread that they are asked for, and abort the process if the system
+# refuses one.
+MOST_THREADS = 1024
 OPENVINO = ("openvino", "openvino-bf16")
 AOTINDUCTOR = "aotinductor"  # the target and the provider of native code
 WEBGPU = "webgpu"
 NAMES = ("auto", "cpu", "cuda", WEBGPU, *OPENVINO, AOTINDUCTOR)
 HELP = (
-    "auto, cpu, cuda or webgpu for ONNX Runtime, openvino for OpenVINO in float32, openvino-bf16 in bfloat16, aotinductor to run the native code of an artefact that "
+    "auto, cpu, cuda or webgpu for ONNX Runtime, openvino for OpenVINO in float32, "
+    "openvino-bf16 in bfloat16, aotinductor to run the native code of an artefact that "
     "`posenc compile` wrote (default: auto, which never chooses WebGPU, OpenVINO or native code)"
 )
 TORCH_TARGETS = ("torchscript", "pt2", AOTINDUCTOR, "eager")
-# TensorScatter does not exist in OpenVINO 2026.4. Its GRU gives wrong states for rows of different lengths.
+# TensorScatter does not exist in OpenVINO 2026.4. Its GRU gives wrong states for rows of different
+# lengths.
 NOT_IN_OPENVINO = ("TensorScatter", "GRU")
-CHOICE = "TopK"  # operator of routers of experts; near ties between experts are decided differently in bfloat16, which changes outputs abruptly
+# Operator of routers of experts; near ties between experts are decided differently in bfloat16,
+# which changes outputs abruptly.
+CHOICE = "TopK"
 
 
 def check_threads(threads: Any) -> None:
@@ -27,32 +33,42 @@ def check_threads(threads: Any) -> None:
     whole = hasattr(threads, "__index__") and not isinstance(threads, bool)
     if threads not in (None, AUTO) and not (whole and 1 <= threads <= MOST_THREADS):
         raise ValueError(
-            f"runtime: expected threads to be a whole number 1 .. {MOST_THREADS}, got {threads!r}; leave it out for the default"
+            f"runtime: expected threads to be a whole number 1 .. {MOST_THREADS}, got "
+            f"{threads!r}; leave it out for the default"
         )
 
 
 def check_name(name: str, manifest: Manifest) -> None:
-    """Raise ValueError if a provider does not exist or, as far as the manifest tells, lacks the target or an operator of the artefact."""
+    """Raise ValueError if a provider does not exist or, as far as the manifest tells, lacks the
+    target or an operator of the artefact.
+    """
     if name not in NAMES:
         raise ValueError(
-            f"runtime: expected provider to be one of {', '.join(NAMES)}, got {name!r}; {suggestion(name, NAMES)}"
+            f"runtime: expected provider to be one of {', '.join(NAMES)}, got {name!r}; "
+            f"{suggestion(name, NAMES)}"
         )
     if manifest.target == AOTINDUCTOR and name != AOTINDUCTOR:
-        remedy = "give aotinductor only if you trust the origin of the artefact, because loading it runs native code"
+        remedy = (
+            "give aotinductor only if you trust the origin of the artefact, because loading it "
+            "runs native code"
+        )
         raise ValueError(
             f"runtime: expected provider aotinductor for target aotinductor, got {name}; {remedy}"
         )
     if name == AOTINDUCTOR and manifest.target != AOTINDUCTOR:
         raise ValueError(
-            f"runtime: expected target aotinductor for provider aotinductor, got {manifest.target}; compile a pt2 artefact with `posenc compile`"
+            "runtime: expected target aotinductor for provider aotinductor, got "
+            f"{manifest.target}; compile a pt2 artefact with `posenc compile`"
         )
     if manifest.target in TORCH_TARGETS and name not in ("auto", "cpu", AOTINDUCTOR):
         raise ValueError(
-            f"runtime: expected provider cpu for target {manifest.target}, got {name}; export target onnx or ort"
+            f"runtime: expected provider cpu for target {manifest.target}, got {name}; "
+            "export target onnx or ort"
         )
     if name == WEBGPU and manifest.dtype != "float32":
         raise ValueError(
-            f"runtime: expected an artefact in float32 for provider {name}, got {manifest.dtype}; export it without --dtype"
+            f"runtime: expected an artefact in float32 for provider {name}, got "
+            f"{manifest.dtype}; export it without --dtype"
         )
     missing = not_for_openvino(manifest) if name in OPENVINO else None
     if missing is not None:
@@ -62,7 +78,8 @@ def check_name(name: str, manifest: Manifest) -> None:
         )
     if name == "openvino-bf16" and CHOICE in manifest.operators:
         raise ValueError(
-            f"runtime: expected a model that does not choose experts for provider {name}, got one with operator {CHOICE}; give provider openvino"
+            f"runtime: expected a model that does not choose experts for provider {name}, "
+            f"got one with operator {CHOICE}; give provider openvino"
         )
 
 
@@ -83,5 +100,7 @@ def distribution_of(name: str, manifest: Manifest) -> str:
 
 
 def noise(name: str) -> float:
-    """Return the rounding error of a product that a provider adds (numerics.rounding_tolerance): that of bfloat16, otherwise 0."""
+    """Return the rounding error of a product that a provider adds (numerics.rounding_tolerance):
+    that of bfloat16, otherwise 0.
+    """
     return BFLOAT16_NOISE if name == "openvino-bf16" else 0.0

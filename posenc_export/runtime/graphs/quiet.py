@@ -13,9 +13,11 @@ _alone = threading.RLock()
 def quiet(
     *categories: Type[Warning], message: str = "", logger: str = "", level: int = logging.ERROR
 ) -> Iterator[None]:
-    """Ignore warnings of some categories, and records of a logger below a level, and restore both afterwards.
+    """Ignore warnings of some categories, and records of a logger below a level, and restore both
+    afterwards.
 
-    Filters of warnings and levels of loggers belong to the process, so one thread runs at a time: if two overlapped, the second would restore those of the first.
+    Filters of warnings and levels of loggers belong to the process, so one thread runs at a time:
+    if two overlapped, the second would restore those of the first.
 
     Args:
         message: regular expression that an ignored warning starts with; empty for every message.

@@ -1,4 +1,6 @@
-"""Load model.pt of TorchScript, model.pt2 of torch.export and model.native.pt2 of AOTInductor. torch is imported only when a function needs it."""
+"""Load model.pt of TorchScript, model.pt2 of torch.export and model.native.pt2 of AOTInductor.
+torch is imported only when a function needs it.
+"""
 
 import logging
 from contextlib import contextmanager
@@ -21,18 +23,21 @@ from posenc_export.shared.foreign import FOREIGN
 def load_torch(folder: Path, manifest: Manifest, threads: Optional[int]) -> TorchGraph:
     """Load the file of a torch target. Its digest must have been compared before (files.check).
 
-    A TorchScript file is a program, and model.native.pt2 is native code: both can run any code of their own. model.pt2 is loaded only if nothing in it is
-    unpickled or evaluated (runtime/artefact/pt2_archive.py).
+    A TorchScript file is a program, and model.native.pt2 is native code: both can run any code of
+    their own. model.pt2 is loaded only if nothing in it is unpickled or evaluated
+    (runtime/artefact/pt2_archive.py).
 
     Raises:
-        ValueError: the file is damaged, the archive of model.pt2 holds more than tensors and a graph, or native code was compiled for another machine.
+        ValueError: the file is damaged, the archive of model.pt2 holds more than tensors and a
+            graph, or native code was compiled for another machine.
         ModuleNotFoundError: torch is not installed.
     """
     try:
         import_module("torch")
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"runtime: expected torch for target {manifest.target}, got none; pip install 'posenc-export[export]'",
+            f"runtime: expected torch for target {manifest.target}, got none; pip install "
+            "'posenc-export[export]'",
             name="torch",
         ) from error
     load = {"torchscript": _script, "pt2": _program, AOTINDUCTOR: _native}[manifest.target]
@@ -70,13 +75,16 @@ def read_script(path: Path) -> Any:
 def _program(path: Path, manifest: Manifest) -> Any:
     program = read_program(path, manifest)
     with _refusing_damage(path):
-        # The graph itself, whose first arguments are the weights. `program.module()` looks up each weight in its submodules, flattens nested arguments, and
-        # compares every size with its range: most of the time of a small model's step.
+        # The graph itself, whose first arguments are the weights. `program.module()` looks up each
+        # weight in its submodules, flattens nested arguments, and compares every size with its
+        # range: most of the time of a small model's step.
         return nested(partial(program.graph_module.forward, *weights_of(program)), manifest)
 
 
 def weights_of(program: Any) -> List[Any]:
-    """Return the tensors that are the first arguments of the graph of a torch.export.ExportedProgram."""
+    """Return the tensors that are the first arguments of the graph of a
+    torch.export.ExportedProgram.
+    """
     values = {**program.constants, **program.state_dict}
     specs = program.graph_signature.input_specs
     return [values[spec.target] for spec in specs if spec.target is not None]
@@ -89,14 +97,17 @@ def _native(path: Path, manifest: Manifest) -> Any:
     manifest.compiled.check()
     _check_archive(path)
     try:
-        # As torch._inductor.aoti_load_package, but without importing the compiler, and without nested arguments, which it parses at every call.
+        # As torch._inductor.aoti_load_package, but without importing the compiler, and without
+        # nested arguments, which it parses at every call.
         run = torch._C._aoti.AOTIModelPackageLoader(utf8(path), "model", False, 1, -1).boxed_run
     except RuntimeError as error:
         raise _damaged(path, error) from None
     first, last = len(manifest.inputs), len(manifest.inputs) + len(manifest.states)
 
     def contiguous(*arguments: Any) -> Any:
-        """Run the code, which checks no strides, and expects all tensors but caches to be contiguous."""
+        """Run the code, which checks no strides, and expects all tensors but caches to be
+        contiguous.
+        """
         return run(
             [
                 value if first <= index < last else value.contiguous()
@@ -108,7 +119,9 @@ def _native(path: Path, manifest: Manifest) -> Any:
 
 
 def nested(run: Callable[..., Any], manifest: Manifest) -> Callable[..., Tuple[Any, Sequence[Any]]]:
-    """Return a function that takes the arguments of TorchGraph's module, passes them to `run` as single tensors, and returns the output and the list of states."""
+    """Return a function that takes the arguments of TorchGraph's module, passes them to `run` as
+    single tensors, and returns the output and the list of states.
+    """
     first_state = 2 if manifest.states and manifest.states[0].past == "past_positions" else 1
 
     def call(*arguments: Any) -> Tuple[Any, Sequence[Any]]:
@@ -120,14 +133,17 @@ def nested(run: Callable[..., Any], manifest: Manifest) -> Callable[..., Tuple[A
 
 
 def read_program(path: Path, manifest: Manifest) -> Any:
-    """Read the torch.export.ExportedProgram of model.pt2, without running code. Raise ValueError as `load_torch` does."""
+    """Read the torch.export.ExportedProgram of model.pt2, without running code. Raise ValueError
+    as `load_torch` does.
+    """
     import torch
 
     with path.open("rb") as stream:
         with _refusing_archive(path):
             entries = read_most(stream, pt2_archive.is_tensor)
             pt2_archive.check(entries)
-            # So that torch reads the checked entries even if its zip reader would find others in the file. Tensors go from the file to their own memory.
+            # So that torch reads the checked entries even if its zip reader would find others in
+            # the file. Tensors go from the file to their own memory.
             repacked = Repacked(entries, stream)
         with _refusing_damage(path):
             program = torch.export.load(repacked)  # type: ignore[arg-type]  # its annotation excludes io.RawIOBase
@@ -136,7 +152,9 @@ def read_program(path: Path, manifest: Manifest) -> Any:
 
 
 def _check_archive(path: Path) -> None:
-    """Check the directory of an archive that torch reads itself, so that it is not larger in memory than on disk."""
+    """Check the directory of an archive that torch reads itself, so that it is not larger in
+    memory than on disk.
+    """
     with _refusing_archive(path), path.open("rb") as stream:
         check_archive(stream)
 
@@ -151,7 +169,9 @@ def _refusing_archive(path: Path) -> Iterator[None]:
 
 
 def _check_arguments(path: Path, program: Any, manifest: Manifest) -> None:
-    """Raise ValueError unless a program takes and returns as many tensors as the manifest lists, in the same nesting."""
+    """Raise ValueError unless a program takes and returns as many tensors as the manifest lists,
+    in the same nesting.
+    """
     from torch.utils import _pytree
 
     positions = [state for state in manifest.states if state.past == "past_positions"]
@@ -166,7 +186,10 @@ def _check_arguments(path: Path, program: Any, manifest: Manifest) -> None:
         ("returns", program.call_spec.out_spec, returned),
     ):
         if spec != _pytree.tree_structure(wanted):
-            rule = f"a program that {what} {_pytree.tree_structure(wanted).num_leaves} tensors, nested as in the manifest"
+            rule = (
+                f"a program that {what} {_pytree.tree_structure(wanted).num_leaves} tensors, "
+                "nested as in the manifest"
+            )
             got = "none" if spec is None else f"{spec.num_leaves} tensors in another nesting"
             raise ValueError(f"runtime: {path.name}: expected {rule}, got {got}; export again")
 

@@ -1,4 +1,5 @@
-"""The float32 form of model.pt and model.pt2 in half precision: the same program with weights and casts in float32.
+"""The float32 form of model.pt and model.pt2 in half precision: the same program with weights and
+casts in float32.
 
 https://docs.pytorch.org/docs/stable/torch.compiler_ir.html lists the operators of model.pt2.
 """

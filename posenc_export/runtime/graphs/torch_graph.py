@@ -1,4 +1,6 @@
-"""Run a TorchScript module, a torch.export program, native code or an eager torch module. torch is imported only when it is used."""
+"""Run a TorchScript module, a torch.export program, native code or an eager torch module. torch
+is imported only when it is used.
+"""
 
 import threading
 from typing import Any, Callable, List, Tuple
@@ -18,7 +20,8 @@ _outside = [0]  # the number of threads when the first of these calls started
 class TorchGraph:
     """A torch module as a graph (runtime.session.buffered_caches.Graph).
 
-    Its arguments are the inputs, past_positions if there is a cache, and the list of states and encoder outputs.
+    Its arguments are the inputs, past_positions if there is a cache, and the list of states and
+    encoder outputs.
 
     Args:
         module: an eager, compiled, scripted or exported module.
@@ -87,7 +90,9 @@ class TorchGraph:
         )
 
     def _taker(self) -> Callable[[List[Any]], Tuple[Any, List[Any]]]:
-        """Return a function, for one thread at a time, that runs the module on arguments and returns its output and its last output, the list of states."""
+        """Return a function, for one thread at a time, that runs the module on arguments and
+        returns its output and its last output, the list of states.
+        """
         import torch
 
         module, inference = self.module, torch.inference_mode()
@@ -109,9 +114,11 @@ class TorchGraph:
 
 
 def limited(run: Callable[..., Any], threads: int) -> Callable[..., Any]:
-    """Return `run` as a function that uses a number of threads per operator and leaves torch's own number as it was.
+    """Return `run` as a function that uses a number of threads per operator and leaves torch's own
+    number as it was.
 
-    torch keeps one number per thread of the process. A thread that uses torch for the first time gets the number that any thread set last.
+    torch keeps one number per thread of the process. A thread that uses torch for the first time
+    gets the number that any thread set last.
     """
     import torch
 

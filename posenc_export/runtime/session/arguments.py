@@ -29,10 +29,14 @@ class PrefillArguments:
     columns: List[np.ndarray]  # columns of these tokens in the caller's input, for each row [count]
     shape: Tuple[int, ...]  # B and S of the caller's input
     chunk: int  # number of tokens of a row to feed at a time
-    logits_to_keep: int  # number of last tokens of each row whose outputs are requested, at most the length of the longest row; 0 for all tokens
+    # Number of last tokens of each row whose outputs are requested, at most the length of the
+    # longest row; 0 for all tokens.
+    logits_to_keep: int
 
     def requested_in(self, begin: int, end: int) -> np.ndarray:
-        """Return how many of the tokens begin .. end - 1 of each row have their outputs requested [B]; these are the last ones of the range."""
+        """Return how many of the tokens begin .. end - 1 of each row have their outputs
+        requested [B]; these are the last ones of the range.
+        """
         in_range = np.clip(self.counts - begin, 0, end - begin)
         if not self.logits_to_keep:
             return in_range
@@ -40,9 +44,11 @@ class PrefillArguments:
         return np.clip(self.logits_to_keep - after_range, 0, in_range)
 
     def padded_outputs(self, chunks: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
-        """Join the outputs of each row, given as one array [count,*] per chunk, to [B,S,*] with zeros at padding.
+        """Join the outputs of each row, given as one array [count,*] per chunk, to [B,S,*] with
+        zeros at padding.
 
-        With logits_to_keep = n the result is [B,n,*], aligned to the last column, with zeros in front.
+        With logits_to_keep = n the result is [B,n,*], aligned to the last column, with zeros in
+        front.
         """
         count = self.logits_to_keep or self.shape[1]
         result = np.zeros((self.shape[0], count, chunks[0][0].shape[-1]), chunks[0][0].dtype)
@@ -63,7 +69,9 @@ def check_prefill(
     token_types: Optional[np.ndarray],
     logits_to_keep: Optional[int],
 ) -> PrefillArguments:
-    """Check the arguments of Session.prefill. Raise ValueError if there are no rows, or a shape, dtype, id or number is not allowed."""
+    """Check the arguments of Session.prefill. Raise ValueError if there are no rows, or a shape,
+    dtype, id or number is not allowed.
+    """
     columns, padded = align(inputs, attention_mask, manifest.inputs[0])
     tokens = [padded[row, valid] for row, valid in enumerate(columns)]
     if not tokens:
@@ -88,7 +96,8 @@ def at_least(name: str, value: Any, least: int) -> int:
     """Return a whole number of at least `least`, or raise ValueError."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         raise ValueError(
-            f"session: expected {name} to be a whole number of at least {least}, got {short_repr(value)}"
+            f"session: expected {name} to be a whole number of at least {least}, got "
+            f"{short_repr(value)}"
         )
     return int(value)
 
@@ -105,26 +114,32 @@ def array_of(name: str, value: Any) -> np.ndarray:
         return np.asarray(value)
     except ValueError:
         raise ValueError(
-            f"session: expected {name} to be one array, got rows of different shapes: {short_repr(value)}"
+            f"session: expected {name} to be one array, got rows of different shapes: "
+            f"{short_repr(value)}"
         ) from None
 
 
 def check_tokens(vocabulary: int, rows: Sequence[np.ndarray]) -> None:
-    """Raise ValueError unless all ids are in 0 .. vocabulary - 1; the message gives the smallest and the largest id of a row."""
+    """Raise ValueError unless all ids are in 0 .. vocabulary - 1; the message gives the smallest
+    and the largest id of a row.
+    """
     for row in rows:
         if row.size and (row.min() < 0 or row.max() >= vocabulary):
             raise ValueError(
-                f"session: expected token ids 0 .. {vocabulary - 1}, got {int(row.min())} .. {int(row.max())}; use the model's own tokenizer"
+                f"session: expected token ids 0 .. {vocabulary - 1}, got {int(row.min())} .. "
+                f"{int(row.max())}; use the model's own tokenizer"
             )
 
 
 def align(
     inputs: Rows, attention_mask: Optional[np.ndarray], value: Value
 ) -> Tuple[List[np.ndarray], np.ndarray]:
-    """Return the columns of the valid tokens of each row, and the rows as one array [B,S] or [B,S,E] of value's dtype.
+    """Return the columns of the valid tokens of each row, and the rows as one array [B,S] or
+    [B,S,E] of value's dtype.
 
     Raises:
-        ValueError: dtype or shape differ from the graph input, the mask has another shape, or it has values other than 0 and 1.
+        ValueError: dtype or shape differ from the graph input, the mask has another shape, or it
+            has values other than 0 and 1.
     """
     padded, lengths = (
         _checked_array(inputs, value)
@@ -136,18 +151,22 @@ def align(
         mask = array_of("attention_mask", attention_mask)
         if mask.shape != inside.shape:
             raise ValueError(
-                f"session: expected attention_mask of shape {list(inside.shape)} as the inputs, got {list(mask.shape)}"
+                f"session: expected attention_mask of shape {list(inside.shape)} as the "
+                f"inputs, got {list(mask.shape)}"
             )
         if not ((mask == 0) | (mask == 1)).all():
             raise ValueError(
-                f"session: expected attention_mask to be 1 at tokens and 0 at padding, got {mask.min()} .. {mask.max()}"
+                "session: expected attention_mask to be 1 at tokens and 0 at padding, got "
+                f"{mask.min()} .. {mask.max()}"
             )
         inside &= mask == 1
     return [np.flatnonzero(row) for row in inside], padded
 
 
 def per_row(name: str, numbers: Numbers, rows: int) -> np.ndarray:
-    """Convert one whole number below 2^63, or one per row, to [B] int64. None is 0. Raise ValueError for anything else."""
+    """Convert one whole number below 2^63, or one per row, to [B] int64. None is 0. Raise
+    ValueError for anything else.
+    """
     array = array_of(name, 0 if numbers is None else numbers)
     if (
         array.dtype.kind not in "iu"
@@ -155,7 +174,8 @@ def per_row(name: str, numbers: Numbers, rows: int) -> np.ndarray:
         or (array.size and int(array.max()) > LARGEST)
     ):
         raise ValueError(
-            f"session: expected {name} to be a whole number below 2^63, or one for each of {rows} rows, got {short_repr(numbers)}"
+            f"session: expected {name} to be a whole number below 2^63, or one for each of "
+            f"{rows} rows, got {short_repr(numbers)}"
         )
     return np.full((rows,), array, np.int64)
 
@@ -163,14 +183,16 @@ def per_row(name: str, numbers: Numbers, rows: int) -> np.ndarray:
 def starts(
     manifest: Manifest, first: np.ndarray, length: np.ndarray, counts: np.ndarray, start: Numbers
 ) -> np.ndarray:
-    """Check `start` of a prefill and return the position of the first token in the cache, or of the first one to read, of each row [B] int64.
+    """Check `start` of a prefill and return the position of the first token in the cache, or of the
+    first one to read, of each row [B] int64.
 
     Args:
         first, length: of the rows in the cache: position of the first token, and number of tokens.
         counts: number of tokens that each row reads.
 
     Raises:
-        ValueError: other rows than in the cache, a position where a row with tokens does not continue, a position other than 0 with signature mask.
+        ValueError: other rows than in the cache, a position where a row with tokens does not
+            continue, a position other than 0 with signature mask.
     """
     asked, count = per_row("start", start, len(counts)), len(counts)
     if length.any():
@@ -180,14 +202,19 @@ def starts(
             )
         following = first + length
         if start is not None and (asked != following)[counts > 0].any():
-            rule = f"start {short_repr(following.tolist())}, where rows of {short_repr(length.tolist())} cached tokens continue"
+            rule = (
+                f"start {short_repr(following.tolist())}, where rows of "
+                f"{short_repr(length.tolist())} cached tokens continue"
+            )
             raise ValueError(
-                f"session: expected {rule}, got {short_repr(start)}; leave start out, or reset first"
+                f"session: expected {rule}, got {short_repr(start)}; leave start out, or "
+                "reset first"
             )
         return first
     if manifest.signature == "mask" and asked.any():
         raise ValueError(
-            f"session: expected start 0 for signature mask, got {short_repr(start)}; export with signature positions"
+            f"session: expected start 0 for signature mask, got {short_repr(start)}; export "
+            "with signature positions"
         )
     return first if start is None and count == len(length) else asked
 
@@ -195,7 +222,9 @@ def starts(
 def check_room(
     manifest: Manifest, capacity: int, start: np.ndarray, length: np.ndarray, counts: np.ndarray
 ) -> None:
-    """Raise ValueError unless `counts` [B] more tokens fit into the range of positions and into in-place caches of `capacity` slots."""
+    """Raise ValueError unless `counts` [B] more tokens fit into the range of positions and into
+    in-place caches of `capacity` slots.
+    """
     ends = [
         sum(map(int, row)) for row in zip(start, length, counts, strict=True)
     ]  # Python integers do not overflow
@@ -210,17 +239,21 @@ def check_room(
                 ", which bounds the tokens of a row and their coordinates" if manifest.axes else ""
             )
             raise ValueError(
-                f"session: expected positions 0 .. {manifest.max_positions - 1}, got {position}; {remedy} with larger max_positions{grid}"
+                f"session: expected positions 0 .. {manifest.max_positions - 1}, got "
+                f"{position}; {remedy} with larger max_positions{grid}"
             )
     longest = int((length + counts).max())
     if any(state.update == "in_place" for state in manifest.states) and longest > capacity:
         raise ValueError(
-            f"session: expected at most {capacity} tokens of a row in the cache, got {longest}; open the session with a larger capacity"
+            f"session: expected at most {capacity} tokens of a row in the cache, got "
+            f"{longest}; open the session with a larger capacity"
         )
 
 
 def room(manifest: Manifest, capacity: int, start: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """Return how many more tokens each row [B] int64 can read within the range of positions and in-place caches of `capacity` slots."""
+    """Return how many more tokens each row [B] int64 can read within the range of positions and
+    in-place caches of `capacity` slots.
+    """
     left = manifest.max_positions - start - length
     return (
         np.minimum(left, capacity - length)
@@ -230,15 +263,19 @@ def room(manifest: Manifest, capacity: int, start: np.ndarray, length: np.ndarra
 
 
 def check_read_out(manifest: Manifest, given: PrefillArguments) -> PrefillArguments:
-    """Return the arguments of Session.read_out. Raise ValueError if the model has no second output, or a row has no tokens."""
+    """Return the arguments of Session.read_out. Raise ValueError if the model has no second
+    output, or a row has no tokens.
+    """
     if len(manifest.outputs) < 2:
         rule = "expected an encoder with a second output, such as sentence_embedding, for read_out"
         raise ValueError(
-            f"session: {rule}, got kind {manifest.kind} with {manifest.outputs[0].name}; call prefill, or export a sentence-transformers folder"
+            f"session: {rule}, got kind {manifest.kind} with {manifest.outputs[0].name}; "
+            "call prefill, or export a sentence-transformers folder"
         )
     if not given.counts.all():
         raise ValueError(
-            f"session: expected at least one token in every row, got rows of {given.counts.tolist()} tokens; leave empty rows out"
+            "session: expected at least one token in every row, got rows of "
+            f"{given.counts.tolist()} tokens; leave empty rows out"
         )
     return given
 
@@ -253,17 +290,22 @@ def check_has_cache(manifest: Manifest, call: str) -> None:
     """Raise ValueError if a call needs a cache and the model is bidirectional."""
     if not manifest.states:
         raise ValueError(
-            f"session: expected a model with a cache for {call}, got a bidirectional model, which reads whole rows; call prefill"
+            f"session: expected a model with a cache for {call}, got a bidirectional model, "
+            "which reads whole rows; call prefill"
         )
 
 
 def check_rows_are_independent(manifest: Manifest, call: str) -> None:
-    """Raise ValueError unless rows can be added and removed one by one: the model has a cache, and its rows do not share cache columns."""
+    """Raise ValueError unless rows can be added and removed one by one: the model has a cache,
+    and its rows do not share cache columns.
+    """
     check_has_cache(manifest, call)
     if manifest.layout == "columns":
         raise ValueError(
-            f"session: expected rows with cache slots of their own for {call}, got target {manifest.target} with signature {manifest.signature}, "
-            "whose rows share columns; export target ort, onnx-static or torchscript with signature positions"
+            f"session: expected rows with cache slots of their own for {call}, got target "
+            f"{manifest.target} with signature {manifest.signature}, "
+            "whose rows share columns; export target ort, onnx-static or torchscript with "
+            "signature positions"
         )
 
 
@@ -274,12 +316,15 @@ def _attributes(
     valid: Sequence[np.ndarray],
     shape: Tuple[int, ...],
 ) -> TokenAttributes:
-    """Check grid [axes,B,S] and token types [B,S], as far as given, and return their values at the valid tokens of each row."""
+    """Check grid [axes,B,S] and token types [B,S], as far as given, and return their values at
+    the valid tokens of each row.
+    """
     attributes: TokenAttributes = {}
     if grid is not None:
         if not manifest.axes:
             raise ValueError(
-                "session: expected an encoding with coordinates for grid, got an encoding without; leave grid out"
+                "session: expected an encoding with coordinates for grid, got an encoding "
+                "without; leave grid out"
             )
         attributes["grid"] = _numbers(
             "grid", grid, (manifest.axes, *shape), manifest.max_positions, valid
@@ -288,7 +333,8 @@ def _attributes(
         segments = manifest.segments
         if not segments:
             raise ValueError(
-                f"session: expected a model with segments for token_types, got kind {manifest.kind} without; leave token_types out"
+                "session: expected a model with segments for token_types, got kind "
+                f"{manifest.kind} without; leave token_types out"
             )
         attributes["token_type_ids"] = _numbers(
             "token_types", array_of("token_types", token_types)[None], (1, *shape), segments, valid
@@ -299,17 +345,21 @@ def _attributes(
 def _numbers(
     name: str, value: Any, shape: Tuple[int, ...], limit: int, valid: Sequence[np.ndarray]
 ) -> List[np.ndarray]:
-    """Check an argument [n,B,S] and return its values at the valid tokens of each row [n,count] int64."""
+    """Check an argument [n,B,S] and return its values at the valid tokens of each row [n,count]
+    int64.
+    """
     numbers = array_of(name, value)
     if numbers.shape != shape or numbers.dtype.kind not in "iu":
         raise ValueError(
-            f"session: expected {name} of shape {list(shape)} with whole numbers, got shape {list(numbers.shape)} {numbers.dtype}"
+            f"session: expected {name} of shape {list(shape)} with whole numbers, got shape "
+            f"{list(numbers.shape)} {numbers.dtype}"
         )
     rows = [numbers[:, row, columns] for row, columns in enumerate(valid)]
     for row in rows:
         if row.size and not (0 <= row.min() and row.max() < limit):
             raise ValueError(
-                f"session: expected {name} in 0 .. {limit - 1}, got {row.min()} .. {row.max()}; export a larger range, or give smaller numbers"
+                f"session: expected {name} in 0 .. {limit - 1}, got {row.min()} .. "
+                f"{row.max()}; export a larger range, or give smaller numbers"
             )
     return [row.astype(np.int64) for row in rows]
 
@@ -320,7 +370,8 @@ def _checked_array(inputs: np.ndarray, value: Value) -> Tuple[np.ndarray, np.nda
         inputs = inputs.astype(value.dtype, copy=False)
     if inputs.dtype != np.dtype(value.dtype):
         raise ValueError(
-            f"session: expected {value.name} of dtype {value.dtype}, got {inputs.dtype}; convert it with astype"
+            f"session: expected {value.name} of dtype {value.dtype}, got {inputs.dtype}; "
+            "convert it with astype"
         )
     if inputs.ndim != len(value.axes) or inputs.shape[2:] != value.axes[2:]:
         raise ValueError(
@@ -330,7 +381,9 @@ def _checked_array(inputs: np.ndarray, value: Value) -> Tuple[np.ndarray, np.nda
 
 
 def _padded_rows(inputs: Sequence[Any], value: Value) -> Tuple[np.ndarray, np.ndarray]:
-    """Return rows of different lengths as one array [B,S,*] with zeros at its right, and the length of each row."""
+    """Return rows of different lengths as one array [B,S,*] with zeros at its right, and the
+    length of each row.
+    """
     rows = [_row(row, value) for row in inputs]
     lengths = np.array([len(row) for row in rows], np.int64)
     padded = np.zeros((len(rows), int(lengths.max(initial=0)), *value.token_shape), value.dtype)
@@ -345,10 +398,12 @@ def _row(row: Any, value: Value) -> np.ndarray:
         return np.zeros((0, *value.token_shape), value.dtype)
     if not np.can_cast(array.dtype, value.dtype, "same_kind"):
         raise ValueError(
-            f"session: expected {value.name} of dtype {value.dtype}, got a row of {array.dtype}; convert it with astype"
+            f"session: expected {value.name} of dtype {value.dtype}, got a row of "
+            f"{array.dtype}; convert it with astype"
         )
     if array.ndim != len(value.axes) - 1 or array.shape[1:] != value.axes[2:]:
         raise ValueError(
-            f"session: expected rows of {value.name} of shape {list(value.axes[1:])}, got {list(array.shape)}"
+            f"session: expected rows of {value.name} of shape {list(value.axes[1:])}, got "
+            f"{list(array.shape)}"
         )
     return array.astype(value.dtype)

@@ -8,9 +8,9 @@ import numpy as np
 from posenc_export.runtime.session import device_memory
 
 Slots = Union[slice, np.ndarray]
-ELEMENTS = {
-    "bfloat16": ("uint16", 16)
-}  # dtypes that numpy lacks: the dtype of the same size that holds their bits, and TensorProto.DataType
+# Dtypes that numpy lacks: the dtype of the same size that holds their bits, and
+# TensorProto.DataType.
+ELEMENTS = {"bfloat16": ("uint16", 16)}
 
 
 class Buffer:
@@ -30,14 +30,16 @@ class Buffer:
         self.shape, self.device, self.fill, self.dtype = tuple(shape), device, fill, np.dtype(dtype)
         self.element: Any = element or self.dtype
         self.row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
-        # The operating system allocates zeroed pages when they are first written, so a large capacity costs nothing until it is used.
+        # The operating system allocates zeroed pages when they are first written, so a large
+        # capacity costs nothing until it is used.
         held = self.shape if device == "cpu" else (0,)
         self.array: np.ndarray = np.full(held, fill, dtype) if fill else np.zeros(held, dtype)
         self.address = int(self.array.ctypes.data)
         if device == "cuda":
             import onnxruntime
 
-            # Memory for elements of this size: the graph is given its address, and the element type when it is bound.
+            # Memory for elements of this size: the graph is given its address, and the element type
+            # when it is bound.
             with device_memory.TURN:
                 self.value: Any = onnxruntime.OrtValue.ortvalue_from_shape_and_type(
                     self.shape, self.dtype, "cuda", 0
@@ -50,7 +52,9 @@ class Buffer:
                 device_memory.clear(self.address, size, size, 1)
 
     def touch(self) -> None:
-        """Write the initial value everywhere, so that the operating system provides all of the memory now."""
+        """Write the initial value everywhere, so that the operating system provides all of the
+        memory now.
+        """
         self.array.fill(self.fill)
 
     def read(self) -> np.ndarray:
@@ -70,7 +74,9 @@ class Buffer:
                 self.value.update_inplace(np.ascontiguousarray(content))
 
     def copy_rows(self, row: int, source: "Buffer", first: int, rows: int) -> None:
-        """Copy `rows` rows of `source`, from row `first` on, to this buffer from row `row` on. Rows have equal sizes."""
+        """Copy `rows` rows of `source`, from row `first` on, to this buffer from row `row` on.
+        Rows have equal sizes.
+        """
         if self.device == "cpu":
             self.array[row : row + rows] = source.array[first : first + rows]
         elif rows:
@@ -95,7 +101,8 @@ class Buffer:
         begin: int = 0,
         at: int = 0,
     ) -> None:
-        """Copy `slots` slots along an axis of `rows` rows of `source`, from row `first` and slot `begin` on, to this buffer from row `row` and slot `at` on.
+        """Copy `slots` slots along an axis of `rows` rows of `source`, from row `first` and slot
+        `begin` on, to this buffer from row `row` and slot `at` on.
 
         Other sizes are equal.
         """
@@ -127,7 +134,9 @@ class Buffer:
     def _pieces(
         self, row: int, rows: int, axis: int, slots: int, begin: int
     ) -> Tuple[int, int, int, int]:
-        """Return where `slots` slots of some rows are, from `begin` on: address of the first piece, bytes from piece to piece, bytes of a piece, number of pieces."""
+        """Return where `slots` slots of some rows are, from `begin` on: address of the first
+        piece, bytes from piece to piece, bytes of a piece, number of pieces.
+        """
         slot = math.prod(self.shape[axis + 1 :]) * self.dtype.itemsize
         return (
             self.address + row * self.row_bytes + begin * slot,

@@ -21,7 +21,8 @@ class Graph(Protocol):
         manifest: manifest of the artefact.
         provider: provider that runs the graph, a name that `load` takes.
         device: device of the buffers, "cpu" or "cuda".
-        strided: whether the graph accepts a view of the first slots of a buffer. Other graphs are given whole buffers.
+        strided: whether the graph accepts a view of the first slots of a buffer. Other graphs are
+            given whole buffers.
     """
 
     manifest: Manifest
@@ -33,7 +34,8 @@ class Graph(Protocol):
         """Allocate empty caches for `rows` rows of `capacity` slots."""
 
     def run(self, caches: "BufferedCaches", call: Call) -> np.ndarray:
-        """Run the graph on a call and return its output [rows,S,*], or [rows,*] if it is pooled. Reads the states in `past` and writes those in `present`.
+        """Run the graph on a call and return its output [rows,S,*], or [rows,*] if it is pooled.
+        Reads the states in `past` and writes those in `present`.
 
         Raises:
             GraphError: the graph failed.
@@ -47,8 +49,9 @@ class Graph(Protocol):
 class BufferedCaches:
     """Caches of one session (runtime.session.state.Caches).
 
-    A state written in place has one buffer. Any other state has two, for the values before and after a call, which are exchanged after each call. Buffers of
-    growing states are one-dimensional, because the shape of such a state changes at each call.
+    A state written in place has one buffer. Any other state has two, for the values before and
+    after a call, which are exchanged after each call. Buffers of growing states are
+    one-dimensional, because the shape of such a state changes at each call.
 
     Args:
         graph: the graph that reads and writes the states.
@@ -88,7 +91,8 @@ class BufferedCaches:
 
     def reserve(self, slots: int, rows: int) -> "BufferedCaches":
         bucket = max(self.graph.manifest.capacity_bucket, 1)
-        # At most max_positions slots: keys that are rotated when they are read use a table of that size.
+        # At most max_positions slots: keys that are rotated when they are read use a table of that
+        # size.
         capacity = min(-(-slots // bucket) * bucket, max(slots, self.graph.manifest.max_positions))
         extent = max(capacity, self.extent)
         if not self.graph.strided:
@@ -119,7 +123,8 @@ class BufferedCaches:
         return self._swapped(("append",), columns)
 
     def wipe(self, hidden: Sequence[Slots]) -> None:
-        # A run that was interrupted counts as more slots, which a full cache does not have. Slices end there anyway.
+        # A run that was interrupted counts as more slots, which a full cache does not have. Slices
+        # end there anyway.
         within = [
             slots if isinstance(slots, slice) else slots[slots < self.extent] for slots in hidden
         ]
@@ -162,7 +167,8 @@ class BufferedCaches:
         bucket = self.graph.manifest.capacity_bucket
         if self.graph.strided or not 0 < bucket < self.extent:
             return empty
-        # The cost of such a graph follows its capacity, which would otherwise stay that of the longest text.
+        # The cost of such a graph follows its capacity, which would otherwise stay that of the
+        # longest text.
         return dataclasses.replace(empty, capacity=bucket, extent=bucket)._with_empty_buffers()
 
     def fork(self, rows: int, slots: int) -> "BufferedCaches":
@@ -193,7 +199,9 @@ class BufferedCaches:
         return dataclasses.replace(caches, columns=slots)
 
     def _index(self, state: State, rows: int, slots: int) -> Tuple[slice, ...]:
-        """Return the part of a buffer that holds the first slots of some rows; of a growing state, all rows."""
+        """Return the part of a buffer that holds the first slots of some rows; of a growing
+        state, all rows.
+        """
         if state.update == "append":
             return (slice(math.prod(self._shape(state, slots, self.rows))),)
         within = (
@@ -202,14 +210,18 @@ class BufferedCaches:
         return (slice(rows), *within)
 
     def after(self, new: int, idle: Sequence[int]) -> "BufferedCaches":
-        """Return the caches after a call of `new` columns. `idle` rows were not part of it and keep their states."""
+        """Return the caches after a call of `new` columns. `idle` rows were not part of it and
+        keep their states.
+        """
         for _, past, present in self._each("replace"):
             for row in idle:
                 present.copy_rows(row, past, row, 1)
         return self._swapped(("replace", "append"), self.columns + new)
 
     def _swapped(self, updates: Sequence[str], columns: int) -> "BufferedCaches":
-        """Return the caches with `past` and `present` exchanged for states with these update rules."""
+        """Return the caches with `past` and `present` exchanged for states with these update
+        rules.
+        """
         pairs = [
             (b, a) if state.update in updates else (a, b)
             for state, a, b in zip(self.graph.manifest.states, self.past, self.present, strict=True)
@@ -248,7 +260,9 @@ class BufferedCaches:
         return dataclasses.replace(self, past=past, present=present)
 
     def _moved(self, chosen: Callable[[State], bool], slots: int) -> "BufferedCaches":
-        """Allocate new buffers for the chosen states and copy the old content; of in-place states, only the first `slots` slots."""
+        """Allocate new buffers for the chosen states and copy the old content; of in-place
+        states, only the first `slots` slots.
+        """
         past, present = [], []
         for state, old, following in zip(
             self.graph.manifest.states, self.past, self.present, strict=True
@@ -290,7 +304,9 @@ class BufferedCaches:
         )
 
     def shapes(self, state: State, rows: int, new: int) -> Tuple[List[int], List[int]]:
-        """Return the shapes of a state that the graph is given, before and after a call of `rows` rows and `new` columns."""
+        """Return the shapes of a state that the graph is given, before and after a call of
+        `rows` rows and `new` columns.
+        """
         before, after = (
             (self.columns, self.columns + new)
             if state.update == "append"

@@ -1,4 +1,6 @@
-"""Cache memory of a session: opening it, adding and removing rows, truncating, and filling slots without a token."""
+"""Cache memory of a session: opening it, adding and removing rows, truncating, and filling slots
+without a token.
+"""
 
 from typing import Callable, List, Tuple
 
@@ -19,12 +21,14 @@ class CacheManager:
         manifest: description of the graph.
         batch: number of rows that new caches have room for.
         capacity: largest number of slots of in-place caches.
-        rewind: number of tokens of a row that can be taken back if states are replaced by each call.
+        rewind: number of tokens of a row that can be taken back if states are replaced by each
+            call.
 
     Attributes:
         columns: whether all rows advance together (layout "columns").
         replaces: whether some states are replaced by each call.
-        written: number of slots of a row that may have been written in place and not filled since, the largest of all rows.
+        written: number of slots of a row that may have been written in place and not filled since,
+            the largest of all rows.
     """
 
     def __init__(
@@ -49,13 +53,17 @@ class CacheManager:
         self.written = 0
 
     def used(self, state: SessionState) -> int:
-        """Return the number of slots in use, of the longest row (layout "rows") or of all rows (layout "columns"), without the stepper's tokens."""
+        """Return the number of slots in use, of the longest row (layout "rows") or of all rows
+        (layout "columns"), without the stepper's tokens.
+        """
         return (
             state.slots.shape[1] if self.columns else max(state.settled_length.tolist(), default=0)
         )
 
     def opened(self, state: SessionState, starts: np.ndarray) -> SessionState:
-        """Return a state of empty rows, one for each start [B]. The caches of `state` are reused if they have room."""
+        """Return a state of empty rows, one for each start [B]. The caches of `state` are reused
+        if they have room.
+        """
         count, caches = len(starts), state.caches
         if caches is None or (caches.rows != count if self.columns else caches.rows < count):
             rows = count if self.columns else max(count, self.batch)
@@ -100,7 +108,9 @@ class CacheManager:
         return state.replace(settled_length=length, caches=caches)
 
     def without(self, state: SessionState, row: int) -> SessionState:
-        """Return the state without one row; the last row takes its index. Its in-place states are copied later, by `apply_moves`."""
+        """Return the state without one row; the last row takes its index. Its in-place states
+        are copied later, by `apply_moves`.
+        """
         assert state.caches is not None
         last = state.rows - 1
         order = np.arange(last)
@@ -120,10 +130,12 @@ class CacheManager:
     def rewound(
         self, state: SessionState, target: np.ndarray
     ) -> Tuple[SessionState, List[np.ndarray], TokenAttributes]:
-        """Return a state at or before `target` tokens [B] of each row, and the tokens of each row to replay from there, with their attributes.
+        """Return a state at or before `target` tokens [B] of each row, and the tokens of each row
+        to replay from there, with their attributes.
 
         Raises:
-            ValueError: no snapshot of the states that each call replaces is left at or before the target.
+            ValueError: no snapshot of the states that each call replaces is left at or before the
+                target.
         """
         tokens = self.manifest.inputs[0]
         replay = [np.zeros((0, *tokens.token_shape), tokens.dtype)] * state.rows
@@ -140,7 +152,8 @@ class CacheManager:
         ]
         if (np.array(reach) > target).any():
             raise ValueError(
-                f"session: expected a rewind to lengths of at least {reach}, since recurrent states are kept for the last {self.rewind} tokens, "
+                f"session: expected a rewind to lengths of at least {reach}, since recurrent "
+                f"states are kept for the last {self.rewind} tokens, "
                 f"got {target.tolist()}; open the session with rewind=N"
             )
         length, restored = state.settled_length.copy(), {}
@@ -159,7 +172,9 @@ class CacheManager:
         )
 
     def cut(self, state: SessionState, target: np.ndarray) -> SessionState:
-        """Return the state truncated to the first `target` tokens [B] of each row. In-place slots are filled later, by `tidy`."""
+        """Return the state truncated to the first `target` tokens [B] of each row. In-place
+        slots are filled later, by `tidy`.
+        """
         assert state.caches is not None
         if not self.columns:
             return state.replace(settled_length=target)
@@ -172,21 +187,27 @@ class CacheManager:
         )
 
     def apply_moves(self, state: SessionState) -> SessionState:
-        """Copy the in-place states of pending moves and return the state without them. Sources are not changed, so an interrupted call can be repeated."""
+        """Copy the in-place states of pending moves and return the state without them. Sources
+        are not changed, so an interrupted call can be repeated.
+        """
         for source, target in state.moves:
             assert state.caches is not None
             state.caches.copy(target, state.caches, source, int(state.settled_length[target]))
         return state.replace(moves=())
 
     def tidy(self, state: SessionState) -> None:
-        """Fill the slots past the tokens of each row and cut the histories there. An interrupted call can be repeated."""
+        """Fill the slots past the tokens of each row and cut the histories there. An interrupted
+        call can be repeated.
+        """
         if state.caches is not None:
             self.wipe(state)
             for row, history in enumerate(state.histories):
                 history.cut(int(state.settled_length[row]))
 
     def count_written(self, state: SessionState) -> None:
-        """Raise `written` to the slots that the state and its stepper have used, including those of a run that may have been interrupted."""
+        """Raise `written` to the slots that the state and its stepper have used, including those
+        of a run that may have been interrupted.
+        """
         self.written = max(
             self.written,
             self.used(state)

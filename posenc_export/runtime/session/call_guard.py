@@ -4,18 +4,23 @@ import functools
 from typing import Any, Callable, List, TypeVar
 
 Method = TypeVar("Method", bound=Callable[..., Any])
-BUSY = "session: expected one call at a time, got another while one runs; open a session for each thread with model.session()"
+BUSY = (
+    "session: expected one call at a time, got another while one runs; open a session for each "
+    "thread with model.session()"
+)
 
 
 class CallGuard:
     """The running calls of a session, and whether the last call succeeded.
 
-    A call appends an entry to `calls` when it starts and removes one when it ends. Both are atomic in CPython, so an interrupt cannot split them.
-    A call that finds another one running raises; it does not wait.
+    A call appends an entry to `calls` when it starts and removes one when it ends. Both are atomic
+    in CPython, so an interrupt cannot split them. A call that finds another one running raises; it
+    does not wait.
 
     Attributes:
         calls: one entry per running call.
-        settled: False from the start of a call until it succeeds. If a call raises, the next call restores a consistent state first.
+        settled: False from the start of a call until it succeeds. If a call raises, the next call
+            restores a consistent state first.
     """
 
     __slots__ = ("calls", "settled")
@@ -26,10 +31,11 @@ class CallGuard:
 
 
 def exclusive(method: Method, settles: bool = True) -> Method:
-    """Decorate a method of a session (`_guard`, `_settle`): refuse concurrent calls, and restore a consistent state first if the last call raised.
+    """Decorate a method of a session (`_guard`, `_settle`): refuse concurrent calls, and restore a
+    consistent state first if the last call raised.
 
-    The method raises RuntimeError while another call on the session runs, in this thread or another. With `settles` False, for a method that discards the state,
-    nothing is restored.
+    The method raises RuntimeError while another call on the session runs, in this thread or
+    another. With `settles` False, for a method that discards the state, nothing is restored.
     """
 
     @functools.wraps(method)

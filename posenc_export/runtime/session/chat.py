@@ -8,7 +8,8 @@ from posenc_export.runtime.session.speculation import Speculate
 
 
 class Chat:
-    """A conversation with a decoder. Each turn feeds only the tokens that the cache does not hold, and gives the tokens that the whole conversation would give.
+    """A conversation with a decoder. Each turn feeds only the tokens that the cache does not hold,
+    and gives the tokens that the whole conversation would give.
 
     Args:
         session: a session of its own, with one row.
@@ -16,7 +17,8 @@ class Chat:
         system: text of the system message; None for none.
         context: largest number of tokens of a conversation; None for the range of positions.
         speculate: as for Session.generate; drafts are looked up in the whole conversation.
-        held: ids in the cache of the session, which a conversation that begins with them does not read again.
+        held: ids in the cache of the session, which a conversation that begins with them does not
+            read again.
 
     Attributes:
         messages: the messages so far, each {"role", "content"}.
@@ -52,22 +54,26 @@ class Chat:
         top_p: float = 1.0,
         seed: int = 0,
     ) -> Iterator[str]:
-        """Add a message of the user, and yield the reply in pieces, each of whole characters. What was yielded is the reply if the caller stops early.
+        """Add a message of the user, and yield the reply in pieces, each of whole characters. What
+        was yielded is the reply if the caller stops early.
 
         Args:
             content: text of the message.
-            max_tokens: largest number of tokens of the reply; None for as many as the context allows.
+            max_tokens: largest number of tokens of the reply; None for as many as the context
+                allows.
             temperature, top_k, top_p, seed: as for Session.generate.
 
         Raises:
-            ValueError: the template refuses the conversation, or no token is left in the context. The conversation is unchanged. Otherwise as Session.generate.
+            ValueError: the template refuses the conversation, or no token is left in the context.
+                The conversation is unchanged. Otherwise as Session.generate.
         """
         messages = [*self.messages, {"role": "user", "content": content}]
         prompt = self.codec.encode(messages)
         room = self.context - len(prompt)
         if room < 1:
             raise ValueError(
-                f"chat: expected a conversation below {self.context} tokens, got {len(prompt)}; begin a new one"
+                f"chat: expected a conversation below {self.context} tokens, got "
+                f"{len(prompt)}; begin a new one"
             )
         self.held = self.held[: keep(self.session, self.held, prompt)]
         pieces, parts, self.tokens = self.codec.codec.pieces(prompt), [""], []
@@ -99,7 +105,8 @@ class Chat:
 
 
 def keep(session: Session, held: Sequence[int], prompt: Sequence[int]) -> int:
-    """Take back what the cache holds beyond the tokens with which a prompt begins, and at least its last token. Return the number of tokens that the cache holds then.
+    """Take back what the cache holds beyond the tokens with which a prompt begins, and at least its
+    last token. Return the number of tokens that the cache holds then.
 
     Args:
         held: ids in the cache of the only row.

@@ -1,4 +1,6 @@
-"""Copy and clear parts of CUDA memory without a way over the host, with the CUDA runtime that ONNX Runtime has loaded."""
+"""Copy and clear parts of CUDA memory without a way over the host, with the CUDA runtime that
+ONNX Runtime has loaded.
+"""
 
 import ctypes
 import functools
@@ -9,13 +11,16 @@ from typing import Any, Callable
 import numpy as np
 
 DEVICE_TO_HOST, DEVICE_TO_DEVICE = 2, 3  # cudaMemcpyKind
-TURN = threading.RLock()  # held by calls that use the device: while one thread captures a CUDA graph, others must not allocate memory or wait
+# Held by calls that use the device: while one thread captures a CUDA graph, others must not
+# allocate memory or wait.
+TURN = threading.RLock()
 
 
 def copy(
     target: int, target_pitch: int, source: int, source_pitch: int, width: int, height: int
 ) -> None:
-    """Copy `height` pieces of `width` bytes between addresses; a piece begins `pitch` bytes after the one before it.
+    """Copy `height` pieces of `width` bytes between addresses; a piece begins `pitch` bytes after
+    the one before it.
 
     Raises:
         RuntimeError: CUDA returned an error.
@@ -48,7 +53,8 @@ def clear(address: int, pitch: int, width: int, height: int) -> None:
 
 
 def to_host(array: np.ndarray, source: int) -> Callable[[], None]:
-    """Return a function that copies the content of an array from an address on the device. The array must live as long.
+    """Return a function that copies the content of an array from an address on the device. The
+    array must live as long.
 
     Raises:
         RuntimeError: the function: CUDA returned an error.

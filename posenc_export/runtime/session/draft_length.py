@@ -1,4 +1,6 @@
-"""How many tokens to draft: from the measured cost of passes of several tokens, and from how often drafted tokens were right."""
+"""How many tokens to draft: from the measured cost of passes of several tokens, and from how
+often drafted tokens were right.
+"""
 
 import math
 import statistics
@@ -13,7 +15,9 @@ COUNTS = (
     7,
     15,
 )  # numbers of drafted tokens that are tried: with the token before them, passes of 2, 4, 8 and 16
-GROWTH = 0.06  # assumed cost of a further token in a pass, relative to a pass of one, until a pass of this size is measured
+# Assumed cost of a further token in a pass, relative to a pass of one, until a pass of this size is
+# measured.
+GROWTH = 0.06
 SAMPLES = 5  # latest times of a pass whose median is its cost
 FORGET = 256  # passes after which the costs of larger passes are measured again
 WEIGHT = 4.0  # number of drafted tokens that the assumed probability counts for
@@ -21,7 +25,9 @@ DECAY = 0.97  # weight of earlier drafted tokens, per token
 SKIPPED = (
     128  # passes without a draft of a draft model after which its probability is estimated anew
 )
-GAIN = 1.03  # expected number of tokens per time, relative to steps without drafts, from which a draft is worth it
+# Expected number of tokens per time, relative to steps without drafts, from which a draft is worth
+# it.
+GAIN = 1.03
 
 
 class PassCosts:
@@ -50,7 +56,9 @@ class PassCosts:
         return statistics.median(times) if times else math.inf
 
     def relative(self, widths: Sequence[int]) -> float:
-        """Return the cost of a pass relative to one of a token of each row. Until it is measured, an optimistic guess, which leads to a measurement."""
+        """Return the cost of a pass relative to one of a token of each row. Until it is
+        measured, an optimistic guess, which leads to a measurement.
+        """
         rows, times = len(widths), self._times.get(tuple(sorted(widths)))
         if not times or (1,) * rows not in self._times:
             return (rows if self._separate else 1) + GROWTH * (sum(widths) - rows)
@@ -83,7 +91,9 @@ class Acceptance:
             )
 
     def tokens(self, found: int, count: int) -> float:
-        """Return the expected number of tokens of a pass with `count` drafted ones (Leviathan et al. 2023, equation 1)."""
+        """Return the expected number of tokens of a pass with `count` drafted ones (Leviathan et
+        al. 2023, equation 1).
+        """
         probability = min(self._right[found] / self._tried[found], 0.99)
         return (1 - probability ** (count + 1)) / (1 - probability)
 
@@ -95,12 +105,14 @@ def best_count(
     most: Sequence[int],
     per_token: float,
 ) -> int:
-    """Return the number of tokens to draft for each row that can draft, with the most expected tokens per time; 0 if no draft gains.
+    """Return the number of tokens to draft for each row that can draft, with the most expected
+    tokens per time; 0 if no draft gains.
 
     Args:
         found: how the draft of each row is found; None for a row without one.
         most: largest number of drafted tokens of each row.
-        per_token: time of drafting a token for all rows, relative to a pass of one token of each row.
+        per_token: time of drafting a token for all rows, relative to a pass of one token of each
+            row.
     """
     best, rate = 0, GAIN
     for count in COUNTS:

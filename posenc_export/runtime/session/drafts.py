@@ -1,4 +1,6 @@
-"""Drafts for speculative decoding: tokens that may follow the text of a row, from the text itself or from a smaller decoder."""
+"""Drafts for speculative decoding: tokens that may follow the text of a row, from the text
+itself or from a smaller decoder.
+"""
 
 from typing import Any, Callable, Dict, List, Protocol, Sequence, Tuple
 
@@ -32,11 +34,14 @@ class Drafts(Protocol):
         """Append tokens to the text of the row."""
 
     def propose(self, count: int, guess: Guess) -> Tuple[List[int], int]:
-        """Return at most `count` tokens that may follow the text, and how they were found: a key of LIKELY."""
+        """Return at most `count` tokens that may follow the text, and how they were found: a key
+        of LIKELY.
+        """
 
 
 class Lookup:
-    """The continuation of the last earlier occurrence of the latest tokens (Saxena 2023, Prompt Lookup Decoding), of the longest n-gram of SIZES that occurs.
+    """The continuation of the last earlier occurrence of the latest tokens (Saxena 2023, Prompt
+    Lookup Decoding), of the longest n-gram of SIZES that occurs.
 
     Args:
         text: tokens of the row so far.

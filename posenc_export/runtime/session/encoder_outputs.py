@@ -1,6 +1,8 @@
-"""Encoder outputs that a decoder reads: cross-attention keys and values of each row, given once and read by every call.
+"""Encoder outputs that a decoder reads: cross-attention keys and values of each row, given once and
+read by every call.
 
-Shapes: B batch, Q tokens of the longest encoder sequence, N numbers per token, K kv heads, D head size.
+Shapes: B batch, Q tokens of the longest encoder sequence, N numbers per token, K kv heads, D head
+size.
 """
 
 from dataclasses import dataclass
@@ -49,7 +51,8 @@ def for_rows(
     encoder: Any,
     attention_mask: Optional[np.ndarray],
 ) -> Optional[EncoderOutputs]:
-    """Return the encoder outputs for a prefill of `count` rows: those that the caller passes, or those that the rows already have.
+    """Return the encoder outputs for a prefill of `count` rows: those that the caller passes, or
+    those that the rows already have.
 
     Args:
         current: encoder outputs of the session's rows.
@@ -63,7 +66,8 @@ def for_rows(
         return current
     if length.any() and encoder is not None:
         raise ValueError(
-            f"session: expected encoder only with the first tokens of a row, got it with {length.tolist()} tokens cached; reset first"
+            "session: expected encoder only with the first tokens of a row, got it with "
+            f"{length.tolist()} tokens cached; reset first"
         )
     return new(manifest, encoder, attention_mask, count)
 
@@ -71,15 +75,16 @@ def for_rows(
 def new(
     manifest: Manifest, encoder: Any, attention_mask: Optional[np.ndarray], count: int
 ) -> Optional[EncoderOutputs]:
-    """Check the encoder outputs that a caller passes for `count` rows. Returns None for a model that reads no encoder.
+    """Check the encoder outputs that a caller passes for `count` rows. Returns None for a model
+    that reads no encoder.
 
     Args:
         encoder: outputs of the encoder, [B,Q,N] or a list of rows [q,N].
         attention_mask: [B,Q], 0 at padding of the encoder's sequence.
 
     Raises:
-        ValueError: encoder outputs are missing for a decoder that reads them or given for a model that does not; the number of rows, the shape or the dtype
-            differs; a row has no tokens.
+        ValueError: encoder outputs are missing for a decoder that reads them or given for a model
+            that does not; the number of rows, the shape or the dtype differs; a row has no tokens.
     """
     if not manifest.encoder:
         if encoder is not None or attention_mask is not None:
@@ -89,7 +94,8 @@ def new(
         return None
     if encoder is None:
         raise ValueError(
-            "session: expected encoder=, the outputs of the encoder for each row, got none; run the encoder's artefact on the source first"
+            "session: expected encoder=, the outputs of the encoder for each row, got none; "
+            "run the encoder's artefact on the source first"
         )
     key_values = manifest.encoder[1:]
     sizes = [(int(value.axes[1]), int(value.axes[3])) for value in key_values]  # K and D of each
@@ -101,7 +107,8 @@ def new(
     lengths = [len(valid) for valid in columns]
     if len(columns) != count or not all(lengths):
         raise ValueError(
-            f"session: expected encoder with {count} rows of at least one token, got rows of {lengths} tokens; give one row per sequence"
+            f"session: expected encoder with {count} rows of at least one token, got rows of "
+            f"{lengths} tokens; give one row per sequence"
         )
     tokens = np.zeros((count, max(lengths), numbers), manifest.passed_dtype)
     for row, valid in enumerate(columns):

@@ -1,6 +1,8 @@
-"""First tokens of a decoder that reads an encoder: the start token and, for Whisper, language and task, in the order of transformers.
+"""First tokens of a decoder that reads an encoder: the start token and, for Whisper, language and
+task, in the order of transformers.
 
-Whisper detects the language of each row where none is given: it is the likeliest one after the start token.
+Whisper detects the language of each row where none is given: it is the likeliest one after the
+start token.
 """
 
 from dataclasses import dataclass
@@ -31,7 +33,9 @@ class First:
 
 
 def feed(session: Any, first: First) -> np.ndarray:
-    """Feed the prompt, or the first tokens of a decoder that reads an encoder. Return the logits after them [B,V]. Raise ValueError as Session.generate does."""
+    """Feed the prompt, or the first tokens of a decoder that reads an encoder. Return the logits
+    after them [B,V]. Raise ValueError as Session.generate does.
+    """
     prompt, manifest = first.prompt, session.manifest
     if prompt is not None:
         if first.language or first.task:
@@ -40,7 +44,8 @@ def feed(session: Any, first: First) -> np.ndarray:
         counts = [len(row) for row in prompt]
         if not all(counts):
             raise ValueError(
-                f"session: expected a prompt with a token in every row, got rows of {counts} tokens; leave empty rows out"
+                f"session: expected a prompt with a token in every row, got rows of {counts} "
+                "tokens; leave empty rows out"
             )
         return session.prefill(prompt, encoder=first.encoder, logits_to_keep=1)[:, -1]  # type: ignore[no-any-return]
     before, after = _around_language(manifest, check(manifest), first.language, first.task)
@@ -62,7 +67,8 @@ def check(manifest: Manifest) -> int:
     if not manifest.encoder or not manifest.start_ids:
         other = "one that reads none" if not manifest.encoder else "one without start_ids"
         raise ValueError(
-            f"generate: expected a decoder that reads an encoder and has start_ids, got {other}; give a prompt, and no encoder"
+            "generate: expected a decoder that reads an encoder and has start_ids, got "
+            f"{other}; give a prompt, and no encoder"
         )
     return manifest.start_ids[0]
 
@@ -70,7 +76,9 @@ def check(manifest: Manifest) -> int:
 def _around_language(
     manifest: Manifest, start: int, language: Optional[str], task: Optional[str]
 ) -> Tuple[List[int], Optional[List[int]]]:
-    """Return all first tokens and None, or those before and after a language that must be detected."""
+    """Return all first tokens and None, or those before and after a language that must be
+    detected.
+    """
     known = manifest.generation or Generation()
     language, task = language or known.language, task or known.task
     ids: List[Optional[int]] = [start, *(() if language or task else known.forced)]
@@ -98,10 +106,12 @@ def _language(known: Generation, language: str) -> int:
 def _named(what: str, name: str, ids: Any) -> int:
     if not ids:
         raise ValueError(
-            f"generate: expected no {what} for a model whose generation_config.json lists none, got {name!r}; leave it out"
+            f"generate: expected no {what} for a model whose generation_config.json lists "
+            f"none, got {name!r}; leave it out"
         )
     if name not in ids:
         raise ValueError(
-            f"generate: expected {what} to be one of {', '.join(ids)}, got {name!r}; {suggestion(name, list(ids))}"
+            f"generate: expected {what} to be one of {', '.join(ids)}, got {name!r}; "
+            f"{suggestion(name, list(ids))}"
         )
     return int(ids[name])

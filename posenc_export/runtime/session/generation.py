@@ -1,4 +1,6 @@
-"""Generate tokens with a session: prefill a prompt, then choose a token from the logits and feed it, one at a time."""
+"""Generate tokens with a session: prefill a prompt, then choose a token from the logits and feed
+it, one at a time.
+"""
 
 import math
 from dataclasses import dataclass
@@ -31,7 +33,9 @@ class Sampling:
 
 
 class Draws:
-    """The numbers of a random generator by index, so that a draft can use the number of a token before the model does."""
+    """The numbers of a random generator by index, so that a draft can use the number of a token
+    before the model does.
+    """
 
     def __init__(self, random: "np.random.Generator") -> None:
         self._random, self._known = random, np.zeros(0)
@@ -60,17 +64,22 @@ def generate(
     if manifest.kind != "decoder" and not (
         manifest.kind == "module" and manifest.outputs[0].axes[-1] == manifest.vocabulary
     ):
-        own = f"an own module with {manifest.outputs[0].axes[-1]} outputs for {manifest.vocabulary or 'no'} token ids"
+        own = (
+            f"an own module with {manifest.outputs[0].axes[-1]} outputs for "
+            f"{manifest.vocabulary or 'no'} token ids"
+        )
         found = own if manifest.kind == "module" else f"kind {manifest.kind}"
         raise ValueError(
-            f"session: expected a decoder, or an own module with an output for each token id, for generate, got {found}; call prefill"
+            "session: expected a decoder, or an own module with an output for each token "
+            f"id, for generate, got {found}; call prefill"
         )
     at_least("max_tokens", max_tokens, 1)
     check_sampling(sampling.temperature, sampling.top_k, sampling.top_p)
     stops = array_of("stop", list(manifest.stop_ids if stop is None else stop))
     if stops.size and stops.dtype.kind not in "iu":
         raise ValueError(
-            f"session: expected stop to be token ids, got {short_repr(stop)}; leave it out for those of the artefact"
+            f"session: expected stop to be token ids, got {short_repr(stop)}; leave it out "
+            "for those of the artefact"
         )
     random = np.random.default_rng(at_least("seed", seed, 0))
     if speculate is not None:
@@ -145,8 +154,9 @@ def _stepped(
 
 
 def _drafted(session: Any, logits: np.ndarray, readers: List[Reader]) -> Iterator[np.ndarray]:
-    """Yield the ids of `generate` with drafts. Between two of them, the session may hold tokens that were not yielded yet; in the end it holds those that it would
-    hold without drafts."""
+    """Yield the ids of `generate` with drafts. Between two of them, the session may hold tokens
+    that were not yielded yet; in the end it holds those that it would hold without drafts.
+    """
     held, speculator = session.length, Speculator(session)
     chosen = [[reader.take(row)] for reader, row in zip(readers, logits, strict=True)]
     for reader, tokens in zip(readers, chosen, strict=True):
@@ -185,7 +195,9 @@ def _reader(
     stops: List[int],
     speculate: Speculate,
 ) -> Reader:
-    """Return a reader that chooses as `_stepped` does: with the random numbers of its row, where all rows draw one for each index."""
+    """Return a reader that chooses as `_stepped` does: with the random numbers of its row, where
+    all rows draw one for each index.
+    """
 
     def chosen(index: int, logits: np.ndarray) -> int:
         return choose_one(
@@ -200,12 +212,14 @@ def _reader(
 def choose(
     logits: np.ndarray, temperature: float, top_k: int, top_p: float, random: "np.random.Generator"
 ) -> np.ndarray:
-    """Choose token ids [B] int64 from logits [B,V]: the largest logit at temperature 0, otherwise a float64 sample. Ties go to the lower id.
+    """Choose token ids [B] int64 from logits [B,V]: the largest logit at temperature 0, otherwise a
+    float64 sample. Ties go to the lower id.
 
     Args:
         temperature: divides the logits; 0 is greedy.
         top_k: keep the k most probable tokens; 0 keeps all.
-        top_p: keep the smallest set of most probable tokens whose probabilities sum to at least p (nucleus sampling, Holtzman et al. 2019); 1 keeps all.
+        top_p: keep the smallest set of most probable tokens whose probabilities sum to at least p
+            (nucleus sampling, Holtzman et al. 2019); 1 keeps all.
 
     Raises:
         ValueError: an argument is outside its range.
@@ -223,7 +237,9 @@ def choose(
 
 
 def choose_one(logits: np.ndarray, sampling: Sampling, draw: Callable[[], float]) -> int:
-    """Choose a token id from logits [V] as `choose` does. `draw` gives a random number, and is not called at temperature 0."""
+    """Choose a token id from logits [V] as `choose` does. `draw` gives a random number, and is
+    not called at temperature 0.
+    """
     if sampling.temperature == 0:
         return int(logits.argmax())
     return _sample(
@@ -235,12 +251,14 @@ def check_sampling(temperature: Any, top_k: Any, top_p: Any) -> None:
     """Raise ValueError if an argument of `choose` is outside its range."""
     if not (_is_number(temperature) and 0 <= temperature < math.inf):
         raise ValueError(
-            f"session: expected temperature to be a finite number of at least 0, got {short_repr(temperature)}; 0 chooses the most probable token"
+            "session: expected temperature to be a finite number of at least 0, got "
+            f"{short_repr(temperature)}; 0 chooses the most probable token"
         )
     at_least("top_k", top_k, 0)
     if not (_is_number(top_p) and 0 < top_p <= 1):
         raise ValueError(
-            f"session: expected top_p to be a number above 0 and at most 1, got {short_repr(top_p)}; 1 keeps all tokens"
+            "session: expected top_p to be a number above 0 and at most 1, got "
+            f"{short_repr(top_p)}; 1 keeps all tokens"
         )
 
 

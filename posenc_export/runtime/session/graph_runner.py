@@ -1,4 +1,5 @@
-"""Feed tokens to a graph: build the graph inputs of each call, and compute the session state after it.
+"""Feed tokens to a graph: build the graph inputs of each call, and compute the session state after
+it.
 
 Shapes: B batch, S new tokens, T columns in use, R tokens whose logits are requested.
 """
@@ -19,7 +20,8 @@ STEP_SLOTS = 128  # least multiple of slots that steps count
 
 
 class GraphRunner:
-    """Feeds tokens to the graph of a session. It holds no state of its own: methods take a session state and return the next one.
+    """Feeds tokens to the graph of a session. It holds no state of its own: methods take a session
+    state and return the next one.
 
     Args:
         manifest: description of the graph.
@@ -29,12 +31,12 @@ class GraphRunner:
 
     def __init__(self, manifest: Manifest, cache_manager: CacheManager, provider: str) -> None:
         self.manifest, self.cache_manager = manifest, cache_manager
-        self._fewest = (
-            0 if provider == "cpu" else 1
-        )  # smallest number of logits to request for a row: CUDA kernels cannot be launched on empty tensors
-        self._whole_rows = (
-            provider == "cuda"
-        )  # whether the first tokens of rows are announced with their padding, and steps count slots in multiples
+        # Smallest number of logits to request for a row: CUDA kernels cannot be launched on empty
+        # tensors.
+        self._fewest = 0 if provider == "cpu" else 1
+        # Whether the first tokens of rows are announced with their padding, and steps count slots
+        # in multiples.
+        self._whole_rows = provider == "cuda"
         self._selects = (
             manifest.input("logits_index") is not None
         )  # whether the graph computes only the requested outputs
@@ -46,7 +48,9 @@ class GraphRunner:
         arguments: PrefillArguments,
         commit: Callable[[SessionState], None],
     ) -> np.ndarray:
-        """Feed rows, starting at row `first`, chunk by chunk, and `commit` the state after each. Return the requested outputs (PrefillArguments.padded_outputs)."""
+        """Feed rows, starting at row `first`, chunk by chunk, and `commit` the state after each.
+        Return the requested outputs (PrefillArguments.padded_outputs).
+        """
         chunks: List[List[np.ndarray]] = [[] for _ in arguments.tokens]
         for begin in range(0, int(arguments.counts.max()), arguments.chunk):
             end = begin + arguments.chunk
@@ -74,10 +78,12 @@ class GraphRunner:
         attributes: TokenAttributes,
         requested: np.ndarray,
     ) -> Tuple[List[np.ndarray], SessionState]:
-        """Run the graph once for the rows starting at `first`, or once per row if the graph takes a single row.
+        """Run the graph once for the rows starting at `first`, or once per row if the graph takes a
+        single row.
 
         Returns:
-            For each row the outputs of its last `requested` [rows] tokens, and the state after the call.
+            For each row the outputs of its last `requested` [rows] tokens, and the state after the
+            call.
         """
         assert state.caches is not None
         counts = np.array([len(row) for row in tokens], np.int64)
@@ -109,7 +115,9 @@ class GraphRunner:
         return last, state.replace(settled_length=length, slots=slots, caches=caches)
 
     def read_out(self, state: SessionState, arguments: PrefillArguments) -> np.ndarray:
-        """Feed whole rows, and return the second output of the graph: [B,N], or [B,S,N] with zeros at padding if it has one for each token."""
+        """Feed whole rows, and return the second output of the graph: [B,N], or [B,S,N] with
+        zeros at padding if it has one for each token.
+        """
         assert state.caches is not None
         counts, tokens = arguments.counts, arguments.tokens
         attributes = self._with_coordinates(state, slice(None), counts, arguments.attributes)
@@ -126,7 +134,9 @@ class GraphRunner:
         )
 
     def with_stepper(self, state: SessionState) -> SessionState:
-        """Return the state with a stepper that feeds one token per row. Raise ValueError if no position or no cache slot is left."""
+        """Return the state with a stepper that feeds one token per row. Raise ValueError if no
+        position or no cache slot is left.
+        """
         assert state.caches is not None
         manifest, cache_manager, length = self.manifest, self.cache_manager, state.settled_length
         tokens, one = manifest.inputs[0], np.ones(state.rows, np.int64)
@@ -161,7 +171,9 @@ class GraphRunner:
         )
 
     def pass_feeds(self, state: SessionState, new: int) -> Feeds:
-        """Return the graph inputs of a pass of `new` tokens per row at the length at which the stepper of the state began, with all outputs requested."""
+        """Return the graph inputs of a pass of `new` tokens per row at the length at which the
+        stepper of the state began, with all outputs requested.
+        """
         state = state.replace(stepper=None)
         assert state.caches is not None
         tokens, counts = self.manifest.inputs[0], np.full(state.rows, new)
@@ -177,7 +189,9 @@ class GraphRunner:
         return feeds
 
     def record_step(self, state: SessionState, x: np.ndarray) -> None:
-        """Record in the histories the token of every row, x [B] or [B,E], that the stepper is about to feed."""
+        """Record in the histories the token of every row, x [B] or [B,E], that the stepper is
+        about to feed.
+        """
         assert state.stepper is not None
         self._record(
             state,
@@ -195,7 +209,9 @@ class GraphRunner:
         tokens: List[np.ndarray],
         attributes: TokenAttributes,
     ) -> None:
-        """Record in the histories the tokens that are about to be fed to the rows starting at `first`."""
+        """Record in the histories the tokens that are about to be fed to the rows starting at
+        `first`.
+        """
         lengths = state.length.tolist() if state.histories else []
         for index, part in enumerate(tokens if state.histories else []):
             if len(part):
@@ -213,7 +229,9 @@ class GraphRunner:
     def _with_coordinates(
         self, state: SessionState, rows: slice, counts: np.ndarray, attributes: TokenAttributes
     ) -> TokenAttributes:
-        """Add default coordinates, the position on every axis, if the encoding has coordinates and none are given."""
+        """Add default coordinates, the position on every axis, if the encoding has coordinates
+        and none are given.
+        """
         if not self.manifest.axes or "grid" in attributes:
             return attributes
         begins = (state.start + state.length)[rows]
@@ -234,10 +252,13 @@ class GraphRunner:
         counts: np.ndarray,
         requested: np.ndarray,
     ) -> List[Call]:
-        """Return one call for all rows. If the graph continues a single row at a time, return one for each row, and one for neighbours that read a token each."""
+        """Return one call for all rows. If the graph continues a single row at a time, return
+        one for each row, and one for neighbours that read a token each.
+        """
         x, planes = _padded(tokens, attributes)
         requested, columns = np.maximum(requested, self._fewest), self.cache_manager.columns
-        # With S > 1, a row without new tokens cannot share the call: its padding would be written over its last token.
+        # With S > 1, a row without new tokens cannot share the call: its padding would be written
+        # over its last token.
         settled = state.settled_length[first : first + len(tokens)]
         together = len(tokens) == 1 or not settled.any() or (x.shape[1] == 1 and counts.all())
         if self.manifest.continuation_rows != 1 or together:
@@ -299,8 +320,10 @@ class GraphRunner:
         )
         inside = offsets[None] < counts[:, None]
         places = length[:, None] + offsets
-        # With a bias, GroupQueryAttention on CUDA (ONNX Runtime 1.31) subtracts S from the length of each row to get its cached tokens. For a short row of a first call
-        # that is negative, and shifts its causal mask. There, rows have all S columns: tokens see no padding, which follows them, and the next tokens overwrite it.
+        # With a bias, GroupQueryAttention on CUDA (ONNX Runtime 1.31) subtracts S from the length
+        # of each row to get its cached tokens. For a short row of a first call that is negative,
+        # and shifts its causal mask. There, rows have all S columns: tokens see no padding, which
+        # follows them, and the next tokens overwrite it.
         valid = (
             np.full_like(counts, x.shape[1]) if self._whole_rows and not length.any() else counts
         )
@@ -322,7 +345,8 @@ class GraphRunner:
             "logits_index": lambda: _last_columns(counts, requested),
             "cache_position": lambda: places,
             "first_position": lambda: start[:, None].copy(),
-            # The kernel needs at least one token: slot 0 of a row without tokens is written, and overwritten by its first token.
+            # The kernel needs at least one token: slot 0 of a row without tokens is written, and
+            # overwritten by its first token.
             "seqlens_k": lambda: np.maximum(length + valid - 1, 0).astype(np.int32),
             "total_sequence_length": lambda: np.array((length + counts).max(), np.int32),
             "slots": lambda: np.arange(int((length + counts).max())),
@@ -334,9 +358,12 @@ class GraphRunner:
         return {**feeds, **state.encoder_outputs.select(rows)} if state.encoder_outputs else feeds
 
     def _count_slots(self, feeds: Feeds, capacity: int, needed: int) -> int:
-        """Let steps count more slots than the `needed` ones of the longest row, at most a quarter more or STEP_SLOTS, so that inputs that depend on their number change
-        rarely: a step that takes slots as an input, or that may be a CUDA graph, which does not read total_sequence_length again. Scores of slots that hold no token
-        are computed too. Return the number of slots, or 0 if the inputs change with each step."""
+        """Let steps count more slots than the `needed` ones of the longest row, at most a quarter
+        more or STEP_SLOTS, so that inputs that depend on their number change rarely: a step that
+        takes slots as an input, or that may be a CUDA graph, which does not read
+        total_sequence_length again. Scores of slots that hold no token are computed too. Return the
+        number of slots, or 0 if the inputs change with each step.
+        """
         if "slots" not in feeds and not ("total_sequence_length" in feeds and self._whole_rows):
             return 0
         part = max(STEP_SLOTS, 1 << max(needed.bit_length() - 3, 0))
@@ -348,7 +375,9 @@ class GraphRunner:
         return count
 
     def _last(self, output: np.ndarray, count: int, requested: int) -> np.ndarray:
-        """Return the outputs of the last `requested` of a row's `count` tokens: a copy, so that the memory of the other outputs is freed."""
+        """Return the outputs of the last `requested` of a row's `count` tokens: a copy, so that
+        the memory of the other outputs is freed.
+        """
         if self._selects or requested == count:
             return output[:requested]
         return output[count - requested : count].copy()
@@ -357,7 +386,9 @@ class GraphRunner:
 def _padded(
     rows: List[np.ndarray], attributes: TokenAttributes
 ) -> Tuple[np.ndarray, Dict[str, np.ndarray]]:
-    """Right-pad rows [count,*] with zeros to [B,S,*], and the attributes [n,count] of each row to [n,B,S]."""
+    """Right-pad rows [count,*] with zeros to [B,S,*], and the attributes [n,count] of each row
+    to [n,B,S].
+    """
     new = max(len(row) for row in rows)
     x = np.zeros((len(rows), new, *rows[0].shape[1:]), rows[0].dtype)
     planes = {
@@ -372,9 +403,11 @@ def _padded(
 
 
 def _last_columns(counts: np.ndarray, requested: np.ndarray) -> np.ndarray:
-    """Return the columns [B,R] of the last `requested` [B] of `counts` [B] valid tokens, which are the first columns of each row.
+    """Return the columns [B,R] of the last `requested` [B] of `counts` [B] valid tokens, which are
+    the first columns of each row.
 
-    A row with fewer than R requested tokens repeats its last column; a row without tokens gives column 0.
+    A row with fewer than R requested tokens repeats its last column; a row without tokens gives
+    column 0.
     """
     columns = (counts - requested)[:, None] + np.arange(int(requested.max(initial=0)))
     return np.clip(columns, 0, np.maximum(counts - 1, 0)[:, None])

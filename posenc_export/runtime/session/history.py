@@ -1,6 +1,8 @@
-"""Histories for rewinding states that each call replaces: snapshots of the states at some lengths, and the tokens fed after each.
+"""Histories for rewinding states that each call replaces: snapshots of the states at some lengths,
+and the tokens fed after each.
 
-Such a state (a recurrent vector, a sum) cannot be truncated. A rewind restores the last snapshot before the target and replays the tokens in between.
+Such a state (a recurrent vector, a sum) cannot be truncated. A rewind restores the last snapshot
+before the target and replays the tokens in between.
 """
 
 from dataclasses import dataclass, field
@@ -46,7 +48,8 @@ class RowHistory:
     """Snapshots of one row, oldest first, with every token fed since the first snapshot.
 
     Args:
-        limit: number of tokens that can be taken back. Older snapshots are dropped, so that memory does not grow with the sequence.
+        limit: number of tokens that can be taken back. Older snapshots are dropped, so that memory
+            does not grow with the sequence.
     """
 
     def __init__(self, limit: int) -> None:
@@ -68,7 +71,9 @@ class RowHistory:
         tokens: np.ndarray,
         attributes: RowAttributes,
     ) -> None:
-        """Record tokens [count,*] that are about to be fed to a row of `length` tokens; states are required if `needs_snapshot`."""
+        """Record tokens [count,*] that are about to be fed to a row of `length` tokens; states
+        are required if `needs_snapshot`.
+        """
         part = (tokens.copy(), {name: attributes[name].copy() for name in attributes})
         if states is None:
             self.snapshots[-1].parts.append(part)
@@ -82,7 +87,9 @@ class RowHistory:
         return self.snapshots[0].length if self.snapshots else length
 
     def back_to(self, target: int) -> Tuple[Snapshot, Part]:
-        """Return the last snapshot at or before `target`, and the tokens to replay from it to `target`."""
+        """Return the last snapshot at or before `target`, and the tokens to replay from it to
+        `target`.
+        """
         snapshot = next(
             snapshot for snapshot in reversed(self.snapshots) if snapshot.length <= target
         )

@@ -11,7 +11,8 @@ from posenc_export.runtime.session.session import REWIND, Session
 
 
 class Model:
-    """A loaded artefact, as returned by `load`. Threads may share a model; each session must be used by one thread at a time.
+    """A loaded artefact, as returned by `load`. Threads may share a model; each session must be
+    used by one thread at a time.
 
     Args:
         graph: OrtGraph or TorchGraph.
@@ -37,10 +38,13 @@ class Model:
         """Open a session with empty caches on this graph.
 
         Args:
-            batch: number of rows to allocate caches for. If a prefill or an admit needs more rows, the caches are moved to larger memory.
-            capacity: largest number of tokens per row in caches that are written in place; None allows the whole range of positions.
-            rewind: number of tokens, counted from the longest length a row has had, that `Session.rewind` can take back if states are replaced by each call
-                (recurrent encodings, linear attention). Memory grows with it.
+            batch: number of rows to allocate caches for. If a prefill or an admit needs more rows,
+                the caches are moved to larger memory.
+            capacity: largest number of tokens per row in caches that are written in place; None
+                allows the whole range of positions.
+            rewind: number of tokens, counted from the longest length a row has had, that
+                `Session.rewind` can take back if states are replaced by each call (recurrent
+                encodings, linear attention). Memory grows with it.
 
         Raises:
             ValueError: an argument is not a whole number of at least 1.
@@ -52,7 +56,8 @@ class Model:
         ):
             if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
                 raise ValueError(
-                    f"session: expected {name} to be a whole number of at least 1, got {value!r}; leave it out for the default"
+                    f"session: expected {name} to be a whole number of at least 1, got "
+                    f"{value!r}; leave it out for the default"
                 )
         return Session(self.graph.open, self.manifest, batch, capacity, rewind, self.provider)
 
@@ -63,13 +68,15 @@ class Model:
         capacity: Optional[int] = None,
         rewind: int = REWIND,
     ) -> Session:
-        """Open a session with the rows and caches that Session.save wrote. States that each call replaces cannot be rewound to before they were saved.
+        """Open a session with the rows and caches that Session.save wrote. States that each call
+        replaces cannot be rewound to before they were saved.
 
         Args:
             batch, capacity, rewind: as for `session`.
 
         Raises:
-            ValueError: the file is no saved session, was truncated or changed, or belongs to another artefact; a row exceeds the capacity. Otherwise as `session`.
+            ValueError: the file is no saved session, was truncated or changed, or belongs to
+                another artefact; a row exceeds the capacity. Otherwise as `session`.
             OSError: the file cannot be read.
         """
         session = self.session(batch, capacity, rewind)
@@ -82,14 +89,18 @@ class Model:
     ) -> np.ndarray:
         """Return the sentence embeddings of texts [n,E] float32, in their order.
 
-        The tokenizer of the artefact cuts texts to the maximal length of the checkpoint. Threads may call it on one model.
+        The tokenizer of the artefact cuts texts to the maximal length of the checkpoint. Threads
+        may call it on one model.
 
         Args:
-            prompt: name of a prompt of the checkpoint to put before each text; None for its default prompt, which most checkpoints do not have.
-            batch: largest number of tokens, padding included, that are read together. Texts of similar length are.
+            prompt: name of a prompt of the checkpoint to put before each text; None for its default
+                prompt, which most checkpoints do not have.
+            batch: largest number of tokens, padding included, that are read together. Texts of
+                similar length are.
 
         Raises:
-            ValueError: the artefact has no output sentence_embedding or no tokenizer, texts are not a list of text, or there is no such prompt.
+            ValueError: the artefact has no output sentence_embedding or no tokenizer, texts are not
+                a list of text, or there is no such prompt.
             ModuleNotFoundError: tokenizers is not installed.
             GraphError: the graph failed.
         """

@@ -33,9 +33,11 @@ class Prefix(NamedTuple):
 
 
 class Prefixes:
-    """A tree of prefixes in blocks of a few tokens, within a fixed memory. The blocks used least recently are replaced by new ones.
+    """A tree of prefixes in blocks of a few tokens, within a fixed memory. The blocks used least
+    recently are replaced by new ones.
 
-    Of a path in the tree, blocks nearer to the root count as used later, so that a replaced block never has one after it. Tokens are compared one by one.
+    Of a path in the tree, blocks nearer to the root count as used later, so that a replaced block
+    never has one after it. Tokens are compared one by one.
 
     Args:
         open_caches: function of a number of rows and a number of slots; returns empty caches.
@@ -61,7 +63,8 @@ class Prefixes:
         return len(self._blocks)
 
     def find(self, tokens: Sequence[int], key: str = "") -> Prefix:
-        """Return the longest known prefix of a row, which leaves at least its last token to be read.
+        """Return the longest known prefix of a row, which leaves at least its last token to be
+        read.
 
         Args:
             tokens: ids of the row, from position 0 on.
@@ -73,7 +76,9 @@ class Prefixes:
         return Prefix(self._caches, [self._blocks[place] for place in path], self._size)
 
     def save(self, caches: Caches, row: int, tokens: Sequence[int], key: str = "") -> None:
-        """Copy those blocks of a row of `caches` that are not known yet. `tokens` are the ids in its first slots, from position 0 on."""
+        """Copy those blocks of a row of `caches` that are not known yet. `tokens` are the ids in
+        its first slots, from position 0 on.
+        """
         parts = _parts(tokens, self._size)
         path = self._path(parts, key)
         try:
@@ -111,7 +116,9 @@ class Prefixes:
 
 
 def can_share(manifest: Manifest) -> bool:
-    """Whether cached tokens of a row can be copied to another: all states are written in place, in slots of the row."""
+    """Whether cached tokens of a row can be copied to another: all states are written in place,
+    in slots of the row.
+    """
     return manifest.layout == "rows" and all(
         state.update == "in_place" for state in manifest.states
     )

@@ -1,7 +1,9 @@
-"""Sessions on disk: a file with the caches of all rows, which only the artefact that filled them reads.
+"""Sessions on disk: a file with the caches of all rows, which only the artefact that filled them
+reads.
 
-Layout: one line of JSON, the header, and the arrays in its order, without padding. The header has their names, dtypes and shapes, the digest of the artefact and the
-sha256 of all that follows the line and of the header itself without this entry.
+Layout: one line of JSON, the header, and the arrays in its order, without padding. The header has
+their names, dtypes and shapes, the digest of the artefact and the sha256 of all that follows the
+line and of the header itself without this entry.
 """
 
 import hashlib
@@ -52,7 +54,9 @@ class Header(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def write(session: Any, file: Union[str, Path], tokens: Optional[Rows]) -> None:
-    """Implement Session.save, which documents the arguments. Called between two calls of the session."""
+    """Implement Session.save, which documents the arguments. Called between two calls of the
+    session.
+    """
     state, manifest, file = session._now, session.manifest, Path(file)
     arrays: Arrays = {"length": state.settled_length, "start": state.start, "slots": state.slots}
     if tokens is not None:
@@ -61,7 +65,8 @@ def write(session: Any, file: Union[str, Path], tokens: Optional[Rows]) -> None:
             row.dtype.kind not in "iu" for row in rows if row.size
         ):
             raise ValueError(
-                f"session: expected tokens to be {state.settled_length.tolist()} ids, got {[len(row) for row in rows]}; give those in the cache"
+                f"session: expected tokens to be {state.settled_length.tolist()} ids, got "
+                f"{[len(row) for row in rows]}; give those in the cache"
             )
         check_tokens(manifest.vocabulary, rows)
         arrays["tokens"] = np.concatenate([np.zeros(0, np.int64), *rows]).astype(np.int64)
@@ -114,7 +119,8 @@ def opened(file: Path, manifest: Manifest) -> Iterator[Arrays]:
     sizes = [stored.bytes for stored in header.arrays]
     if sum(sizes) != len(content):
         raise ValueError(
-            f"restore {file}: expected {sum(sizes)} bytes after the header, got {len(content)}, so the file is not whole; {REMEDY}"
+            f"restore {file}: expected {sum(sizes)} bytes after the header, got "
+            f"{len(content)}, so the file is not whole; {REMEDY}"
         )
     ends = itertools.accumulate(sizes)
     with ThreadPoolExecutor(1) as pool:
@@ -131,12 +137,15 @@ def opened(file: Path, manifest: Manifest) -> Iterator[Arrays]:
         finally:
             if digest.result() != header.sha256:
                 raise ValueError(
-                    f"restore {file}: expected the content that was saved, got a file that was changed; {REMEDY}"
+                    f"restore {file}: expected the content that was saved, got a file that "
+                    f"was changed; {REMEDY}"
                 )
 
 
 def fill(session: Any, arrays: Arrays) -> None:
-    """Give a session without rows the content of a file, whose artefact is that of the session. Raise ValueError if it exceeds the capacity."""
+    """Give a session without rows the content of a file, whose artefact is that of the session.
+    Raise ValueError if it exceeds the capacity.
+    """
     manager, manifest = session._cache_manager, session.manifest
     length, start = np.array(arrays["length"]), np.array(arrays["start"])
     if not len(length):
@@ -146,7 +155,8 @@ def fill(session: Any, arrays: Arrays) -> None:
         and int(length.max()) > manager.capacity
     ):
         raise ValueError(
-            f"restore: expected rows of at most {manager.capacity} tokens, got {length.tolist()}; open the session with a larger capacity"
+            f"restore: expected rows of at most {manager.capacity} tokens, got "
+            f"{length.tolist()}; open the session with a larger capacity"
         )
     encoder = {
         name.removeprefix(ENCODER): np.array(array)
@@ -186,7 +196,8 @@ def _header(file: Path, line: bytes) -> Header:
         return msgspec.json.decode(line, type=Header)
     except (ValueError, RecursionError):
         raise ValueError(
-            f"restore {file}: expected a file of Session.save of version 1, got another one; {REMEDY}"
+            f"restore {file}: expected a file of Session.save of version 1, got another one; "
+            f"{REMEDY}"
         ) from None
 
 

@@ -1,4 +1,6 @@
-"""Embed texts: tokenize them, read texts of similar length together, and return their embeddings in the order of the texts."""
+"""Embed texts: tokenize them, read texts of similar length together, and return their embeddings
+in the order of the texts.
+"""
 
 from pathlib import Path
 from typing import Annotated, Any, Dict, List, Optional, Sequence
@@ -41,7 +43,9 @@ def encode(model: Any, texts: Sequence[str], prompt: Optional[str], batch: int) 
 
 
 def rows_of(model: Any, texts: Sequence[str], prompt: Optional[str] = None) -> List[np.ndarray]:
-    """Return the token ids of each text, cut to the maximal length. Raise ValueError as Model.encode does."""
+    """Return the token ids of each text, cut to the maximal length. Raise ValueError as
+    Model.encode does.
+    """
     check_model(model)
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise ValueError(
@@ -53,7 +57,9 @@ def rows_of(model: Any, texts: Sequence[str], prompt: Optional[str] = None) -> L
 
 
 def embed(model: Any, rows: Sequence[np.ndarray], batch: int = BATCH) -> np.ndarray:
-    """Return the embeddings [n,E] float32 of rows of token ids. Raise ValueError as Session.read_out does."""
+    """Return the embeddings [n,E] float32 of rows of token ids. Raise ValueError as
+    Session.read_out does.
+    """
     at_least("batch", batch, 1)
     embeddings = np.zeros((len(rows), int(model.manifest.outputs[-1].axes[-1])), np.float32)
     session = model.session()
@@ -68,12 +74,15 @@ def check_model(model: Any) -> None:
     if last != OUTPUT or model.folder is None:
         found = last if model.folder else "a module in memory"
         raise ValueError(
-            f"embed: expected an artefact with output {OUTPUT}, got {found}; export a sentence-transformers folder, or call session().prefill"
+            f"embed: expected an artefact with output {OUTPUT}, got {found}; export a "
+            "sentence-transformers folder, or call session().prefill"
         )
 
 
 def longest(model: Any) -> int:
-    """Return the largest number of tokens of a text, special tokens included, at which its tokenizer cuts it; the range of positions if it does not."""
+    """Return the largest number of tokens of a text, special tokens included, at which its
+    tokenizer cuts it; the range of positions if it does not.
+    """
     path, most = model.folder / "tokenizer.json", int(model.manifest.max_positions)
     if not path.is_file():
         return most
@@ -83,7 +92,9 @@ def longest(model: Any) -> int:
 
 
 def groups(lengths: Sequence[int], batch: int) -> List[List[int]]:
-    """Return the indices of rows to read together, longest first: as many rows of similar length as `batch` tokens with their padding, at least one."""
+    """Return the indices of rows to read together, longest first: as many rows of similar length
+    as `batch` tokens with their padding, at least one.
+    """
     found: List[List[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         if not found or (len(found[-1]) + 1) * lengths[found[-1][0]] > batch:
@@ -93,7 +104,9 @@ def groups(lengths: Sequence[int], batch: int) -> List[List[int]]:
 
 
 def _prompt(folder: Path, name: Optional[str]) -> str:
-    """Return the text of a prompt of the checkpoint; of its default prompt, or none, if no name is given."""
+    """Return the text of a prompt of the checkpoint; of its default prompt, or none, if no name
+    is given.
+    """
     path = folder / PROMPTS
     content = json_of("embed", path.name, path.read_bytes(), AGAIN) if path.is_file() else {}
     settings = typed("embed", path.name, content, Settings, AGAIN)
@@ -103,6 +116,7 @@ def _prompt(folder: Path, name: Optional[str]) -> str:
     text = prompts.get(name)
     if text is None:
         raise ValueError(
-            f"embed: expected prompt to be one of {', '.join(prompts) or 'none'}, got {name!r}; leave it out, or put it before the texts"
+            f"embed: expected prompt to be one of {', '.join(prompts) or 'none'}, got "
+            f"{name!r}; leave it out, or put it before the texts"
         )
     return text

@@ -1,6 +1,7 @@
 """Sessions: feed tokens at any position and get outputs, with caches kept between calls.
 
-Shapes: B batch, S new tokens. Rows are compacted before they are fed: the graph sees the valid tokens of each row first and padding (position -1) after them.
+Shapes: B batch, S new tokens. Rows are compacted before they are fed: the graph sees the valid
+tokens of each row first and padding (position -1) after them.
 """
 
 import functools
@@ -31,17 +32,21 @@ REWIND = 256  # default number of tokens that can be taken back if states are re
 
 
 class Session:
-    """Caches of a batch of rows, with the calls that read and change them: prefill, step, rewind, fork, admit, retire. Created by Model.session.
+    """Caches of a batch of rows, with the calls that read and change them: prefill, step, rewind,
+    fork, admit, retire. Created by Model.session.
 
-    A session runs one call at a time: a second call, from another thread or a signal handler, raises RuntimeError. Returned arrays belong to the caller.
-    After any exception, `length` gives the tokens that the session holds, and the next call continues from there.
+    A session runs one call at a time: a second call, from another thread or a signal handler,
+    raises RuntimeError. Returned arrays belong to the caller. After any exception, `length` gives
+    the tokens that the session holds, and the next call continues from there.
 
     Args:
         open_caches: function of a number of rows and a number of slots; returns empty caches.
         manifest: description of the graph.
         batch: number of rows to allocate caches for.
-        capacity: largest number of slots of in-place caches, at most the range of positions; None allows the whole range.
-        rewind: number of tokens that `rewind` can take back if states are replaced by each call; see Model.session.
+        capacity: largest number of slots of in-place caches, at most the range of positions; None
+            allows the whole range.
+        rewind: number of tokens that `rewind` can take back if states are replaced by each call;
+            see Model.session.
         provider: Model.provider.
 
     Attributes:
@@ -73,9 +78,12 @@ class Session:
         self.pass_costs = PassCosts(manifest.continuation_rows == 1)
 
     def __reduce__(self) -> NoReturn:
-        """Refuse copy.copy, copy.deepcopy and pickle, whose copies would write into the same caches or lack them."""
+        """Refuse copy.copy, copy.deepcopy and pickle, whose copies would write into the same
+        caches or lack them.
+        """
         raise TypeError(
-            "session: expected fork() to copy a session, got copy or pickle; call session.fork(), or open another with model.session()"
+            "session: expected fork() to copy a session, got copy or pickle; call "
+            "session.fork(), or open another with model.session()"
         )
 
     @functools.partial(exclusive, settles=False)
@@ -99,7 +107,9 @@ class Session:
 
     @property
     def room(self) -> np.ndarray:
-        """Number of tokens that each row [B] int64 has room for, in the range of positions and in caches of the largest capacity."""
+        """Number of tokens that each row [B] int64 has room for, in the range of positions and
+        in caches of the largest capacity.
+        """
         return arguments.room(
             self.manifest, self._cache_manager.capacity, self._now.start, self._now.length
         )
@@ -123,25 +133,35 @@ class Session:
         encoder_attention_mask: Optional[np.ndarray] = None,
         logits_to_keep: Optional[int] = None,
     ) -> np.ndarray:
-        """Feed S tokens per row after those in the cache. Return the outputs [B,S,*], zeros at padding.
+        """Feed S tokens per row after those in the cache. Return the outputs [B,S,*], zeros at
+        padding.
 
         Args:
-            inputs: [B,S] int64 ids or [B,S,E] activations, or a list of rows of different lengths. A row without tokens is not changed.
-            start: position of each row's first token in this call, one number or [B]. None continues after the tokens in the cache: at `position`, which is 0 in a
-                new session. If a row has tokens, `start` cannot move the rows and must be `position` in every row that reads tokens.
+            inputs: [B,S] int64 ids or [B,S,E] activations, or a list of rows of different lengths.
+                A row without tokens is not changed.
+            start: position of each row's first token in this call, one number or [B]. None
+                continues after the tokens in the cache: at `position`, which is 0 in a new session.
+                If a row has tokens, `start` cannot move the rows and must be `position` in every
+                row that reads tokens.
             attention_mask: [B,S], 1 at tokens and 0 at padding; padding may be anywhere in a row.
-            chunk: number of tokens of a row to feed at a time; None uses the default of the manifest. Bidirectional models read all tokens at once.
-            grid: [axes,B,S] int64, coordinates for encodings that have them. None uses the position on every axis, as for text: tokens of an image then get other
-                coordinates than those of their rows and columns, and nothing refuses it.
+            chunk: number of tokens of a row to feed at a time; None uses the default of the
+                manifest. Bidirectional models read all tokens at once.
+            grid: [axes,B,S] int64, coordinates for encodings that have them. None uses the position
+                on every axis, as for text: tokens of an image then get other coordinates than those
+                of their rows and columns, and nothing refuses it.
             token_types: [B,S] int64, segments for an encoder; None means 0 everywhere.
-            encoder: encoder outputs of each row, [B,Q,N] or a list of rows [q,N], for a decoder that reads an encoder. Given with the first tokens of a row. None
-                keeps the encoder outputs of rows that a rewind has emptied.
+            encoder: encoder outputs of each row, [B,Q,N] or a list of rows [q,N], for a decoder
+                that reads an encoder. Given with the first tokens of a row. None keeps the encoder
+                outputs of rows that a rewind has emptied.
             encoder_attention_mask: [B,Q], 1 at tokens and 0 at padding of `encoder`.
-            logits_to_keep: number n of last tokens of each row whose outputs are returned, as [B,n,*] aligned to the last column, with zeros in front of shorter
-                rows; n is reduced to the length of the longest row. None or 0 returns all. A graph with input logits_index does not compute other outputs.
+            logits_to_keep: number n of last tokens of each row whose outputs are returned, as
+                [B,n,*] aligned to the last column, with zeros in front of shorter rows; n is
+                reduced to the length of the longest row. None or 0 returns all. A graph with input
+                logits_index does not compute other outputs.
 
         Raises:
-            ValueError: a position is outside the range, a row exceeds the capacity, or a shape, dtype or id is wrong. The session is unchanged.
+            ValueError: a position is outside the range, a row exceeds the capacity, or a shape,
+                dtype or id is wrong. The session is unchanged.
             GraphError: the graph failed. Chunks that succeeded are kept; `length` gives the tokens.
         """
         stepper = self._now.stepper
@@ -179,7 +199,8 @@ class Session:
         grid: Optional[np.ndarray] = None,
         token_types: Optional[np.ndarray] = None,
     ) -> np.ndarray:
-        """Read whole rows and return the second output of an encoder, such as sentence_embedding [B,N]; [B,S,N] with zeros at padding if each token has one.
+        """Read whole rows and return the second output of an encoder, such as sentence_embedding
+        [B,N]; [B,S,N] with zeros at padding if each token has one.
 
         Args: as for `prefill`. The hidden states are not returned.
 
@@ -202,14 +223,18 @@ class Session:
 
         Args:
             inputs: one token per row, [B] int64 or [B,E].
-            copy: if False, the returned array belongs to the session and is overwritten by its next call.
+            copy: if False, the returned array belongs to the session and is overwritten by its next
+                call.
 
         Raises:
-            ValueError: there was no prefill, no position or cache slot is left, or a shape, dtype or id is wrong.
+            ValueError: there was no prefill, no position or cache slot is left, or a shape, dtype
+                or id is wrong.
             GraphError: the graph failed; the token is not in the cache.
         """
         guard = self._guard
-        try:  # the code of `exclusive`, inlined: a wrapper would cost 1 us per token, since each run of the graph evicts Python's memory from the CPU cache
+        # The code of `exclusive`, inlined: a wrapper would cost 1 us per token, since each run of
+        # the graph evicts Python's memory from the CPU cache.
+        try:
             guard.calls.append(None)
             if len(guard.calls) > 1:
                 raise RuntimeError(BUSY)
@@ -231,10 +256,12 @@ class Session:
 
     @exclusive
     def rewind(self, n: Numbers) -> None:
-        """Take back the last n tokens of each row; n is one number for all rows, or one per row [B].
+        """Take back the last n tokens of each row; n is one number for all rows, or one per row
+        [B].
 
         Raises:
-            ValueError: n exceeds the length of a row, or the history kept for states that each call replaces; or the model has no cache.
+            ValueError: n exceeds the length of a row, or the history kept for states that each call
+                replaces; or the model has no cache.
         """
         arguments.check_has_cache(self.manifest, "rewind")
         length = (
@@ -245,7 +272,8 @@ class Session:
             count > most for count, most in zip(back, length or [0], strict=True)
         ):
             raise ValueError(
-                f"session: expected n of rewind to be at least 0 and at most the lengths {length}, got {back}"
+                "session: expected n of rewind to be at least 0 and at most the lengths "
+                f"{length}, got {back}"
             )
         if not any(back):
             return
@@ -275,7 +303,9 @@ class Session:
 
     @exclusive
     def fork(self) -> "Session":
-        """Return an independent session with a copy of the current state. It shares the loaded graph."""
+        """Return an independent session with a copy of the current state. It shares the loaded
+        graph.
+        """
         self._settle()
         manager, now = self._cache_manager, self._now
         other = Session(
@@ -294,10 +324,12 @@ class Session:
 
     @exclusive
     def save(self, file: Union[str, Path], tokens: Optional[Rows] = None) -> None:
-        """Write the rows of the session with their caches to a file, which Model.restore of the same artefact reads. An existing file is replaced at once or not at all.
+        """Write the rows of the session with their caches to a file, which Model.restore of the
+        same artefact reads. An existing file is replaced at once or not at all.
 
         Args:
-            tokens: the ids in the cache, one list per row, which are kept beside the caches for session.saved.tokens; None keeps none.
+            tokens: the ids in the cache, one list per row, which are kept beside the caches for
+                session.saved.tokens; None keeps none.
 
         Raises:
             ValueError: the ids are not as many as the cache holds, or not in the vocabulary.
@@ -319,16 +351,19 @@ class Session:
         logits_to_keep: Optional[int] = None,
         prefix: Optional[Prefix] = None,
     ) -> np.ndarray:
-        """Append n new rows and prefill them. Return their outputs [n,S,*]. The existing rows are not changed.
+        """Append n new rows and prefill them. Return their outputs [n,S,*]. The existing rows are
+        not changed.
 
         Args:
-            inputs, attention_mask, chunk, grid, encoder, encoder_attention_mask, logits_to_keep: as for `prefill`, for the new rows.
+            inputs, attention_mask, chunk, grid, encoder, encoder_attention_mask, logits_to_keep: as
+                for `prefill`, for the new rows.
             start: position of the first token of each new row, one number or [n]; None means 0.
-            prefix: cached tokens with which a single new row begins at position 0, from Prefixes.find; `inputs` are the tokens after them.
+            prefix: cached tokens with which a single new row begins at position 0, from
+                Prefixes.find; `inputs` are the tokens after them.
 
         Raises:
-            ValueError: as for `prefill`; the target's rows share cache columns; a new row has no tokens; there is a prefix and not one row at position 0. The
-                session is unchanged.
+            ValueError: as for `prefill`; the target's rows share cache columns; a new row has no
+                tokens; there is a prefix and not one row at position 0. The session is unchanged.
             GraphError: the graph failed; no row was added.
         """
         arguments.check_rows_are_independent(self.manifest, "admit")
@@ -337,12 +372,14 @@ class Session:
         )
         if not prefill.counts.all():
             raise ValueError(
-                f"session: expected at least one token in every new row, got rows of {prefill.counts.tolist()} tokens; leave empty rows out"
+                "session: expected at least one token in every new row, got rows of "
+                f"{prefill.counts.tolist()} tokens; leave empty rows out"
             )
         starts = arguments.per_row("start", start, len(prefill.tokens))
         if prefix is not None and starts.tolist() != [0]:
             raise ValueError(
-                f"session: expected one row at position 0 after a prefix, got rows at {starts.tolist()}; admit rows one by one"
+                "session: expected one row at position 0 after a prefix, got rows at "
+                f"{starts.tolist()}; admit rows one by one"
             )
         arguments.check_room(
             self.manifest,
@@ -371,16 +408,21 @@ class Session:
 
     @exclusive
     def share(self, row: int, tokens: Sequence[int], prefixes: Prefixes, key: str = "") -> None:
-        """Copy the caches of the first tokens of a row, which began at position 0, to `prefixes` (Prefixes.save).
+        """Copy the caches of the first tokens of a row, which began at position 0, to `prefixes`
+        (Prefixes.save).
 
         Raises:
             ValueError: there is no such row, it begins at another position, or it has fewer tokens.
         """
         arguments.check_row(row, self.batch)
         if self._now.start[row] or len(tokens) > self._now.length[row]:
-            got = f"{len(tokens)} of {self._now.length[row]} tokens from position {self._now.start[row]} on"
+            got = (
+                f"{len(tokens)} of {self._now.length[row]} tokens from position "
+                f"{self._now.start[row]} on"
+            )
             raise ValueError(
-                f"session: expected tokens of a row that begins at position 0, got {got}; give the tokens that were fed"
+                f"session: expected tokens of a row that begins at position 0, got {got}; "
+                "give the tokens that were fed"
             )
         caches = self._now.without_stepper(self._columns).caches
         assert caches is not None  # since there are rows
@@ -415,22 +457,30 @@ class Session:
         language: Optional[str] = None,
         task: Optional[str] = None,
     ) -> Generator[np.ndarray, None, None]:
-        """Generate tokens after a prompt. Yields the next ids [B] int64 until every row has ended; the last ids are not fed.
+        """Generate tokens after a prompt. Yields the next ids [B] int64 until every row has ended;
+        the last ids are not fed.
 
         Args:
-            prompt: ids of each row, [B,S] or a list of rows. None for the first tokens of a decoder that reads an encoder.
+            prompt: ids of each row, [B,S] or a list of rows. None for the first tokens of a decoder
+                that reads an encoder.
             max_tokens: largest number of ids to generate per row.
-            temperature, top_k, top_p, seed: as for generation.choose, with a random generator of this seed.
-            stop: ids that end a row; ended rows yield -1. None uses the ids of the artefact (Manifest.stop_ids).
+            temperature, top_k, top_p, seed: as for generation.choose, with a random generator of
+                this seed.
+            stop: ids that end a row; ended rows yield -1. None uses the ids of the artefact
+                (Manifest.stop_ids).
             encoder: as for `prefill`.
-            speculate: draft tokens and read several in one pass where that gains time; the ids are the same. "lookup" drafts what followed the latest tokens earlier
-                in the text of the row, a loaded decoder of the same vocabulary drafts what it would generate. None reads one token per pass.
+            speculate: draft tokens and read several in one pass where that gains time; the ids are
+                the same. "lookup" drafts what followed the latest tokens earlier in the text of the
+                row, a loaded decoder of the same vocabulary drafts what it would generate. None
+                reads one token per pass.
             before: ids that each row has read before the prompt, among which drafts are looked up.
-            language, task: of Whisper without a prompt, such as "en" and "translate". None for those of the checkpoint, which detects the language of each row.
+            language, task: of Whisper without a prompt, such as "en" and "translate". None for
+                those of the checkpoint, which detects the language of each row.
 
         Raises:
-            ValueError: as for `prefill` and `step`; the model has no vocabulary, a row has no tokens, max_tokens is below 1, there is no such language or task, or the
-                session or the draft model does not allow `speculate`. Raised with the first id.
+            ValueError: as for `prefill` and `step`; the model has no vocabulary, a row has no
+                tokens, max_tokens is below 1, there is no such language or task, or the session or
+                the draft model does not allow `speculate`. Raised with the first id.
         """
         first = first_tokens.First(prompt, encoder, language, task)
         return generation.generate(
@@ -454,10 +504,13 @@ class Session:
         encoder: Optional[Rows],
         encoder_attention_mask: Optional[np.ndarray],
     ) -> SessionState:
-        """Return the state before a prefill of counts [B] tokens: the current one if it has tokens, otherwise one of empty rows. Raise ValueError as prefill does."""
+        """Return the state before a prefill of counts [B] tokens: the current one if it has
+        tokens, otherwise one of empty rows. Raise ValueError as prefill does.
+        """
         if not counts.any():
             raise ValueError(
-                f"session: expected at least one token in at least one row, got rows of {counts.tolist()} tokens"
+                "session: expected at least one token in at least one row, got rows of "
+                f"{counts.tolist()} tokens"
             )
         # A bidirectional model reads whole rows.
         state = (
@@ -491,7 +544,8 @@ class Session:
     def _prepare_step(self) -> Stepper:
         if not self._now.rows:
             raise ValueError(
-                "session: expected a prefill before the first step, got an empty session; call prefill"
+                "session: expected a prefill before the first step, got an empty session; "
+                "call prefill"
             )
         arguments.check_has_cache(self.manifest, "step")
         self._cache_manager.count_written(self._now)
@@ -500,7 +554,9 @@ class Session:
         return self._now.stepper
 
     def _settle(self) -> None:
-        """Complete pending changes of the last call. If this is interrupted, each assignment below has committed the work up to it."""
+        """Complete pending changes of the last call. If this is interrupted, each assignment
+        below has committed the work up to it.
+        """
         self._cache_manager.count_written(self._now)
         self._now = self._now.without_stepper(self._columns)
         self._now = self._cache_manager.apply_moves(self._now)

@@ -1,10 +1,14 @@
-"""Speculative decoding (Leviathan et al. 2023; Chen et al. 2023): read drafted tokens together with the last one, and keep those that the model chooses itself.
+"""Speculative decoding (Leviathan et al. 2023; Chen et al. 2023): read drafted tokens together with
+the last one, and keep those that the model chooses itself.
 
-Every token is chosen from the logits of the model with the random number of its place, as without drafts, and a drafted token is kept if it is the chosen one.
-Tokens are therefore those of plain decoding with the same seed, whatever is drafted, up to rounding: the logits of a pass of several tokens differ from those of
-steps by rounding errors, within the bound of the certificate, so that two tokens which are that close may be exchanged. In formats that round activations these
-errors are large. For a draft that is not random, which a look-up is, this accepts as many tokens as rejection sampling: each with the probability that the model
-gives it. A draft model chooses with the same random numbers as the model (Daliri et al. 2024, Coupling without communication).
+Every token is chosen from the logits of the model with the random number of its place, as without
+drafts, and a drafted token is kept if it is the chosen one. Tokens are therefore those of plain
+decoding with the same seed, whatever is drafted, up to rounding: the logits of a pass of several
+tokens differ from those of steps by rounding errors, within the bound of the certificate, so that
+two tokens which are that close may be exchanged. In formats that round activations these errors are
+large. For a draft that is not random, which a look-up is, this accepts as many tokens as rejection
+sampling: each with the probability that the model gives it. A draft model chooses with the same
+random numbers as the model (Daliri et al. 2024, Coupling without communication).
 """
 
 import statistics
@@ -77,7 +81,8 @@ class Speculator:
         session: a session that passes `check_session`.
 
     Attributes:
-        passes, drafts, drafted, kept: number of passes, of rows that read drafted tokens in them, of these tokens, and of those that were kept.
+        passes, drafts, drafted, kept: number of passes, of rows that read drafted tokens in them,
+            of these tokens, and of those that were kept.
     """
 
     def __init__(self, session: Any) -> None:
@@ -88,7 +93,8 @@ class Speculator:
         self.passes = self.drafts = self.drafted = self.kept = 0
 
     def read(self, readers: Sequence[Optional[Reader]]) -> List[List[int]]:
-        """Read the unread tokens of each row in one pass, and return the tokens that are chosen after them: at least one for each row that reads.
+        """Read the unread tokens of each row in one pass, and return the tokens that are chosen
+        after them: at least one for each row that reads.
 
         Args:
             readers: one for each row of the session; None for a row that does not read.
@@ -165,7 +171,9 @@ class Speculator:
         return self._session.prefill(np.array(rows) if len(lengths) == 1 else rows)  # type: ignore[no-any-return]
 
     def _learn(self, proposal: Proposal, draft: List[int], chosen: List[int]) -> None:
-        """Compare the drafted tokens with those that were chosen. A token that was proposed and not read is compared too."""
+        """Compare the drafted tokens with those that were chosen. A token that was proposed and
+        not read is compared too.
+        """
         compared = draft or proposal.tokens[:1]
         if proposal.found is None:
             return
@@ -189,12 +197,15 @@ def drafts_of(speculate: Speculate, text: Sequence[int]) -> Drafts:
 
 
 def check(session: Any, speculate: Speculate) -> None:
-    """Raise ValueError if the session cannot take back drafted tokens, its logits depend on how tokens are divided into calls, or the draft does not fit."""
+    """Raise ValueError if the session cannot take back drafted tokens, its logits depend on how
+    tokens are divided into calls, or the draft does not fit.
+    """
     manifest: Manifest = session.manifest
     if _names(manifest.config, "per_call"):
         rule = "logits that do not depend on the division into calls for speculate"
         raise ValueError(
-            f'session: expected {rule}, got an encoding with lengths="per_call"; leave speculate out'
+            f'session: expected {rule}, got an encoding with lengths="per_call"; leave '
+            "speculate out"
         )
     if (
         any(state.update == "replace" for state in manifest.states)
@@ -204,12 +215,14 @@ def check(session: Any, speculate: Speculate) -> None:
             f"rewind of at least {LEAST_REWIND} for speculate with states that each call replaces"
         )
         raise ValueError(
-            f"session: expected {rule}, got {session.rewindable}; open the session with rewind={LEAST_REWIND}"
+            f"session: expected {rule}, got {session.rewindable}; open the session with "
+            f"rewind={LEAST_REWIND}"
         )
     if isinstance(speculate, str) or not hasattr(speculate, "manifest"):
         if speculate != LOOKUP:
             raise ValueError(
-                f'session: expected speculate to be "{LOOKUP}" or a loaded decoder, got {short_repr(speculate)}; leave it out for plain decoding'
+                f'session: expected speculate to be "{LOOKUP}" or a loaded decoder, got '
+                f"{short_repr(speculate)}; leave it out for plain decoding"
             )
         return
     draft: Manifest = speculate.manifest
@@ -219,9 +232,13 @@ def check(session: Any, speculate: Speculate) -> None:
         or not draft.states
         or draft.vocabulary != manifest.vocabulary
     ):
-        found = f"kind {draft.kind} of {draft.vocabulary} ids{' that reads an encoder' if draft.encoder else ''}"
+        found = (
+            f"kind {draft.kind} of {draft.vocabulary} "
+            f"ids{' that reads an encoder' if draft.encoder else ''}"
+        )
         raise ValueError(
-            f"session: expected a draft model that is a decoder of {manifest.vocabulary} ids, got {found}; use a smaller model of the same family"
+            f"session: expected a draft model that is a decoder of {manifest.vocabulary} "
+            f"ids, got {found}; use a smaller model of the same family"
         )
 
 
@@ -235,7 +252,9 @@ def _proposal(reader: Optional[Reader]) -> Proposal:
 
 
 def _kept(reader: Reader, draft: List[int], logits: np.ndarray) -> List[int]:
-    """Choose tokens from the logits [S,V] of a row's tokens, of which the last ones were drafted, as long as the drafted ones are those chosen."""
+    """Choose tokens from the logits [S,V] of a row's tokens, of which the last ones were
+    drafted, as long as the drafted ones are those chosen.
+    """
     chosen: List[int] = []
     for expected, one in zip([*draft, None], logits[len(logits) - len(draft) - 1 :], strict=True):
         chosen.append(reader.take(one))

@@ -1,4 +1,6 @@
-"""The state of a session between two calls, as one immutable value. A call builds the next value and commits it with a single assignment."""
+"""The state of a session between two calls, as one immutable value. A call builds the next value
+and commits it with a single assignment.
+"""
 
 import dataclasses
 from dataclasses import dataclass
@@ -27,11 +29,12 @@ class Call:
 
 @dataclass(frozen=True)
 class Step:
-    """A repeatable run of the graph on one token per row, or on S tokens per row if there is `fixed`."""
+    """A repeatable run of the graph on one token per row, or on S tokens per row if there is
+    `fixed`.
+    """
 
-    run: Callable[
-        [Any], Tuple[np.ndarray, Any]
-    ]  # takes caches; returns the output [B,*], which the next run overwrites, and the updated caches
+    # Takes caches; returns the output [B,*], which the next run overwrites, and the updated caches.
+    run: Callable[[Any], Tuple[np.ndarray, Any]]
     fixed: Optional[Callable[[], Any]] = (
         None  # runs the graph and writes `output`, if all states are written in place
     )
@@ -43,53 +46,76 @@ class Step:
 class Caches(Protocol):
     """The states of a batch of rows, as a value.
 
-    Methods that return caches leave this value unchanged, except for in-place slots past the valid ones.
+    Methods that return caches leave this value unchanged, except for in-place slots past the valid
+    ones.
     """
 
     rows: int
     capacity: int
 
     def run(self, calls: Sequence[Call]) -> Tuple[List[Tuple[int, np.ndarray]], "Caches"]:
-        """Run the graph for each call. Return pairs of row index and output [S,*], and the updated caches."""
+        """Run the graph for each call. Return pairs of row index and output [S,*], and the
+        updated caches.
+        """
 
     def step(self, feeds: Feeds, rows: int) -> Step:
-        """Prepare a repeatable run of the tokens in `feeds` for each of the first `rows` rows: one token, or several if Step.fixed is there for one. Every run reads
-        the current content of `feeds`."""
+        """Prepare a repeatable run of the tokens in `feeds` for each of the first `rows` rows: one
+        token, or several if Step.fixed is there for one. Every run reads the current content of
+        `feeds`.
+        """
 
     def reserve(self, slots: int, rows: int) -> "Caches":
-        """Return caches with room for `rows` rows of `slots` slots. No slot past `slots` may hold a token."""
+        """Return caches with room for `rows` rows of `slots` slots. No slot past `slots` may
+        hold a token.
+        """
 
     def touch(self) -> None:
         """Write the initial values to all of the memory of empty caches."""
 
     def cut(self, keep: np.ndarray) -> "Caches":
-        """Return caches whose growing states end at the last kept column and hold their fill value where keep [B,columns] is False."""
+        """Return caches whose growing states end at the last kept column and hold their fill
+        value where keep [B,columns] is False.
+        """
 
     def wipe(self, hidden: Sequence[Slots]) -> None:
-        """Write the fill value to the hidden slots of each row, in the in-place states whose hidden slots the graph reads."""
+        """Write the fill value to the hidden slots of each row, in the in-place states whose
+        hidden slots the graph reads.
+        """
 
     def copy(
         self, row: int, source: Any, first: int, slots: int, begin: int = 0, at: int = 0
     ) -> None:
-        """Copy `slots` slots of row `first` of `source`, caches of the same graph, from slot `begin` on, to row `row` from slot `at` on, in all in-place states."""
+        """Copy `slots` slots of row `first` of `source`, caches of the same graph, from slot
+        `begin` on, to row `row` from slot `at` on, in all in-place states.
+        """
 
     def snapshot(self, row: int) -> List[np.ndarray]:
         """Return copies of one row of the states that each call replaces."""
 
     def restored(self, states: Dict[int, Sequence[np.ndarray]]) -> "Caches":
-        """Return caches with the given rows of the states that each call replaces; an empty sequence resets a row to its initial state."""
+        """Return caches with the given rows of the states that each call replaces; an empty
+        sequence resets a row to its initial state.
+        """
 
     def emptied(self) -> "Caches":
-        """Return caches in their initial state, of the initial capacity where the cost of the graph follows the capacity. In-place slots may keep their content."""
+        """Return caches in their initial state, of the initial capacity where the cost of the
+        graph follows the capacity. In-place slots may keep their content.
+        """
 
     def fork(self, rows: int, slots: int) -> "Caches":
-        """Return a copy in separate memory. Of in-place states, the first `slots` slots of the first `rows` rows are copied."""
+        """Return a copy in separate memory. Of in-place states, the first `slots` slots of the
+        first `rows` rows are copied.
+        """
 
     def contents(self, rows: int, slots: int) -> List[np.ndarray]:
-        """Return the first `slots` slots of the first `rows` rows of each state, as views where they are on the host. A growing state has one axis."""
+        """Return the first `slots` slots of the first `rows` rows of each state, as views where
+        they are on the host. A growing state has one axis.
+        """
 
     def filled(self, contents: Sequence[np.ndarray], rows: int, slots: int) -> "Caches":
-        """Return these caches, which are empty, with what `contents` of the same rows and slots returned."""
+        """Return these caches, which are empty, with what `contents` of the same rows and slots
+        returned.
+        """
 
 
 @dataclass(frozen=True)
@@ -108,7 +134,9 @@ class SessionState:
         RowHistory, ...
     ] = ()  # one history per row if states are replaced by each call; otherwise empty
     stepper: Optional[Stepper] = (
-        None  # reads further tokens one at a time; the tokens that it has read count as part of this state
+        # Reads further tokens one at a time; the tokens that it has read count as part of this
+        # state.
+        None
     )
     moves: Tuple[
         Tuple[int, int], ...
@@ -130,7 +158,9 @@ class SessionState:
         return dataclasses.replace(self, **changes)
 
     def without_stepper(self, columns: bool) -> "SessionState":
-        """Return the same state without a stepper: its tokens are added to `settled_length` and, where rows share columns, to `slots`."""
+        """Return the same state without a stepper: its tokens are added to `settled_length` and,
+        where rows share columns, to `slots`.
+        """
         if self.stepper is None:
             return self
         steps, caches = self.stepper.reached

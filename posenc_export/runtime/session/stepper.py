@@ -1,4 +1,6 @@
-"""Feed one token per row, or a few, repeatedly with the same bindings. This is the cost of every generated token."""
+"""Feed one token per row, or a few, repeatedly with the same bindings. This is the cost of every
+generated token.
+"""
 
 from dataclasses import dataclass
 from typing import Any, Callable, Collection, Dict, List, Tuple
@@ -36,7 +38,8 @@ class Stepper:
 
     Args:
         caches: caches before the first step.
-        feeds: graph inputs of the first step. Each step writes its tokens into the token array and increments the counters by one.
+        feeds: graph inputs of the first step. Each step writes its tokens into the token array and
+            increments the counters by one.
         source: the graph input for tokens.
         vocabulary: number of token ids, or 0 for activations.
         room: number of steps before the session must check its limits again.
@@ -46,7 +49,8 @@ class Stepper:
     Attributes:
         reached: number of tokens fed to each row, and the caches after them.
         room: number of tokens per row that are left.
-        take: `take(stepper, inputs)` feeds one token per row, [B] int64 or [B,E], and returns [B,*], which the next step overwrites.
+        take: `take(stepper, inputs)` feeds one token per row, [B] int64 or [B,E], and returns
+            [B,*], which the next step overwrites.
     """
 
     def __init__(
@@ -78,7 +82,9 @@ class Stepper:
         return max(self._passes, default=1)
 
     def can_pass(self, x: np.ndarray) -> bool:
-        """Whether `take_pass` takes these inputs: [B,S] ids or [B,S,E] activations with 1 < S and room for S tokens, on caches that are written in place."""
+        """Whether `take_pass` takes these inputs: [B,S] ids or [B,S,E] activations with 1 < S
+        and room for S tokens, on caches that are written in place.
+        """
         if (
             self._step.fixed is None
             or x.dtype != self._token.dtype
@@ -91,11 +97,13 @@ class Stepper:
     def take_pass(
         self, x: np.ndarray, feeds_of: Callable[[int], Dict[str, np.ndarray]]
     ) -> np.ndarray:
-        """Feed S tokens per row and return their outputs [B,S,*], which the next pass of S tokens overwrites.
+        """Feed S tokens per row and return their outputs [B,S,*], which the next pass of S tokens
+        overwrites.
 
         Args:
             x: inputs for which `can_pass` is true.
-            feeds_of: function that returns the graph inputs of a first pass of S tokens, called once for each S.
+            feeds_of: function that returns the graph inputs of a first pass of S tokens, called
+                once for each S.
 
         Raises:
             ValueError: an id is outside the vocabulary.
@@ -127,11 +135,14 @@ class Stepper:
         return one.step.output
 
     def checked(self, inputs: Any) -> np.ndarray:
-        """Return inputs as [B] int64 or [B,E]. Raise ValueError if shape or dtype differ, or an id is outside the vocabulary."""
+        """Return inputs as [B] int64 or [B,E]. Raise ValueError if shape or dtype differ, or an
+        id is outside the vocabulary.
+        """
         x, token = array_of("a step", inputs), self._token
         if x.shape != token.shape or x.dtype.kind not in ("iu" if self._vocabulary else "f"):
             raise ValueError(
-                f"session: expected one token per row in a step, {list(token.shape)} {self._source.dtype}, got {list(x.shape)} {x.dtype}"
+                f"session: expected one token per row in a step, {list(token.shape)} "
+                f"{self._source.dtype}, got {list(x.shape)} {x.dtype}"
             )
         if self._vocabulary:
             check_tokens(self._vocabulary, [x])
@@ -146,13 +157,16 @@ class Stepper:
         self.reached = (taken - n, caches)
 
     def _taker(self) -> Callable[["Stepper", Any], np.ndarray]:
-        """Return `take`, with all its objects as local variables: after each run of the graph, Python's memory is not in the CPU cache, and look-ups are slow.
+        """Return `take`, with all its objects as local variables: after each run of the graph,
+        Python's memory is not in the CPU cache, and look-ups are slow.
 
-        The stepper itself is an argument and not a local variable: a reference cycle would keep its caches until the next garbage collection.
+        The stepper itself is an argument and not a local variable: a reference cycle would keep its
+        caches until the next garbage collection.
         """
         token, shape, dtype = self._token, self._token.shape, self._token.dtype
         run, fixed, output_of_fixed = self._step.run, self._step.fixed, self._step.output
-        # Incrementing an item of a memoryview takes 0.1 us. A numpy addition takes 8 us when its code is not in the CPU cache, but is faster for many items.
+        # Incrementing an item of a memoryview takes 0.1 us. A numpy addition takes 8 us when its
+        # code is not in the CPU cache, but is faster for many items.
         few: List[Any] = [counter.data for counter in self._counters if counter.size <= FEW]
         items = [(view, index) for view in few for index in range(len(view))]
         many = [counter for counter in self._counters if counter.size > FEW]
@@ -162,7 +176,9 @@ class Stepper:
         highest = np.maximum.reduce
 
         def take(stepper: "Stepper", inputs: Any) -> np.ndarray:
-            """Feed one token per row. The token counts as fed once `reached` is assigned, whatever exception follows."""
+            """Feed one token per row. The token counts as fed once `reached` is assigned,
+            whatever exception follows.
+            """
             if type(inputs) is not np.ndarray or inputs.dtype is not dtype or inputs.shape != shape:
                 inputs = stepper.checked(inputs)
             token[...] = inputs
@@ -191,7 +207,9 @@ class Stepper:
 
 
 def _joined(feeds: Dict[str, np.ndarray], constant: Collection[str]) -> List[np.ndarray]:
-    """Store the feeds but the constant ones in one array per dtype, so that one addition increments all of them."""
+    """Store the feeds but the constant ones in one array per dtype, so that one addition
+    increments all of them.
+    """
     joined, names = [], [name for name in feeds if name not in constant]
     for dtype in sorted({feeds[name].dtype.str for name in names}):
         group = [name for name in names if feeds[name].dtype.str == dtype]

@@ -1,4 +1,6 @@
-"""Tokens that generation_config.json of a checkpoint forbids or forces, applied to logits as transformers does."""
+"""Tokens that generation_config.json of a checkpoint forbids or forces, applied to logits as
+transformers does.
+"""
 
 import math
 from typing import Optional, Sequence, Union

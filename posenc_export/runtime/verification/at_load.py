@@ -1,4 +1,6 @@
-"""The check of a loaded artefact on this machine: a few cells of the parity grid, compared with the reference stored in the artefact."""
+"""The check of a loaded artefact on this machine: a few cells of the parity grid, compared with
+the reference stored in the artefact.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +13,15 @@ from posenc_export.runtime.verification.scenarios import AT_LOAD
 
 
 def check_outputs(model: Model, folder: Path) -> None:
-    """Check that a loaded artefact gives the outputs of its reference on its provider. An artefact without a reference is not checked.
+    """Check that a loaded artefact gives the outputs of its reference on its provider. An artefact
+    without a reference is not checked.
 
     Args:
         model: loaded from `folder`.
 
     Raises:
-        ValueError: an output differs by more than the tolerance of the artefact, the graph fails, or the reference cannot be read.
+        ValueError: an output differs by more than the tolerance of the artefact, the graph fails,
+            or the reference cannot be read.
     """
     if model.manifest.reference is None:
         return
@@ -25,12 +29,16 @@ def check_outputs(model: Model, folder: Path) -> None:
     if not found["passed"]:
         cell = worst_cell(found)
         got = found["failures"].get(cell) or f"an error of {format_cell(found, cell)} in '{cell}'"
-        rule = f"expected outputs of provider {model.provider} within {bound_of(found, cell):.1e} of the reference of the artefact"
+        rule = (
+            f"expected outputs of provider {model.provider} within {bound_of(found, cell):.1e} "
+            "of the reference of the artefact"
+        )
         raise ValueError(f"runtime: {rule}, got {got}; give provider cpu")
 
 
 def few_cells(model: Model, folder: Path) -> Proof:
-    """Measure the cells of scenarios.AT_LOAD up to the first that exceeds its tolerance, and return them as a certificate does.
+    """Measure the cells of scenarios.AT_LOAD up to the first that exceeds its tolerance, and return
+    them as a certificate does.
 
     Raises:
         ValueError: the reference is missing or cannot be read.

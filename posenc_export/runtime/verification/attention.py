@@ -1,6 +1,8 @@
-"""The contract of GroupQueryAttention with 8-bit caches: codes that it appends, and attention to codes times scales.
+"""The contract of GroupQueryAttention with 8-bit caches: codes that it appends, and attention to
+codes times scales.
 
-Contract: ONNX Runtime's docs/ContribOperators.md, GroupQueryAttention. Shapes: S new tokens, T tokens in the cache, D head size.
+Contract: ONNX Runtime's docs/ContribOperators.md, GroupQueryAttention. Shapes: S new tokens, T
+tokens in the cache, D head size.
 """
 
 from dataclasses import dataclass
@@ -15,21 +17,27 @@ from posenc_export.runtime.verification.kernels import Graph, Place, Record
 
 QUERY, KEY, VALUE, TOTAL, COS, SIN, POSITIONS, BIAS, SINK = 0, 1, 2, 6, 7, 8, 9, 10, 11
 SCALES = (12, 13)  # of keys and of values
-# Roundings of a score beside the sum over D: the scale of a channel, that of scores, and of the register's parts.
+# Roundings of a score beside the sum over D: the scale of a channel, that of scores, and of the
+# register's parts.
 OF_SCORE = 8
-# Of a weight beside the sum over T: the exponential, its quotient by their sum, and the register's parts.
+# Of a weight beside the sum over T: the exponential, its quotient by their sum, and the register's
+# parts.
 OF_WEIGHT = 24
 
 
 @dataclass(frozen=True)
 class Heads:
-    """Numbers of heads [heads,S,D] float64, and bounds of the error with which the kernel has them."""
+    """Numbers of heads [heads,S,D] float64, and bounds of the error with which the kernel has
+    them.
+    """
 
     numbers: np.ndarray
     error: np.ndarray
 
     def rotated(self, cos: np.ndarray, sin: np.ndarray, interleaved: bool) -> "Heads":
-        """Rotate the first channels by angles [S,n/2]: each is a sum of two products, with 3 roundings."""
+        """Rotate the first channels by angles [S,n/2]: each is a sum of two products, with 3
+        roundings.
+        """
         size = 2 * cos.shape[1]
         first = slice(0, size, 2) if interleaved else slice(0, size // 2)
         second = slice(1, size, 2) if interleaved else slice(size // 2, size)
@@ -108,7 +116,9 @@ def _by_token(part: np.ndarray) -> np.ndarray:
 
 
 def _of_codes(heads: Heads, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Return twice the distance of appended codes from those that rint(x / scale) may have, limited to -128 .. 127, [S]."""
+    """Return twice the distance of appended codes from those that rint(x / scale) may have,
+    limited to -128 .. 127, [S].
+    """
     lowest, highest = contracts.codes_of(heads.numbers / scale, heads.error / scale)
     distance = np.maximum(np.maximum(lowest - codes, codes - highest), 0)
     result: np.ndarray = 2 * distance.max(axis=(0, 2))
@@ -116,7 +126,9 @@ def _of_codes(heads: Heads, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
 
 
 def _visible(count: int, total: int, window: int) -> np.ndarray:
-    """Return which tokens [S,T] the last S tokens attend to: those up to themselves, of a window the last."""
+    """Return which tokens [S,T] the last S tokens attend to: those up to themselves, of a window
+    the last.
+    """
     at, ends = np.arange(total), np.arange(total - count, total)[:, None]
     seen: np.ndarray = (at <= ends) & (at > ends - (window if window > 0 else total + 1))
     return seen
@@ -131,8 +143,9 @@ def _attended(
 ) -> Tuple[np.ndarray, np.ndarray]:
     """Return attention to keys and values [K,T,D] that are visible [S,T], and its bound [S,H*D].
 
-    A score has D + OF_SCORE roundings, those of its bias, and the errors of q. If all scores of a token are within d of theirs,
-    its weights are within a factor of exp(2 d). A weight, and its product with a value, has T + OF_WEIGHT further roundings.
+    A score has D + OF_SCORE roundings, those of its bias, and the errors of q. If all scores of a
+    token are within d of theirs, its weights are within a factor of exp(2 d). A weight, and its
+    product with a value, has T + OF_WEIGHT further roundings.
     """
     keys, values = (np.repeat(part, len(q.numbers) // len(part), axis=0) for part in read)
     (_, count, size), total = q.numbers.shape, keys.shape[1]

@@ -1,4 +1,6 @@
-"""Biases of scores by distance, in numpy from the description (Press et al. 2021, ALiBi; Raffel et al. 2020, T5)."""
+"""Biases of scores by distance, in numpy from the description (Press et al. 2021, ALiBi; Raffel
+et al. 2020, T5).
+"""
 
 import math
 from pathlib import Path
@@ -14,10 +16,12 @@ CLOSE = 1e-5  # distance of a logarithm from a border below which float32 may ro
 
 
 def tables(manifest: Manifest, folder: Path) -> Tuple[np.ndarray, ...]:
-    """Return the bias of each head by distance [H,distances], of which the last is also that of all larger ones.
+    """Return the bias of each head by distance [H,distances], of which the last is also that of all
+    larger ones.
 
     Returns:
-        Several tables where either may hold, because float32 decides on a border. Empty for encodings without a rule here.
+        Several tables where either may hold, because float32 decides on a border. Empty for
+        encodings without a rule here.
 
     Raises:
         OSError: the file of a trained table cannot be read.
@@ -40,7 +44,9 @@ def tables(manifest: Manifest, folder: Path) -> Tuple[np.ndarray, ...]:
 
 
 def _slopes(part: Described, attention: Described) -> np.ndarray:
-    """Return the slopes of ALiBi [H]: powers of a root of two, then every other one of the next power of two."""
+    """Return the slopes of ALiBi [H]: powers of a root of two, then every other one of the next
+    power of two.
+    """
     heads = part.get("heads") or attention["heads"]
     power, most = 1 << (heads.bit_length() - 1), part.get("max_bias", 8.0)
     first = 2.0 ** (-most / power * np.arange(1, power + 1))
@@ -62,7 +68,9 @@ def _buckets(part: Described) -> List[np.ndarray]:
 
 
 def _trained(manifest: Manifest, folder: Path, name: str) -> Optional[np.ndarray]:
-    """Return trained numbers of an encoding in float32; None if the manifest names none, or in half precision."""
+    """Return trained numbers of an encoding in float32; None if the manifest names none, or in
+    half precision.
+    """
     for key, numbers in manifest.encodings.items():
         if key.endswith(name) and numbers.dtype == "float32":
             shape = numbers.shape[::-1] if numbers.transposed else numbers.shape

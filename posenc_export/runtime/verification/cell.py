@@ -15,7 +15,8 @@ class Cell:
         name: in the certificate.
         pairs: drives a session and yields pairs of actual and expected outputs.
         of: index of the compared output, in Manifest.outputs.
-        against: name of the cell whose actual outputs are the expected outputs of this one, or whose error bounds that of a readout; empty for none.
+        against: name of the cell whose actual outputs are the expected outputs of this one, or
+            whose error bounds that of a readout; empty for none.
         continues: whether the session keeps the tokens of the cell before; else it is empty.
     """
 

@@ -1,7 +1,9 @@
 """The cells of the parity grid: which scenarios are compared with which expected outputs.
 
-A graph that computes in float32 is compared with the expected outputs in every cell. If a graph rounds activations, the call that reads all tokens (the full
-pass) is compared with the expected outputs, and every other division of the tokens into calls with the full pass of the same graph, which is closer.
+A graph that computes in float32 is compared with the expected outputs in every cell. If a graph
+rounds activations, the call that reads all tokens (the full pass) is compared with the expected
+outputs, and every other division of the tokens into calls with the full pass of the same graph,
+which is closer.
 
 Shapes: B batch, L tokens of a sequence, V numbers of an output.
 """
@@ -35,8 +37,10 @@ from posenc_export.runtime.verification.transient_rows import WithTransientRows
 
 FULL_PASS = "full pass"
 GUEST_LENGTH = 8  # shortest sequence for which guest rows are tested: tokens that a guest may read
-# The quick grid, on one batch whose rows start at the first and at the last position. It has each kind of call: prompts, tokens on a filled cache, chunks, steps,
-# padding, rows of different lengths, outputs of last tokens, rewinds, forks, rows that come and go, coordinates, segments, and the second output.
+# The quick grid, on one batch whose rows start at the first and at the last position. It has each
+# kind of call: prompts, tokens on a filled cache, chunks, steps, padding, rows of different
+# lengths, outputs of last tokens, rewinds, forks, rows that come and go, coordinates, segments, and
+# the second output.
 QUICK = (
     "past middle, new 1",
     "chunks of 5",
@@ -73,7 +77,9 @@ class Part:
 def parts_of(
     manifest: Manifest, expected: Expected, accuracy: Accuracy, only: Collection[str]
 ) -> List[Part]:
-    """Return all cells, the largest parts first, so that the workers finish at about the same time."""
+    """Return all cells, the largest parts first, so that the workers finish at about the same
+    time.
+    """
     parts = []
     if expected.long is not None and not only:
         cells = functools.partial(long_cells, sequence=expected.long, rounds=accuracy.rounds)
@@ -82,7 +88,10 @@ def parts_of(
         parts.append(Part("the long sequence", cells, long=True, count=count))
     for case, among in _cases(manifest, expected, only):
         starts = [case.start] if isinstance(case.start, int) else case.start
-        name = f"batch {len(case.tokens)}, start{'s' * (len(starts) > 1)} {', '.join(map(str, starts))}"
+        name = (
+            f"batch {len(case.tokens)}, start{'s' * (len(starts) > 1)} "
+            f"{', '.join(map(str, starts))}"
+        )
         cells = functools.partial(
             _case_cells, name=name, manifest=manifest, case=case, rounds=accuracy.rounds, only=among
         )
@@ -115,7 +124,9 @@ def parts_of(
 def _cases(
     manifest: Manifest, expected: Expected, only: Collection[str]
 ) -> Iterator[Tuple[Case, Collection[str]]]:
-    """Yield cases with the names of their scenarios, empty for all. Few rows cost a large model as much time as many: its rows have different starts."""
+    """Yield cases with the names of their scenarios, empty for all. Few rows cost a large model
+    as much time as many: its rows have different starts.
+    """
     cases, large = list(expected.cases.values()), proof.is_large(manifest)
     if (large or only) and only != AT_LOAD and manifest.states:
         yield _beside_each_other(cases), only
@@ -126,7 +137,9 @@ def _cases(
 
 
 def _beside_each_other(cases: Sequence[Case]) -> Case:
-    """Return a case whose rows have the starts of all cases in turn. All cases have the same tokens."""
+    """Return a case whose rows have the starts of all cases in turn. All cases have the same
+    tokens.
+    """
     if len(cases) == 1:
         return cases[0]
     rows = [(row, cases[row % len(cases)]) for row in range(len(cases[0].tokens))]
@@ -162,12 +175,15 @@ def _case_cells(
     rounds: bool,
     only: Collection[str] = (),
 ) -> Iterator[Cell]:
-    """Yield the cells of a case. If activations are rounded, they are compared with the full pass of the same graph, which is compared with the reference."""
+    """Yield the cells of a case. If activations are rounded, they are compared with the full
+    pass of the same graph, which is compared with the reference.
+    """
     against = ""
     if rounds:
         full_pass: List[np.ndarray] = []
         against = f"{name}: {FULL_PASS}"
-        # A reference holds the outputs of the second ending only; before it they differ where tokens attend to later ones, in a model without a cache.
+        # A reference holds the outputs of the second ending only; before it they differ where
+        # tokens attend to later ones, in a model without a cache.
         endings = (
             (case.tokens, case.full),
             (
@@ -198,7 +214,9 @@ def _on(scenario: Scenario, case: Case) -> Callable[[Session], Pairs]:
 def _attribute_cells(
     session: Session, name: str, case: AttributeCase, full: np.ndarray, rounds: bool
 ) -> Iterator[Cell]:
-    """Yield the cell of tokens with attributes; coordinates in chunks are compared as in _case_cells."""
+    """Yield the cell of tokens with attributes; coordinates in chunks are compared as in
+    _case_cells.
+    """
     against = ""
     if rounds and name == "coordinates":
         full_pass: List[np.ndarray] = []
@@ -226,7 +244,9 @@ def _full_pass(
     arguments: Dict[str, Any],
     outputs: List[np.ndarray],
 ) -> Pairs:
-    """Read all tokens of each ending in one call, and append the outputs to `outputs`. Compares as many of the last tokens as there are expected outputs."""
+    """Read all tokens of each ending in one call, and append the outputs to `outputs`. Compares
+    as many of the last tokens as there are expected outputs.
+    """
     for tokens, expected in endings:
         session.reset()
         outputs.append(session.prefill(tokens, chunk=tokens.shape[1], **arguments))
@@ -234,7 +254,9 @@ def _full_pass(
 
 
 def _scenarios(manifest: Manifest, case: Case) -> Dict[str, Scenario]:
-    """Return the scenarios for an artefact, by name. Layout "rows" adds scenarios in which rows are admitted and retired."""
+    """Return the scenarios for an artefact, by name. Layout "rows" adds scenarios in which rows
+    are admitted and retired.
+    """
     length = case.tokens.shape[1]
     if not manifest.states:
         return grid_of_whole_calls(length)
@@ -263,7 +285,9 @@ def _beside_guests(session: Session, case: Case, scenario: Scenario) -> Pairs:
 
 
 def _coordinates(session: Session, case: AttributeCase, full: np.ndarray) -> Pairs:
-    """Prefill in chunks with different coordinates for every token, then rewind and prefill the last tokens again with their coordinates."""
+    """Prefill in chunks with different coordinates for every token, then rewind and prefill the
+    last tokens again with their coordinates.
+    """
     grid = case.attributes["grid"]
     yield session.prefill(case.tokens, chunk=7, grid=grid), full
     for back in range(1, min(6, case.tokens.shape[1])) if session.manifest.states else ():
@@ -272,7 +296,9 @@ def _coordinates(session: Session, case: AttributeCase, full: np.ndarray) -> Pai
 
 
 def _segments(session: Session, case: AttributeCase, full: np.ndarray) -> Pairs:
-    """Prefill tokens of different segments, with coordinates if the model has them, the first row with left padding."""
+    """Prefill tokens of different segments, with coordinates if the model has them, the first
+    row with left padding.
+    """
     attributes = case.attributes
     yield (
         session.prefill(

@@ -1,4 +1,6 @@
-"""The checks of a proof that need the artefact alone: no module and no torch (docs/reliability.md)."""
+"""The checks of a proof that need the artefact alone: no module and no torch
+(docs/reliability.md).
+"""
 
 from pathlib import Path
 from types import MappingProxyType

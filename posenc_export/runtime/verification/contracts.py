@@ -1,9 +1,11 @@
-"""The documented arithmetic of operators on weights of few bits, in float64, and bounds of its rounding errors.
+"""The documented arithmetic of operators on weights of few bits, in float64, and bounds of its
+rounding errors.
 
-Contracts: ONNX Runtime's docs/ContribOperators.md (MatMulNBits, MatMulIntegerToFloat, GatherBlockQuantized), and ONNX's
-QuantizeLinear and DequantizeLinear. Bounds: Higham, Accuracy and Stability of Numerical Algorithms, section 3.1: a sum of
-products in which no product passes through more than m roundings is off by at most m u / (1 - m u) times the sum of the
-magnitudes of the products, in whatever order it is computed.
+Contracts: ONNX Runtime's docs/ContribOperators.md (MatMulNBits, MatMulIntegerToFloat,
+GatherBlockQuantized), and ONNX's QuantizeLinear and DequantizeLinear. Bounds: Higham, Accuracy and
+Stability of Numerical Algorithms, section 3.1: a sum of products in which no product passes through
+more than m roundings is off by at most m u / (1 - m u) times the sum of the magnitudes of the
+products, in whatever order it is computed.
 
 Shapes: M tokens, K inputs, N outputs.
 """
@@ -15,16 +17,18 @@ import numpy as np
 
 UNIT = 2.0**-24  # unit roundoff of float32
 HALF_UNIT = 2.0**-11  # of float16
-# Sessions read subnormal float32 as 0 and flush it. An input below 2^-126 in a block whose largest one is at least
-# SMALLEST has code 0 anyway, and the scale of that block is not subnormal.
+# Sessions read subnormal float32 as 0 and flush it. An input below 2^-126 in a block whose largest
+# one is at least SMALLEST has code 0 anyway, and the scale of that block is not subnormal.
 SMALLEST = 2.0**-118
-# Scales of a block below 2^-126 are flushed too, and with them a sum below 2^24, of at most 2^12 blocks.
+# Scales of a block below 2^-126 are flushed too, and with them a sum below 2^24, of at most 2^12
+# blocks.
 UNDERFLOW = 2.0**-90
 LARGEST = 2.0**127  # sums of such magnitudes may overflow
-# Roundings that a product of a block passes through beside the sum over blocks: 2 of the scale of activations (amax / 127,
-# or as the reciprocal of 127 / amax), 1 of its product with the scale of weights or with the sum of codes, 1 of the zero
-# point times its scale, 1 of the product of the integer sum with these, 5 of sums over at most 32 partial sums of a
-# register or of several, 1 of the parts with codes and with zero points, and 1 of a bias.
+# Roundings that a product of a block passes through beside the sum over blocks: 2 of the scale of
+# activations (amax / 127, or as the reciprocal of 127 / amax), 1 of its product with the scale of
+# weights or with the sum of codes, 1 of the zero point times its scale, 1 of the product of the
+# integer sum with these, 5 of sums over at most 32 partial sums of a register or of several, 1 of
+# the parts with codes and with zero points, and 1 of a bias.
 BESIDE = 12
 AT_A_TIME = 1 << 22  # weights that are decoded at a time
 
@@ -34,7 +38,8 @@ class Blocks:
     """Weights (code - zero) * scale [N,K].
 
     Args:
-        codes: unsigned, [N,blocks,block] uint8; with 4 bits [N,blocks,block / 2], the first code in the lower half.
+        codes: unsigned, [N,blocks,block] uint8; with 4 bits [N,blocks,block / 2], the first code in
+            the lower half.
         scales: [N,blocks] float32.
         zeros: unsigned, [N,blocks] uint8.
         bits: 4 or 8.
@@ -54,10 +59,12 @@ class Blocks:
 
     @property
     def largest(self) -> np.ndarray:
-        """Largest magnitude that a kernel can give zero points, [N,blocks] float64, in units of the scale.
+        """Largest magnitude that a kernel can give zero points, [N,blocks] float64, in units of the
+        scale.
 
-        Kernels sum codes and zero points apart. They may move both by a whole number up to `half`, for signed integers.
-        With the codes as they are stored, |code| + `largest` is at least |code - o| + |zero - o| for each o of 0 .. half.
+        Kernels sum codes and zero points apart. They may move both by a whole number up to `half`,
+        for signed integers. With the codes as they are stored, |code| + `largest` is at least |code
+        - o| + |zero - o| for each o of 0 .. half.
         """
         half = 1 << (self.bits - 1)
         return half + np.abs(self.zeros.astype(np.float64) - half)
@@ -72,13 +79,17 @@ class Blocks:
             )
 
     def halves(self) -> Tuple[np.ndarray, ...]:
-        """Return the codes of each n-th input, float32 [N,blocks,block / n], for n codes in a byte."""
+        """Return the codes of each n-th input, float32 [N,blocks,block / n], for n codes in a
+        byte.
+        """
         if self.bits == 8:
             return (self.codes.astype(np.float32),)
         return (self.codes & 15).astype(np.float32), (self.codes >> 4).astype(np.float32)
 
     def columns(self, at: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-        """Return the weights of some inputs [N,n] float64, and |scale| (|code| + `largest`) of each."""
+        """Return the weights of some inputs [N,n] float64, and |scale| (|code| + `largest`) of
+        each.
+        """
         block, inside = np.divmod(at, self.block)
         if self.bits == 8:
             codes = self.codes[:, block, inside]
@@ -93,11 +104,13 @@ class Blocks:
 class Activations:
     """Activations [M,K] rounded to 8 bits in blocks: q = rint(x (127 / amax)), scale amax / 127.
 
-    A kernel computes the quotient t in float32 with at most 3 roundings: 127 / amax and its product with x, or amax / 127,
-    its reciprocal and the product. Its quotient is therefore within 4 u |t| of t, and its code is one of those of `codes_of`:
-    two if a tie, a half-integer, is that near, otherwise one. An output then differs by at most half of scale * |weight| from
-    that with the mean of both codes. In blocks whose largest input is below SMALLEST, quotients overflow or scales are
-    subnormal: codes may be any of -128 .. 127, or the whole block 0, so an output may differ by 255 scales.
+    A kernel computes the quotient t in float32 with at most 3 roundings: 127 / amax and its product
+    with x, or amax / 127, its reciprocal and the product. Its quotient is therefore within 4 u |t|
+    of t, and its code is one of those of `codes_of`: two if a tie, a half-integer, is that near,
+    otherwise one. An output then differs by at most half of scale * |weight| from that with the
+    mean of both codes. In blocks whose largest input is below SMALLEST, quotients overflow or
+    scales are subnormal: codes may be any of -128 .. 127, or the whole block 0, so an output may
+    differ by 255 scales.
 
     Args:
         codes: [M,blocks,block] float32, or the mean of two codes; padded with 0.
@@ -125,19 +138,23 @@ class Activations:
 def codes_of(
     quotients: np.ndarray, error: Union[np.ndarray, float] = 0.0
 ) -> Tuple[np.ndarray, np.ndarray]:
-    """Return the least and the greatest code of quotients, of which a kernel computes one within 4 u of its size, plus an error."""
+    """Return the least and the greatest code of quotients, of which a kernel computes one within
+    4 u of its size, plus an error.
+    """
     away = 0.5 + 4 * UNIT * np.abs(quotients) + error
     lowest, highest = np.ceil(quotients - away), np.floor(quotients + away)
     return np.clip(lowest, -128, 127), np.clip(highest, -128, 127)
 
 
 def of_rounded(x: np.ndarray, y: np.ndarray, weights: Blocks) -> np.ndarray:
-    """Return errors over bounds [M] of x W^T with activations rounded in blocks: accuracy_level 4 of MatMulNBits.
+    """Return errors over bounds [M] of x W^T with activations rounded in blocks: accuracy_level 4
+    of MatMulNBits.
 
-    Sums of a block are whole numbers below 2^24 for blocks of at most 256, so they are exact, here in float32 too. An
-    output passes through at most one addition for each block and BESIDE further roundings, so it is off by at most
-    (blocks + BESIDE) u / (1 - (blocks + BESIDE) u) of the sum over k of |x| |scale| (|code| + largest), plus what inputs
-    near a tie may change (Activations), plus UNDERFLOW.
+    Sums of a block are whole numbers below 2^24 for blocks of at most 256, so they are exact, here
+    in float32 too. An output passes through at most one addition for each block and BESIDE further
+    roundings, so it is off by at most (blocks + BESIDE) u / (1 - (blocks + BESIDE) u) of the sum
+    over k of |x| |scale| (|code| + largest), plus what inputs near a tie may change (Activations),
+    plus UNDERFLOW.
 
     Args:
         x: activations [M,K] float32.
@@ -168,10 +185,11 @@ def of_rounded(x: np.ndarray, y: np.ndarray, weights: Blocks) -> np.ndarray:
 
 
 def of_float(x: np.ndarray, y: np.ndarray, weights: Blocks) -> np.ndarray:
-    """Return errors over bounds [M] of x W^T in float32: other accuracy levels, and MatMul of dequantized weights.
+    """Return errors over bounds [M] of x W^T in float32: other accuracy levels, and MatMul of
+    dequantized weights.
 
-    An output passes through at most one addition for each input, one for each block if zero points are summed apart, and
-    BESIDE further roundings, of which the weight has at most 2.
+    An output passes through at most one addition for each input, one for each block if zero points
+    are summed apart, and BESIDE further roundings, of which the weight has at most 2.
     """
     ratios, first = np.zeros(len(x)), 0
     count, at = x.shape[1] + weights.codes.shape[1] + BESIDE, np.arange(x.shape[1])
@@ -190,7 +208,8 @@ def of_integers(
 ) -> np.ndarray:
     """Return errors over bounds [M] of MatMulIntegerToFloat.
 
-    The sum of integers is exact. It is converted to float32, and multiplied by both scales: at most 4 roundings.
+    The sum of integers is exact. It is converted to float32, and multiplied by both scales: at most
+    4 roundings.
 
     Args:
         codes: signed codes of activations [M,K].
@@ -210,7 +229,8 @@ def of_integers(
 
 
 def of_codes(x: np.ndarray, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Return twice the distance of codes from those that rint(x / scale) may have, [M]; 0 if all are right.
+    """Return twice the distance of codes from those that rint(x / scale) may have, [M]; 0 if all
+    are right.
 
     Tokens whose scale may be flushed to 0 have arbitrary codes.
 
@@ -233,8 +253,8 @@ def of_rows(y: np.ndarray, rows: np.ndarray) -> np.ndarray:
 def of_half(x: np.ndarray, y: np.ndarray, weight: np.ndarray, unit: float) -> np.ndarray:
     """Return errors over bounds [M] of MatMul in float16.
 
-    Inputs are exact, sums of at most K products have unit roundoff `unit`, and the result is rounded to float16, of which
-    the smallest number is 2^-24. A result near 65504 may overflow.
+    Inputs are exact, sums of at most K products have unit roundoff `unit`, and the result is
+    rounded to float16, of which the smallest number is 2^-24. A result near 65504 may overflow.
 
     Args:
         x, y: [M,K] and [M,N] float16.
@@ -254,7 +274,9 @@ def of_half(x: np.ndarray, y: np.ndarray, weight: np.ndarray, unit: float) -> np
 
 
 def _bound(size: np.ndarray, count: int) -> np.ndarray:
-    """Return the bound of `count` roundings of products whose magnitudes sum up to `size`; infinity if sums may overflow."""
+    """Return the bound of `count` roundings of products whose magnitudes sum up to `size`;
+    infinity if sums may overflow.
+    """
     bound: np.ndarray = size * (count * UNIT / (1 - count * UNIT)) + UNDERFLOW
     bound[size >= LARGEST] = np.inf
     return bound

@@ -43,7 +43,9 @@ def of_blocks(
 def dequantized(
     codes: np.ndarray, scales: np.ndarray, zeros: Optional[np.ndarray], axis: int, block: int
 ) -> np.ndarray:
-    """Return the output of DequantizeLinear (opset 21): a scale for all, of an axis or of blocks."""
+    """Return the output of DequantizeLinear (opset 21): a scale for all, of an axis or of
+    blocks.
+    """
 
     def spread(part: np.ndarray) -> np.ndarray:
         if block:

@@ -1,4 +1,6 @@
-"""What the description of a model says about attention: which keys a query sees, and the attributes of attention nodes (docs/models.md)."""
+"""What the description of a model says about attention: which keys a query sees, and the
+attributes of attention nodes (docs/models.md).
+"""
 
 import math
 from typing import Any, Callable, Dict, List, Mapping
@@ -78,7 +80,9 @@ def has_cache(manifest: Manifest) -> bool:
 
 
 def visible(attention: Described, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Return which keys at positions [B,T] the queries at [B,S] see: [B,S,T]. Those at -1 are no keys."""
+    """Return which keys at positions [B,T] the queries at [B,S] see: [B,S,T]. Those at -1 are no
+    keys.
+    """
     rule = attention["sees"]
     q, k = queries[:, :, None], keys[:, None, :]
     seen = np.broadcast_to(k >= 0, np.broadcast_shapes(q.shape, k.shape))
@@ -94,7 +98,9 @@ def visible(attention: Described, queries: np.ndarray, keys: np.ndarray) -> np.n
 
 
 def scale(attention: Described) -> float:
-    """Return the factor on q k: that of the description, of an encoding that has its own, or 1 / sqrt(D)."""
+    """Return the factor on q k: that of the description, of an encoding that has its own, or 1 /
+    sqrt(D).
+    """
     size = attention["head_size"]
     if attention["scale"] is not None:
         return float(attention["scale"])
@@ -111,7 +117,8 @@ def scale(attention: Described) -> float:
 
 
 def attributes(attention: Described, node: Node, masked: bool) -> Dict[str, Any]:
-    """Return the attributes of an attention node that the description determines, by name; None for those that it must not have.
+    """Return the attributes of an attention node that the description determines, by name; None for
+    those that it must not have.
 
     masked: whether the node is given a mask that hides keys.
     """

@@ -1,6 +1,7 @@
 """The contract of QMoE with activations in float32: the chosen experts, gated and summed.
 
-Contract: ONNX Runtime's docs/ContribOperators.md, QMoE. Shapes: M tokens, K inputs, H hidden channels.
+Contract: ONNX Runtime's docs/ContribOperators.md, QMoE. Shapes: M tokens, K inputs, H hidden
+channels.
 """
 
 from typing import Sequence, Tuple
@@ -12,7 +13,8 @@ from posenc_export.runtime.verification import contracts
 from posenc_export.runtime.verification.contracts import BESIDE, UNDERFLOW, UNIT, Blocks
 from posenc_export.runtime.verification.kernels import LEVELS, Graph, Place, Record, rows
 
-# Absolute error of a sigmoid, which kernels approximate and limit near 0 and 1; and the largest slope of z sigmoid(z).
+# Absolute error of a sigmoid, which kernels approximate and limit near 0 and 1; and the largest
+# slope of z sigmoid(z).
 SIGMOID, SLOPE = 2.0**-21, 1.1
 OF_SHARE = 24  # roundings of the weight of an expert, and of the sum of few experts
 
@@ -42,7 +44,9 @@ def chosen_experts(graph: Graph, node: Node) -> Place:
 
 
 def _shares(scores: np.ndarray, count: int) -> Tuple[np.ndarray, np.ndarray]:
-    """Return weights of experts [M,experts], and whether the choice is certain [M]: equal scores may be chosen either way."""
+    """Return weights of experts [M,experts], and whether the choice is certain [M]: equal scores
+    may be chosen either way.
+    """
     order = np.sort(scores, axis=1)[:, ::-1]
     least = order[:, count - 1 : count]
     sure = np.ones(len(scores), bool)
@@ -70,7 +74,9 @@ def _expert(graph: Graph, node: Node, expert: int, x: np.ndarray) -> Bounded:
 
 
 def _linear(graph: Graph, node: Node, at: Tuple[int, int, int], expert: int, x: Bounded) -> Bounded:
-    """Return the product of numbers [M,K] with the weight of an expert, plus its bias. at: inputs of codes, scales and biases."""
+    """Return the product of numbers [M,K] with the weight of an expert, plus its bias. at:
+    inputs of codes, scales and biases.
+    """
     codes, scales, bias = (node.inputs[index] if index < len(node.inputs) else "" for index in at)
     stored, scale = graph.numbers(codes)[expert], graph.numbers(scales)[expert]
     blocks, bits = scale.reshape(len(stored), -1), int(node.attributes["expert_weight_bits"])

@@ -1,4 +1,5 @@
-"""The float32 form of an artefact whose activations are rounded: the same file with nodes that compute in float32.
+"""The float32 form of an artefact whose activations are rounded: the same file with nodes that
+compute in float32.
 
 Weights keep the values that the file has. Products, caches and outputs are float32, so that the
 outputs are those of the module up to the tolerance of float32. Inputs keep their element types.

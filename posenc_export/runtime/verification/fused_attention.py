@@ -1,4 +1,6 @@
-"""Check "attention": GroupQueryAttention of an artefact alone, at the edges of its description, against attention in float64 (ONNX Runtime, contrib operators)."""
+"""Check "attention": GroupQueryAttention of an artefact alone, at the edges of its description,
+against attention in float64 (ONNX Runtime, contrib operators).
+"""
 
 import functools
 from dataclasses import dataclass
@@ -38,7 +40,8 @@ class Kernel:
         interleaved: which entries form a pair.
         window: number of keys that a query sees; 0 for all.
         scale, softcap: of scores; 0 for no cap.
-        packed, sinks, scaled: whether q, k and v are one input, and inputs for sinks and for scales of 8-bit caches exist.
+        packed, sinks, scaled: whether q, k and v are one input, and inputs for sinks and for scales
+            of 8-bit caches exist.
         lengths: numbers of tokens after a call, both sides of each edge.
     """
 
@@ -58,7 +61,8 @@ class Kernel:
 
 
 def check(folder: Path, model: Model) -> Check:
-    """Compare each kind of GroupQueryAttention node of an artefact with attention in float64, on this machine's CPU.
+    """Compare each kind of GroupQueryAttention node of an artefact with attention in float64, on
+    this machine's CPU.
 
     Raises:
         OSError: a file cannot be read.
@@ -121,7 +125,8 @@ def _kernel(graph: Nodes, node: Node, size: int, lengths: Tuple[int, ...]) -> Ke
 
 @functools.lru_cache(256)
 def compared(kernel: Kernel) -> Tuple[int, str]:
-    """Return how many rows were compared and the first fault; once per kernel and process, for the installed runtime.
+    """Return how many rows were compared and the first fault; once per kernel and process, for the
+    installed runtime.
 
     Rows have different lengths, and slots after them hold large numbers.
     """
@@ -141,7 +146,9 @@ def compared(kernel: Kernel) -> Tuple[int, str]:
 
 
 def _calls(lengths: Tuple[int, ...]) -> Iterator[Tuple[List[int], int]]:
-    """Yield the cached tokens of each row of a call, and its new tokens: steps of rows together, longer calls of single rows."""
+    """Yield the cached tokens of each row of a call, and its new tokens: steps of rows together,
+    longer calls of single rows.
+    """
     yield [n - 1 for n in lengths if n <= TOGETHER], 1
     for length in lengths:
         if length > TOGETHER:

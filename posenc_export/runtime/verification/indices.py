@@ -1,4 +1,6 @@
-"""Check "indices": slots, positions, indices of tables and masks of an ONNX graph, evaluated without its weights at all positions and around every edge."""
+"""Check "indices": slots, positions, indices of tables and masks of an ONNX graph, evaluated
+without its weights at all positions and around every edge.
+"""
 
 import functools
 import hashlib
@@ -139,7 +141,9 @@ def _skipped_inputs(part: IntegerPart) -> Dict[str, str]:
 def _programs(
     part: IntegerPart, manifest: Manifest, folder: Path, found: Found
 ) -> Iterator[Tuple[Tuple[Role, ...], Program]]:
-    """Yield the programs that compute the values of a part, with the role of each output: first those without keys."""
+    """Yield the programs that compute the values of a part, with the role of each output: first
+    those without keys.
+    """
     reads = {name: _inputs_of(part, name) for name in dict.fromkeys((*part.uses, *part.tables))}
     names = []
     for name, inputs in reads.items():
@@ -260,7 +264,9 @@ def _windows(part: IntegerPart, mask: str) -> Dict[int, int]:
 
 @functools.lru_cache(1024)
 def _evaluated(made: Program, roles: Tuple[Role, ...], subject: Subject) -> Found:
-    """Run a program on all calls and compare its outputs with their roles. Equal programs of equal subjects are evaluated once per process."""
+    """Run a program on all calls and compare its outputs with their roles. Equal programs of
+    equal subjects are evaluated once per process.
+    """
     manifest, found = subject.manifest, Found()
     caches = described.has_cache(manifest)
     tallies = [Tally(role, subject.biases) for role in roles]

@@ -1,6 +1,8 @@
-"""Calls on the integer part of a graph: rows of all lengths around every edge, their inputs, and the positions that follow from the description.
+"""Calls on the integer part of a graph: rows of all lengths around every edge, their inputs, and
+the positions that follow from the description.
 
-Shapes: B rows, S new tokens, P slots of caches that a call is given, T keys of a call, A coordinates.
+Shapes: B rows, S new tokens, P slots of caches that a call is given, T keys of a call, A
+coordinates.
 """
 
 import math
@@ -111,11 +113,13 @@ def whole_range(manifest: Manifest) -> Call:
 
 
 def calls(manifest: Manifest, caches: bool, heads: int = 1) -> Iterator[Call]:
-    """Yield the calls of an artefact: all combinations of a few slots, a step at every cached length, and calls on both sides of each edge.
+    """Yield the calls of an artefact: all combinations of a few slots, a step at every cached
+    length, and calls on both sides of each edge.
 
     Args:
         caches: whether tokens may be cached; otherwise every call is a whole sequence.
-        heads: number of values for each query and key. Masks of several heads are evaluated on half as many slots, and at as many lengths as CELLS allow.
+        heads: number of values for each query and key. Masks of several heads are evaluated on half
+            as many slots, and at as many lengths as CELLS allow.
     """
     most = manifest.max_positions
     few = min(EXHAUSTIVE if heads == 1 else EXHAUSTIVE // 2, most)
@@ -146,7 +150,9 @@ def calls(manifest: Manifest, caches: bool, heads: int = 1) -> Iterator[Call]:
 
 
 def _of_pairs(manifest: Manifest, pairs: Sequence[Tuple[int, int]], width: int) -> Iterator[Call]:
-    """Yield one call of rows with (cached, new) tokens, which start at the first, at odd and at the last possible positions."""
+    """Yield one call of rows with (cached, new) tokens, which start at the first, at odd and at
+    the last possible positions.
+    """
     if not pairs:
         return
     cached, new = np.array(pairs, np.int64).T
@@ -177,7 +183,9 @@ def _whole(most: int, new: np.ndarray) -> Call:
 
 
 def placed(manifest: Manifest, call: Call, caches: bool) -> Places:
-    """Return the inputs of a graph for a call, by the meanings of docs/runtimes and the manifest's update rules."""
+    """Return the inputs of a graph for a call, by the meanings of docs/runtimes and the
+    manifest's update rules.
+    """
     by_mask = manifest.signature == "mask"
     queries, columns, past = call.queries, call.columns, call.past
     static = any(state.update == "in_place" for state in manifest.states)
@@ -219,7 +227,9 @@ def placed(manifest: Manifest, call: Call, caches: bool) -> Places:
 
 
 def _shaped(manifest: Manifest, call: Call, capacity: int) -> Dict[str, np.ndarray]:
-    """Return all inputs and states of a graph by name, of which the integer part reads shapes only."""
+    """Return all inputs and states of a graph by name, of which the integer part reads shapes
+    only.
+    """
     sizes = {"batch_size": len(call.new), "sequence_length": call.width, "capacity": capacity}
     sizes |= {"past_sequence_length": capacity, "encoder_sequence_length": 1}
     named = {value.name: value for value in (*manifest.inputs, *manifest.encoder)}

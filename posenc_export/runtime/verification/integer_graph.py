@@ -1,4 +1,6 @@
-"""Cut the integer part out of an ONNX graph: what positions, lengths and sizes determine without weights (onnx.proto)."""
+"""Cut the integer part out of an ONNX graph: what positions, lengths and sizes determine without
+weights (onnx.proto).
+"""
 
 import functools
 import re
@@ -46,7 +48,8 @@ class IntegerPart:
         nodes: nodes of the part, in order.
         uses: readers of each value that leaves the part.
         tables: constant and index of each Gather from a constant in the part, by name of the index.
-        free: names of other values of which the part reads the shape, and whether they are embedded tokens [B,S,E].
+        free: names of other values of which the part reads the shape, and whether they are embedded
+            tokens [B,S,E].
         attention: attention nodes and their layers, in order.
         casts: by a float32 value in half precision, which numpy may not have, that value.
     """
@@ -143,7 +146,9 @@ def _leave(part: IntegerPart, node: Node, varying: Set[str], layers: Mapping[str
 
 
 def _layers(graph: Nodes) -> Dict[str, int]:
-    """Return the layer of each value: the largest number of a cache that it depends on, or without caches the number of attention nodes before it."""
+    """Return the layer of each value: the largest number of a cache that it depends on, or
+    without caches the number of attention nodes before it.
+    """
     layers: Dict[str, int] = {}
     for name in graph.inputs:
         match = LAYER.match(name)
@@ -161,7 +166,8 @@ def _layers(graph: Nodes) -> Dict[str, int]:
 
 @dataclass(frozen=True)
 class Program:
-    """A part of a graph as a model whose values have names that do not depend on the graph, so that equal parts share a session.
+    """A part of a graph as a model whose values have names that do not depend on the graph, so that
+    equal parts share a session.
 
     Args:
         model: serialised.
@@ -174,7 +180,9 @@ class Program:
     outputs: Tuple[str, ...]
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> List[np.ndarray]:
-        """Run the part on values by their names in the graph, and return the outputs. Other names are those of embedded tokens."""
+        """Run the part on values by their names in the graph, and return the outputs. Other
+        names are those of embedded tokens.
+        """
         given = {new: feeds.get(name, feeds[EMBEDDED]) for name, new, _ in self.inputs}
         values: List[np.ndarray] = session(self.model).run(list(self.outputs), given)
         return values

@@ -47,9 +47,11 @@ def layout(first: np.ndarray, second: np.ndarray, sizes: Sequence[Tuple[int, int
 
 
 def arranged(numbers: np.ndarray, axes: str, target: Layout) -> Optional[np.ndarray]:
-    """Return numbers with axes such as "bs" in the layout of a value; None if the value lacks one of them.
+    """Return numbers with axes such as "bs" in the layout of a value; None if the value lacks one
+    of them.
 
-    Axes other than those of rows, new tokens and keys are found by their size. A value without the axis of rows is compared with the first row.
+    Axes other than those of rows, new tokens and keys are found by their size. A value without the
+    axis of rows is compared with the first row.
     """
     if "b" in axes and "b" not in target:
         numbers, axes = numbers[0], axes.replace("b", "", 1)
@@ -141,7 +143,9 @@ def _visible(manifest: Manifest, q: np.ndarray, k: np.ndarray) -> np.ndarray:
 
 
 def allowed(manifest: Manifest, axes: Layout) -> Tuple[str, ...]:
-    """Return the rules of which an index with these axes follows one; empty if the encodings may index in other ways."""
+    """Return the rules of which an index with these axes follows one; empty if the encodings may
+    index in other ways.
+    """
     if "s" in axes and "t" in axes:
         names = {part["name"] for part in described.encodings(manifest)}
         return tuple(sorted(names & described.INDICES.keys()))
@@ -171,7 +175,8 @@ def _numbers(manifest: Manifest, name: str) -> List[int]:
 def agreement(
     value: np.ndarray, rule: Rule, target: Layout, places: Places
 ) -> Optional[Tuple[int, int]]:
-    """Return how many entries of a value are those of a rule, and how many were compared; None if the value has other axes.
+    """Return how many entries of a value are those of a rule, and how many were compared; None if
+    the value has other axes.
 
     Entries of padding and of hidden keys have no meaning.
     """
@@ -208,7 +213,8 @@ def mask_fault(
     Args:
         layers: layers that read the mask.
         hidden: [B,S,T], whether the mask hides keys.
-        windows: by layer, keys that its attention node sees by slot: 0 for all up to the query; layers whose mask alone decides are missing.
+        windows: by layer, keys that its attention node sees by slot: 0 for all up to the query;
+            layers whose mask alone decides are missing.
     """
     parts = described.attentions(manifest)
     for layer in layers:

@@ -37,7 +37,9 @@ class Role:
 
 @dataclass
 class Found:
-    """What an evaluation found: numbers of compared values and calls, and by place failures and values without a rule."""
+    """What an evaluation found: numbers of compared values and calls, and by place failures and
+    values without a rule.
+    """
 
     compared: int = 0
     calls: int = 0

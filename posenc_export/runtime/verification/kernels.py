@@ -1,4 +1,6 @@
-"""Nodes of a graph whose outputs are compared with the documented arithmetic of their operator (contracts.py)."""
+"""Nodes of a graph whose outputs are compared with the documented arithmetic of their operator
+(contracts.py).
+"""
 
 import platform
 from dataclasses import dataclass
@@ -15,7 +17,8 @@ from posenc_export.runtime.verification.contracts import Blocks
 Record = Mapping[str, np.ndarray]  # values of a call by name
 UNMOVED = ("Cast", "Unsqueeze", "Reshape")  # keep the order of scales, and float16 as float32
 LEVELS = {"int8": 4, "float32": 0}  # accuracy_level by activations of the manifest
-# Block of activations of a product whose weight has one scale per output (session.qdq_matmulnbits_block_size).
+# Block of activations of a product whose weight has one scale per output
+# (session.qdq_matmulnbits_block_size).
 BLOCK = 32
 
 
@@ -29,9 +32,10 @@ class Place:
         output: name of the value whose numbers are compared.
         reads: names of the values that must be recorded beside it.
         wrong: what is wrong with its attributes; empty for nothing.
-        alone: nodes that compute the outputs from the first of `reads`. They run as a graph of their own, on the recorded inputs,
-            and the outputs are not recorded; empty if they are.
-        skipped: attributes that its contract does not describe, so that it is not compared; empty for none.
+        alone: nodes that compute the outputs from the first of `reads`. They run as a graph of
+            their own, on the recorded inputs, and the outputs are not recorded; empty if they are.
+        skipped: attributes that its contract does not describe, so that it is not compared; empty
+            for none.
     """
 
     name: str
@@ -68,7 +72,9 @@ class Graph:
         return node if node is not None and node.operator in operators else None
 
     def source(self, name: str) -> str:
-        """Return the constant whose numbers a value has in the same order; empty if it is computed."""
+        """Return the constant whose numbers a value has in the same order; empty if it is
+        computed.
+        """
         node = self.maker(name, *UNMOVED)
         return self.source(node.inputs[0]) if node else name if self.stored(name) else ""
 
@@ -124,8 +130,9 @@ def _by_block(graph: Graph, node: Node) -> Place:
 def _product(
     name: str, x: str, output: str, weights: Callable[[], Blocks], level: int, wrong: str = ""
 ) -> Place:
-    """A product with weights in blocks. accuracy_level is the least accuracy: without a kernel that rounds activations in blocks of
-    this size, ONNX Runtime computes with those in float32."""
+    """A product with weights in blocks. accuracy_level is the least accuracy: without a kernel that
+    rounds activations in blocks of this size, ONNX Runtime computes with those in float32.
+    """
 
     def ratios(records: Sequence[Record]) -> np.ndarray:
         read, inputs, outputs = weights(), rows(records, x), rows(records, output)
@@ -176,10 +183,12 @@ def _transposed(graph: Graph, node: Node) -> Blocks:
 
 
 def _half(graph: Graph, node: Node) -> Optional[Place]:
-    """A MatMul with a weight in float16. Processors of ARM may add in float16, all others convert to float32.
+    """A MatMul with a weight in float16. Processors of ARM may add in float16, all others convert
+    to float32.
 
-    Within the graph, ONNX Runtime leaves out conversions to float16 between two nodes that compute in float32, so that the recorded
-    values are rounded once more than those that the kernel reads. Its contract is that of the node alone.
+    Within the graph, ONNX Runtime leaves out conversions to float16 between two nodes that compute
+    in float32, so that the recorded values are rounded once more than those that the kernel reads.
+    Its contract is that of the node alone.
     """
     x, weight, output = (*node.inputs, node.outputs[0])
     turned = graph.maker(weight, "Transpose")
@@ -200,7 +209,9 @@ def _half(graph: Graph, node: Node) -> Optional[Place]:
 
 
 def _of_integers(graph: Graph, node: Node) -> Optional[Place]:
-    """A MatMulIntegerToFloat, and the codes of its activations if the node before it rounds them."""
+    """A MatMulIntegerToFloat, and the codes of its activations if the node before it rounds
+    them.
+    """
     codes, weight, of_x, scales, point = node.inputs[:5]
     output = node.outputs[0]
     rounding = graph.maker(codes, "QuantizeLinear")

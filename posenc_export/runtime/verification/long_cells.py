@@ -1,4 +1,6 @@
-"""Cells of the long sequence: a cache filled to its end, and calls of each kind on both sides of every edge (long_sequence.py)."""
+"""Cells of the long sequence: a cache filled to its end, and calls of each kind on both sides of
+every edge (long_sequence.py).
+"""
 
 import functools
 from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence
@@ -68,10 +70,12 @@ def outputs_by(
     advance: Callable[[int], None] = lambda read: None,
     length: int = 0,
 ) -> Optional[LongSequence]:
-    """Return the long sequence with the outputs of a session; None for a bidirectional model without an edge that it reaches.
+    """Return the long sequence with the outputs of a session; None for a bidirectional model
+    without an edge that it reaches.
 
     Args:
-        session: may compute in another dtype than the artefact; it gets the artefact's inputs in its own.
+        session: may compute in another dtype than the artefact; it gets the artefact's inputs in
+            its own.
         manifest: of the artefact.
         edges: indices of tokens at edges, by name.
         advance: called with the number of tokens that are read.
@@ -101,13 +105,17 @@ def outputs_by(
 
 
 def _encoder(session: Session, manifest: Manifest, first: int) -> Optional[List[np.ndarray]]:
-    """Return encoder outputs for the first call of a sequence, in the dtype of a session; None for later calls and for models without an encoder."""
+    """Return encoder outputs for the first call of a sequence, in the dtype of a session; None
+    for later calls and for models without an encoder.
+    """
     rows = encoder_rows(manifest, 1) if first == 0 else None
     return rows and [row.astype(session.manifest.passed_dtype) for row in rows]
 
 
 def _read(session: Session, sequence: LongSequence, end: int, chunk: int) -> Pairs:
-    """Read the tokens up to `end` behind those in the cache. Compares all outputs that have expected values."""
+    """Read the tokens up to `end` behind those in the cache. Compares all outputs that have
+    expected values.
+    """
     first = int(session.length.max(initial=0))
     for begin, after, count in calls(sequence.compared, first, end, chunk):
         outputs = session.prefill(

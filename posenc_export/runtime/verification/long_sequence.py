@@ -1,7 +1,10 @@
-"""The long sequence of the parity grid: its tokens, its edges, and the tokens whose outputs are compared.
+"""The long sequence of the parity grid: its tokens, its edges, and the tokens whose outputs are
+compared.
 
-An edge is a position or a number of cached tokens at which the computation changes, such as the size of a window. A sequence that starts at position 0 reaches an
-edge when it reads the token with that index: its position, its distance to the first token and the number of cached tokens are the same number.
+An edge is a position or a number of cached tokens at which the computation changes, such as the
+size of a window. A sequence that starts at position 0 reaches an edge when it reads the token with
+that index: its position, its distance to the first token and the number of cached tokens are the
+same number.
 """
 
 from dataclasses import dataclass
@@ -12,7 +15,9 @@ import numpy as np
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.verification.inputs import inputs
 
-SHORT = 256  # most tokens of a row, padding included, in all other cells; caches are allocated in pages of 2 MiB, so larger capacities cost memory
+# Most tokens of a row, padding included, in all other cells; caches are allocated in pages of 2
+# MiB, so larger capacities cost memory.
+SHORT = 256
 LONGEST = (
     4096  # most tokens that fill the cache of a whole model; edges are also run on a reduced one
 )
@@ -34,7 +39,9 @@ ENDS = 2  # last tokens that are always compared
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring tokens at one or more edges: the tokens first .. end - 1, of which `edge` is at the first edge."""
+    """Neighbouring tokens at one or more edges: the tokens first .. end - 1, of which `edge` is
+    at the first edge.
+    """
 
     first: int
     edge: int
@@ -73,7 +80,9 @@ class LongSequence:
         }
 
     def within(self, first: int, end: int) -> Tuple[np.ndarray, np.ndarray]:
-        """Return the compared indices [k] of tokens first .. end - 1, and their expected outputs [1,k,V]."""
+        """Return the compared indices [k] of tokens first .. end - 1, and their expected outputs
+        [1,k,V].
+        """
         low, high = np.searchsorted(self.compared, (first, end))
         return self.compared[low:high], self.outputs[:, low:high]
 
@@ -85,7 +94,9 @@ def fill_length(manifest: Manifest) -> int:
 
 
 def length_for(manifest: Manifest, edges: Mapping[str, int]) -> int:
-    """Return the number of tokens of the long sequence; 0 for a bidirectional model without an edge that it can reach."""
+    """Return the number of tokens of the long sequence; 0 for a bidirectional model without an
+    edge that it can reach.
+    """
     if manifest.states:
         return fill_length(manifest)
     reached = [edge for edge in edges.values() if edge + BESIDE < WHOLE_CALL]
@@ -93,7 +104,9 @@ def length_for(manifest: Manifest, edges: Mapping[str, int]) -> int:
 
 
 def fill_chunk(manifest: Manifest) -> int:
-    """Return how many tokens to feed at a time: fewer if the graph computes the outputs of all tokens."""
+    """Return how many tokens to feed at a time: fewer if the graph computes the outputs of all
+    tokens.
+    """
     if manifest.input("logits_index"):
         return CHUNK
     return max(1, min(CHUNK, WIDEST // int(manifest.outputs[0].axes[-1])))
@@ -120,21 +133,27 @@ def runs(edges: Mapping[str, int], length: int) -> List[Run]:
 
 
 def places(edges: Mapping[str, int], length: int) -> np.ndarray:
-    """Return the indices of tokens at edges and of the last tokens, ascending: their outputs are stored in an artefact."""
+    """Return the indices of tokens at edges and of the last tokens, ascending: their outputs are
+    stored in an artefact.
+    """
     chosen = {index for run in runs(edges, length) for index in range(run.first, run.end)}
     return np.array(sorted({*chosen, *range(max(0, length - ENDS), length)}), np.int64)
 
 
 def compared_of(manifest: Manifest, edges: Mapping[str, int], length: int) -> np.ndarray:
-    """Return the indices of tokens that an export compares: as many of the last ones as KEPT allows, and `places`."""
+    """Return the indices of tokens that an export compares: as many of the last ones as KEPT
+    allows, and `places`.
+    """
     last = max(KEPT // int(manifest.outputs[0].axes[-1]), ENDS)
     return np.union1d(places(edges, length), np.arange(max(0, length - last), length))
 
 
 def calls(compared: np.ndarray, first: int, end: int, chunk: int) -> Iterator[Tuple[int, int, int]]:
-    """Divide the tokens first .. end - 1 into calls; yield the first token, the end, and the number of last tokens whose outputs are compared.
+    """Divide the tokens first .. end - 1 into calls; yield the first token, the end, and the number
+    of last tokens whose outputs are compared.
 
-    A call ends behind the last of several neighbouring compared tokens, so that a graph that computes outputs of selected tokens computes few others.
+    A call ends behind the last of several neighbouring compared tokens, so that a graph that
+    computes outputs of selected tokens computes few others.
     """
     chosen = set(compared.tolist())
     while first < end:

@@ -1,4 +1,6 @@
-"""Measure the errors of an artefact: run every cell of the parity grid on sessions of one loaded graph and compare with the expected outputs (cells.py)."""
+"""Measure the errors of an artefact: run every cell of the parity grid on sessions of one loaded
+graph and compare with the expected outputs (cells.py).
+"""
 
 import os
 import queue
@@ -19,14 +21,15 @@ from posenc_export.runtime.verification.proof import Accuracy, Expected, Measure
 from posenc_export.shared.numerics import Errors, cell_error, division_tolerance, readout_tolerance
 from posenc_export.shared.progress import EVERY, Steps
 
-THREADED = (
-    64 << 20
-)  # bytes of weights above which threads are used: one core reads them in 5 ms, Python's thread switch interval
+# Bytes of weights above which threads are used: one core reads them in 5 ms, Python's thread switch
+# interval.
+THREADED = 64 << 20
 MOST_WORKERS = 4  # each worker needs its own caches and activations
 
 
 def sessions(model: Model, threads: Optional[int]) -> List[Session]:
-    """Open the sessions for `measure`: one with room for the full cache and, for large weights, smaller ones for worker threads.
+    """Open the sessions for `measure`: one with room for the full cache and, for large weights,
+    smaller ones for worker threads.
 
     Args:
         threads: threads per operator that the model was loaded with.
@@ -62,9 +65,11 @@ def measure(
         session: runs the long sequence and, if there are no workers, all other cells.
         accuracy: whether the graph rounds activations, and its tolerance.
         progress: called with one line of text at each stage, in the calling thread.
-        workers: further sessions on the same graph, with a capacity of at least long_sequence.SHORT tokens; each is used by one thread at a time.
+        workers: further sessions on the same graph, with a capacity of at least long_sequence.SHORT
+            tokens; each is used by one thread at a time.
         until_failure: stop at the first cell that exceeds its tolerance.
-        only: names of the scenarios to run, on the larger batch, such as scenarios.QUICK; empty for the whole grid.
+        only: names of the scenarios to run, on the larger batch, such as scenarios.QUICK; empty for
+            the whole grid.
     """
     progress(f"{session.manifest.target}: verifying")
     parts = parts_of(session.manifest, expected, accuracy, only)
@@ -123,7 +128,9 @@ def _in_order(
     parts: Sequence[Part],
     meanwhile: Callable[[], None],
 ) -> Iterator[Measured]:
-    """Yield what threads measure, in the order of the parts; call `meanwhile` from this thread while it waits."""
+    """Yield what threads measure, in the order of the parts; call `meanwhile` from this thread
+    while it waits.
+    """
     for running in [pool.submit(measured, part) for part in parts]:
         while not wait([running], EVERY).done:
             meanwhile()
@@ -152,7 +159,8 @@ def measure_cells(
     """Measure cells one after the other on one session.
 
     Args:
-        columns: for each output, the indices of its numbers that have expected values; empty for all.
+        columns: for each output, the indices of its numbers that have expected values; empty for
+            all.
         until_failure: stop at the first cell that exceeds its tolerance.
         end: called with the name of each measured cell.
     """
@@ -181,7 +189,9 @@ def _error(
     failures: Dict[str, str],
     rounds: bool,
 ) -> float:
-    """Run a cell and return its error; infinity if the graph fails, whose message is then added to `failures`."""
+    """Run a cell and return its error; infinity if the graph fails, whose message is then added
+    to `failures`.
+    """
     if not cell.continues:
         session.reset()
     errors = Errors()

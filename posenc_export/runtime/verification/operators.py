@@ -1,7 +1,9 @@
-"""The check of operators: kernels of this machine on weights of few bits and in float16 keep their documented arithmetic.
+"""The check of operators: kernels of this machine on weights of few bits and in float16 keep their
+documented arithmetic.
 
-The graph of the artefact runs with the options of its session, on one thread and on all cores, on a call of several tokens, of
-one and of two. What each such node reads and computes is recorded, and compared with its contract in float64.
+The graph of the artefact runs with the options of its session, on one thread and on all cores, on a
+call of several tokens, of one and of two. What each such node reads and computes is recorded, and
+compared with its contract in float64.
 """
 
 import os
@@ -25,7 +27,8 @@ Records = List[Dict[str, np.ndarray]]  # values of each call by name
 
 
 def of_artefact(folder: Path, manifest: Manifest) -> Optional[Check]:
-    """Compare the kernels of model.onnx that ONNX Runtime runs on the CPU; None if no node of it has a contract.
+    """Compare the kernels of model.onnx that ONNX Runtime runs on the CPU; None if no node of it
+    has a contract.
 
     Args:
         folder: of the artefact, whose files were checked.
@@ -96,7 +99,9 @@ def _compared(places: Sequence[Place], runs: Dict[str, Records], skipped: Dict[s
 
 
 def _distinct(place: Place, runs: Dict[str, Records]) -> Dict[str, Dict[str, np.ndarray]]:
-    """Return the calls with other inputs or outputs of a place than those before, by what they are."""
+    """Return the calls with other inputs or outputs of a place than those before, by what they
+    are.
+    """
     calls: Dict[str, Dict[str, np.ndarray]] = {}
     names = (*place.reads, place.output)
     for threads, records in runs.items():

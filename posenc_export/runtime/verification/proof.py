@@ -1,4 +1,5 @@
-"""Cases of the parity grid, and the container for their expected outputs. Needs numpy and a manifest, no torch.
+"""Cases of the parity grid, and the container for their expected outputs. Needs numpy and a
+manifest, no torch.
 
 Inputs are generated from names (inputs.py). Expected outputs come from the reference file of the
 artefact or from the live module; measuring.py compares either with the artefact's outputs.
@@ -28,10 +29,12 @@ from posenc_export.runtime.verification.scenarios import Case
 from posenc_export.shared.numerics import LIMIT, rounding_tolerance
 
 BATCHES = (1, 3)
-LENGTH = 36  # tokens per row: enough for every way of splitting a sequence, few enough for the element-wise oracle
-LARGE = (
-    1 << 26
-)  # weights that a token reads from which on the grid has fewer cells; the full grid would take minutes
+# Tokens per row: enough for every way of splitting a sequence, few enough for the element-wise
+# oracle.
+LENGTH = 36
+# Weights that a token reads from which on the grid has fewer cells; the full grid would take
+# minutes.
+LARGE = 1 << 26
 SEGMENT_PADDING = 3  # columns of left padding in the first row
 
 
@@ -42,7 +45,9 @@ class Accuracy:
     tolerance: (
         float  # bound of the error of a cell (numerics.cell_error) that is compared with the module
     )
-    noise: float = 0.0  # root mean square error of one rounded product, relative to it (numerics.rounding_tolerance); 0 if activations are not rounded
+    # Root mean square error of one rounded product, relative to it (numerics.rounding_tolerance); 0
+    # if activations are not rounded.
+    noise: float = 0.0
     float32: float = 0.0  # tolerance of the float32 form of the artefact; 0 if it has none
 
     @property
@@ -61,11 +66,13 @@ def accuracy_on(provider: str, reference: Reference, tolerance: Optional[float] 
 
     Args:
         reference: of the artefact.
-        tolerance: bound given by the user: of the float32 form of an artefact that rounds activations,
-            or of the provider's outputs if that is not the CPU; None for that of the export.
+        tolerance: bound given by the user: of the float32 form of an artefact that rounds
+            activations, or of the provider's outputs if that is not the CPU; None for that of the
+            export.
 
     Raises:
-        ValueError: a given tolerance outside 0 .. 1, or one of the export above numerics.LIMIT that is not given again.
+        ValueError: a given tolerance outside 0 .. 1, or one of the export above numerics.LIMIT that
+            is not given again.
     """
     check_tolerance(tolerance)
     accuracy = default_accuracy(provider, reference)
@@ -74,13 +81,16 @@ def accuracy_on(provider: str, reference: Reference, tolerance: Optional[float] 
         return replace(accuracy, **{"float32" if of_form else "tolerance": tolerance})
     if (bound := max(accuracy.tolerance, accuracy.float32)) > LIMIT:
         raise ValueError(
-            f"verify: expected an artefact with a tolerance of at most {LIMIT}, got {bound:.2g}; export it again, or give tolerance {bound:.2g}"
+            f"verify: expected an artefact with a tolerance of at most {LIMIT}, got "
+            f"{bound:.2g}; export it again, or give tolerance {bound:.2g}"
         )
     return accuracy
 
 
 def default_accuracy(provider: str, reference: Reference) -> Accuracy:
-    """Return the accuracy of an artefact on a provider, with the tolerance of the export however large it is."""
+    """Return the accuracy of an artefact on a provider, with the tolerance of the export however
+    large it is.
+    """
     added = providers.noise(provider)
     noise = math.hypot(reference.noise, added)
     return Accuracy(
@@ -91,10 +101,13 @@ def default_accuracy(provider: str, reference: Reference) -> Accuracy:
 
 
 def check_tolerance(tolerance: Optional[float]) -> None:
-    """Raise ValueError unless a tolerance that the user gives is above 0 and below 1: outputs of zeros have an error of 1."""
+    """Raise ValueError unless a tolerance that the user gives is above 0 and below 1: outputs of
+    zeros have an error of 1.
+    """
     if tolerance is not None and not 0 < tolerance < 1:
         raise ValueError(
-            f"verify: expected tolerance to be above 0 and below 1, got {tolerance}; omit it for the default"
+            f"verify: expected tolerance to be above 0 and below 1, got {tolerance}; omit it "
+            "for the default"
         )
 
 
@@ -117,7 +130,8 @@ class Expected:
         columns: indices of the compared numbers of an output [V].
         readout_columns: the same for the second output; empty if there is none.
         cases: by start position, for the larger of BATCHES.
-        attribute_cases: by name of a cell, inputs and expected outputs [2,L,V], if the encoding has coordinates or the model has segments.
+        attribute_cases: by name of a cell, inputs and expected outputs [2,L,V], if the encoding has
+            coordinates or the model has segments.
         long: the long sequence; None if it is not run.
 
     Raises:
@@ -144,13 +158,16 @@ class Expected:
         for name, arrays in outputs.items():
             if not all(np.isfinite(array).all() for array in arrays):
                 raise ValueError(
-                    f"verify: expected finite outputs of the module, got NaN or infinity for '{name}'; check its weights, or export again"
+                    "verify: expected finite outputs of the module, got NaN or infinity for "
+                    f"'{name}'; check its weights, or export again"
                 )
 
 
 @dataclass
 class Measured:
-    """What was measured on an artefact: errors of the grid by name of a cell, and the checks beside the grid by name."""
+    """What was measured on an artefact: errors of the grid by name of a cell, and the checks
+    beside the grid by name.
+    """
 
     cells: Dict[str, float] = field(default_factory=dict)  # numerics.cell_error
     # Tolerance of the cells whose tolerance is not that of the artefact.
@@ -180,14 +197,18 @@ class Measured:
         )
 
     def exceeds(self, tolerance: float) -> bool:
-        """Whether a cell exceeds its tolerance, which is `tolerance` unless `bounds` has another."""
+        """Whether a cell exceeds its tolerance, which is `tolerance` unless `bounds` has
+        another.
+        """
         return any(
             not error <= self.bounds.get(name, tolerance) for name, error in self.cells.items()
         )
 
 
 def starts(manifest: Manifest) -> List[int]:
-    """Return the start positions of the sequences: 0, one in the middle unless the model is large, and the last at which a sequence fits."""
+    """Return the start positions of the sequences: 0, one in the middle unless the model is
+    large, and the last at which a sequence fits.
+    """
     if manifest.signature == "mask":
         return [0]  # the graph counts positions from the mask
     last = manifest.max_positions - length_of(manifest)
@@ -195,7 +216,9 @@ def starts(manifest: Manifest) -> List[int]:
 
 
 def is_large(manifest: Manifest) -> bool:
-    """Whether the grid is reduced: shorter sequences, two start positions, batch 1 only at the first of them, fewer tokens in the full cache."""
+    """Whether the grid is reduced: shorter sequences, two start positions, batch 1 only at the
+    first of them, fewer tokens in the full cache.
+    """
     return manifest.step_weights >= LARGE
 
 
@@ -205,7 +228,9 @@ def length_of(manifest: Manifest) -> int:
 
 
 def grid_of(manifest: Manifest) -> Tuple[Any, ...]:
-    """Return what the inputs of the grid and their expected outputs depend on, besides the model."""
+    """Return what the inputs of the grid and their expected outputs depend on, besides the
+    model.
+    """
     return (
         manifest.signature,
         manifest.dtype,
@@ -217,7 +242,9 @@ def grid_of(manifest: Manifest) -> Tuple[Any, ...]:
 
 
 def case_inputs(manifest: Manifest) -> Tuple[np.ndarray, np.ndarray, int]:
-    """Return tokens of a case [B,L], the same tokens with another ending, and the index where the endings begin."""
+    """Return tokens of a case [B,L], the same tokens with another ending, and the index where
+    the endings begin.
+    """
     length, rows = length_of(manifest), max(BATCHES)
     fork_at, tokens = length // 2, inputs(manifest, (rows, length), "tokens")
     other = tokens.copy()
@@ -226,7 +253,9 @@ def case_inputs(manifest: Manifest) -> Tuple[np.ndarray, np.ndarray, int]:
 
 
 def attribute_inputs(manifest: Manifest) -> Dict[str, AttributeCase]:
-    """Return the inputs of the cells "coordinates" and "segments". If a model has both, the cell "segments" also has coordinates."""
+    """Return the inputs of the cells "coordinates" and "segments". If a model has both, the cell
+    "segments" also has coordinates.
+    """
     length, cells = length_of(manifest), {}
     tokens, whole = (
         inputs(manifest, (2, length), "tokens with numbers beside"),
@@ -251,7 +280,9 @@ def attribute_inputs(manifest: Manifest) -> Dict[str, AttributeCase]:
 
 
 def rounded_up(error: float) -> float:
-    """Round an error up to two digits, by at most 10 percent, since a certificate states an upper bound. FAILED if the error is not finite."""
+    """Round an error up to two digits, by at most 10 percent, since a certificate states an
+    upper bound. FAILED if the error is not finite.
+    """
     if not math.isfinite(error):
         return FAILED
     return float(f"{1.05 * error:.1e}")
@@ -280,7 +311,9 @@ def certificate(
 
 
 def machine_of(ran: Union[Session, Model]) -> str:
-    """Return the name of the processor or GPU, and the library that runs the graph with its version."""
+    """Return the name of the processor or GPU, and the library that runs the graph with its
+    version.
+    """
     distribution = providers.distribution_of(ran.provider, ran.manifest)
     described = (
         f"{machine.gpu() if ran.provider == 'cuda' else machine.processor()}, {distribution}"

@@ -1,8 +1,9 @@
 """Run the graph of an artefact and record values between its nodes.
 
-ONNX Runtime computes a value that becomes an output of the graph with the same kernel as before, unless it would have fused
-the node that computes it with those that read it. It fuses no product with the nodes behind it, of those that graphs of this
-package have (tests/runtime/verification/test_operators.py compares the kernels of both graphs).
+ONNX Runtime computes a value that becomes an output of the graph with the same kernel as before,
+unless it would have fused the node that computes it with those that read it. It fuses no product
+with the nodes behind it, of those that graphs of this package have
+(tests/runtime/verification/test_operators.py compares the kernels of both graphs).
 """
 
 from typing import Any, Dict, List, Optional, Sequence
@@ -36,7 +37,8 @@ class Recorder(OrtGraph):
         threads: threads per operator; None uses all cores.
 
     Attributes:
-        record: for each call its inputs, its recorded values and the 8-bit states after it, by name.
+        record: for each call its inputs, its recorded values and the 8-bit states after it, by
+            name.
     """
 
     def __init__(self, graph: Graph, names: Sequence[str], threads: Optional[int]) -> None:
@@ -74,7 +76,8 @@ class Recorder(OrtGraph):
 def recorded(
     graph: Graph, names: Sequence[str], threads: Optional[int]
 ) -> List[Dict[str, np.ndarray]]:
-    """Return the recorded values of CALLS on tokens of a text that is generated from a name, each call on the caches of those before.
+    """Return the recorded values of CALLS on tokens of a text that is generated from a name, each
+    call on the caches of those before.
 
     A model without caches reads the tokens of each call alone.
 
@@ -102,7 +105,9 @@ def recorded(
 def alone(
     graph: Graph, nodes: Sequence[Node], inputs: Sequence[np.ndarray], threads: Optional[int]
 ) -> List[np.ndarray]:
-    """Return the output of the last of some nodes in a graph of their own, for each value of its first input."""
+    """Return the output of the last of some nodes in a graph of their own, for each value of its
+    first input.
+    """
     name, output = nodes[-1].inputs[0], nodes[-1].outputs[0]
     free = {name: onnx_parts.ELEMENTS.get(inputs[0].dtype.name, inputs[0].dtype.name)}
     content = onnx_parts.serialised(graph.nodes, nodes, [output], free=free)

@@ -1,6 +1,8 @@
-"""The expected outputs stored in an artefact, one file of float32 numbers, with which it can be verified on another machine without torch.
+"""The expected outputs stored in an artefact, one file of float32 numbers, with which it can be
+verified on another machine without torch.
 
-Inputs are not stored, since inputs.py generates them from names. Shapes are not stored, since they follow from the manifest.
+Inputs are not stored, since inputs.py generates them from names. Shapes are not stored, since they
+follow from the manifest.
 """
 
 import math
@@ -77,11 +79,13 @@ def read(manifest: Manifest, folder: Path) -> Expected:
     """Read the reference file of an artefact whose files were checked.
 
     Raises:
-        ValueError: the artefact has no reference, its size does not match the manifest, or a number in it is not finite.
+        ValueError: the artefact has no reference, its size does not match the manifest, or a number
+            in it is not finite.
     """
     if manifest.reference is None or FILE_NAME not in manifest.files:
         raise ValueError(
-            f"artefact {folder}: expected a reference, got none; verify it against its module, or export again"
+            f"artefact {folder}: expected a reference, got none; verify it against its "
+            "module, or export again"
         )
     columns = columns_of(manifest, manifest.reference)
     shapes = _shapes(manifest, _edges(manifest.reference))
@@ -113,12 +117,16 @@ def read(manifest: Manifest, folder: Path) -> Expected:
 
 
 def columns_of(manifest: Manifest, reference: Reference) -> np.ndarray:
-    """Return the indices of the stored numbers of an output: all of them, or a pseudo-random selection."""
+    """Return the indices of the stored numbers of an output: all of them, or a pseudo-random
+    selection.
+    """
     return _drawn(int(manifest.outputs[0].axes[-1]), reference.columns)
 
 
 def readout_columns(manifest: Manifest) -> np.ndarray:
-    """Return the indices of the stored numbers of the second output, if there is one: all of them, or a pseudo-random selection that fits into LARGEST bytes."""
+    """Return the indices of the stored numbers of the second output, if there is one: all of
+    them, or a pseudo-random selection that fits into LARGEST bytes.
+    """
     return _drawn(int(manifest.outputs[-1].axes[-1]), _readout_shape(manifest)[-1])
 
 
@@ -128,7 +136,9 @@ def _drawn(size: int, count: int) -> np.ndarray:
 
 
 def _readout_shape(manifest: Manifest) -> Tuple[int, ...]:
-    """Return the shape of the stored second outputs: cases, rows, tokens if each has one, numbers; (0,) if there is no second output."""
+    """Return the shape of the stored second outputs: cases, rows, tokens if each has one,
+    numbers; (0,) if there is no second output.
+    """
     if len(manifest.outputs) < 2:
         return (0,)
     axes = manifest.outputs[1].axes

@@ -1,4 +1,5 @@
-"""The parity grid: ways to split a sequence into calls, all of which must give the same outputs as one full pass.
+"""The parity grid: ways to split a sequence into calls, all of which must give the same outputs as
+one full pass.
 
 A scenario drives a session and yields pairs of actual and expected outputs.
 """
@@ -46,7 +47,9 @@ class Case:
         )
 
     def beginning(self, first: int = 0, end: Optional[int] = None) -> Dict[str, Any]:
-        """Return the keyword arguments of the first call on the rows first .. end - 1 (None: all rows from `first` on)."""
+        """Return the keyword arguments of the first call on the rows first .. end - 1 (None: all
+        rows from `first` on).
+        """
         start = self.start if isinstance(self.start, int) else list(self.start[first:end])
         return {
             "start": start,
@@ -54,7 +57,8 @@ class Case:
         }
 
 
-# Scenarios that `load` runs on a provider other than the CPU: several tokens on an empty and on a filled cache, one token, rows of different lengths, padding.
+# Scenarios that `load` runs on a provider other than the CPU: several tokens on an empty and on a
+# filled cache, one token, rows of different lengths, padding.
 AT_LOAD = ("past middle, new 1", "ragged rows", "left padding", "at once", "padding")
 
 
@@ -102,7 +106,9 @@ def left_padded(session: Session, case: Case) -> Pairs:
 
 
 def _behind_padding(tokens: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-    """Pad tokens [B,n] or [B,n,E] to n+B columns, with b + 1 columns of left padding in row b. Return them and their mask [B,n+B]."""
+    """Pad tokens [B,n] or [B,n,E] to n+B columns, with b + 1 columns of left padding in row b.
+    Return them and their mask [B,n+B].
+    """
     rows, length = tokens.shape[:2]
     mask = np.zeros((rows, length + rows), np.int64)
     padded = np.repeat(tokens[:, -1:], length + rows, axis=1)
@@ -126,7 +132,9 @@ class RowCursors:
         self.at = [0] * len(case.tokens)
 
     def read(self, counts: Sequence[int], logits_to_keep: int = 0, **how: Any) -> Pairs:
-        """Feed up to counts[b] more tokens of row b in one call. Compares the outputs of the last `logits_to_keep` tokens of each row, or of all if 0."""
+        """Feed up to counts[b] more tokens of row b in one call. Compares the outputs of the
+        last `logits_to_keep` tokens of each row, or of all if 0.
+        """
         ends = [min(at + count, self.total) for at, count in zip(self.at, counts, strict=True)]
         if ends == self.at:
             return
@@ -158,7 +166,9 @@ class RowCursors:
 
 
 def ragged(session: Session, case: Case) -> Pairs:
-    """Prefill rows of different lengths, then different numbers of further tokens, then step. In turn, each row has the fewest further tokens."""
+    """Prefill rows of different lengths, then different numbers of further tokens, then step. In
+    turn, each row has the fewest further tokens.
+    """
     rows, cursors = range(len(case.tokens)), RowCursors(session, case)
     yield from cursors.read(
         [max(1, case.tokens.shape[1] // 2 - 3 * row) for row in rows], **case.beginning()
@@ -169,7 +179,9 @@ def ragged(session: Session, case: Case) -> Pairs:
 
 
 def last_of_ragged(session: Session, case: Case) -> Pairs:
-    """As `ragged`, with the outputs of the last tokens only; these tokens are within one chunk or span two."""
+    """As `ragged`, with the outputs of the last tokens only; these tokens are within one chunk
+    or span two.
+    """
     rows, cursors = range(len(case.tokens)), RowCursors(session, case)
     yield from cursors.read(
         [max(1, case.tokens.shape[1] // 2 - 3 * row) for row in rows],
@@ -184,7 +196,9 @@ def last_of_ragged(session: Session, case: Case) -> Pairs:
 
 
 def last_of_left_padded(session: Session, case: Case) -> Pairs:
-    """Prefill twice with b + 1 columns of left padding in row b, with the outputs of the last tokens only."""
+    """Prefill twice with b + 1 columns of left padding in row b, with the outputs of the last
+    tokens only.
+    """
     total = case.tokens.shape[1]
     middle = max(1, total // 2)
     for first, end, count, how in ((0, middle, 1, case.beginning()), (middle, total, 2, {})):
@@ -195,7 +209,9 @@ def last_of_left_padded(session: Session, case: Case) -> Pairs:
 
 
 def rewound(session: Session, case: Case) -> Pairs:
-    """Feed tokens past the fork by prefill and step, rewind to it, and feed the other ending: stale cache content must not be read."""
+    """Feed tokens past the fork by prefill and step, rewind to it, and feed the other ending:
+    stale cache content must not be read.
+    """
     at, beyond = case.fork_at, min(4, case.tokens.shape[1] - case.fork_at - 1)
     session.prefill(case.tokens[:, : at + beyond], **case.beginning())
     session.step(case.tokens[:, at + beyond])
@@ -206,7 +222,9 @@ def rewound(session: Session, case: Case) -> Pairs:
 
 
 def rewound_by_row(session: Session, case: Case) -> Pairs:
-    """Rewind each row by a different count, after calls with equal and with different numbers of tokens. Rows rewound to the fork take the other ending."""
+    """Rewind each row by a different count, after calls with equal and with different numbers of
+    tokens. Rows rewound to the fork take the other ending.
+    """
     cursors, last = RowCursors(session, case), len(case.tokens) - 1
     yield from cursors.read([case.fork_at + 4] * (last + 1), **case.beginning())
     cursors.rewind([*(4 + row for row in range(last)), 0])
@@ -230,7 +248,9 @@ def forked(session: Session, case: Case) -> Pairs:
 
 
 def admitted(session: Session, case: Case) -> Pairs:
-    """Admit rows one by one while earlier rows run, retire them in another order, and admit a row again after the last has gone."""
+    """Admit rows one by one while earlier rows run, retire them in another order, and admit a
+    row again after the last has gone.
+    """
     total = case.tokens.shape[1]
     running, at = [0], [min(5, total)]
     yield session.prefill(case.tokens[:1, : at[0]], **case.beginning(0, 1)), case.full[:1, : at[0]]

@@ -1,4 +1,6 @@
-"""Run a scenario on a session whose batch also holds a guest row, which is admitted and retired between calls."""
+"""Run a scenario on a session whose batch also holds a guest row, which is admitted and retired
+between calls.
+"""
 
 from typing import Any, List, Optional, Sequence, Union
 
@@ -8,9 +10,11 @@ from posenc_export.runtime.session.session import Session
 
 
 class WithTransientRows:
-    """The interface of a session for the rows of a scenario, while a guest row is present in every second call.
+    """The interface of a session for the rows of a scenario, while a guest row is present in every
+    second call.
 
-    The first guest has index 0. When it is retired, the last row of the scenario moves to that index.
+    The first guest has index 0. When it is retired, the last row of the scenario moves to that
+    index.
 
     Args:
         session: an empty session whose target supports admit and retire.

@@ -23,7 +23,9 @@ BYTES = decoder_config(
 
 
 def _weight_and_inputs(outputs: int = 24, inputs: int = 70) -> Tuple[np.ndarray, np.ndarray]:
-    """Return a weight [N,K] and inputs [400,K] with few independent directions, like those of trained layers."""
+    """Return a weight [N,K] and inputs [400,K] with few independent directions, like those of
+    trained layers.
+    """
     random = np.random.default_rng(0)
     directions = random.standard_normal((inputs // 4, inputs))
     x = random.standard_normal((400, len(directions))) @ directions + 0.1 * random.standard_normal(
@@ -211,7 +213,8 @@ def test_hidden_states_of_another_width_or_dtype_or_with_nan_are_refused(
     np.save(tmp_path / "x.npy", wrong)
     with pytest.raises(
         ValueError,
-        match=r"expected hidden states float32 \[tokens,24\] in a .npy file for calibration, all finite, got",
+        match=r"expected hidden states float32 \[tokens,24\] in a .npy file for calibration, all "
+        r"finite, got",
     ):
         calibration.read(tmp_path / "x.npy", seeded(BLOCK))
 
@@ -222,6 +225,7 @@ def test_calibration_data_is_refused_for_formats_that_do_not_use_it(
 ) -> None:
     with pytest.raises(
         ValueError,
-        match="expected calibration data only for weights int8 or of 4 bits, or cache int8, got it for",
+        match="expected calibration data only for weights int8 or of 4 bits, or cache int8, got it "
+        "for",
     ):
         export(seeded(BLOCK), "ort", tmp_path / "made", weights=weights, calibrate=_text(tmp_path))

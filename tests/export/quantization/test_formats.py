@@ -1,4 +1,6 @@
-"""Quantized weights: which weights are rounded, how they are stored, and how the artefact is verified."""
+"""Quantized weights: which weights are rounded, how they are stored, and how the artefact is
+verified.
+"""
 
 import itertools
 from pathlib import Path
@@ -284,7 +286,9 @@ def test_a_token_of_zeros_gives_zeros() -> None:
 def _product(
     form: Any, weights: str, inputs: int
 ) -> Tuple[onnx.ModelProto, np.ndarray, np.ndarray]:
-    """Return a graph of one product in a format, x [1,9,K] with tokens of different magnitudes, and the product in float64."""
+    """Return a graph of one product in a format, x [1,9,K] with tokens of different magnitudes,
+    and the product in float64.
+    """
     grid = FORMATS[weights].projections
     codes = grid.rounded(_weight(24, inputs))
     x = ir.Value(

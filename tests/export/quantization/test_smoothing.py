@@ -1,4 +1,6 @@
-"""Outliers of the inputs of products in 8 bits: norms and weights are scaled, and outputs stay the same."""
+"""Outliers of the inputs of products in 8 bits: norms and weights are scaled, and outputs stay
+the same.
+"""
 
 from typing import Any, Dict
 

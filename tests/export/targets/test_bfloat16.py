@@ -1,4 +1,6 @@
-"""Artefacts of ort-cuda in bfloat16: numbers are passed in float32, and the same rounded weights are verified in float32, since no provider of the CPU has bfloat16."""
+"""Artefacts of ort-cuda in bfloat16: numbers are passed in float32, and the same rounded weights
+are verified in float32, since no provider of the CPU has bfloat16.
+"""
 
 from pathlib import Path
 from typing import Any, List
@@ -54,7 +56,8 @@ def test_memory_of_a_bfloat16_cache_has_two_bytes_for_each_number() -> None:
 def test_bfloat16_is_refused_on_the_cpu(provider: str, artefact: Path) -> None:
     with pytest.raises(
         ValueError,
-        match="expected (provider cuda for an artefact in bfloat16, got cpu|a machine that can run provider cuda)",
+        match="expected (provider cuda for an artefact in bfloat16, got cpu|a machine that can run "
+        "provider cuda)",
     ):
         load(artefact, provider=provider)
 
@@ -80,7 +83,8 @@ def test_an_operator_without_a_kernel_for_bfloat16_is_refused_by_name(tmp_path: 
     )
     with pytest.raises(
         ValueError,
-        match="for target ort-cuda, got one that cannot run: no kernel for Clip of bfloat16 bfloat16 bfloat16; change the model",
+        match="for target ort-cuda, got one that cannot run: no kernel for Clip of bfloat16 "
+        "bfloat16 bfloat16; change the model",
     ):
         export(sources(clipped), "ort-cuda", tmp_path / "artefact", dtype="bfloat16", verify=False)
 

@@ -1,4 +1,6 @@
-"""Counts of CoPE on target `ort`: the last keys are counted, and all keys where the counts of the last ones do not reach the end of the table."""
+"""Counts of CoPE on target `ort`: the last keys are counted, and all keys where the counts of
+the last ones do not reach the end of the table.
+"""
 
 from pathlib import Path
 from typing import Any

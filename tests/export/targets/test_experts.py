@@ -1,4 +1,6 @@
-"""Mixtures of experts on ONNX targets: which nodes compute them, which weights are quantized, and that artefacts are verified with the tolerance of float32."""
+"""Mixtures of experts on ONNX targets: which nodes compute them, which weights are quantized,
+and that artefacts are verified with the tolerance of float32.
+"""
 
 from pathlib import Path
 from typing import Any, Dict
@@ -68,7 +70,9 @@ def _decoder(mixture: str) -> Any:
 
 
 def _cases(*quick: tuple) -> list:
-    """Return every mixture, target and format as parameters; those not in `quick` are exhaustive."""
+    """Return every mixture, target and format as parameters; those not in `quick` are
+    exhaustive.
+    """
     cases = [
         (mixture, target, weights)
         for mixture in MIXTURES

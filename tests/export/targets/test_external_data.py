@@ -235,7 +235,8 @@ def test_a_graph_that_refers_to_weights_outside_the_folder_is_refused(
     _resealed(folder, made["ort"])
     with pytest.raises(
         ValueError,
-        match=f"expected model.onnx to read files that the manifest lists, got '{re.escape(location)}'",
+        match="expected model.onnx to read files that the manifest lists, got "
+        f"'{re.escape(location)}'",
     ):
         load(folder, provider="cpu")
 

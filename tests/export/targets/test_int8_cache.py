@@ -1,4 +1,6 @@
-"""8-bit caches: what GroupQueryAttention computes, how scales are chosen, and how the artefact is verified."""
+"""8-bit caches: what GroupQueryAttention computes, how scales are chosen, and how the artefact
+is verified.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,9 @@ HEADS, KV_HEADS, SIZE, SLOTS = 4, 2, 16, 24
 
 @pytest.mark.parametrize("large", [1.0, 20.0], ids=["within the scales", "beyond the scales"])
 def test_the_node_appends_rounded_codes_and_attends_to_codes_times_scales(large: float) -> None:
-    """Compare with attention in float64 numpy: rows of different lengths, grouped heads, a window and a softcap."""
+    """Compare with attention in float64 numpy: rows of different lengths, grouped heads, a
+    window and a softcap.
+    """
     random, past, window, cap = np.random.default_rng(0), np.array([5, 17, 0]), 6, 5.0
     q, k, v = (
         large * random.standard_normal((3, 1, heads * SIZE)).astype(np.float32)
@@ -162,9 +166,9 @@ def test_windows_are_placed_over_the_whole_range_of_positions(tmp_path: Path) ->
     ][0]
     key = model.attention.projection.qkv.weight.detach().numpy()[16:32, 0]  # type: ignore[union-attr,operator]
     pairs = np.hypot(key[:8], key[8:])
-    turning = slice(
-        0, 5
-    )  # pairs that rotate by at least half a turn within the range, so that both channels reach the length of the pair
+    # Pairs that rotate by at least half a turn within the range, so that both channels reach the
+    # length of the pair.
+    turning = slice(0, 5)
     np.testing.assert_allclose(
         found.reshape(2, 8)[:, turning], np.tile(HEADROOM / 127 * pairs[turning], (2, 1)), rtol=0.1
     )
@@ -280,7 +284,8 @@ def test_a_cache_that_content_scores_read_is_refused(tmp_path: Path) -> None:
     config: Any = block("cope")
     with pytest.raises(
         ValueError,
-        match=r"expected every cache to be read by GroupQueryAttention alone for cache int8, got past_key_values.0.key .* cope",
+        match=r"expected every cache to be read by GroupQueryAttention alone for cache int8, got "
+        r"past_key_values.0.key .* cope",
     ):
         export(
             seeded(config),

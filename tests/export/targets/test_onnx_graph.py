@@ -49,7 +49,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def _run(folder: Path, graph: Path) -> np.ndarray:
-    """Return the outputs of a prompt in two chunks and a step, by the session of an artefact with the given graph."""
+    """Return the outputs of a prompt in two chunks and a step, by the session of an artefact
+    with the given graph.
+    """
     model = load(folder, provider="cpu", threads=1)
     model.graph.session = onnxruntime.InferenceSession(
         str(graph), providers=["CPUExecutionProvider"]

@@ -59,7 +59,8 @@ def test_what_a_cuda_kernel_refuses_is_refused_at_export_by_name(
     monkeypatch.setattr(ort_cuda, "LOWERING", ort.LOWERING)
     with pytest.raises(
         ValueError,
-        match=r"for target ort-cuda, got one that cannot run: GroupQueryAttention .* head_sink \(sinks\); change the model, or choose",
+        match=r"for target ort-cuda, got one that cannot run: GroupQueryAttention .* head_sink "
+        r"\(sinks\); change the model, or choose",
     ):
         export(sources(with_sinks("alibi")), "ort-cuda", tmp_path / "artefact", verify=False)
     assert not (tmp_path / "artefact").exists()

@@ -1,4 +1,6 @@
-"""Standard nodes around attention that targets `ort` and `ort-cuda` replace by fewer: how many are left, which patterns hold, and that numbers stay."""
+"""Standard nodes around attention that targets `ort` and `ort-cuda` replace by fewer: how many
+are left, which patterns hold, and that numbers stay.
+"""
 
 from collections import Counter
 from pathlib import Path
@@ -119,7 +121,9 @@ def test_sums_and_norms_stay_apart_when_a_graph_is_loaded_on_a_cpu(tmp_path: Pat
 
 
 def _loaded(folder: Path, disabled: List[str]) -> List[str]:
-    """Return the operators of a graph that ONNX Runtime optimised for the CPU with some optimisers disabled."""
+    """Return the operators of a graph that ONNX Runtime optimised for the CPU with some
+    optimisers disabled.
+    """
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath, options.log_severity_level = str(folder / "optimised.onnx"), 3
     onnxruntime.InferenceSession(
@@ -196,7 +200,8 @@ CONSTANTS = {
 
 def _written(nodes: str) -> onnx.ModelProto:
     model = parser.parse_model(
-        f'<ir_version: 10, opset_import: ["": 23, "com.microsoft": 1]> g (float[b,s,4] x) => (float[b,s,n] y) {{ {nodes} }}'
+        '<ir_version: 10, opset_import: ["": 23, "com.microsoft": 1]> g (float[b,s,4] x) => '
+        f"(float[b,s,n] y) {{ {nodes} }}"
     )
     read = {name for node in model.graph.node for name in node.input}
     model.graph.initializer.extend(

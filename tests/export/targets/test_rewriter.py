@@ -13,7 +13,10 @@ from onnx import parser
 from posenc_export.export.targets.rewriter import Builder, finish, replace_nodes
 from posenc_export.ops import graph
 
-PLAIN = '<ir_version: 10, opset_import: ["": 23]> g (float[n] x, bool wanted) => (float[n] y) { y = Neg(x) }'
+PLAIN = (
+    '<ir_version: 10, opset_import: ["": 23]> g (float[n] x, bool wanted) => (float[n] y) '
+    "{ y = Neg(x) }"
+)
 
 
 def _with_branches() -> ir.Model:

@@ -58,7 +58,9 @@ def test_a_weight_of_half_precision_keeps_its_layout() -> None:
 
 
 class Repeats(torch.nn.Module):
-    """Repeats operations on an input, on a cache that it writes between them, and on tensors that it fills differently."""
+    """Repeats operations on an input, on a cache that it writes between them, and on tensors
+    that it fills differently.
+    """
 
     def forward(self, x: Tensor, cache: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
         steady = x.sin() + x.sin()

@@ -1,4 +1,6 @@
-"""Keys that are turned further for queries beyond a length, on target `ort`: calls within it, beyond it, and both."""
+"""Keys that are turned further for queries beyond a length, on target `ort`: calls within it,
+beyond it, and both.
+"""
 
 from pathlib import Path
 from typing import Any, Dict

@@ -1,4 +1,6 @@
-"""Products with sinusoids of consecutive keys on target `ort`: keys in one block, in several and in a part of one, at any first position."""
+"""Products with sinusoids of consecutive keys on target `ort`: keys in one block, in several and
+in a part of one, at any first position.
+"""
 
 from pathlib import Path
 

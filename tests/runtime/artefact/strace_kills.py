@@ -1,6 +1,8 @@
-"""Kill the replacement of an artefact at every system call that changes files: `python -m tests.runtime.artefact.strace_kills`. Needs strace; run by hand.
+"""Kill the replacement of an artefact at every system call that changes files: `python -m
+tests.runtime.artefact.strace_kills`. Needs strace; run by hand.
 
-test_publish.py kills between the operations that Python's audit events report; this program kills before system calls.
+test_publish.py kills between the operations that Python's audit events report; this program kills
+before system calls.
 """
 
 import importlib.util

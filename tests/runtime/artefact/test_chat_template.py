@@ -1,4 +1,6 @@
-"""Chat templates: prompts are those of transformers, and templates that are broken or dangerous are refused in one line."""
+"""Chat templates: prompts are those of transformers, and templates that are broken or dangerous
+are refused in one line.
+"""
 
 import itertools
 from pathlib import Path
@@ -130,7 +132,10 @@ BROKEN: Dict[str, str] = {
     "classes of Python": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "a function's globals": "{{ raise_exception.__globals__['os'].system('true') }}",
     "an attribute by a filter": "{{ (messages | attr('__class__')).mro() }}",
-    "a format string that reads attributes": "{{ '{0.__class__}'.format(messages) | upper }}{{ ('{0.__class__.__init__.__globals__}').format(messages).x.y }}",
+    "a format string that reads attributes": (
+        "{{ '{0.__class__}'.format(messages) | upper }}{{ "
+        "('{0.__class__.__init__.__globals__}').format(messages).x.y }}"
+    ),
     "a change of the messages": "{{ messages.append('more') }}",
     "a name with an underscore in a namespace": "{% set all = namespace(_a=1) %}{{ all._a }}",
     "an underscore that is set later": "{% set all = namespace() %}{% set all.__class__ = 1 %}",

@@ -1,4 +1,6 @@
-"""Validation of posenc.json: every invalid content is refused with a message of one line that names the field."""
+"""Validation of posenc.json: every invalid content is refused with a message of one line that
+names the field.
+"""
 
 import hashlib
 import json
@@ -51,7 +53,9 @@ def reseal(folder: Path, content: Content) -> None:
 
 
 def _set(*path: Any) -> Callable[[Content], None]:
-    """Return a function that sets an item of nested JSON: path[:-2] are the keys to its container, path[-2] is its key, path[-1] the new value."""
+    """Return a function that sets an item of nested JSON: path[:-2] are the keys to its
+    container, path[-2] is its key, path[-1] the new value.
+    """
 
     def change(content: Any) -> None:
         for part in path[:-2]:
@@ -63,7 +67,10 @@ def _set(*path: Any) -> Callable[[Content], None]:
 
 def test_a_graph_with_a_later_interface_is_refused(made: Dict[str, Path], tmp_path: Path) -> None:
     later = _changed(made["ort"], tmp_path / "later", _set("interface", INTERFACE + 1))
-    rule = f"expected inputs and outputs of graph interface {INTERFACE} or below, got interface {INTERFACE + 1}; install the version of posenc-export that wrote it"
+    rule = (
+        f"expected inputs and outputs of graph interface {INTERFACE} or below, got interface "
+        f"{INTERFACE + 1}; install the version of posenc-export that wrote it"
+    )
     with pytest.raises(ValueError, match=rule):
         load(later)
 
@@ -179,7 +186,8 @@ CHANGES: Dict[str, Tuple[str, Callable[[Content], Any], str]] = {
     "a cache of 8 bits without one": (
         "ort",
         _set("cache", "int8"),
-        "expected int8 states exactly with cache int8, for target ort in float32, got 0 int8 states",
+        "expected int8 states exactly with cache int8, for target ort in float32, got 0 int8 "
+        "states",
     ),
     "few bits of TorchScript": (
         "torchscript",
@@ -354,7 +362,8 @@ def test_a_digest_that_came_another_way_is_compared(made: Dict[str, Path], tmp_p
     changed = _changed(made["ort"], tmp_path / "changed", _set("chunk", 511))
     with pytest.raises(
         ValueError,
-        match=f"expected digest {digest}, got [0-9a-f]{{64}}; take the artefact from where the digest came from",
+        match=f"expected digest {digest}, got [0-9a-f]{{64}}; take the artefact from where the "
+        "digest came from",
     ):
         manifests.read(changed, digest)
 

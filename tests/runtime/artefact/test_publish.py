@@ -1,4 +1,6 @@
-"""Publishing of folders in one step: kills between any two file operations, full disks, destinations that cannot be replaced."""
+"""Publishing of folders in one step: kills between any two file operations, full disks,
+destinations that cannot be replaced.
+"""
 
 import errno
 import os
@@ -83,7 +85,9 @@ class Countdown:
 
 
 def _killed_at(count: int, work: Callable[[], None]) -> bool:
-    """Return whether a child process was killed before its file operation number `count`; False if it finished."""
+    """Return whether a child process was killed before its file operation number `count`; False
+    if it finished.
+    """
     child = os.fork()
     if child == 0:
         status = 1

@@ -1,4 +1,6 @@
-"""Token ids of whole texts, and text of a row, piece by piece: never a part of a character, and nothing is lost."""
+"""Token ids of whole texts, and text of a row, piece by piece: never a part of a character, and
+nothing is lost.
+"""
 
 import json
 import threading
@@ -29,7 +31,9 @@ def _byte_level() -> Any:
 
 
 def _byte_fallback() -> Any:
-    """A tokenizer of few letters, with a token for each byte of others, as sentencepiece makes them."""
+    """A tokenizer of few letters, with a token for each byte of others, as sentencepiece makes
+    them.
+    """
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     letters = {letter: 256 + index for index, letter in enumerate("▁Zoabcfé")}

@@ -1,4 +1,6 @@
-"""The CUDA provider: the parity grid for all artefacts that run on it, and caches that stay on the device."""
+"""The CUDA provider: the parity grid for all artefacts that run on it, and caches that stay on
+the device.
+"""
 
 from pathlib import Path
 

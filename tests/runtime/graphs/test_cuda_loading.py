@@ -1,4 +1,6 @@
-"""What `load` says where CUDA cannot run: without the provider, with half of its libraries, without a driver, a device or cuDNN."""
+"""What `load` says where CUDA cannot run: without the provider, with half of its libraries,
+without a driver, a device or cuDNN.
+"""
 
 import ctypes
 import sys
@@ -39,7 +41,9 @@ def artefact(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def built_for_cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Make this ONNX Runtime say that it is built with CUDA. Return a function that sets what is missing."""
+    """Make this ONNX Runtime say that it is built with CUDA. Return a function that sets what is
+    missing.
+    """
     real = onnxruntime.InferenceSession
 
     def without(library: str = "", failure: str = "") -> None:
@@ -75,7 +79,8 @@ def test_an_onnx_runtime_without_cuda_is_named_with_its_remedy(artefact: Path) -
         pytest.skip("this ONNX Runtime is built with CUDA")
     with pytest.raises(
         ValueError,
-        match=r"got an ONNX Runtime without it; pip uninstall onnxruntime, then pip install 'posenc-export\[gpu\]'$",
+        match=r"got an ONNX Runtime without it; pip uninstall onnxruntime, then pip install "
+        r"'posenc-export\[gpu\]'$",
     ):
         load(artefact, provider="cuda")
     assert load(artefact).provider == "cpu"
@@ -94,7 +99,8 @@ def test_an_onnx_runtime_without_cuda_is_named_with_its_remedy(artefact: Path) -
         ),
         (
             {"failure": "CUDA failure 100: no CUDA-capable device is detected"},
-            "got CUDA failure 100: no CUDA-capable device is detected; check the device with nvidia-smi, or give provider cpu",
+            "got CUDA failure 100: no CUDA-capable device is detected; check the device with "
+            "nvidia-smi, or give provider cpu",
         ),
     ],
 )
@@ -144,7 +150,8 @@ def test_float32_of_target_ort_is_refused_on_cuda_with_the_targets_that_run_ther
     export(sources(block("rope")), "ort", tmp_path / "artefact", verify=False)
     with pytest.raises(
         ValueError,
-        match="expected provider cpu for target ort in float32, got cuda; export target onnx-static, or ort-cuda for half precision",
+        match="expected provider cpu for target ort in float32, got cuda; export target "
+        "onnx-static, or ort-cuda for half precision",
     ):
         load(tmp_path / "artefact", provider="cuda")
     assert load(tmp_path / "artefact").provider == "cpu"

@@ -1,4 +1,6 @@
-"""What the CUDA provider makes of every encoding's graph, by the table of its kernels. `make cuda-dry-run` compares this with the provider itself."""
+"""What the CUDA provider makes of every encoding's graph, by the table of its kernels. `make
+cuda-dry-run` compares this with the provider itself.
+"""
 
 import re
 from pathlib import Path
@@ -21,7 +23,8 @@ from tests.tiny import block, decoder
 from tests.traces import sources
 
 CAPTURED = (0, 0, "captured", "")
-# For blocks that are not CAPTURED: nodes on the CPU, copies of a step, whether a step can be captured, and the first operator that needs cuDNN.
+# For blocks that are not CAPTURED: nodes on the CPU, copies of a step, whether a step can be
+# captured, and the first operator that needs cuDNN.
 PINNED: Dict[str, Tuple[int, int, str, str]] = {
     "rope_dynamic": (
         4,
@@ -197,7 +200,8 @@ def test_what_a_kernel_refuses_at_each_run_is_found(tmp_path: Path) -> None:
         ("onnx", r"\d of \d+ nodes runs? on the CPU, 0 copies a step, cannot be captured"),
         (
             "ort",
-            r"cannot run: no kernel for GroupQueryAttention of float float float int32 int32 float float",
+            r"cannot run: no kernel for GroupQueryAttention of float float float int32 int32 "
+            r"float float",
         ),
     ],
 )
@@ -208,6 +212,7 @@ def test_inspect_prints_the_placement_and_that_it_proves_no_value(
     assert main(["inspect", str(tmp_path / "artefact")]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert re.search(
-        rf"on CUDA {line} \(from the kernels of onnxruntime-gpu {table()[0]}; this proves no value\)",
+        rf"on CUDA {line} \(from the kernels of onnxruntime-gpu {table()[0]}; this proves no "
+        r"value\)",
         printed,
     ), printed

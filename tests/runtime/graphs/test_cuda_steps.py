@@ -1,4 +1,6 @@
-"""Steps on CUDA with a device whose memory is that of the host: inputs are bound once and copied there, and outputs are those of the CPU."""
+"""Steps on CUDA with a device whose memory is that of the host: inputs are bound once and copied
+there, and outputs are those of the CPU.
+"""
 
 import ctypes
 from pathlib import Path
@@ -24,8 +26,8 @@ from tests.traces import sources
 
 
 class FakeMemory:
-    """Memory that stands for a tensor on the device: a copy, which changes only when it is written. It counts the bytes that come from the host or go there, and the
-    times that it is written.
+    """Memory that stands for a tensor on the device: a copy, which changes only when it is written.
+    It counts the bytes that come from the host or go there, and the times that it is written.
     """
 
     moved = written = 0
@@ -80,7 +82,8 @@ class FakeRuntime:
 
 
 class Capturing:
-    """A session that replays like one on CUDA: a run under an id that is known repeats the binding of the first run under it.
+    """A session that replays like one on CUDA: a run under an id that is known repeats the binding
+    of the first run under it.
 
     Attributes:
         replays: ids of the runs that were replayed.
@@ -107,7 +110,9 @@ class Capturing:
 
 @pytest.fixture
 def bindings(monkeypatch: pytest.MonkeyPatch) -> List[str]:
-    """Let tensors and bindings for device cuda be memory of the host. Return the names of inputs and outputs in the order in which they are bound."""
+    """Let tensors and bindings for device cuda be memory of the host. Return the names of inputs
+    and outputs in the order in which they are bound.
+    """
     bound: List[str] = []
     totals: List[np.ndarray] = []
     kept: List[FakeMemory] = []  # a graph that is replayed writes to the memory of its capture
@@ -264,7 +269,8 @@ def test_a_capture_that_fails_runs_uncaptured_with_one_warning(
         for name in expected
     ] == [True] * len(expected)
     assert [str(one.message) for one in warned] == [
-        "runtime: expected steps that can be captured as a CUDA graph, got CUDA failure 900: operation not permitted when stream is capturing; "
+        "runtime: expected steps that can be captured as a CUDA graph, got CUDA failure 900: "
+        "operation not permitted when stream is capturing; "
         "steps run without it; give load capture=False to do so from the start"
     ]
 

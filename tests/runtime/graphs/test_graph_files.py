@@ -1,4 +1,6 @@
-"""The graph of an artefact must agree with its manifest: names, dtypes and shapes, and external data in files that the manifest lists."""
+"""The graph of an artefact must agree with its manifest: names, dtypes and shapes, and external
+data in files that the manifest lists.
+"""
 
 import re
 from dataclasses import dataclass
@@ -207,7 +209,8 @@ def test_onnx_runtime_refuses_files_outside_the_folder_too(tmp_path: Path) -> No
     with (
         pytest.raises(
             ValueError,
-            match="expected model.onnx to be a graph that ONNX Runtime loads, got .*(escapes|file inside)",
+            match="expected model.onnx to be a graph that ONNX Runtime loads, got .*(escapes|file "
+            "inside)",
         ),
         onnx_files.refused(path),
     ):

@@ -22,7 +22,8 @@ TIED = decoder_config(
     1024, 1, 64, block_config(128, 4, 64, kv_heads=2, encoding={"name": "rope"})
 )  # a table of 0.5 MB, which is also the head
 SMAPS = Path("/proc/self/smaps")
-# Of a load relative to the file. ONNX Runtime packs int4 to 1.35 times its size, and keeps the scales in float32, which are float16 in the file. 1 more if pages stay.
+# Of a load relative to the file. ONNX Runtime packs int4 to 1.35 times its size, and keeps the
+# scales in float32, which are float16 in the file. 1 more if pages stay.
 PEAKS = {None: 1.3, "int4": 1.7}
 # A tiny artefact is loaded first, so that memory of libraries is not counted.
 PROGRAM = """

@@ -1,4 +1,6 @@
-"""Artefacts with native code are loaded only by name, and only where they were compiled. No test here compiles or runs native code."""
+"""Artefacts with native code are loaded only by name, and only where they were compiled. No test
+here compiles or runs native code.
+"""
 
 import shutil
 from pathlib import Path
@@ -60,7 +62,8 @@ def _changed(folder: Path, change: Change) -> Path:
 def test_native_code_is_not_loaded_without_its_provider(provider: str, native: Path) -> None:
     with pytest.raises(
         ValueError,
-        match=f"expected provider aotinductor for target aotinductor, got {provider}; give aotinductor only if you trust the origin",
+        match=f"expected provider aotinductor for target aotinductor, got {provider}; give "
+        "aotinductor only if you trust the origin",
     ):
         load(native, provider=provider)
 
@@ -78,7 +81,8 @@ def test_native_code_is_not_timed_without_its_provider(native: Path) -> None:
 def test_the_provider_of_native_code_is_refused_for_other_targets(portable: Path) -> None:
     with pytest.raises(
         ValueError,
-        match="expected target aotinductor for provider aotinductor, got pt2; compile a pt2 artefact with `posenc compile`",
+        match="expected target aotinductor for provider aotinductor, got pt2; compile a pt2 "
+        "artefact with `posenc compile`",
     ):
         load(portable, provider="aotinductor")
 
@@ -92,12 +96,14 @@ OTHERS: Dict[str, Callable[[Compiled], Compiled]] = {
     r"expected the processor Some Processor that the native code was compiled for, got ": _with(
         processor="Some Processor"
     ),
-    r"expected the instruction sets that the native code was compiled for, got a processor without zz1": lambda made: (
-        replace(made, instructions=[*made.instructions, "zz1"])
-    ),
-    r"expected the instruction sets that the native code was compiled for, got a processor with [a-z0-9_]+": lambda made: (
-        replace(made, instructions=made.instructions[1:])
-    ),
+    (
+        r"expected the instruction sets that the native code was compiled for, got a processor "
+        r"without zz1"
+    ): lambda made: replace(made, instructions=[*made.instructions, "zz1"]),
+    (
+        r"expected the instruction sets that the native code was compiled for, got a processor "
+        r"with [a-z0-9_]+"
+    ): lambda made: replace(made, instructions=made.instructions[1:]),
 }
 
 
@@ -132,10 +138,9 @@ def test_inspect_shows_what_native_code_was_compiled_from(
     assert main(["inspect", str(native)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert (
-        f"compiled from the pt2 artefact {manifests.read(portable).digest}, for {machine.processor()} and torch 2."
-        in said
-        and "proof none: not verified" in said
-    )
+        f"compiled from the pt2 artefact {manifests.read(portable).digest}, for "
+        f"{machine.processor()} and torch 2."
+    ) in said and "proof none: not verified" in said
 
 
 CONTRADICTIONS: Dict[str, Change] = {
@@ -161,9 +166,9 @@ def test_a_missing_compiler_is_named_before_any_work(
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert main(["compile", str(tmp_path / "missing"), "-o", str(tmp_path / "made")]) == 2
     assert (
-        "posenc: compile: expected the C++ compiler no-such-compiler, got none of this name; install it"
-        in capsys.readouterr().err
-    )
+        "posenc: compile: expected the C++ compiler no-such-compiler, got none of this name; "
+        "install it"
+    ) in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

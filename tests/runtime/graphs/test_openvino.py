@@ -1,4 +1,6 @@
-"""OpenVINO as a provider: the parity grid for every set of operators, and errors for what it does not support or computes differently."""
+"""OpenVINO as a provider: the parity grid for every set of operators, and errors for what it
+does not support or computes differently.
+"""
 
 import importlib.util
 import itertools
@@ -107,7 +109,8 @@ def test_a_graph_that_openvino_does_not_support_is_refused_in_one_line(
 ) -> None:
     with pytest.raises(
         ValueError,
-        match=f"^runtime: expected model.onnx to be a graph that OpenVINO reads, got {reason}.*; give provider cpu$",
+        match=f"^runtime: expected model.onnx to be a graph that OpenVINO reads, got {reason}.*; "
+        "give provider cpu$",
     ):
         load(_made(config, target, tmp_path / "a", **how), provider="openvino")
 
@@ -168,7 +171,8 @@ def test_a_graph_with_float64_operations_is_refused(name: str, tmp_path: Path) -
     folder = _made(block(name), "onnx", tmp_path / "a")
     with pytest.raises(
         ValueError,
-        match="expected a graph without float64 for provider openvino, got .* in float64; give provider cpu",
+        match="expected a graph without float64 for provider openvino, got .* in float64; give "
+        "provider cpu",
     ):
         load(folder, provider="openvino")
 
@@ -179,7 +183,8 @@ def test_an_older_openvino_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("openvino.__version__", "2025.3.0-19807-44526285f24")
     with pytest.raises(
         ValueError,
-        match="expected openvino 2026.4 or later, got 2025.3.0; pip install 'posenc-export.openvino.'",
+        match="expected openvino 2026.4 or later, got 2025.3.0; pip install "
+        "'posenc-export.openvino.'",
     ):
         load(folder, provider="openvino")
 
@@ -204,7 +209,8 @@ def test_unsupported_targets_and_operators_are_refused_with_their_name(
     ):
         with pytest.raises(
             ValueError,
-            match=f"expected target onnx or ort without TensorScatter and GRU for provider {provider}, got {found}; give provider cpu",
+            match="expected target onnx or ort without TensorScatter and GRU for provider "
+            f"{provider}, got {found}; give provider cpu",
         ):
             providers.check_name(provider, changed)
     with pytest.raises(

@@ -78,6 +78,7 @@ def test_load_uses_the_number_that_inspect_prints(
 def test_another_word_than_auto_is_refused(folder: Path) -> None:
     with pytest.raises(
         ValueError,
-        match="expected threads to be a whole number 1 .. 1024, got 'all'; leave it out for the default",
+        match="expected threads to be a whole number 1 .. 1024, got 'all'; leave it out for the "
+        "default",
     ):
         load(folder, threads="all")

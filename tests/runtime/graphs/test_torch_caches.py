@@ -1,4 +1,6 @@
-"""Caches of torch modules: written in place, in memory of which the module is given what is in use."""
+"""Caches of torch modules: written in place, in memory of which the module is given what is in
+use.
+"""
 
 import numpy as np
 import pytest

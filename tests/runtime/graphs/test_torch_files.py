@@ -1,4 +1,6 @@
-"""Archives that would run code when torch loads them, and damaged archives: both are refused with a message of one line."""
+"""Archives that would run code when torch loads them, and damaged archives: both are refused
+with a message of one line.
+"""
 
 import contextlib
 import io
@@ -249,7 +251,9 @@ def _deflated(content: bytes) -> bytes:
 
 
 def _directory(content: bytes, change: Callable[[bytearray, int], None]) -> bytes:
-    """Apply `change` to the record of each entry in the directory, given the archive and the first byte of the record."""
+    """Apply `change` to the record of each entry in the directory, given the archive and the
+    first byte of the record.
+    """
     changed, at = bytearray(content), content.find(b"PK\1\2")
     while changed[at : at + 4] == b"PK\1\2":
         change(changed, at)

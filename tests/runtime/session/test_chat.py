@@ -1,4 +1,6 @@
-"""Conversations keep their cache: each turn reads the new tokens only, and replies as to the whole conversation."""
+"""Conversations keep their cache: each turn reads the new tokens only, and replies as to the
+whole conversation.
+"""
 
 from typing import Any, List
 
@@ -17,7 +19,10 @@ from tests.traces import sources
 
 pytest.importorskip("jinja2")
 pytestmark = pytest.mark.xdist_group("serve")
-TEMPLATE = "{% for message in messages %}{{ message.role[0] }}:{{ message.content }}\n{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role[0] }}:{{ message.content "
+    "}}\n{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+)
 MESSAGES = ["first", "second", "third"]
 
 

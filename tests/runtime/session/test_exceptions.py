@@ -1,4 +1,6 @@
-"""After an exception at any point, a session continues from the tokens that `length` gives; `reset` restores it."""
+"""After an exception at any point, a session continues from the tokens that `length` gives;
+`reset` restores it.
+"""
 
 import linecache
 import signal
@@ -22,9 +24,11 @@ class Stop(BaseException):
 
 
 def run_to(call: Callable[[], Any], at: int) -> int:
-    """Run a call until the at-th line of the runtime, or to its end. Return the number of lines that it passed.
+    """Run a call until the at-th line of the runtime, or to its end. Return the number of lines
+    that it passed.
 
-    Lines that use the session's `CallGuard` are not counted: an interrupt can occur only after a function call, and these lines are written for that.
+    Lines that use the session's `CallGuard` are not counted: an interrupt can occur only after a
+    function call, and these lines are written for that.
     """
     passed = 0
 
@@ -58,7 +62,9 @@ def run_to(call: Callable[[], Any], at: int) -> int:
 
 
 def broken_off(base: Session, call: str, points: int) -> Iterator[Tuple[Session, int]]:
-    """Yield sessions in which the call was interrupted, at about `points` lines spread over the call, and the number of the line."""
+    """Yield sessions in which the call was interrupted, at about `points` lines spread over the
+    call, and the number of the line.
+    """
 
     def ready() -> Session:
         session = base.fork()
@@ -96,7 +102,9 @@ def begun(kind: str, target: str, signature: str) -> Session:
 
 
 def order_of(session: Session, call: str) -> List[int]:
-    """Return the index of the sequence of each row after a call, which may have been completed or not."""
+    """Return the index of the sequence of each row after a call, which may have been completed
+    or not.
+    """
     return [2, 1] if call == "retire" and session.batch == 2 else list(range(session.batch))
 
 
@@ -156,7 +164,8 @@ def test_reset_heals_whatever_was_broken_off(
 def test_a_signal_that_raises_leaves_a_session_that_goes_on_rightly(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Python drops an exception of a signal handler while an object is being freed, or in hypothesis' callback at garbage collection.
+    # Python drops an exception of a signal handler while an object is being freed, or in
+    # hypothesis' callback at garbage collection.
     monkeypatch.setattr(sys, "unraisablehook", lambda dropped: None)
     armed = [False]
 

@@ -130,6 +130,6 @@ def test_a_decoder_of_other_ids_without_a_tokenizer_is_refused_by_name(
     export(sources(decoder("rope")), "torchscript", tmp_path / "a", verify=False)
     assert main(["generate", str(tmp_path / "a"), "--prompt", "test"]) == 2
     assert (
-        "expected an artefact with tokenizer.json or a byte-level decoder (vocabulary 256), got kind decoder with 61 token ids"
-        in capsys.readouterr().err
-    )
+        "expected an artefact with tokenizer.json or a byte-level decoder (vocabulary 256), "
+        "got kind decoder with 61 token ids"
+    ) in capsys.readouterr().err

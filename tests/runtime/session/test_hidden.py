@@ -40,7 +40,8 @@ TARGETS = [
     ("onnx-static", "mask"),
     ("ort", "mask"),
 ]
-# Targets of each kind in `make test`. Graphs read replaced states in the same way on all ONNX targets. Signature mask needs another trace.
+# Targets of each kind in `make test`. Graphs read replaced states in the same way on all ONNX
+# targets. Signature mask needs another trace.
 QUICK = {
     "rope": TARGETS,
     **{

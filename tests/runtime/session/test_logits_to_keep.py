@@ -41,7 +41,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 
 def _computed(session: Any, monkeypatch: pytest.MonkeyPatch, **how: Any) -> List[int]:
-    """Prefill PROMPTS and return, for each run of the graph, the number of tokens per row whose logits it computes."""
+    """Prefill PROMPTS and return, for each run of the graph, the number of tokens per row whose
+    logits it computes.
+    """
     counts: List[int] = []
     right = BufferedCaches.run
 
@@ -59,7 +61,8 @@ def _computed(session: Any, monkeypatch: pytest.MonkeyPatch, **how: Any) -> List
 def test_chunks_compute_the_logits_that_are_kept_and_no_others(
     target: str, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Rows end in the third chunk, the first, the second: each chunk holds the last token of one row.
+    # Rows end in the third chunk, the first, the second: each chunk holds the last token of one
+    # row.
     assert _computed(models(target).session(), monkeypatch, chunk=4, logits_to_keep=1) == [1, 1, 1]
 
 

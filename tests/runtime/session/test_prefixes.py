@@ -1,4 +1,6 @@
-"""Prefixes: rows that begin with kept caches give the outputs of rows that read all of their tokens."""
+"""Prefixes: rows that begin with kept caches give the outputs of rows that read all of their
+tokens.
+"""
 
 from typing import List
 
@@ -127,7 +129,8 @@ def test_what_a_row_does_not_hold_is_not_kept(ort: Model) -> None:
     session.prefill([TOKENS[:9]])
     with pytest.raises(
         ValueError,
-        match=r"session: expected tokens of a row that begins at position 0, got 10 of 9 tokens from position 0 on; give",
+        match=r"session: expected tokens of a row that begins at position 0, got 10 of 9 tokens "
+        r"from position 0 on; give",
     ):
         session.share(0, TOKENS[:10], prefixes)
     with pytest.raises(

@@ -135,7 +135,8 @@ def test_a_target_whose_rows_share_columns_refuses_rows_that_come_and_go() -> No
     for call in (lambda: session.admit(texts()[:1, :3]), lambda: session.retire(0)):
         with pytest.raises(
             ValueError,
-            match="whose rows share columns; export target ort, onnx-static or torchscript with signature positions",
+            match="whose rows share columns; export target ort, onnx-static or torchscript with "
+            "signature positions",
         ):
             call()
 

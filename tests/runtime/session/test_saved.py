@@ -1,4 +1,6 @@
-"""Sessions on disk: what is restored continues as the session that was saved, and other files are refused in one line."""
+"""Sessions on disk: what is restored continues as the session that was saved, and other files
+are refused in one line.
+"""
 
 import json
 import os
@@ -128,12 +130,14 @@ def test_a_file_that_was_changed_or_cut_or_is_of_another_artefact_is_refused_in_
         path.write_bytes(content)
         with pytest.raises(
             ValueError,
-            match=rf"^restore .*other: expected .*{said}[^\n]*; delete the file and read the tokens again$",
+            match=rf"^restore .*other: expected .*{said}[^\n]*; delete the file and read the "
+            r"tokens again$",
         ):
             model.restore(path)
     with pytest.raises(
         ValueError,
-        match=f"expected a session of the artefact {other.manifest.digest}, got one of {model.manifest.digest}",
+        match=f"expected a session of the artefact {other.manifest.digest}, got one of "
+        f"{model.manifest.digest}",
     ):
         other.restore(tmp_path / "saved")
     with pytest.raises(ValueError, match="expected rows of at most 2 tokens, got"):
@@ -185,8 +189,8 @@ def test_the_command_reads_only_what_its_cache_does_not_hold(
             )
             answers.append(json.loads(capsys.readouterr().out))
         assert answers[-1] == answers[-2]
-    assert (
-        read == [6, 6, 16, 10, 7, 6]
-    )  # "a test" and the first id of its continuation, which differs from " ", are kept; then the "a" of "another"
+    # "a test" and the first id of its continuation, which differs from " ", are kept; then the "a"
+    # of "another".
+    assert read == [6, 6, 16, 10, 7, 6]
     assert main(["generate", str(folders[1]), "--prompt", "a test", *cache]) == 2
     assert "expected a session of the artefact" in capsys.readouterr().err

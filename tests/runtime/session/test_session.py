@@ -1,4 +1,6 @@
-"""The session: refusals, capacity, sampling, independence; parity of every cut is in tests/export."""
+"""The session: refusals, capacity, sampling, independence; parity of every cut is in
+tests/export.
+"""
 
 import copy
 import gc
@@ -142,7 +144,8 @@ def test_a_start_at_the_next_position_of_every_row_that_reads_tokens_continues(
     session.rewind([0, 3])  # a row that a rewind empties keeps its start beside rows with tokens
     with pytest.raises(
         ValueError,
-        match=r"expected start \[12, 100\], where rows of \[7, 0\] cached tokens continue, got \[12, 0\]",
+        match=r"expected start \[12, 100\], where rows of \[7, 0\] cached tokens continue, got "
+        r"\[12, 0\]",
     ):
         session.prefill([[4], [5]], start=[12, 0])
 
@@ -231,7 +234,8 @@ def test_static_caches_have_their_first_capacity_again_after_a_reset(
 
 def test_caches_that_a_session_leaves_are_freed_at_once(session: Session) -> None:
     session.prefill(TOKENS)
-    gc.disable()  # objects that only the garbage collector frees may stay in memory for thousands of calls
+    # Objects that only the garbage collector frees may stay in memory for thousands of calls.
+    gc.disable()
     try:
         for leave in (lambda: session.prefill(list(TOKENS)), session.reset):
             session.step(TOKENS[:, 0])
@@ -283,7 +287,8 @@ def test_rows_beyond_the_range_of_a_model_without_a_cache_are_not_told_to_rewind
     )
     with pytest.raises(
         ValueError,
-        match="got 195; give shorter rows or an earlier start, or export with larger max_positions, which bounds the tokens of a row and",
+        match="got 195; give shorter rows or an earlier start, or export with larger "
+        "max_positions, which bounds the tokens of a row and",
     ):
         session.prefill(np.zeros((1, 196, 16), np.float32))
 

@@ -1,4 +1,6 @@
-"""Speculative decoding: the ids and the caches of plain decoding, whatever is drafted, and drafts only where they gain time."""
+"""Speculative decoding: the ids and the caches of plain decoding, whatever is drafted, and
+drafts only where they gain time.
+"""
 
 import json
 import re
@@ -246,12 +248,14 @@ def test_ids_differ_only_where_two_logits_are_closer_than_the_rounding_of_a_pass
         (
             "alibi",
             "look",
-            "expected speculate to be \"lookup\" or a loaded decoder, got 'look'; leave it out for plain decoding",
+            "expected speculate to be \"lookup\" or a loaded decoder, got 'look'; leave it "
+            "out for plain decoding",
         ),
         (
             "input_rnn",
             "lookup",
-            "expected rewind of at least 60 for speculate with states that each call replaces, got 4; open the session with rewind=60",
+            "expected rewind of at least 60 for speculate with states that each call "
+            "replaces, got 4; open the session with rewind=60",
         ),
     ],
 )

@@ -1,4 +1,6 @@
-"""Costs of a step, as counts that do not depend on the load of the machine: nodes, operators, Python calls, bindings, bytes."""
+"""Costs of a step, as counts that do not depend on the load of the machine: nodes, operators,
+Python calls, bindings, bytes.
+"""
 
 import sys
 import tracemalloc
@@ -22,13 +24,16 @@ pytestmark = pytest.mark.xdist_group(
     "plain runtimes"
 )  # one worker, which traces the models of these files once
 LAYERS, VOCABULARY = 2, 61  # sizes of a decoder of tests.tiny
-LAYER = 13  # nodes of a layer on `ort`: GroupQueryAttention, 5 MatMul, 2 RMSNormalization, 2 Add, Sigmoid and 2 Mul, none for the encoding
+# Nodes of a layer on `ort`: GroupQueryAttention, 5 MatMul, 2 RMSNormalization, 2 Add, Sigmoid and 2
+# Mul, none for the encoding.
+LAYER = 13
 ENCODINGS = [
     "rope",
     *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("nope", "alibi")),
 ]
 ATTENTION = "aten::scaled_dot_product_attention"
-# Operators of torch in a step: before the first attention, from one attention to the next, after the last one with the conversion to numpy.
+# Operators of torch in a step: before the first attention, from one attention to the next, after
+# the last one with the conversion to numpy.
 OPERATORS = {"torchscript": (41, 35, 21), "pt2": (43, 33, 21)}
 PYTHON_CALLS = {
     "ort": 4,
@@ -112,7 +117,9 @@ def test_a_layer_has_few_nodes_on_ort(encoding: str, folders: Callable[..., Path
 
 
 def operators(call: Callable[[], Any]) -> List[str]:
-    """Return the operators of torch that a call runs, in order, without those that other operators call."""
+    """Return the operators of torch that a call runs, in order, without those that other
+    operators call.
+    """
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         call()
     outer = [

@@ -1,4 +1,6 @@
-"""Thread safety: one thread per session, any number of sessions per model. Returned arrays belong to the caller."""
+"""Thread safety: one thread per session, any number of sessions per model. Returned arrays
+belong to the caller.
+"""
 
 import concurrent.futures
 import threading
@@ -68,7 +70,8 @@ def test_a_call_during_another_one_is_refused_and_does_no_harm(
             ):
                 with pytest.raises(
                     RuntimeError,
-                    match=r"expected one call at a time, got another while one runs; open a session for each thread",
+                    match=r"expected one call at a time, got another while one runs; open a "
+                    r"session for each thread",
                 ):
                     call()
         finally:

@@ -50,7 +50,10 @@ def test_wrong_prompts_of_a_provider_are_detected_when_it_is_loaded(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loading(WrongPrompts, monkeypatch)
-    rule = "expected outputs of provider webgpu within .* of the reference of the artefact, got an error of 1.*e-03 in 'batch 3, start 0: past middle, new 1'"
+    rule = (
+        "expected outputs of provider webgpu within .* of the reference of the artefact, got an "
+        "error of 1.*e-03 in 'batch 3, start 0: past middle, new 1'"
+    )
     with pytest.raises(ValueError, match=f"runtime: {rule}; give provider cpu"):
         load(folder, provider="webgpu")
     assert load(folder, provider="webgpu", check=False).provider == "webgpu"
@@ -69,7 +72,8 @@ def test_provider_auto_uses_the_cpu_with_one_warning_where_outputs_are_wrong(
     monkeypatch.setattr(runtime, "_load", on)
     with pytest.warns(
         RuntimeWarning,
-        match="provider auto chose cpu: expected outputs of provider webgpu within .*, got an error of 1.*e-03 in",
+        match="provider auto chose cpu: expected outputs of provider webgpu within .*, got an "
+        "error of 1.*e-03 in",
     ):
         assert load(folder).provider == "cpu"
 
@@ -84,6 +88,7 @@ def test_a_provider_with_the_outputs_of_the_reference_is_loaded(
 def test_webgpu_is_refused_by_name_where_onnx_runtime_lacks_it(folder: Path) -> None:
     with pytest.raises(
         ValueError,
-        match="expected an ONNX Runtime with provider webgpu, got one with .*; pip install onnxruntime-webgpu",
+        match="expected an ONNX Runtime with provider webgpu, got one with .*; pip install "
+        "onnxruntime-webgpu",
     ):
         load(folder, provider="webgpu")

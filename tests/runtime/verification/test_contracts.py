@@ -1,4 +1,6 @@
-"""Kernels of ONNX Runtime keep the contracts that artefacts are compared with, and wrong kernels do not."""
+"""Kernels of ONNX Runtime keep the contracts that artefacts are compared with, and wrong kernels
+do not.
+"""
 
 from typing import Any, Callable, Dict, Sequence
 
@@ -122,7 +124,9 @@ def test_a_product_of_one_contract_does_not_keep_the_other(bits: int) -> None:
 
 
 def _integers(rounded: Activations, weights: Blocks, add: Callable[..., Any]) -> np.ndarray:
-    """Return x W^T of rounded activations, with sums [M,N,blocks] of products [M,N,blocks,block] of a function."""
+    """Return x W^T of rounded activations, with sums [M,N,blocks] of products [M,N,blocks,block]
+    of a function.
+    """
     stored = np.arange(weights.codes.shape[1] * weights.block)
     codes = weights.columns(stored)[0] / np.repeat(weights.scales, weights.block, axis=1)
     codes = np.rint(codes).reshape(*weights.scales.shape, -1) + weights.zeros[..., None]

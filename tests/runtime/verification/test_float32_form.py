@@ -1,4 +1,6 @@
-"""The float32 form of an artefact: it computes in float32, and no honest artefact is refused for its rounded activations."""
+"""The float32 form of an artefact: it computes in float32, and no honest artefact is refused for
+its rounded activations.
+"""
 
 import copy
 from pathlib import Path
@@ -76,7 +78,9 @@ def test_products_of_accuracy_level_1_are_float32(bits: int, tokens: int) -> Non
 
 
 def _with_outliers() -> Any:
-    """Return a decoder with two channels of activations that are 100 times as large as the others."""
+    """Return a decoder with two channels of activations that are 100 times as large as the
+    others.
+    """
     model = seeded(described("rope", 2))
     for name, weight in model.named_parameters():
         if "norm" in name:
@@ -118,7 +122,10 @@ def test_a_large_error_of_rounding_is_reported_and_refuses_nothing(
     found = export(_with_outliers(), "ort", folder, **given).certificate
     assert found is not None and found["passed"] and (exported_error(found) or 0) > 0.1
     assert main(["verify", str(folder), "--quick"]) == 0
-    said = f"as exported, which rounds activations or caches, errors are within {exported_error(found):.1e}"
+    said = (
+        "as exported, which rounds activations or caches, errors are within "
+        f"{exported_error(found):.1e}"
+    )
     assert said in capsys.readouterr().out
     assert main(["inspect", str(folder)]) == 0
     assert f"({exported_error(found):.1e} as exported)" in " ".join(capsys.readouterr().out.split())

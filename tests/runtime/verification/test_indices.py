@@ -1,4 +1,6 @@
-"""The check "indices": no fault in slots, positions, tables' indices or masks stays hidden, and no honest artefact is refused."""
+"""The check "indices": no fault in slots, positions, tables' indices or masks stays hidden, and
+no honest artefact is refused.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,7 +78,9 @@ def node_before(graph: onnx.GraphProto, operator: str, index: int) -> str:
 
 
 def inserted(graph: onnx.GraphProto, value: str, nodes: List[Any], result: str) -> None:
-    """Let all nodes that read a value read a result of new nodes, which stand before the first of them."""
+    """Let all nodes that read a value read a result of new nodes, which stand before the first
+    of them.
+    """
     for node in graph.node:
         node.input[:] = [result if name == value else name for name in node.input]
     place = next(n for n, node in enumerate(graph.node) if result in node.input)

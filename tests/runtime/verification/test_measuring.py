@@ -1,4 +1,6 @@
-"""Measuring with several sessions in parallel, as for large models, compared with a single session."""
+"""Measuring with several sessions in parallel, as for large models, compared with a single
+session.
+"""
 
 from pathlib import Path
 from typing import Any

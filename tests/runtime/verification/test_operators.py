@@ -1,4 +1,6 @@
-"""The kernels that run an artefact are compared with their contracts when it is exported and verified."""
+"""The kernels that run an artefact are compared with their contracts when it is exported and
+verified.
+"""
 
 from collections import Counter
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Common code of BERT-like encoders: embeddings of tokens, positions and segments with a norm, and post-norm layers (Devlin et al. 2018, BERT, 3)."""
+"""Common code of BERT-like encoders: embeddings of tokens, positions and segments with a norm,
+and post-norm layers (Devlin et al. 2018, BERT, 3).
+"""
 
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
@@ -20,7 +22,8 @@ UNREAD = """attention_probs_dropout_prob chunk_size_feed_forward classifier_acti
     pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type qa_dropout reference_compile repad_logits_with_grad sep_token_id
     seq_classif_dropout sparse_pred_ignore_index sparse_prediction summary_activation summary_first_dropout summary_last_dropout summary_type
     summary_use_proj task_specific_params tie_word_embeddings tokenizer_class""".split()
-# Keys of decoders, and of positions and heads that transformers no longer supports, with the only value allowed in an encoder.
+# Keys of decoders, and of positions and heads that transformers no longer supports, with the only
+# value allowed in an encoder.
 ENCODER = {
     "is_decoder": False,
     "add_cross_attention": False,
@@ -51,7 +54,8 @@ def post_norm(
         on_tokens, in_layers: encodings of tokens, and in layers.
         max_positions: number of positions.
         segments: number of token types. A single type is added to the token table (`one_segment`).
-        keys: `activation`, the key of the activation if it is not hidden_act; `epsilon`, the epsilon of norms if config.json does not give it.
+        keys: `activation`, the key of the activation if it is not hidden_act; `epsilon`, the
+            epsilon of norms if config.json does not give it.
     """
     norm = {
         "name": "layer",
@@ -87,7 +91,8 @@ def post_norm(
 def reading_layers(
     kind: LayerConfig, layers: int, projection: Named, scale: Optional[float] = None
 ) -> Tuple[Dict[str, LayerConfig], Tuple[str, ...]]:
-    """Return kinds and order of the layers of a decoder that reads an encoder. Each of its layers becomes two: self-attention, then cross-attention with the MLP.
+    """Return kinds and order of the layers of a decoder that reads an encoder. Each of its layers
+    becomes two: self-attention, then cross-attention with the MLP.
 
     Args:
         kind: self-attention with the norms and the MLP of a layer.
@@ -143,7 +148,9 @@ def weights(base: str) -> Table:
 
 
 def one_segment(base: str) -> Callable[[StackConfig, Mapping[str, Any]], Table]:
-    """Return a function that adds the row of a single token type to the token table, for `Family.further_weights`. base: prefix of tensor names."""
+    """Return a function that adds the row of a single token type to the token table, for
+    `Family.further_weights`. base: prefix of tensor names.
+    """
     rule = plus_row(base + "embeddings.word_embeddings", base + "embeddings.token_type_embeddings")
     return lambda description, config: (
         {"tokens.embedding": rule} if config.get("type_vocab_size") == 1 else {}

@@ -1,4 +1,6 @@
-"""What a family of checkpoints is. Its file imports from here what it describes a model with: settings and the classes of descriptions."""
+"""What a family of checkpoints is. Its file imports from here what it describes a model with:
+settings and the classes of descriptions.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
@@ -40,7 +42,9 @@ def stack(
     tokens: TokensConfig,
     **parts: Any,
 ) -> StackConfig:
-    """Describe a model with the width and range in a config. parts: further fields of StackConfig."""
+    """Describe a model with the width and range in a config. parts: further fields of
+    StackConfig.
+    """
     return StackConfig(
         width=config.width,
         max_positions=config.max_positions,
@@ -62,12 +66,15 @@ class Family:
 
     Args:
         describe: converts the keys of config.json to the description of the model.
-        weights: rules that form our parameters from tensors of the checkpoint, by name of the parameter or of its module. Empty if the family is read only in
-            parts.
-        base: prefix of tensor names that transformers' models with a head have and its base models do not have.
+        weights: rules that form our parameters from tensors of the checkpoint, by name of the
+            parameter or of its module. Empty if the family is read only in parts.
+        base: prefix of tensor names that transformers' models with a head have and its base models
+            do not have.
         other_bases: prefixes used in place of `base` by other versions, the longest first.
-        unused: regular expressions for names of tensors to ignore, such as buffers of older versions and heads of other tasks.
-        further_weights: returns further rules for a description and its config.json. They take precedence over `weights`.
+        unused: regular expressions for names of tensors to ignore, such as buffers of older
+            versions and heads of other tasks.
+        further_weights: returns further rules for a description and its config.json. They take
+            precedence over `weights`.
         further_unused: returns further entries of `unused` for a description and its config.json.
         keys: selects and renames the keys of config.json that `describe` reads.
         parts: families of the encoder and decoder of a model with both, by name of the part.

@@ -1,4 +1,6 @@
-"""Common code of Llama-like decoders: RMSNorm, grouped heads, a gated MLP (Touvron et al. 2023, LLaMA, 2.2)."""
+"""Common code of Llama-like decoders: RMSNorm, grouped heads, a gated MLP (Touvron et al. 2023,
+LLaMA, 2.2).
+"""
 
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
@@ -38,10 +40,12 @@ HEAD_NORMS: Table = {
 def attention(
     config: Settings, bias: bool = False, output_bias: bool = False, **parts: Any
 ) -> AttentionConfig:
-    """Describe attention with the sizes in a config. Encodings and `sees` are set later, for each layer.
+    """Describe attention with the sizes in a config. Encodings and `sees` are set later, for each
+    layer.
 
     Args:
-        bias, output_bias: whether queries, keys and values have biases, and whether the output projection has one.
+        bias, output_bias: whether queries, keys and values have biases, and whether the output
+            projection has one.
         parts: further fields of AttentionConfig.
     """
     return AttentionConfig(
@@ -114,7 +118,8 @@ def head_norm(kind: LayerConfig, name: str) -> LayerConfig:
 def with_experts(
     kind: LayerConfig, experts: int, chosen: int, weights: str, **parts: Any
 ) -> LayerConfig:
-    """Return the layer with experts in place of its MLP, each with the MLP's hidden width and activation.
+    """Return the layer with experts in place of its MLP, each with the MLP's hidden width and
+    activation.
 
     Args:
         kind: the layer.
@@ -134,7 +139,9 @@ def with_experts(
 
 
 def windowed(config: Settings, kind: LayerConfig, window: Optional[int]) -> LayerConfig:
-    """Return the layer with an attention window, for families in which all layers have the same window."""
+    """Return the layer with an attention window, for families in which all layers have the same
+    window.
+    """
     if window is None:
         config.full_attention()
         return kind
@@ -147,12 +154,14 @@ def windowed(config: Settings, kind: LayerConfig, window: Optional[int]) -> Laye
 def late_windows(
     config: Settings, kind: LayerConfig, rotation: Named, first: int, window: Any = REQUIRED
 ) -> Tuple[Dict[str, LayerConfig], Tuple[str, ...]]:
-    """Return kinds and order of layers, of which those from max_window_layers on have a window with use_sliding_window (Qwen).
+    """Return kinds and order of layers, of which those from max_window_layers on have a window with
+    use_sliding_window (Qwen).
 
     Args:
         kind: the layer.
         rotation: encoding of all layers.
-        first, window: the family's defaults of max_window_layers and sliding_window. Without the latter, use_sliding_window needs the key.
+        first, window: the family's defaults of max_window_layers and sliding_window. Without the
+            latter, use_sliding_window needs the key.
     """
     used = config.flag("use_sliding_window", False)
     first = config.integer("max_window_layers", first)  # 0 or less: all layers have a window

@@ -1,4 +1,6 @@
-"""Keys of config.json that no family uses, and their names in transformers where these differ between families."""
+"""Keys of config.json that no family uses, and their names in transformers where these differ
+between families.
+"""
 
 from typing import Any, Dict, Tuple
 
@@ -13,20 +15,25 @@ IGNORED = frozenset(
     router_aux_loss_coef router_jitter_noise seq_aux summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
     task_specific_params tokenizer_class tokenizer_name torch_dtype transformers.js_config transformers_version unk_token_id use_cache verbose""".split()
 )
-# quantization_config is read with the tensors (models/packed.py).
-# Keys that earlier versions of transformers wrote for every model: settings of generation, which generation_config.json has today, and of training and tasks.
+# quantization_config is read with the tensors (models/packed.py). Keys that earlier versions of
+# transformers wrote for every model: settings of generation, which generation_config.json has
+# today, and of training and tasks.
 GENERATION = """bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size exponential_decay_length_penalty
     forced_bos_token_id forced_eos_token_id length_penalty max_length min_length no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_scores
     remove_invalid_values repetition_penalty return_dict_in_generate suppress_tokens temperature top_k top_p typical_p"""
 IGNORED |= {
     *GENERATION.split(),
-    *"compression_config finetuning_task num_labels quantization_config sep_token_id tf_legacy_loss torchscript use_bfloat16".split(),
+    *(
+        "compression_config finetuning_task num_labels quantization_config sep_token_id "
+        "tf_legacy_loss torchscript use_bfloat16"
+    ).split(),
 }
 # Keys that they wrote too, with the values that change nothing. A family that reads one takes it.
 DEFAULTS: Dict[str, Any] = {
     "add_cross_attention": False, "cross_attention_hidden_size": None, "is_decoder": False, "is_encoder_decoder": False, "pruned_heads": {}, "tie_encoder_decoder": False,
 }  # fmt: skip
-# Other names of keys, by our name: each with the model types in which transformers reads it. Bloom and T5 need no range, so that their names of it have no effect.
+# Other names of keys, by our name: each with the model types in which transformers reads it. Bloom
+# and T5 need no range, so that their names of it have no effect.
 SPELLINGS: Dict[str, Dict[str, Tuple[str, ...]]] = {
     "num_hidden_layers": {"n_layer": ("gpt2", "gptj", "bloom", "xlnet"), "n_layers": ("mpt", "distilbert"), "num_layers": ("xglm", "t5", "mt5")},
     "hidden_size": {

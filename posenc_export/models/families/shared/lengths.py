@@ -1,4 +1,6 @@
-"""The factors of LongRoPE in a decoder: one set for all positions, as other runtimes choose, or by the position of each query."""
+"""The factors of LongRoPE in a decoder: one set for all positions, as other runtimes choose, or
+by the position of each query.
+"""
 
 from typing import Dict, Optional
 
@@ -12,17 +14,21 @@ LENGTHS = ("long", "short", "by_position")
 
 
 def with_lengths(config: StackConfig, lengths: Optional[str]) -> StackConfig:
-    """Return the description with the choice of factors in each LongRoPE. Encoders keep that of the encoding.
+    """Return the description with the choice of factors in each LongRoPE. Encoders keep that of the
+    encoding.
 
     Args:
-        lengths: one of LENGTHS; None for "long" if the range of positions is longer than the trained length, otherwise "short".
+        lengths: one of LENGTHS; None for "long" if the range of positions is longer than the
+            trained length, otherwise "short".
 
     Raises:
-        ValueError: unknown lengths, lengths for a model that is no decoder with LongRoPE, short factors for a range beyond the trained length.
+        ValueError: unknown lengths, lengths for a model that is no decoder with LongRoPE, short
+            factors for a range beyond the trained length.
     """
     if lengths is not None and lengths not in LENGTHS:
         raise ValueError(
-            f"checkpoint: expected lengths to be one of {', '.join(LENGTHS)}, got {lengths!r}; {suggestion(lengths, LENGTHS)}"
+            f"checkpoint: expected lengths to be one of {', '.join(LENGTHS)}, got "
+            f"{lengths!r}; {suggestion(lengths, LENGTHS)}"
         )
     scaled = [
         name
@@ -32,7 +38,8 @@ def with_lengths(config: StackConfig, lengths: Optional[str]) -> StackConfig:
     if not scaled or config.head is None:
         if lengths is not None:
             raise ValueError(
-                f"checkpoint: expected lengths only for a decoder with LongRoPE, got {lengths!r} for another model; leave it out"
+                "checkpoint: expected lengths only for a decoder with LongRoPE, got "
+                f"{lengths!r} for another model; leave it out"
             )
         return config
     changed: Dict[str, LayerConfig] = {
@@ -54,7 +61,8 @@ def _chosen(kind: LayerConfig, lengths: Optional[str], max_positions: int) -> La
                 f"expected max_positions of at most the trained length {trained} with lengths short"
             )
             raise ValueError(
-                f"checkpoint: {rule}, got {max_positions}; give max_positions {trained}, or lengths by_position"
+                f"checkpoint: {rule}, got {max_positions}; give max_positions {trained}, or "
+                "lengths by_position"
             )
         return {**spec, "lengths": lengths or ("long" if max_positions > trained else "short")}
 

@@ -1,4 +1,6 @@
-"""Limits on the values of config.json, checked before anything is built, so that a wrong file costs neither time nor memory."""
+"""Limits on the values of config.json, checked before anything is built, so that a wrong file
+costs neither time nor memory.
+"""
 
 import re
 from typing import Any, Mapping, Sequence, Tuple
@@ -6,7 +8,8 @@ from typing import Any, Mapping, Sequence, Tuple
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families.shared.keys import IGNORED
 
-# Kinds of keys: a pattern of the key, the kind, and the largest integer. The first pattern that matches is used.
+# Kinds of keys: a pattern of the key, the kind, and the largest integer. The first pattern that
+# matches is used.
 MOST: Tuple[Tuple[str, str, int], ...] = (
     (
         r"layers?$|layer_interval$|first_k_dense_replace|sparse_step|layer_step|attn_every",
@@ -34,7 +37,8 @@ NAMES = re.compile(
 FLOAT32 = 3.4e38  # the largest number
 LONGEST = 2**14  # entries of a list; the longest are factors of rotary pairs
 DEEPEST = 8  # levels of nested values
-# Largest number of entries in a table of positions: 2 GiB in float64. Encodings with such tables, with the width of a row.
+# Largest number of entries in a table of positions: 2 GiB in float64. Encodings with such tables,
+# with the width of a row.
 TABLE = 2**28
 ROWS = {"rope": "head_size", "mrope": "head_size", "alibi": "heads"}
 
@@ -49,7 +53,8 @@ def check_values(family: str, values: Mapping[str, Any], depth: int = 0) -> None
     for key, value in values.items():
         if not str(key).isprintable():
             raise ValueError(
-                f"{family}: expected keys of printable characters in config.json, got {str(key)!r:.80}; correct config.json"
+                f"{family}: expected keys of printable characters in config.json, got "
+                f"{str(key)!r:.80}; correct config.json"
             )
         if key not in IGNORED:
             _check(family, str(key), value, depth)
@@ -58,7 +63,8 @@ def check_values(family: str, values: Mapping[str, Any], depth: int = 0) -> None
 def _check(family: str, key: str, value: Any, depth: int) -> None:
     if depth > DEEPEST:
         raise ValueError(
-            f"{family}: expected at most {DEEPEST} levels of nested values in config.json, got more in {key}; correct config.json"
+            f"{family}: expected at most {DEEPEST} levels of nested values in config.json, "
+            f"got more in {key}; correct config.json"
         )
     absent = value is None and not key.endswith("[]")
     if NAMES.search(key) and not (absent or isinstance(value, str)):
@@ -70,13 +76,15 @@ def _check(family: str, key: str, value: Any, depth: int) -> None:
     if isinstance(value, list):
         if len(value) > LONGEST:
             raise ValueError(
-                f"{family}: expected {key} with at most {LONGEST} entries, got {len(value)}; correct config.json"
+                f"{family}: expected {key} with at most {LONGEST} entries, got {len(value)}; "
+                "correct config.json"
             )
         for item in value:
             _check(family, key + "[]", item, depth + 1)
     elif isinstance(value, str) and not value.isprintable():
         raise ValueError(
-            f"{family}: expected {key} to be printable characters, got {value!r:.80}; correct config.json"
+            f"{family}: expected {key} to be printable characters, got {value!r:.80}; "
+            "correct config.json"
         )
     elif isinstance(value, float) and not abs(value) <= FLOAT32:
         raise ValueError(
@@ -86,12 +94,14 @@ def _check(family: str, key: str, value: Any, depth: int) -> None:
         kind, most = next((kind, most) for pattern, kind, most in MOST if re.search(pattern, key))
         if abs(value) > most:
             raise ValueError(
-                f"{family}: expected {key} to be at most {most} ({kind}), got {value}; correct config.json"
+                f"{family}: expected {key} to be at most {most} ({kind}), got {value}; "
+                "correct config.json"
             )
 
 
 def check_sizes(family: str, config: StackConfig, held: Sequence[int]) -> None:
-    """Check that the files of a checkpoint can hold a model: its token table, and a tensor and an MLP for each layer. Check its tables of positions.
+    """Check that the files of a checkpoint can hold a model: its token table, and a tensor and an
+    MLP for each layer. Check its tables of positions.
 
     Args:
         held: number of entries of each tensor in the files.
@@ -106,9 +116,13 @@ def check_sizes(family: str, config: StackConfig, held: Sequence[int]) -> None:
         for kind in config.kinds
     )
     if layers > len(held) or numbers > sum(held):
-        rule = f"expected files with at least {layers} tensors and {numbers} numbers for the sizes in config.json"
+        rule = (
+            f"expected files with at least {layers} tensors and {numbers} numbers for the sizes "
+            "in config.json"
+        )
         raise ValueError(
-            f"{family}: {rule}, got {len(held)} and {sum(held)}; use the config.json that belongs to the weights"
+            f"{family}: {rule}, got {len(held)} and {sum(held)}; use the config.json that "
+            "belongs to the weights"
         )
     widths = [config.width for spec in config.tokens.encodings if spec["name"] == "sinusoidal"]
     for kind in config.layers.values():
@@ -121,5 +135,6 @@ def check_sizes(family: str, config: StackConfig, held: Sequence[int]) -> None:
     if widths and config.max_positions * max(widths) > TABLE:
         rule = f"expected a table of positions with at most {TABLE} numbers"
         raise ValueError(
-            f"{family}: {rule}, got {config.max_positions} positions x {max(widths)}; give a smaller max_positions"
+            f"{family}: {rule}, got {config.max_positions} positions x {max(widths)}; give a "
+            "smaller max_positions"
         )

@@ -1,7 +1,9 @@
-"""Rules that form parameters of our models from tensors of a checkpoint. The weight table of a family consists of such rules.
+"""Rules that form parameters of our models from tensors of a checkpoint. The weight table of a
+family consists of such rules.
 
-A rule is given names of modules in the checkpoint, to which the last component of our parameter's name is added ("weight" or "bias"), or full names of
-tensors. `{layer}` in a name is replaced by the index of the layer, `{row}` by that of a head, an expert or a layer of the decoder.
+A rule is given names of modules in the checkpoint, to which the last component of our parameter's
+name is added ("weight" or "bias"), or full names of tensors. `{layer}` in a name is replaced by the
+index of the layer, `{row}` by that of a head, an expert or a layer of the decoder.
 """
 
 from dataclasses import dataclass
@@ -25,8 +27,8 @@ class Rule:
     """One entry of a weight table.
 
     Args:
-        shapes: names and shapes of the tensors that the checkpoint must hold, from the last component of our parameter's name, the parameter's shape and the
-            attention of its layer.
+        shapes: names and shapes of the tensors that the checkpoint must hold, from the last
+            component of our parameter's name, the parameter's shape and the attention of its layer.
         form: our parameter, from tensors in the order of `shapes` and the attention of the layer.
     """
 
@@ -65,7 +67,9 @@ def transposed(module: str) -> Rule:
 
 
 def permuted(name: str, axes: Tuple[int, ...]) -> Rule:
-    """A tensor whose axes, in our order, are `axes` of the tensor in the checkpoint, as for torch.permute."""
+    """A tensor whose axes, in our order, are `axes` of the tensor in the checkpoint, as for
+    torch.permute.
+    """
     return Rule(
         lambda kind, shape, attention: {
             name: tuple(shape[axes.index(axis)] for axis in range(len(shape)))
@@ -108,7 +112,9 @@ def flat_heads(name: str) -> Rule:
 
 
 def grouped(module: str) -> Rule:
-    """A packed projection with a block for each kv head: the group's query heads, the key head, the value head (GPT-NeoX, Bloom, Falcon)."""
+    """A packed projection with a block for each kv head: the group's query heads, the key head,
+    the value head (GPT-NeoX, Bloom, Falcon).
+    """
 
     def form(tensors: List[Tensor], attention: AttentionConfig) -> Tensor:
         groups = tensors[0].unflatten(0, (attention.kv_heads, -1, attention.head_size))
@@ -120,7 +126,9 @@ def grouped(module: str) -> Rule:
 
 
 def rotated_first(module: str) -> Rule:
-    """Queries with the rotated entries of each head moved from the end to the beginning (DeepSeek)."""
+    """Queries with the rotated entries of each head moved from the end to the beginning
+    (DeepSeek).
+    """
 
     def form(tensors: List[Tensor], attention: AttentionConfig) -> Tensor:
         return (
@@ -134,7 +142,9 @@ def rotated_first(module: str) -> Rule:
 
 
 def keys_then_values(module: str) -> Rule:
-    """Keys of all heads, then values of all heads, from a tensor with key and value of each head in turn (DeepSeek)."""
+    """Keys of all heads, then values of all heads, from a tensor with key and value of each head
+    in turn (DeepSeek).
+    """
 
     def form(tensors: List[Tensor], attention: AttentionConfig) -> Tensor:
         heads = tensors[0].unflatten(0, (attention.heads, -1))
@@ -157,7 +167,9 @@ def gate_and_up(module: str) -> Table:
 
 
 def half_of_columns(name: str, index: int) -> Rule:
-    """One half of the last axis of a tensor that holds all gate entries, then all up entries (Llama 4). index: 0 or 1."""
+    """One half of the last axis of a tensor that holds all gate entries, then all up entries
+    (Llama 4). index: 0 or 1.
+    """
     return Rule(
         lambda kind, shape, attention: {name: (*shape[:-1], 2 * shape[-1])},
         lambda tensors, attention: tensors[0].chunk(2, dim=-1)[index],
@@ -165,7 +177,9 @@ def half_of_columns(name: str, index: int) -> Rule:
 
 
 def every_other_column(name: str, first: int) -> Rule:
-    """Every second entry, from 0 or 1, of the last axis of a tensor in which gate and up entries alternate (gpt-oss)."""
+    """Every second entry, from 0 or 1, of the last axis of a tensor in which gate and up entries
+    alternate (gpt-oss).
+    """
     return Rule(
         lambda kind, shape, attention: {name: (*shape[:-1], 2 * shape[-1])},
         lambda tensors, attention: tensors[0][..., first::2].contiguous(),
@@ -173,7 +187,9 @@ def every_other_column(name: str, first: int) -> Rule:
 
 
 def stacked(name: str) -> Rule:
-    """A stack of tensors along a new first axis, one for each head; `{row}` in the name is its index."""
+    """A stack of tensors along a new first axis, one for each head; `{row}` in the name is its
+    index.
+    """
     return Rule(
         lambda kind, shape, attention: {
             name.replace("{row}", str(row)): shape[1:] for row in range(shape[0])
@@ -183,7 +199,9 @@ def stacked(name: str) -> Rule:
 
 
 def experts(router: str, gate: str, up: str, down: str) -> Table:
-    """Rules for experts: the module of the router, and names of weights [outputs,inputs], stacked to [experts,inputs,outputs]; `{row}` is the index of an expert."""
+    """Rules for experts: the module of the router, and names of weights [outputs,inputs],
+    stacked to [experts,inputs,outputs]; `{row}` is the index of an expert.
+    """
 
     def linears(name: str) -> Rule:
         return Rule(
@@ -210,7 +228,9 @@ def rows_from(module: str, row: int) -> Rule:
 
 
 def plus_row(module: str, row: str) -> Rule:
-    """A table with the only row of another table added to each row, for models with a single token type (RoBERTa)."""
+    """A table with the only row of another table added to each row, for models with a single
+    token type (RoBERTa).
+    """
     return Rule(
         lambda kind, shape, attention: {
             f"{module}.{kind}": shape,
@@ -221,7 +241,9 @@ def plus_row(module: str, row: str) -> Rule:
 
 
 def normalised_rows(table: str, norm: str, epsilon: float) -> Rule:
-    """A table after LayerNorm over each row, for models that normalise rows when they read them (DeBERTa-v2). table, norm: names of modules."""
+    """A table after LayerNorm over each row, for models that normalise rows when they read them
+    (DeBERTa-v2). table, norm: names of modules.
+    """
     return Rule(
         lambda kind, shape, attention: {
             f"{table}.weight": shape,
@@ -235,7 +257,9 @@ def normalised_rows(table: str, norm: str, epsilon: float) -> Rule:
 
 
 def biases_without_keys(q: str, v: str) -> Rule:
-    """Bias of a packed projection from the biases of queries and values, by full name; keys get 0 (DeBERTa, Whisper)."""
+    """Bias of a packed projection from the biases of queries and values, by full name; keys get
+    0 (DeBERTa, Whisper).
+    """
     return Rule(
         lambda kind, shape, attention: {
             q: (attention.heads * attention.head_size,),
@@ -263,7 +287,8 @@ def no_table(rows: int, columns: int) -> Rule:
 
 
 def keys_and_values(k: str, v: str, layers: int, k_bias: bool = True) -> Rule:
-    """Concatenation of the cross-attention projections of all layers of a decoder: keys and values of the first layer, of the second, and so on.
+    """Concatenation of the cross-attention projections of all layers of a decoder: keys and values
+    of the first layer, of the second, and so on.
 
     Args:
         k, v: names of the modules; `{row}` is replaced by the layer of the decoder.

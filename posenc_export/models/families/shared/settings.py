@@ -1,4 +1,6 @@
-"""Typed access to config.json. Each key is taken once, and keys that were not taken are refused by name."""
+"""Typed access to config.json. Each key is taken once, and keys that were not taken are refused
+by name.
+"""
 
 import math
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
@@ -33,7 +35,8 @@ ACTIVATIONS = {
 
 
 class Settings:
-    """The keys of a config.json. A method that takes a key raises ValueError if the key is missing and has no default, and for values that it does not name.
+    """The keys of a config.json. A method that takes a key raises ValueError if the key is missing
+    and has no default, and for values that it does not name.
 
     Args:
         values: contents of config.json.
@@ -61,7 +64,8 @@ class Settings:
         trained = self.whole("max_position_embeddings", 0)
         if not trained and max_positions is None:
             raise ValueError(
-                f"{self.family}: expected max_position_embeddings in config.json, got none; give max_positions"
+                f"{self.family}: expected max_position_embeddings in config.json, got none; "
+                "give max_positions"
             )
         self.max_positions = trained if max_positions is None else max_positions
         if isinstance(self.max_positions, bool) or not isinstance(self.max_positions, int):
@@ -75,15 +79,19 @@ class Settings:
         return ValueError(f"{self.family}: expected {rule}, got {got!r}; {remedy}")
 
     def _spell(self, other: str, key: str, read: bool) -> None:
-        """Rename a key. A name that transformers does not read in this family may only repeat the value of the name that it reads."""
+        """Rename a key. A name that transformers does not read in this family may only repeat
+        the value of the name that it reads.
+        """
         value = self._remaining.pop(other)
         if key not in self._remaining and not read:
             raise ValueError(
-                f"{self.family}: expected {key} in place of {other}, which transformers does not read, got {other}={value!r}; rename or remove it"
+                f"{self.family}: expected {key} in place of {other}, which transformers does "
+                f"not read, got {other}={value!r}; rename or remove it"
             )
         if self._remaining.setdefault(key, value) != value:
             raise ValueError(
-                f"{self.family}: expected {other} or {key}, got {value!r} and {self._remaining[key]!r}; remove one"
+                f"{self.family}: expected {other} or {key}, got {value!r} and "
+                f"{self._remaining[key]!r}; remove one"
             )
 
     def take(self, key: str, default: Any = REQUIRED) -> Any:
@@ -133,11 +141,14 @@ class Settings:
         return value
 
     def needs(self, *keys: str) -> None:
-        """Refuse a config without one of these keys. Used for keys whose default in transformers may not be that of the model."""
+        """Refuse a config without one of these keys. Used for keys whose default in transformers
+        may not be that of the model.
+        """
         for key in keys:
             if key not in self._remaining:
                 raise ValueError(
-                    f"{self.family}: expected {key} in config.json, got none; add the value with which the model was trained"
+                    f"{self.family}: expected {key} in config.json, got none; add the value "
+                    "with which the model was trained"
                 )
 
     def ignore(self, keys: Iterable[str]) -> None:
@@ -146,11 +157,14 @@ class Settings:
             self._remaining.pop(key, None)
 
     def rename(self, key: str, usual: str) -> None:
-        """Rename a key to the usual name, which transformers does not read in this family, so that it may only repeat the value of `key`."""
+        """Rename a key to the usual name, which transformers does not read in this family, so
+        that it may only repeat the value of `key`.
+        """
         if usual in self._remaining and self._remaining[usual] != self._remaining.get(key):
             given, other = self._remaining.get(key), self._remaining[usual]
             raise ValueError(
-                f"{self.family}: expected {key} in place of {usual}, got {usual}={other!r} and {key}={given!r}; remove {usual}"
+                f"{self.family}: expected {key} in place of {usual}, got {usual}={other!r} "
+                f"and {key}={given!r}; remove {usual}"
             )
         if key in self._remaining:
             self._remaining[usual] = self._remaining.pop(key)
@@ -175,7 +189,9 @@ class Settings:
             raise self.refusal(f"{key} to be {allowed!r}", value, UNSUPPORTED)
 
     def fixed(self, values: Mapping[str, Any]) -> None:
-        """Take keys, and refuse any value but the given one of each, which is also the value of a missing key."""
+        """Take keys, and refuse any value but the given one of each, which is also the value of
+        a missing key.
+        """
         for key, value in values.items():
             self.only(key, value, value)
 
@@ -199,12 +215,16 @@ class Settings:
         return ACTIVATIONS[value]
 
     def padding(self, default: int) -> int:
-        """Return the padding id, for families whose first position is the padding id + 1; `default` if the key is missing."""
+        """Return the padding id, for families whose first position is the padding id + 1;
+        `default` if the key is missing.
+        """
         self._remaining["pad_token_id"] = self.values.get("pad_token_id", default)
         return self.integer("pad_token_id", least=0)
 
     def per_layer(self, key: str, default: Sequence[Any], or_empty: bool = False) -> List[Any]:
-        """Take a list with an entry for each layer; `default` if it is missing or null or, with or_empty, empty."""
+        """Take a list with an entry for each layer; `default` if it is missing or null or, with
+        or_empty, empty.
+        """
         given = self.take(key, None)
         if given is None or (or_empty and given == []):
             return list(default)
@@ -225,7 +245,9 @@ class Settings:
         return given
 
     def window(self, key: str, default: Any = REQUIRED) -> Optional[int]:
-        """Take the size of an attention window, which includes the query's own key; None for no window."""
+        """Take the size of an attention window, which includes the query's own key; None for no
+        window.
+        """
         value = self.take(key, default)
         if value is not None and (
             isinstance(value, bool) or not isinstance(value, int) or value < 1
@@ -240,7 +262,8 @@ class Settings:
         window: Optional[int],
         default: Sequence[str],
     ) -> Tuple[Dict[str, LayerConfig], Tuple[str, ...]]:
-        """Take layer_types, and return kinds and order of the layers: full_attention, or sliding_attention with a window.
+        """Take layer_types, and return kinds and order of the layers: full_attention, or
+        sliding_attention with a window.
 
         Args:
             kind: the layer; its encodings and `sees` are replaced.
@@ -257,7 +280,8 @@ class Settings:
         if other is not None or (window is None and "sliding_attention" in types):
             rule = "expected layer_types to be full_attention, or sliding_attention with a window"
             raise ValueError(
-                f"{self.family}: {rule}, got {other or 'sliding_attention without a window'}; {UNSUPPORTED}"
+                f"{self.family}: {rule}, got "
+                f"{other or 'sliding_attention without a window'}; {UNSUPPORTED}"
             )
         kinds = {}
         for name in dict.fromkeys(types):
@@ -269,7 +293,8 @@ class Settings:
         return kinds, tuple(types)
 
     def pattern(self, period: int, *spellings: str) -> List[str]:
-        """Take sliding_window_pattern, and return layer types: full_attention for every `period`-th layer, sliding_attention for the others.
+        """Take sliding_window_pattern, and return layer types: full_attention for every `period`-th
+        layer, sliding_attention for the others.
 
         Args:
             period: value if sliding_window_pattern is missing.
@@ -282,7 +307,8 @@ class Settings:
         }
         if len(set(given.values())) > 1:
             raise ValueError(
-                f"{self.family}: expected {' or '.join(given)}, got {' and '.join(map(str, given.values()))}; remove one"
+                f"{self.family}: expected {' or '.join(given)}, got "
+                f"{' and '.join(map(str, given.values()))}; remove one"
             )
         period = next(iter(given.values()), period)
         return [
@@ -298,7 +324,8 @@ class Settings:
             raise self.refusal("layer_types to be full_attention", other, UNSUPPORTED)
 
     def rotation_keys(self, theta: float = 10000.0, share: float = 1.0) -> Dict[str, Any]:
-        """Take the rotary keys, and return them with the sizes that hugging_face.rope_spec reads. head_dim is copied and not taken.
+        """Take the rotary keys, and return them with the sizes that hugging_face.rope_spec reads.
+        head_dim is copied and not taken.
 
         Args:
             theta: the family's default of rope_theta.
@@ -346,11 +373,13 @@ class Settings:
         spec = rope_spec(self.rotation_keys(theta, share))
         if "name" not in spec:
             raise ValueError(
-                f"{self.family}: expected one rotation for all layers, got rope_parameters for {', '.join(spec)}; {UNSUPPORTED}"
+                f"{self.family}: expected one rotation for all layers, got rope_parameters "
+                f"for {', '.join(spec)}; {UNSUPPORTED}"
             )
         if "rotary" in spec and not partial:
             raise ValueError(
-                f"{self.family}: expected rotation of whole heads, got partial_rotary_factor for {spec['rotary']} entries; correct config.json"
+                f"{self.family}: expected rotation of whole heads, got partial_rotary_factor "
+                f"for {spec['rotary']} entries; correct config.json"
             )
         return {**spec, **({"layout": layout} if layout != "half" else {})}
 
@@ -365,5 +394,6 @@ class Settings:
             key = min(unread)
             found = f"{key}={self._remaining[key]!r}"
             raise ValueError(
-                f"{self.family}: expected only known keys in config.json, got {found}; remove it if it does not affect the outputs of the model"
+                f"{self.family}: expected only known keys in config.json, got {found}; "
+                "remove it if it does not affect the outputs of the model"
             )

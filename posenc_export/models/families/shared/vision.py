@@ -1,4 +1,6 @@
-"""Common code of text models of vision-language models: nested keys, and rotation by time, height and width (Wang et al. 2024, Qwen2-VL, 2.1)."""
+"""Common code of text models of vision-language models: nested keys, and rotation by time,
+height and width (Wang et al. 2024, Qwen2-VL, 2.1).
+"""
 
 from typing import Any, Dict, Mapping, Sequence
 
@@ -18,7 +20,8 @@ TIED = "tie_word_embeddings"
 
 
 def text_keys(config: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the keys of the text model: text_config, or all keys but those about images in older configs without text_config.
+    """Return the keys of the text model: text_config, or all keys but those about images in older
+    configs without text_config.
 
     tie_word_embeddings is read outside text_config, as in transformers.
     """
@@ -37,13 +40,16 @@ def text_keys(config: Mapping[str, Any]) -> Dict[str, Any]:
     if outside:
         found = f"{outside[0]}={outer[outside[0]]!r} outside"
         raise ValueError(
-            f"{family}: expected keys of the text model inside text_config, got {found}; remove it or move it there"
+            f"{family}: expected keys of the text model inside text_config, got {found}; "
+            "remove it or move it there"
         )
     return {**nested, "model_type": family, TIED: outer.get(TIED, False)}
 
 
 def keys_tied_by_either(config: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return text_keys(config), with tie_word_embeddings true if it is true inside or outside text_config."""
+    """Return text_keys(config), with tie_word_embeddings true if it is true inside or outside
+    text_config.
+    """
     nested = config.get("text_config")
     tied = isinstance(nested, Mapping) and nested.get(TIED) is True
     return {**text_keys(config), **({TIED: True} if tied else {})}
@@ -52,7 +58,8 @@ def keys_tied_by_either(config: Mapping[str, Any]) -> Dict[str, Any]:
 def rotation_of_axes(
     config: Settings, theta: float, sections: Sequence[int], partial: bool = False
 ) -> Named:
-    """Return the rotation by time, height and width, scaled by YaRN if config.json says so. Call this before head_dim is taken.
+    """Return the rotation by time, height and width, scaled by YaRN if config.json says so. Call
+    this before head_dim is taken.
 
     Args:
         theta, sections: the family's defaults of rope_theta and mrope_section.
@@ -68,6 +75,7 @@ def rotation_of_axes(
     spec: Named = rope_spec(keys)
     if "rotary" in spec and not partial:
         raise ValueError(
-            f"{config.family}: expected rotation of whole heads, got partial_rotary_factor for {spec['rotary']} entries; correct config.json"
+            f"{config.family}: expected rotation of whole heads, got partial_rotary_factor "
+            f"for {spec['rotary']} entries; correct config.json"
         )
     return spec
