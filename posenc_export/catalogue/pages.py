@@ -53,7 +53,7 @@ def page(name: str, parity: Sequence[Dict[str, Any]]) -> str:
         f"# {name}",
         "",
         "```text",
-        _wrapped(formula),
+        _wrapped(" ".join(formula.split())),
         "```",
         "",
         f"{source_of(name)}",
