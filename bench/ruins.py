@@ -405,7 +405,7 @@ def _parts_of(rows: Sequence[Mapping[str, Any]]) -> str:
     lost = sorted({row["layers"] for row in rows if not (row["file"] and row["export"])})
     if lost:
         return f"not found at {', '.join(map(str, lost))} layers"
-    always = set.intersection(*({*row["file"], *row["export"]} for row in rows))
+    always = set.intersection(*({*row["file"]} & {*row["export"]} for row in rows))
     return ", ".join(sorted(always)) or "found"
 
 

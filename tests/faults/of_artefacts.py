@@ -147,7 +147,7 @@ def _scales(change: Callable[[np.ndarray], np.ndarray]) -> ChangeFile:
 
 def _one_query_a_position_later(model: Any) -> None:
     """Rotate the queries of the first head by one more position, by a product before each node."""
-    pairs = 8  # of a head of 16 numbers (bench.planted_faults.described)
+    pairs = 8  # of a head of 16 numbers (tests.faults.artefacts.described)
     for node in list(model.graph.node):
         if node.op_type == "GroupQueryAttention":
             sizes = {attribute.name: attribute.i for attribute in node.attribute}

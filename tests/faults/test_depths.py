@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.planted_faults import arguments_of, correct_artefact, described
 from posenc_export.export import export
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import verify
 from posenc_export.testing.planting import CorrectArtefact
+from tests.faults.artefacts import arguments_of, correct_artefact, described
 from tests.faults.of_artefacts import FAULTS
 from tests.traces import sources
 

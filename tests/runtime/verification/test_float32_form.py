@@ -11,7 +11,6 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from bench.planted_faults import described
 from posenc_export.commands.cli import main
 from posenc_export.export import VerificationError, export
 from posenc_export.export.bounds import extent
@@ -32,6 +31,7 @@ from posenc_export.runtime.verification.cells import QUICK
 from posenc_export.runtime.verification.float32_form import load_form
 from posenc_export.runtime.verification.measuring import measure
 from posenc_export.shared.numerics import tolerance
+from tests.faults.artefacts import described
 from tests.tiny import block
 from tests.traces import sources
 
