@@ -47,9 +47,11 @@ class DeBERTa(PositionEncoding):
 
     Weights:
         table: one row per distance, [2 span,E], from the furthest key after the query to the
-        furthest key before it. of_keys.weight, of_keys.bias: projection of rows to Kr, [H*D,E] and
-        [H*D], heads outermost; absent if terms is "p2c". of_queries.weight, of_queries.bias:
-        projection of rows to Qr, of the same shapes; absent if terms is "c2p".
+            furthest key before it.
+        of_keys.weight, of_keys.bias: projection of rows to Kr, [H*D,E] and [H*D], heads outermost;
+            absent if terms is "p2c".
+        of_queries.weight, of_queries.bias: projection of rows to Qr, of the same shapes; absent if
+            terms is "c2p".
 
     Raises:
         ValueError: unknown version or terms, a span below 2 or odd in v2, max_relative not above

@@ -56,9 +56,10 @@ class DynamicBias(PositionEncoding):
     Weights:
         first.weight, first.bias: from s to the first hidden layer, [hidden,1] and [hidden].
         between.N.weight, between.N.bias: from hidden layer N to the next, [hidden,hidden] and
-        [hidden], depth - 1 of them. norms.N.weight, norms.N.bias: factor and offset of LayerNorm N,
-        [hidden] each, depth of them if norm is "layer". second.weight, second.bias: from the last
-        hidden layer to heads, [H,hidden] and [H].
+            [hidden], depth - 1 of them.
+        norms.N.weight, norms.N.bias: factor and offset of LayerNorm N, [hidden] each, depth of them
+            if norm is "layer".
+        second.weight, second.bias: from the last hidden layer to heads, [H,hidden] and [H].
 
     Raises:
         ValueError: unknown distance or norm, a width or depth below 1.

@@ -33,7 +33,8 @@ class Inkling(PositionEncoding):
 
     Weights:
         query.weight, query.bias: W and b, [H*basis,E] and [H*basis], heads outermost; b is 0 in
-        Inkling. table: the curves c, [basis,extent].
+            Inkling.
+        table: the curves c, [basis,extent].
 
     Raises:
         ValueError: basis or extent below 1, unknown scores.

@@ -29,7 +29,8 @@ class SwinV2(PositionEncoding):
 
     Weights:
         first.weight, first.bias: from offsets in rows and columns to the hidden layer, [hidden,2]
-        and [hidden]. second.weight: from the hidden layer to heads, [H,hidden].
+            and [hidden].
+        second.weight: from the hidden layer to heads, [H,hidden].
 
     Raises:
         ValueError: a window that does not hold max_positions, hidden below 1, pretrained_rows or

@@ -45,9 +45,12 @@ class TransformerXL(PositionEncoding):
 
     Weights:
         u, v: added to queries in the first and the second term, [H,D] each; r_w_bias and r_r_bias
-        of checkpoints. weight: W, [H,D,E]. s: added to queries in the term of segments, [H,D],
-        r_s_bias of XLNet; if segments is "pairs". segment: e for tokens of the same segment, then
-        for tokens of different segments, [2,H,D], seg_embed of XLNet; if segments is "pairs".
+            of checkpoints.
+        weight: W, [H,D,E].
+        s: added to queries in the term of segments, [H,D], r_s_bias of XLNet; if segments is
+            "pairs".
+        segment: e for tokens of the same segment, then for tokens of different segments, [2,H,D],
+            seg_embed of XLNet; if segments is "pairs".
 
     Raises:
         ValueError: odd width, a negative clamp, unknown segments.

@@ -93,7 +93,8 @@ def _digest(tensor: torch.Tensor) -> bytes:
     if len(set(sizes)) < len(sizes):  # no order of equal axes is known
         ordered = numbers.reshape(-1).sort().values
     else:
-        ordered = numbers.permute(*axes, *(a for a in range(numbers.dim()) if a not in axes))
+        ones = [axis for axis in range(numbers.dim()) if axis not in axes]
+        ordered = torch.permute(numbers, [*axes, *ones])
     content = ordered.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return hashlib.sha256(str(numbers.dtype).encode() + content).digest()
 
