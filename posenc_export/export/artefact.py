@@ -222,8 +222,8 @@ def _make(
     )
     accuracy = accuracy_of(source.model, described)
     if options.tolerance is not None:
-        bounded = "float32" if accuracy.float32 else "tolerance"
-        accuracy = dataclasses.replace(accuracy, **{bounded: options.tolerance})
+        accuracy = accuracy.with_stated(options.tolerance)
+        accuracy = dataclasses.replace(accuracy, fixed=True)
     manifest, expected = _written(source, described, folder, accuracy, options)
     if options.size is not None:
         mixed.check_written(manifest, options.size)

@@ -2,7 +2,7 @@
 dtype.
 """
 
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -81,18 +81,19 @@ def eager_session(model: Model, capacity: Optional[int] = None) -> Session:
 def _case(session: Session, manifest: Manifest, start: int) -> Case:
     tokens, other, fork_at = case_inputs(manifest)
     sources = encoder_rows(manifest, len(tokens))
-    full, other_full = (
-        _full(session, rows, start, _wide_rows(sources)) for rows in (tokens, other)
-    )
+    full, other_full = (full_pass(session, rows, start, sources) for rows in (tokens, other))
     readout = session.read_out(tokens, start=start) if len(manifest.outputs) == 2 else None
     return Case(tokens, full, start, fork_at, other, other_full, sources, readout)
 
 
-def _full(
-    session: Session, tokens: np.ndarray, start: int, encoder: Optional[List[np.ndarray]]
+def full_pass(
+    session: Session, tokens: np.ndarray, start: int, encoder: Optional[Sequence[np.ndarray]]
 ) -> np.ndarray:
+    """Return the outputs of all tokens in one call of a session that computes in float32."""
     session.reset()
-    return session.prefill(_wide(tokens), start=start, chunk=tokens.shape[1], encoder=encoder)
+    rows = None if encoder is None else _wide_rows(list(encoder))
+    chunk = tokens.shape[1]
+    return session.prefill(_wide(tokens), start=start, chunk=chunk, encoder=rows)
 
 
 def _attribute_cases(

@@ -49,6 +49,7 @@ class Accuracy:
     # if activations are not rounded.
     noise: float = 0.0
     float32: float = 0.0  # tolerance of the float32 form of the artefact; 0 if it has none
+    fixed: bool = False  # whether the user gave the tolerance, which then does not grow
 
     @property
     def rounds(self) -> bool:
@@ -59,6 +60,12 @@ class Accuracy:
     def stated(self) -> float:
         """The tolerance that a certificate states: that of the float32 form, if there is one."""
         return self.float32 or self.tolerance
+
+    def with_stated(self, tolerance: float) -> "Accuracy":
+        """Return the accuracy with another stated tolerance."""
+        if self.float32:
+            return replace(self, float32=tolerance)
+        return replace(self, tolerance=tolerance)
 
 
 def accuracy_on(provider: str, reference: Reference, tolerance: Optional[float] = None) -> Accuracy:
@@ -77,8 +84,9 @@ def accuracy_on(provider: str, reference: Reference, tolerance: Optional[float] 
     check_tolerance(tolerance)
     accuracy = default_accuracy(provider, reference)
     if tolerance is not None:
-        of_form = accuracy.float32 and provider == "cpu"
-        return replace(accuracy, **{"float32" if of_form else "tolerance": tolerance})
+        if provider == "cpu":
+            return accuracy.with_stated(tolerance)
+        return replace(accuracy, tolerance=tolerance)
     if (bound := max(accuracy.tolerance, accuracy.float32)) > LIMIT:
         raise ValueError(
             f"verify: expected an artefact with a tolerance of at most {LIMIT}, got "
