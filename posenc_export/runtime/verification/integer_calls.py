@@ -261,4 +261,4 @@ def _coordinates(manifest: Manifest, queries: np.ndarray) -> np.ndarray:
 def _empty(axes: Sequence[Any], sizes: Mapping[str, int], dtype: str) -> np.ndarray:
     """Return an array without numbers if it has an axis that no call changes, otherwise zeros."""
     shape = [sizes.get(axis, 1) if isinstance(axis, str) else 0 for axis in axes]
-    return np.zeros(shape, np.int64 if dtype == "int64" else np.float32)
+    return np.zeros(shape, dtype if dtype.startswith("int") else np.float32)

@@ -18,7 +18,7 @@ from posenc_export.export.quantization import calibration
 from posenc_export.export.targets.int8_cache import QUANTISED
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
-from posenc_export.runtime import load
+from posenc_export.runtime import load, verify
 from posenc_export.runtime.artefact import rules
 from posenc_export.shared.numerics import (
     HEADROOM,
@@ -307,3 +307,16 @@ def test_a_manifest_with_8_bit_states_must_name_the_cache_format(made: Path) -> 
 def test_the_benchmark_counts_one_byte_per_number_of_an_8_bit_cache(made: Path) -> None:
     manifest = load(made, provider="cpu").manifest
     assert cache_bytes(manifest, 10) == 10 * 2 * 2 * 16  # keys and values of two heads
+
+
+@pytest.mark.parametrize("encoding", ["rope", "alibi"])
+def test_an_artefact_with_8_bit_caches_passes_every_check(encoding: str, tmp_path: Path) -> None:
+    sample = tmp_path / "sample.txt"
+    content = np.random.default_rng(0).integers(0, 256, 2048).astype(np.uint8)
+    sample.write_bytes(content.tobytes())
+    block = block_config(32, 2, 64, encoding={"name": encoding})
+    model = seeded(decoder_config(256, 1, 32, block))
+    folder = tmp_path / "made"
+    export(model, "ort", folder, cache="int8", calibrate=sample, verify="quick")
+    certificate = verify(folder, "cpu", quick=True)
+    assert certificate["passed"] and {"indices", "operators"} <= certificate["checks"].keys()
