@@ -273,7 +273,12 @@ RUINS = (
     Ruin("window ignored", "rope", _attention("local_window_size", lambda _: None)),
     Ruin("slots shifted from 256 cached tokens on", "rope", _shift_slots(256)),
     Ruin("slots shifted from 300 cached tokens on", "rope", _shift_slots(300)),
-    Ruin("second cache never written", "longrope", _second_cache_unwritten),
+    Ruin(
+        "second cache never written",
+        "longrope",
+        _second_cache_unwritten,
+        ("float32", *FEW_BITS),  # others write it by another node
+    ),
 )  # fmt: skip
 
 

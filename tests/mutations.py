@@ -187,7 +187,7 @@ OPERATIONS = (
     (
         "models/linear_attention.py",
         "states[1] + k.sum(2)",
-        "states[1] + turned_k.sum(2)",
+        "states[1] + rotated_k.sum(2)",
         "tests/export/test_parity.py::test_linear_attention_matches_eager_and_its_quadratic_form",
     ),
     (
