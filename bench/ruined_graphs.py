@@ -1,0 +1,224 @@
+"""Ruins of graphs that bench.ruins plants in artefacts and in what the exporter writes."""
+
+from dataclasses import dataclass
+from typing import Any, Callable, Sequence, Tuple
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+FEW_BITS = ("int8", "int8-32", "int4", "int4-128", "keep")
+FORMATS = ("float32", "float16", *FEW_BITS, "cache int8")
+WEIGHT = "layers.1.mlp.up.weight"  # the weight that is ruined
+BLOCKED = "layers.1.mlp.down.weight"  # in blocks in every format of few bits
+ORIGINAL = 600  # positions after which LongRoPE has other factors
+Graph = Any  # onnx.GraphProto
+
+
+@dataclass(frozen=True)
+class Ruin:
+    """A wrong artefact.
+
+    Args:
+        name: what is wrong.
+        model: the decoder that it is planted in, a key of MODELS.
+        plant: changes a graph in place.
+        formats: formats in which it can be planted.
+    """
+
+    name: str
+    model: str
+    plant: Callable[[Graph], None]
+    formats: Tuple[str, ...] = FORMATS
+
+
+def _constant(graph: Graph, name: str, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Change the constants whose name ends with `name`."""
+    changed = [tensor for tensor in graph.initializer if tensor.name.endswith(name)]
+    assert changed, f"expected a constant {name}"
+    for tensor in changed:
+        before = numpy_helper.to_array(tensor)
+        after = np.ascontiguousarray(change(before.copy())).astype(before.dtype)
+        assert not np.array_equal(before, after), f"expected a change of {name}"
+        tensor.CopyFrom(numpy_helper.from_array(after, tensor.name))
+
+
+def _weight(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Graph], None]:
+    """Change the numbers of WEIGHT, or its codes, with outputs along the first axis."""
+
+    def plant(graph: Graph) -> None:
+        names = [tensor.name for tensor in graph.initializer]
+        codes = [name for name in names if name.endswith(f"{WEIGHT}.codes")]
+        name = codes[0] if codes else next(name for name in names if WEIGHT in name)
+        shape = next(list(t.dims) for t in graph.initializer if t.name == name)
+        turned = len(shape) == 2 and shape[0] == 64
+        _constant(graph, name, lambda array: change(array.T).T if turned else change(array))
+
+    return plant
+
+
+def _parts(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Graph], None]:
+    return lambda graph: _constant(graph, name, change)
+
+
+def _zero_output(numbers: np.ndarray) -> np.ndarray:
+    numbers[5] = 136 if numbers.dtype == np.uint8 and numbers.ndim == 3 else 0
+    return numbers
+
+
+def _exchange_outputs(numbers: np.ndarray) -> np.ndarray:
+    numbers[[5, 6]] = numbers[[6, 5]]
+    return numbers
+
+
+def _exchange_nibbles(codes: np.ndarray) -> np.ndarray:
+    codes[5] = codes[5] >> 4 | (codes[5] & 15) << 4
+    return codes
+
+
+def _next_number(numbers: np.ndarray) -> np.ndarray:
+    numbers[5, 7] = np.nextafter(numbers[5, 7], np.asarray(np.inf, numbers.dtype))
+    return numbers
+
+
+def _one_more(numbers: np.ndarray) -> np.ndarray:
+    numbers.reshape(-1)[5] ^= 1
+    return numbers
+
+
+def _attention(name: str, change: Callable[[Any], Any]) -> Callable[[Graph], None]:
+    """Change an attribute of every attention node; None removes it."""
+
+    def plant(graph: Graph) -> None:
+        nodes = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
+        assert nodes
+        for node in nodes:
+            before = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+            value = change(before[name])
+            kept = [attribute for attribute in node.attribute if attribute.name != name]
+            del node.attribute[:]
+            node.attribute.extend(kept)
+            if value is not None:
+                node.attribute.append(helper.make_attribute(name, value))
+
+    return plant
+
+
+def _rows(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Graph], None]:
+    return _parts("cos.rows", change)
+
+
+def _hole(rows: np.ndarray) -> np.ndarray:
+    rows[400:432] = 0
+    return rows
+
+
+def _exchange_tables(graph: Graph) -> None:
+    for node in graph.node:
+        if node.op_type == "GroupQueryAttention":
+            node.input[7], node.input[8] = node.input[8], node.input[7]
+
+
+def _halve_slope(graph: Graph) -> None:
+    for tensor in graph.initializer:
+        if list(tensor.dims)[1:] == [1, 1]:
+            slopes = numpy_helper.to_array(tensor).copy()
+            slopes[1] /= 2
+            tensor.CopyFrom(numpy_helper.from_array(slopes, tensor.name))
+            return
+    raise AssertionError("expected slopes")
+
+
+def _late_head(graph: Graph) -> None:
+    """Let the first head of the second layer read the queries of the token before."""
+    node = [node for node in graph.node if node.op_type == "GroupQueryAttention"][1]
+    queries = node.input[0]
+    sizes = {"ruin.0": 0, "ruin.1": 1, "ruin.16": 16, "ruin.-1": -1, "ruin.end": 1 << 40}
+    for name, value in sizes.items():
+        graph.initializer.append(numpy_helper.from_array(np.array([value]), name))
+    axis1, axis2 = "ruin.1", "ruin.2"
+    graph.initializer.append(numpy_helper.from_array(np.array([2]), axis2))
+    made = [
+        helper.make_node("Slice", [queries, "ruin.0", "ruin.16", axis2], ["ruin.head"]),
+        helper.make_node("Slice", [queries, "ruin.16", "ruin.end", axis2], ["ruin.rest"]),
+        helper.make_node("Slice", ["ruin.head", "ruin.0", "ruin.1", axis1], ["ruin.first"]),
+        helper.make_node("Slice", ["ruin.head", "ruin.0", "ruin.-1", axis1], ["ruin.before"]),
+        helper.make_node("Concat", ["ruin.first", "ruin.before"], ["ruin.late"], axis=1),
+        helper.make_node("Concat", ["ruin.late", "ruin.rest"], ["ruin.queries"], axis=2),
+    ]
+    _insert(graph, node, made)
+    node.input[0] = "ruin.queries"
+
+
+def _shift_slots(depth: int) -> Callable[[Graph], None]:
+    """Let rows of more than `depth` tokens lose their last one: lengths are one less."""
+
+    def plant(graph: Graph) -> None:
+        nodes = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
+        lengths = nodes[0].input[5]
+        limit = np.array(depth, np.int32)
+        graph.initializer.append(numpy_helper.from_array(limit, "ruin.depth"))
+        made = [
+            helper.make_node("Greater", [lengths, "ruin.depth"], ["ruin.deep"]),
+            helper.make_node("Cast", ["ruin.deep"], ["ruin.less"], to=onnx.TensorProto.INT32),
+            helper.make_node("Sub", [lengths, "ruin.less"], ["ruin.lengths"]),
+        ]
+        _insert(graph, nodes[0], made)
+        for node in nodes:
+            node.input[5] = "ruin.lengths"
+
+    return plant
+
+
+def _insert(graph: Graph, before: Any, made: Sequence[Any]) -> None:
+    nodes = list(graph.node)
+    at = next(index for index, node in enumerate(nodes) if node.name == before.name)
+    for offset, node in enumerate(made):
+        graph.node.insert(at + offset, node)
+
+
+def _second_cache_unwritten(graph: Graph) -> None:
+    """Keep the old content of the caches of keys with long factors, for tokens at short
+    positions.
+    """
+    bodies = [a.g for node in graph.node for a in node.attribute if a.name == "else_branch"]
+    nodes = [node for body in bodies for node in body.node if node.op_type == "TensorScatter"]
+    assert nodes, "expected a node that writes the second cache"
+    for node in nodes:
+        node.op_type = "Identity"
+        del node.input[1:]
+        del node.attribute[:]
+
+
+RUINS = (
+    Ruin("scales rolled by one output", "rope",
+         _parts(f"{WEIGHT}.scales", lambda s: np.roll(s, 1, 0)), FEW_BITS),
+    Ruin("codes rolled by one output", "rope", _weight(lambda w: np.roll(w, 1, 0)), FEW_BITS),
+    Ruin("one zero point off", "rope", _parts(f"{BLOCKED}.zeros", _one_more),
+         ("int4", "int4-128")),
+    Ruin("nibbles of one output exchanged", "rope", _weight(_exchange_nibbles),
+         ("int4", "int4-128")),
+    Ruin("one output zero", "rope", _weight(_zero_output)),
+    Ruin("two outputs exchanged", "rope", _weight(_exchange_outputs)),
+    Ruin("one weight off by one unit in the last place", "rope", _weight(_next_number),
+         ("float32", "float16", "cache int8")),
+    Ruin("cache scale of one channel doubled", "rope",
+         _parts("past_key_values.1.key.scale", lambda s: np.where(np.arange(len(s)) == 3, 2 * s, s)),
+         ("cache int8",)),
+    Ruin("softmax scale 1 % off", "rope", _attention("scale", lambda scale: 1.01 * scale)),
+    Ruin("one head's queries late by one token", "rope", _late_head),
+    Ruin("cos and sin exchanged", "rope", _exchange_tables),
+    Ruin("rows 400 to 431 of the cos table zero", "rope", _rows(_hole)),
+    Ruin("slope of one head halved", "alibi", _halve_slope),
+    Ruin("window one token short", "rope", _attention("local_window_size", lambda w: w - 1)),
+    Ruin("window one token long", "rope", _attention("local_window_size", lambda w: w + 1)),
+    Ruin("window ignored", "rope", _attention("local_window_size", lambda _: None)),
+    Ruin("slots shifted from 256 cached tokens on", "rope", _shift_slots(256)),
+    Ruin("slots shifted from 300 cached tokens on", "rope", _shift_slots(300)),
+    Ruin(
+        "second cache never written",
+        "longrope",
+        _second_cache_unwritten,
+        ("float32", *FEW_BITS),  # others write it by another node
+    ),
+)  # fmt: skip

@@ -1,0 +1,233 @@
+"""Ruins of stages that bench.ruins plants by replacing one of their functions.
+
+A stage is the encoding's tables, the packer of weights, a lowering to the target's operators, or
+the runtime, which gives the graph its inputs.
+"""
+
+import contextlib
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, Callable, ContextManager, Dict, Iterator, Optional, Tuple
+from unittest import mock
+
+import numpy as np
+
+from bench.ruined_graphs import BLOCKED, FEW_BITS, FORMATS, ORIGINAL, WEIGHT
+from posenc_export.export.targets import (
+    ort,
+    ort_attention,
+    ort_slots,
+    ort_two_rotations,
+    quantized_weights,
+    standard,
+)
+from posenc_export.export.targets.group_query import GroupQuery
+from posenc_export.export.targets.rewriter import Builder
+from posenc_export.runtime.session.graph_runner import GraphRunner
+
+STORED_BLOCKS = ("int8-32", "int4", "int4-128", "keep")  # formats whose codes are packed in blocks
+
+
+@dataclass(frozen=True)
+class StageRuin:
+    """A wrong stage.
+
+    Args:
+        name: the stage and what is wrong.
+        model: the decoder that is exported, a key of ruins.MODELS.
+        plant: returns a context in which the stage is wrong for the given module.
+        formats: formats in which it can be planted.
+        verifies: the stage runs when a published artefact is verified, too.
+    """
+
+    name: str
+    model: str
+    plant: Callable[[Any], ContextManager[Any]]
+    formats: Tuple[str, ...] = FORMATS
+    verifies: bool = False
+
+
+def _patched(owner: Any, name: str, ruined: Callable[[Callable[..., Any]], Any]) -> Any:
+    """Return a plant that replaces a function by what `ruined` returns for it."""
+    return lambda _: mock.patch.object(owner, name, ruined(getattr(owner, name)))
+
+
+def _stored(suffix: str, change: Callable[[np.ndarray], np.ndarray]) -> Any:
+    """Change the arrays that the packer stores under names with a suffix."""
+
+    def ruined(weight: Callable[..., Any]) -> Callable[..., Any]:
+        def wrong(op: Any, name: str, array: Callable[[], np.ndarray], *dtype: Any) -> Any:
+            if not name.endswith(suffix):
+                return weight(op, name, array, *dtype)
+            return weight(op, name, lambda: np.ascontiguousarray(change(array())), *dtype)
+
+        return wrong
+
+    return _patched(Builder, "weight", ruined)
+
+
+def _high_nibble_first(packed: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    def wrong(codes: np.ndarray, grid: Any) -> np.ndarray:
+        array = packed(codes, grid)
+        return array if grid.bits == 8 else array >> 4 | (array & 15) << 4
+
+    return wrong
+
+
+def _first_output_zero(packed: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    def wrong(codes: np.ndarray, grid: Any) -> np.ndarray:
+        array = packed(codes, grid).copy()
+        array[0] = 128 if grid.bits == 8 else 0x88
+        return array
+
+    return wrong
+
+
+def _scale_off(scores_of: Callable[..., Dict[str, Any]]) -> Callable[..., Dict[str, Any]]:
+    def wrong(node: Any) -> Dict[str, Any]:
+        attributes = scores_of(node)
+        return {**attributes, "scale": 1.01 * attributes["scale"]}
+
+    return wrong
+
+
+def _window(change: Callable[[int], Optional[int]]) -> Any:
+    """Change the window of the attention operators; None ignores it."""
+
+    def ruined(group_query: Callable[..., GroupQuery]) -> Callable[..., GroupQuery]:
+        def wrong(*arguments: Any) -> GroupQuery:
+            call = group_query(*arguments)
+            attributes = dict(call.attributes)
+            size = change(attributes.pop("local_window_size"))
+            if size is not None:
+                attributes["local_window_size"] = size
+            return replace(call, attributes=attributes)
+
+        return wrong
+
+    return _patched(ort_attention, "group_query", ruined)
+
+
+def _tables_exchanged(rotation: Callable[..., Any]) -> Callable[..., Any]:
+    def wrong(call: GroupQuery, q: Any, k: Any) -> Any:
+        node = rotation(call, q, k)
+        return node and SimpleNamespace(
+            cos=node.sin, sin=node.cos, interleaved=node.interleaved, x=node.x
+        )
+
+    return wrong
+
+
+def _pairs_interleaved(rotation: Callable[..., Any]) -> Callable[..., Any]:
+    def wrong(call: GroupQuery, q: Any, k: Any) -> Any:
+        node = rotation(call, q, k)
+        return node and SimpleNamespace(
+            cos=node.cos, sin=node.sin, interleaved=not node.interleaved, x=node.x
+        )
+
+    return wrong
+
+
+def _last_slot_lost(lengths: Callable[..., Any]) -> Callable[..., Any]:
+    """Count a token less in rows of more than 300."""
+
+    def wrong(op: Builder) -> Any:
+        valid, total = lengths(op)
+        deep = op.Cast(op.Greater(valid, op.constant(300, "int32")), to=6)
+        return op.Sub(valid, deep), total
+
+    return wrong
+
+
+def _unwritten(scattered: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda op, call, heads, slot: op.Identity(heads.past)
+
+
+def _distances_short(distances: Callable[..., Any]) -> Callable[..., Any]:
+    """Let distances of more than 300 tokens be one shorter."""
+
+    def wrong(op: Builder, node: Any) -> Any:
+        steps = distances(op, node)
+        return op.Add(steps, op.Cast(op.Less(steps, op.constant(-300, "float32")), to=1))
+
+    return wrong
+
+
+def _input(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Any:
+    """Change a graph input of the calls of a session, but of its repeated steps."""
+
+    def ruined(feeds_of: Callable[..., Dict[str, Any]]) -> Callable[..., Dict[str, Any]]:
+        def wrong(*arguments: Any) -> Dict[str, Any]:
+            feeds = feeds_of(*arguments)
+            if name in feeds:
+                feeds[name] = change(feeds[name]).astype(feeds[name].dtype)
+            return feeds
+
+        return wrong
+
+    return _patched(GraphRunner, "_feeds", ruined)
+
+
+@contextlib.contextmanager
+def _in_module(module: Any, suffix: str, change: Callable[[Any], None]) -> Iterator[None]:
+    """Change a fixed number of the module itself, from which the artefact is exported and with
+    which it is compared.
+    """
+    tensors = [tensor for name, tensor in module.named_buffers() if name.endswith(suffix)]
+    assert tensors, f"expected a buffer {suffix}"
+    before = [tensor.clone() for tensor in tensors]
+    for tensor in tensors:
+        change(tensor)
+    try:
+        yield
+    finally:
+        for tensor, numbers in zip(tensors, before, strict=True):
+            tensor.copy_(numbers)
+
+
+def _hole(table: Any) -> None:
+    table[400:432] = 0
+
+
+def _half_slope(slopes: Any) -> None:
+    slopes.view(-1)[1] /= 2
+
+
+STAGE_RUINS = (
+    StageRuin("tables: rows 400 to 431 of cos zero", "rope",
+              lambda module: _in_module(module, "cos.rows", _hole)),
+    StageRuin("tables: slope of one head halved", "alibi",
+              lambda module: _in_module(module, "slopes.rows", _half_slope)),
+    StageRuin("packer: scales rolled by one output", "rope",
+              _stored(f"{WEIGHT}.scales", lambda scales: np.roll(scales, 1, 0)), FEW_BITS),
+    StageRuin("packer: zero points one lower", "rope",
+              _stored(f"{BLOCKED}.zeros", lambda zeros: zeros ^ 1), ("int4", "int4-128")),
+    StageRuin("packer: high nibble first", "rope",
+              _patched(quantized_weights, "_packed_codes", _high_nibble_first),
+              ("int4", "int4-128", "keep")),
+    StageRuin("packer: first output of every weight zero", "rope",
+              _patched(quantized_weights, "_packed_codes", _first_output_zero), STORED_BLOCKS),
+    StageRuin("lowering: softmax scale 1 % off", "rope",
+              _patched(standard, "scores_of", _scale_off)),
+    StageRuin("lowering: cos and sin exchanged", "rope",
+              _patched(GroupQuery, "rotation", _tables_exchanged)),
+    StageRuin("lowering: pairs interleaved", "rope",
+              _patched(GroupQuery, "rotation", _pairs_interleaved)),
+    StageRuin("lowering: window one token short", "rope", _window(lambda size: size - 1)),
+    StageRuin("lowering: window one token long", "rope", _window(lambda size: size + 1)),
+    StageRuin("lowering: window ignored", "rope", _window(lambda _: None)),
+    StageRuin("lowering: slots shifted from 300 cached tokens on", "rope",
+              _patched(ort_slots, "lengths", _last_slot_lost)),
+    StageRuin("lowering: distances past 300 one shorter", "alibi",
+              _patched(ort, "distances", _distances_short),
+              tuple(name for name in FORMATS if name != "float16")),  # has another lowering
+    StageRuin("lowering: second cache never written", "longrope",
+              _patched(ort_two_rotations, "_scattered", _unwritten),
+              ("float32", *FEW_BITS)),  # other formats write it by another node
+    StageRuin("runtime: slots shifted from 300 cached tokens on", "rope",
+              _input("seqlens_k", lambda last: last - (last > 300)), verifies=True),
+    StageRuin("runtime: logits of the token before", "rope",
+              _input("logits_index", lambda column: np.maximum(column - 1, 0)), verifies=True),
+    StageRuin("runtime: other factors of LongRoPE a token late", "longrope",
+              _input("position_ids", lambda place: place - (place == ORIGINAL)), verifies=True),
+)  # fmt: skip
