@@ -341,9 +341,9 @@ QUANTIZATION = (
 )
 RUNTIME = (
     (
-        "runtime/session/graph_runner.py",
-        "np.maximum(length + valid - 1, 0)",
-        "np.maximum(length + valid, 0)",
+        "runtime/artefact/graph_inputs.py",
+        "np.maximum(call.length + call.valid - 1, 0)",
+        "np.maximum(call.length + call.valid, 0)",
         _parity("rope", "ort"),
     ),
     (

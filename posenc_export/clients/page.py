@@ -11,14 +11,8 @@ from pathlib import Path
 from typing import Sequence
 
 from posenc_export.clients import program
-from posenc_export.runtime.artefact.meanings import (
-    INPUTS,
-    OF_ENCODER,
-    OF_MODULE,
-    OUTPUTS,
-    POSITIONS,
-    UPDATES,
-)
+from posenc_export.runtime.artefact.graph_inputs import INPUTS, OF_ENCODER
+from posenc_export.runtime.artefact.meanings import OF_MODULE, OUTPUTS, POSITIONS, UPDATES
 
 SHAPES = (
     "B rows, S new tokens of a call, R of them whose logits are requested, P tokens in the "

@@ -9,8 +9,9 @@ from typing import Any, Dict, List, Sequence
 
 from posenc_export.clients.states import groups
 from posenc_export.clients.templates import Template
+from posenc_export.runtime.artefact.graph_inputs import B, M, P
 from posenc_export.runtime.artefact.manifest import Manifest, State
-from posenc_export.runtime.artefact.rules import WEIGHTS, B, M, P, graph_file
+from posenc_export.runtime.artefact.rules import WEIGHTS, graph_file
 from posenc_export.runtime.artefact.summary import summary
 from posenc_export.shared.suggestion import check_name
 

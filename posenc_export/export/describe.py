@@ -15,17 +15,10 @@ from posenc_export.models.config import AnyConfig
 from posenc_export.models.config_json import encodings_of, kind_of, to_json
 from posenc_export.models.stack import Stack, Text
 from posenc_export.models.user_module import OwnModule, inner_of
+from posenc_export.runtime.artefact.graph_inputs import ENCODER_MASK, B, M, P, Q, R, S, T
 from posenc_export.runtime.artefact.manifest import Axis, Manifest, Package, State, Value
 from posenc_export.runtime.artefact.schema import INTERFACE, Generation, passed
 
-B, S, P, T, M = (
-    "batch_size",
-    "sequence_length",
-    "past_sequence_length",
-    "total_sequence_length",
-    "capacity",
-)
-Q, R = "encoder_sequence_length", "logits_count"
 TRACE = {
     B: 2,
     S: 5,
@@ -213,7 +206,7 @@ def _encoder(model: Model, dtype: str) -> List[Value]:
                 Value(f"past_key_values.{layer}.encoder.{name}", dtype, axes)
                 for name in ("key", "value")
             ]
-    return [Value("encoder_attention_mask", "int64", (B, Q)), *values] if values else []
+    return [Value(ENCODER_MASK, "int64", (B, Q)), *values] if values else []
 
 
 def _state(

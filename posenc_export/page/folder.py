@@ -6,6 +6,7 @@ one that holds conversations or continues text.
 """
 
 import json
+import re
 import shutil
 from importlib import resources
 from importlib.util import find_spec
@@ -16,10 +17,10 @@ from posenc_export.page import graph, text
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.certificate import bound_of, exported_error, worst_cell
+from posenc_export.runtime.artefact.graph_inputs import B, M, P
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.places import PAGE
 from posenc_export.runtime.artefact.publish import StagingFolder
-from posenc_export.runtime.artefact.rules import B, M, P
 from posenc_export.runtime.artefact.summary import summary
 from posenc_export.runtime.artefact.tokenizer import BYTES
 
@@ -41,17 +42,6 @@ WEBGPU = (
 )  # 27 MB, which a browser fetches only to use WebGPU
 TARGETS = ("ort", "onnx")
 WEBGPU_TARGET = "onnx"  # the kernel of GroupQueryAttention on WebGPU writes no attention weights
-# Graph inputs that model.js can fill.
-INPUTS = (
-    "input_ids",
-    "logits_index",
-    "position_ids",
-    "attention_mask",
-    "cache_position",
-    "first_position",
-    "seqlens_k",
-    "total_sequence_length",
-)
 DISTANCES = 48  # distances in tokens, from 0 on, for which attention is drawn
 CONTEXT = 1024  # most bytes or tokens that the page feeds to the model
 
@@ -109,9 +99,7 @@ def _fill(page: Path, folder: Path, manifest: Manifest, web: Path) -> None:
         else _byte_part(page, folder, manifest)
     )
     for name, asset in (TEXT_PAGE if has_tokenizer else BYTE_PAGE).items():
-        (page / name).write_bytes(
-            resources.files("posenc_export.page").joinpath("assets", asset).read_bytes()
-        )
+        (page / name).write_bytes(_asset(asset))
     written = sorted(
         path.relative_to(page).as_posix() for path in page.rglob("*") if path.is_file()
     )
@@ -175,12 +163,22 @@ def _check(manifest: Manifest) -> None:
             f"{rule}, got {manifest.vocabulary} token ids and no {TOKENIZER}; put it into "
             "the checkpoint and export it again"
         )
-    unknown = [value.name for value in manifest.inputs if value.name not in INPUTS]
+    known = inputs_of_pages()
+    unknown = [value.name for value in manifest.inputs if value.name not in known]
     if unknown:
         raise ValueError(
-            f"page: expected inputs among {', '.join(INPUTS)}, got {unknown[0]}; use posenc "
+            f"page: expected inputs among {', '.join(known)}, got {unknown[0]}; use posenc "
             "inspect --runtime node"
         )
+
+
+def inputs_of_pages() -> List[str]:
+    """Return the names of the graph inputs that model.js fills."""
+    return re.findall(r"^  (\w+): \(ort", _asset("model.js").decode(), re.MULTILINE)
+
+
+def _asset(name: str) -> bytes:
+    return resources.files("posenc_export.page").joinpath("assets", name).read_bytes()
 
 
 def _web(given: Optional[Path]) -> Path:

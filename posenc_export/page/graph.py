@@ -9,9 +9,10 @@ from typing import Any, Dict, List, Tuple
 import numpy as np
 
 from posenc_export import runtime
+from posenc_export.runtime.artefact import graph_inputs
 from posenc_export.runtime.artefact.files import utf8
+from posenc_export.runtime.artefact.graph_inputs import B, M, NewTokens, P
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.artefact.rules import B, M, P
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
 from posenc_export.shared.numerics import worst_error
 
@@ -162,26 +163,20 @@ def _feeds(manifest: Manifest) -> Dict[str, Any]:
     return {**_inputs(manifest, list(PROMPT), 0), **states}
 
 
-def _inputs(manifest: Manifest, tokens: List[int], held: int) -> Dict[str, Any]:
-    """Return the inputs, without states, of a call that feeds tokens of one row after `held`
-    cached ones.
+def _inputs(manifest: Manifest, tokens: List[int], cached: int) -> Dict[str, Any]:
+    """Return the inputs, without states, of a call that feeds tokens of one row after `cached`
+    ones.
     """
-    ids = np.array(tokens, np.int64)[None]
-    order, total = np.arange(ids.size, dtype=np.int64)[None], held + ids.size
-    known: Dict[str, Any] = {
-        "input_ids": ids,
-        "position_ids": held + order,
-        "cache_position": held + order,
-        "logits_index": order,
-    }
-    known |= {
-        "attention_mask": np.ones((1, total), np.int64),
-        "first_position": np.zeros((1, 1), np.int64),
-    }
-    known |= {
-        "seqlens_k": np.array([total - 1], np.int32),
-        "total_sequence_length": np.array(total, np.int32),
-    }
-    if manifest.axes:
-        known["position_ids"] = np.repeat(held + order[None], 1 + manifest.axes, 0)
-    return {value.name: known[value.name] for value in manifest.inputs}
+    x, count, length = np.array([tokens], np.int64), np.array([len(tokens)]), np.array([cached])
+    grid = cached + np.arange(len(tokens))[None, None]  # [1,B,S]
+    call = NewTokens(
+        x,
+        count,
+        length,
+        np.zeros_like(length),
+        count,
+        np.ones((1, cached), bool),
+        count,
+        {"grid": np.repeat(grid, manifest.axes, 0)} if manifest.axes else {},
+    )
+    return graph_inputs.feeds(manifest, call)

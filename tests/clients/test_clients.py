@@ -15,12 +15,14 @@ import pytest
 
 from bench import client_runs
 from posenc_export.clients import LANGUAGES, program
+from posenc_export.clients.templates import Template
 from posenc_export.commands.cli import main
 from posenc_export.export import export
+from posenc_export.page.folder import inputs_of_pages
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
-from posenc_export.runtime.artefact.meanings import INPUTS, of_graph
-from posenc_export.runtime.artefact.rules import _feedable
+from posenc_export.runtime.artefact.graph_inputs import AFTER_TOKENS, INPUTS
+from posenc_export.runtime.artefact.meanings import of_graph
 from posenc_export.runtime.artefact.summary import summary
 from posenc_export.shared.numerics import worst_error
 from tests.tiny import block, decoder, encoder
@@ -475,12 +477,10 @@ def test_an_artefact_of_a_torch_target_has_no_python_program(
     )
 
 
-def test_every_possible_input_of_a_graph_is_documented(tmp_path: Path) -> None:
-    for signature in ("positions", "mask"):
-        manifest = manifests.read(_made("rope", "onnx", signature, tmp_path / signature)).replace(
-            config={"tokens": {"segments": 2}}
-        )
-        assert set(_feedable(manifest)) <= set(INPUTS)
+def test_programs_and_pages_fill_inputs_of_the_table() -> None:
+    for language, file in LANGUAGES.items():
+        assert set(Template(file, [language], {}).table("inputs")) <= set(INPUTS)
+    assert set(inputs_of_pages()) == {*AFTER_TOKENS, "input_ids"} - {"slots", "token_type_ids"}
 
 
 def test_the_doc_string_of_a_state_gives_its_initial_value(tmp_path: Path) -> None:

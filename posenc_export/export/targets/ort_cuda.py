@@ -29,7 +29,7 @@ def slots(op: Builder) -> ir.Value:
     """Return the input with the numbers of the slots that a call may read, [T] int64: 0, 1, ...
     T-1, at least to the last valid slot of the longest row.
     """
-    return op.input("slots", ir.DataType.INT64, ["total_sequence_length"])
+    return op.input("slots")
 
 
 def append_positions(op: Builder, node: graph.AppendPositions) -> ir.Value:

@@ -21,9 +21,7 @@ def lengths(op: Builder) -> Tuple[ir.Value, ir.Value]:
     """Return the inputs seqlens_k [B] int32, valid tokens of each row minus 1, and
     total_sequence_length [] int32, valid tokens of the longest row.
     """
-    return op.input("seqlens_k", ir.DataType.INT32, ["batch_size"]), op.input(
-        "total_sequence_length", ir.DataType.INT32, []
-    )
+    return op.input("seqlens_k"), op.input("total_sequence_length")
 
 
 def lengths_of_mask(op: Builder, attention_mask: ir.Value) -> Tuple[ir.Value, ir.Value]:
@@ -36,7 +34,7 @@ def lengths_of_mask(op: Builder, attention_mask: ir.Value) -> Tuple[ir.Value, ir
 
 def cache_position(op: Builder) -> ir.Value:
     """Return the input cache_position [B,S] int64: the slot of each new token, in compact rows."""
-    return op.input("cache_position", ir.DataType.INT64, ["batch_size", "sequence_length"])
+    return op.input("cache_position")
 
 
 def total(op: Builder) -> ir.Value:
@@ -46,7 +44,7 @@ def total(op: Builder) -> ir.Value:
 
 def first_position(op: Builder) -> ir.Value:
     """Return the position in slot 0 of each compact row [B,1]."""
-    return op.input("first_position", ir.DataType.INT64, ["batch_size", 1])
+    return op.input("first_position")
 
 
 def key_positions(op: Builder) -> ir.Value:

@@ -15,6 +15,7 @@ from onnx_ir.passes import common
 from posenc_export.export.quantization.formats import OnGrid as Rounding
 from posenc_export.ops import graph
 from posenc_export.ops.graph import OnGrid, SplitHeads
+from posenc_export.runtime.artefact.graph_inputs import INPUTS
 
 FLOAT, DOUBLE, INT32, INT64 = (
     int(dtype)
@@ -198,8 +199,14 @@ class Builder:
         self.graph.register_initializer(value)
         return value
 
-    def input(self, name: str, dtype: ir.DataType, axes: Sequence[Union[int, str]]) -> ir.Value:
-        """Return the graph input with this name; create it if there is none."""
+    def input(self, name: str) -> ir.Value:
+        """Return the graph input of this name in the table of graph inputs; create it if there is
+        none.
+        """
+        row = INPUTS[name]
+        return self._input(name, ir.DataType[row.dtype.upper()], row.forms[0])
+
+    def _input(self, name: str, dtype: ir.DataType, axes: Sequence[Union[int, str]]) -> ir.Value:
         for value in self.graph.inputs:
             if value.name == name:
                 return value
@@ -213,7 +220,7 @@ class Builder:
         """
         assert past.name is not None and past.shape is not None
         layer = past.name.rpartition(".")[0]
-        return self.input(f"{layer}.{name}", self.onnx_dtype, list(past.shape))  # type: ignore[arg-type]
+        return self._input(f"{layer}.{name}", self.onnx_dtype, list(past.shape))  # type: ignore[arg-type]
 
     def add_cache(self, beside: ir.Value, past: ir.Value, present: ir.Value) -> None:
         """Make an input and a value that will be its next content a state of the graph."""

@@ -3,21 +3,25 @@ of single fields are checked by schema.py.
 """
 
 from collections import Counter
-from typing import Any, Dict, List, Sequence, Tuple, cast
+from typing import Any, Dict, Sequence, Tuple, cast
 
 import msgspec
 
 from posenc_export.runtime.artefact.certificate import Certificate
+from posenc_export.runtime.artefact.graph_inputs import (
+    ENCODER_MASK,
+    OF_ENCODER,
+    B,
+    M,
+    P,
+    Q,
+    R,
+    S,
+    T,
+    after_tokens,
+)
 from posenc_export.runtime.artefact.schema import Axis, Manifest, State, Value
 
-B, S, P, T, M = (
-    "batch_size",
-    "sequence_length",
-    "past_sequence_length",
-    "total_sequence_length",
-    "capacity",
-)
-Q, R = "encoder_sequence_length", "logits_count"
 ENDS = {
     "decoder": ("input_ids", "logits"),
     "encoder": ("input_ids", "last_hidden_state"),
@@ -235,29 +239,8 @@ def _short(value: Any) -> str:
     return repr(value)[:60]
 
 
-def _feedable(manifest: Manifest) -> Dict[str, List[Value]]:
-    """Return the inputs after the first that the runtime can build, by name, each with its
-    allowed forms.
-    """
-    values = [Value("token_type_ids", "int64", (B, S))] if manifest.segments else []
-    values += [Value("cache_position", "int64", (B, S)), Value("first_position", "int64", (B, 1))]
-    values += [Value("seqlens_k", "int32", (B,)), Value("total_sequence_length", "int32", ())]
-    values += [Value("slots", "int64", (T,))] if manifest.target == "ort-cuda" else []
-    if manifest.signature == "positions":
-        values.append(
-            Value("position_ids", "int64", (1 + manifest.axes, B, S) if manifest.axes else (B, S))
-        )
-        values += [Value("logits_index", "int64", (B, R))] if manifest.kind == "decoder" else []
-    feedable = {value.name: [value] for value in values}
-    if manifest.signature == "mask":
-        feedable["attention_mask"] = [
-            Value("attention_mask", "int64", (B, axis)) for axis in (T, S)
-        ]
-    return feedable
-
-
 def _check_inputs(manifest: Manifest) -> None:
-    feedable = _feedable(manifest)
+    feedable = after_tokens(manifest)
     for index, value in enumerate(manifest.inputs[1:], 1):
         _expect(
             value.name in feedable,
@@ -294,7 +277,7 @@ def _check_encoder(manifest: Manifest) -> None:
         f"kind {manifest.kind} with {len(manifest.encoder)} inputs",
     )
     mask, *pairs = manifest.encoder
-    wanted = Value("encoder_attention_mask", "int64", (B, Q))
+    (wanted,) = OF_ENCODER[ENCODER_MASK].values(ENCODER_MASK, manifest)
     _expect(mask == wanted, f"encoder[0] to be {_line(wanted)}", _line(mask))
     for index, value in enumerate(pairs):
         kind = ("key", "value")[index % 2]

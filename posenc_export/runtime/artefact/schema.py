@@ -13,8 +13,8 @@ from msgspec import Meta, Struct
 from posenc_export.runtime.artefact.machine import Compiled
 
 SCHEMA = 4
-# Version of the names, dtypes, axes and meanings of graph inputs, outputs and states (meanings.py,
-# docs/runtimes/README.md), which other programs feed. A new input that has no default value, or
+# Version of the names, dtypes, axes and meanings of graph inputs, outputs and states (graph_inputs.py,
+# meanings.py, docs/runtimes/README.md), which other programs feed. A new input that has no default value, or
 # another meaning of one, needs the next number.
 INTERFACE = 1
 # Patterns end in \Z, since $ also matches before a final line break.

@@ -17,8 +17,9 @@ except ModuleNotFoundError as error:
         name="openvino",
     ) from error
 
+from posenc_export.runtime.artefact.graph_inputs import B, R, S
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.artefact.rules import B, R, S, check_graph
+from posenc_export.runtime.artefact.rules import check_graph
 from posenc_export.runtime.graphs.onnx_files import check_external
 from posenc_export.runtime.session.buffered_caches import BufferedCaches
 from posenc_export.runtime.session.errors import GraphError

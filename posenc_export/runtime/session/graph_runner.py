@@ -10,6 +10,8 @@ from typing import Callable, Dict, List, Tuple
 
 import numpy as np
 
+from posenc_export.runtime.artefact import graph_inputs
+from posenc_export.runtime.artefact.graph_inputs import INPUTS, NewTokens
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.arguments import PrefillArguments, TokenAttributes, check_room
 from posenc_export.runtime.session.cache_manager import CacheManager
@@ -157,17 +159,17 @@ class GraphRunner:
                 cache_manager.capacity - int(length.max()),
                 caches.capacity - cache_manager.used(state),
             )
-        constant = [value.name for value in manifest.encoder]
+        counters = {value.name for value in manifest.inputs if INPUTS[value.name].counts}
         slots = self._count_slots(feeds, caches.capacity, cache_manager.used(state) + 1)
         if slots:
             room = min(room, slots - cache_manager.used(state))
-            constant += ["slots", "total_sequence_length"]
+            counters -= {"total_sequence_length"}
         # The attention mask grows by a column at every step, so a binding serves one step only.
         room = 1 if manifest.signature == "mask" else room
         widest = 1 if manifest.continuation_rows == 1 and state.rows > 1 else manifest.chunk
         return state.replace(
             caches=caches,
-            stepper=Stepper(caches, feeds, tokens, manifest.vocabulary, room, widest, constant),
+            stepper=Stepper(caches, feeds, tokens, manifest.vocabulary, room, widest, counters),
         )
 
     def pass_feeds(self, state: SessionState, new: int) -> Feeds:
@@ -313,13 +315,7 @@ class GraphRunner:
             counts: number of new tokens of each row [B].
             requested: number of last tokens of each row whose logits are requested [B].
         """
-        length, start, offsets = (
-            state.settled_length[rows],
-            state.start[rows],
-            np.arange(x.shape[1]),
-        )
-        inside = offsets[None] < counts[:, None]
-        places = length[:, None] + offsets
+        length = state.settled_length[rows]
         # With a bias, GroupQueryAttention on CUDA (ONNX Runtime 1.31) subtracts S from the length
         # of each row to get its cached tokens. For a short row of a first call that is negative,
         # and shifts its causal mask. There, rows have all S columns: tokens see no padding, which
@@ -327,34 +323,10 @@ class GraphRunner:
         valid = (
             np.full_like(counts, x.shape[1]) if self._whole_rows and not length.any() else counts
         )
-
-        def position_ids() -> np.ndarray:
-            positions = np.where(inside, start[:, None] + places, -1)
-            return (
-                np.concatenate((positions[None], planes["grid"]))
-                if self.manifest.axes
-                else positions
-            )
-
-        builders: Dict[str, Callable[[], np.ndarray]] = {
-            self.manifest.inputs[0].name: lambda: x,
-            "token_type_ids": lambda: (
-                planes["token_type_ids"][0] if "token_type_ids" in planes else np.zeros_like(x)
-            ),
-            "position_ids": position_ids,
-            "logits_index": lambda: _last_columns(counts, requested),
-            "cache_position": lambda: places,
-            "first_position": lambda: start[:, None].copy(),
-            # The kernel needs at least one token: slot 0 of a row without tokens is written, and
-            # overwritten by its first token.
-            "seqlens_k": lambda: np.maximum(length + valid - 1, 0).astype(np.int32),
-            "total_sequence_length": lambda: np.array((length + counts).max(), np.int32),
-            "slots": lambda: np.arange(int((length + counts).max())),
-            "attention_mask": lambda: np.concatenate((state.slots[rows], inside), axis=1).astype(
-                np.int64
-            ),
-        }
-        feeds = {value.name: builders[value.name]() for value in self.manifest.inputs}
+        call = NewTokens(
+            x, counts, length, state.start[rows], requested, state.slots[rows], valid, planes
+        )
+        feeds = graph_inputs.feeds(self.manifest, call)
         return {**feeds, **state.encoder_outputs.select(rows)} if state.encoder_outputs else feeds
 
     def _count_slots(self, feeds: Feeds, capacity: int, needed: int) -> int:
@@ -400,14 +372,3 @@ def _padded(
         for name, parts in attributes.items():
             planes[name][:, row, : len(part)] = parts[row]
     return x, planes
-
-
-def _last_columns(counts: np.ndarray, requested: np.ndarray) -> np.ndarray:
-    """Return the columns [B,R] of the last `requested` [B] of `counts` [B] valid tokens, which are
-    the first columns of each row.
-
-    A row with fewer than R requested tokens repeats its last column; a row without tokens gives
-    column 0.
-    """
-    columns = (counts - requested)[:, None] + np.arange(int(requested.max(initial=0)))
-    return np.clip(columns, 0, np.maximum(counts - 1, 0)[:, None])

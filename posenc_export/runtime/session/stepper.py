@@ -13,11 +13,6 @@ from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
 
 WIDEST = 32  # most tokens per row of a pass whose binding is kept
 FEW = 64  # arrays of at most this many counters are incremented item by item
-CONSTANT = (
-    "first_position",
-    "attention_mask",
-    "logits_index",
-)  # inputs that do not change between steps with one binding
 
 
 @dataclass
@@ -44,7 +39,7 @@ class Stepper:
         vocabulary: number of token ids, or 0 for activations.
         room: number of steps before the session must check its limits again.
         widest: largest number of tokens per row that one run can take.
-        constant: names of further inputs that do not change between steps.
+        counters: names of the inputs that grow by one with each token.
 
     Attributes:
         reached: number of tokens fed to each row, and the caches after them.
@@ -61,14 +56,13 @@ class Stepper:
         vocabulary: int,
         room: int,
         widest: int,
-        constant: Collection[str] = (),
+        counters: Collection[str],
     ) -> None:
         self.reached: Tuple[int, Any] = (0, caches)
         self.room = room
         self._widest = min(widest, WIDEST)
         self._vocabulary, self._source, self._token = vocabulary, source, feeds[source.name][:, 0]
-        self._constant = (source.name, *CONSTANT, *constant)
-        self._counters = _joined(feeds, self._constant)
+        self._names, self._counters = counters, _joined(feeds, counters)
         self._feeds, self._step = (
             feeds,
             caches.step(feeds, len(self._token)),
@@ -114,7 +108,7 @@ class Stepper:
         new = x.shape[1]
         if new not in self._passes:
             feeds = feeds_of(new)
-            counters = _joined(feeds, self._constant)
+            counters = _joined(feeds, self._names)
             self._passes[new] = _Pass(
                 feeds, feeds[self._source.name], counters, self.reached[1].step(feeds, len(x))
             )
@@ -206,11 +200,11 @@ class Stepper:
         return take
 
 
-def _joined(feeds: Dict[str, np.ndarray], constant: Collection[str]) -> List[np.ndarray]:
-    """Store the feeds but the constant ones in one array per dtype, so that one addition
-    increments all of them.
+def _joined(feeds: Dict[str, np.ndarray], counters: Collection[str]) -> List[np.ndarray]:
+    """Store the counters among the feeds in one array per dtype, so that one addition increments
+    all of them.
     """
-    joined, names = [], [name for name in feeds if name not in constant]
+    joined, names = [], [name for name in feeds if name in counters]
     for dtype in sorted({feeds[name].dtype.str for name in names}):
         group = [name for name in names if feeds[name].dtype.str == dtype]
         block = np.concatenate([feeds[name].reshape(-1) for name in group])

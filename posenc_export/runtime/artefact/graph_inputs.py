@@ -1,0 +1,303 @@
+"""The inputs of a graph beside its states: dtype and axes, meaning, the artefacts that have them,
+and their values in a call. Everything that names an input reads them from this table.
+
+Shapes: B rows, S new tokens, R of them whose logits are requested, P tokens in the cache, T = P +
+S, Q tokens of an encoder, E width, F features, A coordinates.
+"""
+
+from dataclasses import dataclass, field
+from typing import Callable, Dict, List, Mapping, Optional, Tuple
+
+import numpy as np
+
+from posenc_export.runtime.artefact.schema import Axis, Manifest, Value
+
+B, S, P, T, M = (
+    "batch_size",
+    "sequence_length",
+    "past_sequence_length",
+    "total_sequence_length",
+    "capacity",
+)
+Q, R = "encoder_sequence_length", "logits_count"
+LETTERS = {B: "B", S: "S", T: "T", Q: "Q", R: "R", "width": "E", "features": "F"}
+
+
+@dataclass(frozen=True)
+class NewTokens:
+    """The tokens that a call feeds to some rows.
+
+    Args:
+        x: tokens [B,S] or [B,S,E], padded on the right.
+        counts: number of new tokens of each row [B].
+        length: number of tokens in the cache of each row [B].
+        start: position of the first token of each row [B].
+        requested: number of last tokens of each row whose logits are requested [B].
+        columns: whether cached columns hold a token [B,P], for graphs that count columns.
+        valid: number of new columns of each row that the graph attends to [B].
+        planes: attributes of the tokens [n,B,S] by name, "grid" or "token_type_ids".
+    """
+
+    x: np.ndarray
+    counts: np.ndarray
+    length: np.ndarray
+    start: np.ndarray
+    requested: np.ndarray
+    columns: np.ndarray
+    valid: np.ndarray
+    planes: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def inside(self) -> np.ndarray:
+        """Whether a column holds a new token [B,S]."""
+        return np.arange(self.x.shape[1])[None] < self.counts[:, None]  # type: ignore[no-any-return]
+
+    @property
+    def places(self) -> np.ndarray:
+        """Index of each column in its row, counted from the row's first token [B,S]."""
+        return self.length[:, None] + np.arange(self.x.shape[1])  # type: ignore[no-any-return]
+
+    @property
+    def longest(self) -> int:
+        """Largest number of tokens of a row after the call."""
+        return int((self.length + self.counts).max())
+
+
+@dataclass(frozen=True)
+class GraphInput:
+    """A graph input.
+
+    Args:
+        dtype: numpy dtype; "float" for that of activations.
+        forms: axes that it may have.
+        says: meaning of its values.
+        when: artefacts that have it.
+        first: its value in the first call, on a row of S tokens.
+        fill: its value in a call; None for tokens and outputs of an encoder, which are passed as
+            they are.
+        belongs: whether an artefact may have it.
+        counts: whether it grows by one from a step to the next.
+        planes: whether coordinates add an axis 1+A before the others.
+    """
+
+    dtype: str
+    forms: Tuple[Tuple[Axis, ...], ...]
+    says: str
+    when: str
+    first: str
+    fill: Optional[Callable[[NewTokens], np.ndarray]] = None
+    belongs: Callable[[Manifest], bool] = lambda manifest: True
+    counts: bool = False
+    planes: bool = False
+
+    @property
+    def shape(self) -> str:
+        """dtype and axes as text, such as "int64 [B,S]"."""
+        letters = [",".join(LETTERS.get(str(a), str(a)) for a in form) for form in self.forms]
+        letters += [f"1+A,{letters[0]}"] if self.planes else []
+        return f"{self.dtype} [{'] or ['.join(letters)}]"
+
+    def values(self, name: str, manifest: Manifest) -> List[Value]:
+        """Return the forms that the input of this name may have in an artefact."""
+        planes = (1 + manifest.axes,) if self.planes and manifest.axes else ()
+        return [Value(name, self.dtype, (*planes, *form)) for form in self.forms]
+
+
+def _position_ids(call: NewTokens) -> np.ndarray:
+    positions = np.where(call.inside, call.start[:, None] + call.places, -1)
+    if "grid" in call.planes:
+        return np.concatenate((positions[None], call.planes["grid"]))  # [1+A,B,S]
+    return positions
+
+
+def _token_type_ids(call: NewTokens) -> np.ndarray:
+    return (
+        call.planes["token_type_ids"][0]
+        if "token_type_ids" in call.planes
+        else np.zeros_like(call.x)
+    )
+
+
+def _logits_index(call: NewTokens) -> np.ndarray:
+    """Return the columns [B,R] of the last requested tokens of each row, which are its first
+    columns. A row with fewer than R of them repeats its last column; a row without tokens gives
+    column 0.
+    """
+    most = int(call.requested.max(initial=0))
+    columns = (call.counts - call.requested)[:, None] + np.arange(most)  # [B,R]
+    return np.clip(columns, 0, np.maximum(call.counts - 1, 0)[:, None])
+
+
+def _attention_mask(call: NewTokens) -> np.ndarray:
+    return np.concatenate((call.columns, call.inside), axis=1).astype(np.int64)
+
+
+def _seqlens_k(call: NewTokens) -> np.ndarray:
+    # The kernel needs at least one token: slot 0 of a row without tokens is written, and
+    # overwritten by its first token.
+    return np.maximum(call.length + call.valid - 1, 0).astype(np.int32)
+
+
+def _is_positions(manifest: Manifest) -> bool:
+    return manifest.signature == "positions"
+
+
+# The first input of a graph.
+TOKENS: Dict[str, GraphInput] = {
+    "input_ids": GraphInput(
+        "int64",
+        ((B, S),),
+        "Ids of the new tokens.",
+        "decoders, encoders, and own modules with a vocabulary",
+        "the prompt",
+    ),
+    "input_features": GraphInput(
+        "float",
+        ((B, S, "features"),),
+        "Features of each token. For a spectrogram, a token is two consecutive frames, "
+        "concatenated.",
+        "encoders of features",
+        "the features of the whole input",
+    ),
+    "hidden_states": GraphInput(
+        "float",
+        ((B, S, "width"),),
+        "Hidden states of the new tokens.",
+        "blocks, and own modules with a width",
+        "the hidden states of the prompt",
+    ),
+}
+AFTER_TOKENS: Dict[str, GraphInput] = {
+    "token_type_ids": GraphInput(
+        "int64",
+        ((B, S),),
+        "Segment of each token.",
+        "encoders with segments",
+        "0 everywhere if there is one segment",
+        _token_type_ids,
+        lambda manifest: manifest.segments > 0,
+    ),
+    "position_ids": GraphInput(
+        "int64",
+        ((B, S),),
+        "Position of each new token; -1 marks padding. With coordinates, plane 0 holds "
+        "positions and planes 1 to A hold the coordinates.",
+        "signature positions, if the graph reads positions",
+        "0, 1, ... S-1, or any other start",
+        _position_ids,
+        _is_positions,
+        counts=True,
+        planes=True,
+    ),
+    "attention_mask": GraphInput(
+        "int64",
+        ((B, T), (B, S)),
+        "1 for a token and 0 for padding, for the cached columns and the new ones.",
+        "signature mask; [B,S] without a cache",
+        "1 for each token of the prompt [B,S]",
+        _attention_mask,
+        lambda manifest: manifest.signature == "mask",
+    ),
+    "logits_index": GraphInput(
+        "int64",
+        ((B, R),),
+        "Columns 0 .. S-1 of the tokens of this call whose logits are requested; the logits "
+        "come in the order of these columns. R may be 0.",
+        "decoders with signature positions",
+        "S-1 for the logits of the next token; 0, 1, ... S-1 for all",
+        _logits_index,
+        lambda manifest: _is_positions(manifest) and manifest.kind == "decoder",
+    ),
+    "cache_position": GraphInput(
+        "int64",
+        ((B, S),),
+        "Cache slot of each new token: the number of tokens in the row's cache for the "
+        "first, then counting up by 1.",
+        "in-place caches with compact rows, if positions or slots are read",
+        "0, 1, ... S-1",
+        lambda call: call.places,
+        counts=True,
+    ),
+    "first_position": GraphInput(
+        "int64",
+        ((B, 1),),
+        "Position of the token in slot 0 of each row.",
+        "in-place caches with compact rows, if key positions are read",
+        "0, or the start",
+        lambda call: call.start[:, None].copy(),
+    ),
+    "seqlens_k": GraphInput(
+        "int32",
+        ((B,),),
+        "Number of valid tokens of each row after the call, minus 1.",
+        "targets ort and ort-cuda with signature positions",
+        "S - 1",
+        _seqlens_k,
+        counts=True,
+    ),
+    "total_sequence_length": GraphInput(
+        "int32",
+        ((),),
+        "Largest number of valid tokens of any row after the call.",
+        "targets ort and ort-cuda with signature positions",
+        "S",
+        lambda call: np.array(call.longest, np.int32),
+        counts=True,
+    ),
+    "slots": GraphInput(
+        "int64",
+        ((T,),),
+        "0, 1, ... T-1, where T is total_sequence_length. In a step of one token, both may "
+        "count more slots, up to the capacity, so that they change rarely.",
+        "target ort-cuda, if the graph computes with slots",
+        "0, 1, ... S-1",
+        lambda call: np.arange(call.longest),
+        lambda manifest: manifest.target == "ort-cuda",
+    ),
+}
+INPUTS = {**TOKENS, **AFTER_TOKENS}
+# Inputs of a decoder that reads an encoder: outputs of the encoder, the same in every call.
+ENCODER_MASK = "encoder_attention_mask"
+OF_ENCODER: Dict[str, GraphInput] = {
+    name: GraphInput(
+        dtype, (axes,), says, "decoders that read an encoder", "the same in every call"
+    )
+    for name, dtype, axes, says in (
+        (
+            ENCODER_MASK,
+            "int64",
+            (B, Q),
+            "1 for a token of the encoder's sequence and 0 for padding.",
+        ),
+        (
+            "past_key_values.N.encoder.key",
+            "float",
+            (B, "heads", Q, "head size"),
+            "Keys of the encoder's sequence for layer N: a slice of encoder_key_values, "
+            "which holds keys and values of each layer in turn.",
+        ),
+        (
+            "past_key_values.N.encoder.value",
+            "float",
+            (B, "heads", Q, "head size"),
+            "Values of the encoder's sequence for layer N.",
+        ),
+    )
+}
+
+
+def after_tokens(manifest: Manifest) -> Dict[str, List[Value]]:
+    """Return the inputs that an artefact may have after its first one, by name, each with its
+    allowed forms.
+    """
+    return {
+        name: row.values(name, manifest)
+        for name, row in AFTER_TOKENS.items()
+        if row.belongs(manifest)
+    }
+
+
+def feeds(manifest: Manifest, call: NewTokens) -> Dict[str, np.ndarray]:
+    """Return the inputs of a call by name, without those of an encoder."""
+    tokens, *others = (value.name for value in manifest.inputs)
+    return {tokens: call.x, **{name: AFTER_TOKENS[name].fill(call) for name in others}}  # type: ignore[misc]
