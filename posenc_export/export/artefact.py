@@ -33,7 +33,8 @@ from posenc_export.runtime.artefact.publish import StagingFolder, sweep
 from posenc_export.runtime.artefact.schema import Weights
 from posenc_export.runtime.artefact.tokenizer import check_tokenizer
 from posenc_export.runtime.verification import reference
-from posenc_export.runtime.verification.proof import Accuracy, Expected, Measured, grid_of
+from posenc_export.runtime.verification.grid_inputs import grid_of
+from posenc_export.runtime.verification.proof import Accuracy, Expected, Measured
 from posenc_export.shared.progress import Progress
 
 MAKERS = ("torch", "onnx", "onnxscript")

@@ -14,14 +14,14 @@ from posenc_export.export.expected import eager_session
 from posenc_export.models.user_module import as_model
 from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.verification import measuring
+from posenc_export.runtime.verification.case import Case
+from posenc_export.runtime.verification.grid_inputs import BATCHES
 from posenc_export.runtime.verification.proof import (
-    BATCHES,
     Accuracy,
     Expected,
     accuracy_on,
     rounded_up,
 )
-from posenc_export.runtime.verification.scenarios import Case
 from posenc_export.shared.numerics import worst_error
 
 FULL = "full pass"

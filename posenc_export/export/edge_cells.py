@@ -24,7 +24,7 @@ from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.verification.cell import Cell
+from posenc_export.runtime.verification.case import Cell, Pairs
 from posenc_export.runtime.verification.inputs import inputs
 from posenc_export.runtime.verification.long_cells import long_cells, outputs_by
 from posenc_export.runtime.verification.long_sequence import (
@@ -35,7 +35,6 @@ from posenc_export.runtime.verification.long_sequence import (
 )
 from posenc_export.runtime.verification.measuring import measure_cells
 from posenc_export.runtime.verification.proof import Measured
-from posenc_export.runtime.verification.scenarios import Pairs
 from posenc_export.shared.progress import Progress
 
 TITLE = "reduced model, "  # begins the names of cells
@@ -87,7 +86,7 @@ def edge_errors(source: Source, manifest: Manifest, folder: Path, say: Progress)
     described = _described(written, manifest)
     session = _opened(made, described, folder, max(plan.length, BEFORE + BESIDE + 1))
     accuracy = accuracy_of(written, described)
-    cells = [] if compared is None else list(long_cells(session, compared, accuracy.rounds, TITLE))
+    cells = [] if compared is None else long_cells(described, compared, accuracy.rounds, TITLE)
     cells += [
         Cell(
             f"{TITLE}{edge.name} from position {edge.at - BEFORE:,} on",

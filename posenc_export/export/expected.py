@@ -13,19 +13,18 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
 from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.verification.inputs import encoder_rows
-from posenc_export.runtime.verification.long_cells import outputs_by
-from posenc_export.runtime.verification.long_sequence import length_for
-from posenc_export.runtime.verification.proof import (
+from posenc_export.runtime.verification.case import AttributeCase, Case
+from posenc_export.runtime.verification.grid_inputs import (
     BATCHES,
-    AttributeCase,
-    Expected,
     attribute_inputs,
     case_inputs,
     length_of,
     starts,
 )
-from posenc_export.runtime.verification.scenarios import Case
+from posenc_export.runtime.verification.inputs import encoder_rows
+from posenc_export.runtime.verification.long_cells import outputs_by
+from posenc_export.runtime.verification.long_sequence import length_for
+from posenc_export.runtime.verification.proof import Expected
 from posenc_export.shared.progress import Progress, Steps, silent
 
 

@@ -39,7 +39,9 @@ from posenc_export.runtime.artefact.certificate import (
 from posenc_export.runtime.artefact.manifest import Calibration, Manifest
 from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.verification import checks, forms
+from posenc_export.runtime.verification.case import Case
 from posenc_export.runtime.verification.float32_form import load_form
+from posenc_export.runtime.verification.grid_inputs import grid_of
 from posenc_export.runtime.verification.measuring import measure
 from posenc_export.runtime.verification.proof import (
     Accuracy,
@@ -47,11 +49,9 @@ from posenc_export.runtime.verification.proof import (
     Measured,
     accuracy_on,
     check_tolerance,
-    grid_of,
     rounded_up,
 )
 from posenc_export.runtime.verification.proof import certificate as certificate_of
-from posenc_export.runtime.verification.scenarios import Case
 from posenc_export.shared.numerics import tolerance as float32_tolerance
 from posenc_export.shared.numerics import worst_error
 from posenc_export.shared.progress import Progress, Steps, silent

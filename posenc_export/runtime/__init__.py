@@ -141,7 +141,7 @@ def verify(
         tolerance: largest error that passes, of the float32 form if the artefact has one, or of the
             provider's outputs if that is not the CPU; None for the tolerance of the export, which
             must be at most 0.1.
-        quick: run one scenario for each kind of call (verification.cells.QUICK) instead of every
+        quick: run one scenario for each kind of call (verification.case.Level) instead of every
             cell.
 
     Returns:

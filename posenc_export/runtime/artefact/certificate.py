@@ -54,7 +54,7 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
             of an artefact as exported, which rounds activations.
         failures: by name of a cell, the message of the graph that failed in it.
         unreached: edges of the model that no cell reached, with the reason.
-        grid: "whole", or "quick" for one scenario of each kind of call (verification.cells.QUICK).
+        grid: "whole", or "quick" for one scenario of each kind of call (verification.case.Level).
         checks: the parts of the proof beside the grid, by name.
     """
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from posenc_export.runtime.artefact.certificate import Proof, bound_of, format_cell, worst_cell
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.verification import measuring, proof, reference
+from posenc_export.runtime.verification.case import Level
+from posenc_export.runtime.verification.grid_inputs import BATCHES
 from posenc_export.runtime.verification.long_sequence import SHORT
-from posenc_export.runtime.verification.scenarios import AT_LOAD
 
 
 def check_outputs(model: Model, folder: Path) -> None:
@@ -37,7 +38,7 @@ def check_outputs(model: Model, folder: Path) -> None:
 
 
 def few_cells(model: Model, folder: Path) -> Proof:
-    """Measure the cells of scenarios.AT_LOAD up to the first that exceeds its tolerance, and return
+    """Measure the cells of Level.LOAD up to the first that exceeds its tolerance, and return
     them as a certificate does.
 
     Raises:
@@ -46,8 +47,8 @@ def few_cells(model: Model, folder: Path) -> Proof:
     manifest, expected = model.manifest, reference.read(model.manifest, folder)
     assert manifest.reference is not None  # checked by reference.read
     accuracy = replace(proof.default_accuracy(model.provider, manifest.reference), float32=0.0)
-    session = model.session(batch=max(proof.BATCHES), capacity=min(manifest.max_positions, SHORT))
+    session = model.session(batch=max(BATCHES), capacity=min(manifest.max_positions, SHORT))
     measured = measuring.measure(
-        session, expected, accuracy, lambda _: None, until_failure=True, only=AT_LOAD
+        session, expected, accuracy, lambda _: None, until_failure=True, level=Level.LOAD
     )
     return proof.certificate(session, accuracy, measured, quick=True)

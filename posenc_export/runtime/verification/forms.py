@@ -9,7 +9,7 @@ from typing import Callable, Optional
 
 from posenc_export.runtime.artefact.certificate import EXPORTED, FINITE, FORM
 from posenc_export.runtime.session.model import Model
-from posenc_export.runtime.verification.cells import QUICK
+from posenc_export.runtime.verification.case import Level
 from posenc_export.runtime.verification.measuring import measure, sessions
 from posenc_export.runtime.verification.proof import Accuracy, Expected, Measured
 
@@ -34,10 +34,10 @@ def measured(
         ModuleNotFoundError: the artefact has a form, and ONNX Runtime is not installed.
         ValueError: the form cannot be loaded.
     """
-    only = QUICK if quick else ()
+    level = Level.QUICK if quick else Level.WHOLE
     if not accuracy.float32:
         session, *workers = sessions(model, threads)
-        return measure(session, expected, accuracy, progress, workers, only=only)
+        return measure(session, expected, accuracy, progress, workers, level=level)
     from posenc_export.runtime.verification.float32_form import load_form
 
     form = load_form(folder, model.manifest, threads)
@@ -46,9 +46,9 @@ def measured(
     progress(f"{model.manifest.target}: verifying as exported")
     limit = accuracy
     if model.provider == "cpu":
-        limit, only = Accuracy(FINITE), QUICK
+        limit, level = Accuracy(FINITE), Level.QUICK
     session, *workers = sessions(model, threads)
-    exported = measure(session, expected, limit, progress, workers, only=only)
+    exported = measure(session, expected, limit, progress, workers, level=level)
     exported.bounds = {name: limit.tolerance for name in exported.cells} | exported.bounds
     return of_both.joined(exported.named(EXPORTED))
 
@@ -64,6 +64,6 @@ def of_form(
     """Measure every cell of the float32 form of an artefact; see `measured`."""
     progress(f"{form.manifest.target}: verifying the float32 form")
     session, *workers = sessions(form, threads)
-    only = QUICK if quick else ()
+    level = Level.QUICK if quick else Level.WHOLE
     limit = Accuracy(accuracy.float32)
-    return measure(session, expected, limit, progress, workers, only=only).named(FORM)
+    return measure(session, expected, limit, progress, workers, level=level).named(FORM)

@@ -3,13 +3,13 @@ every edge (long_sequence.py).
 """
 
 import functools
-from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence
+from typing import Callable, Dict, Iterable, List, Mapping, Optional
 
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.verification.cell import Cell
+from posenc_export.runtime.verification.case import Cell, Pairs
 from posenc_export.runtime.verification.inputs import encoder_rows
 from posenc_export.runtime.verification.long_sequence import (
     LongSequence,
@@ -21,44 +21,39 @@ from posenc_export.runtime.verification.long_sequence import (
     runs,
     tokens_of,
 )
-from posenc_export.runtime.verification.scenarios import Pairs
 
 FILLED = "cache filled to its end"
 RUN_UP = 8  # tokens before a run that the call across it also reads
 
 
 def long_cells(
-    session: Session, sequence: LongSequence, rounds: bool, title: str = ""
-) -> Iterator[Cell]:
-    """Yield the cells of a sequence. They continue on one session, which reads the sequence once.
+    manifest: Manifest, sequence: LongSequence, rounds: bool, title: str = ""
+) -> List[Cell]:
+    """Return the cells of a sequence. They continue on one session, which reads the sequence once.
 
-    If activations are rounded, one cell has all of them: the root mean square of few errors varies.
+    Args:
+        manifest: of the session.
+        rounds: whether its graph rounds activations. If so, one cell has all calls: the root mean
+            square of few errors varies.
+        title: begins the names of the cells.
     """
-    session.reset()
-    if not session.manifest.states:
-        length = sequence.tokens.shape[1]
-        names = ", ".join(name for run in runs(sequence.edges, length) for name in run.names)
-        yield Cell(
-            f"{title}one call of {length:,} tokens, {names}",
-            functools.partial(_whole, sequence=sequence),
-        )
-        return
-    ways = [
-        (f"{title}{run.title}: {name}", functools.partial(way, sequence=sequence, run=run))
-        for run in runs(sequence.edges, sequence.tokens.shape[1])
+    crossed = runs(sequence.edges, sequence.tokens.shape[1])
+    if not manifest.states:
+        names = ", ".join(name for run in crossed for name in run.names)
+        name = f"one call of {sequence.tokens.shape[1]:,} tokens, {names}"
+        return [Cell(title + name, functools.partial(_whole, sequence=sequence))]
+    ways = {
+        f"{title}{run.title}: {name}": functools.partial(way, sequence=sequence, run=run)
+        for run in crossed
         for name, way in WAYS.items()
-    ]
-    last = functools.partial(_to_its_end, sequence=sequence)
+    }
+    ways[title + FILLED] = functools.partial(_to_its_end, sequence=sequence)
     if rounds:
-        every = [*(way for _, way in ways), last]
-        yield Cell(title + FILLED, lambda session: _one_after_another(session, every))
-        return
-    for name, way in ways:
-        yield Cell(name, way, continues=True)
-    yield Cell(title + FILLED, last, continues=True)
+        return [Cell(title + FILLED, lambda session: _one_after_another(session, ways.values()))]
+    return [Cell(name, way, continues=index > 0) for index, (name, way) in enumerate(ways.items())]
 
 
-def _one_after_another(session: Session, ways: Sequence[Callable[[Session], Pairs]]) -> Pairs:
+def _one_after_another(session: Session, ways: Iterable[Callable[[Session], Pairs]]) -> Pairs:
     for way in ways:
         yield from way(session)
 

@@ -5,7 +5,8 @@ graph and compare with the expected outputs (cells.py).
 import os
 import queue
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Callable, Collection, Dict, Iterable, Iterator, List, Optional, Sequence
+from contextlib import closing
+from typing import Callable, Dict, Generator, Iterable, List, Optional, Sequence
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification import proof
-from posenc_export.runtime.verification.cell import Cell
+from posenc_export.runtime.verification.case import Cell, Level
 from posenc_export.runtime.verification.cells import Part, parts_of
 from posenc_export.runtime.verification.long_sequence import SHORT, fill_length
 from posenc_export.runtime.verification.proof import Accuracy, Expected, Measured
@@ -57,9 +58,9 @@ def measure(
     progress: Callable[[str], None],
     workers: Sequence[Session] = (),
     until_failure: bool = False,
-    only: Collection[str] = (),
+    level: Level = Level.WHOLE,
 ) -> Measured:
-    """Measure every cell of the grid.
+    """Measure every cell of a grid.
 
     Args:
         session: runs the long sequence and, if there are no workers, all other cells.
@@ -68,19 +69,13 @@ def measure(
         workers: further sessions on the same graph, with a capacity of at least long_sequence.SHORT
             tokens; each is used by one thread at a time.
         until_failure: stop at the first cell that exceeds its tolerance.
-        only: names of the scenarios to run, on the larger batch, such as scenarios.QUICK; empty for
-            the whole grid.
+        level: the grid.
     """
-    progress(f"{session.manifest.target}: verifying")
-    parts = parts_of(session.manifest, expected, accuracy, only)
-    steps = Steps(
-        progress,
-        f"{session.manifest.target}: verifying",
-        sum(part.count for part in parts),
-        "cells",
-    )
+    title, whole = f"{session.manifest.target}: verifying", level is Level.WHOLE
+    progress(title)
+    parts = parts_of(session.manifest, expected, accuracy.rounds, level)
+    steps = Steps(progress, title, sum(len(part.cells()) for part in parts), "cells")
     ended: List[str] = []  # names of measured cells
-    total = Measured(unreached={} if only or not expected.long else expected.long.unreached())
     idle: "queue.SimpleQueue[Session]" = queue.SimpleQueue()
     for worker in workers or [session]:
         idle.put(worker)
@@ -91,61 +86,44 @@ def measure(
             steps.advance()
 
     def measured(part: Part) -> Measured:
-        worker = idle.get()
+        worker, columns = idle.get(), (expected.columns, expected.readout_columns)
+        runs = session if part.long else worker
         try:
-            return _measured(
-                session if part.long else worker,
-                part,
-                (expected.columns, expected.readout_columns),
-                accuracy,
-                until_failure,
-                end,
-            )
+            return measure_cells(runs, part.cells(), accuracy, columns, until_failure, end)
         finally:
             idle.put(worker)
 
-    pool = ThreadPoolExecutor(len(workers)) if workers else None
-    try:
-        found = (
-            _in_order(pool, measured, parts, lambda: steps.advance(len(ended)))
-            if pool
-            else map(measured, parts)
-        )
-        for part, errors in zip(parts, found, strict=True):
-            total = total.joined(errors)
+    total = Measured(unreached=expected.long.unreached() if whole and expected.long else {})
+    results = _in_order(measured, parts, len(workers), lambda: steps.advance(len(ended)))
+    with closing(results):
+        for part, result in zip(parts, results, strict=True):
+            total = total.joined(result)
             progress(f"{session.manifest.target}: verified {part.title}")
-            if until_failure and errors.exceeds(accuracy.tolerance):
+            if until_failure and result.exceeds(accuracy.tolerance):
                 break
-    finally:
-        if pool:
-            pool.shutdown(cancel_futures=True)
     return total
 
 
 def _in_order(
-    pool: ThreadPoolExecutor,
     measured: Callable[[Part], Measured],
     parts: Sequence[Part],
+    threads: int,
     meanwhile: Callable[[], None],
-) -> Iterator[Measured]:
-    """Yield what threads measure, in the order of the parts; call `meanwhile` from this thread
-    while it waits.
+) -> Generator[Measured, None, None]:
+    """Yield what is measured of each part, in order. Threads measure the parts, if there are any;
+    `meanwhile` is called from this thread while it waits for them.
     """
-    for running in [pool.submit(measured, part) for part in parts]:
-        while not wait([running], EVERY).done:
-            meanwhile()
-        yield running.result()
-
-
-def _measured(
-    session: Session,
-    part: Part,
-    columns: Sequence[np.ndarray],
-    accuracy: Accuracy,
-    until_failure: bool,
-    end: Callable[[str], None],
-) -> Measured:
-    return measure_cells(session, part.cells(session), accuracy, columns, until_failure, end)
+    if not threads:
+        yield from map(measured, parts)
+        return
+    pool = ThreadPoolExecutor(threads)
+    try:
+        for running in [pool.submit(measured, part) for part in parts]:
+            while not wait([running], EVERY).done:
+                meanwhile()
+            yield running.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def measure_cells(
@@ -166,9 +144,10 @@ def measure_cells(
     """
     result = Measured()
     for cell in cells:
-        error = _error(
-            session, cell, columns[cell.of] if columns else None, result.failures, accuracy.rounds
-        )
+        if cell.against in result.failures:  # there is nothing to compare it with
+            continue
+        of_output = columns[cell.of] if columns else None
+        error = _error(session, cell, of_output, result.failures, accuracy.rounds)
         result.cells[cell.name] = proof.rounded_up(error)
         end(cell.name)
         if cell.of and accuracy.rounds:
@@ -197,14 +176,13 @@ def _error(
     errors = Errors()
     try:
         for pair in cell.pairs(session):
-            errors.add(
-                *(
-                    output
-                    if columns is None or output.shape[-1] == len(columns)
-                    else output[..., columns]
-                    for output in pair
-                )
-            )  # a file holds only these columns
+            actual, expected = (
+                output
+                if columns is None or output.shape[-1] == len(columns)  # a file holds only these
+                else output[..., columns]
+                for output in pair
+            )
+            errors.add(actual, expected)
     except GraphError as error:
         failures[cell.name] = str(error)
         return float("inf")

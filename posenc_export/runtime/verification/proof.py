@@ -1,50 +1,37 @@
-"""Cases of the parity grid, and the container for their expected outputs. Needs numpy and a
-manifest, no torch.
+"""What the parity grid expects of an artefact, what is measured, and the certificate of both.
 
-Inputs are generated from names (inputs.py). Expected outputs come from the reference file of the
-artefact or from the live module; measuring.py compares either with the artefact's outputs.
+Expected outputs come from the reference file of the artefact or from the live module; measuring.py
+compares either with the artefact's outputs.
 
-Shapes: B batch, L tokens of a sequence, V numbers of an output.
+Shapes: L tokens of a sequence, V numbers of an output.
 """
 
 import math
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import metadata
-from typing import Any, Dict, List, Optional, Tuple, Union, cast
+from typing import Any, Dict, Optional, Tuple, Union, cast
 
 import msgspec
 import numpy as np
 
 from posenc_export.runtime.artefact import machine
 from posenc_export.runtime.artefact.certificate import FAILED, Check, Proof, passes
-from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.schema import Reference
 from posenc_export.runtime.graphs import providers
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.verification.inputs import inputs, numbers
-from posenc_export.runtime.verification.long_sequence import LongSequence, fill_chunk, fill_length
-from posenc_export.runtime.verification.scenarios import Case
+from posenc_export.runtime.verification.case import AttributeCase, Case
+from posenc_export.runtime.verification.long_sequence import LongSequence
 from posenc_export.shared.numerics import LIMIT, rounding_tolerance
-
-BATCHES = (1, 3)
-# Tokens per row: enough for every way of splitting a sequence, few enough for the element-wise
-# oracle.
-LENGTH = 36
-# Weights that a token reads from which on the grid has fewer cells; the full grid would take
-# minutes.
-LARGE = 1 << 26
-SEGMENT_PADDING = 3  # columns of left padding in the first row
 
 
 @dataclass(frozen=True)
 class Accuracy:
     """How far the outputs of a correct artefact may be from those of its module."""
 
-    tolerance: (
-        float  # bound of the error of a cell (numerics.cell_error) that is compared with the module
-    )
+    # Bound of the error of a cell (numerics.cell_error) that is compared with the module.
+    tolerance: float
     # Root mean square error of one rounded product, relative to it (numerics.rounding_tolerance); 0
     # if activations are not rounded.
     noise: float = 0.0
@@ -120,24 +107,13 @@ def check_tolerance(tolerance: Optional[float]) -> None:
 
 
 @dataclass(frozen=True)
-class AttributeCase:
-    """Tokens with attributes: coordinates, segments or both."""
-
-    tokens: np.ndarray  # [2,L] or [2,L,E]
-    mask: np.ndarray  # attention mask [2,L]; with segments, the first row has left padding
-    attributes: Dict[
-        str, np.ndarray
-    ]  # arguments of Session.prefill: "grid" [axes,2,L], "token_types" [2,L] or both
-
-
-@dataclass(frozen=True)
 class Expected:
     """Inputs and expected outputs of the parity grid.
 
     Args:
         columns: indices of the compared numbers of an output [V].
         readout_columns: the same for the second output; empty if there is none.
-        cases: by start position, for the larger of BATCHES.
+        cases: by start position, for the larger of grid_inputs.BATCHES.
         attribute_cases: by name of a cell, inputs and expected outputs [2,L,V], if the encoding has
             coordinates or the model has segments.
         long: the long sequence; None if it is not run.
@@ -153,16 +129,13 @@ class Expected:
     readout_columns: np.ndarray = field(default_factory=lambda: np.arange(0))
 
     def __post_init__(self) -> None:
-        outputs = {
-            f"start {start}": [case.full, case.other_full] for start, case in self.cases.items()
-        }
-        outputs |= {
-            f"readout, start {start}": [case.readout]
-            for start, case in self.cases.items()
-            if case.readout is not None
-        }
-        outputs |= {name: [full] for name, (_, full) in self.attribute_cases.items()}
-        outputs |= {} if self.long is None else {"the long sequence": [self.long.outputs]}
+        outputs = {name: [full] for name, (_, full) in self.attribute_cases.items()}
+        for start, case in self.cases.items():
+            outputs[f"start {start}"] = [case.full, case.other_full]
+            if case.readout is not None:
+                outputs[f"readout, start {start}"] = [case.readout]
+        if self.long is not None:
+            outputs["the long sequence"] = [self.long.outputs]
         for name, arrays in outputs.items():
             if not all(np.isfinite(array).all() for array in arrays):
                 raise ValueError(
@@ -211,80 +184,6 @@ class Measured:
         return any(
             not error <= self.bounds.get(name, tolerance) for name, error in self.cells.items()
         )
-
-
-def starts(manifest: Manifest) -> List[int]:
-    """Return the start positions of the sequences: 0, one in the middle unless the model is
-    large, and the last at which a sequence fits.
-    """
-    if manifest.signature == "mask":
-        return [0]  # the graph counts positions from the mask
-    last = manifest.max_positions - length_of(manifest)
-    return sorted({0, last} if is_large(manifest) else {0, min(1000, last), last})
-
-
-def is_large(manifest: Manifest) -> bool:
-    """Whether the grid is reduced: shorter sequences, two start positions, batch 1 only at the
-    first of them, fewer tokens in the full cache.
-    """
-    return manifest.step_weights >= LARGE
-
-
-def length_of(manifest: Manifest) -> int:
-    """Return the number of tokens of a sequence L."""
-    return min(LENGTH // 2 if is_large(manifest) else LENGTH, manifest.max_positions)
-
-
-def grid_of(manifest: Manifest) -> Tuple[Any, ...]:
-    """Return what the inputs of the grid and their expected outputs depend on, besides the
-    model.
-    """
-    return (
-        manifest.signature,
-        manifest.dtype,
-        tuple(starts(manifest)),
-        length_of(manifest),
-        fill_length(manifest),
-        fill_chunk(manifest),
-    )
-
-
-def case_inputs(manifest: Manifest) -> Tuple[np.ndarray, np.ndarray, int]:
-    """Return tokens of a case [B,L], the same tokens with another ending, and the index where
-    the endings begin.
-    """
-    length, rows = length_of(manifest), max(BATCHES)
-    fork_at, tokens = length // 2, inputs(manifest, (rows, length), "tokens")
-    other = tokens.copy()
-    other[:, fork_at:] = inputs(manifest, (rows, length - fork_at), "another ending")
-    return tokens, other, fork_at
-
-
-def attribute_inputs(manifest: Manifest) -> Dict[str, AttributeCase]:
-    """Return the inputs of the cells "coordinates" and "segments". If a model has both, the cell
-    "segments" also has coordinates.
-    """
-    length, cells = length_of(manifest), {}
-    tokens, whole = (
-        inputs(manifest, (2, length), "tokens with numbers beside"),
-        np.ones((2, length), np.int64),
-    )
-    grid = (
-        {"grid": numbers((manifest.axes, 2, length), "coordinates", manifest.max_positions)}
-        if manifest.axes
-        else {}
-    )
-    if grid:
-        cells["coordinates"] = AttributeCase(tokens, whole, grid)
-    if manifest.segments:
-        padded = whole.copy()
-        padded[0, : min(SEGMENT_PADDING, length - 1)] = 0
-        cells["segments"] = AttributeCase(
-            tokens,
-            padded,
-            {**grid, "token_types": numbers((2, length), "segments", manifest.segments)},
-        )
-    return cells
 
 
 def rounded_up(error: float) -> float:

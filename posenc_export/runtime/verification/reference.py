@@ -14,6 +14,14 @@ import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.schema import Reference
+from posenc_export.runtime.verification.case import Case
+from posenc_export.runtime.verification.grid_inputs import (
+    BATCHES,
+    attribute_inputs,
+    case_inputs,
+    length_of,
+    starts,
+)
 from posenc_export.runtime.verification.inputs import encoder_rows, numbers
 from posenc_export.runtime.verification.long_sequence import (
     LongSequence,
@@ -21,16 +29,7 @@ from posenc_export.runtime.verification.long_sequence import (
     places,
     tokens_of,
 )
-from posenc_export.runtime.verification.proof import (
-    BATCHES,
-    Accuracy,
-    Expected,
-    attribute_inputs,
-    case_inputs,
-    length_of,
-    starts,
-)
-from posenc_export.runtime.verification.scenarios import Case
+from posenc_export.runtime.verification.proof import Accuracy, Expected
 
 FILE_NAME = "reference.bin"
 LARGEST = 1_000_000  # limit of the file's size in bytes

@@ -2,7 +2,7 @@
 between calls.
 """
 
-from typing import Any, List, Optional, Sequence, Union
+from typing import Any, Dict, List, Optional, Sequence, Union
 
 import numpy as np
 
@@ -30,13 +30,8 @@ class WithTransientRows:
         start: int,
         encoder: Optional[Sequence[np.ndarray]] = None,
     ) -> None:
-        self.session, self.manifest, self.guests, self.start, self.encoder = (
-            session,
-            session.manifest,
-            guests,
-            start,
-            encoder,
-        )
+        self.session, self.manifest = session, session.manifest
+        self.guests, self.start, self.encoder = guests, start, encoder
         self.order: List[int] = []  # index in the session of each row of the scenario
         self.guest: Optional[int] = None
 
@@ -54,36 +49,35 @@ class WithTransientRows:
             np.asarray(row) if attention_mask is None else row[attention_mask[index] == 1]
             for index, row in enumerate(inputs)
         ]
-        if self.order:
+        beginning = {} if self.order else self._beginning(len(rows), start, encoder)
+        if not self.order:
+            self.order, self.guest = list(range(1, len(rows) + 1)), 0
+            together = [self.guests[0, :4], *rows]
+        else:
             self._exchange()
             together = [self.guests[0, :0]] * self.session.batch
             for index, row in zip(self.order, rows, strict=True):
                 together[index] = row
-            outputs = self.session.prefill(together, chunk=chunk, logits_to_keep=logits_to_keep)
-        else:
-            self.order, self.guest = list(range(1, len(rows) + 1)), 0
-            starts = [self.start, *np.broadcast_to(start or 0, len(rows)).tolist()]
-            sources = None if self.encoder is None else [self.encoder[0], *(encoder or ())]
-            outputs = self.session.prefill(
-                [self.guests[0, :4], *rows],
-                start=starts,
-                chunk=chunk,
-                encoder=sources,
-                logits_to_keep=logits_to_keep,
-            )
-        longest = max(len(row) for row in rows)
+        outputs = self.session.prefill(
+            together, chunk=chunk, logits_to_keep=logits_to_keep, **beginning
+        )
+        lengths = np.array([len(row) for row in rows])
         if logits_to_keep:  # outputs are aligned to the last column
-            return outputs[self.order, -min(logits_to_keep, longest) :]
-        columns = longest if attention_mask is None else attention_mask.shape[1]
-        padded = np.zeros((len(rows), columns, outputs.shape[-1]), outputs.dtype)
+            return outputs[self.order, -min(logits_to_keep, lengths.max()) :]
+        mask = np.arange(lengths.max()) < lengths[:, None]
+        mask = mask if attention_mask is None else attention_mask == 1
+        padded = np.zeros((*mask.shape, outputs.shape[-1]), outputs.dtype)
         for row, index in enumerate(self.order):
-            where = (
-                np.arange(len(rows[row]))
-                if attention_mask is None
-                else np.flatnonzero(attention_mask[row])
-            )
-            padded[row, where] = outputs[index, : len(rows[row])]
+            padded[row, mask[row]] = outputs[index, : lengths[row]]
         return padded
+
+    def _beginning(
+        self, rows: int, start: Any, encoder: Optional[Sequence[np.ndarray]]
+    ) -> Dict[str, Any]:
+        """Return the arguments of the first call, on the first guest and the rows."""
+        starts = [self.start, *np.broadcast_to(start or 0, rows).tolist()]
+        sources = None if self.encoder is None else [self.encoder[0], *(encoder or ())]
+        return {"start": starts, "encoder": sources}
 
     def step(self, inputs: np.ndarray) -> np.ndarray:
         """Run Session.step for the rows of the scenario."""

@@ -27,7 +27,7 @@ from posenc_export.runtime.artefact.certificate import (
     passes,
 )
 from posenc_export.runtime.verification import proof, reference
-from posenc_export.runtime.verification.cells import QUICK
+from posenc_export.runtime.verification.case import Level
 from posenc_export.runtime.verification.float32_form import load_form
 from posenc_export.runtime.verification.measuring import measure
 from posenc_export.shared.numerics import tolerance
@@ -158,7 +158,7 @@ def test_a_file_of_half_precision_has_a_form_within_the_tolerance_of_float32(
     expected = reference.read(manifest, tmp_path / "made")
     session = load_form(tmp_path / "made", manifest, 1).session()
     accuracy = proof.Accuracy(tolerance("float32", *extent(model.model)))
-    found = measure(session, expected, accuracy, lambda _: None, only=QUICK)
+    found = measure(session, expected, accuracy, lambda _: None, level=Level.QUICK)
     assert found.cells and not found.exceeds(accuracy.tolerance)
 
 

@@ -1,0 +1,105 @@
+"""What the parity grid consists of: cases, scenarios that divide a case into calls, and cells,
+each of which is one comparison.
+"""
+
+import dataclasses
+import enum
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from posenc_export.runtime.session.session import Session
+
+Pairs = Iterator[Tuple[np.ndarray, np.ndarray]]  # actual and expected outputs
+
+
+class Level(enum.IntEnum):
+    """The grids; each has the scenarios of those before it."""
+
+    LOAD = 0  # for `load`, on a provider other than the CPU
+    QUICK = 1  # one scenario of each kind of call
+    LARGE = 2  # of a model whose whole grid would take minutes
+    WHOLE = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs of a few rows, the outputs of a full pass over them, and both for a second ending."""
+
+    tokens: np.ndarray  # inputs [B,L] int64 or [B,L,E]
+    full: np.ndarray  # outputs of the full pass [B,L,V] or [B,L,E]
+    start: Union[int, Sequence[int]]  # position of the first token, or that of each row
+    fork_at: int  # index of the first token in which `tokens` and `other` differ
+    other: np.ndarray  # inputs and full pass of the same rows with the second ending
+    other_full: np.ndarray
+    # Encoder outputs of each row [q,N], if the model reads an encoder.
+    encoder: Optional[Sequence[np.ndarray]] = None
+    # Second output for `tokens`, [B,N] or [B,L,N], if the model has one.
+    readout: Optional[np.ndarray] = None
+
+    def rows(self, count: int) -> "Case":
+        """Return the case of the first `count` rows."""
+        return dataclasses.replace(
+            self,
+            tokens=self.tokens[:count],
+            full=self.full[:count],
+            start=self.start if isinstance(self.start, int) else self.start[:count],
+            other=self.other[:count],
+            other_full=self.other_full[:count],
+            encoder=self.encoder and self.encoder[:count],
+            readout=None if self.readout is None else self.readout[:count],
+        )
+
+    def beginning(self, first: int = 0, end: Optional[int] = None) -> Dict[str, Any]:
+        """Return the keyword arguments of the first call on the rows first .. end - 1 (None: all
+        rows from `first` on).
+        """
+        start = self.start if isinstance(self.start, int) else list(self.start[first:end])
+        encoder = {} if self.encoder is None else {"encoder": self.encoder[first:end]}
+        return {"start": start, **encoder}
+
+
+@dataclass(frozen=True)
+class AttributeCase:
+    """Tokens with attributes: coordinates, segments or both."""
+
+    tokens: np.ndarray  # [2,L] or [2,L,E]
+    mask: np.ndarray  # attention mask [2,L]; with segments, the first row has left padding
+    # Arguments of Session.prefill: "grid" [axes,2,L], "token_types" [2,L] or both.
+    attributes: Dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A way to divide a case into calls, which must give the outputs of one full pass.
+
+    Args:
+        name: in the certificate.
+        run: drives a session and yields pairs of actual and expected outputs.
+        level: the smallest grid that has it.
+    """
+
+    name: str
+    run: Callable[[Session, Case], Pairs]
+    level: Level = Level.LARGE
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One comparison.
+
+    Args:
+        name: in the certificate.
+        pairs: drives a session and yields pairs of actual and expected outputs.
+        of: index of the compared output, in Manifest.outputs.
+        against: name of the cell whose actual outputs are the expected outputs of this one, or
+            whose error bounds that of a readout; empty for none.
+        continues: whether the session keeps the tokens of the cell before; else it is empty.
+    """
+
+    name: str
+    pairs: Callable[[Session], Pairs]
+    of: int = 0
+    against: str = ""
+    continues: bool = False
