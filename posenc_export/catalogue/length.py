@@ -4,19 +4,33 @@ from typing import Any, List, Mapping, Sequence, Tuple
 
 from posenc_export.catalogue.waves import COLOURS, MARKERS
 
-HOW = """One decoder of 0.33 million parameters per encoding, all trained in the same way: {training[steps]} steps of {training[batch]} x {training[length]} bytes of
-Python source, learning rate {training[rate]:g}, seed {training[seed]}. The exported `ort` artefact reads each context by chunked prefill of {chunk} bytes. Numbers are
-held-out bits per byte over the last {tail} bytes of {windows} contexts, which end at the same bytes for every length.
+PAGE = """# Length extrapolation
 
-Scalings of rope use the weights of rope with the factor {factor:g}, the longest context divided by the trained length. Decoders called *tuned* were trained
-further from these weights with their scaling,
-{tuning[steps]} steps of {tuning[batch]} x {tuning[length]} bytes, learning rate {tuning[rate]:g} after {tuning[warm_up]} steps of warm-up, seed {tuning[seed]}.
-*rope, unscaled, tuned* had the same further training without a scaling. Each row is one run.
+How well small decoders predict text that is longer than in training, by encoding. Lower is better.
 
-Rows of the table of `learned` beyond 255 were never trained. An empty cell was not measured: the weights of `nope`, `learned` and `sinusoidal` are not in the
-package (`python -m bench.length_study train` trains them), and `rope, dynamic` rotates all keys again for every query, which takes many times as long.
-Python {versions[python]} and its source, torch {versions[torch]}, ONNX Runtime {versions[onnxruntime]}.
-Written by `python -m bench.length_study` and `python -m posenc_export.catalogue.pages`.
+![bits per byte against context](length.svg)
+
+Without a scaling, `alibi` alone predicts equally well at every length, and `fire` and `t5` lose slowly. Scalings of rope help
+after further training; YaRN then loses least.
+
+{table}
+
+An empty cell was not measured. Rows of `learned` beyond 255 were never trained.
+
+## How it was measured
+
+One decoder of 0.33 million parameters per encoding, all trained in the same way: {training[steps]} steps of
+{training[batch]} x {training[length]} bytes of Python source, learning rate {training[rate]:g}, seed {training[seed]}. The
+exported `ort` artefact reads each context in chunks of {chunk} bytes. Numbers are bits per byte of held-out text, over the
+last {tail} bytes of {windows} contexts, which end at the same bytes for every length. Each row is one run.
+
+Scalings of rope use the weights of rope with factor {factor:g}, the longest context divided by the trained length. Decoders
+called *tuned* were trained further with their scaling: {tuning[steps]} steps of {tuning[batch]} x {tuning[length]} bytes,
+learning rate {tuning[rate]:g} after {tuning[warm_up]} steps of warm-up, seed {tuning[seed]}. *rope, unscaled, tuned* had the
+same further training without a scaling.
+
+Python {versions[python]} and its source, torch {versions[torch]}, ONNX Runtime {versions[onnxruntime]}. Written by
+`python -m bench.length_study` and `python -m posenc_export.catalogue.pages`.
 """
 GAP = 0.17  # bits per byte between two labels at the end of their lines
 
@@ -24,31 +38,16 @@ GAP = 0.17  # bits per byte between two labels at the end of their lines
 def page(study: Mapping[str, Any]) -> str:
     """The page, as Markdown; it shows the figure length.svg of the same folder."""
     contexts = _contexts(study["rows"])
-    lines = [
-        "# Length extrapolation",
-        "",
-        "![bits per byte against context](length.svg)",
-        "",
-        HOW.format(**study),
-    ]
-    lines += [
-        "| encoding | " + " | ".join(str(context) for context in contexts) + " |",
-        "|---|" + "---|" * len(contexts),
-    ]
-    lines += [
-        f"| {row['encoding']} | " + " | ".join(_cell(row, context) for context in contexts) + " |"
-        for row in study["rows"]
-    ]
-    return "\n".join([*lines, ""])
+    rows = [["encoding", *map(str, contexts)], ["---"] * (len(contexts) + 1)]
+    for row in study["rows"]:
+        bits = [row["bits"].get(str(context)) for context in contexts]
+        rows.append([row["encoding"], *("" if bit is None else f"{bit:.2f}" for bit in bits)])
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+    return PAGE.format(**study, table=table)
 
 
 def _contexts(rows: Sequence[Mapping[str, Any]]) -> List[int]:
     return sorted({int(context) for row in rows for context in row["bits"]})
-
-
-def _cell(row: Mapping[str, Any], context: int) -> str:
-    value = row["bits"].get(str(context))
-    return "" if value is None else f"{value:.2f}"
 
 
 def figure(study: Mapping[str, Any]) -> Any:

@@ -12,26 +12,15 @@ from posenc_export.models.families import FILES
 from posenc_export.models.families import __name__ as PLACE
 from posenc_export.models.presets import PRESETS
 
-HOOKS = {
-    "embed": "embed",
-    "embed_next": "embed",
-    "rotate": "rotate",
-    "bias": "bias",
-    "observe": "observe",
-    "rescore": "rescore",
-}
+HOOKS = ("embed", "embed_next", "rotate", "bias", "observe", "rescore")
 SMALL = Geometry(width=32, heads=2, head_size=16, max_positions=16)
 
 
 def hooks_of(name: str) -> str:
     """Names of the hooks that an encoding overrides, or "none"."""
     cls = registry.KNOWN[name]
-    places = [
-        place
-        for hook, place in HOOKS.items()
-        if getattr(cls, hook) is not getattr(PositionEncoding, hook)
-    ]
-    return ", ".join(dict.fromkeys(places)) or "none"
+    hooks = [hook for hook in HOOKS if getattr(cls, hook) is not getattr(PositionEncoding, hook)]
+    return ", ".join(dict.fromkeys(hook.removesuffix("_next") for hook in hooks)) or "none"
 
 
 def needs_parameters(name: str) -> bool:
@@ -49,17 +38,18 @@ def states_of(name: str) -> str:
     if needs_parameters(name):
         return "by parameters"
     encoding = registry.build({"name": name}, SMALL)
-    replaced = [f"{state.name}, replaced by every call" for state in encoding.embed_states()]
-    appended = [
-        f"{state.name} per key" if state.grows else state.name for state in encoding.layer_states()
-    ]
-    return "; ".join(replaced + appended) or "none"
+    states = [f"{state.name}, replaced by every call" for state in encoding.embed_states()]
+    states += [state.name + " per key" * state.grows for state in encoding.layer_states()]
+    return "; ".join(states) or "none"
 
 
 def source_of(name: str) -> str:
-    """First line of the module's docstring: title and source."""
-    module = inspect.getmodule(registry.KNOWN[name])
-    return next(iter((inspect.getdoc(module) or "").splitlines()), "-")
+    """Title and source: the first paragraph of the module's docstring."""
+    return _first_paragraph(inspect.getmodule(registry.KNOWN[name])) or "-"
+
+
+def _first_paragraph(module: object) -> str:
+    return " ".join((inspect.getdoc(module) or "").partition("\n\n")[0].split())
 
 
 def encodings() -> List[Dict[str, str]]:
@@ -70,14 +60,20 @@ def encodings() -> List[Dict[str, str]]:
 
 
 def _row(name: str) -> Dict[str, str]:
-    row = {"name": name, "hook": "-", "state": "-", "parameters": "-", "package": "-"}
     try:
         registry.KNOWN.check_one(name)
         parameters = ", ".join(map(_parameter, registry.parameters(name).values()))
-        cells = {"hook": hooks_of(name), "state": states_of(name), "parameters": parameters or "-"}
+        return {
+            "name": name,
+            "hook": hooks_of(name),
+            "state": states_of(name),
+            "parameters": parameters or "-",
+            "package": str(registry.origin(name) or "-"),
+            "source": source_of(name),
+        }
     except ValueError as error:
-        return {**row, "source": f"refused: {error}"}
-    return {**row, **cells, "package": str(registry.origin(name) or "-"), "source": source_of(name)}
+        cells = dict.fromkeys(("hook", "state", "parameters", "package"), "-")
+        return {"name": name, **cells, "source": f"refused: {error}"}
 
 
 def _parameter(parameter: inspect.Parameter) -> str:
@@ -90,11 +86,10 @@ def _parameter(parameter: inspect.Parameter) -> str:
 
 def families() -> List[Dict[str, str]]:
     """One row per model_type that from_pretrained accepts: name and description."""
-    descriptions = {
-        name: str(importlib.import_module(f"{PLACE}.{file}").__doc__)
+    return [
+        {"name": name, "what": _first_paragraph(importlib.import_module(f"{PLACE}.{file}"))}
         for name, file in FILES.items()
-    }
-    return [{"name": name, "what": text.partition("\n")[0]} for name, text in descriptions.items()]
+    ]
 
 
 def presets() -> List[Dict[str, str]]:
@@ -106,10 +101,6 @@ def presets() -> List[Dict[str, str]]:
             for kind in config.layers.values()
             for spec in (*config.tokens.encodings, *kind.attention.encodings)
         )
-        sizes = {
-            "layers": str(len(config.order)),
-            "width": str(config.width),
-            "positions": str(config.max_positions),
-        }
-        rows.append({"name": name, "encoding": ", ".join(names), **sizes})
+        row = {"name": name, "encoding": ", ".join(names), "layers": str(len(config.order))}
+        rows.append({**row, "width": str(config.width), "positions": str(config.max_positions)})
     return rows

@@ -24,8 +24,8 @@ def labels(axes: Any, across: str, up: str = "") -> None:
     axes.set_ylabel(up, fontsize=8)
 
 
-def legend(axes: Any, title: str = "") -> None:
-    axes.legend(fontsize=7, frameon=False, title=title or None, title_fontsize=7)
+def legend(axes: Any, title: str = "", ncols: int = 1) -> None:
+    axes.legend(fontsize=7, frameon=False, title=title or None, title_fontsize=7, ncols=ncols)
 
 
 def heatmap(axes: Any, values: np.ndarray, beyond: bool = False, **options: Any) -> None:

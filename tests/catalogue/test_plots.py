@@ -8,7 +8,7 @@ from typing import Any, List
 import pytest
 
 from posenc_export.catalogue import length
-from posenc_export.catalogue.pages import FORMULA_WIDTH, gallery, page
+from posenc_export.catalogue.pages import gallery, notes, page
 from posenc_export.commands import cli
 from posenc_export.encodings import REGISTRY
 from posenc_export.encodings.shared.base import Geometry
@@ -27,22 +27,22 @@ def test_an_encoding_has_a_picture_with_content_in_every_panel(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", REGISTRY)
-def test_a_page_states_formula_hook_and_source(name: str) -> None:
-    text = page(
-        name,
-        [{"encoding": name, "model": "decoder", "target": "ort", "tolerance": 1e-5, "full": 1e-6}],
-    )
-    assert (
-        text.startswith(f"# {name}\n\n```text\n")
-        and "Hook:" in text
-        and "| decoder | 1.0e-06 |" in text
-    )
+def test_a_page_states_source_formula_use_and_hook(name: str) -> None:
+    title, source, formula, use, *rest = page(name).split("\n\n")
+    assert title == f"# {name}" and source.endswith(".")
+    assert formula.startswith("$$\n") and formula.endswith("\n$$")
+    assert use.startswith("Good for ") and "Hook:" in "".join(rest)
 
 
-@pytest.mark.parametrize("name", REGISTRY)
-def test_lines_of_a_formula_fit_a_page(name: str) -> None:
-    formula = page(name, []).split("```")[1]
-    assert max(map(len, formula.splitlines())) <= FORMULA_WIDTH
+def test_every_encoding_and_no_other_has_notes_for_its_page() -> None:
+    assert list(notes()) == list(REGISTRY)
+    assert {tuple(note) for note in notes().values()} == {("formula", "use", "models")}
+
+
+def test_a_page_lists_parameters_with_their_defaults() -> None:
+    text = page("alibi")
+    assert "- **max_bias** (default `8.0`): exponent of the smallest slope;" in text
+    assert "geometry" not in text and "ValueError" not in text
 
 
 def test_the_gallery_has_a_linked_picture_of_every_encoding_under_one_heading() -> None:

@@ -1,0 +1,84 @@
+"""Panels of any encoding, from its oracle: what tokens get by position; scores and biases by
+distance.
+"""
+
+from typing import Any, Sequence
+
+import numpy as np
+
+from posenc_export.catalogue import grids, waves
+from posenc_export.catalogue.waves import COLOURS
+from posenc_export.encodings.shared.base import Geometry, PositionEncoding
+
+VECTORS, SHOWN = 12, 4  # random vectors of the mean score; heads with a line of their own
+CLIPPED = 2  # colours end at this multiple of the 99th percentile
+LABELLED = 8  # heads in a legend
+
+
+def change(encoding: PositionEncoding, geometry: Geometry, positions: int) -> np.ndarray:
+    """Encodings of the same token at all positions, minus that token: [positions,E]."""
+    token = np.random.default_rng(0).standard_normal(encoding.token_width(geometry.width))
+    rows = encoding.oracle().embed_rows(np.repeat(token[None], positions, 0), range(positions))
+    return rows - token if len(token) == geometry.width else rows
+
+
+def embedded(axes: Any, rows: np.ndarray) -> None:
+    """Draw the changes of tokens [positions,E] as colours."""
+    sizes = np.abs(rows)
+    largest, usual = float(sizes.max()), CLIPPED * float(np.quantile(sizes, 0.99))
+    # Trained tables have a few numbers beside which no other would be seen.
+    limit = usual if 0 < usual < largest else largest or 1.0
+    options: Any = {"aspect": "auto", "origin": "lower", "cmap": "RdBu_r"}
+    waves.heatmap(axes, rows.T, limit < largest, vmin=-limit, vmax=limit, **options)
+    waves.labels(axes, "position", "entry")
+
+
+def bias(axes: Any, encoding: PositionEncoding, geometry: Geometry, distance: int) -> None:
+    """Draw the bias of each head by distance."""
+    oracle, step = encoding.oracle(), -(-geometry.heads // LABELLED)
+    for head in range(geometry.heads):
+        values = [oracle.bias(head, distance, distance - far) for far in range(distance + 1)]
+        color = COLOURS[head % len(COLOURS)]
+        axes.plot(values, color=color, linewidth=1, label=None if head % step else str(head))
+    waves.labels(axes, "distance", "bias")
+    waves.legend(axes, "head", ncols=2)
+
+
+def similarity(axes: Any, encoding: PositionEncoding, geometry: Geometry, distance: int) -> None:
+    """Draw mean and standard deviation of scores over random vectors, for the first head."""
+    scores = _scores(encoding, geometry, distance, [0] * VECTORS)
+    mean, spread = scores.mean(0), scores.std(0)
+    axes.fill_between(
+        range(distance + 1), mean - spread, mean + spread, color=COLOURS[0], alpha=0.2, linewidth=0
+    )
+    axes.plot(mean, color=COLOURS[0], linewidth=1.2)
+    waves.labels(axes, "distance", "score")
+
+
+def by_content(axes: Any, encoding: PositionEncoding, geometry: Geometry, distance: int) -> None:
+    """Draw a line for each of some heads, minus the score of the query's own key."""
+    heads = range(min(SHOWN, geometry.heads))
+    scores = _scores(encoding, geometry, distance, heads)
+    for head, color in zip(heads, COLOURS, strict=False):
+        axes.plot(scores[head] - scores[head, 0], color=color, linewidth=1, label=str(head))
+    waves.legend(axes, "head, vector")
+    waves.labels(axes, "distance", "score")
+
+
+def _scores(
+    encoding: PositionEncoding, geometry: Geometry, query: int, heads: Sequence[int]
+) -> np.ndarray:
+    """Scores [n,query+1] by distance, of a query and keys that are the same random vector, for n
+    heads.
+    """
+    random, oracle = np.random.default_rng(0), encoding.oracle()
+    oracle.begin(range(query + 1))
+    oracle.observe(random.standard_normal((query + 1, geometry.width)))
+    rows, alike = [], grids.heads_alike(oracle)
+    for head in heads:
+        vector = random.standard_normal((1, geometry.head_size))
+        vectors, index = (vector, 0) if alike else (np.repeat(vector, geometry.heads, 0), head)
+        own = oracle.rotate_heads(vectors, query)[index]
+        keys = np.stack([oracle.rotate_key_heads(vectors, p)[index] for p in range(query + 1)])
+        rows.append(oracle.scores(head, own, keys, query, range(query + 1))[::-1])
+    return np.stack(rows)
