@@ -23,7 +23,7 @@ from posenc_export.export.targets import (
 )
 from posenc_export.export.targets.group_query import GroupQuery
 from posenc_export.export.targets.rewriter import Builder
-from posenc_export.runtime.session.graph_runner import GraphRunner
+from posenc_export.runtime.artefact import graph_inputs
 
 STORED_BLOCKS = ("int8-32", "int4", "int4-128", "keep")  # formats whose codes are packed in blocks
 
@@ -154,18 +154,16 @@ def _distances_short(distances: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _input(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Any:
-    """Change a graph input of the calls of a session, but of its repeated steps."""
+    """Change a graph input of the calls of a session, but not of its repeated steps."""
+    row = graph_inputs.AFTER_TOKENS[name]
 
-    def ruined(feeds_of: Callable[..., Dict[str, Any]]) -> Callable[..., Dict[str, Any]]:
-        def wrong(*arguments: Any) -> Dict[str, Any]:
-            feeds = feeds_of(*arguments)
-            if name in feeds:
-                feeds[name] = change(feeds[name]).astype(feeds[name].dtype)
-            return feeds
+    def fill(call: graph_inputs.NewTokens) -> np.ndarray:
+        assert row.fill is not None
+        values = row.fill(call)
+        return change(values).astype(values.dtype)
 
-        return wrong
-
-    return _patched(GraphRunner, "_feeds", ruined)
+    changed = {name: replace(row, fill=fill)}
+    return lambda _: mock.patch.dict(graph_inputs.AFTER_TOKENS, changed)
 
 
 @contextlib.contextmanager
