@@ -147,33 +147,33 @@ ENCODINGS = (
     ),
 )
 OPERATIONS = (
-    ("ops/core.py", "visible = keys.ge(0)", "visible = keys.ge(-1)", f"'{CORRECT}[rope]'"),
+    ("ops/attention.py", "visible = keys.ge(0)", "visible = keys.ge(-1)", f"'{CORRECT}[rope]'"),
     (
-        "ops/core.py",
+        "ops/attention.py",
         "visible & keys.ge(queries - before)",
         "visible & keys.gt(queries - before)",
         f"{PARTS}::test_a_model_of_these_parts_is_certified",
     ),
     (
-        "ops/core.py",
+        "ops/rotations.py",
         "second * cos + first * sin), dim=-1\n",
         "second * cos + first * cos), dim=-1\n",
         _oracle("rotate", "rope-interleaved"),
     ),
     (
-        "ops/core.py",
-        "device=held.device) + held.unsqueeze(1)",
-        "device=held.device) + 0 * held.unsqueeze(1)",
+        "ops/caches.py",
+        "device=used.device) + used.unsqueeze(1)",
+        "device=used.device) + 0 * used.unsqueeze(1)",
         "tests/runtime/graphs/test_torch_caches.py",
     ),
     (
-        "ops/core.py",
+        "ops/attention.py",
         "* (scale / softcap))",
         "* scale)",
         f"{PARTS}::test_a_model_of_these_parts_is_certified",
     ),
     (
-        "ops/core.py",
+        "ops/scores.py",
         "(key_positions.unsqueeze(1) - positions.unsqueeze(2)).clamp(-left, right) + left",
         "(key_positions.unsqueeze(1) - positions.unsqueeze(2)).clamp(-left, right) + right",
         f"'{CORRECT}[shaw-bert]'",

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from posenc_export import ops
 from posenc_export.encodings.shared.base import Exact, Geometry, Oracle, PositionEncoding
-from posenc_export.ops.angles import reduced_angle
 
 
 class ComplexOrder(PositionEncoding):
@@ -48,7 +48,7 @@ class ComplexOrder(PositionEncoding):
         amplitude, frequency, phase = x.split(self.parts, dim=-1)
         if self.frequency is not None:
             frequency = self.frequency()
-        angle = reduced_angle(
+        angle = ops.reduced_angle(
             positions.unsqueeze(2).to(torch.float64) * frequency.to(torch.float64)
         )
         if self.parts[2] > 0:

@@ -13,7 +13,6 @@ from torch import Tensor
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Exact, Geometry, Oracle, PositionEncoding
 from posenc_export.encodings.shared.rotary import Layout, Place, multiply_pairs, rotary_size
-from posenc_export.ops.angles import reduced_angle
 
 
 class RoPE2D(PositionEncoding):
@@ -53,7 +52,7 @@ class RoPE2D(PositionEncoding):
         turns = places[0] * along[0]
         for axis in range(1, along.size(0)):
             turns = turns + places[axis] * along[axis]
-        angles = reduced_angle(turns)
+        angles = ops.reduced_angle(turns)
         cos, sin = angles.cos(), angles.sin()
         each = q.size(2) // k.size(2)
         return ops.apply_rotation(

@@ -28,7 +28,6 @@ from posenc_export.encodings.shared.rotary import (
     rotary_size,
 )
 from posenc_export.ops import turned_keys
-from posenc_export.ops.angles import reduced_angle
 
 Keys = Literal["raw", "rotated"]
 Lengths = Literal["by_position", "per_call"]
@@ -192,7 +191,7 @@ class RoPEDynamic(PositionEncoding):
             angles = places.to(torch.float64) * (
                 first.to(torch.float64) + self.second(longest).to(torch.float64)
             )
-        reduced = reduced_angle(angles).unsqueeze(2)
+        reduced = ops.reduced_angle(angles).unsqueeze(2)
         return reduced.cos(), reduced.sin()
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from posenc_export import ops
 from posenc_export.encodings.shared import sinusoids
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows, Table
-from posenc_export.ops.angles import reduced_angle
 
 
 class Sinusoidal(PositionEncoding):
@@ -92,7 +92,7 @@ class Sinusoidal(PositionEncoding):
     def waves(self, positions: Tensor) -> Tensor:
         """Compute the rows [B,S,E] float32 at positions [B,S] int64."""
         frequencies = self.frequencies.rows.to(torch.float64)
-        angles = reduced_angle(
+        angles = ops.reduced_angle(
             (positions.clamp(min=0) + self.offset).unsqueeze(2).to(torch.float64)
             * (frequencies[0] + frequencies[1])
         )

@@ -281,7 +281,7 @@ def _with_layers(model: Stack, chosen: Sequence[int]) -> Stack:
 
 def _mark(_: torch.nn.Module, __: Any, outputs: Any) -> Any:
     x, present = outputs
-    return Passed.emit(x, x.shape, x=x), present
+    return Passed.emit(x, x.shape, x), present
 
 
 def _is_mark(node: ir.Node) -> bool:

@@ -1,27 +1,40 @@
 """Semantic operations: eager reference, and the graph nodes that a lowering replaces. Encodings
 and models use them as `ops.name`.
+
+Inside `graph.semantic_graph()`, each operation emits one node of the domain `posenc`, which export/
+rewrites for the target. Everywhere else, TorchScript included, it computes its reference.
+
+Shapes: B batch, S new tokens, T slots of a cache, N heads (H or K), H query heads, K kv heads, D
+head size, M table rows, r rotary size.
 """
 
-from posenc_export.ops.core import (  # noqa: F401
-    append,
-    append_positions,
-    apply_rotation,
+from posenc_export.ops.attention import (  # noqa: F401
     attend,
     attend_with_weights,
     attention_mask,
     attention_weights,
-    collect_by_distance,
-    distances,
-    fit_positions,
-    pick,
     products,
-    rotate_both,
-    rotate_pairs,
-    rows_at_counts,
     select_tokens,
     split_heads,
+    weighted_values,
+)
+from posenc_export.ops.caches import (  # noqa: F401
+    append,
+    append_positions,
+    fit_positions,
+    write_index,
+)
+from posenc_export.ops.rotations import (  # noqa: F401
+    apply_rotation,
+    reduced_angle,
+    rotate_both,
+    rotate_pairs,
+)
+from posenc_export.ops.scores import (  # noqa: F401
+    collect_by_distance,
+    distances,
+    pick,
+    rows_at_counts,
     suffix_sum,
     wave_products,
-    weighted_values,
-    write_index,
 )

@@ -1,7 +1,7 @@
 """Semantic nodes: each class names the inputs of a node, in their order, and its attributes, for
 the operation that emits it and for the lowerings that read it.
 
-Inside `semantic_graph()`, the operations of core.py emit these nodes instead of computing.
+Inside `semantic_graph()`, operations emit these nodes instead of computing.
 """
 
 import contextlib
@@ -9,7 +9,6 @@ from contextvars import ContextVar
 from typing import (
     TYPE_CHECKING,
     Any,
-    Dict,
     Generic,
     Iterator,
     List,
@@ -27,16 +26,15 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 DOMAIN = "posenc"
-_emitting = ContextVar(
-    "emitting", default=False
-)  # not a global, so that models that run in other threads compute during an export
+# Not a global, so that models that run in other threads compute during an export.
+_emitting = ContextVar("emitting", default=False)
 K = TypeVar("K", int, bool, float, str)
 N = TypeVar("N", bound="Node")
 
 
 @contextlib.contextmanager
 def semantic_graph() -> Iterator[None]:
-    """Make the operations of core.py emit nodes within the context, in this thread."""
+    """Make operations emit nodes within the context, in this thread."""
     token = _emitting.set(True)
     try:
         yield
@@ -94,19 +92,19 @@ class Node:
         self.node = node
 
     @classmethod
-    def emit(cls, like: Tensor, shape: Sequence[int], /, **fields: Any) -> Tensor:
-        """Emit a node and return its output, with the dtype of `like`. fields: each input and
-        attribute by name.
+    def emit(cls, like: Tensor, shape: Sequence[int], /, *values: Any, **others: Any) -> Tensor:
+        """Emit a node and return its output, with the dtype of `like`. values: inputs, then
+        attributes, in their order; others: the rest by name.
         """
-        assert fields.keys() == {*cls.inputs, *cls.attributes}, (
+        names = (*cls.inputs, *cls.attributes)
+        fields = {**dict(zip(names, values, strict=False)), **others}
+        assert fields.keys() == set(names) and len(values) + len(others) == len(names), (
             f"{cls.__name__} got {', '.join(fields)}"
         )
-        sources: List[Optional[Tensor]] = [fields[name] for name in cls.inputs]
-        attributes: Dict[str, Any] = {name: float(fields[name]) for name in cls.attributes}
         return torch.onnx.ops.symbolic(
             f"{DOMAIN}::{cls.__name__}",
-            sources,
-            attributes,
+            [fields[name] for name in cls.inputs],
+            {name: float(fields[name]) for name in cls.attributes},
             dtype=like.dtype,
             shape=list(shape),
             version=1,
@@ -116,11 +114,9 @@ class Node:
     def of(cls: Type[N], value: Optional["ir.Value"]) -> Optional[N]:
         """Return the node of this class that produces a value, or None."""
         node = None if value is None else value.producer()
-        return (
-            cls(node)
-            if node is not None and node.domain == DOMAIN and node.op_type == cls.__name__
-            else None
-        )
+        if node is None or node.domain != DOMAIN or node.op_type != cls.__name__:
+            return None
+        return cls(node)
 
     @property
     def output(self) -> "ir.Value":
@@ -185,20 +181,10 @@ class Mask(Node):
 
 
 class Attend(Node):
-    q, keys, values, mask, content, sinks = (
-        Input(),
-        Input(),
-        Input(),
-        Input(),
-        OptionalInput(),
-        OptionalInput(),
-    )
-    heads, kv_heads, scale, softcap = (
-        Attribute(int),
-        Attribute(int),
-        Attribute(float),
-        Attribute(float),
-    )
+    q, keys, values, mask = Input(), Input(), Input(), Input()
+    content, sinks = OptionalInput(), OptionalInput()
+    heads, kv_heads = Attribute(int), Attribute(int)
+    scale, softcap = Attribute(float), Attribute(float)
 
 
 class AttentionWeights(Node):
@@ -258,15 +244,8 @@ class ChooseRotation(Node):
 
 
 class Recur(Node):
-    x, hidden, count, weight, recurrent, bias, recurrent_bias = (
-        Input(),
-        Input(),
-        Input(),
-        Input(),
-        Input(),
-        Input(),
-        Input(),
-    )
+    x, hidden, count = Input(), Input(), Input()
+    weight, recurrent, bias, recurrent_bias = Input(), Input(), Input(), Input()
     width = Attribute(int)
 
 
@@ -284,19 +263,9 @@ class Experts(Node):
     gates and of ups, weights [N,H,E] and biases [N,E] of downs.
     """
 
-    x, weights, gates, gates_bias, ups, ups_bias, downs, downs_bias = (
-        Input(),
-        Input(),
-        Input(),
-        OptionalInput(),
-        Input(),
-        OptionalInput(),
-        Input(),
-        OptionalInput(),
-    )
-    chosen, alpha, beta, limit = (
-        Attribute(int),
-        Attribute(float),
-        Attribute(float),
-        Attribute(float),
-    )
+    x, weights = Input(), Input()
+    gates, gates_bias = Input(), OptionalInput()
+    ups, ups_bias = Input(), OptionalInput()
+    downs, downs_bias = Input(), OptionalInput()
+    chosen = Attribute(int)
+    alpha, beta, limit = Attribute(float), Attribute(float), Attribute(float)

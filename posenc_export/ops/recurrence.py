@@ -1,4 +1,4 @@
-"""Semantic operations that read tokens in order; core.py says what a semantic operation is."""
+"""Semantic operations that read tokens in order."""
 
 from typing import List, Tuple
 
@@ -33,21 +33,11 @@ def recur(
     Weights have the shapes and order (reset, update, new) of torch.nn.GRU: weight [3N,E], recurrent
     [3N,N], bias [3N], recurrent_bias [3N].
     """
-    if not torch.jit.is_scripting():
-        if emitting():
-            y = graph.Recur.emit(
-                x,
-                [x.size(0), x.size(1), hidden.size(1)],
-                x=x,
-                hidden=hidden,
-                count=count,
-                weight=weight,
-                recurrent=recurrent,
-                bias=bias,
-                recurrent_bias=recurrent_bias,
-                width=hidden.size(1),
-            )
-            return y, graph.LastHidden.emit(hidden, hidden.shape, outputs=y)
+    if not torch.jit.is_scripting() and emitting():
+        shape, weights = [x.size(0), x.size(1), hidden.size(1)], (weight, recurrent)
+        biases, width = (bias, recurrent_bias), hidden.size(1)
+        y = graph.Recur.emit(x, shape, x, hidden, count, *weights, *biases, width)
+        return y, graph.LastHidden.emit(hidden, hidden.shape, y)
     outputs: List[Tensor] = []
     for index in range(x.size(1)):
         following = torch.gru_cell(x[:, index], hidden, weight, recurrent, bias, recurrent_bias)

@@ -1,6 +1,4 @@
-"""Attention over keys that are turned further for each query; a semantic operation, as those of
-core.py.
-"""
+"""A semantic operation: attention over keys that are turned further for each query."""
 
 from typing import Optional
 
@@ -9,7 +7,6 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.ops import graph
-from posenc_export.ops.angles import reduced_angle
 from posenc_export.ops.graph import emitting
 
 
@@ -39,33 +36,19 @@ def attend(
     """
     if not torch.jit.is_scripting():
         if emitting():
-            shape = [q.size(0), q.size(1), q.size(2) * values.size(3)]
             return graph.AttendTurnedKeys.emit(
                 values,
-                shape,
-                q=q,
-                keys=keys,
-                values=values,
-                mask=mask,
-                content=None,
-                sinks=None,
-                scale=scale,
-                softcap=0.0,
-                positions=positions,
-                key_positions=key_positions,
-                first=first,
-                second=second,
-                interleaved=interleaved,
-                first_turned=first_turned,
-                heads=q.size(2),
-                kv_heads=keys.size(1),
+                [q.size(0), q.size(1), q.size(2) * values.size(3)],
+                *(q, keys, values, mask, None, None),  # no content, no sinks
+                *(positions, key_positions, first, second),
+                *(q.size(2), keys.size(1), scale, 0.0),  # no softcap
+                *(interleaved, first_turned),
             )
     else:  # a branch that depends on positions, which torch.export does not trace
         if int(positions.max()) < first_turned:
             return ops.attend(q, keys, values, mask, None, scale)
-    scores = products(
-        q, keys, reduced_angle(_angles(positions, key_positions, first, second)), interleaved
-    )
+    angles = ops.reduced_angle(_angles(positions, key_positions, first, second))
+    scores = products(q, keys, angles, interleaved)
     return ops.weighted_values(ops.attention_weights(scale * scores, mask), values)
 
 
@@ -76,17 +59,13 @@ def _angles(
     rows = positions.clamp(min=0)
     own, kept = torch.nn.functional.embedding(rows, first)[:, None, :, None], first[0]
     if second is None:
-        places, key_places = (
-            positions.to(torch.float32)[:, None, :, None, None],
-            key_positions.to(torch.float32)[:, None, None, :, None],
-        )
+        places = positions.to(torch.float32)[:, None, :, None, None]  # [B,1,S,1,1]
+        key_places = key_positions.to(torch.float32)[:, None, None, :, None]  # [B,1,1,T,1]
         of_key = (key_places * own).to(torch.float64) - (key_places * kept).to(torch.float64)
         return of_key - ((places * own).to(torch.float64) - (places * kept).to(torch.float64))
     leading = own.to(torch.float64) - kept.to(torch.float64)
-    drift = leading + (
-        torch.nn.functional.embedding(rows, second)[:, None, :, None].to(torch.float64)
-        - second[0].to(torch.float64)
-    )
+    rest = torch.nn.functional.embedding(rows, second)[:, None, :, None].to(torch.float64)
+    drift = leading + (rest - second[0].to(torch.float64))  # [B,1,S,1,r/2]
     return ops.distances(positions, key_positions).to(torch.float64).unsqueeze(4) * drift
 
 
@@ -94,15 +73,12 @@ def products(q: Tensor, keys: Tensor, angles: Tensor, interleaved: bool) -> Tens
     """Rotate the first r entries of keys [B,K,T,D] by angles [B,1,S,T,r/2] float32, which depend
     on the query, and multiply with q [B,S,H,D]: [B,H,S,T] float32.
     """
-    size, by_query = 2 * angles.size(4), q.to(torch.float32).transpose(1, 2).unsqueeze(3)
+    size = 2 * angles.size(4)
+    by_query = q.to(torch.float32).transpose(1, 2).unsqueeze(3)  # [B,H,S,1,D]
     by_key = keys.to(torch.float32).repeat_interleave(q.size(2) // keys.size(1), dim=1).unsqueeze(2)
     if interleaved:
-        a, b, c, d = (
-            by_query[..., 0:size:2],
-            by_query[..., 1:size:2],
-            by_key[..., 0:size:2],
-            by_key[..., 1:size:2],
-        )
+        a, b = by_query[..., 0:size:2], by_query[..., 1:size:2]
+        c, d = by_key[..., 0:size:2], by_key[..., 1:size:2]
     else:
         (a, b), (c, d) = by_query[..., :size].chunk(2, dim=-1), by_key[..., :size].chunk(2, dim=-1)
     scores = ((a * c + b * d) * angles.cos() + (b * c - a * d) * angles.sin()).sum(-1)

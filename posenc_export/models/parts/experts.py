@@ -222,8 +222,8 @@ class Experts(torch.nn.Module):
         return graph.Experts.emit(
             x,
             x.shape,
-            x=x,
-            weights=weights,
+            x,
+            weights,
             **matrices,
             chosen=self.choose.chosen,
             **self.unit.swiglu,

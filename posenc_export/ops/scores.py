@@ -1,0 +1,86 @@
+"""Semantic operations for terms of scores: by distance, by position, and by counted keys."""
+
+import torch
+from torch import Tensor
+
+from posenc_export.ops import graph
+from posenc_export.ops.attention import products
+from posenc_export.ops.graph import emitting
+
+
+def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
+    """Subtract query positions [B,S] int64 from key positions [B,T] int64: [B,1,S,T] float32.
+    Entries of padding are undefined.
+    """
+    if not torch.jit.is_scripting() and emitting():
+        shape = [q_positions.size(0), 1, q_positions.size(1), k_positions.size(1)]
+        like = torch.empty(0, dtype=torch.float32)
+        return graph.Distances.emit(like, shape, q_positions, k_positions)
+    return (k_positions[:, None, None] - q_positions[:, None, :, None]).to(torch.float32)
+
+
+def wave_products(q: Tensor, key_positions: Tensor, waves: Tensor) -> Tensor:
+    """Multiply q [B,H,S,E] with rows cos(p w), sin(p w) of waves [M,E] float32 at key_positions
+    p [B,T] int64: [B,H,S,T], arbitrary for p outside the table.
+    """
+    if not torch.jit.is_scripting() and emitting():
+        shape = [*q.shape[:3], key_positions.size(1)]
+        return graph.WaveProducts.emit(q, shape, q, key_positions, waves)
+    rows = torch.nn.functional.embedding(key_positions.clamp(0, waves.size(0) - 1), waves)
+    return (q.flatten(1, 2) @ rows.transpose(1, 2)).unflatten(1, [q.size(1), q.size(2)])
+
+
+def pick(rows: Tensor, index: Tensor) -> Tensor:
+    """Gather entries index [B,1 or H,S,T] int64, 0 .. R - 1, of the last axis of rows [B,H,S,R]:
+    [B,H,S,T].
+    """
+    if not torch.jit.is_scripting() and emitting():
+        return graph.Pick.emit(rows, [*rows.shape[:3], index.size(3)], rows, index)
+    return rows.gather(-1, index.expand(-1, rows.size(1), -1, -1))
+
+
+def collect_by_distance(
+    weights: Tensor, positions: Tensor, key_positions: Tensor, left: int, right: int
+) -> Tensor:
+    """Sum weights [B,H,S,T] by distance, key_positions [B,T] minus positions [B,S] int64,
+    clipped to -left .. right: [B,H,S,left+right+1].
+    """
+    if not torch.jit.is_scripting() and emitting():
+        shape = [*weights.shape[:3], left + right + 1]
+        return graph.CollectByDistance.emit(
+            weights, shape, weights, positions, key_positions, left, right
+        )
+    index = (key_positions.unsqueeze(1) - positions.unsqueeze(2)).clamp(-left, right) + left
+    index = index.unsqueeze(1).expand(-1, weights.size(1), -1, -1)  # [B,H,S,T]
+    sums = torch.zeros_like(weights[..., :1]).expand(-1, -1, -1, left + right + 1)
+    return sums.scatter_add(-1, index, weights)
+
+
+def suffix_sum(x: Tensor, own: bool = True) -> Tensor:
+    """Sum the entries of the last axis that follow each entry, and the entry itself if `own`.
+    Sums are formed from the end, so that rounding errors are small there.
+    """
+    if not torch.jit.is_scripting() and emitting():
+        return graph.SuffixSum.emit(x, x.shape, x, own)
+    sums = x.flip(-1).cumsum(-1).flip(-1)
+    return sums if own else sums - x
+
+
+def rows_at_counts(q: Tensor, keys: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
+    """Interpolate rows [B,H,S,R] at the count of each key, which is the sum of sigmoid(q k) over
+    this and all later visible keys, at most R - 1: [B,H,S,T] float32. q [B,S,H,D], keys [B,K,T,D],
+    mask [B,1 or H,S,T].
+    """
+    if not torch.jit.is_scripting() and emitting():
+        shape, sizes = [*rows.shape[:3], keys.size(2)], (q.size(2), keys.size(1))
+        return graph.RowsAtCounts.emit(rows, shape, q, keys, mask, rows, *sizes)
+    gates = torch.sigmoid(products(q, keys)) * mask.ge(0).to(torch.float32)
+    # Kernels add float32 numbers in different orders; in float64 they agree on the row below a
+    # count and on the fraction above it.
+    counts = suffix_sum(gates.to(torch.float64)).clamp(0.0, rows.size(3) - 1.0)
+    below = counts.floor()
+    # Clamped as integers: NaN gives no valid index, and an index out of range would fail the whole
+    # batch.
+    index = below.to(torch.int64).clamp(0, rows.size(3) - 1)
+    steps = rows.diff(dim=3, append=rows[..., -1:])
+    return pick(rows, index) + (counts - below).to(torch.float32) * pick(steps, index)
