@@ -26,7 +26,6 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import check_graph
 from posenc_export.runtime.graphs import cuda, cuda_placement, cuda_steps
 from posenc_export.runtime.graphs.cuda_steps import DeviceSteps
-from posenc_export.runtime.graphs.mapped_weights import mapped_weights
 from posenc_export.runtime.graphs.onnx_files import check_external, load_errors, refused
 from posenc_export.runtime.session import device_memory
 from posenc_export.runtime.session.buffered_caches import BufferedCaches
@@ -196,18 +195,11 @@ class OrtGraph:
         self._turn: ContextManager[Any] = (
             device_memory.TURN if self.device == "cuda" else contextlib.nullcontext()
         )
-        with (
-            self._turn,
-            refused(path),
-            mapped_weights(options, path.parent, manifest, provider) as weights,
-        ):
+        with self._turn, refused(path):
             if content:
                 options.add_session_config_entry(FOLDER, utf8(path.parent))
             opened = content or utf8(path)
             self.session, captures = _opened(opened, options, provider, captures)
-            self.session.posenc_weights = (
-                weights  # the session reads them, so they must live as long
-            )
             check_graph(manifest, self.session.get_inputs(), self.session.get_outputs())
         self.steps = DeviceSteps(self.session, captures)
 

@@ -12,7 +12,6 @@ import numpy as np
 import onnxruntime
 
 from posenc_export.runtime.graphs import onnx_parts
-from posenc_export.runtime.graphs.mapped_weights import mapped_weights
 from posenc_export.runtime.graphs.onnx_nodes import Node
 from posenc_export.runtime.graphs.ort_graph import SLOWER, OrtGraph, session_options
 from posenc_export.runtime.session.buffered_caches import BufferedCaches
@@ -121,12 +120,6 @@ def _opened(content: bytes, graph: Graph, threads: Optional[int]) -> Any:
     options.add_session_config_entry(
         "session.model_external_initializers_file_folder_path", str(graph.folder)
     )
-    with mapped_weights(options, graph.folder, graph.manifest, "cpu") as weights:
-        session = onnxruntime.InferenceSession(
-            content,
-            options,
-            providers=["CPUExecutionProvider"],
-            disabled_optimizers=SLOWER["cpu"],
-        )
-    session.posenc_weights = weights  # the session reads them, so they must live as long
-    return session
+    return onnxruntime.InferenceSession(
+        content, options, providers=["CPUExecutionProvider"], disabled_optimizers=SLOWER["cpu"]
+    )
