@@ -15,9 +15,7 @@ FORMAT_BYTES = {
 
 def cache_bytes(manifest: Manifest, context: int) -> int:
     """Return the size in bytes of the valid part of all key and value caches of one row."""
-    caches = [
-        state for state in manifest.states if state.update != "replace" and len(state.axes) == 4
-    ]
+    caches = [state for state in manifest.states if not state.replaced and len(state.axes) == 4]
     return context * sum(
         ITEM_BYTES[state.dtype] * int(state.axes[1]) * int(state.axes[3]) for state in caches
     )

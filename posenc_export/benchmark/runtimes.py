@@ -74,7 +74,7 @@ def _optimum(folder: Path, manifest: Manifest) -> bool:
 
 
 def _openvino(folder: Path, manifest: Manifest) -> bool:
-    append_only = [state.update == "append" and len(state.axes) == 4 for state in manifest.states]
+    append_only = [state.grows and len(state.axes) == 4 for state in manifest.states]
     return (
         manifest.target == "onnx"
         and manifest.signature == "mask"

@@ -109,7 +109,7 @@ def _conditions(manifest: Manifest, language: str) -> List[str]:
         "axes": manifest.axes > 0,
         "stop_ids": bool(manifest.stop_ids),
         "external": WEIGHTS in manifest.files,
-        "past_positions": bool(manifest.states) and manifest.states[0].past == "past_positions",
+        "past_positions": manifest.stores_positions,
     }
     updates = {state.update for state in manifest.states}
     return [
@@ -142,9 +142,7 @@ def _values(manifest: Manifest, language: str) -> Dict[str, Any]:
         "width": manifest.inputs[0].axes[-1],
         "vocabulary": manifest.vocabulary,
         "planes": 1 + manifest.axes,
-        "capacity": min(CAPACITY, manifest.max_positions)
-        if any(state.update == "in_place" for state in manifest.states)
-        else 0,
+        "capacity": min(CAPACITY, manifest.max_positions) if manifest.in_place else 0,
         "max_positions": manifest.max_positions,
         "stop_ids": list(manifest.stop_ids),
         "stop_list": "{" + ", ".join(map(str, manifest.stop_ids)) + "}",
@@ -158,7 +156,7 @@ def _values(manifest: Manifest, language: str) -> Dict[str, Any]:
             [manifest.outputs[0].name, *(state.present for state in manifest.states)]
         ),
         "state_axes": ", ".join(
-            str(state.axis) if state.update == "in_place" else "-1" for state in manifest.states
+            str(state.axis) if state.in_place else "-1" for state in manifest.states
         ),
         "first": first,
         "result": 1 + first,

@@ -125,7 +125,7 @@ def _cuda(folder: Path, manifest: Manifest) -> List[Line]:
 
     if graph_file(manifest) != "model.onnx":
         return []
-    grows = any(state.update == "append" for state in manifest.states)
+    grows = any(state.grows for state in manifest.states)
     found = cuda_placement.placed(locate(folder) / graph_file(manifest)).said(grows)
     return [
         (

@@ -30,7 +30,7 @@ from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.places import check_folder
 from posenc_export.runtime.artefact.publish import StagingFolder, sweep
-from posenc_export.runtime.artefact.schema import Weights
+from posenc_export.runtime.artefact.records import Weights
 from posenc_export.runtime.artefact.tokenizer import check_tokenizer
 from posenc_export.runtime.verification import reference
 from posenc_export.runtime.verification.grid_inputs import grid_of

@@ -17,7 +17,8 @@ from posenc_export.models.stack import Stack, Text
 from posenc_export.models.user_module import OwnModule, inner_of
 from posenc_export.runtime.artefact.graph_inputs import ENCODER_MASK, B, M, P, Q, R, S, T
 from posenc_export.runtime.artefact.manifest import Axis, Manifest, Package, State, Value
-from posenc_export.runtime.artefact.schema import INTERFACE, Generation, passed
+from posenc_export.runtime.artefact.records import Generation
+from posenc_export.runtime.artefact.schema import INTERFACE, passed
 
 TRACE = {
     B: 2,

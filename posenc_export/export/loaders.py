@@ -149,7 +149,7 @@ def _genai(config: StackConfig, manifest: Manifest, shape: Tuple[Axis, Axis]) ->
         **ids,
         "decoder": decoder,
     }
-    in_place = any(state.update == "in_place" for state in manifest.states)
+    in_place = manifest.in_place
     return {
         "model": model,
         "search": {

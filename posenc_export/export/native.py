@@ -184,7 +184,7 @@ def _set_strides(nodes: List[torch.fx.Node], manifest: Manifest) -> None:
     """
     made: Dict[int, torch.SymInt] = {}
     for node, state in zip(nodes, manifest.states, strict=True):
-        if state.update != "in_place":
+        if not state.in_place:
             continue
         example = node.meta["val"]
         strides: List[Any] = [1] * example.dim()

@@ -18,7 +18,7 @@ from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.certificate import FAILED, FORM
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.artefact.schema import Quality
+from posenc_export.runtime.artefact.records import Quality
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification.proof import rounded_up
 from posenc_export.shared.progress import Progress, Steps, silent

@@ -20,8 +20,8 @@ from posenc_export.models.user_module import Inner, inner_of
 from posenc_export.runtime.artefact import archive, files
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.artefact.records import Numbers
 from posenc_export.runtime.artefact.rules import WEIGHTS, graph_file
-from posenc_export.runtime.artefact.schema import Numbers
 from posenc_export.shared.preset_folders import is_preset
 
 FILE_NAME = "encodings.bin"

@@ -25,7 +25,7 @@ UNAPPLIED: Dict[str, Sequence[Any]] = {
 
 
 def read(files: Mapping[str, bytes], config: Mapping[str, Any], vocabulary: int) -> Dict[str, Any]:
-    """Return the fields of runtime.artefact.schema.Generation that differ from their defaults.
+    """Return the fields of runtime.artefact.records.Generation that differ from their defaults.
 
     Args:
         files: the files of the checkpoint by name.

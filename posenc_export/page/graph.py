@@ -68,7 +68,7 @@ def fuses_all_caches(source: Path, manifest: Manifest) -> bool:
     """
     import onnx
 
-    caches = {state.past for state in manifest.states if state.update == "in_place"}
+    caches = {state.past for state in manifest.states if state.in_place}
     readers = {
         node.op_type
         for node in onnx.load(source, load_external_data=False).graph.node

@@ -37,7 +37,7 @@ def check_memory(manifest: Manifest, limits: Limits, available: Optional[int]) -
 
 def bytes_per_slot(manifest: Manifest) -> int:
     """Return the bytes of the caches of one row for one token."""
-    cached = (state for state in manifest.states if state.update != "replace")
+    cached = (state for state in manifest.states if not state.replaced)
     return sum(
         math.prod(axis for axis in state.axes if isinstance(axis, int))
         * np.dtype(state.dtype).itemsize

@@ -17,7 +17,7 @@ from posenc_export.benchmark.spread import spread
 from posenc_export.export.describe import eager
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
-from posenc_export.runtime.artefact.schema import Quality, Weights
+from posenc_export.runtime.artefact.records import Quality, Weights
 from tests.benchmark import rows
 
 BLOCK = block_config(32, 4, 64, kv_heads=2, qkv_bias=True, output_bias=True)

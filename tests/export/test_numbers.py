@@ -22,7 +22,7 @@ from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.artefact.schema import Weights
+from posenc_export.runtime.artefact.records import Weights
 from posenc_export.runtime.graphs.onnx_nodes import read
 from posenc_export.runtime.verification.constants import Constants
 from posenc_export.runtime.verification.digests import digests_of

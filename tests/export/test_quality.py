@@ -18,7 +18,7 @@ from posenc_export.export.quantization import calibration, formats, text
 from posenc_export.models.presets import load_preset, seeded
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.models.stack import Text
-from posenc_export.runtime.artefact.schema import Quality, Weights
+from posenc_export.runtime.artefact.records import Quality, Weights
 from tests.traces import sources
 
 BLOCK = block_config(32, 4, 48, encoding={"name": "rope"})

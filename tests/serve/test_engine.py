@@ -11,7 +11,7 @@ from typing import Any, Dict, List
 import numpy as np
 import pytest
 
-from posenc_export.runtime.artefact.schema import Generation
+from posenc_export.runtime.artefact.records import Generation
 from posenc_export.runtime.session import speculation
 from posenc_export.runtime.session.buffer import Buffer
 from posenc_export.runtime.session.errors import GraphError

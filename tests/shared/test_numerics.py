@@ -15,7 +15,7 @@ from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.runtime import load, verify
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.manifest import Calibration
-from posenc_export.runtime.artefact.schema import Reference, Weights
+from posenc_export.runtime.artefact.records import Reference, Weights
 from posenc_export.runtime.verification import measuring, proof, reference
 from posenc_export.shared.numerics import (
     LIMIT,

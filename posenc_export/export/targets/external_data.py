@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from posenc_export.runtime.artefact import files
+from posenc_export.runtime.artefact.records import File
 from posenc_export.runtime.artefact.rules import WEIGHTS
-from posenc_export.runtime.artefact.schema import File
 from posenc_export.shared.progress import Steps
 
 # Bytes, as in onnx.save_model; smaller tensors stay in the graph, where shape inference reads

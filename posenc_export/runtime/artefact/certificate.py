@@ -7,7 +7,7 @@ from typing import Annotated, Any, Dict, Literal, Mapping, Optional, TypedDict
 import msgspec
 from msgspec import Meta, Struct
 
-from posenc_export.runtime.artefact.schema import Finite, Text
+from posenc_export.runtime.artefact.records import Finite, Text
 
 FAILED = 1e300  # stored as the error of an output with NaN or infinity, which JSON cannot represent
 FINITE = 1e299  # stored as the tolerance of a cell whose outputs only have to be finite

@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Iterator, List, Optional, Union
 
-from posenc_export.runtime.artefact.schema import File, Manifest
+from posenc_export.runtime.artefact.records import File
+from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.shared.preset_folders import preset_folder
 
 PREFIX = ".posenc-"  # names of temporary folders and files of an export start with it

@@ -10,7 +10,8 @@ from typing import Callable, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 
-from posenc_export.runtime.artefact.schema import Axis, Manifest, Value
+from posenc_export.runtime.artefact.records import Axis
+from posenc_export.runtime.artefact.schema import Manifest, Value
 
 B, S, P, T, M = (
     "batch_size",

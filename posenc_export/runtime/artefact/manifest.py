@@ -10,15 +10,12 @@ import msgspec
 
 from posenc_export.runtime.artefact import files, rules
 from posenc_export.runtime.artefact.certificate import Proof
+from posenc_export.runtime.artefact.records import Axis, Calibration, File, Package
 from posenc_export.runtime.artefact.schema import (
     INTERFACE,
     MOST_PROOFS,
     SCHEMA,
-    Axis,
-    Calibration,
-    File,
     Manifest,
-    Package,
     State,
     Value,
     digest_of,
@@ -106,12 +103,7 @@ def read_alone(folder: Path, digest: Optional[str] = None) -> Manifest:
             a wrong type or outside its range, or contradicts itself.
     """
     content = _content(folder)
-    if content.get("schema") != SCHEMA:
-        raise ValueError(
-            f"artefact {folder}: expected schema {SCHEMA}, got "
-            f"{_short(content.get('schema'))}; export again with this version"
-        )
-    _check_interface(folder, content.get("interface", 0))
+    _check_version(folder, content.get("schema"), content.get("interface", 0))
     seal = content.pop("seal", None)
     if seal != digest_of(content):
         raise ValueError(
@@ -136,12 +128,22 @@ def read_alone(folder: Path, digest: Optional[str] = None) -> Manifest:
     return manifest
 
 
-def _check_interface(folder: Path, found: Any) -> None:
-    if isinstance(found, int) and found > INTERFACE:
-        rule = f"expected inputs and outputs of graph interface {INTERFACE} or below"
+def _check_version(folder: Path, schema: Any, interface: Any) -> None:
+    if schema is None:
         raise ValueError(
-            f"artefact {folder}: {rule}, got interface {found}; install the version of "
-            "posenc-export that wrote it, or export again with this one"
+            f"artefact {folder}: expected the version of its schema in {FILE_NAME}, got none; "
+            f"{REMEDY}"
+        )
+    if schema != SCHEMA:
+        raise ValueError(
+            f"artefact {folder}: expected schema {SCHEMA}, got {_short(schema)}; export again with "
+            "this version"
+        )
+    if isinstance(interface, int) and interface > INTERFACE:
+        raise ValueError(
+            f"artefact {folder}: expected inputs and outputs of graph interface {INTERFACE} or "
+            f"below, got interface {interface}; install the version of posenc-export that wrote "
+            "it, or export again with this one"
         )
 
 

@@ -44,7 +44,7 @@ def of_state(state: State) -> str:
     its initial value.
     """
     rule, first = UPDATES[state.update]
-    content = f"{POSITIONS} " if state.past == "past_positions" else ""
+    content = f"{POSITIONS} " if state.holds_positions else ""
     return f"{content}{rule.format(axis=state.axis)} First call: {first.format(fill=state.fill)}."
 
 

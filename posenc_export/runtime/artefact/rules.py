@@ -20,7 +20,8 @@ from posenc_export.runtime.artefact.graph_inputs import (
     T,
     after_tokens,
 )
-from posenc_export.runtime.artefact.schema import Axis, Manifest, State, Value
+from posenc_export.runtime.artefact.records import Axis
+from posenc_export.runtime.artefact.schema import Manifest, State, Value
 
 ENDS = {
     "decoder": ("input_ids", "logits"),
@@ -326,7 +327,7 @@ def _check_state(where: str, state: State, manifest: Manifest) -> None:
         f"{where} to have matching names past... and present...",
         f"{state.past} and {state.present}",
     )
-    if state.past != "past_positions":
+    if not state.holds_positions:
         _expect(not state.fill, f"{where}.fill to be 0 except for past_positions", state.fill)
         return
     right = (state.dtype, len(state.axes), state.fill, manifest.signature) == (
@@ -381,13 +382,13 @@ def _check_caches(manifest: Manifest) -> None:
     _expect(right, "int8 states exactly with cache int8, for target ort in float32", got)
     for state in small:
         right = (
-            state.update == "in_place"
+            state.in_place
             and state.past.startswith("past_key_values.")
             and state.past.endswith((".key", ".value"))
         )
         _expect(right, "int8 states to be in-place keys and values", state.past)
     for state in manifest.states:
-        right = state.reads_hidden or (manifest.layout == "rows" and state.update == "in_place")
+        right = state.reads_hidden or (manifest.layout == "rows" and state.in_place)
         _expect(
             right,
             "reads_hidden to be false only for in-place states with layout rows",

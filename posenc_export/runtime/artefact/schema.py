@@ -4,43 +4,48 @@ is read, not when one is built in Python.
 
 import hashlib
 import json
-import math
 from typing import Annotated, Any, Dict, List, Optional, Tuple, Union
 
 import msgspec
 from msgspec import Meta, Struct
 
 from posenc_export.runtime.artefact.machine import Compiled
+from posenc_export.runtime.artefact.records import (
+    MOST,
+    AtLeastOne,
+    Axes,
+    Axis,
+    Bytes,
+    Calibration,
+    Counts,
+    DType,
+    FewIds,
+    File,
+    FileName,
+    Generation,
+    Name,
+    Numbers,
+    Package,
+    Quality,
+    Real,
+    Reference,
+    Sha256,
+    Size,
+    Text,
+    Weights,
+)
 
 SCHEMA = 4
-# Version of the names, dtypes, axes and meanings of graph inputs, outputs and states (graph_inputs.py,
-# meanings.py, docs/runtimes/README.md), which other programs feed. A new input that has no default value, or
-# another meaning of one, needs the next number.
+# Version of the names, dtypes, axes and meanings of graph inputs, outputs and states
+# (graph_inputs.py, meanings.py, docs/runtimes/README.md), which other programs feed. A new input
+# that has no default value, or another meaning of one, needs the next number.
 INTERFACE = 1
-# Patterns end in \Z, since $ also matches before a final line break.
-LARGEST = 2**31 - 1  # largest size of a tensor along one axis
 MOST_PROOFS = 64
-MOST = 4096  # largest number of values, states or files of one graph
 # Fields added to the schema later: omitted if empty, so that older digests stay valid
 OMITTED_IF_EMPTY = (
     "cache", "calibration", "compiled", "constants", "deviation", "encoder", "encodings",
     "formats", "generation", "interface", "packages", "quality", "start_ids", "weights",
 )  # fmt: skip
-
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*\Z", max_length=128)]
-FileName = Annotated[
-    str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=128)
-]  # without folders, and valid on every operating system
-Text = Annotated[str, Meta(max_length=128)]
-DType = Annotated[str, Meta(pattern=r"^(bfloat16|float16|float32|int8|int32|int64)\Z")]
-Real = Annotated[str, Meta(pattern=r"^(bfloat16|float16|float32)\Z")]
-Size = Annotated[int, Meta(ge=0, le=LARGEST)]
-AtLeastOne = Annotated[int, Meta(ge=1, le=LARGEST)]
-Axis = Union[AtLeastOne, Annotated[str, Meta(pattern=r"^[a-z][a-z_]*\Z", max_length=64)]]
-Axes = Annotated[Tuple[Axis, ...], Meta(max_length=8)]
-Finite = Annotated[float, Meta(ge=0.0, le=1e300)]
-Ids = Annotated[Tuple[Size, ...], Meta(max_length=MOST)]
-Counts = Annotated[Dict[Text, Size], Meta(max_length=MOST)]
 
 
 class Value(Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,142 +79,28 @@ class State(Struct, frozen=True, forbid_unknown_fields=True):
         int, Meta(ge=0, le=7)
     ]  # index of the axis that counts cache slots; 0 for "replace"
     fill: Annotated[int, Meta(ge=-1, le=0)] = 0  # value of slots that were never written
-    reads_hidden: bool = (
-        True  # whether the graph reads slots past a row's length; these must then hold `fill`
-    )
-
-
-class File(Struct, frozen=True, forbid_unknown_fields=True):
-    """Digest and size of a file in bytes."""
-
-    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-    bytes: Annotated[int, Meta(ge=0, le=2**53)]
-
-
-class Reference(Struct, frozen=True, forbid_unknown_fields=True):
-    """Expected outputs stored in the artefact (runtime/verification/reference.py)."""
-
-    columns: AtLeastOne  # number of stored numbers of each output
-    # Bound of the errors of cells that are compared with these outputs (numerics.cell_error).
-    tolerance: Finite
-    filled: bool  # whether outputs of the long sequence are stored
-    # Rounding error of one product, relative to it, if the artefact rounds activations
-    # (numerics.rounding_tolerance); otherwise 0.
-    noise: Finite = 0.0
-    # Bound of the errors of the float32 form (verification/float32_form.py); 0 for an artefact
-    # without one, and for those of earlier versions.
-    float32: Finite = 0.0
-    edges: Annotated[
-        Dict[
-            Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.,:()+^? -]{1,64}\Z")],
-            Annotated[int, Meta(ge=0, le=2**53)],
-        ],
-        Meta(max_length=256),
-    ] = msgspec.field(
-        default_factory=dict
-    )  # tokens of the long sequence at which the computation changes, by name
-
-
-class Package(Struct, frozen=True, forbid_unknown_fields=True):
-    """The origin of an encoding that is not part of this package."""
-
-    name: Text  # name of the distribution, or of the module if it belongs to no distribution
-    version: Text  # version of the distribution; empty if there is none
-
-
-class Quality(Struct, frozen=True, forbid_unknown_fields=True):
-    """What an artefact that rounds weights, activations or caches loses against the float32
-    module. Figures of text are 0 for inputs that are no text.
-    """
-
-    inputs: Annotated[
-        str,
-        Meta(
-            pattern=r"^(text|held-out calibration text|text of the package|random tokens|random "
-            r"numbers)\Z"
-        ),
-    ]
-    # Root mean square of the differences of outputs, relative to the root mean square of the
-    # module's outputs.
-    error: Finite
-    agreement: Annotated[
-        float, Meta(ge=0.0, le=1.0)
-    ]  # fraction of tokens with the same largest logit, 0 .. 1; 0 for models without logits
-    tokens: AtLeastOne  # number of compared tokens
-    # Worst error of the grid for the same rounded weights computed in float32, without rounding of
-    # activations and caches.
-    exact: Finite
-    exact_tolerance: Finite  # bound of `exact`
-    perplexity: Finite = 0.0  # exponential of the mean cross-entropy of the next token
-    float32_perplexity: Finite = 0.0  # of the float32 module
-    # Cross-entropy of the next token in bits, divided by the mean length of a token in bytes.
-    bits_per_byte: Finite = 0.0
-    float32_bits_per_byte: Finite = 0.0  # of the float32 module
-    sha256: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""  # digest of the text
+    # Whether the graph reads slots past a row's length; these must then hold `fill`.
+    reads_hidden: bool = True
 
     @property
-    def ratio(self) -> float:
-        """Perplexity over that of the float32 module; 0 without text."""
-        return self.perplexity / self.float32_perplexity if self.float32_perplexity else 0.0
-
-
-class Numbers(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Where the trained numbers of an encoding are in a file: little-endian, in row-major order."""
-
-    file: FileName
-    offset: Annotated[int, Meta(ge=0, le=2**53)]  # byte in the file
-    dtype: Annotated[
-        str, Meta(pattern=r"^(bool|bfloat16|float(16|32|64)|u?int(8|16|32|64))\Z")
-    ]  # name of the torch dtype
-    shape: Annotated[Tuple[Size, ...], Meta(max_length=8)]
-    transposed: bool = (
-        False  # whether the file has the transpose, as graphs hold matrices of products
-    )
+    def grows(self) -> bool:
+        """Whether each call appends slots."""
+        return self.update == "append"
 
     @property
-    def bytes(self) -> int:
-        """Number of bytes in the file."""
-        bits = int("".join(filter(str.isdigit, self.dtype)) or 8)  # of bool: 8
-        return math.prod(self.shape) * bits // 8
+    def in_place(self) -> bool:
+        """Whether calls write slots of one buffer."""
+        return self.update == "in_place"
 
+    @property
+    def replaced(self) -> bool:
+        """Whether each call replaces it."""
+        return self.update == "replace"
 
-class Weights(Struct, frozen=True, forbid_unknown_fields=True):
-    """Weights of few bits."""
-
-    format: Annotated[
-        str, Meta(pattern=r"^(int8|int8-32|int4|int4-128|keep|mixed)\Z")
-    ]  # format as `posenc export --weights` takes it; "mixed" for --size
-    matrices: Size = 0  # number of constants in that format; all others are float32
-    activations: Annotated[str, Meta(pattern=r"^(int8|float32)\Z")] = (
-        "int8"  # whether inputs of products with these weights are rounded to 8 bits
-    )
-
-
-class Calibration(Struct, frozen=True, forbid_unknown_fields=True):
-    """Calibration data of the export."""
-
-    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]  # digest of the file
-    tokens: AtLeastOne  # number of tokens read
-
-
-class Generation(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Which tokens generation_config.json of the checkpoint forbids or forces, and the first
-    tokens of Whisper.
-    """
-
-    suppressed: Ids = ()  # ids that are never chosen
-    suppressed_first: Ids = ()  # ids that are not chosen as the first token that is free
-    forced_first: Optional[Size] = None  # id that is chosen after a prompt of one token
-    forced: Annotated[
-        Tuple[Optional[Size], ...], Meta(max_length=64)
-    ] = ()  # ids after the start token; None in place of the language of the speech
-    languages: Annotated[
-        Dict[Text, Size], Meta(max_length=1024)
-    ] = {}  # id of each language, by its token
-    tasks: Annotated[Dict[Text, Size], Meta(max_length=64)] = {}  # id of each task
-    no_timestamps: Optional[Size] = None  # id after which no times are generated
-    language: Text = ""  # default language; empty to detect it
-    task: Text = ""  # default task
+    @property
+    def holds_positions(self) -> bool:
+        """Whether it holds the position of the token in each slot."""
+        return self.past == "past_positions"
 
 
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -298,50 +189,53 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     contiguous: bool
     axes: Annotated[int, Meta(ge=0, le=8)] = 0
     chunk: AtLeastOne = 256
-    step_weights: Annotated[int, Meta(ge=0, le=2**53)] = 0
-    stop_ids: Annotated[List[Size], Meta(max_length=64)] = msgspec.field(default_factory=list)
-    start_ids: Annotated[List[Size], Meta(max_length=64)] = msgspec.field(default_factory=list)
+    step_weights: Bytes = 0
+    stop_ids: FewIds = []
+    start_ids: FewIds = []
     generation: Optional[Generation] = None
-    encoder: Annotated[List[Value], Meta(max_length=MOST)] = msgspec.field(default_factory=list)
-    opset: Counts = msgspec.field(default_factory=dict)
-    operators: Counts = msgspec.field(default_factory=dict)
-    versions: Annotated[Dict[Text, Text], Meta(max_length=64)] = msgspec.field(default_factory=dict)
+    encoder: Annotated[List[Value], Meta(max_length=MOST)] = []
+    opset: Counts = {}
+    operators: Counts = {}
+    versions: Annotated[Dict[Text, Text], Meta(max_length=64)] = {}
     interface: Annotated[int, Meta(ge=0, le=INTERFACE)] = 0
-    source: Annotated[Dict[Text, Union[Text, int]], Meta(max_length=8)] = msgspec.field(
-        default_factory=dict
-    )
+    source: Annotated[Dict[Text, Union[Text, int]], Meta(max_length=8)] = {}
     weights: Optional[Weights] = None
     formats: Annotated[
         Dict[Name, Annotated[str, Meta(pattern=r"^(int8-32|int4|int4-128)\Z")]],
         Meta(max_length=MOST),
-    ] = msgspec.field(default_factory=dict)
+    ] = {}
     cache: Annotated[str, Meta(pattern=r"^(int8)?\Z")] = ""
     calibration: Optional[Calibration] = None
     quality: Optional[Quality] = None
-    deviation: Dict[str, float] = msgspec.field(default_factory=dict)
+    deviation: Dict[str, float] = {}
     compiled: Optional[Compiled] = None
-    encodings: Annotated[Dict[Name, Numbers], Meta(max_length=MOST)] = msgspec.field(
-        default_factory=dict
-    )
-    packages: Annotated[Dict[Text, Package], Meta(max_length=64)] = msgspec.field(
-        default_factory=dict
-    )
-    constants: Annotated[
-        Dict[Text, Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]], Meta(max_length=65536)
-    ] = msgspec.field(default_factory=dict)
-    files: Annotated[Dict[FileName, File], Meta(max_length=MOST)] = msgspec.field(
-        default_factory=dict
-    )
+    encodings: Annotated[Dict[Name, Numbers], Meta(max_length=MOST)] = {}
+    packages: Annotated[Dict[Text, Package], Meta(max_length=64)] = {}
+    constants: Annotated[Dict[Text, Sha256], Meta(max_length=65536)] = {}
+    files: Annotated[Dict[FileName, File], Meta(max_length=MOST)] = {}
     reference: Optional[Reference] = None
     certificate: Optional[Dict[str, Any]] = None
-    proofs: Annotated[List[Dict[str, Any]], Meta(max_length=MOST_PROOFS)] = msgspec.field(
-        default_factory=list
-    )
+    proofs: Annotated[List[Dict[str, Any]], Meta(max_length=MOST_PROOFS)] = []
     schema: Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)] = SCHEMA
 
     def input(self, name: str) -> Optional[Value]:
         """Return the graph input of this name, or None."""
         return next((value for value in self.inputs if value.name == name), None)
+
+    @property
+    def by_columns(self) -> bool:
+        """Whether all rows advance together through the columns of the caches."""
+        return self.layout == "columns"
+
+    @property
+    def in_place(self) -> bool:
+        """Whether a cache has a fixed capacity."""
+        return any(state.in_place for state in self.states)
+
+    @property
+    def stores_positions(self) -> bool:
+        """Whether the first state holds the positions of cached tokens."""
+        return bool(self.states) and self.states[0].holds_positions
 
     @property
     def passed_dtype(self) -> str:

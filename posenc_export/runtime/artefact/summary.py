@@ -4,7 +4,8 @@ import re
 from collections import Counter
 from typing import Any, Dict, List
 
-from posenc_export.runtime.artefact.schema import Manifest, Quality
+from posenc_export.runtime.artefact.records import Quality
+from posenc_export.runtime.artefact.schema import Manifest
 
 # Not allowed, since summaries are printed on terminals and inserted into programs: line breaks,
 # quotes, escapes.

@@ -108,7 +108,7 @@ class OpenVinoGraph:
         for state, past, present in zip(
             self.manifest.states, caches.past, caches.present, strict=True
         ):
-            grows = state.update == "append"
+            grows = state.grows
             before, after = caches.shapes(state, call.rows, call.new)
             for buffer, shape, name, arrays in (
                 (past, before, state.past, inputs),
@@ -141,7 +141,7 @@ class Requests:
         self._axes |= {
             name: state.axes for state in manifest.states for name in (state.past, state.present)
         }
-        self._in_place = [state for state in manifest.states if state.update == "in_place"]
+        self._in_place = [state for state in manifest.states if state.in_place]
         self._run = self._run_rows if ONE_ROW in manifest.operators else _infer
 
     def run(self, inputs: Arrays, outputs: Arrays) -> None:

@@ -235,14 +235,14 @@ class OrtGraph:
         last, idle, in_place = (
             _last(result),
             list(range(rows, caches.rows)),
-            all(state.update == "in_place" for state in self.manifest.states),
+            all(state.in_place for state in self.manifest.states),
         )
         # Inputs in host memory are copied to a device when they are bound, not when they are run
         # (onnxruntime issue 5857): each step binds anew, unless all are there.
         if (
             self.reads_device
             and all(buffer.device == "cuda" for buffer in caches.past)
-            and not any(state.update == "append" for state in self.manifest.states)
+            and not any(state.grows for state in self.manifest.states)
         ):
             return self._device_step(caches, feeds, result, idle)
         session, uncaptured, turn = self.session, self.steps.uncaptured, self._turn
@@ -295,7 +295,7 @@ class OrtGraph:
                 raise GraphError(error) from None
             return last, caches.after(1, idle)
 
-        in_place = all(state.update == "in_place" for state in self.manifest.states)
+        in_place = all(state.in_place for state in self.manifest.states)
         return Step(run, fixed, last) if in_place else Step(run)
 
     def _encoder(self, feeds: Feeds) -> Feeds:
@@ -330,7 +330,7 @@ class OrtGraph:
             self.manifest.states, caches.past, caches.present, strict=True
         ):
             before, after = caches.shapes(state, rows, new)
-            offset = 0 if state.update == "append" else first * past.row_bytes
+            offset = 0 if state.grows else first * past.row_bytes
             binding.bind_input(
                 state.past, past.device, 0, past.element, before, past.address + offset
             )
@@ -367,9 +367,7 @@ def _opened(
 
 def _repeats(manifest: Manifest) -> bool:
     """Whether the steps of a session have the same shapes, with all states in device memory."""
-    fixed = all(
-        state.update != "append" and state.past != "past_positions" for state in manifest.states
-    )
+    fixed = all(not state.grows and not state.holds_positions for state in manifest.states)
     return bool(manifest.states) and fixed and manifest.signature != "mask"
 
 

@@ -122,7 +122,7 @@ def nested(run: Callable[..., Any], manifest: Manifest) -> Callable[..., Tuple[A
     """Return a function that takes the arguments of TorchGraph's module, passes them to `run` as
     single tensors, and returns the output and the list of states.
     """
-    first_state = 2 if manifest.states and manifest.states[0].past == "past_positions" else 1
+    first_state = 2 if manifest.stores_positions else 1
 
     def call(*arguments: Any) -> Tuple[Any, Sequence[Any]]:
         *single, states = arguments
@@ -174,13 +174,13 @@ def _check_arguments(path: Path, program: Any, manifest: Manifest) -> None:
     """
     from torch.utils import _pytree
 
-    positions = [state for state in manifest.states if state.past == "past_positions"]
+    positions = [0] * manifest.stores_positions
     others = [0] * (len(manifest.states) - len(positions))
     taken: Any = (
-        (*[0] * (len(manifest.inputs) + len(positions)), [*others, *[0] * len(manifest.encoder)]),
+        (*[0] * len(manifest.inputs), *positions, [*others, *[0] * len(manifest.encoder)]),
         {},
     )
-    returned = (*[0] * (1 + len(positions)), [*others, *[0] * (len(manifest.outputs) - 1)])
+    returned = (0, *positions, [*others, *[0] * (len(manifest.outputs) - 1)])
     for what, spec, wanted in (
         ("takes", program.call_spec.in_spec, taken),
         ("returns", program.call_spec.out_spec, returned),

@@ -35,12 +35,8 @@ class TorchGraph:
 
     def __init__(self, module: Any, manifest: Manifest, provider: str = "cpu") -> None:
         self.module, self.manifest, self.provider, self.device = module, manifest, provider, "cpu"
-        self._positions_first = (
-            bool(manifest.states) and manifest.states[0].past == "past_positions"
-        )
-        self._replaced = [
-            index for index, state in enumerate(manifest.states) if state.update == "replace"
-        ]
+        self._positions_first = manifest.stores_positions
+        self._replaced = [index for index, state in enumerate(manifest.states) if state.replaced]
 
     def open(self, rows: int, capacity: int) -> BufferedCaches:
         """Allocate empty caches for `rows` rows of `capacity` slots."""
@@ -77,7 +73,7 @@ class TorchGraph:
         for state, past in zip(self.manifest.states, caches.past, strict=True):
             slots = (
                 (slice(None),) * (state.axis - 1) + (slice(caches.capacity),)
-                if state.update == "in_place"
+                if state.in_place
                 else ()
             )
             states.append(torch.from_numpy(past.array[(slice(first, first + rows), *slots)]))

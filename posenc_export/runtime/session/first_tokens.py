@@ -11,7 +11,7 @@ from typing import Any, List, Optional, Tuple
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.artefact.schema import Generation
+from posenc_export.runtime.artefact.records import Generation
 from posenc_export.runtime.session.arguments import Rows
 from posenc_export.shared.suggestion import suggestion
 

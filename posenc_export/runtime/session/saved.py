@@ -21,7 +21,8 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from posenc_export.runtime.artefact.files import replacing
-from posenc_export.runtime.artefact.schema import MOST, Manifest, Size
+from posenc_export.runtime.artefact.records import MOST, Size
+from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.session import saved_rules
 from posenc_export.runtime.session.arguments import Rows, check_tokens
 from posenc_export.runtime.session.encoder_outputs import EncoderOutputs

@@ -7,7 +7,7 @@ from typing import Optional, Sequence, Union
 
 import numpy as np
 
-from posenc_export.runtime.artefact.schema import Generation
+from posenc_export.runtime.artefact.records import Generation
 
 
 class TokenRules:

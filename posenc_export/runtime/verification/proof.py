@@ -17,7 +17,7 @@ import numpy as np
 
 from posenc_export.runtime.artefact import machine
 from posenc_export.runtime.artefact.certificate import FAILED, Check, Proof, passes
-from posenc_export.runtime.artefact.schema import Reference
+from posenc_export.runtime.artefact.records import Reference
 from posenc_export.runtime.graphs import providers
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.session import Session

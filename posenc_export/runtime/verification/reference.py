@@ -13,7 +13,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Tuple
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.artefact.schema import Reference
+from posenc_export.runtime.artefact.records import Reference
 from posenc_export.runtime.verification.case import Case
 from posenc_export.runtime.verification.grid_inputs import (
     BATCHES,

@@ -11,7 +11,7 @@ from posenc_export.export import export
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.manifest import File
-from posenc_export.runtime.artefact.schema import Weights
+from posenc_export.runtime.artefact.records import Weights
 from posenc_export.runtime.graphs import threads
 from tests.tiny import decoder
 from tests.traces import sources

@@ -1,0 +1,161 @@
+"""The records inside a manifest, and the types of its fields: files, reference, quality, weights,
+calibration and generation.
+"""
+
+import math
+from typing import Annotated, Dict, List, Optional, Tuple, Union
+
+from msgspec import Meta, Struct
+
+# Patterns end in \Z, since $ also matches before a final line break.
+LARGEST = 2**31 - 1  # largest size of a tensor along one axis
+MOST = 4096  # largest number of values, states or files of one graph
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*\Z", max_length=128)]
+FileName = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=128)
+]  # without folders, and valid on every operating system
+Text = Annotated[str, Meta(max_length=128)]
+DType = Annotated[str, Meta(pattern=r"^(bfloat16|float16|float32|int8|int32|int64)\Z")]
+Real = Annotated[str, Meta(pattern=r"^(bfloat16|float16|float32)\Z")]
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Size = Annotated[int, Meta(ge=0, le=LARGEST)]
+AtLeastOne = Annotated[int, Meta(ge=1, le=LARGEST)]
+Bytes = Annotated[int, Meta(ge=0, le=2**53)]  # or another number that a float64 holds exactly
+Axis = Union[AtLeastOne, Annotated[str, Meta(pattern=r"^[a-z][a-z_]*\Z", max_length=64)]]
+Axes = Annotated[Tuple[Axis, ...], Meta(max_length=8)]
+Finite = Annotated[float, Meta(ge=0.0, le=1e300)]
+Ids = Annotated[Tuple[Size, ...], Meta(max_length=MOST)]
+FewIds = Annotated[List[Size], Meta(max_length=64)]
+Counts = Annotated[Dict[Text, Size], Meta(max_length=MOST)]
+
+
+class File(Struct, frozen=True, forbid_unknown_fields=True):
+    """Digest and size of a file in bytes."""
+
+    sha256: Sha256
+    bytes: Bytes
+
+
+class Reference(Struct, frozen=True, forbid_unknown_fields=True):
+    """Expected outputs stored in the artefact (runtime/verification/reference.py)."""
+
+    columns: AtLeastOne  # number of stored numbers of each output
+    # Bound of the errors of cells that are compared with these outputs (numerics.cell_error).
+    tolerance: Finite
+    filled: bool  # whether outputs of the long sequence are stored
+    # Rounding error of one product, relative to it, if the artefact rounds activations
+    # (numerics.rounding_tolerance); otherwise 0.
+    noise: Finite = 0.0
+    # Bound of the errors of the float32 form (verification/float32_form.py); 0 for an artefact
+    # without one, and for those of earlier versions.
+    float32: Finite = 0.0
+    edges: Annotated[
+        Dict[
+            Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.,:()+^? -]{1,64}\Z")],
+            Bytes,
+        ],
+        Meta(max_length=256),
+    ] = {}  # tokens of the long sequence at which the computation changes, by name
+
+
+class Package(Struct, frozen=True, forbid_unknown_fields=True):
+    """The origin of an encoding that is not part of this package."""
+
+    name: Text  # name of the distribution, or of the module if it belongs to no distribution
+    version: Text  # version of the distribution; empty if there is none
+
+
+class Quality(Struct, frozen=True, forbid_unknown_fields=True):
+    """What an artefact that rounds weights, activations or caches loses against the float32
+    module. Figures of text are 0 for inputs that are no text.
+    """
+
+    inputs: Annotated[
+        str,
+        Meta(
+            pattern=r"^(text|held-out calibration text|text of the package|random tokens|random "
+            r"numbers)\Z"
+        ),
+    ]
+    # Root mean square of the differences of outputs, relative to the root mean square of the
+    # module's outputs.
+    error: Finite
+    agreement: Annotated[
+        float, Meta(ge=0.0, le=1.0)
+    ]  # fraction of tokens with the same largest logit, 0 .. 1; 0 for models without logits
+    tokens: AtLeastOne  # number of compared tokens
+    # Worst error of the grid for the same rounded weights computed in float32, without rounding of
+    # activations and caches.
+    exact: Finite
+    exact_tolerance: Finite  # bound of `exact`
+    perplexity: Finite = 0.0  # exponential of the mean cross-entropy of the next token
+    float32_perplexity: Finite = 0.0  # of the float32 module
+    # Cross-entropy of the next token in bits, divided by the mean length of a token in bytes.
+    bits_per_byte: Finite = 0.0
+    float32_bits_per_byte: Finite = 0.0  # of the float32 module
+    sha256: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""  # digest of the text
+
+    @property
+    def ratio(self) -> float:
+        """Perplexity over that of the float32 module; 0 without text."""
+        return self.perplexity / self.float32_perplexity if self.float32_perplexity else 0.0
+
+
+class Numbers(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Where the trained numbers of an encoding are in a file: little-endian, in row-major order."""
+
+    file: FileName
+    offset: Bytes  # byte in the file
+    dtype: Annotated[
+        str, Meta(pattern=r"^(bool|bfloat16|float(16|32|64)|u?int(8|16|32|64))\Z")
+    ]  # name of the torch dtype
+    shape: Annotated[Tuple[Size, ...], Meta(max_length=8)]
+    transposed: bool = (
+        False  # whether the file has the transpose, as graphs hold matrices of products
+    )
+
+    @property
+    def bytes(self) -> int:
+        """Number of bytes in the file."""
+        bits = int("".join(filter(str.isdigit, self.dtype)) or 8)  # of bool: 8
+        return math.prod(self.shape) * bits // 8
+
+
+class Weights(Struct, frozen=True, forbid_unknown_fields=True):
+    """Weights of few bits."""
+
+    format: Annotated[
+        str, Meta(pattern=r"^(int8|int8-32|int4|int4-128|keep|mixed)\Z")
+    ]  # format as `posenc export --weights` takes it; "mixed" for --size
+    matrices: Size = 0  # number of constants in that format; all others are float32
+    activations: Annotated[str, Meta(pattern=r"^(int8|float32)\Z")] = (
+        "int8"  # whether inputs of products with these weights are rounded to 8 bits
+    )
+
+
+class Calibration(Struct, frozen=True, forbid_unknown_fields=True):
+    """Calibration data of the export."""
+
+    sha256: Sha256  # digest of the file
+    tokens: AtLeastOne  # number of tokens read
+
+
+class Generation(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Which tokens generation_config.json of the checkpoint forbids or forces, and the first
+    tokens of Whisper.
+    """
+
+    suppressed: Ids = ()  # ids that are never chosen
+    suppressed_first: Ids = ()  # ids that are not chosen as the first token that is free
+    forced_first: Optional[Size] = None  # id that is chosen after a prompt of one token
+    forced: Annotated[
+        Tuple[Optional[Size], ...], Meta(max_length=64)
+    ] = ()  # ids after the start token; None in place of the language of the speech
+    languages: Annotated[
+        Dict[Text, Size], Meta(max_length=1024)
+    ] = {}  # id of each language, by its token
+    tasks: Annotated[Dict[Text, Size], Meta(max_length=64)] = {}  # id of each task
+    no_timestamps: Optional[Size] = None  # id after which no times are generated
+    language: Text = ""  # default language; empty to detect it
+    task: Text = ""  # default task
