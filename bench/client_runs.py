@@ -45,7 +45,7 @@ class Trial:
     folder: Path
 
     @property
-    def made(self) -> List[int]:
+    def continuation(self) -> List[int]:
         """Greedy tokens after the prompt."""
         return [int(token) for token in self.tokens[0, len(PROMPT) :]]
 
@@ -79,9 +79,9 @@ def same_tokens(output: str, trial: Trial) -> None:
     Raises:
         RuntimeError: the tokens differ.
     """
-    made = [int(token) for token in output.split()]
-    if made != trial.made:
-        raise RuntimeError(f"clients: expected tokens {trial.made}, got {made}")
+    tokens = [int(token) for token in output.split()]
+    if tokens != trial.continuation:
+        raise RuntimeError(f"clients: expected tokens {trial.continuation}, got {tokens}")
 
 
 def probed(language: str) -> Callable[[Trial, Path], float]:
@@ -90,23 +90,12 @@ def probed(language: str) -> Callable[[Trial, Path], float]:
     """
 
     def run(trial: Trial, environment: Path) -> float:
-        source, tokens, logits = (
-            trial.folder / name for name in ("program.py", "tokens.npy", "logits.npy")
-        )
+        names = ("program.py", "tokens.npy", "logits.npy")
+        source, tokens, logits = (trial.folder / name for name in names)
         source.write_text(program(trial.manifest, language), encoding="utf-8")
         np.save(tokens, trial.tokens[:, :-1])
-        finished(
-            [
-                python_of(environment),
-                TOP / "bench" / "clients_probe.py",
-                source,
-                trial.artefact,
-                len(PROMPT),
-                tokens,
-                logits,
-            ],
-            trial,
-        )
+        command = [python_of(environment), TOP / "bench" / "clients_probe.py", source]
+        finished([*command, trial.artefact, len(PROMPT), tokens, logits], trial)
         return worst_error(np.load(logits), trial.logits[:, len(PROMPT) - 1 :])
 
     return run
@@ -116,12 +105,8 @@ def generated(script: str) -> Callable[[Trial, Path], None]:
     """Return a run of a Python script of docs/runtimes that compares tokens."""
 
     def run(trial: Trial, environment: Path) -> None:
-        same_tokens(
-            finished(
-                [python_of(environment), PROGRAMS / script, trial.artefact, COUNT, *PROMPT], trial
-            ),
-            trial,
-        )
+        command = [python_of(environment), PROGRAMS / script, trial.artefact, COUNT, *PROMPT]
+        same_tokens(finished(command, trial), trial)
 
     return run
 
@@ -145,20 +130,10 @@ def compiled(
     def run(trial: Trial, environment: Path) -> None:
         source = trial.folder / f"decode.{suffix}"
         source.write_text(program(trial.manifest, language), encoding="utf-8")
-        finished(
-            [
-                *command(trial.folder)[:1],
-                source,
-                "-O2",
-                "-o",
-                trial.folder / "decode",
-                *command(trial.folder)[1:],
-            ],
-            trial,
-        )
-        same_tokens(
-            finished([trial.folder / "decode", trial.artefact, COUNT, *PROMPT], trial), trial
-        )
+        compiler, *flags = command(trial.folder)
+        built = trial.folder / "decode"
+        finished([compiler, source, "-O2", "-o", built, *flags], trial)
+        same_tokens(finished([built, trial.artefact, COUNT, *PROMPT], trial), trial)
 
     return run
 
@@ -169,16 +144,8 @@ def with_libtorch(folder: Path) -> Sequence[object]:
 
     place = Path(torch.__file__).parent
     include = [f"-I{place / 'include'}", f"-I{place / 'include/torch/csrc/api/include'}"]
-    return [
-        "g++",
-        "-std=c++20",
-        *include,
-        f"-L{place / 'lib'}",
-        f"-Wl,-rpath,{place / 'lib'}",
-        "-ltorch",
-        "-ltorch_cpu",
-        "-lc10",
-    ]
+    linked = [f"-L{place / 'lib'}", f"-Wl,-rpath,{place / 'lib'}", "-ltorch", "-ltorch_cpu"]
+    return ["g++", "-std=c++20", *include, *linked, "-lc10"]
 
 
 def with_onnxruntime(folder: Path, language: str = "c") -> Sequence[object]:
@@ -188,21 +155,15 @@ def with_onnxruntime(folder: Path, language: str = "c") -> Sequence[object]:
     import onnxruntime
 
     library = next((Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so.*"))
-    for name in (
-        "libonnxruntime.so",
-        "libonnxruntime.so.1",
-    ):  # file names of an ONNX Runtime release
+    for name in ("libonnxruntime.so", "libonnxruntime.so.1"):  # of an ONNX Runtime release
         (folder / name).unlink(missing_ok=True)
         (folder / name).symlink_to(library)
     compiler = ["g++", "-std=c++17"] if language == "cpp" else ["gcc"]
-    return [
-        *compiler,
+    include, linked = (
         f"-I{os.environ['POSENC_ORT_INCLUDE']}",
-        f"-L{folder}",
-        f"-Wl,-rpath,{folder}",
-        "-lonnxruntime",
-        "-lm",
-    ]
+        [f"-L{folder}", f"-Wl,-rpath,{folder}"],
+    )
+    return [*compiler, include, *linked, "-lonnxruntime", "-lm"]
 
 
 def python_of(environment: Path) -> Path:
@@ -218,20 +179,8 @@ def installed(*packages: str) -> Callable[[Path], str]:
         if not environment.exists():
             venv.create(environment, with_pip=True)
             newest = {key: value for key, value in os.environ.items() if key != "PIP_CONSTRAINT"}
-            subprocess.run(
-                [
-                    python_of(environment),
-                    "-m",
-                    "pip",
-                    "install",
-                    "-q",
-                    "--disable-pip-version-check",
-                    *packages,
-                    "numpy",
-                ],
-                check=True,
-                env=newest,
-            )
+            pip = [python_of(environment), "-m", "pip", "--disable-pip-version-check"]
+            subprocess.run([*pip, "install", "-q", *packages, "numpy"], check=True, env=newest)
         name = packages[0].partition("[")[0]
         code = f"import importlib.metadata; print(importlib.metadata.version({name!r}))"
         return subprocess.run(
@@ -252,27 +201,11 @@ def of_node(package: str) -> Callable[[Path], Optional[str]]:
         if not environment.exists():
             environment.mkdir(parents=True)
             # Without install scripts, because those of onnxruntime-node download GPU libraries.
-            subprocess.run(
-                [
-                    "npm",
-                    "install",
-                    "--ignore-scripts",
-                    "--no-audit",
-                    "--no-fund",
-                    "--prefix",
-                    environment,
-                    package,
-                ],
-                check=True,
-                stdout=subprocess.DEVNULL,
-            )
-        return str(
-            json.loads(
-                (environment / "node_modules" / package / "package.json").read_text(
-                    encoding="utf-8"
-                )
-            )["version"]
-        )
+            npm = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund"]
+            npm += ["--prefix", str(environment), package]
+            subprocess.run(npm, check=True, stdout=subprocess.DEVNULL)
+        described = environment / "node_modules" / package / "package.json"
+        return str(json.loads(described.read_text(encoding="utf-8"))["version"])
 
     return version
 
@@ -286,8 +219,5 @@ def of_libtorch(environment: Path) -> Optional[str]:
 def of_c_api(environment: Path) -> Optional[str]:
     import onnxruntime
 
-    return (
-        str(onnxruntime.__version__)
-        if "POSENC_ORT_INCLUDE" in os.environ and shutil.which("gcc")
-        else None
-    )
+    present = "POSENC_ORT_INCLUDE" in os.environ and shutil.which("gcc")
+    return str(onnxruntime.__version__) if present else None

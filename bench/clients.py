@@ -105,7 +105,7 @@ def trials(folder: Path) -> Dict[Tuple[str, str, str], Trial]:
     """Export every preset for every target and signature; return the trials by preset, target
     and signature.
     """
-    made = {}
+    exported = {}
     for preset in PRESETS:
         sources = Sources(load_preset(preset))
         for target in (*ONNX, "torchscript"):
@@ -116,38 +116,29 @@ def trials(folder: Path) -> Dict[Tuple[str, str, str], Trial]:
                 prompt = np.frombuffer(PROMPT, np.uint8).astype(np.int64)
                 tokens = np.concatenate([prompt, *session.generate([prompt], COUNT)])[None]
                 session.reset()
-                made[preset, target, signature] = Trial(
+                exported[preset, target, signature] = Trial(
                     place, manifests.read(place), tokens, session.prefill(tokens[:, :-1]), folder
                 )
-    return made
+    return exported
 
 
 def rows_of(
-    client: Client, version: str, made: Dict[Tuple[str, str, str], Trial], environment: Path
+    client: Client, version: str, exported: Dict[Tuple[str, str, str], Trial], environment: Path
 ) -> List[Row]:
     """Return one row for each artefact that the client runs or refuses."""
     rows: List[Row] = []
-    for (preset, target, signature), trial in made.items():
+    for (preset, target, signature), trial in exported.items():
         if target not in client.targets or signature not in client.signatures:
             continue
-        row = {
-            "client": client.name,
-            "version": version,
-            "preset": preset,
-            "target": target,
-            "signature": signature,
-        }
+        row: Row = {"client": client.name, "version": version, "preset": preset}
+        row |= {"target": target, "signature": signature}
         with tempfile.TemporaryDirectory() as temporary:
             try:
-                rows.append(
-                    {
-                        **row,
-                        "error": client.run(replace(trial, folder=Path(temporary)), environment),
-                    }
-                )
+                row["error"] = client.run(replace(trial, folder=Path(temporary)), environment)
             except Refused as refusal:
-                rows.append({**row, "refused": str(refusal)})
-        print(rows[-1], file=sys.stderr, flush=True)
+                row["refused"] = str(refusal)
+        rows.append(row)
+        print(row, file=sys.stderr, flush=True)
     return rows
 
 
@@ -189,11 +180,9 @@ def _cell(rows: Sequence[Row]) -> str:
     errors = [row["error"] for row in rows if row.get("error") is not None]
     ran = f"{max(errors):.1e}" if errors else "equal"
     taken = dict.fromkeys(row["preset"] for row in rows if "refused" not in row)
-    return (
-        ", ".join([f"{ran} for {' and '.join(taken)}", *refusals])
-        if taken and refusals
-        else ", ".join(refusals) or ran
-    )
+    if taken and refusals:
+        ran = f"{ran} for {' and '.join(taken)}"
+    return ", ".join([ran, *refusals] if taken else refusals)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -215,7 +204,7 @@ def main(arguments: Sequence[str]) -> int:
         json.loads(options.json.read_text(encoding="utf-8")) if options.json.exists() else []
     )
     with tempfile.TemporaryDirectory() as temporary:
-        made = trials(Path(temporary))
+        exported = trials(Path(temporary))
         for key in options.only or CLIENTS:
             environment = options.environments.resolve() / key
             version = CLIENTS[key].version(environment)
@@ -225,8 +214,8 @@ def main(arguments: Sequence[str]) -> int:
                     file=sys.stderr,
                 )
                 continue
-            found = rows_of(CLIENTS[key], version, made, environment)
-            rows = [row for row in rows if row["client"] != CLIENTS[key].name] + found
+            rows = [row for row in rows if row["client"] != CLIENTS[key].name]
+            rows += rows_of(CLIENTS[key], version, exported, environment)
     order = [client.name for client in CLIENTS.values()]
     rows.sort(key=lambda row: order.index(row["client"]))
     json_rows.write(options.json, rows)

@@ -16,9 +16,10 @@ spec = importlib.util.spec_from_file_location("program", path)
 assert spec is not None and spec.loader is not None
 program = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(program)
-x, session, states, held, found = np.load(tokens), program.load(folder), program.empty(), 0, []
+x, session, states, cached = np.load(tokens), program.load(folder), program.empty(), 0
+outputs = []
 for end in range(int(prompt), x.shape[1] + 1):  # the prompt in one call, then single tokens
-    output, states = program.call(session, states, x[:, held:end], held)
-    found.append(np.array(output)[:, -1:])
-    held = end
-np.save(logits, np.concatenate(found, axis=1))
+    output, states = program.call(session, states, x[:, cached:end], cached)
+    outputs.append(np.array(output)[:, -1:])
+    cached = end
+np.save(logits, np.concatenate(outputs, axis=1))

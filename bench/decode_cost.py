@@ -19,11 +19,13 @@ import statistics
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, Iterator, List, Mapping, Sequence
 
 import numpy as np
 
+from bench.timing import in_turn, seconds
 from posenc_export import block_config
 from posenc_export.benchmark.spread import ratio as ratio_of
 from posenc_export.encodings import REGISTRY
@@ -34,17 +36,13 @@ from posenc_export.shared import json_rows
 
 CONTEXTS = (1024, 4096)
 # The first WARM steps of a burst are not timed: other blocks used the processor's caches meanwhile.
-ROUNDS, BURST, WARM = (
-    9,
-    20,
-    6,
-)
+ROUNDS, BURST, WARM = 9, 20, 6
 STEPS = ROUNDS * BURST
 WIDTH, HEADS = 256, 8
 PLAIN = "nope"
-BLOCKS = [
-    name for name, cls in REGISTRY.items() if "causal" in cls.works_in and name != "complex_order"
-]  # reads token ids, which a block does not have
+# complex_order reads token ids, which a block does not have.
+BLOCKS = [name for name, cls in REGISTRY.items() if "causal" in cls.works_in]
+BLOCKS.remove("complex_order")
 
 
 def loaded(name: str, folder: Path) -> Model:
@@ -54,60 +52,58 @@ def loaded(name: str, folder: Path) -> Model:
     return load(folder, provider="cpu", threads=1)
 
 
-def burst(plain: Session, own: Session, x: np.ndarray, start: int) -> List[float]:
-    """Step both sessions in turn over the tokens from `start` on; return the median seconds of a
-    step of each.
+def burst(sessions: Mapping[str, Session], x: np.ndarray) -> Dict[str, float]:
+    """Step sessions in turn over tokens [1,BURST,E]; return the median seconds of a step of
+    each.
     """
-    taken: List[List[float]] = [[], []]
-    for token in range(start, start + BURST):
-        for times, one in zip(taken, (plain, own), strict=True):
-            begin = time.thread_time()
-            one.step(x[:, token])
-            times.append(time.thread_time() - begin)
-    return [statistics.median(times[WARM:]) for times in taken]
+    places = {name: iter(range(BURST)) for name in sessions}
+
+    def step(name: str) -> float:
+        token = x[:, next(places[name])]
+        return seconds(lambda: sessions[name].step(token), time.thread_time)
+
+    calls = {name: partial(step, name) for name in sessions}
+    times = in_turn(calls, BURST - WARM, warm=WARM)
+    return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def bursts(
+    sessions: Mapping[str, Session], parts: Sequence[np.ndarray]
+) -> Iterator[Dict[str, float]]:
+    """Yield the seconds of bursts over consecutive tokens."""
+    return (burst(sessions, part) for part in parts)
 
 
 def measured(names: Sequence[str]) -> Dict[str, Any]:
     """Return {"plain_microseconds": {context: time of a step without an encoding}, "rows":
     [{"encoding", "over_plain": {context: [median, low, high]}}]}.
     """
-    x = np.random.default_rng(0).standard_normal(
-        (1, max(CONTEXTS) + STEPS, WIDTH), dtype=np.float32
-    )
-    found: Dict[str, Dict[str, List[float]]] = {name: {} for name in names}
+    random = np.random.default_rng(0)
+    x = random.standard_normal((1, max(CONTEXTS) + STEPS, WIDTH), dtype=np.float32)
+    ratios: Dict[str, Dict[str, List[float]]] = {name: {} for name in names}
     microseconds = {}
     with tempfile.TemporaryDirectory() as temporary:
-        plain, *models = (
-            loaded(name, Path(temporary) / str(number))
-            for number, name in enumerate((PLAIN, *names))
-        )
-        pairs_of = {
-            name: (plain.session(), model.session())
-            for name, model in zip(names, models, strict=True)
+        plain = loaded(PLAIN, Path(temporary) / "plain")
+        models = {name: loaded(name, Path(temporary) / name) for name in names}
+        pairs = {
+            name: {"plain": plain.session(), "own": model.session()}
+            for name, model in models.items()
         }
-        for context in CONTEXTS:
-            for one in (one for pair in pairs_of.values() for one in pair):
-                one.reset()
-                one.prefill(x[:, :context])
-            times: Dict[str, List[List[float]]] = {name: [] for name in names}
-            for start in range(context, context + STEPS, BURST):
-                for name, (without, own) in pairs_of.items():
-                    times[name].append(burst(without, own, x, start))
-            for name, pairs in times.items():
-                ratio = ratio_of([own for _, own in pairs], [alone for alone, _ in pairs])
-                assert ratio is not None  # ROUNDS is above its limit
-                found[name][str(context)] = [
-                    round(ratio.median, 3),
-                    round(ratio.low, 3),
-                    round(ratio.high, 3),
-                ]
-            microseconds[str(context)] = round(
-                1e6 * statistics.median(pair[0] for pairs in times.values() for pair in pairs), 1
-            )
-    return {
-        "plain_microseconds": microseconds,
-        "rows": [{"encoding": name, "over_plain": ratios} for name, ratios in found.items()],
-    }
+    for context in CONTEXTS:
+        for session in (session for pair in pairs.values() for session in pair.values()):
+            session.reset()
+            session.prefill(x[:, :context])
+        parts = np.split(x[:, context : context + STEPS], ROUNDS, axis=1)
+        times = in_turn({name: bursts(pairs[name], parts).__next__ for name in names}, ROUNDS, 0)
+        for name, rounds in times.items():
+            ratio = ratio_of([pair["own"] for pair in rounds], [pair["plain"] for pair in rounds])
+            assert ratio is not None  # ROUNDS is above its limit
+            values = (ratio.median, ratio.low, ratio.high)
+            ratios[name][str(context)] = [round(value, 3) for value in values]
+        alone = [pair["plain"] for rounds in times.values() for pair in rounds]
+        microseconds[str(context)] = round(1e6 * statistics.median(alone), 1)
+    rows = [{"encoding": name, "over_plain": values} for name, values in ratios.items()]
+    return {"plain_microseconds": microseconds, "rows": rows}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -124,8 +120,8 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"names are {', '.join(BLOCKS)}, got {', '.join(unknown)}")
     if options.names and options.json:
         parser.error("--json needs a run of all encodings, got names; omit one of them")
-    found = measured(options.names or BLOCKS)
-    for row in found["rows"]:
+    results = measured(options.names or BLOCKS)
+    for row in results["rows"]:
         steps = "  ".join(
             f"{context}: {median:.2f} ({low:.2f} .. {high:.2f})"
             for context, (median, low, high) in row["over_plain"].items()
@@ -134,7 +130,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.json:
         how = {"width": WIDTH, "heads": HEADS, "target": "ort", "threads": 1, "rounds": ROUNDS}
         kernels = json.loads(options.json.read_text(encoding="utf-8"))["kernels"]
-        json_rows.write(options.json, {**how, "kernels": kernels, **found})
+        json_rows.write(options.json, {**how, "kernels": kernels, **results})
     return 0
 
 

@@ -22,7 +22,16 @@ from posenc_export.export import Sources, VerificationError
 from posenc_export.shared import json_rows
 
 DECODER_TARGETS = ("ort", "onnx", "onnx-static", "torchscript")
-PATTERNS = ("full", "stepwise", "chunked", "shifted", "left-padded", "ragged")
+HEAD = """# Families of checkpoints
+
+Small random models of every family that `from_pretrained` reads, saved by transformers,
+exported with a certificate, and called in every pattern: full, token by token, in chunks,
+shifted, padded and ragged. A number is the worst difference from the outputs of
+transformers as a share of what is allowed, 2e-4 + 1e-4 * |value|; a model passes with at
+most 1. `GQA` is the number of layers with GroupQueryAttention and of all layers on target
+`ort`. The differences of each pattern stand in `docs/families.json`.
+Written by `python -m bench.families`.
+"""
 
 
 def measured(name: str) -> List[Dict[str, Any]]:
@@ -44,27 +53,19 @@ def measured(name: str) -> List[Dict[str, Any]]:
             except VerificationError:  # the row shows it in "certified"
                 manifest = export_model(sources, target, Path(temporary) / target, verify=False)
             model = load(Path(temporary) / target, provider="cpu", threads=1)
-            found = {
+            pairs = {
                 pattern: way(peer, opened(model))
                 for pattern, way in ways.items()
                 if pattern not in skipped
             }
-            rows.append(
-                {
-                    "model": name,
-                    "kind": manifest.kind,
-                    "target": target,
-                    "layers": sum(
-                        kind["sees"]["name"] != "encoder" for kind in _attentions(manifest.config)
-                    ),
-                    "fused": patterns.fused_layers(manifest),
-                    "certified": bool(manifest.certificate and manifest.certificate["passed"]),
-                    "differences": {
-                        pattern: patterns.worst(pairs) for pattern, pairs in found.items()
-                    },
-                    "share": max(patterns.share(pairs) for pairs in found.values()),
-                }
-            )
+            sees = [part["sees"]["name"] for part in _attentions(manifest.config)]
+            row = {"model": name, "kind": manifest.kind, "target": target}
+            row["layers"] = sum(kind != "encoder" for kind in sees)
+            row["fused"] = patterns.fused_layers(manifest)
+            row["certified"] = bool(manifest.certificate and manifest.certificate["passed"])
+            row["differences"] = {pattern: patterns.worst(pair) for pattern, pair in pairs.items()}
+            row["share"] = max(map(patterns.share, pairs.values()))
+            rows.append(row)
     return rows
 
 
@@ -96,22 +97,8 @@ def passes(row: Dict[str, Any]) -> bool:
 
 def table(rows: Sequence[Dict[str, Any]]) -> str:
     """Return the summary page as Markdown: one line per model, one column per target."""
-    lines = [
-        "# Families of checkpoints",
-        "",
-        "Small random models of every family that `from_pretrained` reads, saved by transformers,",
-        "exported with a certificate, and called in every pattern: full, token by token, in "
-        "chunks,",
-        "shifted, padded and ragged. A number is the worst difference from the outputs of",
-        "transformers as a share of what is allowed, 2e-4 + 1e-4 * |value|; a model passes with at",
-        "most 1. `GQA` is the number of layers with GroupQueryAttention and of all layers on "
-        "target",
-        "`ort`. The differences of each pattern stand in `docs/families.json`.",
-        "Written by `python -m bench.families`.",
-        "",
-        "| model | GQA | " + " | ".join(DECODER_TARGETS) + " |",
-        "|---|---|" + "---|" * len(DECODER_TARGETS),
-    ]
+    lines = [HEAD, "| model | GQA | " + " | ".join(DECODER_TARGETS) + " |"]
+    lines += ["|---|---|" + "---|" * len(DECODER_TARGETS)]
     for name in dict.fromkeys(row["model"] for row in rows):
         by_target = {row["target"]: row for row in rows if row["model"] == name}
         first = by_target["ort"]
@@ -147,14 +134,11 @@ def main(arguments: Sequence[str]) -> int:
     with concurrent.futures.ProcessPoolExecutor(
         options.jobs, mp_context=multiprocessing.get_context("spawn")
     ) as pool:
-        for found in pool.map(measured, options.only or names):
-            rows += found
-            print(
-                f"{found[0]['model']}: {max(row['share'] for row in found):.2f} of the "
-                "allowed difference",
-                file=sys.stderr,
-                flush=True,
-            )
+        for of_model in pool.map(measured, options.only or names):
+            rows += of_model
+            share = max(row["share"] for row in of_model)
+            text = f"{of_model[0]['model']}: {share:.2f} of the allowed difference"
+            print(text, file=sys.stderr, flush=True)
     if options.only:
         print(table(rows))
     else:

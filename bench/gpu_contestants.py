@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, Tuple
 
 import numpy as np
 
+from bench.timing import median_seconds, seconds
 from posenc_export.runtime import load
 
 CONTEXTS = (128, 1024, 4096)
@@ -19,9 +20,8 @@ CONTESTANTS = (
     "transformers eager", "transformers static cache", "transformers static cache, compiled",
 )  # fmt: skip
 CAPACITY = 8192  # tokens of the caches that are allocated at once
-Calls = Tuple[
-    Callable[[int], Any], Callable[[], Any]
-]  # a prefill of some number of tokens, and a step after it
+# A prefill of some number of tokens, and a step after it.
+Calls = Tuple[Callable[[int], Any], Callable[[], Any]]
 Opened = Callable[[], Calls]  # returns the calls of an empty session
 
 
@@ -39,12 +39,10 @@ def one_round(contestant: str, folder: Path, rehearse: bool) -> Dict[str, Any]:
     begin = time.perf_counter()
     if contestant.startswith("transformers"):
         opened = _transformers(contestant, folder, torch, device)
+    elif contestant == "onnxruntime-genai":
+        opened = _genai(folder)
     else:
-        opened = (
-            _genai(folder)
-            if contestant == "onnxruntime-genai"
-            else _ours(contestant, folder, check=not rehearse)
-        )
+        opened = _ours(contestant, folder, check=not rehearse)
     report = {
         "device": device if rehearse else torch.cuda.get_device_name(),
         "load": time.perf_counter() - begin,
@@ -55,12 +53,11 @@ def one_round(contestant: str, folder: Path, rehearse: bool) -> Dict[str, Any]:
         prefills = []
         for _ in range(2 if rehearse else 1 + PROMPTS):
             prefill, step = opened()
-            prefills.append(_seconds(functools.partial(prefill, context)))
-        report["prefill"][context] = statistics.median(
-            prefills[1:]
-        )  # the first run selects kernels
-        steps = [_seconds(step) for _ in range(4 if rehearse else WARM + STEPS)]
-        report["step"][context] = statistics.median(steps[1 if rehearse else WARM :])
+            prefills.append(seconds(functools.partial(prefill, context)))
+        # The first run selects kernels.
+        report["prefill"][context] = statistics.median(prefills[1:])
+        times, warm = (3, 1) if rehearse else (STEPS, WARM)
+        report["step"][context] = median_seconds(step, times, warm)
     return report
 
 
@@ -110,51 +107,29 @@ def _transformers(contestant: str, folder: Path, torch: Any, device: str) -> Ope
     # cuDNN plans attention anew for each number of keys: a step with a growing cache took 50 to 77
     # ms. Compiled steps of a fixed size are fastest with it.
     torch.backends.cuda.enable_cudnn_sdp("compiled" in contestant)
-    model = (
-        LlamaForCausalLM.from_pretrained(
-            folder / "llama", dtype=torch.float16, attn_implementation="sdpa"
-        )
-        .to(device)
-        .eval()
+    model = LlamaForCausalLM.from_pretrained(
+        folder / "llama", dtype=torch.float16, attn_implementation="sdpa"
     )
-    compiled = (
-        torch.compile(model.forward, mode="reduce-overhead", fullgraph=True)
-        if "compiled" in contestant
-        else model.forward
-    )
-    token, at = torch.zeros((1, 1), dtype=torch.int64, device=device), [0]
+    model, compiled = model.to(device).eval(), model.forward
+    if "compiled" in contestant:
+        compiled = torch.compile(compiled, mode="reduce-overhead", fullgraph=True)
+    ids = {
+        count: torch.zeros((1, count), dtype=torch.int64, device=device) for count in (1, *CONTEXTS)
+    }
+    state: Dict[str, Any] = {}
+
+    def run(forward: Any, count: int) -> None:
+        places = torch.arange(state["length"], state["length"] + count, device=device)
+        how = {"use_cache": True, "position_ids": places[None], "logits_to_keep": 1}
+        with torch.inference_mode():
+            out = forward(ids[count], past_key_values=state["cache"], **how)
+            state.update(cache=out.past_key_values, length=state["length"] + count)
+            out.logits.cpu()
 
     def opened() -> Calls:
-        held = {
-            "cache": StaticCache(config=model.config, max_cache_len=CAPACITY)
-            if "static" in contestant
-            else None
-        }
-
-        def run(forward: Any, ids: Any) -> None:
-            with torch.inference_mode():
-                places = torch.arange(at[0], at[0] + ids.shape[1], device=device)
-                out = forward(
-                    ids,
-                    past_key_values=held["cache"],
-                    use_cache=True,
-                    position_ids=places[None],
-                    logits_to_keep=1,
-                )
-                held["cache"] = out.past_key_values
-                at[0] += ids.shape[1]
-                out.logits.cpu()
-
-        def prefill(context: int) -> None:
-            at[0] = 0
-            run(model.forward, torch.zeros((1, context), dtype=torch.int64, device=device))
-
-        return prefill, lambda: run(compiled, token)
+        static = "static" in contestant
+        cache = StaticCache(config=model.config, max_cache_len=CAPACITY) if static else None
+        state.update(cache=cache, length=0)
+        return lambda count: run(model.forward, count), lambda: run(compiled, 1)
 
     return opened
-
-
-def _seconds(call: Callable[[], Any]) -> float:
-    begin = time.perf_counter()
-    call()
-    return time.perf_counter() - begin

@@ -26,7 +26,7 @@ def write(name: str, model: Stack, place: Path) -> None:
     """
     model.source = {"preset": name}
     export(model, TARGET, place / name)
-    held, others = graph_weights(place / name / "model.onnx"), {}
+    stored, others = graph_weights(place / name / "model.onnx"), {}
     if (place / FOLDED).exists():
         others = {
             key: value
@@ -36,7 +36,7 @@ def write(name: str, model: Stack, place: Path) -> None:
     folded = {
         f"{name}/{names[0]}": parameter.detach().clone()
         for names, parameter in named(model)
-        if not held.keys() & set(names)
+        if not stored.keys() & set(names)
     }
     save_file({**others, **folded}, place / FOLDED)
 

@@ -10,6 +10,7 @@ are measured in turn, so that disturbances affect both; results are medians over
 
 import argparse
 import http.client
+import itertools
 import json
 import os
 import platform
@@ -20,12 +21,14 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence
 
 import numpy as np
 import onnxruntime
 
+from bench.timing import in_turn, seconds
 from posenc_export import block_config, decoder_config
 from posenc_export.export import export
 from posenc_export.models.presets import PRESETS, seeded
@@ -58,13 +61,8 @@ class Answer(NamedTuple):
 def ask(port: int, prompt: List[int]) -> Answer:
     """Send a request, read its stream to the end, and return the times."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
-    body = {
-        "prompt": prompt,
-        "max_tokens": TOKENS,
-        "temperature": 0,
-        "stream": True,
-        "return_token_ids": True,
-    }
+    body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
+    body |= {"stream": True, "return_token_ids": True}
     start, first, tokens = time.perf_counter(), 0.0, 0
     connection.request(
         "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
@@ -85,12 +83,11 @@ def round_of(port: int, clients: int, seed: int) -> Dict[str, float]:
     prompts = [
         random.integers(97, 123, random.integers(1, LONGEST + 1)).tolist() for _ in range(clients)
     ]
-    start = time.perf_counter()
+    answers: List[Answer] = []
     with ThreadPoolExecutor(clients) as pool:
-        answers = list(pool.map(lambda prompt: ask(port, prompt), prompts))
-    seconds = time.perf_counter() - start
+        taken = seconds(lambda: answers.extend(pool.map(partial(ask, port), prompts)))
     return {
-        "tokens_per_second": sum(answer.tokens for answer in answers) / seconds,
+        "tokens_per_second": sum(answer.tokens for answer in answers) / taken,
         "first": statistics.median(answer.first for answer in answers),
         "between": statistics.median(answer.between for answer in answers),
     }
@@ -99,19 +96,8 @@ def round_of(port: int, clients: int, seed: int) -> Dict[str, float]:
 @contextmanager
 def server(folder: Path, rows: int) -> Iterator[int]:
     """Context manager that runs a server process and returns its port."""
-    command = [sys.executable, "-m", "posenc_export.commands.cli", "serve"]
-    command += [
-        str(folder),
-        "--port",
-        "0",
-        "--rows",
-        str(rows),
-        "--threads",
-        "1",
-        "--context",
-        "512",
-        "--json",
-    ]
+    command = [sys.executable, "-m", "posenc_export.commands.cli", "serve", str(folder)]
+    command += f"--port 0 --rows {rows} --threads 1 --context 512 --json".split()
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
@@ -125,29 +111,33 @@ def server(folder: Path, rows: int) -> Iterator[int]:
 
 def measured(name: str) -> List[Dict[str, Any]]:
     """Return a row for each number of clients."""
+    rows = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "model"
         export(seeded(MODELS[name]), "ort", folder, verify=False)
         with server(folder, ROWS[0]) as together, server(folder, ROWS[1]) as alone:
-            rows = []
             for clients in CLIENTS:
-                made: List[List[Dict[str, float]]] = [[], []]
-                for seed in range(ROUNDS + 1):
-                    for number, port in enumerate((together, alone)):
-                        made[number].append(round_of(port, clients, seed))
-                rows.append(
-                    {"model": name, "clients": clients, **_medians(made[0][1:], made[1][1:])}
-                )  # the first round warms up
+                calls = {
+                    "together": rounds(together, clients).__next__,
+                    "alone": rounds(alone, clients).__next__,
+                }
+                rows.append({"model": name, "clients": clients, **_medians(in_turn(calls, ROUNDS))})
                 print(rows[-1], flush=True)
     return rows
 
 
-def _medians(together: List[Dict[str, float]], alone: List[Dict[str, float]]) -> Dict[str, Any]:
-    ratios = [
-        one["tokens_per_second"] / other["tokens_per_second"]
-        for one, other in zip(together, alone, strict=True)
-    ]
-    median = {key: statistics.median(each[key] for each in together) for key in together[0]}
+def rounds(port: int, clients: int) -> Iterator[Dict[str, float]]:
+    """Yield the results of rounds, each with other prompts, which are the same for all servers."""
+    return (round_of(port, clients, seed) for seed in itertools.count())
+
+
+def _medians(times: Dict[str, List[Dict[str, float]]]) -> Dict[str, Any]:
+    pairs = zip(times["together"], times["alone"], strict=True)
+    ratios = [both["tokens_per_second"] / alone["tokens_per_second"] for both, alone in pairs]
+    median = {
+        key: statistics.median(turn[key] for turn in times["together"])
+        for key in ("tokens_per_second", "first", "between")
+    }
     return {
         "tokens_per_second": round(median["tokens_per_second"]),
         "over_one_row": round(statistics.median(ratios), 2),
@@ -164,14 +154,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     rows = [row for name in MODELS for row in measured(name)]
     if options.json:
-        how = {
-            "rows": ROWS[0],
-            "tokens": TOKENS,
-            "longest_prompt": LONGEST,
-            "rounds": ROUNDS,
-            "cores": os.cpu_count(),
-            "threads": 1,
-        }
+        how = {"rows": ROWS[0], "tokens": TOKENS, "longest_prompt": LONGEST, "rounds": ROUNDS}
+        how |= {"cores": os.cpu_count(), "threads": 1}
         versions = {"machine": platform.machine(), "onnxruntime": onnxruntime.__version__}
         json_rows.write(options.json, {**how, **versions, "results": rows})
     return 0

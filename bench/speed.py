@@ -61,14 +61,8 @@ class Variant:
     @property
     def name(self) -> str:
         """Name of its folder."""
-        marks = (
-            self.encoding,
-            self.target,
-            self.weights,
-            self.cache and f"cache-{self.cache}",
-            "mask" if self.signature == "mask" else "",
-        )
-        return "-".join(mark for mark in marks if mark)
+        cache, mask = self.cache and f"cache-{self.cache}", "mask" * (self.signature == "mask")
+        return "-".join(filter(None, (self.encoding, self.target, self.weights, cache, mask)))
 
 
 @dataclass(frozen=True)
@@ -143,10 +137,8 @@ PARTS: Dict[str, Part] = {
         (Variant(), Variant(cache="int8")), (1024, 8192), (1024,), ("hand-written",), 3.0
     ),
 }
-FOLDERS = {
-    "bits": "model",
-    "cache": "block",
-}  # parts with the models of another part, which share its artefacts
+# Parts with the models of another part, which share its artefacts.
+FOLDERS = {"bits": "model", "cache": "block"}
 OVERHEAD = Path("bench/results/hand_graph.json")
 SAMPLE = 4096  # hidden states for the calibration of caches
 
@@ -168,24 +160,19 @@ def exported(part: str, folder: Path, runtimes: Sequence[str], say: Progress) ->
     from posenc_export.export import Sources
     from posenc_export.models.presets import seeded
 
-    wanted = [
-        variant
-        for variant in PARTS[part].variants
-        if not variant.only_for or variant.only_for in runtimes
-    ]
-    made: Dict[str, Sources] = {}
+    sources: Dict[str, Sources] = {}
     paths = []
-    for variant in wanted:
+    for variant in PARTS[part].variants:
+        if variant.only_for and variant.only_for not in runtimes:
+            continue
         path = folder / FOLDERS.get(part, part) / variant.name
         paths.append(path)
         if path.is_dir():
             continue
         say(f"export {part} {path.name}")
-        if variant.encoding not in made:
-            made = {
-                variant.encoding: Sources(seeded(described(part, variant.encoding)))
-            }  # only one model at a time, because models have up to 540 MB
-        write(made[variant.encoding], variant, path)
+        if variant.encoding not in sources:  # one model at a time, which has up to 540 MB
+            sources = {variant.encoding: Sources(seeded(described(part, variant.encoding)))}
+        write(sources[variant.encoding], variant, path)
     return paths
 
 
@@ -202,23 +189,13 @@ def write(model: "Sources", variant: Variant, path: Path) -> None:
         return
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.onnx and torch.jit warn at every export
-        sample = None
+        how: Dict[str, Any] = {"weights": variant.weights or None, "cache": variant.cache or None}
         if variant.cache:
-            sample = Path(place) / "sample.npy"
-            np.save(
-                sample,
-                np.random.default_rng(0).standard_normal(
-                    (SAMPLE, model.model.config.width), np.float32
-                ),
-            )
-        how = {
-            "weights": variant.weights or None,
-            "cache": variant.cache or None,
-            "calibrate": sample,
-        }
-        export(
-            model, variant.target, path, variant.signature, verify=variant.target == "pt2", **how
-        )
+            how["calibrate"] = Path(place) / "sample.npy"
+            shape = SAMPLE, model.model.config.width
+            np.save(how["calibrate"], np.random.default_rng(0).standard_normal(shape, np.float32))
+        how["verify"] = variant.target == "pt2"
+        export(model, variant.target, path, variant.signature, **how)
 
 
 def measured(
@@ -226,19 +203,15 @@ def measured(
 ) -> Report:
     """Measure all contestants of a part in one run. without: names of runtimes to omit."""
     part = PARTS[name]
-    runtimes = [
-        runtime
-        for runtime in part.runtimes
-        if runtime not in without and not RUNTIMES[runtime].missing()
-    ]
-    folders = exported(name, folder, runtimes, say)
-    absent = OPENVINO if "openvino" in without or RUNTIMES["openvino"].missing() else ()
-    providers = [provider for provider in part.providers if provider not in absent]
-    works = part.contexts, part.prompts
+    absent = [runtime for runtime in RUNTIMES if runtime in without or RUNTIMES[runtime].missing()]
+    runtimes = [runtime for runtime in part.runtimes if runtime not in absent]
+    refused = OPENVINO if "openvino" in absent else ()
+    providers = [provider for provider in part.providers if provider not in refused]
     return run(
-        folders,
+        exported(name, folder, runtimes, say),
         runtimes,
-        *works,
+        part.contexts,
+        part.prompts,
         threads=threads,
         seconds=part.seconds,
         different_models=True,
@@ -276,7 +249,7 @@ def main(arguments: Sequence[str]) -> int:
         say.close()
         print(f"{name}\n{report.table()}", flush=True)
         reports = {**committed(options.json), name: report}
-        json_rows.write(options.json, {part: each.to_json() for part, each in reports.items()})
+        json_rows.write(options.json, {part: own.to_json() for part, own in reports.items()})
         speed_page.write(reports, overhead(OVERHEAD), options.docs)
     return 0
 
@@ -291,10 +264,7 @@ def overhead(path: Path) -> List[Dict[str, Any]]:
     """Return the results of bench/hand_graph.py of commit dc58e7a; an empty list without the
     file.
     """
-    found: List[Dict[str, Any]] = (
-        json.loads(path.read_text(encoding="utf-8"))["results"] if path.is_file() else []
-    )
-    return found
+    return json.loads(path.read_text(encoding="utf-8"))["results"] if path.is_file() else []
 
 
 if __name__ == "__main__":

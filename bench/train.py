@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Callable, Tuple
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from bench import presets
@@ -22,16 +21,9 @@ from posenc_export.models.presets import PRESETS, TRAINED_LENGTH, load_preset
 from posenc_export.models.stack import Stack
 from posenc_export.shared.preset_folders import SOURCE_TREE
 
-EXCLUDED = {
-    "site-packages",
-    "test",
-    "tests",
-    "idlelib",
-    "lib2to3",
-    "__pycache__",
-    "encodings",
-    "pydoc_data",
-}
+EXCLUDED = {"site-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
+EXCLUDED |= {"encodings", "pydoc_data"}
+WARM_UP = 100  # steps in which the learning rate rises
 
 
 def corpus() -> Tuple[Tensor, Tensor]:
@@ -41,10 +33,10 @@ def corpus() -> Tuple[Tensor, Tensor]:
     for path in sorted(top.rglob("*.py")):
         name = path.relative_to(top)
         if not EXCLUDED & set(name.parts):
-            held_out = hashlib.sha256(name.as_posix().encode()).digest()[0] % 20 == 0
-            parts[held_out].append(path.read_bytes())
-    train, held = (torch.frombuffer(bytearray(b"\0".join(p)), dtype=torch.uint8) for p in parts)
-    return train, held
+            is_held_out = hashlib.sha256(name.as_posix().encode()).digest()[0] % 20 == 0
+            parts[is_held_out].append(path.read_bytes())
+    train, held_out = (bytearray(b"\0".join(texts)) for texts in parts)
+    return torch.frombuffer(train, dtype=torch.uint8), torch.frombuffer(held_out, dtype=torch.uint8)
 
 
 def loss_of(model: Stack, tokens: Tensor) -> Tensor:
@@ -54,18 +46,12 @@ def loss_of(model: Stack, tokens: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def bits_per_byte(model: Stack, held: Tensor, limit: int = 400) -> float:
+def bits_per_byte(model: Stack, held_out: Tensor, limit: int = 400) -> float:
     """Return the bits per byte over the first `limit` windows of TRAINED_LENGTH held-out bytes."""
-    rows = (
-        held[: len(held) // (TRAINED_LENGTH + 1) * (TRAINED_LENGTH + 1)]
-        .view(-1, TRAINED_LENGTH + 1)[:limit]
-        .long()
-    )
-    return (
-        sum(float(loss_of(model, part)) * len(part) for part in rows.split(50))
-        / len(rows)
-        / math.log(2)
-    )
+    size = TRAINED_LENGTH + 1
+    rows = held_out[: len(held_out) // size * size].view(-1, size)[:limit].long()
+    nats = sum(float(loss_of(model, part)) * len(part) for part in rows.split(50))
+    return nats / len(rows) / math.log(2)
 
 
 def initialise(model: Stack) -> None:
@@ -80,39 +66,31 @@ def initialise(model: Stack) -> None:
 def fit(
     model: Stack,
     data: Tensor,
-    share: Callable[[int], float],
+    minutes: float,
     batch: int,
     rate: float,
     say: Callable[[str], None],
-    length: int = TRAINED_LENGTH,
-    warm_up: int = 100,
 ) -> int:
-    """Train on random windows of bytes until the budget is spent.
+    """Train on random windows of TRAINED_LENGTH bytes until the time is over.
 
     Args:
         model: model to train.
         data: training bytes, uint8.
-        share: maps the number of a step to the share of the budget that is spent; training ends at
-            1.
+        minutes: time to train.
         batch: windows in a step.
-        rate: largest learning rate.
+        rate: largest learning rate, which the first WARM_UP steps reach. Afterwards it decays as a
+            cosine.
         say: receives a line of progress every 200 steps.
-        length: bytes in a window.
-        warm_up: number of steps in which the learning rate rises to `rate`. Afterwards it decays as
-            a cosine.
 
     Returns:
         The number of steps.
     """
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.05)
-    step, shown = 0, 0.0
-    while (spent := share(step)) < 1:
-        for group in optimiser.param_groups:  # decays to a twentieth
-            group["lr"] = (
-                rate
-                * min(1.0, (step + 1) / warm_up)
-                * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * spent)))
-            )
+    step, shown, start, length = 0, 0.0, time.monotonic(), TRAINED_LENGTH
+    while (spent := (time.monotonic() - start) / (60 * minutes)) < 1:
+        decay = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * spent))  # to a twentieth
+        for group in optimiser.param_groups:
+            group["lr"] = rate * min(1.0, (step + 1) / WARM_UP) * decay
         starts = torch.randint(len(data) - length - 1, (batch,)).tolist()
         loss = loss_of(model, torch.stack([data[s : s + length + 1] for s in starts]).long())
         optimiser.zero_grad(set_to_none=True)
@@ -123,17 +101,6 @@ def fit(
         if step % 200 == 0:
             say(f"{spent:4.0%} step {step} loss {shown / math.log(2):.3f} bits")
     return step
-
-
-def time_budget(minutes: float) -> Callable[[int], float]:
-    """Return a function that gives the share of `minutes` that has passed since this call."""
-    start = time.monotonic()
-    return lambda step: (time.monotonic() - start) / (60 * minutes)
-
-
-def save(model: Stack, path: Path) -> None:
-    """Write the weights as safetensors. Shared weights are written once."""
-    save_file({name: value.detach().clone() for name, value in model.named_parameters()}, path)
 
 
 if __name__ == "__main__":
@@ -153,23 +120,15 @@ if __name__ == "__main__":
             "package; run this in a checkout"
         )
     torch.manual_seed(options.seed)
-    train, held = corpus()
-    print(
-        f"{options.name}: {len(train) / 1e6:.1f} MB to train on, {len(held) / 1e6:.2f} MB held out",
-        flush=True,
-    )
+    train, held_out = corpus()
+
+    def say(line: str) -> None:
+        print(f"{options.name}: {line}", flush=True)
+
+    say(f"{len(train) / 1e6:.1f} MB to train on, {len(held_out) / 1e6:.2f} MB held out")
     decoder = load_preset(options.name).train() if options.resume else Stack(PRESETS[options.name])
     if not options.resume:
         initialise(decoder)
-    steps = fit(
-        decoder,
-        train,
-        time_budget(options.minutes),
-        options.batch,
-        options.rate,
-        lambda line: print(f"{options.name}: {line}", flush=True),
-    )
+    steps = fit(decoder, train, options.minutes, options.batch, options.rate, say)
     presets.write(options.name, decoder.eval(), SOURCE_TREE)
-    print(
-        f"{options.name}: {steps} steps, held out {bits_per_byte(decoder, held):.3f} bits per byte"
-    )
+    say(f"{steps} steps, held out {bits_per_byte(decoder, held_out):.3f} bits per byte")

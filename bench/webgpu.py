@@ -12,11 +12,11 @@ already has.
 
 import argparse
 import json
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
+from bench import marked
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact.certificate import bound_of, worst_cell
 from posenc_export.runtime.verification import at_load
@@ -24,7 +24,6 @@ from posenc_export.shared import json_rows
 
 RESULTS = Path("bench/results/webgpu.json")
 PAGE = Path("docs/runtimes/webgpu.md")
-BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 
 
 def write_artefacts(folder: Path, targets: Sequence[str], names: Sequence[str]) -> None:
@@ -49,25 +48,21 @@ def measured(folder: Path, adapter: str) -> Dict[str, Any]:
     """Load an artefact on WebGPU and compare it with its reference. Return one row."""
     name, _, target = folder.name.partition("-")
     row: Dict[str, Any] = {"encoding": name, "target": target, "adapter": adapter}
-    begin = time.perf_counter()
     try:
         model = load(folder, provider="webgpu", check=False)
-        found = at_load.few_cells(model, folder)
+        proof = at_load.few_cells(model, folder)
     except ValueError as error:
         return {**row, "refused": str(error)}
-    worst = worst_cell(found)
-    row |= {
-        "passed": found["passed"],
-        "worst": found["cells"][worst],
-        "tolerance": bound_of(found, worst),
-        "at": worst,
-        "failure": found["failures"].get(worst, ""),
-    }
+    worst = worst_cell(proof)
     return {
         **row,
+        "passed": proof["passed"],
+        "worst": proof["cells"][worst],
+        "tolerance": bound_of(proof, worst),
+        "at": worst,
+        "failure": proof["failures"].get(worst, ""),
         "on_cpu": on_cpu(folder),
-        "library": found["machine"].rpartition(", ")[2],
-        "seconds": round(time.perf_counter() - begin, 1),
+        "library": proof["machine"].rpartition(", ")[2],
     }
 
 
@@ -83,14 +78,10 @@ def on_cpu(folder: Path) -> Dict[str, int]:
     session = onnxruntime.InferenceSession(
         folder / "model.onnx", options, providers=["WebGpuExecutionProvider"], enable_fallback=0
     )
-    parts = [
-        part
-        for part in session.get_provider_graph_assignment_info()
-        if part.ep_name == "CPUExecutionProvider"
-    ]
-    return dict(
-        sorted(Counter(node.op_type for part in parts for node in part.get_nodes()).items())
-    )
+    parts = session.get_provider_graph_assignment_info()
+    on_host = [part for part in parts if part.ep_name == "CPUExecutionProvider"]
+    counts = Counter(node.op_type for part in on_host for node in part.get_nodes())
+    return dict(sorted(counts.items()))
 
 
 def run(folder: Path, adapter: str, results: Path) -> None:
@@ -122,15 +113,6 @@ def _cell(row: Dict[str, Any]) -> str:
     return str(row["failure"] or f"{row['worst']:.1e}{'' if row['passed'] else ' (wrong)'}")
 
 
-def write_page(results: Path) -> None:
-    """Replace the table in docs/runtimes/webgpu.md."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    PAGE.write_text(
-        f"{before}{BEGIN}\n{table(json.loads(results.read_text()))}\n{END}{rest.partition(END)[2]}",
-        encoding="utf-8",
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -147,7 +129,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=RESULTS)
     options = parser.parse_args()
     if options.task == "page":
-        write_page(options.json)
+        marked.replace(PAGE, "results", table(json.loads(options.json.read_text())) + "\n")
     elif options.folder is None:
         parser.error(f"{options.task} needs a folder")
     elif options.task == "export":

@@ -1,4 +1,4 @@
-"""docs/length.md: a table and a figure of the results of bench/length_study.py."""
+"""docs/length.md: a table and a figure of the study of length extrapolation."""
 
 from typing import Any, List, Mapping, Sequence, Tuple
 
@@ -29,8 +29,8 @@ called *tuned* were trained further with their scaling: {tuning[steps]} steps of
 learning rate {tuning[rate]:g} after {tuning[warm_up]} steps of warm-up, seed {tuning[seed]}. *rope, unscaled, tuned* had the
 same further training without a scaling.
 
-Python {versions[python]} and its source, torch {versions[torch]}, ONNX Runtime {versions[onnxruntime]}. Written by
-`python -m bench.length_study` and `python -m posenc_export.catalogue.pages`.
+Python {versions[python]} and its source, torch {versions[torch]}, ONNX Runtime {versions[onnxruntime]}. Measured by
+`bench/length_study.py` of commit 8419f2b, written by `python -m posenc_export.catalogue.pages`.
 """
 GAP = 0.17  # bits per byte between two labels at the end of their lines
 

@@ -29,7 +29,7 @@ TRAINED_LENGTH = 256  # tokens (bytes) of context in training
 
 def small(encoding: Mapping[str, Any]) -> StackConfig:
     """Return the description of a decoder with 0.33 million parameters, which the study of
-    length extrapolation trains with each encoding (bench/length_study.py).
+    length extrapolation trains with each encoding (bench/length_study.py of commit 8419f2b).
     """
     return decoder_config(256, 4, 216, block_config(80, 5, 2048, head_size=16, encoding=encoding))
 

@@ -1,0 +1,78 @@
+"""The proofs of bench.gpu: the models of the dry run, verified on CUDA."""
+
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, Mapping, Sequence, Tuple
+
+from posenc_export.export import Sources, export
+from posenc_export.runtime import verify
+from posenc_export.runtime.artefact.certificate import bound_of, worst_cell
+from tests.cuda_dry_run.models import KINDS
+
+# The artefacts of a model: target and dtype. The others are those of an encoding alone, which its
+# decoder has on every target.
+EVERY = [
+    ("ort-cuda", "float16"),
+    ("ort-cuda", "bfloat16"),
+    ("onnx", "float32"),
+    ("onnx", "float16"),
+    ("onnx-static", "float32"),
+]
+ARTEFACTS = {
+    "decoders": EVERY,
+    "presets": EVERY,
+    "depths": EVERY,
+    "families": EVERY[:3],
+    "parts": EVERY,
+    "blocks": EVERY[:1],
+    "variants": EVERY[:1],
+}
+
+
+def proof(name: str) -> Iterator[Dict[str, Any]]:
+    """Verify the artefacts of a model on CUDA; yield one row for each."""
+    import torch  # noqa: F401  loads the CUDA libraries that the provider needs
+
+    kind, make = models()[name]
+    sources = make()
+    for target, dtype in ARTEFACTS[kind]:
+        row: Dict[str, Any] = {"model": name, "kind": kind, "target": target, "dtype": dtype}
+        with (
+            tempfile.TemporaryDirectory() as temporary,
+            warnings.catch_warnings(record=True) as warned,
+        ):
+            warnings.simplefilter("always", RuntimeWarning)
+            try:
+                export(sources, target, Path(temporary) / "a", dtype=dtype, verify=False)
+                certificate = verify(Path(temporary) / "a", provider="cuda", record=False)
+            except (ValueError, RuntimeError) as error:
+                yield {**row, "refused": " ".join(str(error).split())[:500]}
+                continue
+        texts = [str(item.message) for item in warned if issubclass(item.category, RuntimeWarning)]
+        yield {**row, **summary(certificate, texts)}
+
+
+def summary(certificate: Mapping[str, Any], warned: Sequence[str]) -> Dict[str, Any]:
+    """Return what the results keep of a certificate, and of warnings."""
+    worst, errors = worst_cell(certificate), certificate["cells"]
+    failed = [cell for cell in errors if not errors[cell] <= bound_of(certificate, cell)]
+    kept: Dict[str, Any] = {"passed": certificate["passed"], "worst": errors[worst]}
+    kept |= {"tolerance": bound_of(certificate, worst), "at": worst, "cells": len(errors)}
+    if failed:
+        kept |= {"failed": len(failed), "such as": {cell: errors[cell] for cell in failed[:6]}}
+        kept["failures"] = dict(list(certificate["failures"].items())[:2])
+    if warned:
+        kept["warnings"] = sorted({text[:300] for text in warned})
+    return {**kept, "machine": certificate["machine"]}
+
+
+def models() -> Dict[str, Tuple[str, Callable[[], Sources]]]:
+    """Return the models of the dry run by kind and name: their kinds, and functions that make
+    them.
+    """
+    return {
+        f"{kind}: {name}": (kind, make)
+        for kind in ARTEFACTS
+        for name, make in KINDS[kind]().items()
+    }

@@ -1,0 +1,45 @@
+"""Times of calls that take turns, so that whatever else the machine does affects all of them."""
+
+import statistics
+import time
+from typing import Any, Callable, Dict, List, Mapping, Sequence, TypeVar
+
+import numpy as np
+
+Result = TypeVar("Result")
+Clock = Callable[[], float]
+
+
+def seconds(call: Callable[[], Any], clock: Clock = time.perf_counter) -> float:
+    """Return the seconds of a call."""
+    start = clock()
+    call()
+    return clock() - start
+
+
+def median_seconds(call: Callable[[], Any], times: int, warm: int = 0) -> float:
+    """Return the median of the seconds of `times` calls, which follow `warm` others."""
+    return statistics.median([seconds(call) for _ in range(warm + times)][warm:])
+
+
+def in_turn(
+    calls: Mapping[str, Callable[[], Result]], rounds: int, warm: int = 1
+) -> Dict[str, List[Result]]:
+    """Make every call once in each round. Return the results of each by name, without those of
+    the first `warm` rounds.
+    """
+    results: Dict[str, List[Result]] = {name: [] for name in calls}
+    for number in range(warm + rounds):
+        for name, call in calls.items():
+            result = call()
+            if number >= warm:
+                results[name].append(result)
+    return results
+
+
+def spread(times: Sequence[float], others: Sequence[float]) -> Dict[str, float]:
+    """Return the ratio of times to other times of the same rounds: its median, and the quantiles
+    0.1 and 0.9 as "low" and "high".
+    """
+    low, median, high = np.quantile(np.divide(times, others), (0.1, 0.5, 0.9)).round(3).tolist()
+    return {"low": low, "median": median, "high": high}
