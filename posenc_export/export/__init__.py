@@ -13,8 +13,8 @@ except ModuleNotFoundError as error:
 from posenc_export.export.artefact import check_export, export, export_all, folders
 from posenc_export.export.native import compile_artefact
 from posenc_export.export.options import ExportOptions
+from posenc_export.export.sources import Sources
 from posenc_export.export.targets import TARGETS
-from posenc_export.export.trace import Sources
 from posenc_export.export.verify import VerificationError, verify
 
 __all__ = [

@@ -4,40 +4,44 @@ published in one step (runtime/artefact/publish.py).
 
 import dataclasses
 import shutil
-from importlib import metadata
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple, Union
+from typing import Dict, List, NamedTuple, Optional, Sequence, Union
 
 import torch
 
-from posenc_export.export import half_precision, loaders, quality, trained_numbers
+from posenc_export.export import (
+    facts,
+    half_precision,
+    loaders,
+    numbers,
+    quality,
+    trained_numbers,
+)
 from posenc_export.export.bounds import accuracy_of
 from posenc_export.export.compile_errors import explain_errors
 from posenc_export.export.describe import Model, describe, text_of
-from posenc_export.export.edge_cells import edge_errors
 from posenc_export.export.expected import expected_outputs
 from posenc_export.export.options import MAX_LOSS, ExportOptions
 from posenc_export.export.quantization import calibration, mixed
-from posenc_export.export.quantization.formats import activations_of, format_of
+from posenc_export.export.quantization.formats import format_of
 from posenc_export.export.quantization.text import default_sample, with_text
+from posenc_export.export.sources import Sources
 from posenc_export.export.targets import TARGETS
-from posenc_export.export.trace import Source, Sources
+from posenc_export.export.trace import Source
 from posenc_export.export.verify import VerificationError, check
 from posenc_export.export.weight_file import WeightFile
 from posenc_export.models.stack import Stack, Text
 from posenc_export.runtime.artefact import files
-from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.places import check_folder
 from posenc_export.runtime.artefact.publish import StagingFolder, sweep
-from posenc_export.runtime.artefact.records import Weights
 from posenc_export.runtime.artefact.tokenizer import check_tokenizer
 from posenc_export.runtime.verification import reference
 from posenc_export.runtime.verification.grid_inputs import grid_of
-from posenc_export.runtime.verification.proof import Accuracy, Expected, Measured
+from posenc_export.runtime.verification.proof import Accuracy, Expected
 from posenc_export.shared.progress import Progress
 
-MAKERS = ("torch", "onnx", "onnxscript")
 TOKENIZER = "tokenizer.json"  # the file name of the tokenizers library
 
 
@@ -132,19 +136,19 @@ def export_all(
     with staging as path:
         sources.keep_in(WeightFile(staging.parent))
         read = _read_data(sources, options)
-        made: Dict[Path, Manifest] = {}
+        manifests: Dict[Path, Manifest] = {}
         for target, place in zip(targets, places if whole else list(staging.places), strict=True):
             folder = path / "made" / target
             try:
-                made[folder] = _make(sources, target, folder, options, read)
+                manifests[folder] = _make(sources, target, folder, options, read)
             except (VerificationError, ValueError) as error:
                 if failed is None:
                     raise
                 failed[target] = error
                 _forget(staging, place, folder)
-        if made:
-            staging.publish([path / "made"] if whole else list(made))
-    return list(made.values())
+        if manifests:
+            staging.publish([path / "made"] if whole else list(manifests))
+    return list(manifests.values())
 
 
 def _forget(staging: StagingFolder, place: Path, folder: Path) -> None:
@@ -189,71 +193,58 @@ def _make(
     sources: Sources, target: str, folder: Path, options: ExportOptions, read: quality.Inputs
 ) -> Manifest:
     """Write and verify one artefact in `folder`."""
-    kind, weights, signature, sample = (
-        TARGETS[target],
-        options.format,
-        options.signature,
-        read.sample,
-    )
+    kind = TARGETS[target]
+    dtype = options.dtype or kind.dtypes[0]
     source = sources.of(
-        options.dtype or kind.dtypes[0],
-        weights,
-        sample,
-        options.cache is not None,
-        options.size,
-        options.say,
+        dtype, options.format, read.sample, options.cache or "", options.size, options.say
     )
-    half_precision.check_model(sources.model, options.dtype or kind.dtypes[0])
+    half_precision.check_model(sources.model, dtype)
     options.say(f"{target}: tracing and lowering")
-    bits = {
-        "weights": weights and Weights(weights, activations=activations_of(source.model)),
-        "cache": options.cache or "",
-        "calibration": sample and sample.described,
-    }
-    formats = {} if options.size is None else mixed.formats_of(source.on_grid)
-    described = describe(
-        source.model,
-        target,
-        signature,
-        kind.layout[signature],
-        kind.update,
-        **bits,
-        formats=formats,
-        **kind.geometry,
-    )
+    described = describe(source.model, target, options.signature, kind, source.few_bits)
     accuracy = accuracy_of(source.model, described)
     if options.tolerance is not None:
         accuracy = accuracy.with_stated(options.tolerance)
         accuracy = dataclasses.replace(accuracy, fixed=True)
-    manifest, expected = _written(source, described, folder, accuracy, options)
+    written = _written(source, described, folder, accuracy, options)
+    manifest = facts.write(folder, written.manifest, written.beside)
     if options.size is not None:
         mixed.check_written(manifest, options.size)
     if not options.verify:
         return manifest
-    edges = Measured()
-    if not options.quick:
-        edges = edge_errors(source, manifest, folder.with_name(f"{folder.name}.edges"), options.say)
-    manifest = check(
-        folder, manifest, source, expected, accuracy, options.say, options.quick, edges
-    )
-    if not accuracy.rounds or "float32" not in kind.dtypes:
-        return manifest
-    source.release()
-    options.say(f"{target}: measuring the loss against float32")
-    inputs = read._replace(model=sources.of("float32").model)
-    return quality.write(folder, manifest, inputs, options.say)
+    verified = check(folder, manifest, source, written.expected, accuracy, written.numbers, options)
+    lost = None
+    if accuracy.rounds and "float32" in kind.dtypes:
+        source.release()
+        options.say(f"{target}: measuring the loss against float32")
+        inputs = read._replace(model=sources.of("float32").model)
+        lost = quality.measured(folder, manifest, verified, inputs, options.say)
+    return facts.write(folder, written.manifest, written.beside, verified, lost)
+
+
+class Written(NamedTuple):
+    """An artefact before it is verified.
+
+    Args:
+        manifest: without what the other files hold.
+        expected: outputs of the module.
+        numbers: comparison of its constants with the module.
+    """
+
+    manifest: Manifest
+    beside: facts.Beside
+    expected: Expected
+    numbers: Check
 
 
 def _written(
     source: Source, described: Manifest, folder: Path, accuracy: Accuracy, options: ExportOptions
-) -> Tuple[Manifest, Expected]:
-    """Write an unverified artefact to a new folder; return its manifest and the module's
-    expected outputs.
-    """
+) -> Written:
+    """Write the files of an artefact to a new folder, without the manifest."""
     folder.mkdir(parents=True)
     source.release()
     with explain_errors(described.target, source.model, described.packages):
-        manifest = TARGETS[described.target].write(source, described, folder)
+        graph = TARGETS[described.target].write(source, described, folder)
+    manifest = facts.with_graph(described, graph)
     source.release()
     options.say(f"{described.target}: computing the outputs of the module")
     long = bool(options.verify)
@@ -266,18 +257,14 @@ def _written(
     _write_text(text_of(source.model), folder)
     if isinstance(source.model, Stack):
         loaders.write(source.model, manifest, folder)
-    listed = {
-        path.name: manifest.files.get(path.name) or files.entry(path)
-        for path in sorted(folder.iterdir())
-    }  # weights were hashed as they were written
-    manifest = manifest.replace(
-        reference=stored,
-        encodings=trained,
-        files=listed,
-        versions={name: metadata.version(name) for name in MAKERS},
-    )
-    manifests.write(manifest, folder)
-    return manifest, expected
+    source.release()
+    compared = numbers.compare(folder, manifest, source) if options.verify else numbers.NOTHING
+    source.release()
+    # The files of the graph were hashed as they were written.
+    paths = sorted(folder.iterdir())
+    listed = {path.name: manifest.files.get(path.name) or files.entry(path) for path in paths}
+    beside = facts.Beside(stored, trained, listed, compared.digests)
+    return Written(manifest, beside, expected, compared.check)
 
 
 def _write_text(text: Text, folder: Path) -> None:

@@ -6,7 +6,7 @@ import torch
 
 from posenc_export.export.describe import Model
 from posenc_export.export.expected import eager_session, full_pass
-from posenc_export.export.trace import in_dtype
+from posenc_export.export.sources import in_dtype
 from posenc_export.runtime.verification.proof import Expected
 from posenc_export.shared.numerics import LIMIT, SAFETY, worst_error
 

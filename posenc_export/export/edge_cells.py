@@ -12,15 +12,17 @@ import numpy as np
 
 from posenc_export.encodings.shared.base import Edge
 from posenc_export.export.bounds import accuracy_of
-from posenc_export.export.describe import Model, describe, step_weights
+from posenc_export.export.describe import Model, describe
 from posenc_export.export.edge_model import SPREAD, SPREAD_IN_HALF, edge_model
 from posenc_export.export.edges import depths, edges_of
 from posenc_export.export.expected import eager_session
+from posenc_export.export.facts import with_graph
+from posenc_export.export.graph_values import step_weights
 from posenc_export.export.signatures import has_cache
+from posenc_export.export.sources import in_dtype
 from posenc_export.export.targets import TARGETS
-from posenc_export.export.trace import Source, in_dtype
+from posenc_export.export.trace import Source
 from posenc_export.runtime import load
-from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.session import Session
@@ -83,7 +85,7 @@ def edge_errors(source: Source, manifest: Manifest, folder: Path, say: Progress)
         lambda: _expected(reduced, edges, plan),
     )
     made = source.once(("edge source", dtype), lambda: Source(written, say=say))
-    described = _described(written, manifest)
+    described = describe(written, manifest.target, manifest.signature, TARGETS[manifest.target])
     session = _opened(made, described, folder, max(plan.length, BEFORE + BESIDE + 1))
     accuracy = accuracy_of(written, described)
     cells = [] if compared is None else long_cells(described, compared, accuracy.rounds, TITLE)
@@ -182,27 +184,10 @@ def _far(session: Session, case: Tuple[np.ndarray, np.ndarray, int]) -> Pairs:
     yield session.prefill(tokens[:, BEFORE:]), expected[:, BEFORE:]
 
 
-def _described(reduced: Model, manifest: Manifest) -> Manifest:
-    """Return the manifest of the reduced model for the target and the signature of another."""
-    target, signature = TARGETS[manifest.target], manifest.signature
-    return describe(
-        reduced,
-        manifest.target,
-        signature,
-        target.layout[signature],
-        target.update,
-        **target.geometry,
-    )
-
-
 def _opened(source: Source, described: Manifest, folder: Path, capacity: int) -> Session:
     """Write the reduced artefact and open a session with one thread per operator on it."""
     folder.mkdir(parents=True)
-    manifest = TARGETS[described.target].write(source, described, folder)
-    listed = {
-        path.name: manifest.files.get(path.name) or files.entry(path)
-        for path in sorted(folder.iterdir())
-    }
-    manifests.write(manifest.replace(files=listed), folder)
+    graph = TARGETS[described.target].write(source, described, folder)
+    manifests.write(with_graph(described, graph), folder)
     loaded = load(folder, provider="cpu", threads=1)
-    return loaded.session(capacity=min(capacity, manifest.max_positions))
+    return loaded.session(capacity=min(capacity, described.max_positions))

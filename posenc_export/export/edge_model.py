@@ -18,7 +18,7 @@ from torch import Tensor
 
 from posenc_export.export.describe import Model, eager
 from posenc_export.export.repeated_layers import RepeatedLayers
-from posenc_export.export.trace import in_dtype
+from posenc_export.export.sources import in_dtype
 from posenc_export.models.attention import Attention
 from posenc_export.models.embedding_and_head import Text
 from posenc_export.models.stack import Stack

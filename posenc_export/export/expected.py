@@ -8,7 +8,7 @@ import numpy as np
 
 from posenc_export.export.describe import Model, eager
 from posenc_export.export.edges import edges_of, indices_of
-from posenc_export.export.trace import in_dtype
+from posenc_export.export.sources import in_dtype
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
 from posenc_export.runtime.session.model import Model as Loaded

@@ -16,11 +16,12 @@ from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 
 from posenc_export.export import trained_numbers
-from posenc_export.export.describe import M, trace_inputs
+from posenc_export.export.example_inputs import trace_inputs
 from posenc_export.export.verify import VerificationError
 from posenc_export.runtime import verify
 from posenc_export.runtime.artefact import files, machine
 from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.artefact.graph_inputs import M
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.places import check_folder
 from posenc_export.runtime.artefact.publish import StagingFolder
@@ -30,7 +31,7 @@ from posenc_export.runtime.graphs.quiet import quiet
 from posenc_export.runtime.graphs.torch_files import read_program
 
 ATEN = torch.ops.aten
-# Example of the slots of a cache in memory; any number but the example sizes of describe.TRACE.
+# Example of the slots of a cache in memory; any number but the example sizes of example_inputs.SIZES.
 SLOTS = 11
 OPTIONS = {
     "cpp.dynamic_threads": True

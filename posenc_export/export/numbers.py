@@ -38,6 +38,9 @@ class Compared(NamedTuple):
     digests: Dict[str, str]
 
 
+NOTHING = Compared(Check(0, "numbers"), {})
+
+
 def compare(folder: Path, manifest: Manifest, source: Source) -> Compared:
     """Compare the numbers of a new artefact with those of its module."""
     if graph_file(manifest) != "model.onnx":

@@ -10,12 +10,12 @@ import numpy as np
 
 from posenc_export.export.describe import Model
 from posenc_export.export.expected import eager_session, expected_outputs
+from posenc_export.export.facts import Verified
 from posenc_export.export.quantization.calibration import Sample
 from posenc_export.export.quantization.formats import MIXED, format_of
 from posenc_export.export.quantization.text import MeasuredText, is_default
-from posenc_export.export.trace import in_few_bits
+from posenc_export.export.sources import in_few_bits
 from posenc_export.runtime import load
-from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.certificate import FAILED, FORM
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.records import Quality
@@ -45,8 +45,10 @@ class Inputs(NamedTuple):
     most: float
 
 
-def write(folder: Path, manifest: Manifest, inputs: Inputs, say: Progress) -> Manifest:
-    """Measure the loss of a certified artefact and write it into the manifest.
+def measured(
+    folder: Path, manifest: Manifest, verified: Verified, inputs: Inputs, say: Progress
+) -> Quality:
+    """Measure the loss of a certified artefact.
 
     Args:
         say: reports progress.
@@ -55,33 +57,26 @@ def write(folder: Path, manifest: Manifest, inputs: Inputs, say: Progress) -> Ma
         ValueError: on text, the perplexity is more than `inputs.most` times that of the float32
             module.
     """
-    proof = manifest.certificate
-    assert proof is not None
+    assert verified.certificate is not None
+    cells, tolerance = verified.certificate["cells"], verified.certificate["tolerance"]
     loaded = load(folder, provider="cpu", threads=1)
     if inputs.text is None:
-        found, name, digest = (
-            _of_reference(loaded.session(), inputs.model, manifest),
-            "random tokens" if manifest.vocabulary else "random numbers",
-            "",
-        )
+        loss = _of_reference(loaded.session(), inputs.model, manifest)
+        name, digest = "random tokens" if manifest.vocabulary else "random numbers", ""
     else:
-        length = inputs.text.sample.windows.shape[1]
-        found = _of_text(
-            loaded.session(capacity=length),
-            eager_session(inputs.model, length),
-            inputs.text.sample,
-            say,
-        )
-        name, digest = inputs.text.name, inputs.text.sample.sha256
-        _check_loss(found, manifest, inputs, inputs.text)
-    figures = {
-        **found.figures(manifest),
-        "exact": max(error for name, error in proof["cells"].items() if name.startswith(FORM)),
-        "exact_tolerance": proof["tolerance"],
-    }
-    manifest = manifest.replace(quality=Quality(inputs=name, sha256=digest, **figures))
-    manifests.write(manifest, folder)
-    return manifest
+        sample = inputs.text.sample
+        length = sample.windows.shape[1]
+        session = loaded.session(capacity=length)
+        loss = _of_text(session, eager_session(inputs.model, length), sample, say)
+        name, digest = inputs.text.name, sample.sha256
+        _check_loss(loss, manifest, inputs, inputs.text)
+    return Quality(
+        inputs=name,
+        sha256=digest,
+        exact=max(error for name, error in cells.items() if name.startswith(FORM)),
+        exact_tolerance=tolerance,
+        **loss.figures(manifest),
+    )
 
 
 class Loss:

@@ -14,6 +14,7 @@ import onnx_ir as ir
 import torch
 
 from posenc_export.export.describe import Model
+from posenc_export.export.graph_values import input_names, output_names
 from posenc_export.export.layer_contents import kinds_of, tensors_of
 from posenc_export.models.stack import Stack
 from posenc_export.ops.graph import DOMAIN, Passed
@@ -90,8 +91,8 @@ class _Completion:
         self.traced, self.kinds = repeated.traced, repeated.kinds
         self.layers = [dict(tensors_of(layer)) for layer in repeated.whole.layers]
         part = repeated.manifest(manifest)
-        self.inputs = dict(zip(_input_names(part), graph.inputs, strict=True))
-        self.outputs = dict(zip(_output_names(part), graph.outputs, strict=True))
+        self.inputs = dict(zip(input_names(part), graph.inputs, strict=True))
+        self.outputs = dict(zip(output_names(part), graph.outputs, strict=True))
         self._name_weights()
         self.parts = self._parts()
         self.entries: List[Optional[ir.Value]] = [
@@ -124,8 +125,8 @@ class _Completion:
             node.outputs[0].replace_all_uses_with(value, replace_graph_outputs=True)
             self.graph.remove(node, safe=True)
         for values, ordered in (
-            (self.graph.inputs, [self.inputs[name] for name in _input_names(self.manifest)]),
-            (self.graph.outputs, [self.outputs[name] for name in _output_names(self.manifest)]),
+            (self.graph.inputs, [self.inputs[name] for name in input_names(self.manifest)]),
+            (self.graph.outputs, [self.outputs[name] for name in output_names(self.manifest)]),
         ):
             values.clear()
             values.extend(ordered)
@@ -292,19 +293,3 @@ def _layer_of(state: str) -> Optional[int]:
     """Return the layer of a state by its name; None for a state of no layer."""
     found = STATE.match(state)
     return None if found is None else int(found[1])
-
-
-def _input_names(manifest: Manifest) -> List[str]:
-    """Return the names of graph inputs, in the order of a calling convention."""
-    return [
-        *(value.name for value in manifest.inputs),
-        *(state.past for state in manifest.states),
-        *(value.name for value in manifest.encoder),
-    ]
-
-
-def _output_names(manifest: Manifest) -> List[str]:
-    return [
-        *(value.name for value in manifest.outputs),
-        *(state.present for state in manifest.states),
-    ]

@@ -7,30 +7,31 @@ import tempfile
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
-import msgspec
-import numpy as np
 import torch
 
-from posenc_export.export import index_functions, numbers, tables
+from posenc_export.export import index_functions, tables
 from posenc_export.export.bounds import accuracy_of, extent
 from posenc_export.export.conditioning import condition_factor
 from posenc_export.export.describe import Model
 from posenc_export.export.edge_cells import edge_errors
 from posenc_export.export.expected import expected_outputs
+from posenc_export.export.facts import Verified
+from posenc_export.export.options import ExportOptions
+from posenc_export.export.oracle_cells import against, oracle_cells
 from posenc_export.export.quantization import calibration
 from posenc_export.export.quantization.calibration import Sample
 from posenc_export.export.quantization.formats import format_of
 from posenc_export.export.quantization.text import default_sample, is_default
-from posenc_export.export.trace import Source, in_dtype, in_few_bits
-from posenc_export.models import oracle
+from posenc_export.export.sources import in_dtype, in_few_bits
+from posenc_export.export.trace import Source
 from posenc_export.models.config_json import from_json, to_json
 from posenc_export.models.placed import from_outside
 from posenc_export.models.presets import rebuild
-from posenc_export.models.stack import Stack
-from posenc_export.models.user_module import OwnModule, as_model, inner_of
+from posenc_export.models.user_module import as_model, inner_of
 from posenc_export.runtime import Session, load
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.certificate import (
+    Check,
     bound_of,
     failed_checks,
     format_cell,
@@ -39,7 +40,6 @@ from posenc_export.runtime.artefact.certificate import (
 from posenc_export.runtime.artefact.manifest import Calibration, Manifest
 from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.verification import checks, forms
-from posenc_export.runtime.verification.case import Case
 from posenc_export.runtime.verification.float32_form import load_form
 from posenc_export.runtime.verification.grid_inputs import grid_of
 from posenc_export.runtime.verification.measuring import measure
@@ -49,12 +49,10 @@ from posenc_export.runtime.verification.proof import (
     Measured,
     accuracy_on,
     check_tolerance,
-    rounded_up,
 )
 from posenc_export.runtime.verification.proof import certificate as certificate_of
 from posenc_export.shared.numerics import tolerance as float32_tolerance
-from posenc_export.shared.numerics import worst_error
-from posenc_export.shared.progress import Progress, Steps, silent
+from posenc_export.shared.progress import Progress, silent
 
 
 class VerificationError(Exception):
@@ -130,36 +128,42 @@ def verify(
     check_tolerance(tolerance)
     loaded = single_threaded(folder, provider)
     manifest = loaded.manifest
-    made = (
+    module = (
         rebuild(from_json(manifest.config), manifest.source, manifest.packages)
         if model is None
         else as_model(model)
     )
-    if to_json(made.config) != manifest.config:
+    if to_json(module.config) != manifest.config:
         raise ValueError(
             f"verify: expected the model that was exported to {folder}, got one with another "
             "config; pass that model"
         )
-    made = in_dtype(made, manifest.dtype)
-    if manifest.weights is not None:
-        described = manifest.calibration if format_of(manifest.weights.format).calibrated else None
-        sample = None if described is None else _sample(described, made, calibrate)
-        made = in_few_bits(
-            made, manifest.weights.format, sample, manifest.formats or None, say=progress or silent
-        ).model
     if manifest.reference is None:
         raise ValueError(
             f"verify: expected an artefact with a reference, got none in {folder}; export it again"
         )
+    module = _in_few_bits(in_dtype(module, manifest.dtype), manifest, calibrate, progress or silent)
     accuracy, say = accuracy_on(loaded.provider, manifest.reference, tolerance), progress or silent
     with tempfile.TemporaryDirectory() as scratch:
-        edges = edge_errors(Source(made), manifest, Path(scratch) / "edges", say)
-    expected = expected_outputs(made, manifest, say=say)
-    found = forms.measured(loaded, folder, expected, accuracy, say)
-    exact = oracle_cells(made, manifest, expected)
-    certificate = _certificate(loaded, made, accuracy, _joined(found, edges), exact)
+        edges = edge_errors(Source(module), manifest, Path(scratch) / "edges", say)
+    expected = expected_outputs(module, manifest, say=say)
+    measured = _joined(forms.measured(loaded, folder, expected, accuracy, say), edges)
+    exact = oracle_cells(module, manifest, expected)
+    certificate = _certificate(loaded, module, accuracy, measured, exact)
     manifests.write(manifest.replace(certificate=certificate), folder)
     return certificate
+
+
+def _in_few_bits(
+    model: Model, manifest: Manifest, calibrate: Union[str, Path, None], say: Progress
+) -> Model:
+    """Round the weights of a model as those of an artefact."""
+    if manifest.weights is None:
+        return model
+    name, described, sample = manifest.weights.format, manifest.calibration, None
+    if described is not None and format_of(name).calibrated:
+        sample = _sample(described, model, calibrate)
+    return in_few_bits(model, name, sample, manifest.formats or None, say=say).model
 
 
 def _sample(described: Calibration, model: Model, calibrate: Union[str, Path, None]) -> Sample:
@@ -187,72 +191,55 @@ def check(
     source: Source,
     expected: Expected,
     accuracy: Accuracy,
-    progress: Progress,
-    quick: bool = False,
-    edges: Measured = Measured(),
-) -> Manifest:
-    """Certify a new artefact against the expected outputs of its module.
+    compared: Check,
+    options: ExportOptions,
+) -> Verified:
+    """Verify a new artefact.
 
     No provider of the CPU computes in bfloat16. Of an artefact in bfloat16, only the float32 form
-    is verified, and the manifest gets no certificate.
+    is verified, and there is no certificate.
 
     Args:
-        edges: errors of a reduced model at the edges of this one.
-        quick: run one scenario for each kind of call.
+        expected: outputs of the module.
+        accuracy: of a correct artefact.
+        compared: comparison of the constants of the artefact with the module.
 
     Raises:
         VerificationError: a cell exceeds the tolerance.
     """
-    model = source.model
-    progress(f"{manifest.target}: comparing the module with its formula")
+    model, say = source.model, options.say
+    edges = Measured()
+    if not options.quick:
+        edges = edge_errors(source, manifest, folder.with_name(f"{folder.name}.edges"), say)
+    say(f"{manifest.target}: comparing the module with its formula")
     # Before the graph is loaded, so that its weights and the float64 head are not in memory
     # together.
     source.release()
     exact = source.once(
-        ("oracle", *grid_of(manifest)), lambda: oracle_cells(model, manifest, expected, progress)
+        ("oracle", *grid_of(manifest)), lambda: oracle_cells(model, manifest, expected, say)
     )
     source.release()
-    compared = numbers.compare(folder, manifest, source)
-    manifest = manifest.replace(constants=compared.digests)
-    manifests.write(manifest, folder)
-    source.release()
+    tables_check = source.once(("tables",), lambda: tables.compare(model))
+    known = {"numbers": compared, "tables": tables_check}
+    known |= index_functions.of_module(model, manifest)
     runs = manifest.dtype != "bfloat16"
+    loaded = single_threaded(folder, "cpu") if runs else load_form(folder, manifest, 1)
     if runs:
-        loaded = single_threaded(folder, "cpu")
-        measured = forms.measured(loaded, folder, expected, accuracy, progress, quick=quick)
+        measured = forms.measured(loaded, folder, expected, accuracy, say, quick=options.quick)
+        known = checks.of_artefact(folder, loaded, say, known)
     else:
-        loaded = load_form(folder, manifest, 1)
-        measured = forms.of_form(loaded, expected, accuracy, progress, quick=quick)
-    known = {
-        "numbers": compared.check,
-        "tables": source.once(("tables",), lambda: tables.compare(model)),
-        **index_functions.of_module(model, manifest),
-    }
-    measured.checks |= checks.of_artefact(folder, loaded, progress, known) if runs else known
+        measured = forms.of_form(loaded, expected, accuracy, say, quick=options.quick)
+    measured.checks |= known
     measured = _joined(measured, edges)
-    certificate = _certificate(loaded, model, accuracy, measured, exact, quick)
+    certificate = _certificate(loaded, model, accuracy, measured, exact, options.quick)
     if not (certificate["passed"] or failed_checks(certificate) or accuracy.fixed):
         factor = condition_factor(model, expected, accuracy.stated)
-        accuracy, manifest = _widened(accuracy, manifest, factor)
+        accuracy = accuracy.with_stated(factor * accuracy.stated)
         measured.bounds |= {name: factor * bound for name, bound in edges.bounds.items()}
-        certificate = _certificate(loaded, model, accuracy, measured, exact, quick)
+        certificate = _certificate(loaded, model, accuracy, measured, exact, options.quick)
     if not certificate["passed"]:
         raise VerificationError(certificate, from_outside(inner_of(model)))
-    if not runs:
-        return manifest
-    manifest = manifest.replace(certificate=certificate)
-    manifests.write(manifest, folder)
-    return manifest
-
-
-def _widened(accuracy: Accuracy, manifest: Manifest, factor: float) -> Tuple[Accuracy, Manifest]:
-    """Return the accuracy of an ill-conditioned model (conditioning.py), and a manifest with it."""
-    assert manifest.reference is not None  # written before the artefact is checked
-    accuracy = accuracy.with_stated(factor * accuracy.stated)
-    reference = msgspec.structs.replace(
-        manifest.reference, tolerance=accuracy.tolerance, float32=accuracy.float32
-    )
-    return accuracy, manifest.replace(reference=reference)
+    return Verified(certificate if runs else None, accuracy)
 
 
 def _joined(whole: Measured, edges: Measured) -> Measured:
@@ -302,48 +289,3 @@ def _certificate(
         measured.bounds |= dict.fromkeys(exact, float32_tolerance("float32", *extent(model)))
     content = certificate_of(ran, accuracy, measured, quick)
     return {**content, "against": against(model)}
-
-
-def against(model: Model) -> str:
-    """Return a description of the reference that the eager module is compared with."""
-    return (
-        f"the formula of its block in float64, its own layers in {model.exact_dtype}"
-        if isinstance(model, OwnModule)
-        else "its formula in float64"
-    )
-
-
-def _oracle_of(model: Model, case: Case, start: int) -> np.ndarray:
-    """Return the oracle's output for the first row of a case, [1,L,*] float64."""
-    return oracle.full_pass(
-        model, case.tokens[0], start, encoder=None if case.encoder is None else case.encoder[0]
-    )[None]
-
-
-def oracle_cells(
-    model: Model, manifest: Manifest, expected: Expected, say: Progress = silent
-) -> Dict[str, float]:
-    """Return the errors of the expected outputs of one row per case against the float64 oracle."""
-    cells, model = {}, in_dtype(model, "float32")
-    steps = Steps(
-        say,
-        f"{manifest.target}: comparing the module with its formula",
-        len(expected.cases) + len(expected.attribute_cases),
-        "rows",
-    )
-    for start, case in expected.cases.items():
-        exact = _oracle_of(model, case, start)
-        cells[f"oracle, start {start}"] = worst_error(case.full[:1], exact)
-        if case.readout is not None and isinstance(model, Stack) and model.readout is not None:
-            cells[f"oracle, start {start}: {manifest.outputs[1].name}"] = worst_error(
-                case.readout[0], model.readout.exact(exact[0])
-            )
-        steps.advance()
-    for name, (fed, full) in expected.attribute_cases.items():
-        row = int(fed.mask.all(1).argmax())  # the first without padding
-        numbers = {key: given[..., row, :] for key, given in fed.attributes.items()}
-        cells[f"{name}: oracle"] = worst_error(
-            full[row], oracle.full_pass(model, fed.tokens[row], 0, **numbers)
-        )
-        steps.advance()
-    return {name: rounded_up(error) for name, error in cells.items()}

@@ -9,10 +9,12 @@ import onnx_ir as ir
 import pytest
 
 from posenc_export.export import TARGETS, export, numbers
-from posenc_export.export.describe import describe
+from posenc_export.export.describe import FewBits, describe
+from posenc_export.export.facts import with_graph
 from posenc_export.export.quantization.formats import Codes, rounded
+from posenc_export.export.sources import Sources
 from posenc_export.export.targets.rewriter import Builder
-from posenc_export.export.trace import Source, Sources
+from posenc_export.export.trace import Source
 from posenc_export.export.verify import VerificationError
 from posenc_export.models.config_json import from_json
 from posenc_export.models.presets import seeded
@@ -71,12 +73,9 @@ def _source(weights: str) -> Source:
 
 def _written(source: Source, target: str, folder: Path, **bits: Any) -> Manifest:
     kind = TARGETS[target]
-    layout = kind.layout["positions"]
-    described = describe(
-        source.model, target, "positions", layout, kind.update, **bits, **kind.geometry
-    )
+    described = describe(source.model, target, "positions", kind, FewBits(**bits))
     folder.mkdir()
-    return kind.write(source, described, folder)
+    return with_graph(described, kind.write(source, described, folder))
 
 
 def _check(source: Source, target: str, folder: Path, **bits: Any) -> Check:

@@ -116,9 +116,7 @@ def test_a_loss_above_the_limit_is_refused_with_its_number_and_better_choices() 
     chosen = text.with_text(None, None, model)[1]
     assert chosen is not None
     manifest, found = (
-        describe(model, "ort", "positions", "rows", "in_place", **TORCH).replace(
-            weights=Weights("int4")
-        ),
+        describe(model, "ort", "positions", TORCH).replace(weights=Weights("int4")),
         quality.Loss(1.0),
     )
     following = np.arange(40)[None]

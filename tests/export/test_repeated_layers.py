@@ -45,7 +45,7 @@ def digests(model: Stack, signature: str, target: str, folder: Path) -> dict:
     folder.mkdir()
     kind.write(
         Source(model),
-        describe(model, target, signature, kind.layout[signature], kind.update, **kind.geometry),
+        describe(model, target, signature, kind),
         folder,
     )
     graph = ir.load(folder / "model.onnx").graph

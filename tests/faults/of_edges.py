@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from posenc_export.export import TARGETS
 from posenc_export.export.targets import ort_two_rotations
 from posenc_export.models.config import StackConfig
+from posenc_export.runtime.artefact import files
 from tests import tiny
 
 DATA = "model.onnx.data"
@@ -45,7 +46,7 @@ def _written(change: Change) -> Iterator[None]:
     right = TARGETS["ort"]
 
     def write(*arguments: Any) -> Any:
-        manifest, folder = right.write(*arguments), arguments[2]
+        graph, folder = right.write(*arguments), arguments[2]
         model = onnx.load(folder / "model.onnx")
         change(model)
         (folder / DATA).unlink()
@@ -56,7 +57,8 @@ def _written(change: Change) -> Iterator[None]:
             location=DATA,
             size_threshold=1024,
         )
-        return manifest.replace(files={})
+        written = {name: files.entry(folder / name) for name in graph.files}
+        return dataclasses.replace(graph, files=written)
 
     TARGETS["ort"] = dataclasses.replace(right, write=write)
     try:

@@ -2,30 +2,29 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Tuple
+from typing import Callable, Tuple
 
-from posenc_export.export.describe import TORCH
+from posenc_export.export.describe import ROWS, TORCH, Caches
+from posenc_export.export.facts import Graph
 from posenc_export.export.targets import onnx_growing, onnx_static, ort, ort_cuda, ort_layers
-from posenc_export.export.targets.onnx_file import write_onnx
+from posenc_export.export.targets.onnx_file import Lowerings, write_onnx
 from posenc_export.export.targets.pt2_file import write_pt2
 from posenc_export.export.targets.quantized_weights import Fused, Standard
 from posenc_export.export.targets.torchscript_file import write_torchscript
 from posenc_export.export.trace import Source
 from posenc_export.runtime.artefact.manifest import Manifest
 
+Write = Callable[[Source, Manifest, Path], Graph]
 
-@dataclass(frozen=True)
-class Target:
-    """Properties of one export target.
+
+@dataclass(frozen=True, kw_only=True)
+class Target(Caches):
+    """Properties of one export target, besides those of its caches.
 
     Args:
         graph: description of the graph, in one line.
         cache: description of the caches, in one line.
-        write: writes the graph; takes (source, manifest, folder) and returns the completed
-            manifest.
-        layout: "rows" or "columns" (runtime.artefact.manifest), by signature.
-        update: update rule of the caches, "append" or "in_place".
-        geometry: the manifest's capacity_bucket, continuation_rows and contiguous.
+        write: writes the graph to a folder.
         dtypes: supported dtypes, the default first.
         few_bits: supports quantized weights with float32 activations.
         int8_cache: supports 8-bit caches with float32 activations.
@@ -36,10 +35,7 @@ class Target:
 
     graph: str
     cache: str
-    write: Callable[[Source, Manifest, Path], Manifest]
-    layout: Dict[str, str]
-    update: str
-    geometry: Dict[str, Any]
+    write: Write
     dtypes: Tuple[str, ...] = ("float32", "float16")
     few_bits: bool = False
     int8_cache: bool = False
@@ -47,74 +43,67 @@ class Target:
     mixes: bool = False
 
 
-COLUMNS = {"positions": "columns", "mask": "columns"}
-ROWS = {"positions": "rows", "mask": "columns"}
 # Slots; small, because the cost of standard operators depends on the capacity instead of the number
 # of valid slots.
 BUCKET = 256
 
+
+def _onnx(lowerings: Lowerings) -> Write:
+    return lambda source, manifest, folder: write_onnx(source, manifest, folder, lowerings)
+
+
+def _of_torch(graph: str, write: Write) -> Target:
+    return Target(
+        graph=graph,
+        cache="tensors written in place, cost of the valid length",
+        write=write,
+        **vars(TORCH),
+    )
+
+
 TARGETS = {
     "onnx": Target(
-        "ai.onnx operators, opset 23",
-        "grows: past in, present out",
-        lambda source, manifest, folder: write_onnx(
-            source, manifest, onnx_growing.LOWERING, folder, Standard
-        ),
-        COLUMNS,
-        "append",
-        {"capacity_bucket": 0, "continuation_rows": 0, "contiguous": False},
+        graph="ai.onnx operators, opset 23",
+        cache="grows: past in, present out",
+        write=_onnx(Lowerings(onnx_growing.LOWERING, Standard)),
+        layout={"positions": "columns", "mask": "columns"},
+        update="append",
         few_bits=True,
     ),
     "onnx-static": Target(
-        "ai.onnx operators, opset 24 (23 without caches)",
-        "fixed capacity, in place, grown in buckets",
-        lambda source, manifest, folder: write_onnx(
-            source, manifest, onnx_static.LOWERING, folder, Standard
-        ),
-        ROWS,
-        "in_place",
-        {"capacity_bucket": BUCKET, "continuation_rows": 0, "contiguous": False},
+        graph="ai.onnx operators, opset 24 (23 without caches)",
+        cache="fixed capacity, in place, grown in buckets",
+        write=_onnx(Lowerings(onnx_static.LOWERING, Standard)),
+        layout=ROWS,
+        update="in_place",
+        capacity_bucket=BUCKET,
         few_bits=True,
     ),
     "ort": Target(
-        "com.microsoft fused operators where exact",
-        "fixed capacity, in place, cost of the valid length",
-        lambda source, manifest, folder: write_onnx(
-            source, manifest, ort.LOWERING, folder, Fused, ort_layers.FUSIONS
-        ),
-        ROWS,
-        "in_place",
-        {"capacity_bucket": 0, "continuation_rows": 1, "contiguous": True},
+        graph="com.microsoft fused operators where exact",
+        cache="fixed capacity, in place, cost of the valid length",
+        write=_onnx(Lowerings(ort.LOWERING, Fused, ort_layers.FUSIONS)),
+        layout=ROWS,
+        update="in_place",
+        continuation_rows=1,
+        contiguous=True,
         few_bits=True,
         int8_cache=True,
         keeps=True,
         mixes=True,
     ),
-    "torchscript": Target(
-        "scripted and frozen module",
-        "tensors written in place, cost of the valid length",
-        write_torchscript,
-        ROWS,
-        "in_place",
-        TORCH,
-    ),
-    "pt2": Target(
-        "torch.export program",
-        "tensors written in place, cost of the valid length",
-        write_pt2,
-        ROWS,
-        "in_place",
-        TORCH,
-    ),
+    "torchscript": _of_torch("scripted and frozen module", write_torchscript),
+    "pt2": _of_torch("torch.export program", write_pt2),
     "ort-cuda": Target(
-        "as ort, in half precision, for the CUDA provider",
-        "fixed capacity on the device, in place",
-        ort_cuda.write,
+        graph="as ort, in half precision, for the CUDA provider",
+        cache="fixed capacity on the device, in place",
+        write=ort_cuda.write,
         # No "mask": GroupQueryAttention reads lengths on the host, where lengths computed on the
         # device are 0.
-        {"positions": "rows"},
-        "in_place",
-        {"capacity_bucket": 0, "continuation_rows": 1, "contiguous": True},
-        ("float16", "bfloat16"),  # GroupQueryAttention has no float32 kernel for CUDA
+        layout={"positions": "rows"},
+        update="in_place",
+        continuation_rows=1,
+        contiguous=True,
+        dtypes=("float16", "bfloat16"),  # GroupQueryAttention has no float32 kernel for CUDA
     ),
 }

@@ -3,15 +3,16 @@ by the caller: Range and Slice read their sizes on the host, and a size that is 
 device would be copied there in every step. A sum and the norm after it are one kernel.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Optional, Tuple
 
 import onnx_ir as ir
-from msgspec.structs import replace
 
 from posenc_export.encodings.shared.base import PositionEncoding
+from posenc_export.export.facts import Graph
 from posenc_export.export.targets import ort, ort_attention, ort_layers, ort_slots, standard
-from posenc_export.export.targets.onnx_file import FILE_NAME, write_onnx
+from posenc_export.export.targets.onnx_file import FILE_NAME, Lowerings, write_onnx
 from posenc_export.export.targets.quantized_weights import Fused
 from posenc_export.export.targets.rewriter import FLOAT, MICROSOFT, Builder, Replaced, Table
 from posenc_export.export.trace import Source
@@ -110,23 +111,21 @@ LOWERING: Tuple[Table, ...] = (
     {**ort.LOWERING[1], graph.Append: append},
 )
 FUSIONS = {**ort_layers.FUSIONS, "RMSNormalization": sum_and_norm}
+LOWERINGS = Lowerings(LOWERING, Fused, FUSIONS)
 
 
-def write(source: Source, manifest: Manifest, folder: Path) -> Manifest:
+def write(source: Source, manifest: Manifest, folder: Path) -> Graph:
     """Write the graph (onnx_file.write_onnx).
 
     Raises:
         ValueError: as for write_onnx; a model with experts; the CUDA provider has no kernel for a
             node, or one that refuses it.
     """
-    manifest = write_onnx(source, manifest, LOWERING, folder, Fused, FUSIONS)
-    if (
-        manifest.chunk == PositionEncoding.chunk
-        and manifest.states
-        and manifest.input("slots") is None
-    ):
-        manifest = replace(manifest, chunk=CHUNK)
-    if CHOICE in manifest.operators:
+    graph = write_onnx(source, manifest, folder, LOWERINGS)
+    reads_slots = any(value.name == "slots" for value in graph.inputs)
+    if graph.chunk == PositionEncoding.chunk and graph.states and not reads_slots:
+        graph = replace(graph, chunk=CHUNK)
+    if CHOICE in graph.operators:
         why = (
             "whose outputs on a GPU were wrong for rows beside others that come and go (gpt_oss, "
             "H100, onnxruntime-gpu 1.31.1)"
@@ -147,4 +146,4 @@ def write(source: Source, manifest: Manifest, folder: Path) -> Manifest:
             f"export: expected {rule} for target {manifest.target}, got one that "
             f"{found.said()}; {remedy}"
         )
-    return manifest
+    return graph

@@ -8,12 +8,15 @@ from typing import Any, Collection, Dict, Tuple
 
 import torch
 
-from posenc_export.export.describe import M, R, S, trace_inputs
+from posenc_export.export.example_inputs import trace_inputs
+from posenc_export.export.facts import Graph
+from posenc_export.export.mutation import refuse_mutation, written_by
 from posenc_export.export.signatures import wrap
 from posenc_export.export.targets.weight_layout import laid_out
-from posenc_export.export.trace import Source, refuse_mutation, written_by
+from posenc_export.export.trace import Source
 from posenc_export.runtime.artefact import files, pt2_archive
 from posenc_export.runtime.artefact.archive import packed, read_entries
+from posenc_export.runtime.artefact.graph_inputs import M, R, S
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.quiet import quiet
 
@@ -28,8 +31,8 @@ KEPT = (
 )  # metadata of nodes; the other keys hold source paths of the exporting machine
 
 
-def write_pt2(source: Source, manifest: Manifest, folder: Path) -> Manifest:
-    """Write folder/model.pt2 and return the manifest unchanged.
+def write_pt2(source: Source, manifest: Manifest, folder: Path) -> Graph:
+    """Write folder/model.pt2.
 
     Raises:
         ValueError: a module that loops over the tokens of a call, mutates buffers, or whose program
@@ -74,8 +77,8 @@ def write_pt2(source: Source, manifest: Manifest, folder: Path) -> Manifest:
         raise ValueError(
             f"{rule}, got one that does not ({error}); choose target torchscript or onnx"
         ) from None
-    files.write(folder / FILE_NAME, packed(entries))
-    return manifest
+    written = {FILE_NAME: files.write(folder / FILE_NAME, packed(entries))}
+    return Graph(manifest.inputs, manifest.states, manifest.chunk, written)
 
 
 def _merge_equal_nodes(graph: torch.fx.Graph, caches: Collection[Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Dict
 
 import torch
 
+from posenc_export.export.facts import Graph
 from posenc_export.export.signatures import wrap
 from posenc_export.export.targets.weight_layout import laid_out
 from posenc_export.export.trace import Source
@@ -25,8 +26,8 @@ COUNTED_NAME = re.compile(
 )  # the counter is global to the process, so a second export would differ from the first
 
 
-def write_torchscript(source: Source, manifest: Manifest, folder: Path) -> Manifest:
-    """Write folder/model.pt and return the manifest unchanged."""
+def write_torchscript(source: Source, manifest: Manifest, folder: Path) -> Graph:
+    """Write folder/model.pt."""
     with quiet(
         DeprecationWarning, FutureWarning
     ):  # every call of torch.jit warns that it is deprecated
@@ -34,8 +35,8 @@ def write_torchscript(source: Source, manifest: Manifest, folder: Path) -> Manif
         module = torch.jit.freeze(torch.jit.script(wrap(source.model, manifest.signature)))
         _lay_out_weights(module)
         content = module.save_to_buffer()
-    files.write(folder / FILE_NAME, _normalised(content))
-    return manifest
+    written = {FILE_NAME: files.write(folder / FILE_NAME, _normalised(content))}
+    return Graph(manifest.inputs, manifest.states, manifest.chunk, written)
 
 
 def _lay_out_weights(module: torch.jit.ScriptModule) -> None:

@@ -56,14 +56,7 @@ def placement_of(name: str, folder: Path) -> Placement:
         decoder(name) if name == "complex_order" else block(name)
     )  # its token table is wider than a block
     target, source = TARGETS["ort-cuda"], sources(config).of("float16")
-    manifest = describe(
-        source.model,
-        "ort-cuda",
-        "positions",
-        target.layout["positions"],
-        target.update,
-        **target.geometry,
-    )
+    manifest = describe(source.model, "ort-cuda", "positions", target)
     target.write(source, manifest, folder)
     return placed(folder / "model.onnx")
 

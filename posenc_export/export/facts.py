@@ -1,0 +1,100 @@
+"""The manifest of an artefact, from what each stage of an export knows."""
+
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Dict, Optional, Sequence
+
+import msgspec
+
+from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.artefact.manifest import Manifest, State, Value
+from posenc_export.runtime.artefact.records import File, Numbers, Quality, Reference
+from posenc_export.runtime.verification.proof import Accuracy
+
+MAKERS = ("torch", "onnx", "onnxscript")
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What the writer of a target knows of its graph. Other fields are as in the manifest.
+
+    Args:
+        matrices: number of rounded weights.
+    """
+
+    inputs: Sequence[Value]
+    states: Sequence[State]
+    chunk: int
+    files: Dict[str, File] = field(default_factory=dict)
+    opset: Dict[str, int] = field(default_factory=dict)
+    operators: Dict[str, int] = field(default_factory=dict)
+    matrices: int = 0
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What the other files of a folder hold, and digests of constants, as in the manifest."""
+
+    reference: Reference
+    encodings: Dict[str, Numbers]
+    files: Dict[str, File]
+    constants: Dict[str, str]
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What the proof of an artefact shows.
+
+    Args:
+        certificate: None for an artefact that no provider of the CPU runs.
+        accuracy: with the tolerance that the artefact was held to.
+    """
+
+    certificate: Optional[Dict[str, Any]]
+    accuracy: Accuracy
+
+
+def with_graph(described: Manifest, graph: Graph) -> Manifest:
+    """Return the manifest of a model (describe.describe) whose graph is written."""
+    weights = described.weights
+    return described.replace(
+        inputs=list(graph.inputs),
+        states=list(graph.states),
+        chunk=graph.chunk,
+        files=graph.files,
+        opset=graph.opset,
+        operators=graph.operators,
+        weights=weights and msgspec.structs.replace(weights, matrices=graph.matrices),
+    )
+
+
+def write(
+    folder: Path,
+    manifest: Manifest,
+    beside: Beside,
+    verified: Optional[Verified] = None,
+    quality: Optional[Quality] = None,
+) -> Manifest:
+    """Write the manifest of a folder, in which all other files are.
+
+    Args:
+        manifest: from `with_graph`.
+    """
+    reference = beside.reference
+    if verified is not None:
+        accuracy = verified.accuracy
+        reference = msgspec.structs.replace(
+            reference, tolerance=accuracy.tolerance, float32=accuracy.float32
+        )
+    manifest = manifest.replace(
+        reference=reference,
+        encodings=beside.encodings,
+        constants=beside.constants,
+        files=beside.files,
+        versions={name: metadata.version(name) for name in MAKERS},
+        certificate=verified and verified.certificate,
+        quality=quality,
+    )
+    manifests.write(manifest, folder)
+    return manifest

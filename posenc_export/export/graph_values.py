@@ -1,0 +1,151 @@
+"""Inputs, outputs and states of the graph of a model, by name, dtype and axes."""
+
+from typing import List, Tuple
+
+import torch
+from torch import Tensor
+
+from posenc_export.encodings.shared.base import StateSpec
+from posenc_export.export.signatures import Model, has_cache, has_segments, takes_logits_index
+from posenc_export.models.stack import Stack
+from posenc_export.models.user_module import OwnModule, inner_of
+from posenc_export.runtime.artefact.graph_inputs import ENCODER_MASK, B, M, P, Q, R, S, T
+from posenc_export.runtime.artefact.manifest import Axis, Manifest, State, Value
+from posenc_export.runtime.artefact.schema import passed
+
+
+def dtype_of(model: Model) -> str:
+    """Return the numpy name of the dtype of weights, activations and caches."""
+    attentions, inner = model.attentions(), inner_of(model)
+    weight: Tensor = attentions[0].projection.output.weight if attentions else inner.tokens.weight()  # type: ignore[union-attr,operator]
+    return str(weight.dtype).removeprefix("torch.")
+
+
+def inputs_of(model: Model, signature: str) -> List[Value]:
+    """Return the inputs of a graph without states and encoder."""
+    return [
+        *_read(model),
+        _places(model, signature),
+        *([Value("logits_index", "int64", (B, R))] if takes_logits_index(model, signature) else []),
+    ]
+
+
+def _read(model: Model) -> List[Value]:
+    dtype, width = passed(dtype_of(model)), model.config.width
+    ids = Value("input_ids", "int64", (B, S))
+    if isinstance(model, OwnModule) and model.vocabulary:
+        return [ids]
+    if not isinstance(model, Stack):
+        return [Value("hidden_states", dtype, (B, S, width))]
+    if model.config.tokens.features is not None:
+        return [Value("input_features", dtype, (B, S, model.tokens.size))]
+    return [ids, *([Value("token_type_ids", "int64", (B, S))] if has_segments(model) else [])]
+
+
+def _places(model: Model, signature: str) -> Value:
+    if signature == "positions":
+        axes: Tuple[Axis, ...] = (1 + model.axes, B, S) if model.axes else (B, S)
+        return Value("position_ids", "int64", axes)
+    return Value("attention_mask", "int64", (B, T if states_of(model, signature, "append") else S))
+
+
+def outputs_of(model: Model, signature: str) -> List[Value]:
+    """Return the output, and the second one of an encoder with a readout."""
+    dtype, width = dtype_of(model), model.config.width
+    of_dtype = passed(dtype)
+    if isinstance(model, OwnModule):
+        return [Value("output", of_dtype, (B, S, model.config.outputs))]
+    if not isinstance(model, Stack):
+        return [Value("output", of_dtype, (B, S, width))]
+    config, readout = model.config, model.config.readout
+    if config.head is not None:
+        tokens = R if takes_logits_index(model, signature) else S
+        output = Value("logits", of_dtype, (B, tokens, config.tokens.vocabulary))
+    elif config.key_values is not None:
+        output = Value("encoder_key_values", of_dtype, (B, S, config.key_values.size))
+    else:
+        output = Value("last_hidden_state", of_dtype, (B, S, width))
+    if readout is None:
+        return [output]
+    axes = (B, *(() if readout.pooling else (S,)), readout.size(width))
+    return [output, Value(readout.output, dtype, axes)]
+
+
+def encoder_of(model: Model) -> List[Value]:
+    """Return the inputs that a decoder takes from an encoder; an empty list for a decoder
+    without cross-attention.
+    """
+    dtype, values = passed(dtype_of(model)), []
+    for layer, kind in enumerate(model.config.kinds if isinstance(model, Stack) else ()):
+        if kind.attention.reads_encoder:
+            axes = (B, kind.attention.kv_heads, Q, kind.attention.head_size)
+            names = (f"past_key_values.{layer}.encoder.{name}" for name in ("key", "value"))
+            values += [Value(name, dtype, axes) for name in names]
+    return [Value(ENCODER_MASK, "int64", (B, Q)), *values] if values else []
+
+
+def states_of(model: Model, signature: str, update: str) -> List[State]:
+    """Return the states. update: rule of keys and values, "append" or "in_place"."""
+    dtype, slots = dtype_of(model), P if update == "append" else M
+
+    def state(past: str, present: str, carried: StateSpec) -> State:
+        names = past + carried.name, present + carried.name, carried.dtype or dtype
+        if not carried.grows:
+            return State(*names, (B, *carried.sizes), "replace", 0)
+        heads, size = carried.sizes
+        return State(*names, (B, heads, slots, size), update, 2)
+
+    places = State("past_positions", "present_positions", "int64", (B, slots), update, 1, -1)
+    return [
+        *([places] if signature == "positions" and has_cache(model) else []),
+        *(
+            state("past_embedding.", "present_embedding.", carried)
+            for carried in model.token_encoding.embed_states()
+        ),
+        *(
+            state(f"past_key_values.{layer}.", f"present.{layer}.", carried)
+            for layer, attention in enumerate(model.attentions())
+            for carried in attention.states()
+        ),
+    ]
+
+
+def step_weights(model: Model) -> int:
+    """Return the number of weights that a decode step reads: every matrix once, and one row of
+    the token table.
+    """
+    if isinstance(model, OwnModule):
+        tables = {
+            id(part.weight) for part in model.modules() if isinstance(part, torch.nn.Embedding)
+        }
+        return step_weights(model.inner()) + sum(
+            weight.size(1) if id(weight) in tables else weight.numel()
+            for weight in model.own_weights()
+        )
+    total = sum(
+        parameter.numel()
+        for name, parameter in model.named_parameters()
+        if ".encoding." not in name and not name.startswith("token_encoding.")
+    )
+    if not isinstance(model, Stack) or not model.config.tokens.vocabulary:
+        return total
+    table, head = model.tokens.embedding.weight, model.config.head
+    is_tied = head is not None and head.tied
+    return total + int(table.size(1)) - (0 if is_tied else int(table.numel()))
+
+
+def input_names(manifest: Manifest) -> List[str]:
+    """Return the names of graph inputs, in the order of a calling convention."""
+    return [
+        *(value.name for value in manifest.inputs),
+        *(state.past for state in manifest.states),
+        *(value.name for value in manifest.encoder),
+    ]
+
+
+def output_names(manifest: Manifest) -> List[str]:
+    """Return the names of graph outputs, in the order of a calling convention."""
+    return [
+        *(value.name for value in manifest.outputs),
+        *(state.present for state in manifest.states),
+    ]

@@ -1,0 +1,61 @@
+"""Compare the eager module with the float64 oracle."""
+
+from typing import Dict
+
+import numpy as np
+
+from posenc_export.export.describe import Model
+from posenc_export.export.sources import in_dtype
+from posenc_export.models import oracle
+from posenc_export.models.stack import Stack
+from posenc_export.models.user_module import OwnModule
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.verification.case import Case
+from posenc_export.runtime.verification.proof import Expected, rounded_up
+from posenc_export.shared.numerics import worst_error
+from posenc_export.shared.progress import Progress, Steps, silent
+
+
+def against(model: Model) -> str:
+    """Return a description of the reference that the eager module is compared with."""
+    return (
+        f"the formula of its block in float64, its own layers in {model.exact_dtype}"
+        if isinstance(model, OwnModule)
+        else "its formula in float64"
+    )
+
+
+def _oracle_of(model: Model, case: Case, start: int) -> np.ndarray:
+    """Return the oracle's output for the first row of a case, [1,L,*] float64."""
+    return oracle.full_pass(
+        model, case.tokens[0], start, encoder=None if case.encoder is None else case.encoder[0]
+    )[None]
+
+
+def oracle_cells(
+    model: Model, manifest: Manifest, expected: Expected, say: Progress = silent
+) -> Dict[str, float]:
+    """Return the errors of the expected outputs of one row per case against the float64 oracle."""
+    cells, model = {}, in_dtype(model, "float32")
+    steps = Steps(
+        say,
+        f"{manifest.target}: comparing the module with its formula",
+        len(expected.cases) + len(expected.attribute_cases),
+        "rows",
+    )
+    for start, case in expected.cases.items():
+        exact = _oracle_of(model, case, start)
+        cells[f"oracle, start {start}"] = worst_error(case.full[:1], exact)
+        if case.readout is not None and isinstance(model, Stack) and model.readout is not None:
+            cells[f"oracle, start {start}: {manifest.outputs[1].name}"] = worst_error(
+                case.readout[0], model.readout.exact(exact[0])
+            )
+        steps.advance()
+    for name, (fed, full) in expected.attribute_cases.items():
+        row = int(fed.mask.all(1).argmax())  # the first without padding
+        numbers = {key: given[..., row, :] for key, given in fed.attributes.items()}
+        cells[f"{name}: oracle"] = worst_error(
+            full[row], oracle.full_pass(model, fed.tokens[row], 0, **numbers)
+        )
+        steps.advance()
+    return {name: rounded_up(error) for name, error in cells.items()}

@@ -1,0 +1,144 @@
+"""The model behind several exports: cast once per dtype, and rounded once per format."""
+
+import copy
+from typing import Any, Dict, Mapping, Optional, Tuple, Union
+
+import torch
+
+from posenc_export.export.describe import FewBits, Model
+from posenc_export.export.graph_values import dtype_of
+from posenc_export.export.paging import page_out
+from posenc_export.export.quantization import calibration, mixed
+from posenc_export.export.quantization.calibration import Sample
+from posenc_export.export.quantization.formats import (
+    KEEP,
+    Rounded,
+    activations_of,
+    format_of,
+    rounded,
+)
+from posenc_export.export.quantization.kept import kept
+from posenc_export.export.quantization.smoothing import smoothed
+from posenc_export.export.trace import Source
+from posenc_export.export.weight_file import Keep, WeightFile, in_memory
+from posenc_export.models.parts.experts import Experts
+from posenc_export.models.user_module import as_model
+from posenc_export.runtime.artefact.records import Weights
+from posenc_export.shared.progress import Progress, silent
+
+
+class Sources:
+    """The sources of one model, by dtype and by formats of weights and caches.
+
+    Args:
+        model: a float32 model of this package, or a module that contains one. It is not modified,
+            and must not be modified while this object is in use.
+        owned: the caller uses the model no more: while it is exported, its weights may move to a
+            temporary file, so that their memory can be released between uses.
+
+    Raises:
+        ValueError: models.user_module.as_model refuses the module.
+    """
+
+    def __init__(self, model: Union[Model, torch.nn.Module], owned: bool = False) -> None:
+        self.model, self._owned, self._keep = as_model(model), owned, in_memory
+        self._made: Dict[Tuple[Any, ...], Source] = {}
+
+    def keep_in(self, file: WeightFile) -> None:
+        """Keep rounded weights in a file from now on, and those of an owned model."""
+        self._keep = file.keep
+        if self._owned and dtype_of(self.model) == "float32":
+            file.keep_weights(self.model)
+            page_out(self.model.parameters())
+
+    def of(
+        self,
+        dtype: str,
+        weights: Optional[str] = None,
+        sample: Optional[Sample] = None,
+        cache: str = "",
+        size: Optional[float] = None,
+        say: Progress = silent,
+    ) -> Source:
+        """Return the source in a dtype and in eval mode.
+
+        Args:
+            weights: format of formats.FORMATS that the weights are rounded to, formats.KEEP or,
+                with a size and a sample, formats.MIXED; None does not round.
+            sample: calibration data; None for none.
+            cache: format of quantized keys and values, whose scales need a sample; empty for none.
+            size: most megabytes of graph and weights.
+            say: reports progress of calibration, rounding, tracing and writing.
+        """
+        key = dtype, weights, sample and sample.described, cache, size
+        if key not in self._made:
+            model = in_dtype(self.model, dtype)
+            scales, formats = None, None
+            if cache and sample is not None:
+                scales = calibration.cache_scales(model, sample, say)
+            if size is not None and sample is not None:
+                formats = mixed.formats_within(model, sample, size, say)
+            rounded_model, on_grid = (
+                Rounded(model, {})
+                if weights is None
+                else in_few_bits(model, weights, sample, formats, self._keep, say)
+            )
+            few_bits = FewBits(
+                None if weights is None else Weights(weights, activations=activations_of(model)),
+                {} if size is None else mixed.formats_of(on_grid),
+                cache,
+                None if sample is None else sample.described,
+            )
+            page_out(self.model.parameters())
+            self._made[key] = Source(rounded_model, scales, on_grid, few_bits, say)
+        return self._made[key]
+
+
+def in_few_bits(
+    model: Model,
+    weights: str,
+    sample: Optional[Sample],
+    formats: Optional[Mapping[str, str]] = None,
+    keep: Keep = in_memory,
+    say: Progress = silent,
+) -> Rounded:
+    """Return a copy of a float32 model in eval mode with weights rounded to a format
+    (formats.format_of), for formats.MIXED to those of `formats` by name.
+
+    A sample is used if the format is calibrated. Rounded weights and codes are kept in the arrays
+    that `keep` returns.
+    """
+    if weights == KEEP:
+        return kept(model, keep)
+    if sample is None or not format_of(weights).calibrated:
+        return rounded(model, weights, (), formats, keep, say)
+    if format_of(weights).smooth:
+        return rounded(smoothed(model, sample, say), weights, (), None, keep, say)
+    return rounded(model, weights, calibration.moments(model, sample, say), formats, keep, say)
+
+
+def in_dtype(model: Model, dtype: str) -> Model:
+    """Return the model itself if it has this dtype and is in eval mode, otherwise a converted copy.
+
+    Raises:
+        ValueError: a model that chooses experts in another dtype than float32.
+    """
+    choosing = [
+        part
+        for part in model.modules()
+        if isinstance(part, Experts) and part.choose.chosen < part.router.out_features
+    ]
+    if choosing and dtype != "float32":
+        rule = (
+            "export: expected dtype float32 for a model that chooses "
+            f"{choosing[0].choose.chosen} of {choosing[0].router.out_features} experts"
+        )
+        why = (
+            "with activations in half precision a token near a tie gets other experts, and other "
+            "ones in a step than in a prompt"
+        )
+        raise ValueError(
+            f"{rule}, got {dtype}, in which {why}; export target ort or onnx in float32"
+        )
+    ready = dtype_of(model) == dtype and not model.training
+    return model if ready else copy.deepcopy(model).to(getattr(torch, dtype)).eval()

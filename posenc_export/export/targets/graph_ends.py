@@ -1,0 +1,125 @@
+"""The inputs and outputs of an ONNX graph: names, dtypes and shapes as in the manifest, and the
+states that remain when the graph is lowered.
+"""
+
+from typing import Iterable, List, Sequence, Tuple
+
+import msgspec
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from posenc_export.export.graph_values import input_names, output_names
+from posenc_export.export.targets.rewriter import Builder
+from posenc_export.runtime.artefact.manifest import Manifest, State, Value
+from posenc_export.runtime.artefact.rules import present_axes
+
+
+def name(graph: ir.Graph, manifest: Manifest) -> None:
+    """Give graph inputs, in order, the names and shapes of the manifest."""
+    assert len(graph.outputs) == len(output_names(manifest))
+    axes = {value.name: value.axes for value in (*manifest.inputs, *manifest.encoder)}
+    axes |= {state.past: state.axes for state in manifest.states}
+    for value, of_manifest in zip(graph.inputs, input_names(manifest), strict=True):
+        value.name, value.shape = of_manifest, ir.Shape(axes[of_manifest])
+
+
+def cast(graph: ir.Graph, manifest: Manifest) -> None:
+    """Cast hidden states, encoder outputs and the output between the dtype of activations and
+    the one in which they are passed.
+    """
+    inner, outer = (ir.DataType[dtype] for dtype in (manifest.dtype.upper(), "FLOAT"))
+    values = (*manifest.inputs, *manifest.encoder)
+    passed = {value.name for value in values if value.dtype == manifest.passed_dtype}
+    for value in graph.inputs:
+        if value.name in passed:
+            node = ir.node("Cast", [value], attributes={"to": int(inner)})
+            value.replace_all_uses_with(node.outputs[0])
+            node.replace_input_with(0, value)
+            node.outputs[0].shape, node.outputs[0].type = value.shape, ir.TensorType(inner)
+            value.type = ir.TensorType(outer)
+            graph.insert_before(graph[0], node)
+    node = ir.node("Cast", [graph.outputs[0]], attributes={"to": int(outer)})
+    graph.append(node)
+    graph.outputs[0] = node.outputs[0]
+
+
+def with_added(op: Builder, manifest: Manifest) -> List[State]:
+    """Add the caches that the lowering added to the outputs of the graph, and return all states,
+    each after the one it stands beside.
+    """
+    states, outputs = list(manifest.states), op.graph.outputs
+    for beside, past, present in op.added:
+        index = next(index for index, state in enumerate(states) if state.past == beside.name)
+        value, layer = _described(past), states[index].present.rpartition(".")[0]
+        present_name = f"{layer}.{value.name.rpartition('.')[2]}"
+        added = msgspec.structs.replace(
+            states[index], past=value.name, present=present_name, axes=value.axes
+        )
+        states.insert(index + 1, added)
+        outputs.insert(len(manifest.outputs) + index + 1, present)
+    return states
+
+
+def without_unread(
+    model: ir.Model, manifest: Manifest, states: Sequence[State]
+) -> Tuple[List[Value], List[State]]:
+    """Remove inputs that the lowered graph does not read, and their states; return the inputs,
+    with those that the lowering added, and the states.
+    """
+    graph = model.graph
+    count = len(manifest.outputs)
+    kept, outputs = [], list(graph.outputs)[:count]
+    for state, value in zip(states, list(graph.outputs)[count:], strict=True):
+        past = _named(graph.inputs, state.past)
+        if past.uses():
+            stored = _described(past)  # a lowering may widen a cache, or store it in 8 bits
+            kept.append(msgspec.structs.replace(state, axes=stored.axes, dtype=stored.dtype))
+            outputs.append(value)
+    graph.outputs.clear()
+    graph.outputs.extend(outputs)
+    present = [Value(state.present, state.dtype, present_axes(state)) for state in kept]
+    for value, described in zip(outputs, [*manifest.outputs, *present], strict=True):
+        dtype = ir.DataType.from_numpy(np.dtype(described.dtype))
+        value.name, value.shape = described.name, ir.Shape(described.axes)
+        value.type = ir.TensorType(dtype)
+    common.RemoveUnusedNodesPass()(model)
+    for value in list(graph.inputs)[1:]:
+        if not value.uses():
+            graph.inputs.remove(value)
+    kept = [
+        msgspec.structs.replace(state, reads_hidden=_reads_hidden(graph, state, manifest))
+        for state in kept
+    ]
+    others = {*(state.past for state in kept), *(value.name for value in manifest.encoder)}
+    return [_described(value) for value in graph.inputs if value.name not in others], kept
+
+
+def _named(values: Iterable[ir.Value], wanted: str) -> ir.Value:
+    return next(value for value in values if value.name == wanted)
+
+
+def _described(value: ir.Value) -> Value:
+    assert value.name is not None and value.dtype is not None and value.shape is not None
+    axes = tuple(axis if isinstance(axis, int) else str(axis.value) for axis in value.shape)
+    return Value(value.name, value.dtype.numpy().name, axes)
+
+
+def _reads_hidden(graph: ir.Graph, state: State, manifest: Manifest) -> bool:
+    """Return whether a node reads cache slots beyond a row's length. GroupQueryAttention stops
+    at seqlens_k; other operators read the whole cache.
+    """
+    if manifest.layout != "rows" or state.update != "in_place":
+        return True
+    present = _named(graph.outputs, state.present)
+    readers = _named(graph.inputs, state.past).uses()
+    return bool(present.uses()) or any(not _stops_at_length(node) for node, _ in readers)
+
+
+def _stops_at_length(node: ir.Node) -> bool:
+    """Return whether a node reads no slot beyond a row's length. A TensorScatter whose output no
+    node reads only writes slots.
+    """
+    return node.op_type == "GroupQueryAttention" or (
+        node.op_type == "TensorScatter" and not node.outputs[0].uses()
+    )
