@@ -360,21 +360,26 @@ RUNTIME = (
     ),
     (
         "runtime/session/stepper.py",
-        "highest(unsigned) >= limit",
-        "highest(unsigned) > limit",
+        "highest(unsigned) >= vocabulary",
+        "highest(unsigned) > vocabulary",
         f"{SESSION} -k 'wrong_use and torchscript and token'",
     ),
-    ("runtime/session/stepper.py", "counter -= n", "counter -= 1", _parity("rope", "ort")),
     (
-        "runtime/session/cache_manager.py",
+        "runtime/session/stepper.py",
+        "advance(taken - n)",
+        "advance(taken - 1)",
+        _parity("rope", "ort"),
+    ),
+    (
+        "runtime/session/state.py",
         "moves=((last, row),) if row < last else ()",
         "moves=()",
         f"{ROWS}::test_rows_come_and_go_in_any_order",
     ),
     (
-        "runtime/session/cache_manager.py",
-        "np.cumsum(state.slots, axis=1) <= target",
-        "np.cumsum(state.slots, axis=1) < target",
+        "runtime/session/state.py",
+        "np.cumsum(self.slots, axis=1) <= target",
+        "np.cumsum(self.slots, axis=1) < target",
         _parity("rope", "onnx"),
     ),
     (

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import deque
-from typing import Any, Deque, List, Optional, Sequence, Tuple
+from typing import Deque, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -91,21 +91,9 @@ class Batch:
             limits.chunk, time.thread_time if model.provider == "cpu" else time.perf_counter
         )
 
-        def opened(rows: int, slots: int) -> Any:
-            caches = model.graph.open(rows, slots)
-            caches.touch()
-            return caches
-
         try:
-            if model.manifest.capacity_bucket:
-                opened(limits.rows, limits.context)  # a trial, since these caches begin smaller
             self.session = Session(
-                opened,
-                model.manifest,
-                limits.rows,
-                limits.context,
-                LEAST_REWIND if limits.speculate else 1,
-                model.provider,
+                model.graph, capacity=limits.context, rewind=LEAST_REWIND if limits.speculate else 1
             )
             self.speculator = Speculator(self.session) if limits.speculate else None
             blocks = (
@@ -113,7 +101,7 @@ class Batch:
                 if can_share(model.manifest)
                 else 0
             )
-            self.prefixes = Prefixes(opened, blocks) if blocks else None
+            self.prefixes = Prefixes(model.graph, blocks) if blocks else None
             self.probe(1)  # allocates the caches of all rows
             self.probe(limits.rows)  # and the memory that a step of all rows needs
         except (

@@ -169,7 +169,7 @@ class CorrectArtefact:
 def opened(graph: Any, fault: Optional[Fault]) -> Session:
     """Open a session on a graph, with a fault of a graph or a session planted."""
     if fault and fault.place == "session":
-        return fault.plant(graph.open, graph.manifest)  # type: ignore[no-any-return]
+        return fault.plant(graph)  # type: ignore[no-any-return]
     return Loaded(fault.plant(graph) if fault and fault.place == "graph" else graph).session()
 
 

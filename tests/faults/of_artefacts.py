@@ -3,14 +3,13 @@ constants and attributes of its file.
 """
 
 import dataclasses
-from typing import Any, Callable, Tuple
+from typing import Any, Callable, Sequence
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from posenc_export.runtime.session.buffered_caches import BufferedCaches
-from posenc_export.runtime.session.state import Call, Feeds, Step
+from posenc_export.runtime.session.caches import Bound, Call, Feeds
 from posenc_export.testing.planting import Fault
 
 ChangeInputs = Callable[[Feeds], Feeds]
@@ -21,7 +20,7 @@ ChangeGraph = Callable[[Any], Any]
 
 class ChangedGraph:
     """A graph whose inputs and outputs are changed at every call
-    (runtime.session.buffered_caches.Graph).
+    (runtime.session.caches.Graph).
     """
 
     def __init__(self, graph: Any, inputs: ChangeInputs, output: ChangeOutput) -> None:
@@ -33,22 +32,17 @@ class ChangedGraph:
             graph.strided,
         )
 
-    def open(self, rows: int, capacity: int) -> BufferedCaches:
-        return BufferedCaches.open(self, rows, capacity)
+    def run(self, call: Call, states: Sequence[Bound]) -> np.ndarray:
+        changed = dataclasses.replace(call, feeds=self.inputs(dict(call.feeds)))
+        return self.output(self.graph.run(changed, states))
 
-    def run(self, caches: BufferedCaches, call: Call) -> np.ndarray:
-        return self.output(
-            self.graph.run(caches, dataclasses.replace(call, feeds=self.inputs(dict(call.feeds))))
-        )
+    def repeat(
+        self, feeds: Feeds, states: Sequence[Bound], result: np.ndarray
+    ) -> Callable[[], object]:
+        def run() -> None:
+            result[...] = self.run(Call(0, *result.shape[:2], feeds), states)
 
-    def step(self, caches: BufferedCaches, feeds: Feeds, rows: int) -> Step:
-        def run(caches: BufferedCaches) -> Tuple[np.ndarray, BufferedCaches]:
-            caches = caches.with_columns(caches.columns + 1)
-            return self.run(caches, Call(0, rows, 1, feeds))[:, 0], caches.after(
-                1, list(range(rows, caches.rows))
-            )
-
-        return Step(run)
+        return run
 
 
 def _inputs(change: ChangeInputs) -> ChangeGraph:

@@ -5,33 +5,31 @@ from typing import Any, Callable
 import numpy as np
 
 from posenc_export.runtime import Session
-from posenc_export.runtime.session.buffered_caches import BufferedCaches
+from posenc_export.runtime.session.reading import Reading
 from posenc_export.testing.planting import Fault
-
-
-class KeepsWhatIsRewound(Session):
-    """Rewinds its number of tokens, but clears no slots."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._cache_manager.cut = lambda state, target: state.replace(settled_length=target)  # type: ignore[method-assign]
-        self._cache_manager.tidy = lambda state: None  # type: ignore[method-assign]
 
 
 class LeavesHiddenSlots(Session):
     """Truncates its rows, but clears no slots after them."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._cache_manager.tidy = lambda state: None  # type: ignore[method-assign]
+    def _settle(self) -> None:
+        self._now = self._now.without_stepper().moved()
+
+
+class KeepsWhatIsRewound(LeavesHiddenSlots):
+    """Rewinds its number of tokens, but clears no slots."""
+
+    def rewind(self, n: Any) -> None:
+        self._settle()
+        self._now = self._now.replace(settled_length=self.length - n)
 
 
 class MovesNoRow(Session):
     """Changes the index of the last row, but does not move its tokens."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._cache_manager.apply_moves = lambda state: state.replace(moves=())  # type: ignore[method-assign]
+    def _settle(self) -> None:
+        self._now = self._now.replace(moves=())
+        super()._settle()
 
 
 class ForgetsCoordinates(Session):
@@ -59,11 +57,8 @@ class ForgetsStates(Session):
         return super().step(*arguments, **named)
 
     def _forget_states(self) -> None:
-        now = self._now.without_stepper(False)
-        if now.caches is not None:
-            self._now = now.replace(
-                caches=now.caches.restored({row: () for row in range(now.rows)})
-            )
+        now = self._now.without_stepper()
+        self._now = now.replace(caches=now.caches.restored({row: () for row in range(now.rows)}))
 
 
 class ForksShareCaches(Session):
@@ -79,15 +74,14 @@ def _narrow(row: int) -> Callable[[Any], Any]:
     """Return a function that loses the outputs past the width of one row of a call."""
 
     def plant(right: Any) -> Any:
-        def run(self: BufferedCaches, calls: Any) -> Any:
-            outputs, caches = right(self, calls)
-            width = calls[min(row, len(calls) - 1)].new
+        def feed(self: Reading, state: Any, first: int, rows: Any, *others: Any) -> Any:
+            outputs, state = right(self, state, first, rows, *others)
+            width = len(rows[min(row, len(rows) - 1)])
             return [
-                (index, np.where(np.arange(len(output))[:, None] < width, output, 0))
-                for index, output in outputs
-            ], caches
+                np.where(np.arange(len(output))[:, None] < width, output, 0) for output in outputs
+            ], state
 
-        return run
+        return feed
 
     return plant
 
@@ -127,7 +121,7 @@ FAULTS = {
                 _narrow(row),
                 "block rope",
                 "ort",
-                (BufferedCaches, "run"),
+                (Reading, "feed"),
             )
             for row in range(3)
         ),

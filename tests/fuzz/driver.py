@@ -62,7 +62,7 @@ class Driver:
         )
         self.twins = [Twin(subject.model.session(**options), [])]
         self.prefixes = (
-            Prefixes(subject.model.graph.open, BLOCKS, BLOCK)
+            Prefixes(subject.model.graph, BLOCKS, BLOCK)
             if subject.cached and can_share(self.manifest)
             else None
         )

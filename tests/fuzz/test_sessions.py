@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from posenc_export.runtime.graphs import providers
-from posenc_export.runtime.session.buffered_caches import BufferedCaches
-from posenc_export.runtime.session.cache_manager import CacheManager
+from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.prefixes import Prefix
 from posenc_export.runtime.session.session import Session
+from posenc_export.runtime.session.state import SessionState
 from tests.fuzz.driver import replay
 from tests.fuzz.machine import machine_of
 from tests.fuzz.regressions import FOUND
@@ -154,21 +154,15 @@ def test_wrong_calls_are_refused_in_one_line_and_change_nothing(
 
 
 def _forgets_starts(
-    self: CacheManager, state: Any, starts: np.ndarray, right: Any = CacheManager.opened
+    self: SessionState, starts: np.ndarray, slots: int, right: Any = SessionState.opened
 ) -> Any:
-    return right(self, state, np.where(starts > 5, starts - 1, starts))
+    return right(self, np.where(starts > 5, starts - 1, starts), slots)
 
 
 def _moves_too_little(
-    self: BufferedCaches,
-    row: int,
-    source: Any,
-    first: int,
-    slots: int,
-    right: Any = BufferedCaches.copy,
-    **places: int,
+    self: Caches, to: Any, source: Any, at: Any, slots: int, right: Any = Caches.copy
 ) -> None:
-    right(self, row, source, first, max(slots - 1, 0), **places)
+    right(self, to, source, at, max(slots - 1, 0))
 
 
 def _swallows(self: Session, n: Any, right: Any = Session.rewind) -> None:
@@ -178,10 +172,10 @@ def _swallows(self: Session, n: Any, right: Any = Session.rewind) -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "fault"),
     [
-        (CacheManager, "opened", _forgets_starts),
-        (BufferedCaches, "copy", _moves_too_little),
+        (SessionState, "opened", _forgets_starts),
+        (Caches, "copy", _moves_too_little),
         (Session, "rewind", _swallows),
-        (CacheManager, "without", lambda self, state, row: state),
+        (SessionState, "without", lambda self, row: self),
         (Prefix, "write", lambda self, caches, row: None),
     ],
     ids=[

@@ -13,10 +13,8 @@ import pytest
 
 from posenc_export.runtime.artefact.records import Generation
 from posenc_export.runtime.session import speculation
-from posenc_export.runtime.session.buffer import Buffer
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Model
-from posenc_export.serve.batch import Batch
 from posenc_export.serve.completion import Stops
 from posenc_export.serve.engine import Engine
 from posenc_export.serve.metrics import Metrics
@@ -30,7 +28,6 @@ from posenc_export.serve.requests import (
     check_model,
 )
 from tests.serve.models import alone, artefact, opened, prompts, slow  # noqa: F401
-from tests.soak.steps import resident
 
 pytestmark = pytest.mark.xdist_group("serve")
 LIMITS = Limits(rows=5, queue=64, context=300, prompt=200, tokens=200, chunk=16)
@@ -286,44 +283,6 @@ def test_an_engine_whose_graph_runs_no_more_ends_and_leaves_nobody_waiting(
     assert "the engine has ended" in caplog.records[-1].message
     with pytest.raises(Stopping, match="got failed"):
         gathered.engine.submit(requests)
-
-
-def test_caches_that_do_not_fit_the_memory_are_refused_before_the_engine_is_ready(
-    models: Dict[str, Model],
-) -> None:
-    with pytest.raises(
-        ValueError,
-        match="serve: expected memory for caches of 1000000000000 rows of 300 tokens, got an error",
-    ):
-        Gathered(models["ort"], Limits(rows=10**12, context=300, prompt=200, tokens=200))
-
-
-def test_the_memory_of_all_rows_is_there_before_the_first_request(
-    models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    grown: Dict[str, int] = {}
-    monkeypatch.setattr(
-        Batch, "probe", lambda batch, rows: batch.session.admit([[0]])
-    )  # steps of all rows write to many pages, but not to all
-    for name, touch in (("reserved", lambda buffer: None), ("written", Buffer.touch)):
-        monkeypatch.setattr(Buffer, "touch", touch)
-        before = resident()
-        batch = Batch(models["ort"], Limits(rows=256, context=1000, prompt=200, tokens=200))
-        grown[name] = resident() - before
-        size = sum(buffer.array.nbytes for buffer in batch.session._now.caches.past)  # type: ignore[union-attr]
-        del batch
-    assert size > 2**26 and grown["reserved"] < size / 2 < grown["written"]
-
-
-def test_all_rows_have_their_caches_before_the_first_request(
-    models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gathered, graph = Gathered(models["ort"]), models["ort"].graph
-    monkeypatch.setattr(graph, "open", None)
-    requests = [Request(tuple(prompt), 100) for prompt in prompts(10, 60, seed=4)]
-    gathered.engine.submit(requests)
-    gathered.engine.close()
-    assert set(gathered.ended.values()) == {"length"} and len(gathered.ended) == 10
 
 
 @pytest.mark.parametrize(("target", "signature"), [("onnx", "positions"), ("ort", "mask")])

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from posenc_export.runtime.session.caches import Caches
 from posenc_export.serve.memory import available_memory, bytes_per_slot, check_memory
 from posenc_export.serve.requests import Limits
 from tests.serve.models import artefact, opened
@@ -15,7 +16,7 @@ def test_caches_beyond_the_memory_are_refused_with_the_context_that_fits(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     model = opened(artefact(tmp_path_factory.getbasetemp(), "ort"))
-    (key, value) = model.session()._cache_manager.open_caches(3, 40).past
+    (key, value) = Caches.of(model.graph, 40, 3).reserve(40, 3).past
     each = (key.array.nbytes + value.array.nbytes) // (3 * 40)
     assert bytes_per_slot(model.manifest) == each
     check_memory(model.manifest, Limits(rows=4, context=100), 4 * 100 * each)

@@ -11,7 +11,6 @@ import pytest
 
 from posenc_export.export import export
 from posenc_export.models.short_forms import decoder_config
-from posenc_export.runtime.session.buffered_caches import BufferedCaches
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.prefixes import BLOCK
 from posenc_export.serve.memory import bytes_per_slot
@@ -213,13 +212,3 @@ def test_what_running_rows_write_is_kept_as_soon_as_a_block_is_full(
     gathered.engine.submit([request])
     gathered.engine.close()
     assert copied == [40, 2 * BLOCK, 3 * BLOCK] and gathered.made == alone(model, [request])
-
-
-def test_the_memory_of_prefixes_is_written_before_the_first_request(
-    models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    touched: List[int] = []
-    monkeypatch.setattr(BufferedCaches, "touch", lambda caches: touched.append(caches.extent))
-    gathered = Gathered(models["ort"], _limits(models["ort"], 50))
-    gathered.engine.close()
-    assert BLOCK in touched

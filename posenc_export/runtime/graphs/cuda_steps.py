@@ -8,16 +8,15 @@ memory or wait for the device. Each thread has its own graphs.
 
 import warnings
 import weakref
-from typing import Any, Callable, Dict, Hashable, List, Mapping, NamedTuple, Tuple
+from typing import Any, Callable, Dict, Hashable, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import onnxruntime
 
 from posenc_export.runtime.graphs import cuda
 from posenc_export.runtime.session import device_memory
-from posenc_export.runtime.session.buffered_caches import BufferedCaches
+from posenc_export.runtime.session.caches import Feeds
 from posenc_export.runtime.session.errors import RUN_ERRORS
-from posenc_export.runtime.session.state import Feeds
 
 ON_HOST = "total_sequence_length"  # GroupQueryAttention reads it in host memory
 ALIGNMENT = 256  # bytes, as cudaMalloc aligns memory
@@ -151,19 +150,18 @@ class DeviceSteps:
         feeds: Feeds,
         constant: Mapping[str, np.ndarray],
         result: np.ndarray,
-        bind: Callable[[BufferedCaches, Mapping[str, int], int], Any],
-    ) -> Callable[[BufferedCaches], Launch]:
-        """Prepare steps that read the current content of feeds.
+        states: Sequence[Any],
+        bind: Callable[[Mapping[str, int], int], Any],
+    ) -> Launch:
+        """Return a function that runs a step on the current content of feeds.
 
         Args:
             feeds: graph inputs by name.
             constant: those of the session's encoder, which no call changes.
             result: array [B,S,*] that each run writes. Only steps of one token are captured.
-            bind: returns a binding, given caches, the addresses of the inputs that are on the
-                device, and that of the output.
-
-        Returns:
-            A function of caches on the device, which returns the function that runs a step on them.
+            states: addresses and shapes of the states, which are on the device.
+            bind: returns a binding, given the addresses of the inputs that are on the device, and
+                that of the output.
         """
         held = dict(constant)
         if "slots" in feeds:  # 0, 1, ... T-1, whatever the session
@@ -184,19 +182,9 @@ class DeviceSteps:
         pointer = int(inputs.memory.output.data_ptr())
         fetch = device_memory.to_host(result, pointer)
 
-        def launch_of(caches: BufferedCaches) -> Launch:
-            buffers = tuple(
-                (past.address, present.address)
-                for past, present in zip(caches.past, caches.present, strict=True)
-            )
-            number = (
-                self.ids.of((shapes, total, caches.capacity, buffers))
-                if result.shape[1] == 1
-                else UNCAPTURED
-            )
-            return self._launch(bind(caches, addresses, pointer), number, inputs, fetch)
-
-        return launch_of
+        key = (shapes, total, tuple(states))
+        number = self.ids.of(key) if result.shape[1] == 1 else UNCAPTURED
+        return self._launch(bind(addresses, pointer), number, inputs, fetch)
 
     def _launch(self, binding: Any, number: int, inputs: StepInputs, fetch: Launch) -> Launch:
         """Return a function that copies the inputs to the device, runs or replays the graph, and

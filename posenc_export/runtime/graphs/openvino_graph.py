@@ -3,9 +3,8 @@
 Shapes: B rows, S new tokens, T tokens after the call.
 """
 
-import math
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -21,9 +20,8 @@ from posenc_export.runtime.artefact.graph_inputs import B, R, S
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import check_graph
 from posenc_export.runtime.graphs.onnx_files import check_external
-from posenc_export.runtime.session.buffered_caches import BufferedCaches
+from posenc_export.runtime.session.caches import Bound, Call, Feeds
 from posenc_export.runtime.session.errors import GraphError
-from posenc_export.runtime.session.state import Call, Feeds, Step
 
 PRECISIONS = {"openvino": openvino.Type.f32, "openvino-bf16": openvino.Type.bf16}
 TYPES = {
@@ -47,7 +45,7 @@ class Port(NamedTuple):
 
 
 class OpenVinoGraph:
-    """A loaded model.onnx (runtime.session.buffered_caches.Graph).
+    """A loaded model.onnx (runtime.session.caches.Graph).
 
     Args:
         path: path of model.onnx.
@@ -72,11 +70,7 @@ class OpenVinoGraph:
         check_graph(manifest, _ports(compiled.inputs, manifest), _ports(compiled.outputs, manifest))
         self._requests = Requests(compiled, manifest)
 
-    def open(self, rows: int, capacity: int) -> BufferedCaches:
-        """Allocate empty caches for `rows` rows of `capacity` slots."""
-        return BufferedCaches.open(self, rows, capacity)
-
-    def run(self, caches: BufferedCaches, call: Call) -> np.ndarray:
+    def run(self, call: Call, states: Sequence[Bound]) -> np.ndarray:
         output = self.manifest.outputs[call.output]
         sizes = {
             B: call.rows,
@@ -86,40 +80,18 @@ class OpenVinoGraph:
         result = np.zeros(
             [axis if isinstance(axis, int) else sizes[axis] for axis in output.axes], output.dtype
         )
-        inputs, outputs = self._states(caches, call)
-        self._requests.run({**call.feeds, **inputs}, {output.name: result, **outputs})
+        self._run(call.feeds, states, {output.name: result})
         return result
 
-    def step(self, caches: BufferedCaches, feeds: Feeds, rows: int) -> Step:
-        idle, call = list(range(rows, caches.rows)), Call(0, rows, 1, feeds)
+    def repeat(
+        self, feeds: Feeds, states: Sequence[Bound], result: np.ndarray
+    ) -> Callable[[], object]:
+        return lambda: self._run(feeds, states, {self.manifest.outputs[0].name: result})
 
-        def run(caches: BufferedCaches) -> Tuple[np.ndarray, BufferedCaches]:
-            caches = caches.with_columns(caches.columns + 1)
-            return self.run(caches, call)[:, 0], caches.after(1, idle)
-
-        return Step(run)
-
-    def _states(self, caches: BufferedCaches, call: Call) -> Tuple[Arrays, Arrays]:
-        """Return views of the states of a call's rows that the graph reads, and of those that it
-        writes.
-        """
-        inputs: Arrays = {}
-        outputs: Arrays = {}
-        for state, past, present in zip(
-            self.manifest.states, caches.past, caches.present, strict=True
-        ):
-            grows = state.grows
-            before, after = caches.shapes(state, call.rows, call.new)
-            for buffer, shape, name, arrays in (
-                (past, before, state.past, inputs),
-                (present, after, state.present, outputs),
-            ):
-                arrays[name] = (
-                    buffer.array[: math.prod(shape)].reshape(shape)
-                    if grows
-                    else buffer.array[call.first : call.first + call.rows]
-                )
-        return inputs, outputs
+    def _run(self, feeds: Feeds, states: Sequence[Bound], outputs: Arrays) -> None:
+        read = {bound.state.past: bound.arrays[0] for bound in states}
+        written = {bound.state.present: bound.arrays[1] for bound in states}
+        self._requests.run({**feeds, **read}, {**outputs, **written})
 
 
 class Requests:
@@ -171,7 +143,7 @@ class Requests:
             )
             count = min(
                 new, total
-            )  # less than `new` for a row with padding, which has no earlier tokens (GraphRunner)
+            )  # less than `new` for a row with padding, which has no earlier tokens (Feeder)
             of_row = {name: self._part(name, array, row, count) for name, array in inputs.items()}
             if "total_sequence_length" in of_row:
                 of_row["total_sequence_length"] = np.array(total, np.int32)

@@ -8,7 +8,7 @@ import platform
 import warnings
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ContextManager, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, ContextManager, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -28,9 +28,8 @@ from posenc_export.runtime.graphs import cuda, cuda_placement, cuda_steps
 from posenc_export.runtime.graphs.cuda_steps import DeviceSteps
 from posenc_export.runtime.graphs.onnx_files import check_external, load_errors, refused
 from posenc_export.runtime.session import device_memory
-from posenc_export.runtime.session.buffered_caches import BufferedCaches
+from posenc_export.runtime.session.caches import Bound, Call, Feeds
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
-from posenc_export.runtime.session.state import Call, Feeds, Step
 
 # SkipLayerNormalization takes 1.7 to 7 times as long on a CPU as the Add and LayerNormalization
 # that it replaces (ONNX Runtime 1.31, widths 256 to 1536).
@@ -158,7 +157,7 @@ def session_options(manifest: Manifest, threads: Optional[int]) -> Any:
 
 
 class OrtGraph:
-    """A loaded model.onnx (runtime.session.buffered_caches.Graph).
+    """A loaded model.onnx (runtime.session.caches.Graph).
 
     Args:
         path: the file model.onnx.
@@ -203,100 +202,60 @@ class OrtGraph:
             check_graph(manifest, self.session.get_inputs(), self.session.get_outputs())
         self.steps = DeviceSteps(self.session, captures)
 
-    def open(self, rows: int, capacity: int) -> BufferedCaches:
-        """Allocate empty caches for `rows` rows of `capacity` slots."""
-        return BufferedCaches.open(self, rows, capacity)
-
-    def run(self, caches: BufferedCaches, call: Call) -> np.ndarray:
+    def run(self, call: Call, states: Sequence[Bound]) -> np.ndarray:
         with self._turn:
-            kept = {
-                name: self.steps.copies.address(array)
-                for name, array in self._encoder(call.feeds).items()
-            }
-            binding = self._bind(caches, call.feeds, call.first, call.rows, call.new, kept)
+            encoder = self._encoder(call.feeds)
+            kept = {name: self.steps.copies.address(array) for name, array in encoder.items()}
+            binding = self._bind(call.feeds, states, kept)
             binding.bind_output(self.manifest.outputs[call.output].name, "cpu")
             try:
                 self.session.run_with_iobinding(binding, self.steps.uncaptured)
             except RUN_ERRORS as error:
                 raise GraphError(error) from None
-            return np.array(
-                binding.get_outputs()[len(caches.past)].numpy()
-            )  # outputs come in the order they were bound
+            # Outputs come in the order in which they were bound.
+            return np.array(binding.get_outputs()[len(states)].numpy())
 
-    def step(self, caches: BufferedCaches, feeds: Feeds, rows: int) -> Step:
-        output, new = self.manifest.outputs[0], feeds[self.manifest.inputs[0].name].shape[1]
-        result = np.zeros(
-            [
-                axis if isinstance(axis, int) else size
-                for axis, size in zip(output.axes, (rows, new, 0), strict=True)
-            ],
-            output.dtype,
-        )
-        last, idle, in_place = (
-            _last(result),
-            list(range(rows, caches.rows)),
-            all(state.in_place for state in self.manifest.states),
-        )
+    def repeat(
+        self, feeds: Feeds, states: Sequence[Bound], result: np.ndarray
+    ) -> Callable[[], object]:
+        output = self.manifest.outputs[0].name
         # Inputs in host memory are copied to a device when they are bound, not when they are run
         # (onnxruntime issue 5857): each step binds anew, unless all are there.
         if (
             self.reads_device
-            and all(buffer.device == "cuda" for buffer in caches.past)
-            and not any(state.grows for state in self.manifest.states)
+            and all(bound.past.device == "cuda" for bound in states)
+            and not any(bound.state.grows for bound in states)
         ):
-            return self._device_step(caches, feeds, result, idle)
+            return self._device_step(feeds, states, result)
         session, uncaptured, turn = self.session, self.steps.uncaptured, self._turn
 
-        def bound(caches: BufferedCaches) -> Any:
-            binding = self._bind(caches, feeds, 0, rows, new)
-            binding.bind_output(
-                output.name, "cpu", 0, result.dtype, result.shape, result.ctypes.data
-            )
+        def binding() -> Any:
+            binding = self._bind(feeds, states)
+            binding.bind_output(output, "cpu", 0, result.dtype, result.shape, result.ctypes.data)
             return binding
 
-        def run(caches: BufferedCaches) -> Tuple[np.ndarray, BufferedCaches]:
+        def run() -> None:
             with turn:
-                caches = caches.with_columns(caches.columns + 1)
-                try:
-                    session.run_with_iobinding(bound(caches), uncaptured)
-                except RUN_ERRORS as error:
-                    raise GraphError(error) from None
-                return last, caches.after(1, idle)
+                session.run_with_iobinding(binding(), uncaptured)
 
-        if self.provider == "cpu" and in_place:
-            return Step(run, functools.partial(session.run_with_iobinding, bound(caches)), last)
-        return Step(run)
+        if self.provider == "cpu":
+            return functools.partial(session.run_with_iobinding, binding())
+        return run
 
     def _device_step(
-        self, caches: BufferedCaches, feeds: Feeds, result: np.ndarray, idle: Sequence[int]
-    ) -> Step:
-        """Prepare steps whose inputs, states and output [B,S,*] are on the device. idle: rows of
-        the caches that take no part.
-        """
-        output, last, (rows, new) = self.manifest.outputs[0], _last(result), result.shape[:2]
+        self, feeds: Feeds, states: Sequence[Bound], result: np.ndarray
+    ) -> Callable[[], object]:
+        """Prepare steps whose inputs, states and output [B,S,*] are on the device."""
+        output = self.manifest.outputs[0].name
 
-        def bound(caches: BufferedCaches, addresses: Mapping[str, int], pointer: int) -> Any:
-            binding = self._bind(caches, feeds, 0, rows, new, addresses)
-            binding.bind_output(output.name, "cuda", 0, result.dtype, result.shape, pointer)
+        def bound(addresses: Mapping[str, int], pointer: int) -> Any:
+            binding = self._bind(feeds, states, addresses)
+            binding.bind_output(output, "cuda", 0, result.dtype, result.shape, pointer)
             return binding
 
         with self._turn:
-            launch_of = self.steps.prepare(feeds, self._encoder(feeds), result, bound)
-            fixed = launch_of(caches)
-        launches = {_addresses(caches): fixed}  # states that are exchanged after each call have two
-
-        def run(caches: BufferedCaches) -> Tuple[np.ndarray, BufferedCaches]:
-            launch = launches.get(_addresses(caches))
-            if launch is None:
-                launch = launches[_addresses(caches)] = launch_of(caches)
-            try:
-                launch()
-            except RUN_ERRORS as error:
-                raise GraphError(error) from None
-            return last, caches.after(1, idle)
-
-        in_place = all(state.in_place for state in self.manifest.states)
-        return Step(run, fixed, last) if in_place else Step(run)
+            places = [(*bound.addresses, bound.before) for bound in states]
+            return self.steps.prepare(feeds, self._encoder(feeds), result, places, bound)
 
     def _encoder(self, feeds: Feeds) -> Feeds:
         """Return the graph inputs that the session's encoder gave, if they can stay on the
@@ -310,11 +269,8 @@ class OrtGraph:
 
     def _bind(
         self,
-        caches: BufferedCaches,
         feeds: Feeds,
-        first: int,
-        rows: int,
-        new: int,
+        states: Sequence[Bound],
         addresses: Mapping[str, int] = MappingProxyType({}),
     ) -> Any:
         """Bind inputs and states. addresses: of inputs on the device; the others are on the
@@ -326,17 +282,12 @@ class OrtGraph:
                 ("cuda", addresses[name]) if name in addresses else ("cpu", array.ctypes.data)
             )
             binding.bind_input(name, device, 0, array.dtype, array.shape, address)
-        for state, past, present in zip(
-            self.manifest.states, caches.past, caches.present, strict=True
-        ):
-            before, after = caches.shapes(state, rows, new)
-            offset = 0 if state.grows else first * past.row_bytes
-            binding.bind_input(
-                state.past, past.device, 0, past.element, before, past.address + offset
-            )
-            binding.bind_output(
-                state.present, present.device, 0, present.element, after, present.address + offset
-            )
+        for bound in states:
+            (read, written), past, present = bound.addresses, bound.past, bound.present
+            name = bound.state.past
+            binding.bind_input(name, past.device, 0, past.element, bound.before, read)
+            name = bound.state.present
+            binding.bind_output(name, present.device, 0, present.element, bound.after, written)
         return binding
 
 
@@ -369,14 +320,3 @@ def _repeats(manifest: Manifest) -> bool:
     """Whether the steps of a session have the same shapes, with all states in device memory."""
     fixed = all(not state.grows and not state.holds_positions for state in manifest.states)
     return bool(manifest.states) and fixed and manifest.signature != "mask"
-
-
-def _last(result: np.ndarray) -> np.ndarray:
-    """Return the output of a step as the caller gets it: [B,*] for one token per row, otherwise
-    [B,S,*].
-    """
-    return result[:, 0] if result.shape[1] == 1 else result
-
-
-def _addresses(caches: BufferedCaches) -> Tuple[int, ...]:
-    return tuple(buffer.address for buffer in caches.past)

@@ -3,14 +3,13 @@ is imported only when it is used.
 """
 
 import threading
-from typing import Any, Callable, List, Tuple
+from typing import Any, Callable, List, Sequence, Tuple
 
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.session.buffered_caches import BufferedCaches
+from posenc_export.runtime.session.caches import Bound, Call, Feeds
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
-from posenc_export.runtime.session.state import Call, Feeds, Step
 
 _lock = threading.Lock()
 _limits: List[int] = []  # one entry per running call: the number of threads of its graph
@@ -18,7 +17,7 @@ _outside = [0]  # the number of threads when the first of these calls started
 
 
 class TorchGraph:
-    """A torch module as a graph (runtime.session.buffered_caches.Graph).
+    """A torch module as a graph (runtime.session.caches.Graph).
 
     Its arguments are the inputs, past_positions if there is a cache, and the list of states and
     encoder outputs.
@@ -38,51 +37,40 @@ class TorchGraph:
         self._positions_first = manifest.stores_positions
         self._replaced = [index for index, state in enumerate(manifest.states) if state.replaced]
 
-    def open(self, rows: int, capacity: int) -> BufferedCaches:
-        """Allocate empty caches for `rows` rows of `capacity` slots."""
-        return BufferedCaches.open(self, rows, capacity)
-
-    def run(self, caches: BufferedCaches, call: Call) -> np.ndarray:
-        output, present = self._taker()(self._arguments(caches, call.feeds, call.first, call.rows))
+    def run(self, call: Call, states: Sequence[Bound]) -> np.ndarray:
+        try:
+            output, present = self._taker()(self._arguments(call.feeds, states))
+        except RUN_ERRORS as error:
+            raise GraphError(error) from None
         if call.output:  # encoders have no states, and return further outputs in their place
             return present[call.output - 1].numpy()  # type: ignore[no-any-return]
-        self._keep(caches, present, slice(call.first, call.first + call.rows))
+        self._keep(states, present)
         return output.numpy()  # type: ignore[no-any-return]
 
-    def step(self, caches: BufferedCaches, feeds: Feeds, rows: int) -> Step:
-        idle, window = list(range(rows, caches.rows)), slice(rows)
-        arguments = self._arguments(
-            caches, feeds, 0, rows
-        )  # tensors that share the memory of feeds and buffers
+    def repeat(
+        self, feeds: Feeds, states: Sequence[Bound], result: np.ndarray
+    ) -> Callable[[], object]:
+        arguments = self._arguments(feeds, states)  # share the memory of feeds and buffers
         take = self._taker()
 
-        def again(caches: BufferedCaches) -> Tuple[np.ndarray, BufferedCaches]:
-            return take(arguments)[0].numpy()[:, 0], caches
+        def run() -> None:
+            output, present = take(arguments)
+            result[...] = output.numpy()
+            if self._replaced:
+                self._keep(states, present)
 
-        def anew(caches: BufferedCaches) -> Tuple[np.ndarray, BufferedCaches]:
-            output, present = take(self._arguments(caches, feeds, 0, rows))
-            self._keep(caches, present, window)
-            return output.numpy()[:, 0], caches.after(1, idle)
+        return run
 
-        return Step(anew if self._replaced else again)
-
-    def _arguments(self, caches: BufferedCaches, feeds: Feeds, first: int, rows: int) -> List[Any]:
+    def _arguments(self, feeds: Feeds, states: Sequence[Bound]) -> List[Any]:
         import torch
 
-        states = []
-        for state, past in zip(self.manifest.states, caches.past, strict=True):
-            slots = (
-                (slice(None),) * (state.axis - 1) + (slice(caches.capacity),)
-                if state.in_place
-                else ()
-            )
-            states.append(torch.from_numpy(past.array[(slice(first, first + rows), *slots)]))
+        past = [torch.from_numpy(bound.arrays[0]) for bound in states]
         fed = [torch.from_numpy(feeds[value.name]) for value in self.manifest.inputs]
         encoder = [torch.from_numpy(feeds[value.name]) for value in self.manifest.encoder]
         return (
-            [*fed, *states[:1], [*states[1:], *encoder]]
+            [*fed, *past[:1], [*past[1:], *encoder]]
             if self._positions_first
-            else [*fed, [*states, *encoder]]
+            else [*fed, [*past, *encoder]]
         )
 
     def _taker(self) -> Callable[[List[Any]], Tuple[Any, List[Any]]]:
@@ -94,19 +82,16 @@ class TorchGraph:
         module, inference = self.module, torch.inference_mode()
 
         def take(arguments: List[Any]) -> Tuple[Any, List[Any]]:
-            try:
-                with inference:
-                    outputs = module(*arguments)
-            except RUN_ERRORS as error:
-                raise GraphError(error) from None
+            with inference:
+                outputs = module(*arguments)
             return outputs[0], outputs[-1]
 
         return take
 
-    def _keep(self, caches: BufferedCaches, present: List[Any], rows: slice) -> None:
+    def _keep(self, states: Sequence[Bound], present: List[Any]) -> None:
         """Copy the states that each call replaces into the buffers that the next call reads."""
         for index in self._replaced:
-            caches.present[index].array[rows] = present[index - self._positions_first].numpy()
+            states[index].arrays[1][...] = present[index - self._positions_first].numpy()
 
 
 def limited(run: Callable[..., Any], threads: int) -> Callable[..., Any]:

@@ -33,6 +33,11 @@ class PrefillArguments:
     # longest row; 0 for all tokens.
     logits_to_keep: int
 
+    @property
+    def longest(self) -> int:
+        """Number of tokens of the longest row that are fed at a time."""
+        return min(self.chunk, int(self.counts.max()))
+
     def requested_in(self, begin: int, end: int) -> np.ndarray:
         """Return how many of the tokens begin .. end - 1 of each row have their outputs
         requested [B]; these are the last ones of the range.
@@ -44,19 +49,21 @@ class PrefillArguments:
         return np.clip(self.logits_to_keep - after_range, 0, in_range)
 
     def padded_outputs(self, chunks: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
-        """Join the outputs of each row, given as one array [count,*] per chunk, to [B,S,*] with
-        zeros at padding.
+        """Join the outputs of chunks, one array [count,*] for each row, to [B,S,*] with zeros at
+        padding.
 
         With logits_to_keep = n the result is [B,n,*], aligned to the last column, with zeros in
         front.
         """
-        count = self.logits_to_keep or self.shape[1]
-        result = np.zeros((self.shape[0], count, chunks[0][0].shape[-1]), chunks[0][0].dtype)
+        count, first = self.logits_to_keep or self.shape[1], chunks[0][0]
+        result = np.zeros((self.shape[0], count, first.shape[-1]), first.dtype)
         for row, columns in enumerate(self.columns):
-            outputs = chunks[row][0] if len(chunks[row]) == 1 else np.concatenate(chunks[row])
-            result[
-                row, np.arange(count - len(outputs), count) if self.logits_to_keep else columns
-            ] = outputs
+            outputs = chunks[0][row]
+            if len(chunks) > 1:
+                outputs = np.concatenate([chunk[row] for chunk in chunks])
+            if self.logits_to_keep:
+                columns = np.arange(count - len(outputs), count)
+            result[row, columns] = outputs
         return result
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from posenc_export.runtime.session import device_memory
 
 Slots = Union[slice, np.ndarray]
+Place = Tuple[int, int]  # row and slot
 # Dtypes that numpy lacks: the dtype of the same size that holds their bits, and
 # TensorProto.DataType.
 ELEMENTS = {"bfloat16": ("uint16", 16)}
@@ -51,11 +52,15 @@ class Buffer:
             if size:
                 device_memory.clear(self.address, size, size, 1)
 
-    def touch(self) -> None:
-        """Write the initial value everywhere, so that the operating system provides all of the
-        memory now.
-        """
-        self.array.fill(self.fill)
+    @property
+    def bytes(self) -> int:
+        """Bytes of the content."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @staticmethod
+    def element_bytes(dtype: str) -> int:
+        """Return the bytes of a number of a dtype."""
+        return np.dtype(ELEMENTS.get(dtype, (dtype, 0))[0]).itemsize
 
     def read(self) -> np.ndarray:
         """Return the content: a view of host memory, or a copy of device memory."""
@@ -91,30 +96,21 @@ class Buffer:
             )
 
     def copy_slots(
-        self,
-        row: int,
-        source: "Buffer",
-        first: int,
-        rows: int,
-        axis: int,
-        slots: int,
-        begin: int = 0,
-        at: int = 0,
+        self, to: Place, source: "Buffer", at: Place, rows: int, axis: int, slots: int
     ) -> None:
-        """Copy `slots` slots along an axis of `rows` rows of `source`, from row `first` and slot
-        `begin` on, to this buffer from row `row` and slot `at` on.
-
-        Other sizes are equal.
+        """Copy `slots` slots along an axis of `rows` rows of `source`, from the row and slot `at`
+        on, to this buffer from the row and slot `to` on. Other sizes are equal.
         """
+        (row, begin), (first, slot) = to, at
         if self.device == "cpu":
             other = (slice(None),) * (axis - 1)
-            self.array[(slice(row, row + rows), *other, slice(at, at + slots))] = source.array[
-                (slice(first, first + rows), *other, slice(begin, begin + slots))
-            ]
+            self.array[(slice(row, row + rows), *other, slice(begin, begin + slots))] = (
+                source.array[(slice(first, first + rows), *other, slice(slot, slot + slots))]
+            )
         elif slots and rows:
-            to, to_pitch, width, height = self._pieces(row, rows, axis, slots, at)
-            from_, pitch, _, _ = source._pieces(first, rows, axis, slots, begin)
-            device_memory.copy(to, to_pitch, from_, pitch, width, height)
+            target, target_pitch, width, height = self._pieces(row, rows, axis, slots, begin)
+            origin, pitch, _, _ = source._pieces(first, rows, axis, slots, slot)
+            device_memory.copy(target, target_pitch, origin, pitch, width, height)
 
     def clear_slots(self, row: int, axis: int, slots: Slots) -> None:
         """Write the initial value to some slots along an axis of one row."""

@@ -59,7 +59,7 @@ class Model:
                     f"session: expected {name} to be a whole number of at least 1, got "
                     f"{value!r}; leave it out for the default"
                 )
-        return Session(self.graph.open, self.manifest, batch, capacity, rewind, self.provider)
+        return Session(self.graph, batch, capacity, rewind)
 
     def restore(
         self,

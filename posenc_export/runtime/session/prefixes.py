@@ -1,24 +1,31 @@
 """Caches of the first tokens of rows, kept for rows that begin alike."""
 
 from collections import OrderedDict
-from typing import Callable, List, NamedTuple, Sequence, Tuple, Union
+from typing import List, NamedTuple, Sequence, Tuple, Union
 
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.session.state import Caches
+from posenc_export.runtime.session.caches import Caches, Graph
 
+GROWTH = 16  # blocks that are allocated at a time
 BLOCK = 32  # default number of tokens that are kept and found together
 Place = Tuple[
     Union[int, str], bytes
 ]  # block of the tokens before these, or the key of the owner for the first ones; ids of the tokens
 
 
+class Block(NamedTuple):
+    """Memory of the tokens of a block."""
+
+    caches: Caches
+    row: int
+
+
 class Prefix(NamedTuple):
     """Cached tokens with which a row can begin. It is valid until more tokens are saved."""
 
-    caches: Caches
-    blocks: List[int]  # rows of `caches`
+    blocks: List[Block]
     size: int = BLOCK  # tokens of a block
 
     @property
@@ -29,7 +36,7 @@ class Prefix(NamedTuple):
     def write(self, caches: Caches, row: int) -> None:
         """Copy the tokens to the first slots of a row of other caches."""
         for index, block in enumerate(self.blocks):
-            caches.copy(row, self.caches, block, self.size, at=self.size * index)
+            caches.copy((row, self.size * index), block.caches, (block.row, 0), self.size)
 
 
 class Prefixes:
@@ -40,8 +47,8 @@ class Prefixes:
     never has one after it. Tokens are compared one by one.
 
     Args:
-        open_caches: function of a number of rows and a number of slots; returns empty caches.
-        count: number of blocks in memory, at least 1.
+        graph: the graph of the sessions whose rows are kept.
+        count: largest number of blocks in memory, at least 1. Memory is allocated as it is used.
         size: tokens of a block, which are kept and found together.
 
     Attributes:
@@ -49,12 +56,11 @@ class Prefixes:
         tokens: number of tokens in them.
     """
 
-    def __init__(
-        self, open_caches: Callable[[int, int], Caches], count: int, size: int = BLOCK
-    ) -> None:
-        self._caches, self._size = open_caches(count, size), size
+    def __init__(self, graph: Graph, count: int, size: int = BLOCK) -> None:
+        self._graph, self._count, self._size = graph, count, size
         self._blocks: "OrderedDict[Place, int]" = OrderedDict()  # least recently used first
-        self._unused = list(reversed(range(count)))
+        self._memory: List[Block] = []
+        self._unused: List[int] = []
         self.hits = self.tokens = 0
 
     @property
@@ -73,7 +79,7 @@ class Prefixes:
         path = self._path(_parts(tokens[:-1], self._size), key)
         self._use(path)
         self.hits, self.tokens = self.hits + bool(path), self.tokens + self._size * len(path)
-        return Prefix(self._caches, [self._blocks[place] for place in path], self._size)
+        return Prefix([self._memory[self._blocks[place]] for place in path], self._size)
 
     def save(self, caches: Caches, row: int, tokens: Sequence[int], key: str = "") -> None:
         """Copy those blocks of a row of `caches` that are not known yet. `tokens` are the ids in
@@ -83,10 +89,12 @@ class Prefixes:
         path = self._path(parts, key)
         try:
             for part in parts[len(path) :]:
-                if not self._unused and not self._freed(path):
+                if not (self._unused or self._grown() or self._freed(path)):
                     return
-                block, place = self._unused[-1], (self._blocks[path[-1]] if path else key, part)
-                self._caches.copy(block, caches, row, self._size, begin=self._size * len(path))
+                memory = self._memory[self._unused[-1]]
+                begin = self._size * len(path)
+                memory.caches.copy((memory.row, 0), caches, (row, begin), self._size)
+                place = (self._blocks[path[-1]] if path else key, part)
                 self._blocks[place] = self._unused.pop()
                 path.append(place)
         finally:
@@ -105,6 +113,16 @@ class Prefixes:
     def _use(self, path: List[Place]) -> None:
         for place in reversed(path):
             self._blocks.move_to_end(place)
+
+    def _grown(self) -> bool:
+        """Allocate memory for more blocks. Return False if there are as many as allowed."""
+        known = len(self._memory)
+        count = min(GROWTH, self._count - known)
+        if count:
+            caches = Caches.of(self._graph, self._size).reserve(self._size, count)
+            self._memory += [Block(caches, row) for row in range(count)]
+            self._unused += range(known + count - 1, known - 1, -1)
+        return count > 0
 
     def _freed(self, path: List[Place]) -> bool:
         """Free the block used least recently. Return False if it belongs to `path`."""

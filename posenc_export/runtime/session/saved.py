@@ -73,8 +73,8 @@ def write(session: Any, file: Union[str, Path], tokens: Optional[Rows]) -> None:
         arrays["tokens"] = np.concatenate([np.zeros(0, np.int64), *rows]).astype(np.int64)
     if state.encoder_outputs is not None and state.rows:
         arrays |= {ENCODER + name: array for name, array in state.encoder_outputs.arrays.items()}
-    if state.caches is not None and state.rows:
-        contents = state.caches.contents(state.rows, session._cache_manager.used(state))
+    if state.rows:
+        contents = state.caches.contents(state.rows, state.used)
         arrays |= {
             STATE + kept.past: content
             for kept, content in zip(manifest.states, contents, strict=True)
@@ -147,16 +147,14 @@ def fill(session: Any, arrays: Arrays) -> None:
     """Give a session without rows the content of a file, whose artefact is that of the session.
     Raise ValueError if it exceeds the capacity.
     """
-    manager, manifest = session._cache_manager, session.manifest
+    now, manifest = session._now, session.manifest
     length, start = np.array(arrays["length"]), np.array(arrays["start"])
     if not len(length):
         return
-    if (
-        any(one.update == "in_place" for one in manifest.states)
-        and int(length.max()) > manager.capacity
-    ):
+    most = now.caches.most
+    if "in_place" in now.caches.updates and int(length.max()) > most:
         raise ValueError(
-            f"restore: expected rows of at most {manager.capacity} tokens, got "
+            f"restore: expected rows of at most {most} tokens, got "
             f"{length.tolist()}; open the session with a larger capacity"
         )
     encoder = {
@@ -164,18 +162,18 @@ def fill(session: Any, arrays: Arrays) -> None:
         for name, array in arrays.items()
         if name.startswith(ENCODER)
     }
-    opened = manager.opened(session._now, start).replace(
+    slots = np.array(arrays["slots"])
+    used = slots.shape[1] or int(length.max())
+    state = now.opened(start, used)
+    contents = [arrays[STATE + kept.past] for kept in manifest.states]
+    caches = state.caches.filled(contents, state.rows, used) if contents else state.caches
+    caches.memory.written = used
+    session._now = state.replace(
+        caches=caches,
         settled_length=length,
-        slots=np.array(arrays["slots"]),
+        slots=slots,
         encoder_outputs=EncoderOutputs(encoder) if encoder else None,
     )
-    if manifest.states:
-        used = manager.used(opened)
-        caches = opened.caches.reserve(used, opened.rows).filled(
-            [arrays[STATE + state.past] for state in manifest.states], opened.rows, used
-        )
-        opened, manager.written = opened.replace(caches=caches), used
-    session._now = opened
 
 
 def tokens(file: Union[str, Path], manifest: Manifest) -> Optional[List[np.ndarray]]:

@@ -6,11 +6,10 @@ tokens of each row first and padding (position -1) after them.
 
 import functools
 from pathlib import Path
-from typing import Callable, Generator, List, NoReturn, Optional, Sequence, Union
+from typing import Generator, NoReturn, Optional, Sequence, Union
 
 import numpy as np
 
-from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session import (
     arguments,
     encoder_outputs,
@@ -18,14 +17,14 @@ from posenc_export.runtime.session import (
     generation,
     saved,
 )
-from posenc_export.runtime.session.arguments import Numbers, Rows
-from posenc_export.runtime.session.cache_manager import CacheManager
+from posenc_export.runtime.session.arguments import Numbers, PrefillArguments, Rows
+from posenc_export.runtime.session.caches import Caches, Graph
 from posenc_export.runtime.session.call_guard import BUSY, CallGuard, exclusive
 from posenc_export.runtime.session.draft_length import PassCosts
-from posenc_export.runtime.session.graph_runner import GraphRunner
 from posenc_export.runtime.session.prefixes import Prefix, Prefixes
+from posenc_export.runtime.session.reading import Reading
 from posenc_export.runtime.session.speculation import Speculate
-from posenc_export.runtime.session.state import Caches, SessionState, no_rows
+from posenc_export.runtime.session.state import SessionState
 from posenc_export.runtime.session.stepper import Stepper
 
 REWIND = 256  # default number of tokens that can be taken back if states are replaced by each call
@@ -40,14 +39,12 @@ class Session:
     the tokens that the session holds, and the next call continues from there.
 
     Args:
-        open_caches: function of a number of rows and a number of slots; returns empty caches.
-        manifest: description of the graph.
-        batch: number of rows to allocate caches for.
+        graph: the loaded graph.
+        batch: number of rows that the first caches hold at least.
         capacity: largest number of slots of in-place caches, at most the range of positions; None
             allows the whole range.
         rewind: number of tokens that `rewind` can take back if states are replaced by each call;
             see Model.session.
-        provider: Model.provider.
 
     Attributes:
         rewindable: number of tokens that can be taken back if states are replaced by each call.
@@ -55,27 +52,15 @@ class Session:
     """
 
     def __init__(
-        self,
-        open_caches: Callable[[int, int], Caches],
-        manifest: Manifest,
-        batch: int = 1,
-        capacity: Optional[int] = None,
-        rewind: int = REWIND,
-        provider: str = "cpu",
+        self, graph: Graph, batch: int = 1, capacity: Optional[int] = None, rewind: int = REWIND
     ) -> None:
-        self.manifest, self.provider, self.rewindable = manifest, provider, rewind
-        self._cache_manager = CacheManager(
-            open_caches,
-            manifest,
-            batch,
-            min(capacity or manifest.max_positions, manifest.max_positions),
-            rewind,
-        )
-        self._runner = GraphRunner(manifest, self._cache_manager, provider)
-        self._replaces, self._columns = self._cache_manager.replaces, self._cache_manager.columns
+        self.manifest, self.provider, self.rewindable = graph.manifest, graph.provider, rewind
+        most = min(capacity or self.manifest.max_positions, self.manifest.max_positions)
+        self._reading = Reading(graph)
         self._guard = CallGuard()
-        self._now = no_rows()
-        self.pass_costs = PassCosts(manifest.continuation_rows == 1)
+        self._now = SessionState.empty(Caches.of(graph, most, batch), rewind)
+        self._replaces = self._now.replaces
+        self.pass_costs = PassCosts(self.manifest.continuation_rows == 1)
 
     def __reduce__(self) -> NoReturn:
         """Refuse copy.copy, copy.deepcopy and pickle, whose copies would write into the same
@@ -89,11 +74,10 @@ class Session:
     @functools.partial(exclusive, settles=False)
     def reset(self) -> None:
         """Remove all rows and their tokens."""
-        self._cache_manager.count_written(self._now)
-        caches = (
-            self._now.without_stepper(self._columns).caches if self._guard.settled else None
-        )  # after an exception, memory is allocated anew
-        self._now = no_rows().replace(caches=caches)
+        caches = self._now.without_stepper().caches
+        # After an exception, memory is allocated anew.
+        caches = caches if self._guard.settled else caches.empty()
+        self._now = SessionState.empty(caches, self.rewindable)
 
     @property
     def batch(self) -> int:
@@ -110,9 +94,8 @@ class Session:
         """Number of tokens that each row [B] int64 has room for, in the range of positions and
         in caches of the largest capacity.
         """
-        return arguments.room(
-            self.manifest, self._cache_manager.capacity, self._now.start, self._now.length
-        )
+        now = self._now
+        return arguments.room(self.manifest, now.caches.most, now.start, now.length)
 
     @property
     def position(self) -> np.ndarray:
@@ -164,31 +147,27 @@ class Session:
                 dtype or id is wrong. The session is unchanged.
             GraphError: the graph failed. Chunks that succeeded are kept; `length` gives the tokens.
         """
-        stepper = self._now.stepper
-        others = (
-            start,
-            attention_mask,
-            chunk,
-            grid,
-            token_types,
-            encoder,
-            encoder_attention_mask,
-            logits_to_keep,
-        )
-        if (
-            stepper is not None
-            and isinstance(inputs, np.ndarray)
-            and stepper.can_pass(inputs)
-            and all(given is None for given in others)
-        ):
-            return stepper.take_pass(
-                inputs, functools.partial(self._runner.pass_feeds, self._now)
-            ).copy()
+        options = [start, attention_mask, chunk, grid, token_types, encoder]
+        options += [encoder_attention_mask, logits_to_keep]
+        if isinstance(inputs, np.ndarray) and all([option is None for option in options]):
+            stepper = self._stepper_for(inputs)
+            if stepper is not None:
+                if self._replaces:
+                    self._reading.record_step(self._now, stepper.checked(inputs[:, 0]))
+                return stepper.take(stepper, inputs[:, 0])[:, None].copy()  # [B,1,*]
+            stepper = self._now.stepper
+            if stepper is not None and stepper.can_pass(inputs):
+                feeds_of = functools.partial(self._reading.pass_feeds, self._now)
+                return stepper.take_pass(inputs, feeds_of).copy()
         prefill = arguments.check_prefill(
             self.manifest, inputs, attention_mask, chunk, grid, token_types, logits_to_keep
         )
-        state = self._before_prefill(prefill.counts, start, encoder, encoder_attention_mask)
-        return self._runner.prefill(state, 0, prefill, self._commit)
+        state = self._before_prefill(prefill, start, encoder, encoder_attention_mask)
+        chunks = []
+        for outputs, reached in self._reading.chunks(state, 0, prefill):
+            self._now = reached
+            chunks.append(outputs)
+        return prefill.padded_outputs(chunks)
 
     @exclusive
     def read_out(
@@ -214,9 +193,7 @@ class Session:
                 self.manifest, inputs, attention_mask, None, grid, token_types, None
             ),
         )
-        return self._runner.read_out(
-            self._before_prefill(prefill.counts, start, None, None), prefill
-        )
+        return self._reading.read_out(self._before_prefill(prefill, start, None, None), prefill)
 
     def step(self, inputs: np.ndarray, copy: bool = True) -> np.ndarray:
         """Feed one token per row and return the outputs [B,*].
@@ -242,12 +219,10 @@ class Session:
                 self._settle()
             guard.settled = False
             stepper = self._now.stepper
-            if (
-                stepper is None or stepper.room <= 0
-            ):  # _prepare_step enlarges the caches, or raises if no position or slot is left
+            if stepper is None or stepper.room <= 0:
                 stepper = self._prepare_step()
             if self._replaces:
-                self._runner.record_step(self._now, stepper.checked(inputs))
+                self._reading.record_step(self._now, stepper.checked(inputs))
             output = stepper.take(stepper, inputs)
             guard.settled = True
             return output.copy() if copy else output
@@ -279,27 +254,24 @@ class Session:
             return
         stepper = self._now.stepper
         if (
-            not self._replaces
-            and not self._columns
-            and stepper is not None
+            stepper is not None
+            and not self._replaces
+            and not self._now.columns
             and min(back) == max(back)
         ):
-            self._cache_manager.count_written(self._now)
-            stepper.back(
-                back[0]
-            )  # the binding stays valid: the next step is one that it has done before
-            self._cache_manager.wipe(self._now)
+            # The binding stays valid: the next step is one that it has done before.
+            self._now.mark_written()
+            stepper.back(back[0])
+            self._now.wipe()
             return
-        state, replay, attributes = self._cache_manager.rewound(
-            self._now.without_stepper(self._columns), np.array(length) - np.array(back)
+        state, replay, attributes = self._now.without_stepper().rewound(
+            np.array(length) - np.array(back)
         )
-        self._cache_manager.count_written(self._now)
         self._now = state
         self._settle()
         if any(len(tokens) for tokens in replay):
-            _, self._now = self._runner.feed(
-                self._now, 0, replay, attributes, np.zeros(len(back), np.int64)
-            )
+            none = np.zeros(len(back), np.int64)
+            _, self._now = self._reading.feed(self._now, 0, replay, attributes, none)
 
     @exclusive
     def fork(self) -> "Session":
@@ -307,19 +279,11 @@ class Session:
         graph.
         """
         self._settle()
-        manager, now = self._cache_manager, self._now
-        other = Session(
-            manager.open_caches,
-            self.manifest,
-            manager.batch,
-            manager.capacity,
-            manager.rewind,
-            self.provider,
-        )
-        caches = now.caches.fork(now.rows, manager.used(now)) if now.caches else None
-        other._now = now.replace(
-            caches=caches, histories=tuple(history.copy() for history in now.histories)
-        )
+        now = self._now
+        caches = now.caches
+        other = Session(caches.graph, caches.fewest, caches.most, self.rewindable)
+        histories = tuple(history.copy() for history in now.histories)
+        other._now = now.replace(caches=caches.fork(now.rows, now.used), histories=histories)
         return other
 
     @exclusive
@@ -381,30 +345,20 @@ class Session:
                 "session: expected one row at position 0 after a prefix, got rows at "
                 f"{starts.tolist()}; admit rows one by one"
             )
+        known = 0 if prefix is None else prefix.length
+        state = self._now.without_stepper()
         arguments.check_room(
-            self.manifest,
-            self._cache_manager.capacity,
-            starts,
-            np.full_like(starts, 0 if prefix is None else prefix.length),
-            prefill.counts,
+            self.manifest, state.caches.most, starts, np.full_like(starts, known), prefill.counts
         )
         new = encoder_outputs.new(self.manifest, encoder, encoder_attention_mask, len(starts))
-        state = self._now.without_stepper(self._columns)
-        joined = (
-            self._cache_manager.joined(state, starts)
-            if state.rows
-            else self._cache_manager.opened(state, starts)
+        former = state.encoder_outputs
+        joined = state.joined(starts, known + prefill.longest).replace(
+            encoder_outputs=former.joined(new) if former and new else new
         )
-        joined = joined.replace(
-            encoder_outputs=state.encoder_outputs.joined(new)
-            if state.encoder_outputs and new
-            else new
-        )
-        joined = joined if prefix is None else self._cache_manager.begun(joined, state.rows, prefix)
-        reached: List[SessionState] = []
-        outputs = self._runner.prefill(joined, state.rows, prefill, reached.append)
-        self._now = reached[-1]
-        return outputs
+        joined = joined if prefix is None else joined.begun(state.rows, prefix)
+        chunks, states = zip(*self._reading.chunks(joined, state.rows, prefill), strict=True)
+        self._now = states[-1]
+        return prefill.padded_outputs(chunks)
 
     @exclusive
     def share(self, row: int, tokens: Sequence[int], prefixes: Prefixes, key: str = "") -> None:
@@ -424,9 +378,7 @@ class Session:
                 f"session: expected tokens of a row that begins at position 0, got {got}; "
                 "give the tokens that were fed"
             )
-        caches = self._now.without_stepper(self._columns).caches
-        assert caches is not None  # since there are rows
-        prefixes.save(caches, int(row), tokens, key)
+        prefixes.save(self._now.caches, int(row), tokens, key)
 
     @exclusive
     def retire(self, row: int) -> None:
@@ -436,10 +388,9 @@ class Session:
             ValueError: there is no such row, or the target's rows share cache columns.
         """
         arguments.check_rows_are_independent(self.manifest, "retire")
-        state = self._now.without_stepper(self._columns)
+        state = self._now.without_stepper()
         arguments.check_row(row, state.rows)
-        self._cache_manager.count_written(self._now)
-        self._now = self._cache_manager.without(state, int(row))
+        self._now = state.without(int(row))
         self._settle()
 
     def generate(
@@ -494,70 +445,68 @@ class Session:
             before,
         )
 
-    def _commit(self, state: SessionState) -> None:
-        self._now = state
-
     def _before_prefill(
         self,
-        counts: np.ndarray,
+        prefill: PrefillArguments,
         start: Numbers,
         encoder: Optional[Rows],
         encoder_attention_mask: Optional[np.ndarray],
     ) -> SessionState:
-        """Return the state before a prefill of counts [B] tokens: the current one if it has
-        tokens, otherwise one of empty rows. Raise ValueError as prefill does.
+        """Return the state before a prefill: the current one if it has tokens, otherwise one of
+        empty rows. Raise ValueError as prefill does.
         """
+        counts, manifest, state = prefill.counts, self.manifest, self._now.without_stepper()
         if not counts.any():
             raise ValueError(
                 "session: expected at least one token in at least one row, got rows of "
                 f"{counts.tolist()} tokens"
             )
-        # A bidirectional model reads whole rows.
-        state = (
-            self._now.without_stepper(self._columns)
-            if self.manifest.states
-            else no_rows().replace(caches=self._now.caches)
-        )
+        if not manifest.states:  # a bidirectional model reads whole rows
+            state = SessionState.empty(state.caches, self.rewindable)
         length = state.settled_length
-        starts = arguments.starts(self.manifest, state.start, length, counts, start)
-        arguments.check_room(
-            self.manifest,
-            self._cache_manager.capacity,
-            starts,
-            length if length.any() else np.zeros_like(starts),
-            counts,
-        )
+        starts = arguments.starts(manifest, state.start, length, counts, start)
+        filled = bool(length.any())
+        settled = length if filled else np.zeros_like(starts)
+        arguments.check_room(manifest, state.caches.most, starts, settled, counts)
         outputs = encoder_outputs.for_rows(
-            self.manifest,
-            state.encoder_outputs,
-            length,
-            len(starts),
-            encoder,
-            encoder_attention_mask,
+            manifest, state.encoder_outputs, length, len(starts), encoder, encoder_attention_mask
         )
-        return (
-            state
-            if length.any()
-            else self._cache_manager.opened(state, starts).replace(encoder_outputs=outputs)
-        )
+        if filled:
+            return state
+        return state.opened(starts, prefill.longest).replace(encoder_outputs=outputs)
+
+    def _stepper_for(self, inputs: np.ndarray) -> Optional[Stepper]:
+        """Return a stepper if a prefill of these inputs is a step: one token of every row, [B,1] or
+        [B,1,E], where every row has read tokens and there is room for one more.
+        """
+        now = self._now
+        if inputs.shape[1:2] != (1,) or not self.manifest.states or not now.length.any():
+            return None
+        if now.stepper is None or now.stepper.room <= 0:
+            if self.room.min() < 1:
+                return None
+            self._prepare_step()
+        stepper = self._now.stepper
+        return stepper if stepper is not None and stepper.can_step(inputs) else None
 
     def _prepare_step(self) -> Stepper:
+        """Return a stepper, after enlarging the caches. Raise ValueError if no position or slot is
+        left.
+        """
         if not self._now.rows:
             raise ValueError(
                 "session: expected a prefill before the first step, got an empty session; "
                 "call prefill"
             )
         arguments.check_has_cache(self.manifest, "step")
-        self._cache_manager.count_written(self._now)
-        self._now = self._runner.with_stepper(self._now.without_stepper(self._columns))
+        self._now = self._reading.with_stepper(self._now.without_stepper())
         assert self._now.stepper is not None
         return self._now.stepper
 
     def _settle(self) -> None:
         """Complete pending changes of the last call. If this is interrupted, each assignment
-        below has committed the work up to it.
+        has committed the work up to it.
         """
-        self._cache_manager.count_written(self._now)
-        self._now = self._now.without_stepper(self._columns)
-        self._now = self._cache_manager.apply_moves(self._now)
-        self._cache_manager.tidy(self._now)
+        self._now = self._now.without_stepper()
+        self._now = self._now.moved()
+        self._now.tidy()

@@ -4,144 +4,51 @@ and commits it with a single assignment.
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from posenc_export.runtime.session.arguments import TokenAttributes
+from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.encoder_outputs import EncoderOutputs
 from posenc_export.runtime.session.history import RowHistory
+from posenc_export.runtime.session.prefixes import Prefix
 from posenc_export.runtime.session.stepper import Stepper
-
-Feeds = Dict[str, np.ndarray]  # graph inputs of a call by name, without the caches
-Slots = Union[slice, np.ndarray]
-
-
-@dataclass(frozen=True)
-class Call:
-    """One run of the graph on consecutive rows."""
-
-    first: int  # index of the first row
-    rows: int  # number of rows
-    new: int  # number of columns S; calls for single rows may differ in it
-    feeds: Feeds
-    output: int = 0  # index of the output to return, in Manifest.outputs
-
-
-@dataclass(frozen=True)
-class Step:
-    """A repeatable run of the graph on one token per row, or on S tokens per row if there is
-    `fixed`.
-    """
-
-    # Takes caches; returns the output [B,*], which the next run overwrites, and the updated caches.
-    run: Callable[[Any], Tuple[np.ndarray, Any]]
-    fixed: Optional[Callable[[], Any]] = (
-        None  # runs the graph and writes `output`, if all states are written in place
-    )
-    output: Optional[np.ndarray] = (
-        None  # the array that `fixed` writes: [B,*] for one token per row, otherwise [B,S,*]
-    )
-
-
-class Caches(Protocol):
-    """The states of a batch of rows, as a value.
-
-    Methods that return caches leave this value unchanged, except for in-place slots past the valid
-    ones.
-    """
-
-    rows: int
-    capacity: int
-
-    def run(self, calls: Sequence[Call]) -> Tuple[List[Tuple[int, np.ndarray]], "Caches"]:
-        """Run the graph for each call. Return pairs of row index and output [S,*], and the
-        updated caches.
-        """
-
-    def step(self, feeds: Feeds, rows: int) -> Step:
-        """Prepare a repeatable run of the tokens in `feeds` for each of the first `rows` rows: one
-        token, or several if Step.fixed is there for one. Every run reads the current content of
-        `feeds`.
-        """
-
-    def reserve(self, slots: int, rows: int) -> "Caches":
-        """Return caches with room for `rows` rows of `slots` slots. No slot past `slots` may
-        hold a token.
-        """
-
-    def touch(self) -> None:
-        """Write the initial values to all of the memory of empty caches."""
-
-    def cut(self, keep: np.ndarray) -> "Caches":
-        """Return caches whose growing states end at the last kept column and hold their fill
-        value where keep [B,columns] is False.
-        """
-
-    def wipe(self, hidden: Sequence[Slots]) -> None:
-        """Write the fill value to the hidden slots of each row, in the in-place states whose
-        hidden slots the graph reads.
-        """
-
-    def copy(
-        self, row: int, source: Any, first: int, slots: int, begin: int = 0, at: int = 0
-    ) -> None:
-        """Copy `slots` slots of row `first` of `source`, caches of the same graph, from slot
-        `begin` on, to row `row` from slot `at` on, in all in-place states.
-        """
-
-    def snapshot(self, row: int) -> List[np.ndarray]:
-        """Return copies of one row of the states that each call replaces."""
-
-    def restored(self, states: Dict[int, Sequence[np.ndarray]]) -> "Caches":
-        """Return caches with the given rows of the states that each call replaces; an empty
-        sequence resets a row to its initial state.
-        """
-
-    def emptied(self) -> "Caches":
-        """Return caches in their initial state, of the initial capacity where the cost of the
-        graph follows the capacity. In-place slots may keep their content.
-        """
-
-    def fork(self, rows: int, slots: int) -> "Caches":
-        """Return a copy in separate memory. Of in-place states, the first `slots` slots of the
-        first `rows` rows are copied.
-        """
-
-    def contents(self, rows: int, slots: int) -> List[np.ndarray]:
-        """Return the first `slots` slots of the first `rows` rows of each state, as views where
-        they are on the host. A growing state has one axis.
-        """
-
-    def filled(self, contents: Sequence[np.ndarray], rows: int, slots: int) -> "Caches":
-        """Return these caches, which are empty, with what `contents` of the same rows and slots
-        returned.
-        """
 
 
 @dataclass(frozen=True)
 class SessionState:
-    """The rows of a session and their content."""
+    """The rows of a session and their content. Methods return the next state; none runs the graph.
 
-    settled_length: (
-        np.ndarray
-    )  # number of tokens of each row [B] int64, without those that the stepper has read
-    start: np.ndarray  # position of the first token of each row [B] int64
-    slots: (
-        np.ndarray
-    )  # whether a column holds a token of the row [B,columns] bool; [B,0] for layout "rows"
-    caches: Optional[Caches] = None  # None before the first call
-    histories: Tuple[
-        RowHistory, ...
-    ] = ()  # one history per row if states are replaced by each call; otherwise empty
-    stepper: Optional[Stepper] = (
-        # Reads further tokens one at a time; the tokens that it has read count as part of this
-        # state.
-        None
-    )
-    moves: Tuple[
-        Tuple[int, int], ...
-    ] = ()  # pairs (source, target) of rows whose in-place states must still be copied
-    encoder_outputs: Optional[EncoderOutputs] = None  # of each row, if the model reads an encoder
+    Args:
+        caches: their memory.
+        rewind: number of tokens of a row that can be taken back if states are replaced by each
+            call.
+        settled_length: number of tokens of each row [B] int64, without those that the stepper has
+            read.
+        start: position of the first token of each row [B] int64.
+        slots: whether a column holds a token of the row [B,columns] bool; [B,0] for layout "rows".
+        histories: one per row if states are replaced by each call; otherwise none.
+        stepper: reads further tokens; those that it has read count as part of this state.
+        moves: pairs (source, target) of rows whose in-place states must still be copied.
+        encoder_outputs: of each row, if the model reads an encoder.
+    """
+
+    caches: Caches
+    rewind: int
+    settled_length: np.ndarray
+    start: np.ndarray
+    slots: np.ndarray
+    histories: Tuple[RowHistory, ...] = ()
+    stepper: Optional[Stepper] = None
+    moves: Tuple[Tuple[int, int], ...] = ()
+    encoder_outputs: Optional[EncoderOutputs] = None
+
+    @classmethod
+    def empty(cls, caches: Caches, rewind: int) -> "SessionState":
+        """Return the state of a session without rows."""
+        none = np.zeros(0, np.int64)
+        return cls(caches, rewind, none, none, np.zeros((0, 0), bool))
 
     @property
     def rows(self) -> int:
@@ -153,27 +60,197 @@ class SessionState:
         """Number of tokens of each row [B] int64."""
         return self.settled_length + (self.stepper.reached[0] if self.stepper else 0)
 
+    @property
+    def columns(self) -> bool:
+        """Whether all rows advance together."""
+        return self.caches.graph.manifest.layout == "columns"
+
+    @property
+    def replaces(self) -> bool:
+        """Whether some states are replaced by each call."""
+        return "replace" in self.caches.updates
+
+    @property
+    def used(self) -> int:
+        """Number of slots in use, of the longest row (layout "rows") or of all rows (layout
+        "columns"), without the stepper's tokens.
+        """
+        return self.slots.shape[1] if self.columns else int(self.settled_length.max(initial=0))
+
     def replace(self, **changes: Any) -> "SessionState":
         """Return a copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
-    def without_stepper(self, columns: bool) -> "SessionState":
+    def mark_written(self) -> None:
+        """Count the slots that the stepper has written, with those of a run that may have been
+        interrupted.
+        """
+        if self.stepper is not None:
+            steps, caches = self.stepper.reached
+            written = self.used + steps + self.stepper.widest
+            caches.memory.written = max(caches.memory.written, written)
+
+    def without_stepper(self) -> "SessionState":
         """Return the same state without a stepper: its tokens are added to `settled_length` and,
         where rows share columns, to `slots`.
         """
         if self.stepper is None:
             return self
-        steps, caches = self.stepper.reached
-        slots = (
-            np.concatenate((self.slots, np.ones((self.rows, steps), bool)), axis=1)
-            if columns
-            else self.slots
+        self.mark_written()
+        (steps, caches), slots = self.stepper.reached, self.slots
+        if self.columns:
+            slots = np.concatenate((slots, np.ones((self.rows, steps), bool)), axis=1)
+        length = self.settled_length + steps
+        return self.replace(settled_length=length, slots=slots, caches=caches, stepper=None)
+
+    def opened(self, starts: np.ndarray, slots: int) -> "SessionState":
+        """Return a state of empty rows, one for each start [B], with room for `slots` slots each.
+        The memory of the caches is used again if it is that of as many rows.
+        """
+        count, caches = len(starts), self.caches.emptied()
+        if caches.rows and (caches.rows != count if self.columns else caches.rows < count):
+            caches = caches.empty()
+        rows = count if self.columns else max(count, caches.rows, caches.fewest)
+        state = SessionState(
+            caches.reserve(slots, rows),
+            self.rewind,
+            np.zeros_like(starts),
+            starts.copy(),
+            np.zeros((count, 0), bool),
+            self._histories(count),
         )
+        state.wipe()
+        return state
+
+    def joined(self, starts: np.ndarray, slots: int) -> "SessionState":
+        """Return the state with an empty row appended for each start [n], with room for `slots`
+        slots in every row.
+        """
+        if not self.rows:
+            return self.opened(starts, slots)
+        first, end = self.rows, self.rows + len(starts)
+        caches = self.caches.reserve(max(self.used, slots), end)
+        if self.replaces:
+            caches = caches.restored({row: () for row in range(first, end)})
         return self.replace(
-            settled_length=self.settled_length + steps, slots=slots, caches=caches, stepper=None
+            settled_length=np.concatenate((self.settled_length, np.zeros_like(starts))),
+            start=np.concatenate((self.start, starts)),
+            slots=np.zeros((end, 0), bool),
+            caches=caches,
+            histories=self.histories + self._histories(len(starts)),
         )
 
+    def begun(self, row: int, prefix: Prefix) -> "SessionState":
+        """Return the state with cached tokens in an empty row, for which there is room."""
+        memory = self.caches.memory
+        memory.written = max(memory.written, prefix.length)
+        prefix.write(self.caches, row)
+        length = self.settled_length.copy()
+        length[row] = prefix.length
+        return self.replace(settled_length=length)
 
-def no_rows() -> SessionState:
-    """Return the state of a session without rows."""
-    return SessionState(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 0), bool))
+    def without(self, row: int) -> "SessionState":
+        """Return the state without one row; the last row takes its index. Its in-place states
+        are copied later, by `moved`.
+        """
+        last = self.rows - 1
+        order = np.arange(last)
+        order[row:] = np.where(order[row:] == row, last, order[row:])
+        caches, histories = self.caches, self.histories
+        if self.replaces:
+            caches = caches.restored({row: caches.snapshot(last)})
+            histories = tuple(histories[index] for index in order)
+        outputs = self.encoder_outputs
+        return self.replace(
+            settled_length=self.settled_length[order],
+            start=self.start[order],
+            slots=self.slots[order],
+            caches=caches,
+            histories=histories,
+            moves=((last, row),) if row < last else (),
+            encoder_outputs=outputs.ordered(order) if outputs else None,
+        )
+
+    def rewound(
+        self, target: np.ndarray
+    ) -> Tuple["SessionState", List[np.ndarray], TokenAttributes]:
+        """Return a state at or before `target` tokens [B] of each row, and the tokens of each row
+        to replay from there, with their attributes.
+
+        Raises:
+            ValueError: no snapshot of the states that each call replaces is left at or before the
+                target.
+        """
+        manifest = self.caches.graph.manifest
+        tokens = manifest.inputs[0]
+        replay = [np.zeros((0, *tokens.token_shape), tokens.dtype)] * self.rows
+        none = [np.zeros((manifest.axes, 0), np.int64)] * self.rows
+        attributes = {"grid": none} if manifest.axes else {}
+        if not self.replaces:
+            return self.cut(target), replay, attributes
+        reach = [
+            history.reach(int(length))
+            for history, length in zip(self.histories, self.settled_length, strict=True)
+        ]
+        if (np.array(reach) > target).any():
+            raise ValueError(
+                f"session: expected a rewind to lengths of at least {reach}, since recurrent "
+                f"states are kept for the last {self.rewind} tokens, "
+                f"got {target.tolist()}; open the session with rewind=N"
+            )
+        length = self.settled_length.copy()
+        restored: Dict[int, Sequence[np.ndarray]] = {}
+        for row in np.flatnonzero(target < length).tolist():
+            snapshot, (row_tokens, row_attributes) = self.histories[row].back_to(int(target[row]))
+            length[row], restored[row] = snapshot.length, snapshot.states
+            if len(row_tokens):
+                replay[row] = row_tokens
+                for name, part in row_attributes.items():
+                    attributes[name][row] = part
+        state = self.replace(caches=self.caches.restored(restored))
+        return state.cut(length), replay, attributes
+
+    def cut(self, target: np.ndarray) -> "SessionState":
+        """Return the state truncated to the first `target` tokens [B] of each row. In-place
+        slots are filled later, by `tidy`.
+        """
+        if not self.columns:
+            return self.replace(settled_length=target)
+        slots = self.slots & (np.cumsum(self.slots, axis=1) <= target[:, None])  # [B,columns]
+        columns = int(np.flatnonzero(slots.any(0)).max(initial=-1)) + 1
+        caches = self.caches.cut(slots)
+        return self.replace(settled_length=target, slots=slots[:, :columns].copy(), caches=caches)
+
+    def moved(self) -> "SessionState":
+        """Copy the in-place states of pending moves and return the state without them. Sources
+        are not changed, so an interrupted call can be repeated.
+        """
+        for source, target in self.moves:
+            slots = int(self.settled_length[target])
+            self.caches.copy((target, 0), self.caches, (source, 0), slots)
+        return self.replace(moves=())
+
+    def tidy(self) -> None:
+        """Fill the slots past the tokens of each row and cut the histories there. An interrupted
+        call can be repeated.
+        """
+        self.wipe()
+        for row, history in enumerate(self.histories):
+            history.cut(int(self.settled_length[row]))
+
+    def wipe(self) -> None:
+        """Write the fill value to every written slot that holds no token."""
+        memory, slots, lengths = self.caches.memory, self.slots, self.length.tolist()
+        written, used = memory.written, self.slots.shape[1]
+        if any([state.reads_hidden for state in self.caches.states]):
+            rest = [0] * (self.caches.rows - len(lengths))
+            hidden: List[Any] = [slice(count, max(written, count)) for count in (*lengths, *rest)]
+            for row in range(self.rows if self.columns else 0):
+                visible = np.zeros(max(written, used), bool)
+                visible[:used] = slots[row]
+                hidden[row] = np.flatnonzero(~visible)
+            self.caches.wipe(hidden)
+        memory.written = used if self.columns else max(lengths, default=0)
+
+    def _histories(self, count: int) -> Tuple[RowHistory, ...]:
+        return tuple(RowHistory(self.rewind) for _ in range(count)) if self.replaces else ()

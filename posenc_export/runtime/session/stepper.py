@@ -2,44 +2,28 @@
 generated token.
 """
 
-from dataclasses import dataclass
 from typing import Any, Callable, Collection, Dict, List, Tuple
 
 import numpy as np
 
-from posenc_export.runtime.artefact.manifest import Value
 from posenc_export.runtime.session.arguments import array_of, check_tokens
+from posenc_export.runtime.session.binding import Binding
+from posenc_export.runtime.session.caches import Caches, Feeds
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
 
 WIDEST = 32  # most tokens per row of a pass whose binding is kept
+IN_PLACE = ()  # the place of caches whose states are all written in place
 FEW = 64  # arrays of at most this many counters are incremented item by item
-
-
-@dataclass
-class _Pass:
-    """A binding for S tokens per row."""
-
-    feeds: Dict[str, np.ndarray]  # its memory is bound
-    tokens: np.ndarray  # the token array of feeds, [B,S] or [B,S,E]
-    counters: List[np.ndarray]  # the inputs that grow by one with each token
-    step: Any  # state.Step
-    taken: int = (
-        0  # number of tokens that the stepper had taken for the current values of the counters
-    )
 
 
 class Stepper:
     """Feeds one token per row and step, starting from the caches of a session.
 
     Args:
-        caches: caches before the first step.
-        feeds: graph inputs of the first step. Each step writes its tokens into the token array and
-            increments the counters by one.
-        source: the graph input for tokens.
-        vocabulary: number of token ids, or 0 for activations.
-        room: number of steps before the session must check its limits again.
-        widest: largest number of tokens per row that one run can take.
+        caches: caches before the first step, with room for it.
+        feeds: graph inputs of the first step.
         counters: names of the inputs that grow by one with each token.
+        room: number of steps before the session must check its limits again.
 
     Attributes:
         reached: number of tokens fed to each row, and the caches after them.
@@ -48,26 +32,16 @@ class Stepper:
             [B,*], which the next step overwrites.
     """
 
-    def __init__(
-        self,
-        caches: Any,
-        feeds: Dict[str, np.ndarray],
-        source: Value,
-        vocabulary: int,
-        room: int,
-        widest: int,
-        counters: Collection[str],
-    ) -> None:
-        self.reached: Tuple[int, Any] = (0, caches)
+    def __init__(self, caches: Caches, feeds: Feeds, counters: Collection[str], room: int) -> None:
+        manifest = caches.graph.manifest
+        self.reached: Tuple[int, Caches] = (0, caches)
         self.room = room
-        self._widest = min(widest, WIDEST)
-        self._vocabulary, self._source, self._token = vocabulary, source, feeds[source.name][:, 0]
-        self._names, self._counters = counters, _joined(feeds, counters)
-        self._feeds, self._step = (
-            feeds,
-            caches.step(feeds, len(self._token)),
-        )  # the binding refers to the memory of feeds, which must be kept alive
-        self._passes: Dict[int, _Pass] = {}
+        self._manifest, self._counters = manifest, counters
+        self._binding = binding_of(caches, feeds, counters)
+        self._token = self._binding.tokens[:, 0]
+        rows = len(self._token)
+        self._widest = 1 if manifest.continuation_rows == 1 and rows > 1 else manifest.chunk
+        self._passes: Dict[int, Binding] = {}
         self.take = self._taker()
 
     @property
@@ -75,22 +49,22 @@ class Stepper:
         """Largest number of slots of a row that one run may have written."""
         return max(self._passes, default=1)
 
+    def can_step(self, x: np.ndarray) -> bool:
+        """Whether these inputs [B,1] or [B,1,E] are one token of each row, as a step takes them."""
+        return x.dtype == self._token.dtype and x.shape == self._binding.tokens.shape
+
     def can_pass(self, x: np.ndarray) -> bool:
         """Whether `take_pass` takes these inputs: [B,S] ids or [B,S,E] activations with 1 < S
         and room for S tokens, on caches that are written in place.
         """
-        if (
-            self._step.fixed is None
-            or x.dtype != self._token.dtype
-            or x.ndim != self._token.ndim + 1
-        ):
+        token = self._token
+        if self.reached[1].updates != {"in_place"} or x.ndim != token.ndim + 1:
             return False
         rows, new = x.shape[:2]
-        return 1 < new <= min(self._widest, self.room) and (rows, *x.shape[2:]) == self._token.shape
+        fits = 1 < new <= min(self._widest, WIDEST, self.room)
+        return fits and x.dtype == token.dtype and (rows, *x.shape[2:]) == token.shape
 
-    def take_pass(
-        self, x: np.ndarray, feeds_of: Callable[[int], Dict[str, np.ndarray]]
-    ) -> np.ndarray:
+    def take_pass(self, x: np.ndarray, feeds_of: Callable[[int], Feeds]) -> np.ndarray:
         """Feed S tokens per row and return their outputs [B,S,*], which the next pass of S tokens
         overwrites.
 
@@ -103,51 +77,42 @@ class Stepper:
             ValueError: an id is outside the vocabulary.
             GraphError: the graph failed.
         """
-        if self._vocabulary:
-            check_tokens(self._vocabulary, list(x))
-        new = x.shape[1]
-        if new not in self._passes:
-            feeds = feeds_of(new)
-            counters = _joined(feeds, self._names)
-            self._passes[new] = _Pass(
-                feeds, feeds[self._source.name], counters, self.reached[1].step(feeds, len(x))
-            )
-        one, (taken, caches) = self._passes[new], self.reached
-        for counter in one.counters:
-            counter += taken - one.taken
-        one.taken = taken
-        one.tokens[...] = x
-        assert one.step.fixed is not None and one.step.output is not None
+        if self._manifest.vocabulary:
+            check_tokens(self._manifest.vocabulary, list(x))
+        new, (taken, caches) = x.shape[1], self.reached
+        binding = self._passes.get(new)
+        if binding is None:
+            binding = self._passes[new] = binding_of(caches, feeds_of(new), self._counters)
+        binding.advance(taken)
+        binding.tokens[...] = x
         try:
-            one.step.fixed()
+            binding.runs[IN_PLACE]()
         except RUN_ERRORS as error:
             raise GraphError(error) from None
         self.reached = (taken + new, caches)
         self.room -= new
-        for counter in self._counters:
-            counter += new
-        return one.step.output
+        self._binding.advance(taken + new)
+        return binding.result
 
     def checked(self, inputs: Any) -> np.ndarray:
         """Return inputs as [B] int64 or [B,E]. Raise ValueError if shape or dtype differ, or an
         id is outside the vocabulary.
         """
-        x, token = array_of("a step", inputs), self._token
-        if x.shape != token.shape or x.dtype.kind not in ("iu" if self._vocabulary else "f"):
+        x, token, vocabulary = array_of("a step", inputs), self._token, self._manifest.vocabulary
+        if x.shape != token.shape or x.dtype.kind not in ("iu" if vocabulary else "f"):
             raise ValueError(
                 f"session: expected one token per row in a step, {list(token.shape)} "
-                f"{self._source.dtype}, got {list(x.shape)} {x.dtype}"
+                f"{self._manifest.inputs[0].dtype}, got {list(x.shape)} {x.dtype}"
             )
-        if self._vocabulary:
-            check_tokens(self._vocabulary, [x])
+        if vocabulary:
+            check_tokens(vocabulary, [x])
         return x.astype(token.dtype, copy=False)
 
     def back(self, n: int) -> None:
         """Go back by n tokens. Only for caches that are written in place."""
-        for counter in self._counters:
-            counter -= n
-        self.room += n
         taken, caches = self.reached
+        self._binding.advance(taken - n)
+        self.room += n
         self.reached = (taken - n, caches)
 
     def _taker(self) -> Callable[["Stepper", Any], np.ndarray]:
@@ -157,16 +122,16 @@ class Stepper:
         The stepper itself is an argument and not a local variable: a reference cycle would keep its
         caches until the next garbage collection.
         """
-        token, shape, dtype = self._token, self._token.shape, self._token.dtype
-        run, fixed, output_of_fixed = self._step.run, self._step.fixed, self._step.output
+        binding, token = self._binding, self._token
+        shape, dtype, vocabulary = token.shape, token.dtype, self._manifest.vocabulary
+        output, fixed = binding.result[:, 0], self.reached[1].updates == {"in_place"}
+        run = binding.runs[IN_PLACE] if fixed else None
         # Incrementing an item of a memoryview takes 0.1 us. A numpy addition takes 8 us when its
         # code is not in the CPU cache, but is faster for many items.
-        few: List[Any] = [counter.data for counter in self._counters if counter.size <= FEW]
+        few: List[Any] = [counter.data for counter in binding.counters if counter.size <= FEW]
         items = [(view, index) for view in few for index in range(len(view))]
-        many = [counter for counter in self._counters if counter.size > FEW]
-        unsigned, limit = (
-            (token.view(np.uint64), self._vocabulary) if self._vocabulary else (token, 0)
-        )
+        many = [counter for counter in binding.counters if counter.size > FEW]
+        unsigned = token.view(np.uint64) if vocabulary else token
         highest = np.maximum.reduce
 
         def take(stepper: "Stepper", inputs: Any) -> np.ndarray:
@@ -176,40 +141,73 @@ class Stepper:
             if type(inputs) is not np.ndarray or inputs.dtype is not dtype or inputs.shape != shape:
                 inputs = stepper.checked(inputs)
             token[...] = inputs
-            if (
-                limit and highest(unsigned) >= limit
-            ):  # as an unsigned integer, a negative id exceeds the limit
+            # As an unsigned integer, a negative id exceeds the vocabulary.
+            if vocabulary and highest(unsigned) >= vocabulary:
                 stepper.checked(inputs)
             taken, caches = stepper.reached
-            if fixed is None:
-                output, caches = run(caches)
-            else:
-                output = output_of_fixed
-                try:
-                    fixed()
-                except RUN_ERRORS as error:
-                    raise GraphError(error) from None
+            try:
+                if run is None:
+                    caches = _run(binding, caches)
+                else:
+                    run()
+            except GraphError:
+                raise
+            except RUN_ERRORS as error:
+                raise GraphError(error) from None
             stepper.reached = (taken + 1, caches)
             stepper.room -= 1
             for view, index in items:
                 view[index] += 1
             for counter in many:
                 counter += 1
-            return output  # type: ignore[no-any-return]
+            binding.taken = taken + 1
+            return output
 
         return take
 
 
-def _joined(feeds: Dict[str, np.ndarray], counters: Collection[str]) -> List[np.ndarray]:
-    """Store the counters among the feeds in one array per dtype, so that one addition increments
-    all of them.
+def binding_of(caches: Caches, feeds: Feeds, counters: Collection[str]) -> Binding:
+    """Return a binding of caches whose graph inputs are `feeds`, for S tokens of each row. Of caches
+    that are written in place, it is made once for inputs of the same shapes.
     """
-    joined, names = [], [name for name in feeds if name in counters]
-    for dtype in sorted({feeds[name].dtype.str for name in names}):
-        group = [name for name in names if feeds[name].dtype.str == dtype]
-        block = np.concatenate([feeds[name].reshape(-1) for name in group])
-        ends = np.cumsum([feeds[name].size for name in group])
-        for name, end in zip(group, ends, strict=True):
-            feeds[name] = block[end - feeds[name].size : end].reshape(feeds[name].shape)
-        joined.append(block)
-    return joined
+    graph, manifest = caches.graph, caches.graph.manifest
+    encoder = [value.name for value in manifest.encoder]
+    key: List[object] = [caches.capacity]
+    key += [array.shape for array in feeds.values()]
+    key += [feeds[name].ctypes.data for name in encoder]
+    total = "total_sequence_length"
+    if total in feeds and total not in counters:  # a CUDA graph does not read it again
+        key.append(int(feeds[total]))
+
+    def make() -> Binding:
+        tokens, output = feeds[manifest.inputs[0].name], manifest.outputs[0]
+        shape = (*tokens.shape[:2], *output.axes[2:])  # [B,S,*]
+        result = np.zeros(shape, output.dtype)
+        binding = Binding(dict(feeds), manifest.inputs[0].name, counters, result)
+        if caches.updates == {"in_place"}:
+            binding.runs[IN_PLACE] = graph.repeat(
+                binding.feeds, caches.bound(0, *tokens.shape[:2]), result
+            )
+        return binding
+
+    if caches.updates != {"in_place"}:
+        return make()
+    binding = caches.binding(tuple(key), make)
+    binding.set({name: feeds[name] for name in feeds if name not in encoder})
+    return binding
+
+
+def _run(binding: Binding, caches: Caches) -> Caches:
+    """Run the graph on one token of each row and return the caches after it."""
+    graph, rows = caches.graph, len(binding.tokens)
+    if "append" in caches.updates:  # their shapes change at each call
+        caches = caches.reserve(caches.columns + 1, caches.rows)
+        run = graph.repeat(binding.feeds, caches.bound(0, rows, 1), binding.result)
+    else:  # states that are exchanged after each call have two places
+        place = tuple([buffer.address for buffer in caches.past])
+        if place not in binding.runs:
+            states = caches.bound(0, rows, 1)
+            binding.runs[place] = graph.repeat(binding.feeds, states, binding.result)
+        run = binding.runs[place]
+    run()
+    return caches.after(1, range(rows, caches.rows))

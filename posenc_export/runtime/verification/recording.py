@@ -14,10 +14,9 @@ import onnxruntime
 from posenc_export.runtime.graphs import onnx_parts
 from posenc_export.runtime.graphs.onnx_nodes import Node
 from posenc_export.runtime.graphs.ort_graph import SLOWER, OrtGraph, session_options
-from posenc_export.runtime.session.buffered_caches import BufferedCaches
+from posenc_export.runtime.session.caches import Bound, Call
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
 from posenc_export.runtime.session.model import Model
-from posenc_export.runtime.session.state import Call
 from posenc_export.runtime.verification.inputs import encoder_rows, inputs
 from posenc_export.runtime.verification.kernels import Graph
 from posenc_export.runtime.verification.long_sequence import SHORT
@@ -50,8 +49,8 @@ class Recorder(OrtGraph):
         content = onnx_parts.serialised(nodes, nodes.nodes, outputs, tuple(nodes.inputs))
         self.session = _opened(content, graph, threads)
 
-    def run(self, caches: BufferedCaches, call: Call) -> np.ndarray:
-        binding = self._bind(caches, call.feeds, call.first, call.rows, call.new)
+    def run(self, call: Call, states: Sequence[Bound]) -> np.ndarray:
+        binding = self._bind(call.feeds, states)
         output = self.manifest.outputs[call.output].name
         names = list(dict.fromkeys((output, *self.names)))
         for name in names:
@@ -60,16 +59,16 @@ class Recorder(OrtGraph):
             self.session.run_with_iobinding(binding)
         except RUN_ERRORS as error:
             raise GraphError(error) from None
-        values = [np.array(value.numpy()) for value in binding.get_outputs()[len(caches.past) :]]
+        values = [np.array(value.numpy()) for value in binding.get_outputs()[len(states) :]]
         recorded = dict(zip(names, values, strict=True))
         tokens = {TOKENS: np.array(call.new)}
-        self.record.append({**tokens, **call.feeds, **recorded, **self._states(caches)})
+        cached = {  # views of the buffers
+            bound.state.present: bound.present.read()
+            for bound in states
+            if bound.state.dtype == "int8"
+        }
+        self.record.append({**tokens, **call.feeds, **recorded, **cached})
         return recorded[output]
-
-    def _states(self, caches: BufferedCaches) -> Dict[str, np.ndarray]:
-        """Return the 8-bit states after a call, by name of the output: views of their buffers."""
-        pairs = zip(self.manifest.states, caches.present, strict=True)
-        return {state.present: buffer.read() for state, buffer in pairs if state.dtype == "int8"}
 
 
 def recorded(

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from posenc_export.export import export
 from posenc_export.export.targets import ort, ort_cuda
 from posenc_export.runtime import load
-from posenc_export.runtime.session import graph_runner
+from posenc_export.runtime.session import feeds
 from tests.tiny import block, decoder
 from tests.traces import sources
 
@@ -70,7 +70,7 @@ def test_steps_count_slots_in_multiples_and_give_the_outputs_of_one_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slots = 16
-    monkeypatch.setattr(graph_runner, "STEP_SLOTS", slots)
+    monkeypatch.setattr(feeds, "STEP_SLOTS", slots)
     export(sources(decoder("alibi")), "ort-cuda", tmp_path / "artefact", verify=False)
     model = load(tmp_path / "artefact", provider="cpu", threads=1)
     ids = np.arange(2 * (slots + 9)).reshape(2, -1) % 61
@@ -81,7 +81,7 @@ def test_steps_count_slots_in_multiples_and_give_the_outputs_of_one_call(
         made.append(session.step(ids[:, column]))
         steppers.append(session._now.stepper)
     assert len(set(map(id, steppers))) == 2  # one for each multiple
-    assert [len(steppers[index]._feeds["slots"]) for index in (0, -1)] == [slots, 2 * slots]
+    assert [len(steppers[index]._binding.feeds["slots"]) for index in (0, -1)] == [slots, 2 * slots]
     assert (
         np.abs(np.stack(made, axis=1).astype(np.float32) - whole[:, slots - 3 :]).max()
         < 0.01 * np.abs(whole).max()

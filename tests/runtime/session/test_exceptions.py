@@ -208,6 +208,6 @@ def test_a_graph_that_stops_is_one_line_and_the_session_goes_on(
         "posenc_export.runtime.session.arguments.check_tokens", lambda vocabulary, rows: None
     )  # so that the graph reads an id outside its table
     with pytest.raises(GraphError, match="expected the graph to run, got .*") as stopped:
-        session.prefill(np.full((3, 1), 900))
+        session.prefill([[900]] * 3)
     assert "\n" not in str(stopped.value)
     assert worst_ahead(session, "rope", range(3)) <= 1

@@ -23,7 +23,8 @@ def fed_as_on_cuda(tmp_path: Path) -> Session:
     """A session of the CPU that feeds what a session on CUDA feeds."""
     export(sources(decoder("alibi")), "ort", tmp_path / "artefact", verify=False)
     graph = load(tmp_path / "artefact", provider="cpu", threads=1).graph
-    return Session(graph.open, graph.manifest, 1, None, REWIND, "cuda")
+    graph.provider = "cuda"
+    return Session(graph, 1, None, REWIND)
 
 
 def test_rows_that_begin_together_have_the_padded_length(
@@ -34,7 +35,7 @@ def test_rows_that_begin_together_have_the_padded_length(
     monkeypatch.setattr(
         OrtGraph,
         "run",
-        lambda self, caches, call: fed.append(call.feeds) or run(self, caches, call),
+        lambda self, call, states: fed.append(call.feeds) or run(self, call, states),
     )
     rows: List[Any] = [np.zeros(count, np.int64) for count in (5, 8, 1)]
     fed_as_on_cuda.prefill(rows)

@@ -9,7 +9,7 @@ import pytest
 from posenc_export import load
 from posenc_export.export import describe, export, signatures
 from posenc_export.models.presets import seeded
-from posenc_export.runtime.session.buffered_caches import BufferedCaches
+from posenc_export.runtime.session.reading import Reading
 from posenc_export.runtime.verification import cells
 from posenc_export.runtime.verification.case import Case
 from posenc_export.shared.numerics import worst_error
@@ -45,14 +45,23 @@ def _computed(session: Any, monkeypatch: pytest.MonkeyPatch, **how: Any) -> List
     logits it computes.
     """
     counts: List[int] = []
-    right = BufferedCaches.run
+    graph = session._now.caches.graph
+    right = graph.run
 
-    def run(self: Any, calls: Any) -> Any:
-        made = right(self, calls)
-        counts.append(max(len(output) for _, output in made[0]))
-        return made
+    def run(call: Any, states: Any) -> Any:
+        made.append(right(call, states))
+        return made[-1]
 
-    monkeypatch.setattr(BufferedCaches, "run", run)
+    def feed(self: Any, *arguments: Any) -> Any:
+        made.clear()
+        fed = feeds(self, *arguments)
+        counts.append(max(output.shape[1] for output in made))
+        return fed
+
+    made: List[np.ndarray] = []
+    feeds = Reading.feed
+    monkeypatch.setattr(graph, "run", run)
+    monkeypatch.setattr(Reading, "feed", feed)
     session.prefill(PROMPTS, **how)
     return counts
 
@@ -89,15 +98,16 @@ def test_a_rewind_that_feeds_tokens_again_computes_no_logits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     export(sources(decoder("input_rnn")), "onnx", tmp_path / "a", verify=False)
-    session, widths, right = load(tmp_path / "a", provider="cpu").session(), [], BufferedCaches.run
+    model, widths = load(tmp_path / "a", provider="cpu"), []
+    session, right = model.session(), model.graph.run
     session.prefill(PROMPTS[:1])
 
-    def run(self: Any, calls: Any) -> Any:
-        made = right(self, calls)
-        widths.append(made[0][0][1].shape)
+    def run(call: Any, states: Any) -> Any:
+        made = right(call, states)
+        widths.append(made[0].shape)
         return made
 
-    monkeypatch.setattr(BufferedCaches, "run", run)
+    monkeypatch.setattr(model.graph, "run", run)
     session.rewind(3)
     assert widths == [(0, 61)]
 

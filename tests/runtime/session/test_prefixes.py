@@ -29,7 +29,7 @@ def ort(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 def _saved(model: Model, rows: List[List[int]], count: int = 16, key: str = "") -> Prefixes:
     """Return prefixes with the tokens of some rows, saved one after another."""
-    prefixes, session = Prefixes(model.graph.open, count), model.session()
+    prefixes, session = Prefixes(model.graph, count), model.session()
     for tokens in rows:
         session.reset()
         session.prefill([tokens])
@@ -95,7 +95,7 @@ def test_a_row_longer_than_the_memory_keeps_its_beginning(ort: Model) -> None:
 def test_random_rows_find_what_they_have_read_and_give_its_outputs(ort: Model) -> None:
     random, prefixes, session, alone = (
         np.random.default_rng(1),
-        Prefixes(ort.graph.open, 5),
+        Prefixes(ort.graph, 5),
         ort.session(),
         ort.session(),
     )
@@ -125,7 +125,7 @@ def test_states_that_each_call_replaces_cannot_be_shared(ort: Model) -> None:
 
 
 def test_what_a_row_does_not_hold_is_not_kept(ort: Model) -> None:
-    prefixes, session = Prefixes(ort.graph.open, 2), ort.session()
+    prefixes, session = Prefixes(ort.graph, 2), ort.session()
     session.prefill([TOKENS[:9]])
     with pytest.raises(
         ValueError,

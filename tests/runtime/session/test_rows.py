@@ -1,12 +1,12 @@
 """Adding and removing rows, and the history that a session keeps for rewinds."""
 
-from typing import List
+from typing import Any, List
 
 import numpy as np
 import pytest
 
 from posenc_export.runtime import Session
-from posenc_export.runtime.session.buffered_caches import BufferedCaches
+from posenc_export.runtime.session.feeds import Feeder
 from posenc_export.runtime.session.history import RowHistory
 from tests.runtime.sequences import KINDS, LENGTH, excess, full, model, texts, worst_ahead
 
@@ -65,15 +65,14 @@ def test_neighbours_that_read_a_token_each_are_read_in_one_call(
 ) -> None:
     session, order, calls = model(kind, "ort").session(batch=6), [0, 1, 2, 3, 0, 1], []
     session.prefill([texts()[row, : 2 + index] for index, row in enumerate(order)])
-    run = BufferedCaches.run
-    monkeypatch.setattr(
-        BufferedCaches,
-        "run",
-        lambda caches, given: (
-            calls.append([(call.first, call.rows, call.new) for call in given]),
-            run(caches, given),
-        )[1],
-    )
+    right = Feeder.calls
+
+    def noted(*arguments: Any) -> Any:
+        made = right(*arguments)
+        calls.append([(call.first, call.rows, call.new) for call in made])
+        return made
+
+    monkeypatch.setattr(Feeder, "calls", noted)
     counts = [1, 1, 0, 1, 3, 1]
     outputs = session.prefill(
         [

@@ -1,0 +1,68 @@
+"""Graph inputs for repeated runs of the graph: their memory is bound once, and changed in place."""
+
+from typing import Callable, Collection, Dict, List, Tuple
+
+import numpy as np
+
+
+class Binding:
+    """Memory of the graph inputs for S tokens per row, and of the output.
+
+    Args:
+        feeds: graph inputs by name. The binding takes their memory over.
+        tokens: name of the input for tokens.
+        counters: names of the inputs that grow by one with each token.
+        result: the output [B,S,*].
+
+    Attributes:
+        tokens: the tokens [B,S] or [B,S,E].
+        counters: the inputs that grow by one with each token.
+        taken: number of tokens for which the counters stand.
+        runs: functions that run the graph, by the addresses of the states; empty addresses if all
+            states are written in place.
+    """
+
+    def __init__(
+        self,
+        feeds: Dict[str, np.ndarray],
+        tokens: str,
+        counters: Collection[str],
+        result: np.ndarray,
+    ) -> None:
+        self.counters = _joined(feeds, counters)
+        self.feeds, self.tokens, self.result = feeds, feeds[tokens], result
+        self.taken = 0
+        self.runs: Dict[Tuple[int, ...], Callable[[], object]] = {}
+
+    def set(self, feeds: Dict[str, np.ndarray]) -> None:
+        """Overwrite the graph inputs with others of the same shapes."""
+        self.taken = 0
+        for name, array in feeds.items():
+            self.feeds[name][...] = array
+
+    def advance(self, count: int) -> None:
+        """Let the counters stand for `count` tokens."""
+        if count != self.taken:
+            for counter in self.counters:
+                counter += count - self.taken
+            self.taken = count
+
+
+def _joined(feeds: Dict[str, np.ndarray], counters: Collection[str]) -> List[np.ndarray]:
+    """Store the counters among the feeds in one array per dtype, so that one addition increments
+    all of them.
+    """
+    joined: List[np.ndarray] = []
+    groups: Dict[str, List[str]] = {}
+    for name in feeds:
+        if name in counters:
+            groups.setdefault(feeds[name].dtype.str, []).append(name)
+    for names in groups.values():
+        block = np.concatenate([feeds[name].reshape(-1) for name in names])
+        begin = 0
+        for name in names:
+            shape, size = feeds[name].shape, feeds[name].size
+            feeds[name] = block[begin : begin + size].reshape(shape)
+            begin += size
+        joined.append(block)
+    return joined

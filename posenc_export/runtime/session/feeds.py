@@ -1,0 +1,197 @@
+"""Graph inputs of the runs that feed tokens.
+
+Shapes: B batch, S new tokens, T columns in use, R tokens whose logits are requested.
+"""
+
+import itertools
+from typing import Dict, List, NamedTuple, Tuple
+
+import numpy as np
+
+from posenc_export.runtime.artefact import graph_inputs
+from posenc_export.runtime.artefact.graph_inputs import INPUTS, NewTokens
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.session.arguments import TokenAttributes
+from posenc_export.runtime.session.caches import Call, Feeds
+from posenc_export.runtime.session.state import SessionState
+
+STEP_SLOTS = 128  # least multiple of slots that steps count
+
+
+class Tokens(NamedTuple):
+    """Tokens that one call of the session feeds to consecutive rows."""
+
+    first: int  # index of the first row
+    rows: List[np.ndarray]  # tokens of each row, [count] or [count,E]
+    attributes: TokenAttributes
+    counts: np.ndarray  # number of tokens of each row [B]
+    requested: np.ndarray  # number of last tokens of each row whose outputs are requested [B]
+
+    @property
+    def end(self) -> int:
+        """Index after the last row."""
+        return self.first + len(self.rows)
+
+
+class Feeder:
+    """Builds the graph inputs of a session.
+
+    Args:
+        manifest: description of the graph.
+        provider: Model.provider.
+    """
+
+    def __init__(self, manifest: Manifest, provider: str) -> None:
+        self.manifest = manifest
+        # Smallest number of logits to request for a row: CUDA kernels cannot be launched on empty
+        # tensors.
+        self._fewest = 0 if provider == "cpu" else 1
+        # Whether the first tokens of rows are announced with their padding, and steps count slots
+        # in multiples.
+        self._whole_rows = provider == "cuda"
+        names = {value.name for value in manifest.inputs}
+        # Whether the graph computes only the requested outputs.
+        self._selects = "logits_index" in names
+        # Inputs that count slots in multiples, and inputs that grow by one with each token.
+        counts = "slots" in names or ("total_sequence_length" in names and self._whole_rows)
+        self.counted_inputs = names & {"slots", "total_sequence_length"} if counts else set()
+        self.counters = {name for name in names if INPUTS[name].counts} - self.counted_inputs
+
+    def tokens(
+        self,
+        state: SessionState,
+        first: int,
+        rows: List[np.ndarray],
+        attributes: TokenAttributes,
+        requested: np.ndarray,
+    ) -> Tokens:
+        """Return tokens of rows from row `first` on. Their coordinates are by default their
+        position on every axis, if the encoding has coordinates.
+        """
+        counts = np.array([len(row) for row in rows], np.int64)
+        axes = self.manifest.axes
+        if axes and "grid" not in attributes:
+            begins = (state.start + state.length)[first : first + len(rows)]
+            grid = [
+                np.repeat(begin + np.arange(count)[None], axes, 0)  # [axes,count]
+                for begin, count in zip(begins, counts, strict=True)
+            ]
+            attributes = {**attributes, "grid": grid}
+        return Tokens(first, rows, attributes, counts, requested)
+
+    def calls(self, state: SessionState, tokens: Tokens) -> List[Call]:
+        """Return one call for all rows. If the graph continues a single row at a time, return
+        one for each row, and one for neighbours that read a token each.
+        """
+        x, planes = _padded(tokens)
+        counts, requested = tokens.counts, np.maximum(tokens.requested, self._fewest)
+        settled = state.settled_length[tokens.first : tokens.end]
+        # With S > 1, a row without new tokens cannot share the call: its padding would be written
+        # over its last token.
+        together = len(counts) == 1 or not settled.any() or (x.shape[1] == 1 and counts.all())
+        if self.manifest.continuation_rows != 1 or together:
+            rows = slice(tokens.first, tokens.end)
+            feeds = self.feeds(state, rows, x, planes, counts, requested)
+            return [Call(tokens.first, len(x), x.shape[1], feeds)]
+        calls, columns = [], self.manifest.layout == "columns"
+        for _, group in itertools.groupby(
+            range(len(counts)), key=lambda row: -1 if counts[row] == 1 and not columns else row
+        ):
+            some = list(group)
+            width = x.shape[1] if columns else int(counts[some[0]])
+            if not width:
+                continue
+            part = slice(some[0], some[-1] + 1)
+            rows = slice(tokens.first + part.start, tokens.first + part.stop)
+            feeds = self.feeds(
+                state,
+                rows,
+                np.ascontiguousarray(x[part, :width]),
+                {name: plane[:, part, :width] for name, plane in planes.items()},
+                counts[part],
+                requested[part],
+            )
+            calls.append(Call(rows.start, len(some), width, feeds))
+        return calls
+
+    def repeated(self, state: SessionState, new: int, used: int) -> Feeds:
+        """Return the graph inputs for `new` zero tokens of every row after `used` slots, of which
+        all outputs are requested. Slots are counted in multiples, where they are counted.
+        """
+        assert not state.stepper
+        source, counts = self.manifest.inputs[0], np.full(state.rows, new)
+        zeros = np.zeros((state.rows, new, *source.token_shape), source.dtype)
+        tokens = self.tokens(state, 0, list(zeros), {}, counts)
+        feeds = self.feeds(state, slice(state.rows), *_padded(tokens), counts, counts)
+        slots = self.counted(state, used + new)
+        if "slots" in self.counted_inputs:
+            feeds["slots"] = np.arange(slots)
+        if "total_sequence_length" in self.counted_inputs:
+            feeds["total_sequence_length"][...] = slots
+        return feeds
+
+    def counted(self, state: SessionState, needed: int) -> int:
+        """Return how many slots steps count: more than the `needed` ones of the longest row, at
+        most a quarter more or STEP_SLOTS. 0 if the inputs change with each step.
+
+        So inputs that depend on their number change rarely: of a step that takes slots as an input,
+        or that may be a CUDA graph, which does not read total_sequence_length again. Scores of
+        slots that hold no token are computed too.
+        """
+        if not self.counted_inputs:
+            return 0
+        part = max(STEP_SLOTS, 1 << max(needed.bit_length() - 3, 0))
+        return min(-(-needed // part) * part, state.caches.capacity)
+
+    def feeds(
+        self,
+        state: SessionState,
+        rows: slice,
+        x: np.ndarray,
+        planes: Dict[str, np.ndarray],
+        counts: np.ndarray,
+        requested: np.ndarray,
+    ) -> Feeds:
+        """Build the graph inputs of some rows that the manifest lists, by name.
+
+        Args:
+            x, planes: tokens [B,S] or [B,S,E], and their attributes [n,B,S] by name.
+            counts: number of new tokens of each row [B].
+            requested: number of last tokens of each row whose logits are requested [B].
+        """
+        length = state.settled_length[rows]
+        # With a bias, GroupQueryAttention on CUDA (ONNX Runtime 1.31) subtracts S from the length
+        # of each row to get its cached tokens. For a short row of a first call that is negative,
+        # and shifts its causal mask. There, rows have all S columns: tokens see no padding, which
+        # follows them, and the next tokens overwrite it.
+        whole = self._whole_rows and not length.any()
+        valid = np.full_like(counts, x.shape[1]) if whole else counts
+        call = NewTokens(
+            x, counts, length, state.start[rows], requested, state.slots[rows], valid, planes
+        )
+        feeds = graph_inputs.feeds(self.manifest, call)
+        return {**feeds, **state.encoder_outputs.select(rows)} if state.encoder_outputs else feeds
+
+    def last(self, output: np.ndarray, count: int, requested: int) -> np.ndarray:
+        """Return the outputs of the last `requested` of a row's `count` tokens: a copy, so that
+        the memory of the other outputs is freed.
+        """
+        if self._selects or requested == count:
+            return output[:requested]
+        return output[count - requested : count].copy()
+
+
+def _padded(tokens: Tokens) -> Tuple[np.ndarray, Dict[str, np.ndarray]]:
+    """Right-pad rows [count,*] with zeros to [B,S,*], and the attributes [n,count] of each row
+    to [n,B,S].
+    """
+    rows, new = tokens.rows, int(tokens.counts.max())
+    x = np.zeros((len(rows), new, *rows[0].shape[1:]), rows[0].dtype)
+    for row, part in enumerate(rows):
+        x[row, : len(part)] = part
+    planes = {}
+    for name, parts in tokens.attributes.items():
+        planes[name] = np.zeros((len(parts[0]), len(rows), new), np.int64)
+        for row, part in enumerate(parts):
+            planes[name][:, row, : part.shape[1]] = part
+    return x, planes

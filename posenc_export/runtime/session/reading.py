@@ -1,0 +1,147 @@
+"""Read tokens: run the graph on them and return the session state after it.
+
+Shapes: B batch, S new tokens.
+"""
+
+import dataclasses
+from typing import Dict, Iterator, List, Tuple
+
+import numpy as np
+
+from posenc_export.runtime.session.arguments import (
+    PrefillArguments,
+    TokenAttributes,
+    check_room,
+)
+from posenc_export.runtime.session.caches import Caches, Feeds, Graph
+from posenc_export.runtime.session.feeds import Feeder, Tokens
+from posenc_export.runtime.session.state import SessionState
+from posenc_export.runtime.session.stepper import Stepper
+
+
+class Reading:
+    """Runs a graph on tokens. It holds no state of its own: methods take a session state and return
+    the next one.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.manifest = graph, graph.manifest
+        self.feeder = Feeder(graph.manifest, graph.provider)
+        output = graph.manifest.outputs[0]
+        self._no_output = np.zeros((0, int(output.axes[-1])), output.dtype)
+
+    def chunks(
+        self, state: SessionState, first: int, prefill: PrefillArguments
+    ) -> Iterator[Tuple[List[np.ndarray], SessionState]]:
+        """Read rows, starting at row `first`, chunk by chunk. Yield what `feed` returns for
+        each.
+        """
+        for begin in range(0, int(prefill.counts.max()), prefill.chunk):
+            part = slice(begin, begin + prefill.chunk)
+            attributes = {
+                name: [values[:, part] for values in rows]
+                for name, rows in prefill.attributes.items()
+            }
+            requested = prefill.requested_in(part.start, part.stop)
+            rows = [row[part] for row in prefill.tokens]
+            outputs, state = self.feed(state, first, rows, attributes, requested)
+            yield outputs, state
+
+    def feed(
+        self,
+        state: SessionState,
+        first: int,
+        rows: List[np.ndarray],
+        attributes: TokenAttributes,
+        requested: np.ndarray,
+    ) -> Tuple[List[np.ndarray], SessionState]:
+        """Run the graph once for the rows starting at `first`, or once per row if the graph takes a
+        single row.
+
+        Returns:
+            For each row the outputs of its last `requested` [rows] tokens, and the state after the
+            call.
+        """
+        tokens = self.feeder.tokens(state, first, rows, attributes, requested)
+        counts, new = tokens.counts, int(tokens.counts.max())
+        caches = state.caches.reserve(state.used + new, tokens.end)
+        if state.histories:
+            _record(state, caches, tokens)
+        caches.memory.written = max(caches.memory.written, state.used + new)
+        outputs: Dict[int, np.ndarray] = {}
+        for call in self.feeder.calls(state, tokens):
+            states = caches.bound(call.first, call.rows, call.new)
+            outputs.update(enumerate(self.graph.run(call, states), call.first))
+        idle = [row for row in range(caches.rows) if row not in outputs]
+        sizes = zip(counts.tolist(), requested.tolist(), strict=True)
+        last = [
+            self.feeder.last(outputs.get(row, self._no_output), *size)
+            for row, size in enumerate(sizes, first)
+        ]
+        length, slots = state.settled_length.copy(), state.slots
+        length[first : tokens.end] += counts
+        if state.columns:
+            slots = np.concatenate((slots, np.arange(new)[None] < counts[:, None]), axis=1)
+        caches = caches.after(new, idle)
+        return last, state.replace(settled_length=length, slots=slots, caches=caches)
+
+    def read_out(self, state: SessionState, prefill: PrefillArguments) -> np.ndarray:
+        """Feed whole rows, and return the second output of the graph: [B,N], or [B,S,N] with
+        zeros at padding if it has one for each token.
+        """
+        rows, counts = prefill.tokens, prefill.counts
+        tokens = self.feeder.tokens(state, 0, rows, prefill.attributes, counts)
+        outputs: List[np.ndarray] = []
+        for call in self.feeder.calls(state, tokens):
+            states = state.caches.bound(call.first, call.rows, call.new)
+            outputs += list(self.graph.run(dataclasses.replace(call, output=1), states))
+        if len(self.manifest.outputs[1].axes) == 2:
+            return np.stack(outputs)
+        cut = [output[:count] for output, count in zip(outputs, counts.tolist(), strict=True)]
+        return prefill.padded_outputs([cut])
+
+    def with_stepper(self, state: SessionState) -> SessionState:
+        """Return the state with a stepper that feeds one token per row. Raise ValueError if no
+        position or no cache slot is left.
+        """
+        manifest, most, used = self.manifest, state.caches.most, state.used
+        length = state.settled_length
+        check_room(manifest, most, state.start, length, np.ones(state.rows, np.int64))
+        caches = state.caches.reserve(used + 1, state.rows)
+        state = state.replace(caches=caches)
+        room = manifest.max_positions - int((state.start + length).max())
+        if "in_place" in caches.updates:
+            room = min(room, most - int(length.max()), caches.capacity - used)
+        counted = self.feeder.counted(state, used + 1)
+        if counted:
+            room = min(room, counted - used)
+        # The attention mask grows by a column at every step, so a binding serves one step only.
+        room = 1 if manifest.signature == "mask" else room
+        stepper = Stepper(caches, self.pass_feeds(state, 1), self.feeder.counters, room)
+        return state.replace(stepper=stepper)
+
+    def pass_feeds(self, state: SessionState, new: int) -> Feeds:
+        """Return the graph inputs of a pass of `new` tokens per row at the length at which the
+        stepper of the state began, with all outputs requested.
+        """
+        return self.feeder.repeated(state.replace(stepper=None), new, state.used)
+
+    def record_step(self, state: SessionState, x: np.ndarray) -> None:
+        """Record in the histories the token of every row, x [B] or [B,E], that the stepper is
+        about to feed.
+        """
+        assert state.stepper is not None
+        tokens = self.feeder.tokens(state, 0, list(x[:, None]), {}, np.ones(len(x), np.int64))
+        _record(state, state.stepper.reached[1], tokens)
+
+
+def _record(state: SessionState, caches: Caches, tokens: Tokens) -> None:
+    """Record in the histories the tokens that are about to be fed."""
+    lengths = state.length.tolist()
+    for index, part in enumerate(tokens.rows):
+        if len(part):
+            row = tokens.first + index
+            history = state.histories[row]
+            states = caches.snapshot(row) if history.needs_snapshot(len(part)) else None
+            attributes = {name: values[index] for name, values in tokens.attributes.items()}
+            history.record(lengths[row], states, part, attributes)
