@@ -60,6 +60,11 @@ def _slopes(part: Described, attention: Described) -> np.ndarray:
 def _buckets(part: Described) -> List[np.ndarray]:
     """Return the buckets of distances 0 .. max_distance of T5, with borders rounded down and up."""
     count, most = part["buckets"], part["max_distance"]
+    if most <= count // 2:
+        raise ValueError(
+            f"manifest: expected t5 with max_distance above {count // 2}, half of its buckets, "
+            f"got {most}"
+        )
     exact, distances = count // 2, np.arange(part["max_distance"] + 1)
     ratio = np.log(np.maximum(distances, 1) / exact) / math.log(most / exact)
     steps = ratio * (count - exact)

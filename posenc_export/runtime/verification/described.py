@@ -3,9 +3,11 @@ attributes of attention nodes (docs/models.md).
 """
 
 import math
-from typing import Any, Callable, Dict, List, Mapping
+from typing import Annotated, Any, Callable, Dict, List, Mapping, Optional, Required, TypedDict
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
 from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.graphs.onnx_nodes import Node
@@ -24,6 +26,52 @@ DEFAULTS: Mapping[str, Described] = {
     "deberta": {"span": 32, "max_relative": 128},
     "inkling": {"extent": 64},
 }
+Count = Annotated[int, Meta(ge=1, le=1 << 24)]
+Extent = Annotated[int, Meta(ge=0, le=1 << 31)]
+
+
+class _Sees(TypedDict, total=False):
+    name: Required[str]
+    size: Count
+    reach: Extent
+
+
+class _Encoding(TypedDict, total=False):
+    name: Required[str]
+
+
+class _Attention(TypedDict):
+    heads: Count
+    kv_heads: Count
+    head_size: Count
+    scale: Optional[float]
+    softcap: Optional[float]
+    sees: _Sees
+    encodings: List[_Encoding]
+
+
+class _ALiBi(TypedDict, total=False):
+    heads: Annotated[int, Meta(ge=0, le=1 << 24)]
+    max_bias: Annotated[float, Meta(gt=0)]
+    scale: float
+
+
+class _T5(TypedDict, total=False):
+    buckets: Annotated[int, Meta(ge=2, le=1 << 24)]
+    max_distance: Count
+
+
+class _Shaw(TypedDict, total=False):
+    left: Extent
+    right: Extent
+
+
+class _Inkling(TypedDict, total=False):
+    extent: Extent
+
+
+# What the rules here read of the parameters of an encoding.
+PARAMETERS: Mapping[str, Any] = {"alibi": _ALiBi, "t5": _T5, "shaw": _Shaw, "inkling": _Inkling}
 
 
 def _t5(part: Described, causal: bool, behind: np.ndarray) -> np.ndarray:
@@ -49,19 +97,51 @@ INDICES: Mapping[str, Index] = {
 
 
 def attentions(manifest: Manifest) -> List[Described]:
-    """Return the description of the attention of each layer, in order."""
-    config = manifest.config
-    config = config.get("inside", config)
+    """Return the description of the attention of each layer, in order.
+
+    Raises:
+        ValueError: the manifest has another config.
+    """
+    config = _mapping(manifest.config)
+    config = _mapping(config.get("inside", config))
     if "attention" in config:
-        return [config["attention"]]
-    return [config["layers"][name]["attention"] for name in config.get("order", [])]
+        return [_convert(config["attention"], _Attention)]
+    layers = _convert(config.get("layers", {}), Dict[str, Dict[str, Any]])
+    order = _convert(config.get("order", []), List[str])
+    if not set(order) <= set(layers):
+        raise ValueError(f"manifest: expected layers {order} in config, got {sorted(layers)}")
+    return [_convert(layers[name].get("attention"), _Attention) for name in order]
 
 
 def encodings(manifest: Manifest) -> List[Described]:
-    """Return all encodings of a model, those of tokens first."""
-    config = manifest.config.get("inside", manifest.config)
-    tokens = config.get("tokens", {}).get("encodings", []) or config.get("encodings", [])
-    return [*tokens, *(e for part in attentions(manifest) for e in part["encodings"])]
+    """Return all encodings of a model, those of tokens first.
+
+    Raises:
+        ValueError: the manifest has another config.
+    """
+    config = _mapping(manifest.config)
+    config = _mapping(config.get("inside", config))
+    tokens = _mapping(config.get("tokens", {})).get("encodings", []) or config.get("encodings", [])
+    parts = [*_convert(tokens, List[_Encoding])]
+    parts += (part for attention in attentions(manifest) for part in attention["encodings"])
+    for part in parts:
+        _convert(part, PARAMETERS.get(part["name"], _Encoding))
+    return parts
+
+
+def _mapping(value: Any) -> Dict[str, Any]:
+    return _convert(value, Dict[str, Any])  # type: ignore[no-any-return]
+
+
+def _convert(value: Any, kind: Any) -> Any:
+    """Return a part of a config that has a type, with its other keys."""
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(
+            f"manifest: expected the config of a model, got another: {error}"
+        ) from None
+    return value
 
 
 def parameters(manifest: Manifest) -> List[Described]:

@@ -167,9 +167,8 @@ def by_position(manifest: Manifest, offsets: bool = True) -> Tuple[str, ...]:
 
 def _numbers(manifest: Manifest, name: str) -> List[int]:
     """Return the values of a parameter of the encodings, which are whole numbers."""
-    return sorted(
-        {int(part[name]) for part in described.parameters(manifest) if part.get(name) is not None}
-    )
+    numbers = (part.get(name) for part in described.parameters(manifest))
+    return sorted({number for number in numbers if isinstance(number, int)})
 
 
 def agreement(

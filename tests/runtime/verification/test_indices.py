@@ -4,7 +4,7 @@ no honest artefact is refused.
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, cast
 
 import numpy as np
 import onnx
@@ -15,7 +15,8 @@ from onnx import helper, numpy_helper
 from posenc_export.export import export
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
-from posenc_export.runtime.verification import indices
+from posenc_export.runtime.artefact.schema import Manifest
+from posenc_export.runtime.verification import described, indices
 from tests.tiny import decoder, encoder
 from tests.traces import sources
 
@@ -222,3 +223,22 @@ def test_masks_in_bfloat16_are_compared_before_the_cast(variant: str, tmp_path: 
         (tmp_path / "a" / "model.onnx").write_bytes(graph.SerializeToString())
         found.append(indices.check(tmp_path / "a", SimpleNamespace(manifest=manifest)).failures)  # type: ignore[arg-type]
     assert not found[0] and found[1]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"attention": "both"},
+        {"order": ["global"], "layers": {}},
+        {"order": 3},
+        {"inside": []},
+        {"encodings": "rope"},
+        {"tokens": {"encodings": [{}]}},
+        {"encodings": [{"name": "t5", "max_distance": "128"}]},
+        {"encodings": [{"name": "shaw", "left": 2**70}]},
+    ],
+)
+def test_a_config_that_describes_no_model_is_refused(config: Any) -> None:
+    manifest = cast(Manifest, SimpleNamespace(config=config))
+    with pytest.raises(ValueError, match="manifest: expected"):
+        described.encodings(manifest)
