@@ -6,100 +6,94 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Tuple
 
+from posenc_export.benchmark import page
+from posenc_export.benchmark import run as measure
+from posenc_export.benchmark.report import HTML, JSON
+from posenc_export.benchmark.run import CONTEXTS
+from posenc_export.benchmark.runtimes import RUNTIMES
+from posenc_export.commands.options import Table, add_options
+from posenc_export.runtime.artefact.places import check_file, write_file
+
+OPTIONS: Table = {
+    "folders": {
+        "type": Path,
+        "nargs": "+",
+        "help": "folders of artefacts or presets, all of one model unless --different-models is "
+        "given",
+    },
+    "--runtime": {
+        "action": "append",
+        "default": [],
+        "metavar": "NAME",
+        "help": "another runtime to time with the same model: "
+        f"{', '.join(RUNTIMES)}; may be given several times",
+    },
+    "--provider": {
+        "action": "append",
+        "default": [],
+        "metavar": "NAME",
+        "help": "measure the artefacts with this provider too: openvino, openvino-bf16 or "
+        "aotinductor; may be given several times",
+    },
+    "--different-models": {
+        "action": "store_true",
+        "help": "compare artefacts of different models in one table",
+    },
+    "--contexts": {
+        "default": ",".join(map(str, CONTEXTS)),
+        "metavar": "N,N,...",
+        "help": "numbers of cached tokens at which a decode step is timed; numbers beyond the "
+        "range of a model are skipped (default: %(default)s)",
+    },
+    "--prefill": {
+        "metavar": "N,N,...",
+        "help": "numbers of tokens of the timed prompts, or none for no prompts (default: the "
+        "contexts)",
+    },
+    "--batch": {
+        "type": int,
+        "default": 1,
+        "metavar": "ROWS",
+        "help": "rows of every call (default: %(default)s)",
+    },
+    "--threads": {
+        "type": int,
+        "default": 2,
+        "help": "threads of each contestant; one contestant runs at a time (default: %(default)s)",
+    },
+    "--rounds": {
+        "type": int,
+        "default": 10,
+        "help": "samples of each contestant and number of tokens, in turns; a verdict needs 5 "
+        "(default: %(default)s)",
+    },
+    "--seconds": {
+        "type": float,
+        "default": 1.5,
+        "help": "measuring time in seconds for each contestant and number of tokens (default: "
+        "%(default)s)",
+    },
+    "--quick": {
+        "action": "store_true",
+        "help": "decide within about a minute: 512 tokens, 10 rounds, 25 seconds for all "
+        "contestants, in place of --contexts, --prefill, --rounds and --seconds",
+    },
+    "-o --output": {"type": Path, "help": "write the report to this file, as JSON"},
+    "--html": {"type": Path, "help": "write an HTML page with plots to this file"},
+}
+
 
 def add_arguments(timing: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc bench`."""
-    from posenc_export.benchmark.run import CONTEXTS
-    from posenc_export.benchmark.runtimes import RUNTIMES
-
-    timing.add_argument(
-        "folders",
-        type=Path,
-        nargs="+",
-        help="folders of artefacts or presets, all of one model unless --different-models is given",
-    )
-    runtimes = (
-        f"another runtime to time with the same model: {', '.join(RUNTIMES)}; may be given "
-        "several times"
-    )
-    timing.add_argument("--runtime", action="append", default=[], metavar="NAME", help=runtimes)
-    providers = (
-        "measure the artefacts with this provider too: openvino, openvino-bf16 or aotinductor; "
-        "may be given several times"
-    )
-    timing.add_argument("--provider", action="append", default=[], metavar="NAME", help=providers)
-    timing.add_argument(
-        "--different-models",
-        action="store_true",
-        help="compare artefacts of different models in one table",
-    )
-    contexts = (
-        "numbers of cached tokens at which a decode step is timed; numbers beyond the range of a "
-        "model are skipped (default: %(default)s)"
-    )
-    timing.add_argument(
-        "--contexts", default=",".join(map(str, CONTEXTS)), metavar="N,N,...", help=contexts
-    )
-    timing.add_argument(
-        "--prefill",
-        metavar="N,N,...",
-        help="numbers of tokens of the timed prompts, or none for no prompts (default: the "
-        "contexts)",
-    )
-    timing.add_argument(
-        "--batch",
-        type=int,
-        default=1,
-        metavar="ROWS",
-        help="rows of every call (default: %(default)s)",
-    )
-    timing.add_argument(
-        "--threads",
-        type=int,
-        default=2,
-        help="threads of each contestant; one contestant runs at a time (default: %(default)s)",
-    )
-    timing.add_argument(
-        "--rounds",
-        type=int,
-        default=10,
-        help="samples of each contestant and number of tokens, in turns; a verdict needs 5 "
-        "(default: %(default)s)",
-    )
-    timing.add_argument(
-        "--seconds",
-        type=float,
-        default=1.5,
-        help="measuring time in seconds for each contestant and number of tokens (default: "
-        "%(default)s)",
-    )
-    quick = (
-        "decide within about a minute: 512 tokens, 10 rounds, 25 seconds for all contestants, in "
-        "place of --contexts, --prefill, --rounds and --seconds"
-    )
-    timing.add_argument("--quick", action="store_true", help=quick)
-    timing.add_argument("-o", "--output", type=Path, help="write the report to this file, as JSON")
-    timing.add_argument("--html", type=Path, help="write an HTML page with plots to this file")
+    add_options(timing, OPTIONS)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status 0."""
-    from posenc_export.benchmark import page
-    from posenc_export.benchmark import run as measure
-    from posenc_export.benchmark.report import HTML, JSON
-    from posenc_export.runtime.artefact.places import check_file, write_file
-
     contexts = _numbers("contexts", options.contexts)
-    prompts = (
-        None
-        if options.prefill is None
-        else ()
-        if options.prefill == "none"
-        else _numbers("prefill", options.prefill)
-    )
-    if (
-        options.html and find_spec("matplotlib") is None
-    ):  # fail before the measurement, which takes minutes
+    prompts = None if options.prefill is None else _numbers("prefill", options.prefill)
+    # Checked before the measurement, which takes minutes.
+    if options.html and find_spec("matplotlib") is None:
         raise ModuleNotFoundError(name="matplotlib")
     for path, form in ((options.output, JSON), (options.html, HTML)):
         if path:
@@ -129,6 +123,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _numbers(option: str, text: str) -> Tuple[int, ...]:
+    if option == "prefill" and text == "none":
+        return ()
     try:
         return tuple(int(number) for number in text.split(","))
     except ValueError:

@@ -14,6 +14,7 @@ from posenc_export.commands.options import (
     add_sampling,
     add_speculate,
     drafting,
+    sampling,
 )
 from posenc_export.commands.terminal import note_unverified, print_text, refuse
 
@@ -46,17 +47,15 @@ def run(options: argparse.Namespace) -> int:
     from posenc_export.runtime.session.chat import Chat
 
     for name in ("max_tokens", "context"):
-        if getattr(options, name) is not None and getattr(options, name) < 1:
+        number = getattr(options, name)
+        if number is not None and number < 1:
             raise ValueError(
-                f"chat: expected {name} of at least 1, got {getattr(options, name)}; give a "
-                "larger number"
+                f"chat: expected {name} of at least 1, got {number}; give a larger number"
             )
     model = load(options.folder, options.provider)
     note_unverified(options.say, options.folder, model.manifest)
-    codec, session = (
-        needed_chat_codec(options.folder, model.manifest),
-        model.session(capacity=options.context),
-    )
+    codec = needed_chat_codec(options.folder, model.manifest)
+    session = model.session(capacity=options.context)
     speculate = drafting(options)
     chat = Chat(session, codec, options.system, options.context, speculate)
     talking = sys.stdin.isatty()
@@ -103,17 +102,8 @@ def _print_reply(options: argparse.Namespace, chat: Any, line: str) -> None:
     """Print the reply to a message. An interrupt ends the reply, and what was printed stays in
     the conversation.
     """
-    reply, pieces = (
-        chat.reply(
-            line,
-            options.max_tokens,
-            options.temperature,
-            options.top_k,
-            options.top_p,
-            options.seed,
-        ),
-        [],
-    )
+    reply = chat.reply(line, options.max_tokens, *sampling(options))
+    pieces = []
     try:
         for piece in reply:
             pieces.append(piece)

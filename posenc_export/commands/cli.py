@@ -61,16 +61,14 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         return _run(sys.argv[1:] if arguments is None else list(arguments))
 
 
-def _run(given: List[str]) -> int:
-    options, unknown = parser_of(
-        [word for word in given if not word.startswith("-")][:1]
-    ).parse_known_args(given)
+def _run(arguments: List[str]) -> int:
+    called = [word for word in arguments if not word.startswith("-")][:1]
+    options, unknown = parser_of(called).parse_known_args(arguments)
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     options.say = Progress()
-    if (
-        sys.stdout is None
-    ):  # closed by the calling program: the next opened file would get its descriptor
+    # Closed by the calling program: the next opened file would get its descriptor.
+    if sys.stdout is None:
         return refuse(
             options.say,
             "output: expected stdout to be open, got a closed one; send it to a file or a pipe",
@@ -85,9 +83,7 @@ def _run(given: List[str]) -> int:
     except KeyboardInterrupt:
         options.say.close()
         return INTERRUPTED
-    except (
-        Exception
-    ) as error:  # the code of an encoding from outside this package may raise anything
+    except Exception as error:  # the code of an encoding from outside may raise anything
         line = refusal(error) if isinstance(error, REFUSED) else None
         line = in_encoding(error) or line
         if line is None:  # a bug, not an error of the input
@@ -110,10 +106,10 @@ def parser_of(called: Container[str]) -> argparse.ArgumentParser:
     """Return a parser of all commands, with the arguments of those that are called."""
     parser = OneLineParser(
         prog="posenc",
-        description="Export position encodings as attention blocks and decoders, verify them, and run "
-        "them.",
+        description="Export position encodings as attention blocks and decoders, verify them, "
+        "and run them.",
     )
-    parser.add_argument("--version", action="version", version=f"posenc {VERSION}")
+    parser.add_argument("-V", "--version", action="version", version=f"posenc {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="command", parser_class=OneLineParser)
     for name, (module, summary) in COMMANDS.items():
         command = commands.add_parser(

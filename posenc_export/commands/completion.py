@@ -29,9 +29,9 @@ def _actions(parser: argparse.ArgumentParser) -> "list[argparse.Action]":
     """All actions of a parser and of its commands."""
     own = parser._actions
     below = [
-        each
+        command
         for action in own
         if isinstance(action, argparse._SubParsersAction)
-        for each in action.choices.values()
+        for command in action.choices.values()
     ]
-    return [*own, *(action for each in below for action in _actions(each))]
+    return [*own, *(action for command in below for action in _actions(command))]

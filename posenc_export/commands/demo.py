@@ -24,11 +24,12 @@ CONTEXTS = (128, 1024)
 NEXT = """
 The same decoder in a browser (npm once, for WebAssembly; then open http://localhost:8080):
   npm install --prefix {parent} onnxruntime-web
-  {bin}/posenc page {folder}/tiny-rope/onnx -o {page} --onnxruntime-web {parent}/node_modules/onnxruntime-web
+  {bin}/posenc page {folder}/tiny-rope/onnx -o {page} --onnxruntime-web {web}
   {bin}/python -m http.server --directory {page} 8080
 and behind an HTTP API like OpenAI's:
   {bin}/posenc serve {folder}/tiny-rope/ort --name tiny-rope
-  curl localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{{"prompt": "def read(path):", "max_tokens": 64, "temperature": 0.4}}'"""
+  curl localhost:8000/v1/completions -H 'Content-Type: application/json' \\
+    -d '{{"prompt": "def read(path):", "max_tokens": 64, "temperature": 0.4}}'"""
 
 
 def main(folder: Path) -> None:
@@ -67,6 +68,7 @@ def main(folder: Path) -> None:
             folder=folder,
             page=folder / "page",
             parent=folder.parent,
+            web=folder.parent / "node_modules/onnxruntime-web",
         )
     )
 

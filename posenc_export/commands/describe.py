@@ -3,10 +3,9 @@
 import argparse
 import json
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Collection, Dict, List
 
-from posenc_export.commands.export import PART
-from posenc_export.commands.options import BLOCK, add_block
+from posenc_export.commands.options import BLOCK, PART, add_block, check_only
 from posenc_export.shared.suggestion import download, suggestion
 from posenc_export.shared.tables import WIDTH, aligned
 
@@ -28,12 +27,9 @@ def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status 0."""
     from posenc_export.runtime.artefact.description import lines
 
-    given = {
-        name: getattr(options, name)
-        for name in (*SIZES, "part")
-        if getattr(options, name) is not None
-    }
-    values = _description(options.model, given)
+    names = (*SIZES, "part")
+    chosen = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    values = _description(options.model, chosen)
     print(
         json.dumps(values, indent=1)
         if options.json
@@ -42,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _description(model: str, given: Dict[str, Any]) -> Dict[str, Any]:
+def _description(model: str, chosen: Dict[str, Any]) -> Dict[str, Any]:
     """Return the JSON values of a model's description.
 
     Raises:
@@ -52,51 +48,51 @@ def _description(model: str, given: Dict[str, Any]) -> Dict[str, Any]:
     if (Path(model) / "posenc.json").is_file():
         from posenc_export.runtime.artefact.manifest import read
 
-        _only((), given, "an artefact")
+        _check_only((), chosen, "an artefact")
         return dict(read(Path(model)).config)
-    from msgspec.structs import replace
-
-    from posenc_export import encodings
-    from posenc_export.models import families
-    from posenc_export.models.checkpoint import read_config
     from posenc_export.models.config_json import to_json
-    from posenc_export.models.gguf.checkpoint import GGUFCheckpoint, is_gguf
     from posenc_export.models.presets import PRESETS
-    from posenc_export.models.sentence_transformers import opened
-    from posenc_export.models.short_forms import block_config
 
     if model == "block":
-        _only(tuple(SIZES), given, "a block")
-        values: Dict[str, Any] = {**SIZES, **given}
-        causal = values.pop("attention") == "causal"
-        return to_json(
-            block_config(encoding=encodings.parse(values.pop("encoding")), causal=causal, **values)
-        )
+        return to_json(_block(chosen))
     if model in PRESETS:
-        _only((), given, "a preset")
+        _check_only((), chosen, "a preset")
         return to_json(PRESETS[model])
+    return to_json(_checkpoint(model, chosen, [*PRESETS, "block"]))
+
+
+def _block(chosen: Dict[str, Any]) -> Any:
+    from posenc_export import encodings
+    from posenc_export.models.short_forms import block_config
+
+    _check_only(tuple(SIZES), chosen, "a block")
+    values: Dict[str, Any] = {**SIZES, **chosen}
+    causal = values.pop("attention") == "causal"
+    return block_config(encoding=encodings.parse(values.pop("encoding")), causal=causal, **values)
+
+
+def _checkpoint(model: str, chosen: Dict[str, Any], names: List[str]) -> Any:
+    """Return the description of a folder or a GGUF file. names: those of other models."""
+    from msgspec.structs import replace
+
+    from posenc_export.models import families
+    from posenc_export.models.checkpoint import read_config
+    from posenc_export.models.gguf.checkpoint import GGUFCheckpoint, is_gguf
+    from posenc_export.models.sentence_transformers import opened
+
     if not Path(model).is_dir() and not is_gguf(Path(model)):
-        known = (
-            "block, a folder with a checkpoint or an artefact, a GGUF file, or one of "
-            f"{', '.join(PRESETS)}"
-        )
+        known = f"a folder with a checkpoint or an artefact, a GGUF file, or {', '.join(names)}"
         raise ValueError(
             f"describe: expected model to be {known}, got {model!r}; "
-            f"{download(model) or suggestion(model, [*PRESETS, 'block'])}"
+            f"{download(model) or suggestion(model, names)}"
         )
-    _only(("max_positions", "part"), given, "a checkpoint")
-    folder, sentences = opened(Path(model), "part" not in given)
+    _check_only(("max_positions", "part"), chosen, "a checkpoint")
+    folder, sentences = opened(Path(model), "part" not in chosen)
     config = GGUFCheckpoint(folder).config if is_gguf(folder) else read_config(folder)
-    described = families.read(config, given.get("max_positions"), given.get("part"))[0]
-    return to_json(
-        described if sentences is None else replace(described, readout=sentences.readout)
-    )
+    described = families.read(config, chosen.get("max_positions"), chosen.get("part"))[0]
+    return described if sentences is None else replace(described, readout=sentences.readout)
 
 
-def _only(names: Any, given: Dict[str, Any], what: str) -> None:
-    other = next((name for name in given if name not in names), None)
-    if other is not None:
-        taken = " and ".join(f"--{name.replace('_', '-')}" for name in names) or "no options"
-        raise ValueError(
-            f"describe: expected {taken} for {what}, got --{other.replace('_', '-')}; leave it out"
-        )
+def _check_only(names: Collection[str], chosen: Dict[str, Any], what: str) -> None:
+    listed = " and ".join(f"--{name.replace('_', '-')}" for name in names) or "no options"
+    check_only("describe", names, chosen, f"{listed} for {what}")

@@ -7,7 +7,7 @@ from typing import Any, Iterator, List
 
 import numpy as np
 
-from posenc_export.commands.options import add_folder, add_provider, threads
+from posenc_export.commands.options import add_folder, add_provider, add_threads
 from posenc_export.commands.terminal import note_unverified
 
 TOGETHER = 1024  # texts that are sorted by length and read before the next ones
@@ -20,11 +20,14 @@ def add_arguments(embedding: argparse.ArgumentParser) -> None:
     embedding.add_argument(
         "file", help="text with one text per line, in UTF-8; - for standard input"
     )
-    output = (
-        f"file to write: {ARRAY} for an array [lines,size] float32, any other name for JSON "
-        "lines (default: JSON lines to standard output)"
+    embedding.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help=f"file to write: {ARRAY} for an array [lines,size] float32, any other name for JSON "
+        "lines (default: JSON lines to standard output)",
     )
-    embedding.add_argument("-o", "--output", type=Path, metavar="FILE", help=output)
     embedding.add_argument(
         "--prompt",
         metavar="NAME",
@@ -32,12 +35,7 @@ def add_arguments(embedding: argparse.ArgumentParser) -> None:
         "prompt, if it has one)",
     )
     add_provider(embedding)
-    embedding.add_argument(
-        "--threads",
-        type=threads,
-        default="auto",
-        help="threads of one operator (default: by the size of the model)",
-    )
+    add_threads(embedding)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -5,74 +5,73 @@ the tokenizer in its folder, or byte by byte.
 import argparse
 import json
 from pathlib import Path
-from typing import Any, List, Optional, Tuple
+from typing import Any, Iterator, List, Optional, Tuple
 
 import numpy as np
 
 from posenc_export.commands.options import (
+    Table,
     add_folder,
+    add_options,
     add_provider,
     add_sampling,
     add_speculate,
     drafting,
+    sampling,
 )
 from posenc_export.commands.terminal import note_unverified, print_text
+
+OPTIONS: Table = {
+    "--prompt": {
+        "action": "append",
+        "help": "text to continue; with --encoder, text for the encoder",
+    },
+    "--encoder": {
+        "type": Path,
+        "help": "folder of the encoder's artefact, for a decoder that reads one",
+    },
+    "--features": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "in place of --prompt, features for the encoder, such as the spectrogram of "
+        "Whisper: .npy with float32 [channels,frames] or [1,channels,frames]",
+    },
+    "--language": {
+        "help": "language of the speech for Whisper, such as en (default: that of the "
+        "checkpoint, or the one that the model detects)",
+    },
+    "--task": {"help": "transcribe or translate, for Whisper (default: that of the checkpoint)"},
+    "--max-tokens": {
+        "type": int,
+        "default": 64,
+        "help": "largest number of tokens to add; fewer if the text ends earlier (default: 64)",
+    },
+    "--chat": {
+        "action": "store_true",
+        "help": "answer the prompt as a message, by the chat template of the model; several "
+        "--prompt are several turns",
+    },
+    "--system": {"help": "text of the system message, with --chat"},
+    "--cache": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "keep what was read in FILE, so that a text that begins alike is not read again",
+    },
+}
 
 
 def add_arguments(generating: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc generate`."""
     add_folder(generating, "a decoder's artefact")
-    generating.add_argument(
-        "--prompt", action="append", help="text to continue; with --encoder, text for the encoder"
-    )
-    generating.add_argument(
-        "--encoder",
-        type=Path,
-        help="folder of the encoder's artefact, for a decoder that reads one",
-    )
-    features = (
-        "in place of --prompt, features for the encoder, such as the spectrogram of Whisper: "
-        ".npy with float32 [channels,frames] or [1,channels,frames]"
-    )
-    generating.add_argument("--features", type=Path, metavar="FILE", help=features)
-    generating.add_argument(
-        "--language",
-        help="language of the speech for Whisper, such as en (default: that of the checkpoint, or "
-        "the one that the model detects)",
-    )
-    generating.add_argument(
-        "--task", help="transcribe or translate, for Whisper (default: that of the checkpoint)"
-    )
-    generating.add_argument(
-        "--max-tokens",
-        type=int,
-        default=64,
-        help="largest number of tokens to add; fewer if the text ends earlier (default: 64)",
-    )
-    generating.add_argument(
-        "--chat",
-        action="store_true",
-        help="answer the prompt as a message, by the chat template of the model; several --prompt "
-        "are several turns",
-    )
-    generating.add_argument("--system", help="text of the system message, with --chat")
+    add_options(generating, OPTIONS)
     add_sampling(generating)
     add_speculate(generating)
-    generating.add_argument(
-        "--cache",
-        type=Path,
-        metavar="FILE",
-        help="keep what was read in FILE, so that a text that begins alike is not read again",
-    )
     add_provider(generating)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status 0."""
     from posenc_export.runtime import load
-    from posenc_export.runtime.artefact.tokenizer import codec
-    from posenc_export.runtime.session import first_tokens
-    from posenc_export.runtime.session.chat import keep
 
     if options.max_tokens < 1:
         raise ValueError(
@@ -81,50 +80,39 @@ def run(options: argparse.Namespace) -> int:
         )
     _check_source(options)
     _check_chat(options)
-    session, held = _opened(load(options.folder, options.provider), options.cache)
+    session, cached = _opened(load(options.folder, options.provider), options.cache)
     note_unverified(options.say, options.folder, session.manifest)
     if options.chat:
-        return _converse(options, session, held)
+        return _converse(options, session, cached)
+    return _continue(options, session, cached)
+
+
+def _continue(options: argparse.Namespace, session: Any, cached: List[int]) -> int:
+    """Print the continuation of a prompt, or the text of features. cached: ids in the session."""
+    from posenc_export.runtime.artefact.tokenizer import codec
+
     text = codec(options.folder, session.manifest)
     begin = "" if options.features else options.prompt[0]
     prompt = text.encode(begin) if begin else []
-    pieces, shown = (
-        text.pieces(prompt),
-        begin.encode("utf-8", "surrogateescape").decode(errors="replace"),
-    )
     if not prompt and not options.features:
         raise ValueError(
             "generate: expected a prompt of at least one character, got an empty one; give "
             "--prompt TEXT"
         )
-    kept = keep(session, held, prompt) if held else 0
-    start: Optional[List[np.ndarray]] = [np.array(prompt[kept:])]
-    encoder_output = None
-    if options.encoder is not None:
-        first_tokens.check(session.manifest)
-        start, shown, encoder_output = None, "", _encoder_output(options, prompt)
+    shown = ""
+    if options.encoder is None:
+        shown = begin.encode("utf-8", "surrogateescape").decode(errors="replace")
+    pieces = text.pieces(prompt)
     tokens: List[int] = []
     parts: List[str] = []
-    sampling = (options.temperature, options.top_k, options.top_p, options.seed)
-    for token in session.generate(
-        start,
-        options.max_tokens,
-        *sampling,
-        None,
-        encoder_output,
-        drafting(options),
-        [prompt[:kept]],
-        options.language,
-        options.task,
-    ):
-        parts.append(pieces.push(int(token[0])))
-        if (
-            not options.json
-        ):  # the prompt is printed with the first token, so that a refusal prints nothing
+    for token in _tokens(options, session, prompt, cached):
+        parts.append(pieces.push(token))
+        if not options.json:
+            # The prompt is printed with the first token, so that a refusal prints nothing.
             print_text(("" if tokens else shown) + parts[-1])
         elif len(tokens) % 256 == 255:
             options.say(f"{len(tokens) + 1} of {options.max_tokens} tokens")
-        tokens.append(int(token[0]))
+        tokens.append(token)
     options.say.close()
     if options.cache is not None:
         session.save(options.cache, [[*prompt, *tokens][: int(session.length[0])]])
@@ -134,6 +122,33 @@ def run(options: argparse.Namespace) -> int:
     else:
         print_text(f"{parts[-1]}\n")
     return 0
+
+
+def _tokens(
+    options: argparse.Namespace, session: Any, prompt: List[int], cached: List[int]
+) -> Iterator[int]:
+    """Yield the ids that the decoder generates."""
+    from posenc_export.runtime.session import first_tokens
+    from posenc_export.runtime.session.chat import keep
+
+    kept = keep(session, cached, prompt) if cached else 0
+    start: Optional[List[np.ndarray]] = [np.array(prompt[kept:])]
+    encoder_output = None
+    if options.encoder is not None:
+        first_tokens.check(session.manifest)
+        start, encoder_output = None, _encoder_output(options, prompt)
+    for token in session.generate(
+        start,
+        options.max_tokens,
+        *sampling(options),
+        None,
+        encoder_output,
+        drafting(options),
+        [prompt[:kept]],
+        options.language,
+        options.task,
+    ):
+        yield int(token[0])
 
 
 def _opened(model: Any, cache: Optional[Path]) -> Tuple[Any, List[int]]:
@@ -183,7 +198,7 @@ def _check_source(options: argparse.Namespace) -> None:
         )
 
 
-def _converse(options: argparse.Namespace, session: Any, held: List[int]) -> int:
+def _converse(options: argparse.Namespace, session: Any, cached: List[int]) -> int:
     """Print a reply to each prompt."""
     from posenc_export.runtime.artefact.chat_template import needed_chat_codec
     from posenc_export.runtime.session.chat import Chat
@@ -194,17 +209,10 @@ def _converse(options: argparse.Namespace, session: Any, held: List[int]) -> int
         options.system,
         None,
         drafting(options),
-        held,
+        cached,
     )
     for prompt in options.prompt:
-        for piece in chat.reply(
-            prompt,
-            options.max_tokens,
-            options.temperature,
-            options.top_k,
-            options.top_p,
-            options.seed,
-        ):
+        for piece in chat.reply(prompt, options.max_tokens, *sampling(options)):
             if not options.json:
                 print_text(piece)
         if not options.json:
@@ -212,15 +220,8 @@ def _converse(options: argparse.Namespace, session: Any, held: List[int]) -> int
     if options.cache is not None:
         session.save(options.cache, [chat.held])
     if options.json:
-        print(
-            json.dumps(
-                {
-                    "messages": chat.messages,
-                    "text": chat.messages[-1]["content"],
-                    "tokens": chat.tokens,
-                }
-            )
-        )
+        reply = chat.messages[-1]["content"]
+        print(json.dumps({"messages": chat.messages, "text": reply, "tokens": chat.tokens}))
     return 0
 
 
@@ -235,24 +236,20 @@ def _encoder_output(options: argparse.Namespace, prompt: List[int]) -> np.ndarra
 
     encoder = load(options.encoder, options.provider).session()
     note_unverified(options.say, options.encoder, encoder.manifest)
-    taken = encoder.manifest.inputs[0]
+    source = encoder.manifest.inputs[0]
     if bool(encoder.manifest.vocabulary) == bool(options.features):
-        found = "--features" if options.features else "--prompt"
+        got, remedy = ("--features", "--prompt") if options.features else ("--prompt", "--features")
         raise ValueError(
-            f"generate: expected the source that the encoder takes, {taken.name}, got "
-            f"{found}; give {'--prompt' if options.features else '--features'}"
+            f"generate: expected the source that the encoder takes, {source.name}, got {got}; "
+            f"give {remedy}"
         )
-    return encoder.prefill(
-        _tokens_of(options.features, int(taken.axes[-1]))
-        if options.features
-        else np.array([prompt])
-    )
+    if options.features:
+        return encoder.prefill(_read_features(options.features, int(source.axes[-1])))
+    return encoder.prefill(np.array([prompt]))
 
 
-def _tokens_of(path: Path, size: int) -> np.ndarray:
-    """Read features and return two frames for each token, [1,frames / 2,2 * channels]. size: 2 *
-    channels.
-    """
+def _read_features(path: Path, size: int) -> np.ndarray:
+    """Return two frames of features for each token, [1,frames / 2,size]. size: 2 * channels."""
     try:
         features = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:

@@ -42,17 +42,10 @@ def run(options: argparse.Namespace) -> int:
             json.dumps({**manifest.to_json(), "digest": manifest.digest}, indent=1, sort_keys=True)
         )
     else:
-        lines = aligned(
-            None,
-            [
-                *_model(manifest),
-                *_graph(manifest),
-                *_cuda(options.folder, manifest),
-                *_proof(manifest),
-            ],
-            WIDTH,
-        )
-        print("\n".join([*lines, "", *aligned(None, description.lines(manifest.config), WIDTH)]))
+        cuda = _cuda(options.folder, manifest)
+        lines = [*_model(manifest), *_graph(manifest), *cuda, *_proof(manifest)]
+        layers = aligned(None, description.lines(manifest.config), WIDTH)
+        print("\n".join([*aligned(None, lines, WIDTH), "", *layers]))
     return 0
 
 
@@ -68,51 +61,47 @@ def _model(manifest: Manifest) -> List[Line]:
 
 def _graph(manifest: Manifest) -> List[Line]:
     """Lines for operators, inputs, outputs, and states grouped by layers."""
+    interface = str(manifest.interface or "not stated, written by an earlier version")
+    return [("interface", interface), *_operators(manifest), *_values(manifest), *_states(manifest)]
+
+
+def _operators(manifest: Manifest) -> List[Line]:
+    if not manifest.operators:
+        return []
+    operators = ", ".join(f"{name} {count}" for name, count in manifest.operators.items())
+    opset = ", ".join(
+        f"{domain or 'ai.onnx'} {number}" for domain, number in manifest.opset.items()
+    )
+    return [("operators", operators), ("opset", opset)]
+
+
+def _values(manifest: Manifest) -> List[Line]:
+    from posenc_export.runtime.artefact.meanings import of_graph
+
+    meanings = of_graph(manifest)
+    titles = {"input": manifest.inputs, "encoder": manifest.encoder, "output": manifest.outputs}
+    return [
+        (
+            title,
+            f"{value.name} {value.dtype} {_axes(value.axes)}. "
+            f"{meanings.get(value.name, '')}".rstrip(),
+        )
+        for title, values in titles.items()
+        for value in values
+    ]
+
+
+def _states(manifest: Manifest) -> List[Line]:
     from posenc_export.clients.states import groups
     from posenc_export.runtime.artefact.meanings import of_graph
 
-    meanings, lines = (
-        of_graph(manifest),
-        [("interface", str(manifest.interface or "not stated, written by an earlier version"))],
-    )
-    if manifest.operators:
-        lines.append(
-            (
-                "operators",
-                ", ".join(f"{name} {count}" for name, count in manifest.operators.items()),
-            )
-        )
-        lines.append(
-            (
-                "opset",
-                ", ".join(
-                    f"{domain or 'ai.onnx'} {version}" for domain, version in manifest.opset.items()
-                ),
-            )
-        )
-    for title, values in (
-        ("input", manifest.inputs),
-        ("encoder", manifest.encoder),
-        ("output", manifest.outputs),
-    ):
-        lines += [
-            (
-                title,
-                (
-                    f"{value.name} {value.dtype} {_axes(value.axes)}. "
-                    f"{meanings.get(value.name, '')}"
-                ).rstrip(),
-            )
-            for value in values
-        ]
+    meanings, lines = of_graph(manifest), []
     for group in groups(manifest):
         state = group.example
         name = f"{state.past} -> {state.present}"
         if group.layers:
-            name = (
-                f"past_key_values.N.{'|'.join(group.parts)} -> present.N..., {len(group.layers)} "
-                "layers,"
-            )
+            parts = "|".join(group.parts)
+            name = f"past_key_values.N.{parts} -> present.N..., {len(group.layers)} layers,"
         lines.append(("state", f"{name} {state.dtype} {_axes(state.axes)}. {meanings[state.past]}"))
     return lines
 
@@ -126,14 +115,10 @@ def _cuda(folder: Path, manifest: Manifest) -> List[Line]:
     if graph_file(manifest) != "model.onnx":
         return []
     grows = any(state.grows for state in manifest.states)
-    found = cuda_placement.placed(locate(folder) / graph_file(manifest)).said(grows)
-    return [
-        (
-            "on CUDA",
-            f"{found} (from the kernels of onnxruntime-gpu {cuda_placement.table()[0]}; this "
-            "proves no value)",
-        )
-    ]
+    placed = cuda_placement.placed(locate(folder) / graph_file(manifest)).said(grows)
+    version = cuda_placement.table()[0]
+    said = f"{placed} (from the kernels of onnxruntime-gpu {version}; this proves no value)"
+    return [("on CUDA", said)]
 
 
 def _axes(axes: Tuple[object, ...]) -> str:
@@ -153,23 +138,17 @@ def _proof(manifest: Manifest) -> List[Line]:
         ("certificate", _errors(manifest.certificate)),
     ]
     if manifest.compiled is not None:
-        made, proof = manifest.compiled, _errors(manifest.proofs[-1] if manifest.proofs else None)
-        lines[-1:] = [
-            (
-                "compiled",
-                f"from the pt2 artefact {made.artefact}, for {made.processor} and torch "
-                f"{made.torch}",
-            ),
-            ("proof", proof),
-        ]
+        compiled = manifest.compiled
+        origin = f"from the pt2 artefact {compiled.artefact}"
+        machine = f"for {compiled.processor} and torch {compiled.torch}"
+        proof = _errors(manifest.proofs[-1] if manifest.proofs else None)
+        lines[-1:] = [("compiled", f"{origin}, {machine}"), ("proof", proof)]
     unreached = format_unreached(manifest.certificate or {})
     lines += [("oracle", against)] if against else []
     return [*lines, ("not reached", unreached)] if unreached else lines
 
 
 def _errors(certificate: Optional[Dict[str, Any]]) -> str:
-    return (
-        ", ".join(f"{name} {value}" for name, value in summary(certificate).items())
-        if certificate
-        else "none: not verified"
-    )
+    if not certificate:
+        return "none: not verified"
+    return ", ".join(f"{name} {value}" for name, value in summary(certificate).items())

@@ -92,7 +92,7 @@ def _text(name: str, rows: List[Dict[str, str]]) -> str:
         names: Dict[str, List[str]] = {}
         for row in rows:
             names.setdefault(row["what"], []).append(row["name"])
-        rows = [{"name": ", ".join(each), "what": what} for what, each in names.items()]
+        rows = [{"name": ", ".join(alike), "what": what} for what, alike in names.items()]
     return "\n".join([name, *aligned(list(rows[0]), [list(row.values()) for row in rows], WIDTH)])
 
 

@@ -2,12 +2,36 @@
 
 import argparse
 from pathlib import Path
-from typing import Any, Iterable, Union
+from typing import Any, Container, Dict, Iterable, Tuple, Union
 
 from posenc_export.runtime.graphs.providers import HELP
 from posenc_export.runtime.graphs.threads import AUTO
 from posenc_export.shared.preset_folders import NAMES
 
+# By the names of an option with spaces between, the keyword arguments of add_argument.
+Table = Dict[str, Dict[str, Any]]
+SAMPLING: Table = {
+    "--temperature": {
+        "type": float,
+        "default": 0.0,
+        "help": "divisor of the logits before the softmax; 0 for the likeliest token (default: 0)",
+    },
+    "--top-k": {
+        "type": int,
+        "default": 0,
+        "help": "sample from this many of the likeliest tokens; 0 for all (default: 0)",
+    },
+    "--top-p": {
+        "type": float,
+        "default": 1.0,
+        "help": "sample from the likeliest tokens with this total probability (default: 1)",
+    },
+    "--seed": {"type": int, "default": 0, "help": "seed of the sampling (default: 0)"},
+}
+PART = (
+    "encoder or decoder of a model that has both (T5, Whisper); embeddings: tokens, positions, "
+    "segments and norm before the layers, of any model but Whisper"
+)
 # Options of a block with their defaults, and their help texts.
 BLOCK = {
     "encoding": "rope",
@@ -20,20 +44,37 @@ BLOCK = {
     "seed": 0,
 }
 MEANING = {
-    "encoding": "position encoding, NAME or NAME:PARAMETER=VALUE,...; see posenc list (default: rope)",
+    "encoding": "position encoding, NAME or NAME:PARAMETER=VALUE,...; see posenc list "
+    "(default: rope)",
     "width": "size of the hidden states (default: 512)",
     "heads": "number of query heads (default: 8; required with --weights FILE)",
     "kv_heads": "number of key and value heads, a divisor of heads (default: as many as heads)",
     "head_size": "size of one head (default: width divided by heads)",
-    "max_positions": "N: positions are 0 .. N-1, and a cache holds at most N tokens; on a grid, N bounds the "
-    "tokens of an image and each coordinate "
-    "(196 for 14 x 14; default: 4096; for a checkpoint, the value in its config.json)",
+    "max_positions": "N: positions are 0 .. N-1, and a cache holds at most N tokens; on a grid, N "
+    "bounds the tokens of an image and each coordinate (196 for 14 x 14; default: 4096; for a "
+    "checkpoint, the value in its config.json)",
     "attention": (
         "causal: a token sees itself and earlier tokens, with a cache; bidirectional: every call "
         "is a whole sequence, without a cache (default: causal)"
     ),
     "seed": "seed of the random weights (default: 0)",
 }
+
+
+def add_options(parser: "argparse._ActionsContainer", table: Table) -> None:
+    """Add the options of a table."""
+    for names, settings in table.items():
+        parser.add_argument(*names.split(), **settings)
+
+
+def check_only(command: str, names: Container[str], chosen: Iterable[str], rule: str) -> None:
+    """Raise ValueError for a chosen option that is not among `names`."""
+    for name in chosen:
+        if name not in names:
+            option = "--no-head" if name == "head" else f"--{name.replace('_', '-')}"
+            raise ValueError(
+                f"{command}: expected {rule}, got {option}; leave it out or choose another model"
+            )
 
 
 def add_folder(parser: argparse.ArgumentParser, artefact: str = "an artefact") -> None:
@@ -50,25 +91,12 @@ def add_provider(parser: argparse.ArgumentParser) -> None:
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of runtime.session.generation.choose."""
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        default=0.0,
-        help="divisor of the logits before the softmax; 0 for the likeliest token (default: 0)",
-    )
-    parser.add_argument(
-        "--top-k",
-        type=int,
-        default=0,
-        help="sample from this many of the likeliest tokens; 0 for all (default: 0)",
-    )
-    parser.add_argument(
-        "--top-p",
-        type=float,
-        default=1.0,
-        help="sample from the likeliest tokens with this total probability (default: 1)",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling (default: 0)")
+    add_options(parser, SAMPLING)
+
+
+def sampling(options: argparse.Namespace) -> Tuple[float, int, float, int]:
+    """Return temperature, top_k, top_p and seed, in the order in which `generate` takes them."""
+    return options.temperature, options.top_k, options.top_p, options.seed
 
 
 def add_speculate(parser: argparse.ArgumentParser) -> None:
@@ -100,8 +128,17 @@ def drafting(options: argparse.Namespace) -> Any:
     return load(options.speculate, options.provider)
 
 
-def threads(text: str) -> Union[int, str]:
-    """Return the value of --threads, as `load` takes it."""
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    """Add the number of threads as `load` takes it."""
+    parser.add_argument(
+        "--threads",
+        type=_threads,
+        default=AUTO,
+        help="threads of one operator (default: by the size of the model)",
+    )
+
+
+def _threads(text: str) -> Union[int, str]:
     return text if text == AUTO else int(text)
 
 

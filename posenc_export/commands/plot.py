@@ -119,11 +119,8 @@ def _of_artefact(options: argparse.Namespace) -> Tuple[Any, Dict[str, Any]]:
             "plot: expected no --head-size with an artefact, which has its own, got "
             f"{options.head_size}; leave it out"
         )
-    view, found = (
-        View(options.distance, positions=options.positions),
-        subjects(with_trained_encodings(options.encoding), _name(options.encoding), options.layer),
-    )
-    return draw_all(found, view), {
-        "artefact": options.encoding,
-        "encodings": [subject.spec for subject in found],
-    }
+    view = View(options.distance, positions=options.positions)
+    trained = with_trained_encodings(options.encoding)
+    drawn = subjects(trained, _name(options.encoding), options.layer)
+    specs = [subject.spec for subject in drawn]
+    return draw_all(drawn, view), {"artefact": options.encoding, "encodings": specs}

@@ -7,12 +7,95 @@ import json
 import os
 import signal
 import socket
-from typing import Any
+from typing import Any, Callable
 
-from posenc_export.commands.options import add_folder, add_provider, threads
+from posenc_export.commands.options import (
+    Table,
+    add_folder,
+    add_options,
+    add_provider,
+    add_threads,
+)
 from posenc_export.commands.terminal import FAILED_CHECK, note_unverified
 
 KEY = "POSENC_API_KEY"
+OPTIONS: Table = {
+    "--host": {
+        "default": "127.0.0.1",
+        "help": "address to listen on; 0.0.0.0 for all addresses (default: 127.0.0.1)",
+    },
+    "--port": {
+        "type": int,
+        "default": 8000,
+        "help": "port to listen on; 0 for any free port (default: 8000)",
+    },
+    "--name": {
+        "help": "name of the model in requests (default: name of the checkpoint, or else of the "
+        "folder)",
+    },
+    "--rows": {
+        "type": int,
+        "default": 16,
+        "help": "requests that are decoded together (default: 16)",
+    },
+    "--queue": {
+        "type": int,
+        "default": 64,
+        "help": "requests that wait for a row; further requests are answered with 429 (default: "
+        "64)",
+    },
+    "--context": {
+        "type": int,
+        "help": "largest number of tokens of prompt and continuation (default: the range of "
+        "positions)",
+    },
+    "--max-prompt": {
+        "type": int,
+        "help": "largest number of tokens of a prompt (default: context - 1)",
+    },
+    "--max-tokens": {
+        "type": int,
+        "help": "largest number of tokens of a continuation (default: context - 1)",
+    },
+    "--chunk": {
+        "type": int,
+        "default": 256,
+        "help": "most tokens of prompts that are read between two decode steps (default: 256)",
+    },
+    "--prefix-memory": {
+        "type": int,
+        "default": 256,
+        "metavar": "MB",
+        "help": "memory in MB for the caches of prompts, which requests that begin alike share; "
+        "0 for none (default: 256)",
+    },
+    "--speculate": {
+        "choices": ["lookup"],
+        "help": "read tokens that are looked up in the text so far in one pass where that is "
+        "faster, with the same result (default: one token per pass)",
+    },
+    "--grace": {
+        "type": int,
+        "default": 30,
+        "help": "seconds that running requests have to finish after SIGTERM (default: 30)",
+    },
+    "--timeout": {
+        "type": int,
+        "default": 600,
+        "help": "seconds from the arrival of a request to the end of its response (default: 600)",
+    },
+    "--connections": {
+        "type": int,
+        "help": "connections at a time; further ones get status 503 (default: as the limit of "
+        "open files allows, at most 512)",
+    },
+    "--allow-origin": {
+        "action": "append",
+        "default": [],
+        "metavar": "ORIGIN",
+        "help": "scheme://host:port of web pages that may send requests; may be repeated",
+    },
+}
 
 
 def add_arguments(serving: argparse.ArgumentParser) -> None:
@@ -22,93 +105,9 @@ def add_arguments(serving: argparse.ArgumentParser) -> None:
         "an artefact of a decoder, target ort or onnx-static with signature positions, or of "
         "an encoder with sentence_embedding",
     )
-    serving.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="address to listen on; 0.0.0.0 for all addresses (default: 127.0.0.1)",
-    )
-    serving.add_argument(
-        "--port",
-        type=int,
-        default=8000,
-        help="port to listen on; 0 for any free port (default: 8000)",
-    )
-    serving.add_argument(
-        "--name",
-        help="name of the model in requests (default: name of the checkpoint, or else of the "
-        "folder)",
-    )
-    serving.add_argument(
-        "--rows", type=int, default=16, help="requests that are decoded together (default: 16)"
-    )
-    serving.add_argument(
-        "--queue",
-        type=int,
-        default=64,
-        help="requests that wait for a row; further requests are answered with 429 (default: 64)",
-    )
-    serving.add_argument(
-        "--context",
-        type=int,
-        help="largest number of tokens of prompt and continuation (default: the range of "
-        "positions)",
-    )
-    serving.add_argument(
-        "--max-prompt", type=int, help="largest number of tokens of a prompt (default: context - 1)"
-    )
-    serving.add_argument(
-        "--max-tokens",
-        type=int,
-        help="largest number of tokens of a continuation (default: context - 1)",
-    )
-    serving.add_argument(
-        "--chunk",
-        type=int,
-        default=256,
-        help="most tokens of prompts that are read between two decode steps (default: 256)",
-    )
-    shared = (
-        "memory in MB for the caches of prompts, which requests that begin alike share; 0 for "
-        "none (default: 256)"
-    )
-    serving.add_argument("--prefix-memory", type=int, default=256, metavar="MB", help=shared)
-    drafted = (
-        "read tokens that are looked up in the text so far in one pass where that is faster, "
-        "with the same result (default: one token per pass)"
-    )
-    serving.add_argument("--speculate", choices=["lookup"], help=drafted)
+    add_options(serving, OPTIONS)
     add_provider(serving)
-    serving.add_argument(
-        "--threads",
-        type=threads,
-        default="auto",
-        help="threads of one operator (default: by the size of the model)",
-    )
-    serving.add_argument(
-        "--grace",
-        type=int,
-        default=30,
-        help="seconds that running requests have to finish after SIGTERM (default: 30)",
-    )
-    serving.add_argument(
-        "--timeout",
-        type=int,
-        default=600,
-        help="seconds from the arrival of a request to the end of its response (default: 600)",
-    )
-    serving.add_argument(
-        "--connections",
-        type=int,
-        help="connections at a time; further ones get status 503 (default: as the limit of open "
-        "files allows, at most 512)",
-    )
-    serving.add_argument(
-        "--allow-origin",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="scheme://host:port of web pages that may send requests; may be repeated",
-    )
+    add_threads(serving)
     serving.add_argument(
         "--api-key",
         metavar="KEY",
@@ -124,28 +123,14 @@ def run(options: argparse.Namespace) -> int:
     import uvicorn
 
     from posenc_export.runtime import load
-    from posenc_export.runtime.artefact.chat_template import chat_codec
-    from posenc_export.runtime.artefact.tokenizer import codec
-    from posenc_export.runtime.session import sentences
     from posenc_export.serve.access import access
-    from posenc_export.serve.app import application
     from posenc_export.serve.connections import OVER, Listener, most_connections, settings
-    from posenc_export.serve.embeddings import application as embedding_application
-    from posenc_export.serve.memory import available_memory, check_memory
-    from posenc_export.serve.requests import check_model
 
     options.say(f"{options.folder}: loading")
     model = load(options.folder, options.provider, options.threads)
     note_unverified(options.say, options.folder, model.manifest)
     limits = _limits(options, model.manifest.max_positions)
-    embeds = model.manifest.kind == "encoder"
-    if embeds:
-        sentences.check_model(model)
-    else:
-        check_model(model.manifest, limits)
-        check_memory(
-            model.manifest, limits, None if model.provider == "cuda" else available_memory()
-        )
+    _check(model, limits)
     name = options.name or str(
         model.manifest.source.get("checkpoint", options.folder.resolve().name)
     )
@@ -157,18 +142,7 @@ def run(options: argparse.Namespace) -> int:
     def stop() -> None:
         server.should_exit = True
 
-    if embeds:
-        app = embedding_application(name, model, limits, allowed)
-    else:
-        app = application(
-            name,
-            model,
-            codec(options.folder, model.manifest),
-            limits,
-            allowed,
-            chat_codec(options.folder, model.manifest),
-            stop,
-        )
+    app = _application(options, name, model, limits, allowed, stop)
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -179,35 +153,63 @@ def run(options: argparse.Namespace) -> int:
     )
     server = uvicorn.Server(config)
     options.say.close()
-    _announce(
-        options,
-        name,
-        port,
-        "embeddings, with /docs and /health"
-        if embeds
-        else "completions and /v1/chat/completions, with /docs, /health and /metrics",
-    )
-    signal.signal(
-        signal.SIGTERM, lambda *_: None
-    )  # uvicorn raises it again once everything is finished
+    _announce(options, name, port, _embeds(model))
+    # uvicorn raises it again once everything is finished.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     server.run(sockets=[listening])
-    return FAILED_CHECK if not embeds and app.state.service.engine.state == "failed" else 0
+    failed = not _embeds(model) and app.state.service.engine.state == "failed"
+    return FAILED_CHECK if failed else 0
 
 
-def _limits(options: argparse.Namespace, most: int) -> Any:
+def _embeds(model: Any) -> bool:
+    return bool(model.manifest.kind == "encoder")
+
+
+def _check(model: Any, limits: Any) -> None:
+    """Raise ValueError for a model that cannot be served, or whose caches do not fit the memory."""
+    from posenc_export.runtime.session import sentences
+    from posenc_export.serve.memory import available_memory, check_memory
+    from posenc_export.serve.requests import check_model
+
+    if _embeds(model):
+        sentences.check_model(model)
+        return
+    check_model(model.manifest, limits)
+    available = None if model.provider == "cuda" else available_memory()
+    check_memory(model.manifest, limits, available)
+
+
+def _application(
+    options: argparse.Namespace,
+    name: str,
+    model: Any,
+    limits: Any,
+    allowed: Any,
+    stop: Callable[[], None],
+) -> Any:
+    """Return the application of a model. stop: ends the server."""
+    from posenc_export.runtime.artefact.chat_template import chat_codec
+    from posenc_export.runtime.artefact.tokenizer import codec
+    from posenc_export.serve.app import application
+    from posenc_export.serve.embeddings import application as embedding_application
+
+    if _embeds(model):
+        return embedding_application(name, model, limits, allowed)
+    text = codec(options.folder, model.manifest)
+    chat = chat_codec(options.folder, model.manifest)
+    return application(name, model, text, limits, allowed, chat, stop)
+
+
+def _limits(options: argparse.Namespace, positions: int) -> Any:
     from posenc_export.serve.requests import Limits
 
-    context = most if options.context is None else options.context
-    prompt, tokens = (
-        context - 1 if given is None else given
-        for given in (options.max_prompt, options.max_tokens)
-    )
+    context = positions if options.context is None else options.context
     return Limits(
         options.rows,
         options.queue,
         context,
-        prompt,
-        tokens,
+        context - 1 if options.max_prompt is None else options.max_prompt,
+        context - 1 if options.max_tokens is None else options.max_tokens,
         options.chunk,
         options.timeout,
         options.prefix_memory * 1_000_000,
@@ -232,7 +234,13 @@ def listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def _announce(options: argparse.Namespace, name: str, port: int, routes: str) -> None:
+def _announce(options: argparse.Namespace, name: str, port: int, embeds: bool) -> None:
+    """Print the address of the server and its routes."""
+    routes = (
+        "embeddings, with /docs and /health"
+        if embeds
+        else "completions and /v1/chat/completions, with /docs, /health and /metrics"
+    )
     url = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{port}"
     line = f"{name} at {url}/v1/{routes}; stop it with Ctrl-C"
     print(json.dumps({"model": name, "url": url}) if options.json else line, flush=True)

@@ -13,7 +13,12 @@ import traceback
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, NoReturn, Optional, TextIO, cast
 
-from posenc_export.runtime.artefact.certificate import format_bound, format_worst_cell, worst_cell
+from posenc_export.runtime.artefact.certificate import (
+    count_cells,
+    format_bound,
+    format_worst_cell,
+    worst_cell,
+)
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.shared.progress import Step
@@ -47,7 +52,7 @@ CONTROL = re.compile(
 
 def escaped(text: str) -> str:
     """Return a text with its control characters as JSON writes them, such as \\u001b."""
-    return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 class Escaped:
@@ -135,9 +140,9 @@ class Progress:
         self.start, self.printed = time.monotonic(), 0
 
     def __call__(self, stage: str) -> None:
-        if sys.stderr is None or (
-            isinstance(stage, Step) and not sys.stderr.isatty()
-        ):  # None: closed by the calling program
+        if sys.stderr is None:  # closed by the calling program
+            return
+        if isinstance(stage, Step) and not sys.stderr.isatty():
             return
         line = f"[{time.monotonic() - self.start:5.1f} s] {escaped(' '.join(stage.split()))}"
         if sys.stderr.isatty():
@@ -163,13 +168,11 @@ def refusal(error: BaseException) -> Optional[str]:
     """The message for an error of REFUSED, or None if the input did not cause it."""
     if isinstance(error, ModuleNotFoundError):
         module = (error.name or "").partition(".")[0]
+        if module not in EXTRAS:
+            return None
         return (
-            (
-                f"{module}: expected it to be installed, got none; pip install "
-                f"'posenc-export[{EXTRAS[module]}]'"
-            )
-            if module in EXTRAS
-            else None
+            f"{module}: expected it to be installed, got none; pip install "
+            f"'posenc-export[{EXTRAS[module]}]'"
         )
     if isinstance(error, OSError):
         return (
@@ -182,11 +185,9 @@ def refusal(error: BaseException) -> Optional[str]:
             "smaller one"
         )
     if isinstance(error, RecursionError):
-        return (
-            "file: expected JSON with few nested levels, got too many; give another path"
-            if "JSON" in str(error)
-            else None
-        )
+        if "JSON" not in str(error):
+            return None
+        return "file: expected JSON with few nested levels, got too many; give another path"
     return str(error)
 
 
@@ -228,11 +229,8 @@ def note_unverified(progress: Progress, folder: Path, manifest: Manifest) -> Non
 
 def show(rows: List[Dict[str, Any]]) -> None:
     """Print rows with equal keys as a table."""
-    print(
-        "\n".join(
-            aligned(list(rows[0]), [[str(value) for value in row.values()] for row in rows], WIDTH)
-        )
-    )
+    cells = [[str(value) for value in row.values()] for row in rows]
+    print("\n".join(aligned(list(rows[0]), cells, WIDTH)))
 
 
 def summary(certificate: Optional[Dict[str, Any]]) -> Dict[str, Any]:
@@ -243,14 +241,10 @@ def summary(certificate: Optional[Dict[str, Any]]) -> Dict[str, Any]:
     """
     if certificate is None:
         return {"cells": 0, "worst error": "not verified", "tolerance": "-", "passed": False}
-    worst = worst_cell(certificate)
-    said = {
-        "worst error": format_worst_cell(certificate),
-        "tolerance": format_bound(certificate, worst),
-    }
-    cells = len(certificate["cells"])
+    cells = count_cells(certificate)
     return {
         "cells": cells if certificate.get("grid", "whole") == "whole" else f"{cells} (quick)",
-        **said,
+        "worst error": format_worst_cell(certificate),
+        "tolerance": format_bound(certificate, worst_cell(certificate)),
         "passed": certificate["passed"],
     }

@@ -16,7 +16,12 @@ from typing import Any, Dict, List, Optional
 from posenc_export.page import graph, text
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
-from posenc_export.runtime.artefact.certificate import bound_of, exported_error, worst_cell
+from posenc_export.runtime.artefact.certificate import (
+    bound_of,
+    count_cells,
+    exported_error,
+    worst_cell,
+)
 from posenc_export.runtime.artefact.graph_inputs import B, M, P
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.places import PAGE
@@ -262,7 +267,7 @@ def _certificate(manifest: Manifest) -> Optional[Dict[str, Any]]:
     return {
         **stored,
         "tolerance": bound_of(certificate, worst),
-        "cells": len(certificate["cells"]),
+        "cells": count_cells(certificate),
         "worst": certificate["cells"][worst],
         "exported": exported_error(certificate),
     }

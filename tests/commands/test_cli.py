@@ -578,3 +578,31 @@ def test_a_verification_of_ort_cuda_on_the_cpu_says_that_nothing_ran_on_cuda(
 
 def test_the_listed_targets_include_native_code(capsys: pytest.CaptureFixture) -> None:
     assert "aotinductor" in [row["name"] for row in _answer(["list", "targets"], capsys)["targets"]]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("option", ["-V", "--version"])
+def test_python_m_posenc_export_is_the_command(option: str) -> None:
+    command = [sys.executable, "-m", "posenc_export", option]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert printed == f"posenc {__version__}\n"
+
+
+def test_export_verify_and_inspect_count_the_same_cells_and_export_prints_commands_that_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*BLOCK, "--target", "ort", "--verify", "quick", "-o", "made"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    cells = int(lines[1].split()[2])
+    sizes = lines[lines.index("next:") - 1]
+    assert sizes == (
+        "ort: positions 0 .. 63, caches of at most 64 slots, opset ai.onnx 23 and com.microsoft 1"
+    )
+    verify, inspect, bench = (line.split() for line in lines[lines.index("next:") + 1 :])
+    assert bench == ["posenc", "bench", "made"]
+    assert main([*verify[1:], "--quick"]) == 0
+    assert f", {cells} cells, " in capsys.readouterr().out.splitlines()[-1]
+    assert main(inspect[1 : inspect.index(">")]) == 0
+    compile(capsys.readouterr().out, inspect[-1], "exec")
+    assert main(["inspect", "made"]) == 0
+    assert f"cells {cells} (quick)" in capsys.readouterr().out

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from posenc_export import from_pretrained, load
 from posenc_export.commands.cli import main
-from posenc_export.commands.export import checkpoint_name
+from posenc_export.commands.model_argument import checkpoint_name
 from posenc_export.export import export
 from posenc_export.export.expected import eager_session
 from posenc_export.models.presets import seeded

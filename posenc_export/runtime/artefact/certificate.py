@@ -14,6 +14,8 @@ FINITE = 1e299  # stored as the tolerance of a cell whose outputs only have to b
 # Prefixes of the cells of an artefact that rounds activations: of its float32 form
 # (verification/float32_form.py), and of the artefact as exported.
 FORM, EXPORTED = "float32 form: ", "as exported: "
+# Prefixes of the cells that are measured at export only: of the formula, and of a reduced model.
+AT_EXPORT = ("oracle, ", "reduced model, ")
 Printable = Annotated[str, Meta(pattern=r"^[ -~]{1,256}\Z")]
 
 MOST_FAILURES = 16  # failures of a check that are stored
@@ -128,6 +130,11 @@ def failed_checks(certificate: Mapping[str, Any]) -> Dict[str, str]:
     checks = certificate.get("checks", {}).items()
     first = {name: next(iter(check["failures"].items()), None) for name, check in checks}
     return {name: f"{item[0]}: {item[1]}" for name, item in first.items() if item is not None}
+
+
+def count_cells(certificate: Mapping[str, Any]) -> int:
+    """Return the number of cells that call the artefact itself. `verify` measures as many."""
+    return sum(not any(part in cell for part in AT_EXPORT) for cell in certificate["cells"])
 
 
 def worst_cell(certificate: Mapping[str, Any]) -> str:

@@ -1,0 +1,153 @@
+"""The model that the arguments of `posenc export` describe: a preset, a checkpoint, the model of a
+function, or a block.
+"""
+
+import argparse
+import importlib
+import inspect
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any, Dict
+
+from posenc_export.commands.block_argument import model_of_block
+from posenc_export.commands.options import BLOCK, check_only
+from posenc_export.commands.terminal import note
+from posenc_export.shared.preset_folders import NAMES
+from posenc_export.shared.suggestion import suggestion
+
+OF_CHECKPOINT = ("layer", "max_positions", "part", "longer", "lengths", "head")
+NAMED = (*BLOCK, "weights", "prefix", "layout", *OF_CHECKPOINT)
+CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")  # package.module:function
+# Folders of models in the cache of the hub are models--organization--name/snapshots/revision.
+CACHED = "models--"
+LONGEST_NAME = 128
+
+
+def model_of(options: argparse.Namespace) -> Any:
+    """Return the model that the arguments describe."""
+    from posenc_export.models.presets import load_preset
+
+    chosen = {name: getattr(options, name) for name in NAMED if getattr(options, name) is not None}
+    if options.model == "block":
+        return model_of_block(chosen)
+    none = f"no options of a block or checkpoint for {options.model}"
+    if options.model in NAMES:
+        check_only("export", (), chosen, none)
+        return load_preset(options.model)
+    if CALLABLE.match(options.model) and not Path(options.model).exists():
+        check_only("export", (), chosen, none)
+        return _model_of_function(options.model)
+    check_only("export", OF_CHECKPOINT, chosen, "options of a checkpoint")
+    model = _checkpoint(options.model, chosen)
+    model.source = {"checkpoint": checkpoint_name(Path(options.model))}
+    return model
+
+
+def checkpoint_name(path: Path) -> str:
+    """Return the name of a checkpoint: that of its folder or GGUF file, or organization/name for
+    a folder in the cache of the Hugging Face hub.
+    """
+    whole = path.resolve()
+    if cached := next(
+        (folder.name for folder in whole.parents if folder.name.startswith(CACHED)), None
+    ):
+        return cached.removeprefix(CACHED).replace("--", "/", 1)[:LONGEST_NAME]
+    return (whole.stem if whole.suffix == ".gguf" else whole.name)[:LONGEST_NAME]
+
+
+def _checkpoint(folder: str, chosen: Dict[str, Any]) -> Any:
+    """Load the model of a folder, and extend its range with --longer."""
+    from posenc_export.models.context_extension import extend_positions, to_hierarchical
+    from posenc_export.models.pretrained import from_pretrained
+
+    way, positions = chosen.get("longer"), chosen.get("max_positions")
+    with_head = "head" not in chosen
+    if way is not None and positions is None:
+        raise ValueError(
+            f"export: expected --max-positions with --longer {way}, got none; give the new "
+            "number of positions"
+        )
+    model = from_pretrained(
+        folder,
+        chosen.get("layer"),
+        positions if way is None else None,
+        chosen.get("part"),
+        chosen.get("lengths"),
+        with_head,
+    )
+    if way is None or positions is None:
+        if Path(folder).is_dir() and with_head:
+            _note_unexported(folder, model)
+        return model
+    if way == "hierarchical":
+        return to_hierarchical(model, positions)
+    return extend_positions(model, positions, way)
+
+
+def _note_unexported(folder: str, model: Any) -> None:
+    """Note a task head of the checkpoint that the model lacks, and settings of generation that are
+    not applied.
+    """
+    from posenc_export.models import generation_settings
+    from posenc_export.models.checkpoint import read_config
+    from posenc_export.models.sentence_transformers import opened
+    from posenc_export.models.stack import Stack
+    from posenc_export.models.task_heads import left_out
+
+    task = left_out(model, read_config(opened(Path(folder), False)[0]))
+    if task is not None:
+        note(
+            f"{folder} is a model for {task}, whose head is not exported: the artefact gives "
+            "hidden states only"
+        )
+    if isinstance(model, Stack) and model.config.head is not None:
+        unapplied = generation_settings.unapplied(model.text.files)
+        if unapplied:
+            note(f"generate does not apply {', '.join(unapplied)} of generation_config.json")
+
+
+def _model_of_function(text: str) -> Any:
+    """Return the model package.module:name, from Python's path or the current folder, or that which
+    the function of this name returns.
+
+    Raises:
+        ValueError: no such module or name, or a function with arguments.
+    """
+    import torch
+
+    place, _, name = text.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        module = importlib.import_module(place)
+    except ImportError as error:
+        raise ValueError(
+            f"export: expected a module {place} that can be imported, got {error}; run the "
+            "command where it can be imported"
+        ) from error
+    if not hasattr(module, name):
+        names = [
+            known
+            for known, value in vars(module).items()
+            if isinstance(value, torch.nn.Module) or callable(value) and not isinstance(value, type)
+        ]
+        raise ValueError(
+            f"export: expected a model or a function without arguments in {place}, got no "
+            f"name {name}; {suggestion(name, names)}"
+        )
+    function = getattr(module, name)
+    if isinstance(function, torch.nn.Module):
+        return function
+    rule, remedy = (
+        f"export: expected {name} in {place} to be a model or a function without arguments",
+        "write a function that returns the model",
+    )
+    if not callable(function):
+        raise ValueError(f"{rule}, got {function!r}; {remedy}")
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise ValueError(f"{rule}, got {error}; {remedy}") from None
+    return function()
