@@ -33,7 +33,13 @@ SHARED = {
     name: name for name in ("model.js", "certificate.js", "style.css")
 }  # assets by their names in a page
 BYTE_PAGE = {**SHARED, "index.html": "index.html", "page.js": "page.js"}
-TEXT_PAGE = {**SHARED, "index.html": "chat.html", "chat.js": "chat.js", "text.js": "text.js"}
+TEXT_PAGE = {
+    **SHARED,
+    "index.html": "chat.html",
+    "chat.js": "chat.js",
+    "text.js": "text.js",
+    "pieces.js": "pieces.js",
+}
 TOKENIZER = "tokenizer.json"
 WEB = (
     "ort.wasm.min.mjs",

@@ -149,9 +149,8 @@ def test_a_browser_gives_the_tokens_of_a_conversation_on_a_session(
     model = load(source, provider="cpu")
     chat = Chat(model.session(), needed_chat_codec(source, model.manifest))
     reply = "".join(chat.reply(message, 40))
-    assert [int(token) for token in found["tokens"].split()] == chat.tokens and found[
-        "reply"
-    ] == reply.rstrip("\ufffd")
+    assert [int(token) for token in found["tokens"].split()] == chat.tokens
+    assert found["reply"] == reply
     assert (
         found["checked"] == "true"
         and f"{len(TEXTS) + len(TALKS)} texts have the tokens" in document

@@ -42,12 +42,13 @@ async function reply(content) {
   if (room < 1) throw new Error(`the conversation has ${ids.length} tokens and this page reads ${page.context}; reload the page to begin a new one`);
   bubble("user", content);
   const [shown, tokens, random, began] = [bubble("assistant"), [], numbers(seed++), performance.now()];
+  const pieces = following(ids);
   let [state, text] = [await readPrompt(started, ids), ""];
   const from = performance.now();
   for (let looked = from; state && tokens.length < room; ) {
     tokens.push(choose(last(state.logits), Number($("temperature").value), random));
     if (page.ends.includes(tokens.at(-1))) break;
-    text = following(ids, tokens);
+    text += pieces.push(tokens.at(-1));
     if (tokens.length < room) ({ cache } = state = await read(runtime, cache, tokens.slice(-1), 1));
     if (performance.now() - looked < PAUSE) continue;
     shown.textContent = text;
@@ -55,6 +56,7 @@ async function reply(content) {
     if (started !== turn) break;
     looked = performance.now();
   }
+  text += pieces.rest();
   shown.textContent = text;
   talk.push(messages.at(-1), { role: "assistant", content: text });
   const speed = (1000 * tokens.length) / Math.max(performance.now() - from, 1);

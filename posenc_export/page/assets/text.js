@@ -3,11 +3,14 @@
 import { Template } from "./text/jinja.js";
 import { Tokenizer } from "./text/tokenizers.min.mjs";
 import { page } from "./model.js";
+import { Pieces, endOf } from "./pieces.js";
 
-const WINDOW = 16; // tokens before a reply on which its text can depend
 const tokenizer = new Tokenizer(await (await fetch("tokenizer.json")).json(), {});
 const template = page.template === null ? null : new Template(page.template);
-const decode = (ids) => tokenizer.decode(ids, { skip_special_tokens: true, clean_up_tokenization_spaces: false });
+const added = [...tokenizer.get_added_tokens_decoder()];
+const silent = new Set(added.filter(([, token]) => token.special).map(([id]) => id));
+const OPTIONS = { skip_special_tokens: true, clean_up_tokenization_spaces: false };
+const decode = (ids) => (ids.length ? tokenizer.decode(ids, OPTIONS) : "");
 
 // Returns the token ids of a text.
 export const encode = (text, add_special_tokens = true) => Array.from(tokenizer.encode(text, { add_special_tokens }).ids, Number);
@@ -18,11 +21,9 @@ export function prompt(messages) {
   return encode(template.render({ messages, tools: null, documents: null, add_generation_prompt: true, ...page.special }), false);
 }
 
-// Returns the text of tokens that follow a prompt, up to the last whole character.
-export function following(ids, tokens) {
-  const before = ids.slice(-WINDOW);
-  return decode([...before, ...tokens]).slice(decode(before).length).replace(/\ufffd+$/, "");
-}
+// Returns a decoder of the tokens that follow a prompt.
+export const following = (prompt) =>
+  new Pieces(decode, silent, endOf(prompt, silent, (token) => tokenizer.id_to_token(token)));
 
 // Returns the first sample of the page whose token ids are others here than where the page was written, or undefined.
 export function different() {
