@@ -148,7 +148,7 @@ def with_libtorch(folder: Path) -> Sequence[object]:
     return ["g++", "-std=c++20", *include, *linked, "-lc10"]
 
 
-def with_onnxruntime(folder: Path, language: str = "c") -> Sequence[object]:
+def with_onnxruntime(folder: Path) -> Sequence[object]:
     """Return the compiler and its flags for the headers of POSENC_ORT_INCLUDE and the library of
     the onnxruntime wheel.
     """
@@ -158,12 +158,8 @@ def with_onnxruntime(folder: Path, language: str = "c") -> Sequence[object]:
     for name in ("libonnxruntime.so", "libonnxruntime.so.1"):  # of an ONNX Runtime release
         (folder / name).unlink(missing_ok=True)
         (folder / name).symlink_to(library)
-    compiler = ["g++", "-std=c++17"] if language == "cpp" else ["gcc"]
-    include, linked = (
-        f"-I{os.environ['POSENC_ORT_INCLUDE']}",
-        [f"-L{folder}", f"-Wl,-rpath,{folder}"],
-    )
-    return [*compiler, include, *linked, "-lonnxruntime", "-lm"]
+    include = f"-I{os.environ['POSENC_ORT_INCLUDE']}"
+    return ["gcc", include, f"-L{folder}", f"-Wl,-rpath,{folder}", "-lonnxruntime", "-lm"]
 
 
 def python_of(environment: Path) -> Path:

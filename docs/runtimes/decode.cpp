@@ -46,11 +46,11 @@ States empty() {
 at::Tensor call(torch::jit::Module& module, States& states, const at::Tensor& x, int64_t held, int64_t start = 0) {
   const c10::InferenceMode guard;
   const int64_t count = x.size(1);
-  States given;
+  States used;
   for (size_t index = 0; index < states.size(); ++index)
-    given.push_back(AXES[index] < 0 ? states[index] : states[index].narrow(AXES[index], 0, held + count));
-  const c10::List<at::Tensor> rest(States(given.begin() + 1, given.end()));
-  const auto results = module.forward({x, start + at::arange(held, held + count).unsqueeze(0), at::full({1, 1}, count - 1, at::kLong), given[0], rest}).toTuple()->elements();
+    used.push_back(AXES[index] < 0 ? states[index] : states[index].narrow(AXES[index], 0, held + count));
+  const c10::List<at::Tensor> rest(States(used.begin() + 1, used.end()));
+  const auto results = module.forward({x, start + at::arange(held, held + count).unsqueeze(0), at::full({1, 1}, count - 1, at::kLong), used[0], rest}).toTuple()->elements();
   return results[0].toTensor();
 }
 

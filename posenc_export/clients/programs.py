@@ -1,14 +1,11 @@
-"""Write a program for an artefact: the sections of a file of templates/, filled with the values of
-the manifest.
-
-The section `inputs` of a template has the value of each graph input for a call with `new` or
-`count` tokens on one row that holds `held` tokens, the first of them at position `start`.
+"""Write a program for an artefact: a template of templates/, filled with the values of the manifest.
+Needs jinja2.
 """
 
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List
 
+from posenc_export.clients.feeds import FEEDS, WITH_COORDINATES
 from posenc_export.clients.states import groups
-from posenc_export.clients.templates import Template
 from posenc_export.runtime.artefact.graph_inputs import B, M, P
 from posenc_export.runtime.artefact.manifest import Manifest, State
 from posenc_export.runtime.artefact.rules import WEIGHTS, graph_file
@@ -16,16 +13,14 @@ from posenc_export.runtime.artefact.summary import summary
 from posenc_export.shared.suggestion import check_name
 
 CAPACITY = 1024  # slots of in-place caches, unless the range of positions is shorter
-# By language: the file of templates/.
+# By language: the file of templates/, without its suffix .jinja.
 LANGUAGES = {
-    **dict.fromkeys(("python", "openvino", "tract", "reference"), "python"),
-    "node": "node",
-    "web": "node",
-    "c": "c",
-    "cpp": "cpp",
-    "libtorch": "libtorch",
+    **dict.fromkeys(("python", "openvino", "tract", "reference"), "python.py"),
+    "node": "node.mjs",
+    "web": "node.mjs",
+    "c": "c.c",
+    "libtorch": "libtorch.cpp",
 }
-ONE_BY_ONE = ("c", "cpp", "libtorch")  # their programs list each state
 
 
 def program(manifest: Manifest, language: str) -> str:
@@ -38,38 +33,31 @@ def program(manifest: Manifest, language: str) -> str:
     Raises:
         ValueError: the language is unknown, it does not run the artefact's graph, or the program
             cannot fill one of its inputs.
+        ModuleNotFoundError: jinja2 is not installed.
     """
     check_name("inspect: expected runtime", language, LANGUAGES)
-    template = Template(
-        LANGUAGES[language], _conditions(manifest, language), _values(manifest, language)
+    _check(manifest, language)
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("posenc_export.clients"),
+        variable_start_string="@{",
+        variable_end_string="}",
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
     )
-    known = template.table("inputs")
-    _check(manifest, list(known), language)
-    feeds = [
-        template.fill("feed", name=value.name, value=known[value.name], index=index)
-        for index, value in enumerate(manifest.inputs)
-    ]
-    states = (
-        _single_states(manifest, template, language)
-        if language in ONE_BY_ONE
-        else _grouped_states(manifest, template, language)
-    )
-    return (
-        template.fill(
-            "program",
-            feeds=(", " if language == "libtorch" else "\n").join(feeds),
-            states="\n".join(states),
-        )
-        + "\n"
-    )
+    template = environment.get_template(f"{LANGUAGES[language]}.jinja")
+    return template.render(_values(manifest, language))
 
 
-def _check(manifest: Manifest, known: Sequence[str], language: str) -> None:
-    """Check that a program can be written. known: names of the inputs that the program can fill.
+def _check(manifest: Manifest, language: str) -> None:
+    """Check that a program can be written.
 
     Raises:
         ValueError: the artefact has another graph file or bfloat16, reads an encoder, or has an
-            input that is not in `known`.
+            input that the program cannot fill.
     """
     file = "model.pt" if language == "libtorch" else "model.onnx"
     if graph_file(manifest) != file:
@@ -92,138 +80,98 @@ def _check(manifest: Manifest, known: Sequence[str], language: str) -> None:
             "inspect: expected an artefact in float32 or float16 for --runtime, got "
             f"{manifest.dtype}; run it with posenc_export.load"
         )
-    unknown = [value.name for value in manifest.inputs if value.name not in known]
-    if unknown:
-        raise ValueError(
-            f"inspect: expected inputs among {', '.join(known)} for --runtime, got "
-            f"{unknown[0]}; run it with posenc_export.load"
-        )
-
-
-def _conditions(manifest: Manifest, language: str) -> List[str]:
-    """Return the conditions of sections that hold: names of inputs and ways of updating states
-    among them.
-    """
-    held = {
-        "cached": bool(manifest.states),
-        "axes": manifest.axes > 0,
-        "stop_ids": bool(manifest.stop_ids),
-        "external": WEIGHTS in manifest.files,
-        "past_positions": manifest.stores_positions,
-    }
-    updates = {state.update for state in manifest.states}
-    return [
-        language,
-        manifest.kind,
-        manifest.dtype,
-        *(name for name, holds in held.items() if holds),
-        *updates,
-        *(value.name for value in manifest.inputs),
-    ]
+    known = FEEDS[LANGUAGES[language]]
+    for value in manifest.inputs:
+        if value.name not in known:
+            raise ValueError(
+                f"inspect: expected inputs among {', '.join(known)} for --runtime, got "
+                f"{value.name}; run it with posenc_export.load"
+            )
 
 
 def _values(manifest: Manifest, language: str) -> Dict[str, Any]:
-    """Return the values of sections, those of all languages together."""
-    first = int(
-        "past_positions" in _conditions(manifest, language)
-    )  # a state that the module takes by itself, before the list of the others
-    comment = "" if LANGUAGES[language] == "python" else "// "
+    """Return the values that templates read."""
+    names = [value.name for value in manifest.inputs]
+    lines = {**summary(manifest), "interface": str(manifest.interface)}
     return {
         "language": language,
-        "heading": f"\n{comment}".join(
-            f"{title}: {text}"
-            for title, text in {**summary(manifest), "interface": str(manifest.interface)}.items()
-        ),
-        "returned": "the logits of the last token"
-        if manifest.input("logits_index")
-        else "the outputs of all tokens",
-        "output": manifest.outputs[0].name,
+        "heading": [f"{title}: {text}" for title, text in lines.items()],
+        "kind": manifest.kind,
         "dtype": manifest.dtype,
+        "axes": manifest.axes,
         "width": manifest.inputs[0].axes[-1],
         "vocabulary": manifest.vocabulary,
-        "planes": 1 + manifest.axes,
-        "capacity": min(CAPACITY, manifest.max_positions) if manifest.in_place else 0,
         "max_positions": manifest.max_positions,
         "stop_ids": list(manifest.stop_ids),
-        "stop_list": "{" + ", ".join(map(str, manifest.stop_ids)) + "}",
-        "stop_tests": "\n".join(f"    if (best == {stop}) break;" for stop in manifest.stop_ids),
-        "feed_count": len(manifest.inputs),
-        "state_count": len(manifest.states),
-        "input_names": _quoted(
-            [*(value.name for value in manifest.inputs), *(state.past for state in manifest.states)]
-        ),
-        "output_names": _quoted(
-            [manifest.outputs[0].name, *(state.present for state in manifest.states)]
-        ),
-        "state_axes": ", ".join(
-            str(state.axis) if state.in_place else "-1" for state in manifest.states
-        ),
-        "first": first,
-        "result": 1 + first,
+        "external": WEIGHTS in manifest.files,
+        "inputs": names,
+        "feeds": _feeds(manifest, LANGUAGES[language]),
+        "takes_start": "position_ids" in names or "first_position" in names,
+        "no_start": _no_start(names),
+        "counts_slots": "position_ids" in names or "cache_position" in names,
+        "output": manifest.outputs[0].name,
+        "returned": "the logits of the last token"
+        if "logits_index" in names
+        else "the outputs of all tokens",
+        "in_place": manifest.in_place,
+        "capacity": min(CAPACITY, manifest.max_positions) if manifest.in_place else 0,
+        **_states(manifest, language),
     }
 
 
-def _quoted(names: Sequence[str]) -> str:
-    return "\n".join(f'    "{name}",' for name in names)
+def _feeds(manifest: Manifest, file: str) -> Dict[str, str]:
+    """Return the values of the inputs of an artefact, in the order of its graph."""
+    known = FEEDS[file]
+    if manifest.axes:
+        with_coordinates = WITH_COORDINATES[file].replace("PLANES", str(1 + manifest.axes))
+        known = {**known, "position_ids": with_coordinates}
+    return {value.name: known[value.name] for value in manifest.inputs}
 
 
-def _single_states(manifest: Manifest, template: Template, language: str) -> List[str]:
-    """Return an entry for each state."""
-    dtypes, past = template.table("dtypes"), "CAPACITY" if language == "libtorch" else "0"
-    values = [
-        {
-            "past": state.past,
-            "dtype": dtypes[state.dtype],
-            "shape": ", ".join(_shape(state, past)),
-            "fill": state.fill,
-        }
-        for state in manifest.states
-    ]
-    filled = ["filled" if state.fill else "" for state in manifest.states]
-    return [
-        template.fill("state", condition, index=index, **each)
-        for index, (condition, each) in enumerate(zip(filled, values, strict=True))
-    ]
+def _no_start(names: List[str]) -> str:
+    """Return why a graph with these inputs takes no position of the first token."""
+    if "attention_mask" in names:
+        return "The graph counts positions from attention_mask: a row starts at 0."
+    if "seqlens_k" in names:
+        return (
+            "The graph counts the tokens of a row, and its outputs depend on distances only: it "
+            "takes no start."
+        )
+    return "Its outputs depend on no position: it takes no start."
 
 
-def _grouped_states(manifest: Manifest, template: Template, language: str) -> List[str]:
-    """Return an entry for each state without a layer, and for each group of states an expression
-    that gives one entry for each layer and part.
-    """
-    end = "," if LANGUAGES[language] == "python" else ""  # of a tuple with one entry
-
-    def listed(items: Sequence[str]) -> str:
-        return ", ".join(items) + (end if len(items) == 1 else "")
-
-    entries = []
-    for group in groups(manifest):
-        values: Dict[str, Any] = {
-            "dtype": group.example.dtype,
-            "shape": listed(_shape(group.example)),
-            "fill": group.example.fill,
-        }
-        if group.layers:
-            ordered = group.layers == tuple(range(len(group.layers)))
-            layers = template.fill(
-                "layers",
-                "ordered" if ordered else "",
-                layer_count=len(group.layers),
-                layer_indices=list(group.layers),
-            )
-            entries.append(
-                template.fill(
-                    "state",
-                    "layered",
-                    layers=layers,
-                    parts=listed([f'"{part}"' for part in group.parts]),
-                    **values,
-                )
-            )
-        else:
-            entries.append(
-                template.fill("state", past=group.parts[0], present=group.parts[1], **values)
-            )
-    return entries
+def _states(manifest: Manifest, language: str) -> Dict[str, Any]:
+    """Return the states, each alone and in groups of those that differ only in layer and part."""
+    states = manifest.states
+    past = "CAPACITY" if language == "libtorch" else "0"
+    return {
+        "states": [
+            {
+                "past": state.past,
+                "present": state.present,
+                "dtype": state.dtype,
+                "shape": _shape(state, past),
+                "fill": state.fill,
+            }
+            for state in states
+        ],
+        "groups": [
+            {
+                "layers": group.layers,
+                "ordered": group.layers == tuple(range(len(group.layers))),
+                "parts": group.parts,
+                "quoted": [f'"{part}"' for part in group.parts],
+                "dtype": group.example.dtype,
+                "shape": _shape(group.example),
+                "fill": group.example.fill,
+            }
+            for group in groups(manifest)
+        ],
+        "replaces": any(state.update == "replace" for state in states),
+        "axes_of_slots": [state.axis if state.in_place else -1 for state in states],
+        # A state that a module takes by itself, before the list of the others.
+        "has_past_positions": manifest.stores_positions,
+    }
 
 
 def _shape(state: State, past: str = "0") -> List[str]:

@@ -19,7 +19,7 @@ def add_arguments(inspecting: argparse.ArgumentParser) -> None:
     """Add the arguments of `posenc inspect`."""
     add_folder(inspecting)
     runtimes = (
-        "python, node, web, c or cpp (ONNX Runtime), libtorch (C++), openvino, tract, reference "
+        "python, node, web or c (ONNX Runtime), libtorch (C++), openvino, tract, reference "
         "(of onnx)"
     )
     inspecting.add_argument(

@@ -15,7 +15,7 @@ import pytest
 
 from bench import client_runs
 from posenc_export.clients import LANGUAGES, program
-from posenc_export.clients.templates import Template
+from posenc_export.clients.feeds import FEEDS
 from posenc_export.commands.cli import main
 from posenc_export.export import export
 from posenc_export.page.folder import inputs_of_pages
@@ -227,48 +227,37 @@ def test_the_program_for_libtorch_runs_blocks_and_encoders(name: str, tmp_path: 
 
 
 def with_headers(test: Any) -> Any:
-    """Mark a test that compiles a program for the C or C++ API of ONNX Runtime."""
+    """Mark a test that compiles a program for the C API of ONNX Runtime."""
     reason = "POSENC_ORT_INCLUDE names no headers of ONNX Runtime"
     return pytest.mark.exhaustive(
         pytest.mark.skipif("POSENC_ORT_INCLUDE" not in os.environ, reason=reason)(test)
     )
 
 
-SOURCES = {"c": "decode.c", "cpp": "decode.cpp"}
-
-
 @with_headers
-@pytest.mark.parametrize("language", SOURCES)
 @pytest.mark.parametrize(
     ("target", "signature"),
     [("onnx", "positions"), ("onnx-static", "positions"), ("ort", "positions"), ("ort", "mask")],
 )
-def test_the_programs_in_c_and_cpp_decode_the_same_text(
-    target: str, signature: str, language: str, tmp_path: Path
+def test_the_program_in_c_decodes_the_same_text(
+    target: str, signature: str, tmp_path: Path
 ) -> None:
     folder = _made("rope", target, signature, tmp_path / "a")
-    assert _same_text(
-        _compiled(
-            tmp_path, client_runs.with_onnxruntime(tmp_path, language), SOURCES[language], language
-        ),
-        folder,
-    )
+    compiler = client_runs.with_onnxruntime(tmp_path)
+    assert _same_text(_compiled(tmp_path, compiler, "decode.c", "c"), folder)
 
 
 @with_headers
-@pytest.mark.parametrize("language", SOURCES)
 @pytest.mark.parametrize(
     ("name", "target", "dtype"),
     [("cope", "ort", "float32"), ("mrope", "onnx", "float16"), ("encoder", "onnx", "float32")],
 )
-def test_the_programs_in_c_and_cpp_run_blocks_and_encoders(
-    name: str, target: str, dtype: str, language: str, tmp_path: Path
+def test_the_program_in_c_runs_blocks_and_encoders(
+    name: str, target: str, dtype: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "a"
     export(sources(MODELS[name]), target, folder, dtype=dtype, verify=False)
-    run = _compiled(
-        tmp_path, client_runs.with_onnxruntime(tmp_path, language), SOURCES[language], language
-    )
+    run = _compiled(tmp_path, client_runs.with_onnxruntime(tmp_path), "run.c", "c")
     assert _agrees(
         subprocess.run([str(run), str(folder)], capture_output=True, text=True, check=True).stdout,
         folder,
@@ -287,7 +276,7 @@ SAID = {
 
 
 @pytest.mark.parametrize("case", STARTS)
-@pytest.mark.parametrize("language", ["python", "node", "web", "c", "cpp"])
+@pytest.mark.parametrize("language", ["python", "node", "web", "c"])
 def test_a_program_takes_a_start_only_where_the_graph_does(
     language: str, case: str, tmp_path: Path
 ) -> None:
@@ -297,6 +286,17 @@ def test_a_program_takes_a_start_only_where_the_graph_does(
     )
     assert (takes in text) == (case not in SAID) and all(
         (said in text) == (name == case) for name, said in SAID.items()
+    )
+
+
+def test_a_program_without_jinja2_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    folder = _made("rope", "onnx", "positions", tmp_path / "a")
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert main(["inspect", str(folder), "--runtime", "python"]) == 2
+    assert capsys.readouterr().err == (
+        "posenc: jinja2: expected it to be installed, got none; pip install 'posenc-export[text]'\n"
     )
 
 
@@ -316,7 +316,7 @@ def test_a_program_in_another_language_is_refused(
     )
     assert (
         "expected runtime to be one of python, openvino, tract, reference, node, web, c, "
-        "cpp, libtorch, got 'cobol'"
+        "libtorch, got 'cobol'"
     ) in capsys.readouterr().err
     assert main(
         ["inspect", str(tmp_path / "a"), "--runtime", "C"]
@@ -478,8 +478,8 @@ def test_an_artefact_of_a_torch_target_has_no_python_program(
 
 
 def test_programs_and_pages_fill_inputs_of_the_table() -> None:
-    for language, file in LANGUAGES.items():
-        assert set(Template(file, [language], {}).table("inputs")) <= set(INPUTS)
+    assert set(FEEDS) == set(LANGUAGES.values())
+    assert all(set(feeds) <= set(INPUTS) for feeds in FEEDS.values())
     assert set(inputs_of_pages()) == {*AFTER_TOKENS, "input_ids"} - {"slots", "token_type_ids"}
 
 

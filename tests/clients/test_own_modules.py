@@ -179,20 +179,10 @@ def test_the_node_program_runs_an_own_module(reads: str, tmp_path: Path) -> None
     reason="POSENC_ORT_INCLUDE names no headers of ONNX Runtime",
 )
 @pytest.mark.parametrize("reads", ["ids", "states"])
-@pytest.mark.parametrize("language", ["c", "cpp"])
-def test_the_programs_in_c_and_cpp_run_an_own_module(
-    reads: str, language: str, tmp_path: Path
-) -> None:
+def test_the_program_in_c_runs_an_own_module(reads: str, tmp_path: Path) -> None:
     folder = _made(reads, "ort", tmp_path / "a")
-    compiler, *flags = client_runs.with_onnxruntime(tmp_path, language)
-    _run(
-        compiler,
-        _written(tmp_path, language, f"run.{language}"),
-        "-o",
-        "run",
-        *flags,
-        folder=tmp_path,
-    )
+    compiler, *flags = client_runs.with_onnxruntime(tmp_path)
+    _run(compiler, _written(tmp_path, "c", "run.c"), "-o", "run", *flags, folder=tmp_path)
     _compare(_run("./run", "a", folder=tmp_path), folder, reads)
 
 
