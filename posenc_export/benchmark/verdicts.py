@@ -28,20 +28,21 @@ class Comparison(NamedTuple):
     further: Tuple[Tuple[str, Spread], ...] = ()
 
     def __str__(self) -> str:
-        if self.ratio is None:
-            equal = (
-                f"no difference larger than {self.most} % between {self.fastest.contestant} and "
-                f"{self.next.contestant}"
-            )
-            return (
-                f"{equal}; {self.fastest.contestant} is {_times(self.further)}"
-                if self.further
-                else equal
-            )
-        return (
-            f"{self.fastest.contestant} is "
-            f"{_times([(self.next.contestant, self.ratio), *self.further])}"
+        first = self.fastest.contestant
+        if self.ratio is not None:
+            return f"{first} is {_times([(self.next.contestant, self.ratio), *self.further])}"
+        pair = f"{first} and {self.next.contestant}"
+        said = (
+            f"undecided, the times of {pair} vary too much"
+            if self.undecided
+            else f"no difference larger than {self.most} % between {pair}"
         )
+        return f"{said}; {first} is {_times(self.further)}" if self.further else said
+
+    @property
+    def undecided(self) -> bool:
+        """Whether larger differences than UNDECIDED are possible."""
+        return self.most > UNDECIDED
 
     @property
     def place(self) -> str:
@@ -53,7 +54,7 @@ def verdicts(rows: Sequence[Row]) -> List[str]:
     """Return a sentence for each phase and number of tokens with at least two contestants and
     enough rounds for a ratio, in the order of the rows.
     """
-    return [f"{each.place}: {each}" for each in _comparisons(rows)]
+    return [f"{comparison.place}: {comparison}" for comparison in _comparisons(rows)]
 
 
 def ratios(rows: Sequence[Row]) -> List[Optional[Spread]]:
@@ -72,80 +73,66 @@ def ratios(rows: Sequence[Row]) -> List[Optional[Spread]]:
 
 def headlines(rows: Sequence[Row]) -> List[str]:
     """Return the result of each phase in one sentence, over all numbers of tokens."""
-    return [
-        _headline(list(of_phase))
-        for _, of_phase in groupby(_comparisons(rows), key=lambda each: each.fastest.phase)
-    ]
+    phases = groupby(_comparisons(rows), key=lambda comparison: comparison.fastest.phase)
+    return [f"{phase.capitalize()}: {_headline(list(of_phase))}." for phase, of_phase in phases]
 
 
-def _headline(found: List[Comparison]) -> str:
-    phase, first = found[0].fastest.phase.capitalize(), found[0]
-    if max(each.most for each in found) > UNDECIDED:
-        undecided = [each for each in found if each.most > UNDECIDED]
-        names = " or ".join(
-            dict.fromkeys(
-                name
-                for each in undecided
-                for name in (each.fastest.contestant, each.next.contestant)
-            )
-        )
-        return (
-            f"{phase}: undecided at {', '.join(str(each.fastest.tokens) for each in undecided)} "
-            f"tokens, where the times of {names} vary too much."
-        )
-    if len(found) == 1:
-        return f"{phase}: {first}, at {first.fastest.tokens} tokens."
-    ratios = [each.ratio.median for each in found if each.ratio is not None]
-    winners = list(
-        dict.fromkeys(each.fastest.contestant for each in found if each.ratio is not None)
-    )
-    where = f"from {first.fastest.tokens} to {found[-1].fastest.tokens} tokens"
+def _headline(comparisons: List[Comparison]) -> str:
+    """Return the result of one phase."""
+    undecided = [comparison for comparison in comparisons if comparison.undecided]
+    if undecided:
+        names = " or ".join(_names(undecided))
+        return f"undecided at {_tokens(undecided)} tokens, where the times of {names} vary too much"
+    first, last = comparisons[0].fastest.tokens, comparisons[-1].fastest.tokens
+    if len(comparisons) == 1:
+        return f"{comparisons[0]}, at {first} tokens"
+    decided = [comparison for comparison in comparisons if comparison.ratio is not None]
+    winners = list(dict.fromkeys(comparison.fastest.contestant for comparison in decided))
+    everywhere = f"from {first} to {last} tokens"
     if not winners:
-        names = " and ".join(
-            dict.fromkeys(
-                name for each in found for name in (each.fastest.contestant, each.next.contestant)
-            )
-        )
-        return (
-            f"{phase}: no difference larger than {max(each.most for each in found)} % between "
-            f"{names}, {where}."
-        )
+        most = max(comparison.most for comparison in comparisons)
+        names = " and ".join(_names(comparisons))
+        return f"no difference larger than {most} % between {names}, {everywhere}"
     if len(winners) > 1:
-        each_one = "; ".join(f"{name} at {_numbers(found, name)}" for name in winners)
-        return f"{phase}: which one is fastest depends on the number of tokens: {each_one}."
-    followers = list(dict.fromkeys(each.next.contestant for each in found))
-    least, most = (rounded(function(ratios), 3) for function in (min, max))
-    than = followers[0] if len(followers) == 1 else "the next"
-    everywhere = (
-        where
-        if len(ratios) == len(found)
-        else f"at {_numbers(found, winners[0])} tokens, elsewhere there is no clear difference"
+        places = "; ".join(f"{name} at {_tokens(decided, name)}" for name in winners)
+        return f"which one is fastest depends on the number of tokens: {places}"
+    where = (
+        everywhere
+        if len(decided) == len(comparisons)
+        else f"at {_tokens(decided)} tokens, elsewhere there is no clear difference"
     )
-    return (
-        f"{phase}: {winners[0]} is {least if least == most else f'{least} to {most}'} times as "
-        f"fast as {than}, {everywhere}."
-    )
+    seconds = list(dict.fromkeys(comparison.next.contestant for comparison in comparisons))
+    than = seconds[0] if len(seconds) == 1 else "the next"
+    return f"{winners[0]} is {_range(decided)} times as fast as {than}, {where}"
 
 
-def _numbers(found: Sequence[Comparison], name: str) -> str:
-    return ", ".join(
-        str(each.fastest.tokens)
-        for each in found
-        if each.ratio is not None and each.fastest.contestant == name
-    )
+def _names(comparisons: Sequence[Comparison]) -> List[str]:
+    """Return the names of the two fastest contestants of each comparison, once."""
+    pairs = ((comparison.fastest, comparison.next) for comparison in comparisons)
+    return list(dict.fromkeys(row.contestant for pair in pairs for row in pair))
+
+
+def _range(comparisons: Sequence[Comparison]) -> str:
+    medians = [comparison.ratio.median for comparison in comparisons if comparison.ratio]
+    least, most = rounded(min(medians), 3), rounded(max(medians), 3)
+    return least if least == most else f"{least} to {most}"
+
+
+def _tokens(comparisons: Sequence[Comparison], fastest: Optional[str] = None) -> str:
+    """List the numbers of tokens, of all comparisons or of those that one contestant wins."""
+    rows = [comparison.fastest for comparison in comparisons]
+    return ", ".join(str(row.tokens) for row in rows if fastest in (None, row.contestant))
 
 
 def _comparisons(rows: Sequence[Row]) -> List[Comparison]:
-    groups = [
-        sorted(group, key=lambda row: row.median_seconds)
-        for _, group in groupby(rows, key=lambda row: (row.phase, row.tokens))
-    ]
-    found = [(_comparison(*group[:2]), group[2:]) for group in groups if len(group) > 1]
-    return [
-        each._replace(further=_further(each.fastest, others))
-        for each, others in found
-        if each is not None
-    ]
+    comparisons = []
+    for _, group in groupby(rows, key=lambda row: (row.phase, row.tokens)):
+        first, *others = sorted(group, key=lambda row: row.median_seconds)
+        comparison = _comparison(first, others[0]) if others else None
+        if comparison is not None:
+            further = _further(comparison.fastest, others[1:])
+            comparisons.append(comparison._replace(further=further))
+    return comparisons
 
 
 def _further(fastest: Row, others: Sequence[Row]) -> Tuple[Tuple[str, Spread], ...]:

@@ -221,8 +221,9 @@ def _check_words(options: argparse.Namespace) -> None:
     for target in options.target:
         check_name("export: expected target", target, TARGETS)
     if options.model == "block":
-        _check_files([Path(value) for value in options.weights if value.endswith(FILES)])
-        if options.heads is None and any(value.endswith(FILES) for value in options.weights):
+        files = [Path(value) for value in options.weights if value.endswith((*FILES, ".py"))]
+        _check_files(files)
+        if files and options.heads is None:
             raise ValueError(NO_HEADS)
         return
     path = Path(options.model)
@@ -246,6 +247,11 @@ def _check_words(options: argparse.Namespace) -> None:
 
 def _check_files(files: List[Path]) -> None:
     for file in files:
+        if file.suffix == ".py":
+            raise ValueError(
+                f"export: expected --weights FILE with tensors, got the Python file {file}; to "
+                "export the model of its function, give MODULE:FUNCTION in place of block"
+            )
         if not file.is_file():
             raise ValueError(
                 f"export: expected a file {file.name} in {str(file.parent)!r}, got none; "

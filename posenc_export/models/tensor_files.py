@@ -4,6 +4,7 @@ are unpickled.
 
 import pickle
 import re
+import zipfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Dict, List, Protocol, Tuple, Type, Union
@@ -89,6 +90,12 @@ class TorchFile:
 
     def __init__(self, path: Path, _: ExitStack) -> None:
         self.path = found(path)
+        if not zipfile.is_zipfile(path):
+            raise ValueError(
+                f"checkpoint: expected {path.name} to be a file of torch.save, in the zip format "
+                "of torch 1.6 and later, got a file in another format; save the state_dict of "
+                "the model, or save it as safetensors"
+            )
         try:
             held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except DAMAGED as error:

@@ -53,6 +53,13 @@ WEBGPU = (
 )  # 27 MB, which a browser fetches only to use WebGPU
 TARGETS = ("ort", "onnx")
 WEBGPU_TARGET = "onnx"  # the kernel of GroupQueryAttention on WebGPU writes no attention weights
+# By kind of a model that has no page: what runs it.
+NO_PAGE = {
+    "encoder": "posenc embed and posenc serve run encoders with sentence embeddings",
+    "decoder": "posenc generate runs it with its encoder",
+    "block": "posenc inspect --runtime web prints a page that runs it",
+    "module": "posenc inspect --runtime web prints a page that runs it",
+}
 DISTANCES = 48  # distances in tokens, from 0 on, for which attention is drawn
 CONTEXT = 1024  # most bytes or tokens that the page feeds to the model
 
@@ -150,21 +157,15 @@ def _text_part(page: Path, folder: Path, manifest: Manifest, web: Path) -> Dict[
 
 
 def _check(manifest: Manifest) -> None:
-    if (
-        manifest.target not in TARGETS
-        or manifest.kind != "decoder"
-        or manifest.dtype != "float32"
-        or manifest.encoder
-    ):
-        found = f"{manifest.kind} for target {manifest.target}, {manifest.dtype}"
-        embeds = (
-            "encoders have no page: posenc embed and posenc serve run those with sentence "
-            "embeddings"
-        )
-        remedy = embeds if manifest.kind == "encoder" else "export one with --target ort"
+    if manifest.kind != "decoder" or manifest.encoder:
+        kind = "decoder that reads an encoder" if manifest.encoder else manifest.kind
         raise ValueError(
-            f"page: expected a decoder for target {' or '.join(TARGETS)}, float32, got "
-            f"{found}; {remedy}"
+            f"page: expected a decoder, got a model of kind {kind}; {NO_PAGE[manifest.kind]}"
+        )
+    if manifest.target not in TARGETS or manifest.dtype != "float32":
+        raise ValueError(
+            f"page: expected target {' or '.join(TARGETS)} in float32, got target "
+            f"{manifest.target} in {manifest.dtype}; export it with --target ort --dtype float32"
         )
     if manifest.vocabulary != BYTES and TOKENIZER not in manifest.files:
         rule = (

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import List
 
+import numpy as np
 import pytest
 
 import posenc_export
@@ -606,3 +607,30 @@ def test_export_verify_and_inspect_count_the_same_cells_and_export_prints_comman
     compile(capsys.readouterr().out, inspect[-1], "exec")
     assert main(["inspect", "made"]) == 0
     assert f"cells {cells} (quick)" in capsys.readouterr().out
+
+
+def test_weights_in_a_file_without_tensors_are_refused_with_what_to_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("attention.py", "attention.pt"):
+        Path(name).write_text("import torch")
+    command = ["export", "block", "--heads", "4", "--target", "ort", "-o", "a", "--weights"]
+    assert main([*command, "attention.py"]) == 2
+    assert "give MODULE:FUNCTION in place of block" in capsys.readouterr().err
+    assert main([*command, "attention.pt"]) == 2
+    message = capsys.readouterr().err
+    assert "got a file in another format; save the state_dict" in message
+    assert "mmap" not in message
+
+
+def test_a_block_takes_no_text_and_no_token_ids(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert main([*BLOCK, "--target", "ort", "--no-verify", "-o", str(tmp_path / "a")]) == 0
+    assert main(["generate", str(tmp_path / "a"), "--prompt", "x"]) == 2
+    assert "posenc inspect --runtime prints a program that runs it" in capsys.readouterr().err
+    session = posenc_export.load(tmp_path / "a").session()
+    for tokens in (np.array([[1, 2]]), [[1, 2]]):
+        with pytest.raises(ValueError, match="this model reads hidden_states, not token ids"):
+            session.prefill(tokens)

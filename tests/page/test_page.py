@@ -34,7 +34,7 @@ from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.places import check_folder
 from posenc_export.shared.numerics import worst_error
 from tests.serve.models import artefact
-from tests.tiny import decoder, encoder
+from tests.tiny import block, decoder, encoder
 from tests.traces import sources
 
 pytestmark = pytest.mark.xdist_group("serve")  # the worker that exports the same models
@@ -191,15 +191,21 @@ def test_what_a_page_cannot_run_is_refused_by_name(
 ) -> None:
     with pytest.raises(
         ValueError,
-        match="page: expected a decoder for target ort or onnx, float32, got decoder for target "
-        "onnx-static, float32",
+        match="page: expected target ort or onnx in float32, got target onnx-static in float32; "
+        "export it with --target ort --dtype float32",
     ):
         write(artefact(tmp_path_factory.getbasetemp(), "onnx-static"), tmp_path / "page", web)
     export(sources(encoder("rope")), "onnx", tmp_path / "encoder", verify=False)
     with pytest.raises(
-        ValueError, match="got encoder for target onnx, float32; encoders have no page"
+        ValueError, match="expected a decoder, got a model of kind encoder; posenc embed and"
     ):
         write(tmp_path / "encoder", tmp_path / "page", web)
+    export(sources(block("rope")), "ort", tmp_path / "block", verify=False)
+    with pytest.raises(
+        ValueError,
+        match="expected a decoder, got a model of kind block; posenc inspect --runtime web prints",
+    ):
+        write(tmp_path / "block", tmp_path / "page", web)
     assert not (tmp_path / "page").exists()
 
 

@@ -73,9 +73,12 @@ def codec(folder: Path, manifest: Manifest, most: Optional[int] = None) -> Codec
             f"an artefact with tokenizer.json or a byte-level decoder (vocabulary {BYTES})",
             f"kind {manifest.kind} with {manifest.vocabulary} token ids",
         )
-        raise ValueError(
-            f"text: expected {rule}, got {got}; pass token ids through posenc_export.load"
+        remedy = (
+            "pass token ids through posenc_export.load"
+            if manifest.vocabulary
+            else "posenc inspect --runtime prints a program that runs it"
         )
+        raise ValueError(f"text: expected {rule}, got {got}; {remedy}")
     return ByteCodec()
 
 

@@ -237,11 +237,10 @@ def check_room(
     ]  # Python integers do not overflow
     for position in (max(ends) - 1, int(start.max()), int(start.min())):
         if not 0 <= position < manifest.max_positions:
-            remedy = (
-                "rewind, or export"
-                if manifest.states
-                else "give shorter rows or an earlier start, or export"
-            )
+            # Rewinding helps if the rows fit without the tokens in the cache.
+            fits = int((start + counts).max()) <= manifest.max_positions
+            shorter = f"give shorter rows{' or an earlier start' if start.any() else ''}"
+            remedy = f"{'rewind' if manifest.states and fits else shorter}, or export"
             grid = (
                 ", which bounds the tokens of a row and their coordinates" if manifest.axes else ""
             )
@@ -378,13 +377,28 @@ def _checked_array(inputs: np.ndarray, value: Value) -> Tuple[np.ndarray, np.nda
     if inputs.dtype != np.dtype(value.dtype):
         raise ValueError(
             f"session: expected {value.name} of dtype {value.dtype}, got {inputs.dtype}; "
-            "convert it with astype"
+            f"{_dtype_remedy(value, inputs.dtype)}"
         )
     if inputs.ndim != len(value.axes) or inputs.shape[2:] != value.axes[2:]:
         raise ValueError(
-            f"session: expected {value.name} of shape {list(value.axes)}, got {list(inputs.shape)}"
+            f"session: expected {value.name} of shape {list(value.axes)}, got "
+            f"{list(inputs.shape)}; {_shape_remedy(value, inputs.ndim)}"
         )
     return inputs, np.full(len(inputs), inputs.shape[1])
+
+
+def _dtype_remedy(value: Value, dtype: np.dtype) -> str:
+    if np.dtype(value.dtype).kind == "i" and dtype.kind == "f":
+        return "pass token ids"
+    if np.dtype(value.dtype).kind == "f" and dtype.kind in "iu":
+        return f"this model reads {value.name}, not token ids"
+    return "convert it with astype"
+
+
+def _shape_remedy(value: Value, axes: int) -> str:
+    if axes == len(value.axes) - 1:
+        return "add an axis of rows, as in inputs[None]"
+    return f"pass an array with {len(value.axes)} axes and the sizes of the model"
 
 
 def _padded_rows(inputs: Sequence[Any], value: Value) -> Tuple[np.ndarray, np.ndarray]:
@@ -403,10 +417,11 @@ def _row(row: Any, value: Value) -> np.ndarray:
     array = array_of(f"a row of {value.name}", row)
     if not array.size and array.ndim:
         return np.zeros((0, *value.token_shape), value.dtype)
-    if not np.can_cast(array.dtype, value.dtype, "same_kind"):
+    ids = array.ndim == 1 and len(value.axes) == 3
+    if ids or not np.can_cast(array.dtype, value.dtype, "same_kind"):
         raise ValueError(
             f"session: expected {value.name} of dtype {value.dtype}, got a row of "
-            f"{array.dtype}; convert it with astype"
+            f"{array.dtype}; {_dtype_remedy(value, array.dtype)}"
         )
     if array.ndim != len(value.axes) - 1 or array.shape[1:] != value.axes[2:]:
         raise ValueError(

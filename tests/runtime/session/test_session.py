@@ -79,7 +79,16 @@ def test_positions_past_the_range_are_refused_and_the_cache_stays_as_it_was(
         (lambda s: s.prefill(TOKENS, start=-1), "got -1"),
         (
             lambda s: s.prefill(TOKENS.astype(np.float32)),
-            "expected input_ids of dtype int64, got float32",
+            "expected input_ids of dtype int64, got float32; pass token ids",
+        ),
+        (lambda s: s.prefill(TOKENS[0]), r"got \[12\]; add an axis of rows, as in inputs\[None\]"),
+        (
+            lambda s: s.prefill(np.zeros((1, 1101), np.int64)),
+            "expected positions 0 .. 1099, got 1100; give shorter rows, or export with larger",
+        ),
+        (
+            lambda s: (s.prefill(TOKENS), s.prefill(np.zeros((1, 1090), np.int64))),
+            "got 1101; rewind, or export with larger max_positions",
         ),
         (
             lambda s: s.prefill([TOKENS[0, :0], TOKENS[0, :0]]),
