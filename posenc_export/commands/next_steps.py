@@ -18,10 +18,9 @@ def sizes(manifests: Iterable[Manifest]) -> List[str]:
 
 def _sizes(manifest: Manifest) -> List[str]:
     parts = [f"positions 0 .. {manifest.max_positions - 1}"]
-    updates = {state.update for state in manifest.states}
-    if "in_place" in updates:
+    if manifest.in_place:
         parts.append(f"caches of at most {manifest.max_positions} slots")
-    elif "append" in updates:
+    elif any(state.grows for state in manifest.states):
         parts.append("caches that grow")
     if manifest.opset:
         opsets = (f"{domain or 'ai.onnx'} {number}" for domain, number in manifest.opset.items())
