@@ -17,6 +17,7 @@ from posenc_export.runtime.graphs.providers import (
     check_name,
     not_for_openvino,
 )
+from posenc_export.shared.suggestion import check_name as check_known
 from posenc_export.shared.suggestion import suggestion
 
 ON_CPU = ("cpu", AOTINDUCTOR)  # every artefact has one of them, so that its name needs no provider
@@ -93,11 +94,7 @@ def gather(
             "`posenc export` wrote"
         )
     for name in runtimes:
-        if name not in RUNTIMES:
-            raise ValueError(
-                f"benchmark: expected runtime to be one of {', '.join(RUNTIMES)}, got "
-                f"{name!r}; {suggestion(name, RUNTIMES)}"
-            )
+        check_known("benchmark: expected runtime", name, RUNTIMES)
     artefacts = _of_folders([locate(folder) for folder in folders], different_models, providers)
     peers = [peer for name in dict.fromkeys(runtimes) for peer in _of_runtime(name, artefacts)]
     labels = numbered([contestant.label for contestant in peers + artefacts])
@@ -108,11 +105,11 @@ def gather(
 
 
 def _of_folders(
-    given: Sequence[Path], different_models: bool, providers: Sequence[str]
+    folders: Sequence[Path], different_models: bool, providers: Sequence[str]
 ) -> List[Contestant]:
     """Return the contestants that run artefacts: one per folder and provider."""
-    folder_manifests = [manifests.read(path) for path in given]
-    paths = [path.resolve() for path in given]
+    folder_manifests = [manifests.read(path) for path in folders]
+    paths = [path.resolve() for path in folders]
     models: List[Manifest] = []  # the first folder of each model
     for manifest in folder_manifests:
         if all(manifest.config != other.config for other in models):
@@ -137,7 +134,7 @@ def _of_folders(
             for provider in chosen
         ]
     for provider in providers:
-        if all(each.provider != provider for each in contestants):
+        if all(contestant.provider != provider for contestant in contestants):
             remedy = (
                 "one that `posenc compile` wrote"
                 if provider == AOTINDUCTOR
@@ -184,39 +181,38 @@ def _of_runtime(name: str, artefacts: Sequence[Contestant]) -> List[Contestant]:
             f"pip install '{runtime.install}' or omit {name}"
         )
     supported = [
-        each
-        for each in artefacts
-        if each.provider in ON_CPU and runtime.supports(each.folder, each.manifest)
+        artefact
+        for artefact in artefacts
+        if artefact.provider in ON_CPU and runtime.supports(artefact.folder, artefact.manifest)
     ]
     if not supported:
-        got = ", ".join(
-            dict.fromkeys(
-                (
-                    f"{each.artefact} ({each.model}, target {each.manifest.target}, signature "
-                    f"{each.manifest.signature})"
-                )
-                for each in artefacts
-            )
-        )
-        other = (
-            f", or give --provider {name}, which runs folders of target onnx and ort"
-            if name in OPENVINO
-            else ""
-        )
-        raise ValueError(
-            f"benchmark {name}: expected {runtime.rule}, got {got}; add such a folder or "
-            f"omit {name}{other}"
-        )
+        raise ValueError(_unsupported(name, artefacts))
     if not runtime.builds:
         return [
-            replace(each, label=f"{name} on {each.artefact}", runtime=name) for each in supported
+            replace(artefact, label=f"{name} on {artefact.artefact}", runtime=name)
+            for artefact in supported
         ]
-    first = {each.model: each for each in reversed(supported)}
-    several = len({each.model for each in artefacts}) > 1
+    first = {artefact.model: artefact for artefact in reversed(supported)}
+    several = len({artefact.model for artefact in artefacts}) > 1
     return [
-        replace(each, label=f"{name} {model.split()[0]}" if several else name, runtime=name)
-        for model, each in reversed(first.items())
+        replace(artefact, label=f"{name} {model.split()[0]}" if several else name, runtime=name)
+        for model, artefact in reversed(first.items())
     ]
+
+
+def _unsupported(name: str, artefacts: Sequence[Contestant]) -> str:
+    """Return the message for a runtime that supports none of the artefacts."""
+    described = (
+        f"{artefact.artefact} ({artefact.model}, target {artefact.manifest.target}, signature "
+        f"{artefact.manifest.signature})"
+        for artefact in artefacts
+    )
+    provider = f", or give --provider {name}, which runs folders of target onnx and ort"
+    return (
+        f"benchmark {name}: expected {RUNTIMES[name].rule}, got "
+        f"{', '.join(dict.fromkeys(described))}; add such a folder or omit {name}"
+        f"{provider if name in OPENVINO else ''}"
+    )
 
 
 def _providers(manifest: Manifest) -> Tuple[str, ...]:

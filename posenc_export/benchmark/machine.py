@@ -2,6 +2,7 @@
 memory and arithmetic.
 """
 
+import contextlib
 import os
 import platform
 from importlib import metadata
@@ -19,12 +20,10 @@ LIBRARIES = (
     "torch",
     "transformers",
     "onnxruntime-genai",
-    "optimum-onnx",
     "openvino",
 )
-WORKING_SETS = tuple(
-    1 << power for power in (18, 20, 22, 24, 26, 28)
-)  # bytes, from the smallest cache of current processors to main memory
+# Bytes, from the smallest cache of current processors to main memory.
+WORKING_SETS = tuple(1 << power for power in range(18, 30, 2))
 SQUARE = 1024  # rows and columns of the multiplied matrices
 DURATION = 0.06  # seconds per measurement
 TIMES = 3  # measurements, of which the shortest time counts
@@ -61,8 +60,6 @@ def limits(worker: Worker, threads: int) -> Limits:
 def _versions() -> Dict[str, str]:
     versions = {}
     for name in LIBRARIES:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return versions

@@ -45,9 +45,8 @@ class Measurement:
     seconds: float
     progress: Progress
     sleeping: bool = False
-    other_cores: List[float] = field(
-        default_factory=list
-    )  # used by other processes during each sample
+    # Cores used by other processes during each sample.
+    other_cores: List[float] = field(default_factory=list)
     steps: Optional[Steps] = None  # rounds of all phases; some prompts have fewer
     measured: int = 0  # rounds of phases and numbers of tokens that are done
 
@@ -77,7 +76,7 @@ class Measurement:
                 rows += measure(tokens)
                 self.measured += self.rounds
         memory = [worker.ask("memory")["peak"] for worker in self.workers]
-        loaded = [_loaded(*each) for each in zip(self.contestants, replies, memory, strict=True)]
+        loaded = list(map(_loaded, self.contestants, replies, memory))
         return Report(
             machine.described(self.threads),
             limits,
@@ -95,7 +94,8 @@ class Measurement:
         duration = self.seconds * DECODE_SHARE / self.rounds
         samples_by_worker: List[List[float]] = [[] for _ in self.workers]
         reads: Dict[int, List[float]] = {
-            step_bytes(each.manifest, tokens, self.batch): [] for each in self.contestants
+            step_bytes(contestant.manifest, tokens, self.batch): []
+            for contestant in self.contestants
         }
         for turn in range(self.rounds):
             for worker, samples in zip(self.workers, samples_by_worker, strict=True):
@@ -137,17 +137,11 @@ class Measurement:
             self.steps.advance(self.measured + int(self.rounds * share))
 
     def _prompts(self, worker: Worker, tokens: int) -> int:
-        """Return the number of prompts to time. A time above the limit is measured again,
-        because torch.compile may have compiled for a new length.
-        """
+        """Return the number of prompts to time."""
         seconds = self._sample(worker, "prefill", context=tokens)
         if seconds > PREFILL_LIMIT:
-            seconds = min(seconds, self._sample(worker, "prefill", context=tokens))
-        return (
-            1
-            if seconds > PREFILL_LIMIT
-            else min(self.rounds, max(FEWEST, int(self.seconds * (1 - DECODE_SHARE) / seconds)))
-        )
+            return 1
+        return min(self.rounds, max(FEWEST, int(self.seconds * (1 - DECODE_SHARE) / seconds)))
 
     def _sample(self, worker: Worker, do: str, **request: Any) -> float:
         reply = worker.ask(do, **request)

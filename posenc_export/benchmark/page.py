@@ -5,23 +5,31 @@ import html
 import io
 import math
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from posenc_export.benchmark.report import HTML, LOAD_HEADS, ROW_HEADS, Report, filled, median
 from posenc_export.benchmark.results import Row
+from posenc_export.benchmark.spread import Spread
 from posenc_export.benchmark.verdicts import ratios
 from posenc_export.runtime.artefact.places import write_file
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; background: #fff; max-width: 66rem; margin: 2rem auto; padding: 0 1rem }
-h1 { font-size: 1.1rem; font-weight: 400; color: #57606a; margin-bottom: .5rem } h2 { font-size: 1.1rem; margin-top: 2rem }
-.result { font-size: clamp(1.1rem, 4vw, 1.45rem); line-height: 1.35; font-weight: 600; margin: .3rem 0 }
-.mark { background: #fff1d6; color: #7a4d00; border-radius: 1rem; padding: .15rem .7rem; font-size: .9rem; display: inline-block }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 28rem), 1fr)); gap: 0 2rem } .plots h2 { margin-bottom: .3rem }
-.scroll { overflow-x: auto } img { width: 100%; height: auto } .note { color: #57606a }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums } th, td { padding: .2rem .7rem }
-th, td { text-align: right; vertical-align: top; border-bottom: 1px solid #d8dee4; white-space: nowrap }
-th { font-weight: 600; border-bottom-color: #57606a } .text { text-align: left } .best { font-weight: 700 }
+body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; background: #fff; max-width: 66rem;
+  margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.1rem; font-weight: 400; color: #57606a; margin-bottom: .5rem }
+h2 { font-size: 1.1rem; margin-top: 2rem } .note { color: #57606a }
+.result { font-size: clamp(1.1rem, 4vw, 1.45rem); line-height: 1.35; font-weight: 600;
+  margin: .3rem 0 }
+.mark { background: #fff1d6; color: #7a4d00; border-radius: 1rem; padding: .15rem .7rem;
+  font-size: .9rem; display: inline-block }
+.plots { display: grid; gap: 0 2rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 28rem), 1fr)) }
+.plots h2 { margin-bottom: .3rem } .scroll { overflow-x: auto } img { width: 100%; height: auto }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+th, td { padding: .2rem .7rem; text-align: right; vertical-align: top; white-space: nowrap;
+  border-bottom: 1px solid #d8dee4 }
+th { font-weight: 600; border-bottom-color: #57606a }
+.text { text-align: left } .best { font-weight: 700 }
 .dot { display: inline-block; width: .7rem; height: .7rem; border-radius: 50%; margin-right: .5rem }
 details { margin-top: 1rem } summary { cursor: pointer; font-weight: 600 }
 """
@@ -43,9 +51,8 @@ COLOURS = (
 LINES = ("-", "--", ":")  # line styles; the next one is used when all colours are taken
 APART = 0.075  # least distance of two labels, in heights of the axes
 Mark = Callable[[Any, List[Row], Dict[str, Any]], None]
-Styles = Mapping[
-    str, Dict[str, Any]
-]  # colour and line style of each contestant, the same in every plot
+# Colour and line style of each contestant, the same in every plot.
+Styles = Mapping[str, Dict[str, Any]]
 
 
 def write(report: Report, path: Path) -> None:
@@ -64,7 +71,7 @@ def render(report: Report) -> str:
     Raises:
         ValueError: matplotlib is not installed.
     """
-    names = [each.contestant for each in report.contestants]
+    names = [loaded.contestant for loaded in report.contestants]
     styles = {
         name: {
             "color": COLOURS[at % len(COLOURS)],
@@ -72,50 +79,24 @@ def render(report: Report) -> str:
         }
         for at, name in enumerate(names)
     }
-    plots = [
-        _figure(
-            "Decode: time per step",
-            [row for row in report.rows if row.phase == "decode"],
-            "microseconds",
-            _times(1e6),
-            styles,
-        ),
-        _figure(
-            "Prefill: time per prompt",
-            [row for row in report.rows if row.phase == "prefill"],
-            "milliseconds",
-            _times(1e3),
-            styles,
-        ),
-        _figure(
-            "Decode: share of the read bandwidth",
-            [row for row in report.rows if row.share_of_limit is not None],
-            "percent",
-            _shares,
-            styles,
-        ),
-    ]
-    drawn = "".join(f"<section>{plot}</section>" for plot in plots if plot)
-    busy = f'<p><span class="mark">{html.escape(report.busy)}</span></p>' if report.busy else ""
+    models = " and ".join(dict.fromkeys(loaded.model for loaded in report.contestants))
+    drawn = _plots(report, styles)
     notes = " ".join([READING, *([DRAWN] if drawn else []), *report.unsteady])
+    busy = f'<p><span class="mark">{html.escape(report.busy)}</span></p>' if report.busy else ""
+    limit = "".join(f'<p class="note">{line}</p>' for line in report.limit)
     parts = [
         "<!DOCTYPE html>",
         '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
         'content="width=device-width">',
         f"<title>posenc benchmark</title><style>{STYLE}</style></head><body>",
-        "<h1>posenc benchmark of "
-        f"{html.escape(' and '.join(dict.fromkeys(each.model for each in report.contestants)))}</h1>",
+        f"<h1>posenc benchmark of {html.escape(models)}</h1>",
         *(f'<p class="result">{html.escape(line)}</p>' for line in report.headlines),
         busy,
         _medians(report, styles),
         drawn and f'<div class="plots">{drawn}</div>',
         f'<p class="note">{html.escape(notes)}</p>',
         _folded("Each number of tokens", _list(report.verdicts)),
-        _folded(
-            "All rows",
-            _table(*filled(ROW_HEADS, report.row_cells()))
-            + "".join(f'<p class="note">{line}</p>' for line in report.limit),
-        ),
+        _folded("All rows", _table(*filled(ROW_HEADS, report.row_cells())) + limit),
         _folded("Loading", _table(*filled(LOAD_HEADS, report.load_cells()))),
         _folded("Machine", _list(report.conditions())),
         "</body></html>",
@@ -123,48 +104,62 @@ def render(report: Report) -> str:
     return "\n".join(part for part in parts if part) + "\n"
 
 
+def _plots(report: Report, styles: Styles) -> str:
+    """Return the plots with at least two numbers of tokens, each in a section."""
+    decode = [row for row in report.rows if row.phase == "decode"]
+    prefill = [row for row in report.rows if row.phase == "prefill"]
+    shares = [row for row in report.rows if row.share_of_limit is not None]
+    plots = (
+        _figure("Decode: time per step", decode, "microseconds", _times(1e6), styles),
+        _figure("Prefill: time per prompt", prefill, "milliseconds", _times(1e3), styles),
+        _figure("Decode: share of the read bandwidth", shares, "percent", _shares, styles),
+    )
+    return "".join(f"<section>{plot}</section>" for plot in plots if plot)
+
+
 def _medians(report: Report, styles: Styles) -> str:
     """Return a table of the median times, one line for each contestant, the fastest of the first
     column first, and how many times that of the fastest it is.
     """
     columns = list(dict.fromkeys((row.phase, row.tokens) for row in report.rows))
-    found = {
+    measured = {
         (row.phase, row.tokens, row.contestant): (row, slower)
         for row, slower in zip(report.rows, ratios(report.rows), strict=True)
     }
+    best = {column: _fastest(report, column) for column in columns}
     order = sorted(
         styles,
         key=lambda name: (
-            found[(*columns[0], name)][0].median_seconds
-            if (*columns[0], name) in found
+            measured[(*columns[0], name)][0].median_seconds
+            if (*columns[0], name) in measured
             else math.inf
         ),
     )
     heads = "".join(f"<th>{phase}, {tokens} tokens</th>" for phase, tokens in columns)
     lines = []
     for name in order:
-        cells = [
-            (
-                '<td class="text"><span class="dot" '
-                f'style="background:{styles[name]["color"]}"></span>{html.escape(name)}</td>'
-            )
-        ]
+        dot = f'<span class="dot" style="background:{styles[name]["color"]}"></span>'
+        cells = [f'<td class="text">{dot}{html.escape(name)}</td>']
         for column in columns:
-            if (*column, name) not in found:
-                cells.append("<td></td>")
-                continue
-            row, slower = found[(*column, name)]
-            best = row.median_seconds == min(
-                found[key][0].median_seconds for key in found if key[:2] == column
-            )
-            said = "" if slower is None else f'<div class="note">x {slower}</div>'
-            cells.append(f"<td{' class=best' if best else ''}>{median(row)}{said}</td>")
+            pair = measured.get((*column, name))
+            cells.append("<td></td>" if pair is None else _median_cell(*pair, best[column]))
         lines.append("".join(cells))
     body = "\n".join(f"<tr>{line}</tr>" for line in lines)
     return (
         '<div class="scroll"><table><tr><th class="text">median '
         f"time</th>{heads}</tr>\n{body}</table></div>"
     )
+
+
+def _fastest(report: Report, column: Tuple[str, int]) -> float:
+    rows = (row for row in report.rows if (row.phase, row.tokens) == column)
+    return min(row.median_seconds for row in rows)
+
+
+def _median_cell(row: Row, slower: Optional[Spread], fastest: float) -> str:
+    said = "" if slower is None else f'<div class="note">x {slower}</div>'
+    best = " class=best" if row.median_seconds == fastest else ""
+    return f"<td{best}>{median(row)}{said}</td>"
 
 
 def _times(factor: float) -> Mark:
@@ -177,7 +172,7 @@ def _times(factor: float) -> Mark:
             [factor * row.p90_seconds for row in rows],
             alpha=0.2,
             linewidth=0,
-            **style,
+            color=style["color"],
         )
         axes.set_yscale("log")
         axes.yaxis.get_major_locator().set_params(subs=(1, 2, 5))
@@ -218,8 +213,7 @@ def _figure(title: str, rows: List[Row], unit: str, mark: Mark, styles: Styles) 
         axes: Any = figure.subplots()
         ends = []
         for name in dict.fromkeys(row.contestant for row in rows):
-            of_one = [row for row in rows if row.contestant == name]
-            mark(axes, of_one, styles[name])
+            mark(axes, [row for row in rows if row.contestant == name], styles[name])
             ends.append((name, float(axes.lines[-1].get_ydata()[-1])))
         axes.set_xscale("log", base=2)
         axes.set_xticks(tokens, [str(number) for number in tokens])
@@ -246,17 +240,9 @@ def _label_ends(axes: Any, ends: Sequence[Tuple[str, float]], styles: Styles) ->
 
     A name may hold "$", which is no formula.
     """
-    heights = [
-        (
-            float(
-                axes.transAxes.inverted().transform(
-                    axes.transData.transform((axes.get_xlim()[1], value))
-                )[1]
-            ),
-            name,
-        )
-        for name, value in ends
-    ]
+    to_axes = axes.transData + axes.transAxes.inverted()
+    right = axes.get_xlim()[1]
+    heights = [(float(to_axes.transform((right, value))[1]), name) for name, value in ends]
     last = -APART
     for height, name in sorted(heights):
         last = max(height, last + APART)
@@ -276,24 +262,18 @@ def _folded(title: str, content: str) -> str:
 
 
 def _list(lines: Sequence[str]) -> str:
-    return (
-        "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in lines) + "</ul>"
-        if lines
-        else ""
-    )
+    items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
+    return f"<ul>{items}</ul>" if items else ""
 
 
 def _table(heads: Sequence[str], cells: Sequence[Tuple[str, ...]]) -> str:
-    kinds = [' class="text"' if head in TEXT_HEADS else "" for head in heads]
-    lines = [
-        "".join(f"<th{k}>{html.escape(head)}</th>" for head, k in zip(heads, kinds, strict=True))
-    ]
-    lines += [
-        "".join(f"<td{k}>{html.escape(cell)}</td>" for cell, k in zip(line, kinds, strict=True))
-        for line in cells
-    ]
-    return (
-        '<div class="scroll"><table>'
-        + "\n".join(f"<tr>{line}</tr>" for line in lines)
-        + "</table></div>"
+    lines = [_line("th", heads, heads), *(_line("td", heads, line) for line in cells)]
+    return f'<div class="scroll"><table>{chr(10).join(lines)}</table></div>'
+
+
+def _line(tag: str, heads: Sequence[str], cells: Sequence[str]) -> str:
+    kinds = (' class="text"' if head in TEXT_HEADS else "" for head in heads)
+    written = (
+        f"<{tag}{kind}>{html.escape(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True)
     )
+    return f"<tr>{''.join(written)}</tr>"

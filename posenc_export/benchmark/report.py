@@ -133,16 +133,16 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
     def load_cells(self) -> Cells:
         return [
             (
-                e.contestant,
-                e.model,
-                e.target,
-                e.provider,
-                loss(e.perplexity),
-                duration(e.load_seconds),
-                duration(e.first_calls_seconds),
-                size(e.peak_memory_bytes),
+                loaded.contestant,
+                loaded.model,
+                loaded.target,
+                loaded.provider,
+                loss(loaded.perplexity),
+                duration(loaded.load_seconds),
+                duration(loaded.first_calls_seconds),
+                size(loaded.peak_memory_bytes),
             )
-            for e in self.contestants
+            for loaded in self.contestants
         ]
 
     def remarks(self) -> List[str]:
@@ -185,8 +185,8 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
             f"({self.machine.processor}), {batch}, one contestant at a time."
         )
         read = ", ".join(
-            f"{size(each.bytes)} at {each.read_bytes_per_second / 1e9:.1f} GB/s"
-            for each in self.limits.read
+            f"{size(working.bytes)} at {working.read_bytes_per_second / 1e9:.1f} GB/s"
+            for working in self.limits.read
         )
         empty = (
             ""

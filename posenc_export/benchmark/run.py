@@ -14,11 +14,8 @@ from posenc_export.benchmark.workers import started
 from posenc_export.runtime.graphs.providers import check_threads
 
 CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
-QUICK_TOKENS, QUICK_ROUNDS, QUICK_SECONDS = (
-    512,
-    10,
-    25.0,
-)  # of a quick run, the last for all contestants together, without loading
+# Of a quick run; the seconds are those of all contestants together, without loading.
+QUICK_TOKENS, QUICK_ROUNDS, QUICK_SECONDS = 512, 10, 25.0
 
 
 def run(
@@ -59,31 +56,16 @@ def run(
         )
     contestants = gather(folders, runtimes, different_models, providers)
     if quick:
-        contexts = prompts = (
-            min(QUICK_TOKENS, *(each.manifest.max_positions for each in contestants)),
-        )
+        ranges = [contestant.manifest.max_positions for contestant in contestants]
+        contexts = prompts = (min(QUICK_TOKENS, *ranges),)
         rounds, seconds = QUICK_ROUNDS, QUICK_SECONDS / (len(contestants) + 1)
     steps = all(contestant.manifest.states for contestant in contestants)
-    cached, prefilled = (
-        usable(contexts if steps else (), contestants),
-        usable(contexts if prompts is None else prompts, contestants),
-    )
+    cached = usable(contexts if steps else (), contestants)
+    prefilled = usable(contexts if prompts is None else prompts, contestants)
     if not cached and not prefilled:
         raise ValueError("benchmark: expected a context or a prompt to measure, got none; give one")
     sleeping = threads > 1 and busy_machine()
-    with started([each.label for each in contestants] + ["limits"], threads, sleeping) as (
-        *workers,
-        limits_worker,
-    ):
-        measurement = Measurement(
-            contestants,
-            workers,
-            limits_worker,
-            threads,
-            batch,
-            rounds,
-            seconds,
-            progress or (lambda line: None),
-            sleeping,
-        )
-        return measurement.report(cached, prefilled)
+    labels = [contestant.label for contestant in contestants]
+    with started([*labels, "limits"], threads, sleeping) as (*workers, limits_worker):
+        how = (threads, batch, rounds, seconds, progress or (lambda line: None), sleeping)
+        return Measurement(contestants, workers, limits_worker, *how).report(cached, prefilled)

@@ -2,10 +2,10 @@
 description, and programs that load the artefact folder.
 """
 
-import importlib.util
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Callable, Dict, Tuple
+from typing import Callable, Dict, Tuple
 
 from posenc_export.benchmark import shapes
 from posenc_export.runtime.artefact.manifest import Manifest
@@ -40,7 +40,7 @@ class Runtime:
 
     def missing(self) -> Tuple[str, ...]:
         """Return the required modules that are not installed."""
-        return tuple(module for module in self.needs if not _installed(module))
+        return tuple(module for module in self.needs if find_spec(module) is None)
 
 
 def _any_described(folder: Path, manifest: Manifest) -> bool:
@@ -69,10 +69,6 @@ def _genai(folder: Path, manifest: Manifest) -> bool:
     return (folder / "genai_config.json").is_file()
 
 
-def _optimum(folder: Path, manifest: Manifest) -> bool:
-    return manifest.kind == "decoder" and (folder / "config.json").is_file()
-
-
 def _openvino(folder: Path, manifest: Manifest) -> bool:
     append_only = [state.grows and len(state.axes) == 4 for state in manifest.states]
     return (
@@ -92,9 +88,6 @@ LLAMA = (
 RUNTIMES: Dict[str, Runtime] = {
     "eager": Runtime(
         f"{PEERS}.torch_module", TORCH, "posenc-export[export]", _any_described, DESCRIBED
-    ),
-    "torch.compile": Runtime(
-        f"{PEERS}.torch_compiled", TORCH, "posenc-export[export]", _any_described, DESCRIBED
     ),
     "transformers": Runtime(
         f"{PEERS}.llama",
@@ -133,14 +126,6 @@ RUNTIMES: Dict[str, Runtime] = {
         LLAMA,
         quantizes=True,
     ),
-    "optimum": Runtime(
-        f"{PEERS}.optimum_onnx",
-        ("optimum.onnxruntime",),
-        "optimum-onnx[onnxruntime]",
-        _optimum,
-        f"{WITH_MASK} for target onnx or ort",
-        builds=False,
-    ),
     "openvino": Runtime(
         f"{PEERS}.open_vino",
         ("openvino",),
@@ -150,10 +135,3 @@ RUNTIMES: Dict[str, Runtime] = {
         builds=False,
     ),
 }
-
-
-def _installed(module: Any) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # its parent package is not installed
-        return False

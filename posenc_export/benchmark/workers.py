@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Sequence
 
 COMMAND = [sys.executable, "-m", "posenc_export.benchmark.worker"]
-PATIENCE = 600.0  # seconds for one reply; torch.compile takes minutes at its first call
+PATIENCE = 600.0  # seconds for one reply
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -136,9 +136,6 @@ def started(labels: Sequence[str], threads: int, sleeping: bool = False) -> Iter
 
 
 def _environment(threads: int, sleeping: bool) -> Dict[str, str]:
-    """Return the environment of a worker. TORCHINDUCTOR_COMPILE_THREADS=1 makes inductor compile
-    in the worker instead of child processes.
-    """
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     numbers = dict.fromkeys(
         ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads)
@@ -148,6 +145,5 @@ def _environment(threads: int, sleeping: bool) -> Dict[str, str]:
         **waiting,
         **os.environ,
         **numbers,
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(paths),
     }

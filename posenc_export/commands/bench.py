@@ -6,8 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Tuple
 
+from posenc_export import benchmark
 from posenc_export.benchmark import page
-from posenc_export.benchmark import run as measure
 from posenc_export.benchmark.report import HTML, JSON
 from posenc_export.benchmark.run import CONTEXTS
 from posenc_export.benchmark.runtimes import RUNTIMES
@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
     for path, form in ((options.output, JSON), (options.html, HTML)):
         if path:
             check_file(path, form)
-    report = measure(
+    report = benchmark.run(
         options.folders,
         runtimes=tuple(options.runtime),
         contexts=contexts,

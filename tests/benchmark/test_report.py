@@ -157,6 +157,12 @@ def test_the_same_report_gives_the_same_page(report, tmp_path):
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
+def test_a_page_of_more_contestants_than_colours_is_drawn():
+    names = [f"contestant {number}" for number in range(len(page.COLOURS) + 1)]
+    made = [rows.row(name, [1.0] * 5, tokens=t) for t in (128, 512) for name in names]
+    assert page.render(rows.report(made)).count("<section>") == 1
+
+
 def test_a_missing_matplotlib_names_the_extra(report, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ValueError, match=r"pip install 'posenc-export\[report\]'"):

@@ -252,7 +252,7 @@ def test_a_worker_that_does_not_answer_is_an_error(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "rule"),
     [
-        ({"runtimes": ("jax",)}, "runtime to be one of eager, torch.compile, .*, got 'jax'"),
+        ({"runtimes": ("jax",)}, "runtime to be one of eager, transformers, .*, got 'jax'"),
         ({"contexts": (4096,)}, "at most max_positions, 128 tokens, got 4096"),
         ({"contexts": (1,)}, "at least 2 tokens, got 1"),
         ({"rounds": 0}, "rounds, batch and seconds above 0"),

@@ -177,49 +177,39 @@ def decoder(config: Dict[str, Any], weights: Arrays) -> bytes:
         epsilon=epsilon,
     )
     for layer in range(layers):
-        own = {
-            name.removeprefix(f"layers.{layer}."): array
-            for name, array in weights.items()
-            if name.startswith(f"layers.{layer}.")
-        }
-        added = graph.attend(
-            x,
-            layer,
-            own["attention.projection.qkv.weight"],
-            own["attention.projection.output.weight"],
-            f"back.{layer}",
-        )
-        x, total = graph.normed(
-            total, added, f"norm.mlp.{layer}", own["residual.mlp_norm.weight"], epsilon
-        )
-        added = graph.gated(
-            x,
-            f"mlp.{layer}",
-            np.concatenate((own["mlp.gate.weight"], own["mlp.up.weight"])),
-            own["mlp.down.weight"],
-        )
-        following = (
-            "norm.weight"
-            if layer == layers - 1
-            else f"layers.{layer + 1}.residual.attention_norm.weight"
-        )
-        x, total = graph.normed(total, added, f"norm.after.{layer}", weights[following], epsilon)
+        x, total = _layer(graph, layer, x, total, weights, epsilon)
     graph.weights["head"] = weights.get("head.linear.weight", table).T
     graph.weights |= {
         "from": np.array([-1]),
         "to": np.array([np.iinfo(np.int64).max]),
         "token_axis": np.array([1]),
     }
-    graph.node(
-        "MatMul",
-        [graph.node("Slice", [x, "from", "to", "token_axis"], ["last"]), "head"],
-        ["logits"],
-    )
+    last = graph.node("Slice", [x, "from", "to", "token_axis"], ["last"])  # [B,1,E]
+    graph.node("MatMul", [last, "head"], ["logits"])
     source = helper.make_tensor_value_info("input_ids", INT64, ["batch", "new"])
-    return graph.model(
-        source,
-        helper.make_tensor_value_info(
-            "logits", FLOAT, ["batch", 1, config["tokens"]["vocabulary"]]
-        ),
-        layers,
+    vocabulary = config["tokens"]["vocabulary"]
+    result = helper.make_tensor_value_info("logits", FLOAT, ["batch", 1, vocabulary])
+    return graph.model(source, result, layers)
+
+
+def _layer(
+    graph: HandGraph, layer: int, x: str, total: str, weights: Arrays, epsilon: float
+) -> List[str]:
+    """Add a layer on the norm x of the residual sum `total`; return those after it. The norm is
+    that of the next layer, or after the last one that of the model.
+    """
+    own = f"layers.{layer}."
+    added = graph.attend(
+        x,
+        layer,
+        weights[f"{own}attention.projection.qkv.weight"],
+        weights[f"{own}attention.projection.output.weight"],
+        f"back.{layer}",
     )
+    middle = weights[f"{own}residual.mlp_norm.weight"]
+    x, total = graph.normed(total, added, f"norm.mlp.{layer}", middle, epsilon)
+    gate_and_up = np.concatenate((weights[f"{own}mlp.gate.weight"], weights[f"{own}mlp.up.weight"]))
+    added = graph.gated(x, f"mlp.{layer}", gate_and_up, weights[f"{own}mlp.down.weight"])
+    following = f"layers.{layer + 1}.residual.attention_norm.weight"
+    after = weights.get(following, weights["norm.weight"])
+    return graph.normed(total, added, f"norm.after.{layer}", after, epsilon)

@@ -1,7 +1,6 @@
 """The eager module, run by the session of this package."""
 
 from pathlib import Path
-from typing import Any, Callable
 
 import torch
 
@@ -14,12 +13,7 @@ from posenc_export.runtime.graphs.torch_graph import TorchGraph
 
 
 def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Opened:
-    return opened(manifest, threads, batch, lambda module: module)
-
-
-def opened(manifest: Manifest, threads: int, batch: int, finish: Callable[[Any], Any]) -> Opened:
-    """Open a session on the module that `finish` returns, such as a compiled one."""
     torch.set_num_threads(threads)
     model, weights = rebuilt(manifest)
     module, described = eager(model)
-    return Opened(Model(TorchGraph(finish(module), described)).session(batch), weights)
+    return Opened(Model(TorchGraph(module, described)).session(batch), weights)

@@ -296,8 +296,8 @@ def test_rows_beyond_the_range_of_a_model_without_a_cache_are_not_told_to_rewind
     )
     with pytest.raises(
         ValueError,
-        match="got 195; give shorter rows or an earlier start, or export with larger "
-        "max_positions, which bounds the tokens of a row and",
+        match="got 195; give shorter rows, or export with larger max_positions, "
+        "which bounds the tokens of a row and",
     ):
         session.prefill(np.zeros((1, 196, 16), np.float32))
 
