@@ -40,7 +40,7 @@ from bench import marked
 from bench.ruined_graphs import FEW_BITS, FORMATS, ORIGINAL, RUINS, Graph, Ruin
 from bench.ruined_stages import STAGE_RUINS, StageRuin
 from posenc_export.export import Sources, VerificationError, export
-from posenc_export.export.quantization.formats import rounded
+from posenc_export.export.quantization.rounding import rounded
 from posenc_export.export.targets import TARGETS
 from posenc_export.models.blocks import Blocks, Stored
 from posenc_export.models.config import StackConfig

@@ -313,15 +313,15 @@ LOWERINGS = (
 )
 QUANTIZATION = (
     (
-        "export/quantization/formats.py",
+        "export/quantization/grid.py",
         "np.float32(-factor / self.half)",
         "np.float32(factor / self.half)",
         f"{FORMATS}::test_the_rounding_error_is_at_most_the_declared_noise",
     ),
     (
-        "export/quantization/formats.py",
-        "np.where(found < error, new, old)",
-        "np.where(found > error, new, old)",
+        "export/quantization/grid.py",
+        "np.where(errors < error, new, old)",
+        "np.where(errors > error, new, old)",
         f"{FORMATS}::test_a_block_of_4_bits_has_the_scale_of_the_smallest_squared_error",
     ),
     ("export/quantization/gptq.py", "remaining[end:] -= (lost", "remaining[end:] += (lost", GPTQ),

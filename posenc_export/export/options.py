@@ -12,8 +12,13 @@ from posenc_export.runtime.verification.proof import check_tolerance
 from posenc_export.shared.progress import Progress
 from posenc_export.shared.suggestion import check_name
 
-CACHES = ("int8",)
 MAX_LOSS = 1.10
+KNOWN = {
+    "signature": NAMES,
+    "dtype": ("float32", "float16", "bfloat16"),
+    "weights": (*FORMATS, KEEP),
+    "cache": ("int8",),
+}
 
 
 @dataclass(frozen=True)
@@ -86,53 +91,8 @@ class ExportOptions:
                 tolerance that is not above 0 and below 1; a largest loss below 1.
         """
         for target in targets:
-            self._check_names(target)
-            kind = TARGETS[target]
-            if self.dtype is not None and self.dtype not in kind.dtypes:
-                raise ValueError(
-                    f"export: expected dtype {' or '.join(kind.dtypes)} for target {target}, "
-                    f"got {self.dtype}; change dtype or target"
-                )
-            if self.signature not in kind.layout:
-                raise ValueError(
-                    f"export: expected signature {' or '.join(kind.layout)} for target "
-                    f"{target}, got {self.signature}; choose target ort or onnx"
-                )
-            self._check_format(
-                "weights",
-                self.weights,
-                target,
-                [
-                    name
-                    for name, other in TARGETS.items()
-                    if (other.keeps if self.weights == KEEP else other.few_bits)
-                ],
-            )
-            size = None if self.size is None else f"{self.size:g}"
-            self._check_format(
-                "size", size, target, [name for name, other in TARGETS.items() if other.mixes]
-            )
-            self._check_format(
-                "cache",
-                self.cache,
-                target,
-                [name for name, other in TARGETS.items() if other.int8_cache],
-            )
-        if self.calibrate is None and self.cache is not None:
-            raise ValueError(
-                f"export: expected calibration data for the scales of cache {self.cache}, "
-                "got none; pass a sample of the model's inputs as calibrate"
-            )
-        if (
-            self.calibrate is not None
-            and self.cache is None
-            and not (self.format and format_of(self.format).calibrated)
-        ):
-            rule = (
-                "export: expected calibration data only for weights int8 or of 4 bits, or cache "
-                "int8"
-            )
-            raise ValueError(f"{rule}, got it for {self.format or 'neither'}; omit calibrate")
+            self._check_target(target)
+        self._check_calibration()
         if self.verify not in (True, False, "quick"):
             raise ValueError(
                 f"export: expected verify to be True, False or 'quick', got {self.verify!r}; "
@@ -151,28 +111,48 @@ class ExportOptions:
                 f"{self.max_loss}; omit it for {MAX_LOSS}"
             )
 
-    def _check_names(self, target: str) -> None:
-        known = {
-            "target": list(TARGETS),
-            "signature": list(NAMES),
-            "dtype": ["float32", "float16", "bfloat16"],
-            "weights": [*FORMATS, KEEP],
-            "cache": list(CACHES),
-        }
-        for (what, names), name in zip(
-            known.items(),
-            (target, self.signature, self.dtype, self.weights, self.cache),
-            strict=True,
-        ):
+    def _check_target(self, target: str) -> None:
+        check_name("export: expected target", target, list(TARGETS))
+        for what, known in KNOWN.items():
+            name = getattr(self, what)
             if name is not None:
-                check_name(f"export: expected {what}", name, names)
-
-    def _check_format(
-        self, what: str, format_: Optional[str], target: str, able: Sequence[str]
-    ) -> None:
-        if format_ is not None and not (target in able and self.dtype in (None, "float32")):
-            found = target if self.dtype is None else f"{target} in {self.dtype}"
+                check_name(f"export: expected {what}", name, known)
+        kind = TARGETS[target]
+        if self.dtype is not None and self.dtype not in kind.dtypes:
             raise ValueError(
-                f"export: expected target {' or '.join(able)} in float32 for {what} "
-                f"{format_}, got {found}; change the target or omit {what}"
+                f"export: expected dtype {' or '.join(kind.dtypes)} for target {target}, "
+                f"got {self.dtype}; change dtype or target"
+            )
+        if self.signature not in kind.layout:
+            raise ValueError(
+                f"export: expected signature {' or '.join(kind.layout)} for target "
+                f"{target}, got {self.signature}; choose target ort or onnx"
+            )
+        if self.format is not None:
+            able = [name for name, other in TARGETS.items() if self.format in other.formats]
+            what = f"weights {self.format}" if self.size is None else f"size {self.size:g}"
+            self._check_format(what, target, able)
+        if self.cache is not None:
+            able = [name for name, other in TARGETS.items() if self.cache in other.cache_formats]
+            self._check_format(f"cache {self.cache}", target, able)
+
+    def _check_format(self, what: str, target: str, able: Sequence[str]) -> None:
+        if target not in able or self.dtype not in (None, "float32"):
+            got = target if self.dtype is None else f"{target} in {self.dtype}"
+            raise ValueError(
+                f"export: expected target {' or '.join(able)} in float32 for {what}, got {got}; "
+                f"change the target or omit {what.partition(' ')[0]}"
+            )
+
+    def _check_calibration(self) -> None:
+        if self.calibrate is None and self.cache is not None:
+            raise ValueError(
+                f"export: expected calibration data for the scales of cache {self.cache}, "
+                "got none; pass a sample of the model's inputs as calibrate"
+            )
+        calibrated = self.format is not None and format_of(self.format).calibrated
+        if self.calibrate is not None and self.cache is None and not calibrated:
+            raise ValueError(
+                "export: expected calibration data only for weights int8 or of 4 bits, or cache "
+                f"int8, got it for {self.format or 'neither'}; omit calibrate"
             )

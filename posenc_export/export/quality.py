@@ -4,7 +4,7 @@ module, and refuse a loss above a limit.
 
 import math
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from posenc_export.runtime.verification.proof import rounded_up
 from posenc_export.shared.progress import Progress, Steps, silent
 
 BY_SIZE = ("int4-128", "int4", "int8", "int8-32")  # formats of weights, the smallest first
-LARGEST = BY_SIZE[-1:]
+LARGER = {name: BY_SIZE[at + 1 :] for at, name in enumerate(BY_SIZE)} | {MIXED: BY_SIZE[-1:]}
 READ = 64  # tokens of text that are read at a time; their logits take 13 MB with 50,000 token ids
 TOKENS = 16  # whose logits are compared at a time, in float64
 
@@ -89,9 +89,8 @@ class Loss:
     def __init__(self, bytes_of_token: float = 0.0) -> None:
         self.bytes_of_token, self.tokens, self.same = bytes_of_token, 0, 0
         self._squares = self._expected_squares = 0.0
-        self._entropy = np.zeros(
-            2
-        )  # sums of cross-entropies in nats, of the measured and of the float32 model
+        # Sums of cross-entropies in nats, of the measured and of the float32 model.
+        self._entropy = np.zeros(2)
 
     @property
     def ratio(self) -> float:
@@ -124,57 +123,49 @@ class Loss:
     def figures(self, manifest: Manifest) -> Dict[str, Any]:
         """Return the fields of Quality."""
         agreement = round(self.same / self.tokens, 3) if manifest.kind == "decoder" else 0.0
-        made = {
+        figures = {
             "error": rounded_up(math.sqrt(self._squares / (self._expected_squares or 1.0))),
             "agreement": agreement,
             "tokens": self.tokens,
         }
         if not self.bytes_of_token:
-            return made
-        names = ("perplexity", "float32_perplexity", "bits_per_byte", "float32_bits_per_byte")
-        nats = self._entropy / self.tokens
-        return {
-            **made,
-            **dict(
-                zip(
-                    names,
-                    [_short(_exponential(one)) for one in nats]
-                    + [_short(one / math.log(2) / self.bytes_of_token) for one in nats],
-                    strict=True,
-                )
-            ),
-        }
+            return figures
+        for name, nats in zip(("", "float32_"), self._entropy / self.tokens, strict=True):
+            bits = nats / math.log(2) / self.bytes_of_token
+            figures[f"{name}perplexity"] = _short(_exponential(nats))
+            figures[f"{name}bits_per_byte"] = _short(bits)
+        return figures
 
 
 def _of_text(session: Session, plain: Session, sample: Sample, say: Progress = silent) -> Loss:
     """Compare two decoders on windows of text. The tokens that begin a text are not predicted."""
-    found, first = Loss(sample.bytes_of_token), max(sample.first, 1)
+    loss, first = Loss(sample.bytes_of_token), max(sample.first, 1)
     steps = Steps(say, "measuring the loss against float32", len(sample.windows), "windows of text")
     for window in sample.windows:
         session.reset()
         plain.reset()
         for begin in range(0, len(window) - 1, READ):
             read = window[None, begin : min(begin + READ, len(window) - 1)]
-            actual, expected = (one.prefill(read, chunk=READ) for one in (session, plain))
+            actual, expected = (of.prefill(read, chunk=READ) for of in (session, plain))
             skipped = max(first - 1 - begin, 0)
-            found.add(
+            loss.add(
                 actual[:, skipped:],
                 expected[:, skipped:],
                 window[None, begin + 1 + skipped : begin + 1 + read.shape[1]],
             )
         steps.advance()
-    return found
+    return loss
 
 
 def _of_reference(session: Session, model: Model, manifest: Manifest) -> Loss:
     """Compare an artefact with the module on all cases of the reference."""
-    found = Loss()
+    loss = Loss()
     for case in expected_outputs(model, manifest, long=False).cases.values():
         session.reset()
-        found.add(
+        loss.add(
             session.prefill(case.tokens, chunk=case.tokens.shape[1], **case.beginning()), case.full
         )
-    return found
+    return loss
 
 
 def _cross_entropy(logits: np.ndarray, following: np.ndarray) -> float:
@@ -193,30 +184,24 @@ def _short(number: float) -> float:
     return float(f"{number:.5g}")
 
 
-def _check_loss(found: Loss, manifest: Manifest, inputs: Inputs, text: MeasuredText) -> None:
+def _check_loss(loss: Loss, manifest: Manifest, inputs: Inputs, text: MeasuredText) -> None:
     """Raise ValueError for a loss above the limit, with what other formats of weights lose."""
-    if found.ratio <= inputs.most:
+    if loss.ratio <= inputs.most:
         return
-    figures = found.figures(manifest)
-    rounded = {
-        "weights": manifest.weights.format if manifest.weights else "",
-        "cache": manifest.cache,
-    }
-    what = (
-        " and ".join(f"{name} {format_}" for name, format_ in rounded.items() if format_)
-        or f"dtype {manifest.dtype}"
-    )
+    figures = loss.figures(manifest)
+    weights = manifest.weights.format if manifest.weights else ""
+    formats = {"weights": weights, "cache": manifest.cache}
+    named = [f"{name} {format_}" for name, format_ in formats.items() if format_]
+    what = " and ".join(named) or f"dtype {manifest.dtype}"
     measured = (
         f"{figures['perplexity']:.3g} instead of {figures['float32_perplexity']:.3g} on "
-        f"{found.tokens} tokens, {text.name}"
+        f"{loss.tokens} tokens, {text.name}"
     )
-    rule = (
-        f"export: expected {what} to raise the perplexity at most {inputs.most:g} times, got "
-        f"{found.ratio:.2f} times ({measured})"
-    )
+    enough = math.ceil(100 * loss.ratio) / 100
+    choices = [*_better(manifest, inputs, text), f"accept it with max_loss {enough:.2f}"]
     raise ValueError(
-        f"{rule}; "
-        f"{' or '.join([*_better(manifest, inputs, text), f'accept it with max_loss {math.ceil(100 * found.ratio) / 100:.2f}'])}"
+        f"export: expected {what} to raise the perplexity at most {inputs.most:g} times, got "
+        f"{loss.ratio:.2f} times ({measured}); {' or '.join(choices)}"
     )
 
 
@@ -224,33 +209,28 @@ def _better(manifest: Manifest, inputs: Inputs, text: MeasuredText) -> List[str]
     """Return what else a user can do, and how much the perplexity rises with larger formats of
     weights.
     """
-    if manifest.weights is None or manifest.weights.format not in (*BY_SIZE, MIXED):
+    if manifest.weights is None or manifest.weights.format not in LARGER:
         return ["choose float32"]
     chosen = manifest.weights.format
-    found = [
-        f"choose weights {name} ({ratio:.2f} times)"
-        for name, ratio in _ratios(chosen, inputs, text)
-    ]
     calibrate = format_of(chosen).calibrated and (
         inputs.sample is None or is_default(inputs.sample.sha256)
     )
     return [
-        *(["give a larger size"] if chosen == MIXED else []),
+        *(["give a larger size"] if manifest.formats else []),
         *(["give calibration data"] if calibrate else []),
-        *found,
+        *(
+            f"choose weights {name} ({ratio:.2f} times)"
+            for name, ratio in _ratios(LARGER[chosen], inputs, text)
+        ),
     ]
 
 
-def _ratios(chosen: str, inputs: Inputs, text: MeasuredText) -> Iterator[Tuple[str, float]]:
-    """Yield larger formats with the rise of the perplexity by rounded weights alone."""
+def _ratios(
+    formats: Sequence[str], inputs: Inputs, text: MeasuredText
+) -> Iterator[Tuple[str, float]]:
+    """Yield formats with the rise of the perplexity by rounded weights alone."""
     length = text.sample.windows.shape[1]
     plain = eager_session(inputs.model, length)
-    for name in LARGEST if chosen == MIXED else BY_SIZE[BY_SIZE.index(chosen) + 1 :]:
-        yield (
-            name,
-            _of_text(
-                eager_session(in_few_bits(inputs.model, name, inputs.sample).model, length),
-                plain,
-                text.sample,
-            ).ratio,
-        )
+    for name in formats:
+        rounded = eager_session(in_few_bits(inputs.model, name, inputs.sample).model, length)
+        yield name, _of_text(rounded, plain, text.sample).ratio

@@ -11,7 +11,7 @@ from posenc_export.export.describe import FewBits, Model
 from posenc_export.export.example_inputs import trace_inputs
 from posenc_export.export.mutation import refuse_mutation
 from posenc_export.export.paging import page_out
-from posenc_export.export.quantization.formats import OnGrid
+from posenc_export.export.quantization.grid import OnGrid
 from posenc_export.export.repeated_layers import RepeatedLayers
 from posenc_export.export.signatures import wrap
 from posenc_export.export.traced_constants import TracedConstants

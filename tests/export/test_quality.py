@@ -14,7 +14,7 @@ from tokenizers.processors import TemplateProcessing
 from posenc_export.export import export, quality, verify
 from posenc_export.export.describe import TORCH, describe
 from posenc_export.export.expected import eager_session
-from posenc_export.export.quantization import calibration, formats, text
+from posenc_export.export.quantization import calibration, grid, text
 from posenc_export.models.presets import load_preset, seeded
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.models.stack import Text
@@ -139,13 +139,13 @@ def test_a_loss_above_the_limit_is_refused_with_its_number_and_better_choices() 
 def test_an_artefact_that_loses_too_much_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nearest = formats.Grid._nearest
+    nearest = grid.Grid._nearest
 
     def coarse(grid: Any, blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
         codes = nearest(grid, blocks, scales)
         return codes if grid.bits == 8 else np.trunc(codes / 4) * 4
 
-    monkeypatch.setattr(formats.Grid, "_nearest", coarse)
+    monkeypatch.setattr(grid.Grid, "_nearest", coarse)
     with pytest.raises(
         ValueError,
         match="expected weights int4 to raise the perplexity at most 1.1 times, got .* choose "

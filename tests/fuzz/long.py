@@ -161,8 +161,8 @@ def _specs(
         if provider != "cuda"
         or not ("weights" in how or "cache" in how)  # which run on the CPU only
         if how.get("dtype", "float32") in able.dtypes
-        and ("weights" not in how or able.few_bits)
-        and ("cache" not in how or (able.int8_cache and kind in CALIBRATED))
+        and ("weights" not in how or able.formats)
+        and ("cache" not in how or (able.cache_formats and kind in CALIBRATED))
     ]
     plain = [spec for spec in every if (spec.form, spec.provider) == ("float32", "cpu")]
     return plain, [spec for spec in every if spec not in plain]

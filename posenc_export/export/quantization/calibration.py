@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from posenc_export.export.describe import Model, eager, text_of
-from posenc_export.export.quantization.formats import linear_layers
+from posenc_export.export.quantization.rounding import linear_layers
 from posenc_export.models.parts.mlps import Gated
 from posenc_export.models.stack import Stack
 from posenc_export.runtime.artefact.manifest import Calibration

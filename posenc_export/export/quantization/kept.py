@@ -5,20 +5,16 @@ from typing import List, Optional, Tuple
 import numpy as np
 import torch
 
-from posenc_export.export.quantization.formats import (
-    KEPT,
-    Codes,
-    Grid,
-    OnGrid,
-    Rounded,
-    linear_layers,
-    tables,
-)
+from posenc_export.export.quantization.formats import FORMATS
+from posenc_export.export.quantization.grid import Codes, Grid, OnGrid
+from posenc_export.export.quantization.rounding import Rounded, linear_layers, tables
 from posenc_export.export.signatures import Model
 from posenc_export.export.weight_file import Keep, in_memory
 from posenc_export.models.blocks import Blocks, Matrix, Stored
 from posenc_export.models.parameters import fill, sharing_weights, slots
 from posenc_export.models.parts.experts import Experts
+
+OTHERS = FORMATS["int8-32"].projections  # of weights whose codes do not fit
 
 
 def kept(model: Model, keep: Keep = in_memory) -> Rounded:
@@ -47,32 +43,32 @@ def kept(model: Model, keep: Keep = in_memory) -> Rounded:
     wanted = dict.fromkeys(
         names[id(weight)] for weight in matrices if names[id(weight)] in stored
     )  # a tied weight once
-    found = {
+    on_grid = {
         name: _on_grid(stored[name], keep)
         for name in wanted
         if all(part.quantized for part in stored[name].parts)
     }
-    if not found:
+    if not on_grid:
         raise ValueError(
             "export: expected a model from a checkpoint with quantized weights for weights "
             "keep, got another; choose another format or omit weights"
         )
-    changed = {name: codes for name, ((_, codes), exact) in found.items() if not exact}
-    made = sharing_weights(model)
-    places = slots(made)
+    changed = {name: codes for name, ((_, codes), exact) in on_grid.items() if not exact}
+    copied = sharing_weights(model)
+    places = slots(copied)
     for name, codes in changed.items():
-        weight = made.get_parameter(name)
+        weight = copied.get_parameter(name)
         fill(
             places[id(weight)],
             torch.nn.Parameter(torch.from_numpy(keep(codes.weight)), weight.requires_grad),
         )
-    return Rounded(made, {name: on_grid for name, (on_grid, _) in found.items()})
+    return Rounded(copied, {name: codes for name, (codes, _) in on_grid.items()})
 
 
 def _on_grid(stored: Stored, keep: Keep) -> Tuple[OnGrid, bool]:
     """Return the grid and the codes of a weight, and whether they are those of the file."""
     blocks = [part.blocks() for part in stored.parts]
-    parts = [one or _rounded(part) for one, part in zip(blocks, stored.parts, strict=True)]
+    parts = [codes or _rounded(part) for codes, part in zip(blocks, stored.parts, strict=True)]
     block = min(part.codes.shape[2] for part in parts)
     parts = [part.cut(block) for part in parts]
     codes, scales = (
@@ -87,8 +83,8 @@ def _on_grid(stored: Stored, keep: Keep) -> Tuple[OnGrid, bool]:
 
 
 def _rounded(part: Matrix) -> Blocks:
-    codes = KEPT.projections.rounded(part.weight())
-    return Blocks(codes.codes, codes.scales, None, KEPT.projections.bits)
+    codes = OTHERS.rounded(part.weight())
+    return Blocks(codes.codes, codes.scales, None, OTHERS.bits)
 
 
 def _offsets(parts: List[Blocks], rows: np.ndarray) -> Optional[np.ndarray]:

@@ -6,6 +6,7 @@ from typing import Callable, Tuple
 
 from posenc_export.export.describe import ROWS, TORCH, Caches
 from posenc_export.export.facts import Graph
+from posenc_export.export.quantization.formats import FORMATS, KEEP, MIXED
 from posenc_export.export.targets import onnx_growing, onnx_static, ort, ort_cuda, ort_layers
 from posenc_export.export.targets.onnx_file import Lowerings, write_onnx
 from posenc_export.export.targets.pt2_file import write_pt2
@@ -26,21 +27,17 @@ class Target(Caches):
         cache: description of the caches, in one line.
         write: writes the graph to a folder.
         dtypes: supported dtypes, the default first.
-        few_bits: supports quantized weights with float32 activations.
-        int8_cache: supports 8-bit caches with float32 activations.
-        keeps: supports blocks of quantized weights with offsets.
-        mixes: supports a size, since the bytes of weights are known before the graph is written
-            (quantization/mixed.py).
+        formats: formats of weights, with float32 activations. KEEP has blocks with offsets; for
+            MIXED, the bytes of weights are known before the graph is written.
+        cache_formats: formats of quantized caches, with float32 activations.
     """
 
     graph: str
     cache: str
     write: Write
     dtypes: Tuple[str, ...] = ("float32", "float16")
-    few_bits: bool = False
-    int8_cache: bool = False
-    keeps: bool = False
-    mixes: bool = False
+    formats: Tuple[str, ...] = ()
+    cache_formats: Tuple[str, ...] = ()
 
 
 # Slots; small, because the cost of standard operators depends on the capacity instead of the number
@@ -68,7 +65,7 @@ TARGETS = {
         write=_onnx(Lowerings(onnx_growing.LOWERING, Standard)),
         layout={"positions": "columns", "mask": "columns"},
         update="append",
-        few_bits=True,
+        formats=tuple(FORMATS),
     ),
     "onnx-static": Target(
         graph="ai.onnx operators, opset 24 (23 without caches)",
@@ -77,7 +74,7 @@ TARGETS = {
         layout=ROWS,
         update="in_place",
         capacity_bucket=BUCKET,
-        few_bits=True,
+        formats=tuple(FORMATS),
     ),
     "ort": Target(
         graph="com.microsoft fused operators where exact",
@@ -87,10 +84,8 @@ TARGETS = {
         update="in_place",
         continuation_rows=1,
         contiguous=True,
-        few_bits=True,
-        int8_cache=True,
-        keeps=True,
-        mixes=True,
+        formats=(*FORMATS, KEEP, MIXED),
+        cache_formats=("int8",),
     ),
     "torchscript": _of_torch("scripted and frozen module", write_torchscript),
     "pt2": _of_torch("torch.export program", write_pt2),

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 import onnx_ir as ir
 
-from posenc_export.export.quantization.formats import Codes, OnGrid
+from posenc_export.export.quantization.grid import Codes, OnGrid
 from posenc_export.export.targets.rewriter import MICROSOFT, Builder, constant_of, numbers_of, size
 from posenc_export.ops.graph import Experts
 

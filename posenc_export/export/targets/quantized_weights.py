@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Set, Tuple
 import numpy as np
 import onnx_ir as ir
 
-from posenc_export.export.quantization.formats import Codes, Grid, OnGrid
+from posenc_export.export.quantization.grid import Codes, Grid, OnGrid
 from posenc_export.export.targets import experts, offsets
 from posenc_export.export.targets.rewriter import MICROSOFT, Builder, NodeLowering, transposed
 

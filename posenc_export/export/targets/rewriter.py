@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from posenc_export.export.quantization.formats import OnGrid as Rounding
+from posenc_export.export.quantization.grid import OnGrid as Rounding
 from posenc_export.ops import graph
 from posenc_export.ops.graph import OnGrid, SplitHeads
 from posenc_export.runtime.artefact.graph_inputs import INPUTS

@@ -10,8 +10,10 @@ import torch
 
 from posenc_export.export import export, verify
 from posenc_export.export.quantization import calibration, gptq
-from posenc_export.export.quantization.formats import FORMATS, Grid, rounded
+from posenc_export.export.quantization.formats import FORMATS
 from posenc_export.export.quantization.gptq import DAMPING
+from posenc_export.export.quantization.grid import Grid
+from posenc_export.export.quantization.rounding import rounded
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.shared.numerics import tolerance, worst_error

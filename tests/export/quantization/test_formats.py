@@ -16,7 +16,9 @@ from onnx.reference import ReferenceEvaluator
 
 from posenc_export.export import VerificationError, export, quality, verify
 from posenc_export.export.quantization import formats
-from posenc_export.export.quantization.formats import FORMATS, Grid, rounded
+from posenc_export.export.quantization.formats import FORMATS
+from posenc_export.export.quantization.grid import Grid
+from posenc_export.export.quantization.rounding import rounded
 from posenc_export.export.targets import standard
 from posenc_export.export.targets.quantized_weights import Fused, Standard
 from posenc_export.export.targets.rewriter import Builder, finish, replace_nodes

@@ -10,7 +10,8 @@ import torch
 from msgspec.structs import replace
 
 from posenc_export.export import export
-from posenc_export.export.quantization.formats import FORMATS, rounded
+from posenc_export.export.quantization.formats import FORMATS
+from posenc_export.export.quantization.rounding import rounded
 from posenc_export.models.config_json import widest
 from posenc_export.models.parts.experts import Experts
 from posenc_export.models.presets import seeded

@@ -1,0 +1,248 @@
+"""Rounding of a weight to codes and scales on a grid."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Callable, Optional, Sequence, Tuple
+
+import numpy as np
+import torch
+
+from posenc_export.export.quantization import gptq
+from posenc_export.export.weight_file import Keep
+
+ROWS = 4096  # rows of a weight that are rounded at a time
+# Weights that scales are chosen for at a time, by one thread: arrays of them stay in its cache.
+CACHED = 1 << 16
+# Candidate scales, relative to the scale with which the weights of a block just fit. Smaller scales
+# clip the largest weights and round the others finer.
+SEARCHED = tuple(float(factor) for factor in np.linspace(0.7, 1.05, 11))
+# Times that the best scale of a block is replaced by the one with the least error for its codes.
+REFITTED = 2
+# Bits of the significand of scales: products with codes are exact in float32, and scales of blocks
+# are stored in float16.
+SIGNIFICAND = 11
+
+
+@dataclass(frozen=True)
+class Codes:
+    """Weights as code * scale + offset.
+
+    Args:
+        codes: [...,N,blocks,block] int8; the last block is padded with 0. Weights of experts have
+            their number in front.
+        scales: [...,N,blocks] float32, of either sign.
+        inputs: number of inputs K.
+        offsets: as scales; None for 0.
+    """
+
+    codes: np.ndarray
+    scales: np.ndarray
+    inputs: int
+    offsets: Optional[np.ndarray] = None
+
+    @property
+    def weight(self) -> np.ndarray:
+        """The weights [...,N,K] float32. Scales are so short that products with codes are exact;
+        sums with offsets are rounded unless zero points are whole.
+        """
+        numbers = self.codes * self.scales[..., None]
+        if self.offsets is not None:
+            numbers += self.offsets[..., None]
+        return numbers.reshape(*self.scales.shape[:-1], -1)[..., : self.inputs]
+
+    def zeros(self, bits: int) -> Optional[np.ndarray]:
+        """Return whole zero points [N,blocks] int8 with which weights are (code - zero) * scale,
+        each one of the codes; None if offsets are other numbers.
+        """
+        if self.offsets is None:
+            return None
+        zeros = np.rint(-self.offsets / np.where(self.scales == 0, np.float32(1), self.scales))
+        half = 1 << (bits - 1)
+        whole = (
+            np.array_equal(-zeros * self.scales, self.offsets)
+            and -half <= zeros.min()
+            and zeros.max() < half
+        )
+        return zeros.astype(np.int8) if whole else None
+
+    def kept(self, keep: Keep) -> "Codes":
+        """Return the same codes in arrays that `keep` returns."""
+        return Codes(
+            keep(self.codes),
+            keep(self.scales),
+            self.inputs,
+            None if self.offsets is None else keep(self.offsets),
+        )
+
+    @staticmethod
+    def joined(
+        parts: Sequence["Codes"], how: Callable[[Sequence[np.ndarray]], np.ndarray] = np.concatenate
+    ) -> "Codes":
+        """Return codes of several weights with the same inputs in one, joined by a function of
+        arrays.
+        """
+        offsets = [part.offsets for part in parts if part.offsets is not None]
+        return Codes(
+            how([part.codes for part in parts]),
+            how([part.scales for part in parts]),
+            parts[0].inputs,
+            how(offsets) if offsets else None,
+        )
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Weights (code - zero) * scale with codes -2^(bits-1) .. 2^(bits-1) - 1. Each output has one
+    scale per block of consecutive inputs.
+
+    Without zero points, zero is 0, and the sign of a scale is chosen so that the largest weight of
+    its block has the lowest code: the grid has one code more than a symmetric grid.
+
+    Args:
+        bits: bits per code, 4 or 8.
+        block: number of inputs that share a scale; None for all inputs.
+        zeros: each block has a zero point, which is one of the codes.
+    """
+
+    bits: int
+    block: Optional[int]
+    zeros: bool = False
+
+    def rounded(self, weight: np.ndarray) -> Codes:
+        """Round a weight [N,K] float32 to the grid. Each block gets the scale, and the zero
+        point, with the smallest squared error of those that are tried.
+        """
+        return self._in_parts(weight, None)
+
+    def compensated(self, weight: np.ndarray, moments: torch.Tensor) -> Codes:
+        """Return a weight on the grid whose outputs are close to those of `weight` for inputs with
+        the second moments [K,K] float64 (export/quantization/gptq.py).
+
+        The squared errors of weights count as much as the mean squares of their inputs when scales
+        and zero points are chosen.
+        """
+        return self._in_parts(weight, gptq.order_of(moments))
+
+    def _in_parts(self, weight: np.ndarray, order: Optional[gptq.Order]) -> Codes:
+        parts = [weight[first : first + ROWS] for first in range(0, len(weight), ROWS)]
+        return Codes.joined([self._part(part, order) for part in parts])
+
+    def _part(self, weight: np.ndarray, order: Optional[gptq.Order]) -> Codes:
+        blocks, inputs = self._blocks(weight), weight.shape[1]
+        sizes = self._blocks(
+            np.ones((1, inputs), np.float32)
+            if order is None
+            else order.sizes.numpy().astype(np.float32)[None]
+        )
+        rows = max(1, CACHED // inputs)
+        parts = [blocks[first : first + rows] for first in range(0, len(blocks), rows)]
+        with ThreadPoolExecutor() as pool:
+            rounded = list(pool.map(lambda part: self._in_cache(part, sizes, order is None), parts))
+        codes, scales, zeros = (np.concatenate(part) for part in zip(*rounded, strict=True))
+        if order is not None:
+            steps, offsets = (
+                torch.from_numpy(np.repeat(part, blocks.shape[2], axis=1)[:, :inputs])
+                for part in (scales, zeros)
+            )
+            limits = -self.half, self.half - 1
+            nearest = gptq.codes(torch.from_numpy(weight), steps, offsets, order, *limits)
+            codes = self._blocks(nearest.numpy()).astype(np.int8)
+        return Codes(codes, scales, inputs, -zeros * scales if self.zeros else None)
+
+    def _in_cache(
+        self, blocks: np.ndarray, sizes: np.ndarray, nearest: bool
+    ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return codes of few blocks, none if the nearest are not wanted, and the best scales
+        and zero points.
+        """
+        scales, zeros = self._best(blocks, sizes)
+        codes = self._nearest(blocks, scales, zeros) if nearest else blocks[:0]
+        return codes.astype(np.int8), scales, zeros
+
+    @property
+    def half(self) -> int:
+        """Half the number of codes."""
+        return 1 << (self.bits - 1)
+
+    def _best(self, blocks: np.ndarray, sizes: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+        """Return scale and zero point of each block [N,blocks] with the smallest squared error
+        of those that are tried, with mean squares of inputs [1,blocks,block].
+        """
+        best = self._fitting(blocks, 1.0)
+        if self.bits == 8:  # clipping costs more than a finer grid gains
+            return best
+        error = self._error(blocks, sizes, *best)
+        for factor in SEARCHED:
+            best, error = self._better(blocks, sizes, best, error, self._fitting(blocks, factor))
+        for _ in range(REFITTED):
+            codes = self._nearest(blocks, *best) - best[1][..., None]
+            squares = (sizes * np.square(codes)).sum(2)
+            fitted = self._short(
+                (sizes * codes * blocks).sum(2) / np.where(squares == 0, np.float32(1), squares)
+            )
+            best, error = self._better(blocks, sizes, best, error, (fitted, best[1]))
+        return best
+
+    def _better(
+        self,
+        blocks: np.ndarray,
+        sizes: np.ndarray,
+        best: Tuple[np.ndarray, np.ndarray],
+        error: np.ndarray,
+        other: Tuple[np.ndarray, np.ndarray],
+    ) -> Any:
+        """Return for each block the better one of two scales and zero points, and its error."""
+        errors = self._error(blocks, sizes, *other)
+        pairs = zip(other, best, strict=True)
+        chosen = tuple(np.where(errors < error, new, old) for new, old in pairs)
+        return chosen, np.minimum(errors, error)
+
+    def _error(
+        self, blocks: np.ndarray, sizes: np.ndarray, scales: np.ndarray, zeros: np.ndarray
+    ) -> np.ndarray:
+        """Return the squared error of each block [N,blocks]."""
+        rounded = (self._nearest(blocks, scales, zeros) - zeros[..., None]) * scales[..., None]
+        error: np.ndarray = (sizes * np.square(rounded - blocks)).sum(2)
+        return error
+
+    def _short(self, scales: np.ndarray) -> np.ndarray:
+        """Round scales to numbers of float16, those beyond its range to as many bits."""
+        significands, exponents = np.frexp(scales)
+        steps = np.float32(1 << SIGNIFICAND)
+        short = np.ldexp(np.rint(significands * steps) / steps, exponents)
+        with np.errstate(over="ignore"):
+            half = short.astype(np.float16).astype(np.float32)
+        return np.where(np.isfinite(half), half, short)
+
+    def _blocks(self, weight: np.ndarray) -> np.ndarray:
+        """Split [N,K] into blocks [N,blocks,block] and pad the last block with 0."""
+        block = self.block or weight.shape[1]
+        count = -(-weight.shape[1] // block)
+        padded = np.zeros((len(weight), count * block), np.float32)
+        padded[:, : weight.shape[1]] = weight
+        return padded.reshape(len(weight), count, block)
+
+    def _fitting(self, blocks: np.ndarray, factor: float) -> Tuple[np.ndarray, np.ndarray]:
+        """Return scales and zero points [N,blocks]: with factor 1, the grid just covers each
+        block.
+        """
+        if self.zeros:
+            lowest, highest = np.minimum(blocks.min(2), 0), np.maximum(blocks.max(2), 0)
+            scales = self._short((highest - lowest) * np.float32(factor / (2 * self.half - 1)))
+            zeros = (
+                np.rint(-np.float32(factor) * lowest / np.where(scales == 0, np.float32(1), scales))
+                - self.half
+            )
+            return scales, np.clip(zeros, -self.half, self.half - 1)
+        at = np.abs(blocks).argmax(2)[..., None]
+        largest = np.take_along_axis(blocks, at, 2)[..., 0]
+        scales = self._short(largest * np.float32(-factor / self.half))
+        return scales, np.zeros_like(scales)
+
+    def _nearest(self, blocks: np.ndarray, scales: np.ndarray, zeros: np.ndarray) -> np.ndarray:
+        """Return the nearest codes [N,blocks,block], as float32."""
+        steps = np.where(scales == 0, np.float32(1), scales)[..., None]
+        return np.clip(np.rint(blocks / steps) + zeros[..., None], -self.half, self.half - 1)
+
+
+OnGrid = Tuple[Grid, Codes]

@@ -1,0 +1,195 @@
+"""Rounding of a model's weights to the grids of a format."""
+
+import itertools
+from dataclasses import replace
+from typing import (
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Tuple,
+    Type,
+    TypeVar,
+)
+
+import numpy as np
+import torch
+
+from posenc_export.encodings.shared.base import PositionEncoding
+from posenc_export.export.paging import page_out
+from posenc_export.export.quantization.formats import FORMATS, Format, format_of
+from posenc_export.export.quantization.grid import Codes, Grid, OnGrid
+from posenc_export.export.weight_file import Keep, in_memory
+from posenc_export.models.parameters import fill, sharing_weights, slots
+from posenc_export.models.parts.experts import Experts
+from posenc_export.models.parts.mlps import Gated, Plain
+from posenc_export.models.user_module import Model
+from posenc_export.shared.progress import Progress, Steps, silent
+
+RELEASED = 16  # weights whose memory is released at a time, after they were rounded
+Part = TypeVar("Part", torch.nn.Linear, torch.nn.Embedding)
+
+
+def activations_of(model: Model) -> str:
+    """Return "float32" or "int8", the type in which products with quantized weights read
+    activations.
+
+    In models with experts, activations must not be rounded: a router that reads a slightly
+    different input may choose another expert, which changes outputs abruptly.
+    """
+    return "float32" if any(isinstance(part, Experts) for part in model.modules()) else "int8"
+
+
+class Rounded(NamedTuple):
+    """A model with rounded weights, and their grids and codes by name of the parameter. The name
+    of a tied weight is that of its table.
+    """
+
+    model: Model
+    weights: Dict[str, OnGrid]
+
+
+def rounded(
+    model: Model,
+    weights: str,
+    moments: Iterable[Mapping[str, torch.Tensor]] = (),
+    formats: Optional[Mapping[str, str]] = None,
+    keep: Keep = in_memory,
+    say: Progress = silent,
+) -> Rounded:
+    """Return a copy of a float32 model with the weights of its linear layers, its experts and its
+    token table rounded to the grids of a format.
+
+    Encodings, norms, biases, convolutions, routers and tables of token types keep their weights,
+    which are shared with `model`. In models with experts, formats of 8 bits round only experts,
+    because kernels of other products with 8-bit weights round activations.
+
+    Args:
+        weights: name of the format, a key of FORMATS, or MIXED.
+        moments: groups of second moments of the inputs of linear layers, by name
+            (calibration.moments). Weights of these layers are rounded to 4 bits with
+            Grid.compensated, group by group.
+        formats: format of each weight by name of the parameter, for MIXED; the model has no experts
+            then.
+        keep: returns the array in which rounded weights and their codes are kept
+            (weight_file.WeightFile).
+        say: reports how many weights are rounded.
+    """
+    copied, kind = sharing_weights(model), format_of(weights)
+    del model  # a caller with the only reference releases each weight as soon as it is rounded
+    places = slots(copied)
+    names = {id(parameter): name for name, parameter in copied.named_parameters()}
+    read_by = {layer: names[id(part.weight)] for layer, part in linear_layers(copied).items()}
+    remaining: Dict[str, Tuple[torch.Tensor, Optional[Grid]]] = {
+        names[id(weight)]: (weight, grid)
+        for weight, grid in (
+            *_matrices(copied, kind),
+            *((weight, None) for weight in _of_experts(copied)),
+        )
+    }
+    on_grid: Dict[str, Optional[OnGrid]] = dict.fromkeys(remaining)
+    done: List[torch.Tensor] = []
+    steps = Steps(say, f"rounding to {weights}", len(remaining), "weights")
+    for group in itertools.chain(moments, [{}]):
+        # A tied table has the moments of its head.
+        known = {read_by[layer]: moment for layer, moment in group.items()}
+        for name in [name for name in remaining if name in known or not known]:
+            weight, grid = remaining.pop(name)
+            if grid is not None and formats is not None:
+                grid = FORMATS[formats[name]].projections
+            grid, codes = (
+                _rounded_experts(weight, kind)
+                if grid is None
+                else (grid, _rounded_matrix(weight, grid, known.get(name)))
+            )
+            on_grid[name] = grid, codes.kept(keep)
+            numbers = codes.weight
+            if weight.dim() > 2:
+                numbers = np.ascontiguousarray(numbers.swapaxes(1, 2))
+            rounded_weight = torch.from_numpy(keep(numbers))
+            fill(places[id(weight)], torch.nn.Parameter(rounded_weight, weight.requires_grad))
+            done.append(weight)
+            if len(done) == RELEASED:
+                page_out(done)
+                done.clear()
+            steps.advance()
+        del group, known  # before the next group is allocated
+    return Rounded(copied, {name: codes for name, codes in on_grid.items() if codes is not None})
+
+
+def _rounded_matrix(weight: torch.Tensor, grid: Grid, moments: Optional[torch.Tensor]) -> Codes:
+    numbers = weight.detach().numpy()
+    return (
+        grid.rounded(numbers)
+        if moments is None or grid.bits == 8
+        else grid.compensated(numbers, moments)
+    )
+
+
+def _rounded_experts(weights: torch.Tensor, kind: Format) -> OnGrid:
+    grid = replace(kind.projections, zeros=False)  # operators of experts have none
+    return grid, Codes.joined(
+        [grid.rounded(expert.T.contiguous().numpy()) for expert in weights.detach()], np.stack
+    )
+
+
+def _matrices(model: Model, kind: Format) -> List[Tuple[torch.Tensor, Optional[Grid]]]:
+    """Return the weights [N,K] of linear layers and token tables that are rounded, each once,
+    with their grids.
+    """
+    if activations_of(model) == "float32" and kind.projections.bits == 8:
+        return []
+    downs = {
+        id(part.down): kind.downs or kind.projections
+        for part in model.modules()
+        if isinstance(part, (Gated, Plain))
+    }
+    grids = {
+        id(layer.weight): (layer.weight, downs.get(id(layer), kind.projections))
+        for layer in linear_layers(model).values()
+    }
+    grids |= {
+        id(table.weight): (table.weight, kind.tables) for table in tables(model)
+    }  # a tied head has the grid of its table
+    return list(grids.values())
+
+
+def _of_experts(model: Model) -> Iterator[torch.Tensor]:
+    """Yield the weights [experts,K,N] of gates, ups and downs."""
+    for part in model.modules():
+        if isinstance(part, Experts):
+            yield from (part.gates, part.ups, part.downs)
+
+
+def linear_layers(model: Model) -> Dict[str, torch.nn.Linear]:
+    """Return the linear layers whose weights are rounded, by name."""
+    return dict(_parts(model, torch.nn.Linear))
+
+
+def tables(model: Model) -> List[torch.nn.Embedding]:
+    """Return the token tables whose weights are rounded."""
+    return [table for _, table in _parts(model, torch.nn.Embedding)]
+
+
+def _parts(model: Model, kind: Type[Part]) -> List[Tuple[str, Part]]:
+    """Return the modules of a class by name, without those that stay in float32: encodings,
+    tables of token types, and routers, since another expert would change an output abruptly.
+    """
+    inside = {
+        id(part)
+        for encoding in model.modules()
+        if isinstance(encoding, PositionEncoding)
+        for part in encoding.modules()
+    }
+    inside |= {id(part.router) for part in model.modules() if isinstance(part, Experts)}
+    named = list(model.named_modules(remove_duplicate=False))
+    kept = {name for name, part in named if id(part) in inside}
+    kept |= {name for name, _ in named if name.rpartition(".")[2] == "segments"}
+    return [
+        (name, part)
+        for name, part in model.named_modules()
+        if isinstance(part, kind) and name not in kept
+    ]
