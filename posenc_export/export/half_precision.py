@@ -1,15 +1,13 @@
 """Faults in float16 and bfloat16 of encodings from outside this package, found before a model is
-traced and named with file and line.
+traced and named with file and line of the hook.
 """
 
 import copy
-import sys
-from pathlib import Path
+import inspect
 from typing import Any, List, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding
 from posenc_export.encodings.shared.combined import overrides
@@ -24,59 +22,11 @@ from posenc_export.shared.numerics import (
 )
 
 PACKAGE = "posenc_export"
-LIBRARIES = tuple(str(Path(package.__path__[0])) for package in (torch, sys.modules[PACKAGE]))
 PLACES = (0, 1, 2, 255, 1000)  # positions of the tokens, besides the last two
 EXACT = "keep trained numbers that multiply positions in an Exact, and compute with them in float32"
 FIXED = "keep them in a Table, whose rows stay float32"
 CONVERT = "convert tables and results to the dtype of the inputs, as in .to(q.dtype)"
 LONGEST = 200  # characters of an error of torch
-
-
-class Lines(TorchFunctionMode):
-    """Records which lines outside this package and torch make tensors of which dtype.
-
-    Attributes:
-        last: the last such line, as FILE:LINE.
-        made: (line, dtype, dtypes of the operands) of every new tensor, oldest first.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = ""
-        self.made: List[Tuple[str, torch.dtype, Set[torch.dtype]]] = []
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        """Call a function of torch."""
-        self.last = _line() or self.last
-        result = function(*args, **(kwargs or {}))
-        if isinstance(result, Tensor):
-            self.made.append(
-                (self.last, result.dtype, {one.dtype for one in args if isinstance(one, Tensor)})
-            )
-        return result
-
-    def first(self, dtype: torch.dtype, of: torch.dtype) -> str:
-        """Return the first line that makes a tensor of this dtype with an operand of dtype `of`;
-        the last line if there is none.
-        """
-        return next(
-            (line for line, made, operands in self.made if made == dtype and of in operands),
-            self.last,
-        )
-
-
-def _line() -> str:
-    """Return the innermost line of the call stack outside this package and torch, as FILE:LINE;
-    "" if there is none.
-    """
-    frame: Any = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename != __file__:
-        if not frame.f_code.co_filename.startswith(LIBRARIES):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
 
 
 def check_model(model: Model, dtype: str) -> None:
@@ -91,11 +41,11 @@ def check_model(model: Model, dtype: str) -> None:
         ValueError: see check_encoding.
     """
     seen: Set[int] = set()
-    for each in placed(inner_of(model)) if dtype != "float32" else ():
-        for _, part in each.parts:
+    for place in placed(inner_of(model)) if dtype != "float32" else ():
+        for _, part in place.parts:
             if type(part).__module__.partition(".")[0] != PACKAGE and id(part) not in seen:
                 seen.add(id(part))
-                check_encoding(part, each.geometry, dtype)
+                check_encoding(part, place.geometry, dtype)
 
 
 def check_encoding(encoding: PositionEncoding, geometry: Geometry, dtype: str) -> None:
@@ -119,15 +69,18 @@ def check_encoding(encoding: PositionEncoding, geometry: Geometry, dtype: str) -
     _check_buffers(encoding, cast, dtype)
     for hook in ("embed_next", "rotate", "bias"):
         if overrides(encoding, hook, *["embed"] * (hook == "embed_next")):
-            rule = f"encoding {type(encoding).__name__}: expected {hook.removesuffix('_next')}"
             with torch.no_grad():
-                lines, results = _in_half(rule, cast, hook, geometry, half)
-                expected = _results(
-                    hook,
-                    geometry,
-                    getattr(plain, hook)(*_arguments(plain, hook, geometry, torch.float32)),
-                )
-            _compare(rule, dtype, lines, results, expected)
+                results = _in_half(cast, hook, geometry, half)
+                exact = _results(plain, hook, geometry, torch.float32)
+            _compare(_rule(encoding, hook), dtype, results, exact)
+
+
+def _rule(encoding: PositionEncoding, hook: str) -> str:
+    """Return the beginning of an error about a hook, with its file and line."""
+    name = "embed" if hook == "embed_next" and not overrides(encoding, hook) else hook
+    code = inspect.unwrap(getattr(type(encoding), name)).__code__
+    place = f"{code.co_filename}:{code.co_firstlineno}"
+    return f"encoding {type(encoding).__name__}: expected {hook.removesuffix('_next')} at {place}"
 
 
 def _check_buffers(encoding: PositionEncoding, cast: PositionEncoding, dtype: str) -> None:
@@ -144,47 +97,37 @@ def _check_buffers(encoding: PositionEncoding, cast: PositionEncoding, dtype: st
 
 
 def _in_half(
-    rule: str, encoding: PositionEncoding, hook: str, geometry: Geometry, half: torch.dtype
-) -> Tuple[Lines, List[Tensor]]:
-    """Call a hook in half precision; return the lines that it ran and its results, of the dtypes
-    of the contract. rule: beginning of errors.
-    """
+    encoding: PositionEncoding, hook: str, geometry: Geometry, half: torch.dtype
+) -> List[Tensor]:
+    """Return the results of a hook in half precision, of the dtypes of the contract."""
     name, wanted = _name(half), torch.float32 if hook == "bias" else half
-    arguments = _arguments(encoding, hook, geometry, half)
-    with Lines() as lines:
-        try:
-            results = _results(hook, geometry, getattr(encoding, hook)(*arguments))
-        except RuntimeError as error:
-            problem = f"{' '.join(str(error).split())[:LONGEST]} at {lines.last}"
-            raise ValueError(f"{rule} to run in {name}, got {problem}; {CONVERT}") from error
+    try:
+        results = _results(encoding, hook, geometry, half)
+    except RuntimeError as error:
+        problem = " ".join(str(error).split())[:LONGEST]
+        raise ValueError(
+            f"{_rule(encoding, hook)} to run in {name}, got {problem}; {CONVERT}"
+        ) from error
     other = next((result.dtype for result in results if result.dtype != wanted), None)
     if other is not None:
-        found = f"{_name(other)}, made at {lines.first(other, half)}"
         raise ValueError(
-            f"{rule} to return {_name(wanted)} in a model of {name}, got {found}; "
-            f"{EXACT if hook == 'bias' else CONVERT}"
+            f"{_rule(encoding, hook)} to return {_name(wanted)} in a model of {name}, got "
+            f"{_name(other)}; {EXACT if hook == 'bias' else CONVERT}"
         )
-    return lines, results
+    return results
 
 
-def _compare(
-    rule: str, dtype: str, lines: Lines, results: Sequence[Tensor], expected: Sequence[Tensor]
-) -> None:
-    """Compare results in half precision with those of the same weights in float32. rule:
-    beginning of the error.
-    """
+def _compare(rule: str, dtype: str, results: Sequence[Tensor], exact: Sequence[Tensor]) -> None:
+    """Compare results in half precision with those of the same weights in float32."""
     errors = Errors()
-    for result, exact in zip(results, expected, strict=True):
-        errors.add(result.double().numpy(), exact.double().numpy())
-    bound, error = (
-        rounding_tolerance(BFLOAT16_NOISE if dtype == "bfloat16" else FLOAT16_NOISE),
-        cell_error(errors, rounds=True),
-    )
+    for result, numbers in zip(results, exact, strict=True):
+        errors.add(result.double().numpy(), numbers.double().numpy())
+    bound = rounding_tolerance(BFLOAT16_NOISE if dtype == "bfloat16" else FLOAT16_NOISE)
+    error = cell_error(errors, rounds=True)
     if not error <= bound:
-        place = lines.first(getattr(torch, dtype), torch.int64)
         raise ValueError(
-            f"{rule} in {dtype} within {bound:.1e} of float32, got {error:.1e}, with "
-            f"positions rounded to {dtype} at {place}; {EXACT}"
+            f"{rule} within {bound:.1e} of float32 in {dtype}, got {error:.1e}, with positions "
+            f"rounded to {dtype}; {EXACT}"
         )
 
 
@@ -192,18 +135,19 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _results(hook: str, geometry: Geometry, returned: Any) -> List[Tensor]:
-    """Return the tensors that a hook returned, without states, and with 0 for the biases of
-    hidden keys, which may be any number.
+def _results(
+    encoding: PositionEncoding, hook: str, geometry: Geometry, dtype: torch.dtype
+) -> List[Tensor]:
+    """Return the tensors of a hook, without states, and with 0 for the biases of hidden keys,
+    which may be any number.
     """
+    returned = getattr(encoding, hook)(*_arguments(encoding, hook, geometry, dtype))
     if hook != "bias":
-        return [one for one in returned if isinstance(one, Tensor)]
+        return [result for result in returned if isinstance(result, Tensor)]
+    if returned is None:
+        return []
     hidden = torch.ones(len(_places(geometry)), len(_places(geometry)), dtype=torch.bool).triu(1)
-    return (
-        []
-        if returned is None
-        else [returned.masked_fill(hidden, 0.0) if geometry.causal else returned]
-    )
+    return [returned.masked_fill(hidden, 0.0) if geometry.causal else returned]
 
 
 def _places(geometry: Geometry) -> List[int]:

@@ -8,6 +8,7 @@ model.onnx, are written to encodings.bin.
 from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Tuple, Union
 
+import numpy as np
 import onnx
 import torch
 from torch import Tensor
@@ -25,7 +26,6 @@ from posenc_export.runtime.artefact.rules import WEIGHTS, graph_file
 from posenc_export.shared.preset_folders import is_preset
 
 FILE_NAME = "encodings.bin"
-BLOCK = 16 << 20  # bytes that are compared at once
 Regions = Dict[int, List[Tuple[str, int]]]  # file and offset of tensors, by number of bytes
 
 
@@ -39,14 +39,14 @@ def store(model: Model, manifest: Manifest, folder: Path) -> Dict[str, Numbers]:
         for key, value in encoding.state_dict().items()
     }
     regions = _regions(folder, manifest) if trained else {}
-    found = {name: _in_graph(tensor, regions, folder) for name, tensor in trained.items()}
-    others = {name: tensor for name, tensor in trained.items() if found[name] is None}
+    places = {name: _in_graph(tensor, regions, folder) for name, tensor in trained.items()}
+    others = {name: tensor for name, tensor in trained.items() if places[name] is None}
     if others:
         with files.writing(folder / FILE_NAME) as stream:
             for name, tensor in others.items():
-                found[name] = _numbers(tensor, FILE_NAME, stream.bytes)
-                stream.write(_content(tensor))
-    return {name: numbers for name, numbers in found.items() if numbers is not None}
+                places[name] = _numbers(tensor, FILE_NAME, stream.bytes)
+                stream.write(_content(tensor).data)
+    return {name: numbers for name, numbers in places.items() if numbers is not None}
 
 
 def _numbers(tensor: Tensor, file: str, offset: int, transposed: bool = False) -> Numbers:
@@ -66,9 +66,10 @@ def _in_graph(tensor: Tensor, regions: Regions, folder: Path) -> Optional[Number
     return None
 
 
-def _content(tensor: Tensor) -> memoryview:
+def _content(tensor: Tensor) -> np.ndarray:
     """Return the bytes of a tensor in row-major order."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    content: np.ndarray = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    return content
 
 
 def _encodings(model: Inner) -> Iterator[Tuple[str, PositionEncoding]]:
@@ -84,31 +85,27 @@ def _encodings(model: Inner) -> Iterator[Tuple[str, PositionEncoding]]:
 
 def _regions(folder: Path, manifest: Manifest) -> Regions:
     """Return where the files of a graph hold tensors."""
-    found: Regions = {}
+    regions: Regions = {}
     name = graph_file(manifest)
     if name == "model.onnx":
         for tensor in onnx.load(str(folder / name), load_external_data=False).graph.initializer:
             place = {entry.key: entry.value for entry in tensor.external_data}
             if place:
-                found.setdefault(int(place["length"]), []).append((WEIGHTS, int(place["offset"])))
-        return found
+                regions.setdefault(int(place["length"]), []).append((WEIGHTS, int(place["offset"])))
+        return regions
     with (folder / name).open("rb") as stream:
         for entry in archive.read_most(stream, lambda _: True).values():
             if isinstance(entry, archive.Stored):
-                found.setdefault(entry.size, []).append((name, entry.offset))
-    return found
+                regions.setdefault(entry.size, []).append((name, entry.offset))
+    return regions
 
 
-def _held(content: memoryview, regions: Regions, folder: Path) -> Optional[Tuple[str, int]]:
+def _held(content: np.ndarray, regions: Regions, folder: Path) -> Optional[Tuple[str, int]]:
     """Return file and offset of a tensor with this content; None if there is none."""
     for name, offset in regions[len(content)]:
-        with (folder / name).open("rb") as stream:
-            stream.seek(offset)
-            if all(
-                stream.read(min(BLOCK, len(content) - at)) == bytes(content[at : at + BLOCK])
-                for at in range(0, len(content), BLOCK)
-            ):
-                return name, offset
+        stored = np.memmap(folder / name, np.uint8, "r", offset, content.shape)
+        if np.array_equal(stored, content):
+            return name, offset
     return None
 
 
@@ -157,13 +154,8 @@ def _read(folder: Path, manifest: Manifest, name: str, like: Tensor) -> Tensor:
     with (folder / numbers.file).open("rb") as stream:
         stream.seek(numbers.offset)
         content = bytearray(stream.read(numbers.bytes))
-    dtype, shape = (
-        getattr(torch, numbers.dtype),
-        numbers.shape[::-1] if numbers.transposed else numbers.shape,
-    )
-    found = (
-        torch.frombuffer(content, dtype=dtype).reshape(shape)
-        if content
-        else torch.empty(shape, dtype=dtype)
-    )
-    return found.T if numbers.transposed else found
+    dtype = getattr(torch, numbers.dtype)
+    shape = numbers.shape[::-1] if numbers.transposed else numbers.shape
+    stored = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
+    tensor = stored.reshape(shape)
+    return tensor.T if numbers.transposed else tensor

@@ -2,6 +2,7 @@
 the file and line that makes them.
 """
 
+import inspect
 import re
 from pathlib import Path
 from typing import Any, Optional, Tuple
@@ -19,7 +20,6 @@ from posenc_export.models.presets import seeded
 from posenc_export.testing import check_encoding as check_for_authors
 
 GEOMETRY = Geometry(width=24, heads=2, head_size=8, max_positions=1100)
-LINES = Path(__file__).read_text().splitlines()
 
 
 class Waves(PositionEncoding):
@@ -37,13 +37,13 @@ class Waves(PositionEncoding):
 class Forgotten(Waves):
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         waves = self.table(positions).unsqueeze(2)
-        return q * waves, k * waves  # Forgotten: the table is float32
+        return q * waves, k * waves
 
 
 class Product(Waves):
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         same = torch.eye(8)
-        return q @ same, k @ same  # Product: torch multiplies matrices of one dtype only
+        return q @ same, k @ same
 
 
 class Plain(PositionEncoding):
@@ -54,7 +54,7 @@ class Plain(PositionEncoding):
         self.frequency = torch.nn.Parameter(torch.tensor([0.7]))
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
-        angles = positions[:, :, None, None] * self.frequency  # Plain: the parameter was cast
+        angles = positions[:, :, None, None] * self.frequency
         waves = angles.cos().to(q.dtype)
         return q * waves, k * waves
 
@@ -68,7 +68,7 @@ class Slopes(PositionEncoding):
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         distance = q_positions[:, None, :, None] - k_positions[:, None, None, :]
-        return -self.slopes[:, None, None] * distance  # Slopes: the parameter was cast
+        return -self.slopes[:, None, None] * distance
 
 
 class SlopesOracle(Oracle, of=Slopes):
@@ -110,9 +110,10 @@ class Halves(Buffered):
         self.slopes = torch.full((geometry.heads,), 0.5)
 
 
-def _place(name: str) -> str:
-    """FILE:LINE of the line whose comment begins with the name."""
-    return f"{__file__}:{1 + next(number for number, line in enumerate(LINES) if f'# {name}: ' in line)}"
+def _place(cls: Any) -> str:
+    """FILE:LINE of the hook of an encoding."""
+    hook = cls.rotate if cls.rotate is not PositionEncoding.rotate else cls.bias
+    return f"{__file__}:{inspect.getsourcelines(hook)[1]}"
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -121,23 +122,23 @@ def _place(name: str) -> str:
     [
         (
             Forgotten,
-            "expected rotate to return {dtype} in a model of {dtype}, got float32, made at "
-            "{place}; convert tables",
+            "expected rotate at {place} to return {dtype} in a model of {dtype}, got float32; "
+            "convert tables",
         ),
         (
             Product,
-            "expected rotate to run in {dtype}, got expected m1 and m2 to have the same "
-            "dtype, but got: .* at {place}; convert tables",
+            "expected rotate at {place} to run in {dtype}, got expected m1 and m2 to have the same "
+            "dtype, but got: .*; convert tables",
         ),
         (
             Plain,
-            r"expected rotate in {dtype} within .* of float32, got .*, with positions "
-            r"rounded to {dtype} at {place}; keep trained numbers",
+            r"expected rotate at {place} within .* of float32 in {dtype}, got .*, with positions "
+            r"rounded to {dtype}; keep trained numbers",
         ),
         (
             Slopes,
-            "expected bias to return float32 in a model of {dtype}, got {dtype}, made at "
-            "{place}; keep trained numbers",
+            "expected bias at {place} to return float32 in a model of {dtype}, got {dtype}; "
+            "keep trained numbers",
         ),
         (
             Buffered,
@@ -149,9 +150,7 @@ def _place(name: str) -> str:
 def test_a_fault_in_half_precision_is_named_with_file_and_line(
     cls: Any, message: str, dtype: str
 ) -> None:
-    expected = message.format(
-        dtype=dtype, place=re.escape(_place(cls.__name__)) if "{place}" in message else ""
-    )
+    expected = message.format(dtype=dtype, place=re.escape(_place(cls)))
     with pytest.raises(ValueError, match=f"encoding {cls.__name__}: {expected}"):
         check_encoding(cls(GEOMETRY), GEOMETRY, dtype)
 
@@ -174,7 +173,7 @@ def test_an_export_in_float16_refuses_a_faulty_encoding_before_it_is_traced(tmp_
     encodings.register("forgotten", Forgotten)
     try:
         with pytest.raises(
-            ValueError, match="encoding Forgotten: expected rotate to return float16"
+            ValueError, match="encoding Forgotten: expected rotate at .* to return float16"
         ):
             export_model(
                 seeded(block_config(16, 2, 64, encoding={"name": "forgotten"})),
@@ -189,6 +188,7 @@ def test_an_export_in_float16_refuses_a_faulty_encoding_before_it_is_traced(tmp_
 
 def test_the_checks_for_authors_find_a_fault_in_float16_without_an_export() -> None:
     with pytest.raises(
-        ValueError, match="encoding Slopes: expected bias to return float32 in a model of float16"
+        ValueError,
+        match="encoding Slopes: expected bias at .* to return float32 in a model of float16",
     ):
         check_for_authors(Slopes, targets=[])

@@ -15,7 +15,7 @@ import torch
 from onnx.reference import ReferenceEvaluator
 
 from posenc_export.export import VerificationError, export, quality, verify
-from posenc_export.export.quantization import formats
+from posenc_export.export.quantization import grid
 from posenc_export.export.quantization.formats import FORMATS
 from posenc_export.export.quantization.grid import Grid
 from posenc_export.export.quantization.rounding import rounded
@@ -73,9 +73,9 @@ def test_a_block_of_4_bits_has_the_scale_of_the_smallest_squared_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     weight, errors = _weight(64, 256), []
-    monkeypatch.setattr(formats, "REFITTED", 0)
-    for searched in (formats.SEARCHED, *((factor,) for factor in formats.SEARCHED)):
-        monkeypatch.setattr(formats, "SEARCHED", searched)
+    monkeypatch.setattr(grid, "REFITTED", 0)
+    for searched in (grid.SEARCHED, *((factor,) for factor in grid.SEARCHED)):
+        monkeypatch.setattr(grid, "SEARCHED", searched)
         errors.append(
             np.square(Grid(4, 32).rounded(weight).weight - weight).reshape(64, -1, 32).sum(2)
         )
