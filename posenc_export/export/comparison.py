@@ -2,7 +2,7 @@
 calls.
 """
 
-from typing import Any, Callable, Dict, Union
+from typing import Any, Callable, Dict, Tuple, Union
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from posenc_export.export.describe import Model
 from posenc_export.export.expected import eager_session
 from posenc_export.models.user_module import as_model
 from posenc_export.runtime.session.model import Model as Loaded
+from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification import measuring
 from posenc_export.runtime.verification.case import Case
 from posenc_export.runtime.verification.grid_inputs import BATCHES
@@ -26,11 +27,8 @@ from posenc_export.shared.numerics import worst_error
 
 FULL = "full pass"
 LEAST = 8  # tokens of a sequence that every division needs
-FIELDS = (
-    "logits",
-    "last_hidden_state",
-    "output",
-)  # of objects that models of other libraries return
+# Of objects that models of other libraries return.
+FIELDS = ("logits", "last_hidden_state", "output")
 DIFFERS = "docs/from-your-weights.md lists what often differs"
 
 
@@ -56,30 +54,19 @@ def compare(
         ValueError: an error is above the tolerance, which rounding alone explains; outputs of
             another shape; a module in training mode.
     """
-    given = np.asarray(inputs.detach().cpu() if isinstance(inputs, Tensor) else inputs)
-    if given.ndim < 2 or given.shape[1] < LEAST:
+    tokens = np.asarray(inputs.detach().cpu() if isinstance(inputs, Tensor) else inputs)
+    if tokens.ndim < 2 or tokens.shape[1] < LEAST:
         raise ValueError(
             f"compare: expected inputs [B,S] or [B,S,E] of at least {LEAST} tokens, got "
-            f"{list(given.shape)}; give longer ones"
+            f"{list(tokens.shape)}; give longer ones"
         )
     if isinstance(original, torch.nn.Module) and original.training:
         raise ValueError(
             "compare: expected the original in eval mode, got training mode, in which "
             "dropout is random; call original.eval()"
         )
-    if isinstance(ours, Loaded):
-        session = ours.session()
-        if session.manifest.reference is None:
-            raise ValueError(
-                "compare: expected an artefact with a tolerance, got one exported without "
-                "verification; export it again, or give the model"
-            )
-        accuracy = accuracy_on(session.provider, session.manifest.reference)
-    else:
-        model = as_model(ours)
-        session = eager_session(model)
-        accuracy = accuracy_of(model, session.manifest)
-    case = _case(given, original)
+    session, accuracy = _opened(ours)
+    case = _case(tokens, original)
     whole = session.prefill(case.tokens, chunk=case.tokens.shape[1])
     if whole.shape != case.full.shape:
         raise ValueError(
@@ -91,29 +78,40 @@ def compare(
         sees_later = bool(session.manifest.states) and _sees_later(original, case, accuracy)
         raise ValueError(_disagreement(whole, case, error, accuracy, sees_later))
     columns = np.arange(case.full.shape[-1])
-    found = measuring.measure(
-        session, Expected(columns, {0: case}, {}, None), accuracy, lambda _: None
-    )
-    cells = {FULL: error, **found.cells}
+    expected = Expected(columns, {0: case}, {}, None)
+    measured = measuring.measure(session, expected, accuracy, lambda _: None)
+    cells = {FULL: error, **measured.cells}
     worst = max(cells, key=lambda name: cells[name])
-    if found.exceeds(accuracy.tolerance):
-        rule = (
-            f"compare: expected errors within {accuracy.tolerance:.1e} for every division into "
-            "calls"
-        )
+    if measured.exceeds(accuracy.tolerance):
         raise ValueError(
-            f"{rule}, got {cells[worst]:.1e} at '{worst}' and {error:.1e} in the full pass; "
+            f"compare: expected errors within {accuracy.tolerance:.1e} for every division into "
+            f"calls, got {cells[worst]:.1e} at '{worst}' and {error:.1e} in the full pass; "
             "report this if the original is causal, as ours"
         )
     return {"passed": True, "tolerance": accuracy.tolerance, "error": cells[worst], "cells": cells}
 
 
-def _case(given: np.ndarray, original: Callable[..., Any]) -> Case:
+def _opened(ours: Union[Model, torch.nn.Module, Loaded]) -> Tuple[Session, Accuracy]:
+    """Return a session of a model or an artefact, and how far its outputs may be off."""
+    if not isinstance(ours, Loaded):
+        model = as_model(ours)
+        session = eager_session(model)
+        return session, accuracy_of(model, session.manifest)
+    session = ours.session()
+    if session.manifest.reference is None:
+        raise ValueError(
+            "compare: expected an artefact with a tolerance, got one exported without "
+            "verification; export it again, or give the model"
+        )
+    return session, accuracy_on(session.provider, session.manifest.reference)
+
+
+def _case(inputs: np.ndarray, original: Callable[..., Any]) -> Case:
     """Return the inputs as the larger batch of the grid, with the outputs of the original for
     them and for another ending. Missing rows are shifted copies.
     """
     rows = np.concatenate(
-        [np.roll(given, shift, axis=1) for shift in range(-(-max(BATCHES) // len(given)))]
+        [np.roll(inputs, shift, axis=1) for shift in range(-(-max(BATCHES) // len(inputs)))]
     )[: max(BATCHES)]
     tokens = (
         rows.astype(np.int64) if np.issubdtype(rows.dtype, np.integer) else rows.astype(np.float32)

@@ -1,6 +1,6 @@
 """Inputs, outputs and states of the graph of a model, by name, dtype and axes."""
 
-from typing import List, Tuple
+from typing import Any, List, Tuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,8 @@ from posenc_export.runtime.artefact.schema import passed
 def dtype_of(model: Model) -> str:
     """Return the numpy name of the dtype of weights, activations and caches."""
     attentions, inner = model.attentions(), inner_of(model)
-    weight: Tensor = attentions[0].projection.output.weight if attentions else inner.tokens.weight()  # type: ignore[union-attr,operator]
+    reader: Any = attentions[0].projection.output if attentions else inner.tokens
+    weight: Tensor = reader.weight if attentions else reader.weight()
     return str(weight.dtype).removeprefix("torch.")
 
 

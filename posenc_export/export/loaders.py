@@ -16,6 +16,17 @@ CONFIG, GENERATION, GENAI = "config.json", "generation_config.json", "genai_conf
 # GemmaConfig is the only model type of which optimum-onnx 0.1 and transformers.js 4.3 both read
 # heads, kv heads and head size separately.
 DECODER, ENCODER = ("gemma", "GemmaForCausalLM"), ("bert", "BertModel")
+GENAI_INPUTS = {
+    "input_ids": "input_ids",
+    "attention_mask": "attention_mask",
+    "past_key_names": "past_key_values.%d.key",
+    "past_value_names": "past_key_values.%d.value",
+}
+GENAI_OUTPUTS = {
+    "logits": "logits",
+    "present_key_names": "present.%d.key",
+    "present_value_names": "present.%d.value",
+}
 NOTE = (
     "model_type only selects the keys that hold the cache sizes; the graph is model.onnx, and "
     "posenc.json describes it"
@@ -33,9 +44,8 @@ def write(model: Stack, manifest: Manifest, folder: Path) -> None:
     """
     if manifest.signature != "mask" or graph_file(manifest) != "model.onnx":
         return
-    if (
-        model.config.tokens.features is not None or model.config.key_values is not None
-    ):  # part of an encoder-decoder model, whose inputs have other names there
+    # Part of an encoder-decoder model, whose inputs have other names there.
+    if model.config.tokens.features is not None or model.config.key_values is not None:
         return
     if not model.config.order:  # an embedding part without layers
         return
@@ -124,17 +134,8 @@ def _genai(config: StackConfig, manifest: Manifest, shape: Tuple[Axis, Axis]) ->
         "num_hidden_layers": len(config.order),
         "num_key_value_heads": heads,
         "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
-        "inputs": {
-            "input_ids": "input_ids",
-            "attention_mask": "attention_mask",
-            "past_key_names": "past_key_values.%d.key",
-            "past_value_names": "past_key_values.%d.value",
-        },
-        "outputs": {
-            "logits": "logits",
-            "present_key_names": "present.%d.key",
-            "present_value_names": "present.%d.value",
-        },
+        "inputs": GENAI_INPUTS,
+        "outputs": GENAI_OUTPUTS,
     }
     # onnxruntime-genai returns the logits of the last token of a prompt that is not pad_token_id.
     # Without stop tokens, this is the id least likely to end a prompt.

@@ -31,7 +31,7 @@ from posenc_export.runtime.graphs.quiet import quiet
 from posenc_export.runtime.graphs.torch_files import read_program
 
 ATEN = torch.ops.aten
-# Example of the slots of a cache in memory; any number but the example sizes of example_inputs.SIZES.
+# Example of the slots of a cache in memory; any number but those of example_inputs.SIZES.
 SLOTS = 11
 OPTIONS = {
     "cpp.dynamic_threads": True
@@ -102,9 +102,8 @@ def check_compile(folder: Path, output: Path) -> None:
     Raises:
         ValueError: as for `compile_artefact`.
     """
-    compiler = os.environ.get(
-        "CXX", "clang++" if sys.platform == "darwin" else "g++"
-    )  # as Inductor chooses it
+    # As Inductor chooses it.
+    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(compiler) is None:
         raise ValueError(
             f"compile: expected the C++ compiler {compiler}, got none of this name; install "
@@ -139,9 +138,8 @@ def _compile(program: Any, manifest: Manifest, path: Path) -> None:
     Raises:
         ValueError: Inductor or the C++ compiler refuses the program.
     """
-    from torch._inductor.utils import (
-        fresh_cache,
-    )  # imported here, because it takes as long as the rest of this package
+    # Imported here, because it takes as long as the rest of this package.
+    from torch._inductor.utils import fresh_cache
 
     _prepare(program, manifest)
     try:
@@ -191,9 +189,8 @@ def _set_strides(nodes: List[torch.fx.Node], manifest: Manifest) -> None:
         strides: List[Any] = [1] * example.dim()
         for axis in reversed(range(example.dim() - 1)):
             step = strides[axis + 1]
-            if (
-                axis + 1 == state.axis and step not in made
-            ):  # caches of one size share the stride, since a session gives them the same slots
+            # Caches of one size share the stride, since a session gives them the same slots.
+            if axis + 1 == state.axis and step not in made:
                 symbols = example.fake_mode.shape_env
                 made[step] = symbols.create_unspecified_symint_and_symbol(
                     SLOTS * step, ConstantSource(f"slots of {step}"), DimDynamic.DYNAMIC

@@ -15,9 +15,8 @@ import torch
 Numbers = Union[torch.Tensor, np.ndarray]
 DONTNEED, PAGEOUT = 4, 21  # of linux/mman.h, the latter since Linux 5.4
 MAPS = Path("/proc/self/maps")
-MAPPING = re.compile(
-    r"^([0-9a-f]+)-([0-9a-f]+) \S{3}([sp]) \S+ \S+ [1-9]\d* +/"
-)  # a mapping that is backed by a file
+# A mapping that is backed by a file.
+MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S{3}([sp]) \S+ \S+ [1-9]\d* +/")
 
 
 def page_out(arrays: Iterable[Numbers]) -> int:
@@ -32,18 +31,15 @@ def page_out(arrays: Iterable[Numbers]) -> int:
     mapped, library, asked = _mapped(), ctypes.CDLL(None), 0
     for array in arrays:
         address, size = _place(array)
-        first = (
-            -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-        )  # only pages that belong entirely to this array
+        # Only pages that belong entirely to this array.
+        first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
         if first < end and (advice := _advice(mapped, first, end)):
-            library.madvise(
-                ctypes.c_void_p(first), ctypes.c_size_t(end - first), advice
-            )  # on failure the pages stay in memory
+            # On failure the pages stay in memory.
+            library.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), advice)
             asked += end - first
-    if hasattr(
-        library, "malloc_trim"
-    ):  # of glibc, which keeps memory that was freed between other blocks
+    # Of glibc, which keeps memory that was freed between other blocks.
+    if hasattr(library, "malloc_trim"):
         library.malloc_trim(ctypes.c_size_t(0))
     return asked
 

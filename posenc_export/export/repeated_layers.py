@@ -138,9 +138,8 @@ class _Completion:
             if name.startswith(LAYER):
                 index, _, within = name.removeprefix(LAYER).partition(".")
                 named.append((int(index), within, value))
-        for place, within, value in sorted(
-            named, key=lambda one: -one[0]
-        ):  # the last layer first, since indices only grow
+        # The last layer first, since indices only grow.
+        for place, within, value in sorted(named, key=lambda weight: -weight[0]):
             value.name = f"{LAYER}{self.traced[place]}.{within}"
 
     def _parts(self) -> List[List[ir.Node]]:

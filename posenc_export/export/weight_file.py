@@ -15,9 +15,8 @@ import torch
 from posenc_export.export.paging import MAPS, is_mapped
 
 LEAST = 1 << 20  # bytes; smaller arrays stay in memory
-SEGMENT = (
-    256 << 20
-)  # bytes of the file that are mapped at a time; each mapping takes a file descriptor
+# Bytes of the file that are mapped at a time; each mapping takes a file descriptor.
+SEGMENT = 256 << 20
 Keep = Callable[[np.ndarray], np.ndarray]  # returns an array with the same content
 
 

@@ -37,9 +37,8 @@ class Order(NamedTuple):
 def order_of(moments: Tensor) -> Order:
     """Return the order for inputs x with mean x x' = `moments` [K,K] float64."""
     sizes = moments.diagonal()
-    damping = (
-        DAMPING * float(sizes.mean()) or 1.0
-    )  # if all inputs are 0, weights are rounded independently
+    # If all inputs are 0, weights are rounded independently.
+    damping = DAMPING * float(sizes.mean()) or 1.0
     columns = sizes.argsort(descending=True, stable=True)
     damped = moments[columns][:, columns] + damping * torch.eye(len(columns), dtype=moments.dtype)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
@@ -57,9 +56,8 @@ def codes(
         least, most: smallest and largest code.
     """
     columns, factor, _ = order
-    remaining, steps, zeros = (
-        one.T[columns] for one in (weight, scales, zeros)
-    )  # transposed, so that a column is contiguous in memory
+    # Transposed, so that a column is contiguous in memory.
+    remaining, steps, zeros = (part.T[columns] for part in (weight, scales, zeros))
     steps = torch.where(steps == 0, torch.ones_like(steps), steps)
     found = torch.empty_like(remaining)
     for first in range(0, len(remaining), COLUMNS):

@@ -40,9 +40,8 @@ def kept(model: Model, keep: Keep = in_memory) -> Rounded:
         )
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     matrices = [part.weight for part in (*linear_layers(model).values(), *tables(model))]
-    wanted = dict.fromkeys(
-        names[id(weight)] for weight in matrices if names[id(weight)] in stored
-    )  # a tied weight once
+    # A tied weight once.
+    wanted = dict.fromkeys(names[id(weight)] for weight in matrices if names[id(weight)] in stored)
     on_grid = {
         name: _on_grid(stored[name], keep)
         for name in wanted

@@ -184,7 +184,8 @@ def _measured(
             say, "estimating the loss of each weight", len(windows), "windows of calibration data"
         )
         for window in windows:
-            _cross_entropy(model, torch.from_numpy(window[None])).backward()  # type: ignore[no-untyped-call]
+            loss: Any = _cross_entropy(model, torch.from_numpy(window[None]))
+            loss.backward()
             steps.advance()
     return found
 
@@ -251,9 +252,8 @@ def _within(choices: Sequence[Sequence[Choice]], most: int) -> List[Choice]:
     """
     chosen, left = [0] * len(choices), most - sum(each[0].bytes for each in choices)
     steps = [(index, step) for index, each in enumerate(choices) for step in range(len(each) - 1)]
-    steps.sort(
-        key=lambda at: _gain(*choices[at[0]][at[1] : at[1] + 2]), reverse=True
-    )  # gains of a weight fall from step to step
+    # Gains of a weight fall from step to step.
+    steps.sort(key=lambda at: _gain(*choices[at[0]][at[1] : at[1] + 2]), reverse=True)
     for index, step in steps:
         cost = choices[index][step + 1].bytes - choices[index][step].bytes
         if chosen[index] == step and cost <= left:

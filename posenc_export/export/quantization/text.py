@@ -15,9 +15,8 @@ from posenc_export.export.quantization.calibration import Sample
 from posenc_export.runtime.artefact.tokenizer import BYTES
 
 TEXT = Path(__file__).with_name("text.txt")
-CALIBRATION = Path(__file__).with_name(
-    "calibration.txt"
-)  # for models with a tokenizer, if there is no other calibration data
+# For models with a tokenizer, if there is no other calibration data.
+CALIBRATION = Path(__file__).with_name("calibration.txt")
 WINDOWS = 8  # of calibration data that are held out, or of the text of the package
 TOKENS = 2048  # of the text of the package that are measured
 MOST = 64  # windows that are measured of a file given for this purpose

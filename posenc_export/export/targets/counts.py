@@ -61,9 +61,8 @@ def _columns(op: Builder, x: ir.Value, start: ir.Value, end: ir.Value) -> ir.Val
 
 def _gates(op: Builder, node: RowsAtCounts, keys: ir.Value, mask: ir.Value) -> ir.Value:
     """Gates sigmoid(q k) [B,H,S,T] float32 of visible keys, 0 for others."""
-    visible = op.GreaterOrEqual(
-        standard.in_float(op, mask), op.constant(0, "float32")
-    )  # CUDA compares no bfloat16
+    # CUDA compares no bfloat16
+    visible = op.GreaterOrEqual(standard.in_float(op, mask), op.constant(0, "float32"))
     queries = op.Shape(node.q, start=1, end=2)
     gates = op.Sigmoid(standard.products_of(op, node, node.q, keys, queries))
     return op.Mul(gates, op.Cast(visible, to=FLOAT))

@@ -134,16 +134,15 @@ def write(source: Source, manifest: Manifest, folder: Path) -> Graph:
             f"export: expected a model without experts for target {manifest.target}, got one "
             f"with experts, {why}; choose target onnx-static or ort"
         )
-    found = cuda_placement.placed(folder / FILE_NAME)
-    if (
-        not found.runs and manifest.dtype != "float32"
-    ):  # in which a graph of half precision is verified on the CPU
+    placement = cuda_placement.placed(folder / FILE_NAME)
+    # In which a graph of half precision is verified on the CPU.
+    if not placement.runs and manifest.dtype != "float32":
         rule, remedy = (
             "a graph that ONNX Runtime's CUDA provider runs",
             "change the model, or choose target onnx-static or ort",
         )
         raise ValueError(
             f"export: expected {rule} for target {manifest.target}, got one that "
-            f"{found.said()}; {remedy}"
+            f"{placement.said()}; {remedy}"
         )
     return graph

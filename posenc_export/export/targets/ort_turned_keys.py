@@ -44,9 +44,8 @@ def attend(
     def beyond(op: Builder) -> Sequence[ir.Value]:
         first, total = ort_slots.written(op, key)
         slots = ort_slots.cache_position(op) if call.rotation(q, new) else None
-        value = _like(
-            call.new_value, op.split_heads(op.merge_heads(call.new_value), node.kv_heads)
-        )  # in this branch only, as the mask below
+        # In this branch only, as the mask below.
+        value = _like(call.new_value, op.split_heads(op.merge_heads(call.new_value), node.kv_heads))
         query, *parts = (
             padded(op, part, call.wide)
             for part in (*(rotated(op, heads, slots) for heads in (q, new)), value)
@@ -86,9 +85,8 @@ def _scores_in_blocks(
     assert node.second is not None
     wide = size(q, 3)
     end = op.Mul(op.Div(op.Add(total, [BLOCK - 1]), [BLOCK]), [BLOCK])
-    missing = op.Mul(
-        op.Sub(end, op.Shape(keys, start=2, end=3)), [wide]
-    )  # negative where the cache has further slots, which Pad then leaves out
+    # Negative where the cache has further slots, which Pad then leaves out.
+    missing = op.Mul(op.Sub(end, op.Shape(keys, start=2, end=3)), [wide])
     flat = op.Pad(op.Reshape(keys, [0, 0, -1]), op.Concat([0], missing, axis=0), None, [2])
     rows = op.Reshape(flat, [0, -1, 1, BLOCK * wide])
     drift = op.Unsqueeze(turned_keys.drift(op, node, node.second, wide // 2), [2])

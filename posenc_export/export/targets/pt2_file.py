@@ -22,9 +22,8 @@ from posenc_export.runtime.graphs.quiet import quiet
 
 FILE_NAME = "model.pt2"
 SIZE, LINEAR = torch.ops.aten.sym_size.int, torch.ops.aten.linear.default
-CHECK = (
-    torch.ops.aten._assert_tensor_metadata.default
-)  # a check of a dtype that the program itself determines
+# A check of a dtype that the program itself determines.
+CHECK = torch.ops.aten._assert_tensor_metadata.default
 KEPT = (
     "val",
     "unbacked_bindings",
@@ -38,11 +37,38 @@ def write_pt2(source: Source, manifest: Manifest, folder: Path) -> Graph:
         ValueError: a module that loops over the tokens of a call, mutates buffers, or whose program
             could not be loaded without running code.
     """
+    program = _program(source, manifest)
+    first = len(manifest.inputs)
+    caches = program.graph_signature.user_inputs[first : first + len(manifest.states)]
+    refuse_mutation(program, caches)
+    for node in list(program.graph.nodes):
+        node.meta = {key: value for key, value in node.meta.items() if key in KEPT}
+        if node.target is CHECK:
+            program.graph.erase_node(node)
+    _merge_equal_nodes(program.graph, caches)
+    _lay_out_weights(program)
+    buffer = io.BytesIO()  # in memory, because libtorch aborts the process when the disk is full
+    # Of weights that are not contiguous; each has a storage of its own size.
+    with quiet(UserWarning, message="No complete tensor"):
+        torch.export.save(program, buffer)
+    entries = pt2_archive.stripped(read_entries(buffer.getvalue()))
+    try:
+        pt2_archive.check(entries)
+    except ValueError as error:
+        rule = "export: expected a torch.export program that loads without running code"
+        raise ValueError(
+            f"{rule}, got one that does not ({error}); choose target torchscript or onnx"
+        ) from None
+    written = {FILE_NAME: files.write(folder / FILE_NAME, packed(entries))}
+    return Graph(manifest.inputs, manifest.states, manifest.chunk, written)
+
+
+def _program(source: Source, manifest: Manifest) -> torch.export.ExportedProgram:
     arguments, shapes = trace_inputs(manifest, M)
     sizes: Dict[str, Any] = {}
     try:
         with quiet(Warning), torch.no_grad():  # deprecations inside torch itself
-            program = torch.export.export(
+            return torch.export.export(
                 wrap(source.model, manifest.signature),
                 arguments,
                 dynamic_shapes=_named(shapes, sizes),
@@ -55,30 +81,6 @@ def write_pt2(source: Source, manifest: Manifest, folder: Path) -> Graph:
             "over the tokens of a call"
         )
         raise ValueError(f"{rule}; choose target torchscript or onnx") from error
-    first = len(manifest.inputs)
-    caches = program.graph_signature.user_inputs[first : first + len(manifest.states)]
-    refuse_mutation(program, caches)
-    for node in list(program.graph.nodes):
-        node.meta = {key: value for key, value in node.meta.items() if key in KEPT}
-        if node.target is CHECK:
-            program.graph.erase_node(node)
-    _merge_equal_nodes(program.graph, caches)
-    _lay_out_weights(program)
-    buffer = io.BytesIO()  # in memory, because libtorch aborts the process when the disk is full
-    with quiet(
-        UserWarning, message="No complete tensor"
-    ):  # of weights that are not contiguous; each has a storage of its own size
-        torch.export.save(program, buffer)
-    entries = pt2_archive.stripped(read_entries(buffer.getvalue()))
-    try:
-        pt2_archive.check(entries)
-    except ValueError as error:
-        rule = "export: expected a torch.export program that loads without running code"
-        raise ValueError(
-            f"{rule}, got one that does not ({error}); choose target torchscript or onnx"
-        ) from None
-    written = {FILE_NAME: files.write(folder / FILE_NAME, packed(entries))}
-    return Graph(manifest.inputs, manifest.states, manifest.chunk, written)
 
 
 def _merge_equal_nodes(graph: torch.fx.Graph, caches: Collection[Any]) -> None:
@@ -117,11 +119,10 @@ def _lay_out_weights(program: torch.export.ExportedProgram) -> None:
             and node.users
             and all(use.target is LINEAR and use.args[1] is node for use in node.users)
         ):
-            given = weights[names[node.name]]
-            weight = torch.nn.Parameter(laid_out(given), requires_grad=False)
-            weights.update(
-                {name: weight for name, held in weights.items() if held is given}
-            )  # a module with several names
+            stored = weights[names[node.name]]
+            weight = torch.nn.Parameter(laid_out(stored), requires_grad=False)
+            # A module with several names.
+            weights.update({name: weight for name, other in weights.items() if other is stored})
             node.meta["val"] = node.meta["val"].as_strided(weight.size(), weight.stride())
 
 

@@ -151,9 +151,8 @@ class Fused:
         return None
 
     def _rows(self, op: Builder, node: ir.Node, name: str, grid: Grid, codes: Codes) -> ir.Value:
-        scales = op.Unsqueeze(
-            offsets.scales(op, f"{name}.scales", codes.scales), [2]
-        )  # those of a tied head; computed once, when the graph is loaded
+        # Those of a tied head; computed once, when the graph is loaded.
+        scales = op.Unsqueeze(offsets.scales(op, f"{name}.scales", codes.scales), [2])
         attributes = {
             "bits": grid.bits,
             "block_size": grid.block,

@@ -326,9 +326,8 @@ def finish(op: Builder) -> None:
             _read_constant(op, OnGrid(node))
     common.RemoveUnusedNodesPass()(op.model)
     op.constants.clear()  # unused ones were removed from the graph
-    common.TopologicalSortPass()(
-        op.model
-    )  # a table may use a value that an earlier table emitted further down
+    # A table may use a value that an earlier table emitted further down.
+    common.TopologicalSortPass()(op.model)
     common.CommonSubexpressionEliminationPass()(op.model)
     remaining = sorted(
         {node.op_type for node in op.graph.all_nodes() if node.domain == graph.DOMAIN}

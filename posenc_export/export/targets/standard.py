@@ -13,9 +13,8 @@ from posenc_export.ops import graph
 from posenc_export.ops.graph import Append, Attend, AttentionWeights, LastHidden
 
 NEVER = -np.inf
-LEAST = (
-    -1e30
-)  # lower bound of scores, as in ops.attention_weights; a softmax over -inf only gives NaN
+# Lower bound of scores, as in ops.attention_weights; a softmax over -inf only gives NaN.
+LEAST = -1e30
 
 
 def rotate(op: Builder, node: graph.Rotate) -> ir.Value:

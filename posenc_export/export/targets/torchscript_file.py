@@ -18,19 +18,16 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.quiet import quiet
 
 FILE_NAME = "model.pt"
-DROPPED = re.compile(
-    r"\.debug_pkl$|/\.data/serialization_id$"
-)  # source paths of the exporting machine, and a hash over them
-COUNTED_NAME = re.compile(
-    rb"___torch_mangle_\d+"
-)  # the counter is global to the process, so a second export would differ from the first
+# Source paths of the exporting machine, and a hash over them.
+DROPPED = re.compile(r"\.debug_pkl$|/\.data/serialization_id$")
+# The counter is global to the process, so a second export would differ from the first.
+COUNTED_NAME = re.compile(rb"___torch_mangle_\d+")
 
 
 def write_torchscript(source: Source, manifest: Manifest, folder: Path) -> Graph:
     """Write folder/model.pt."""
-    with quiet(
-        DeprecationWarning, FutureWarning
-    ):  # every call of torch.jit warns that it is deprecated
+    # Every call of torch.jit warns that it is deprecated.
+    with quiet(DeprecationWarning, FutureWarning):
         # In memory, because libtorch aborts the process when the disk is full.
         module = torch.jit.freeze(torch.jit.script(wrap(source.model, manifest.signature)))
         _lay_out_weights(module)
