@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType as Types  # noqa: E402
 
 from posenc_export import export_model, load  # noqa: E402
 from posenc_export.commands.cli import main  # noqa: E402
-from posenc_export.export import artefact, verify  # noqa: E402
+from posenc_export.export import sources, verify  # noqa: E402
 from posenc_export.export.quantization.kept import kept  # noqa: E402
 from posenc_export.models.config_json import to_json  # noqa: E402
 from posenc_export.models.pretrained import from_pretrained  # noqa: E402
@@ -116,7 +116,7 @@ def test_blocks_with_offsets_are_exact_if_activations_are_not_rounded(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        artefact, "activations_of", lambda model: "float32"
+        sources, "activations_of", lambda model: "float32"
     )  # the tolerance of float32 then applies
     manifest = export_model(
         _read(tmp_path / "model.gguf", kind, "llama"), "ort", tmp_path / "artefact", weights="keep"
