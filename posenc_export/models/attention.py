@@ -69,10 +69,8 @@ class Attention(torch.nn.Module):
         """
         if not self.cached:
             return []
-        key, value = (
-            (self.kv_heads, self.encoding.key_size(self.head_size)),
-            (self.kv_heads, self.projection.value_size),
-        )
+        key = (self.kv_heads, self.encoding.key_size(self.head_size))
+        value = (self.kv_heads, self.projection.value_size)
         return [
             StateSpec("key", key, grows=True),
             StateSpec("value", value, grows=True),
@@ -95,17 +93,13 @@ class Attention(torch.nn.Module):
         Without a cache, `states` is empty or holds the token types [B,S].
         """
         q, k, v = self.projection(x)
-        q, k, v = (
-            ops.split_heads(self.q_norm(q), self.heads),
-            ops.split_heads(self.k_norm(k), self.kv_heads),
-            ops.split_heads(v, self.kv_heads),
-        )
+        q = ops.split_heads(self.q_norm(q), self.heads)
+        k = ops.split_heads(self.k_norm(k), self.kv_heads)
+        v = ops.split_heads(v, self.kv_heads)
         q, k = self.encoding.rotate(q, k, coordinates)
         if self.cached:
-            keys, values = (
-                ops.append(states[0], k, write_index),
-                ops.append(states[1], v, write_index),
-            )
+            keys = ops.append(states[0], k, write_index)
+            values = ops.append(states[1], v, write_index)
             carried = self.encoding.observe(x, k, positions, write_index, states[2:])
             present = [keys, values] + carried[: self.kept]
         else:

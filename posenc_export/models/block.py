@@ -32,9 +32,8 @@ class AttentionBlock(torch.nn.Module):
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        self.source: Dict[
-            str, Any
-        ] = {}  # how to rebuild the same weights, empty if that is not possible (models.presets)
+        # How to rebuild the same weights, empty if that is not possible (models.presets).
+        self.source: Dict[str, Any] = {}
         self.config = config
         if config.attention.reads_encoder:
             raise ValueError(

@@ -74,9 +74,8 @@ class Stored:
         return self  # tensors are mapped from files, and a copy would read them into memory
 
 
-Numbered = Tuple[
-    Matrix, np.ndarray
-]  # a matrix, and the index of each of its rows [N,1] in the order of the checkpoint's family
+# A matrix, and the index of each of its rows [N,1] in the order of the checkpoint's family.
+Numbered = Tuple[Matrix, np.ndarray]
 
 
 def stored(
@@ -94,9 +93,8 @@ def stored(
     found = {}
     for parameter, (rule, attention, wanted) in sources.items():
         numbered = [one for one in map(matrix, wanted) if one is not None]
-        if numbered and len(numbered) == len(
-            wanted
-        ):  # a parameter of zeros is formed from no tensor
+        # A parameter of zeros is formed from no tensor.
+        if numbered and len(numbered) == len(wanted):
             first = np.cumsum([0, *(part.rows for part, _ in numbered)])
             formed = rule.form(
                 [

@@ -18,10 +18,8 @@ from posenc_export.shared.foreign import json_of
 from posenc_export.shared.suggestion import download
 
 # Names of weight files, in the order in which transformers looks for them.
-WHOLE, SHARDED = (
-    ("model.safetensors", "pytorch_model.bin"),
-    ("model.safetensors.index.json", "pytorch_model.bin.index.json"),
-)
+WHOLE = ("model.safetensors", "pytorch_model.bin")
+SHARDED = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 # TensorFlow's name endings, in early checkpoints of BERT, RoFormer and others, to current ones.
 OLD_ENDINGS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 # Files that accompany tokenizer.json: chat template, special tokens, generation settings, settings
@@ -67,9 +65,8 @@ class Checkpoint:
             for name in (TOKENIZER, *TOKENIZER_FILES)
             if (folder / name).is_file()
         }
-        self._sources: Dict[
-            str, Tuple[TensorFile, str]
-        ] = {}  # tensor name to file and name in that file
+        # Tensor name to file and name in that file.
+        self._sources: Dict[str, Tuple[TensorFile, str]] = {}
         with ExitStack() as opened:
             for path, listed in _files(folder).items():
                 self._add(OPENERS[path.suffix](path, opened), listed)
@@ -80,10 +77,8 @@ class Checkpoint:
     def _add(self, file: TensorFile, listed: List[str]) -> None:
         names = file.names()
         added = {_current(name): (file, name) for name in names}
-        missing, repeated = (
-            sorted(set(listed) - set(names)),
-            sorted(set(added) & set(self._sources)),
-        )
+        missing = sorted(set(listed) - set(names))
+        repeated = sorted(set(added) & set(self._sources))
         if missing:
             raise ValueError(
                 f"checkpoint: expected {file.path.name} to hold the tensors that the index "
@@ -143,10 +138,8 @@ class Checkpoint:
         Raises:
             ValueError: a tensor is missing, unknown or has another shape.
         """
-        missing, extra = (
-            sorted(set(shapes) - set(self._sources)),
-            sorted(set(self._sources) - set(shapes)),
-        )
+        missing = sorted(set(shapes) - set(self._sources))
+        extra = sorted(set(self._sources) - set(shapes))
         remedy = "use the config.json that belongs to the weights"
         if missing:
             raise ValueError(

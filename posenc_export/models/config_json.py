@@ -7,9 +7,8 @@ import msgspec
 from posenc_export.models.config import AnyConfig, BlockConfig, ModuleConfig, StackConfig
 
 KINDS: Dict[str, Type[Any]] = {"block": BlockConfig, "decoder": StackConfig, "encoder": StackConfig}
-OMITTED_IF_NONE = (
-    "readout",
-)  # added to descriptions later: omitted, so that older descriptions stay equal
+# Added to descriptions later: omitted, so that older descriptions stay equal.
+OMITTED_IF_NONE = ("readout",)
 
 
 def kind_of(config: Union[AnyConfig, ModuleConfig]) -> str:

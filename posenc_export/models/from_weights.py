@@ -133,9 +133,9 @@ def fill(
     Raises:
         ValueError: as AttentionBlock.from_weights.
     """
-    projection, encoding = (
-        block.attention.projection,
-        block.attention.encoding if block.config.attention.encodings else block.token_encoding,
+    projection = block.attention.projection
+    encoding = (
+        block.attention.encoding if block.config.attention.encodings else block.token_encoding
     )
     wanted = dict(encoding.named_parameters())
     if set(wanted) != set(trained):
@@ -260,10 +260,8 @@ def _convert_layout(
         raise ValueError(f"weights: expected layout to be {rule}, got {layout!r}; correct it")
     if interleaved == (layout == "interleaved"):
         return
-    move, rotary = (
-        to_interleaved if interleaved else to_half,
-        getattr(encoding, "size", attention.head_size),
-    )
+    move = to_interleaved if interleaved else to_half
+    rotary = getattr(encoding, "size", attention.head_size)
     for name in {"qkv.weight", "qkv.bias"} & set(parameters):
         q, k, v = parameters[name].split(attention.projection.sizes)
         parameters[name] = torch.cat(

@@ -60,12 +60,10 @@ class LinearAttention(torch.nn.Module):
             raise ValueError(
                 f"{rule}, got {', '.join(given) or config.projection['name']}; leave it out"
             )
-        self.heads, self.head_size, self.encoding, self.cached = (
-            config.heads,
-            config.head_size,
-            encoding,
-            config.causal,
-        )
+        self.heads = config.heads
+        self.head_size = config.head_size
+        self.encoding = encoding
+        self.cached = config.causal
         self.projection = build(
             "projection", config.projection, width, config.heads, config.kv_heads, config.head_size
         )
@@ -96,26 +94,20 @@ class LinearAttention(torch.nn.Module):
         """Shapes as Attention.forward. key_positions, mask and write_index are not used."""
         q, k, v = self.projection(x)
         q, k = (_phi(ops.split_heads(part, self.heads).to(torch.float32)) for part in (q, k))
-        valid, zero = (
-            positions.ge(0).unsqueeze(2).unsqueeze(3),
-            torch.zeros([1], dtype=torch.float32, device=x.device),
-        )
-        k, values = (
-            torch.where(valid, k, zero),
-            ops.split_heads(v, self.heads).to(torch.float32).transpose(1, 2),
-        )
+        valid = positions.ge(0).unsqueeze(2).unsqueeze(3)
+        zero = torch.zeros([1], dtype=torch.float32, device=x.device)
+        k = torch.where(valid, k, zero)
+        values = ops.split_heads(v, self.heads).to(torch.float32).transpose(1, 2)
         rotated_q, rotated_k = self.encoding.rotate(q, k, coordinates)
         rotated_k = torch.where(valid, rotated_k, zero)  # some encodings map 0 to another value
         # A factor of a query cancels. With its largest entry 1, products with small keys are not 0.
         least = 2.0**-126  # the smallest normal number of float32
         largest = q.amax(3, keepdim=True).clamp(min=least)
         q, rotated_q = q / largest, rotated_q / largest
-        q, k, rotated_q, rotated_k = (
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            rotated_q.transpose(1, 2),
-            rotated_k.transpose(1, 2),
-        )
+        q = q.transpose(1, 2)
+        k = k.transpose(1, 2)
+        rotated_q = rotated_q.transpose(1, 2)
+        rotated_k = rotated_k.transpose(1, 2)
         if self.cached:
             seen = positions.unsqueeze(1).le(positions.unsqueeze(2)).unsqueeze(1)
             weights = torch.where(seen, rotated_q @ rotated_k.transpose(2, 3), zero)

@@ -176,9 +176,8 @@ def _check_unused(name: str, shape: Tuple[int, ...]) -> None:
             f"weights: expected projections only, got {name}, a norm of queries or keys; "
             "describe the block with head_norm, and use load_state_dict"
         )
-    causal = (
-        name.endswith("bias") and len(shape) == 4 and shape[-1] == shape[-2]
-    )  # the mask of GPT-2
+    # The mask of GPT-2.
+    causal = name.endswith("bias") and len(shape) == 4 and shape[-1] == shape[-2]
     if not (TABLES.search(name) or causal or (NORM.search(name) and len(shape) == 1)):
         rule = (
             "weights: expected tensors named as q, q_proj, wq, to_q or query, with .weight or "

@@ -92,12 +92,10 @@ class PackedTensor:
     quantized = True
 
     def __init__(self, name: str, layout: Layout, sources: Mapping[str, Source]) -> None:
-        self.path, self._name, self._layout, self._sources = (
-            Path(sources[layout.mark][0].path),
-            name,
-            layout,
-            sources,
-        )
+        self.path = Path(sources[layout.mark][0].path)
+        self._name = name
+        self._layout = layout
+        self._sources = sources
 
     @property
     def rows(self) -> int:

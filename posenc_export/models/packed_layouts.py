@@ -118,10 +118,8 @@ def _gptq(config: Mapping[str, Any]) -> List[Layout]:
     """Codes packed along inputs, zeros along outputs. The first version of the format stores
     zeros less 1.
     """
-    bits, less = (
-        _only(config, "bits", (2, 4, 8), None),
-        1 if _only(config, "checkpoint_format", ("gptq", "gptq_v2"), "gptq") == "gptq" else 0,
-    )
+    bits = _only(config, "bits", (2, 4, 8), None)
+    less = 1 if _only(config, "checkpoint_format", ("gptq", "gptq_v2"), "gptq") == "gptq" else 0
 
     def whole(parts: Parts) -> Whole:
         codes, scales = _bits(parts[".qweight"].T, bits), parts[".scales"].float().numpy().T
@@ -271,10 +269,8 @@ def _packed(parts: Parts, bits: int) -> Whole:
 
 
 def _int8(parts: Parts) -> Whole:
-    codes, scales = (
-        parts[".weight"].to(torch.int16).numpy() + 128,
-        parts[".weight_scale"].float().numpy(),
-    )
+    codes = parts[".weight"].to(torch.int16).numpy() + 128
+    scales = parts[".weight_scale"].float().numpy()
     scales = np.broadcast_to(
         scales.reshape(-1, scales.shape[-1] if scales.ndim == 2 else 1),
         (len(codes), scales.shape[-1] if scales.ndim == 2 else 1),

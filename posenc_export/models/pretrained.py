@@ -25,9 +25,8 @@ HEADS = (
 )  # transformers' names of output heads; tied heads may be saved as copies of the token table
 LAYER = re.compile(r"^layers\.(\d+)\.")
 OLD_BUFFER = r"\.rotary_emb\.inv_freq$"  # saved by transformers before 4.32, not used since
-Source = Tuple[
-    Rule, AttentionConfig, Dict[str, Shape]
-]  # for one parameter: its rule, the attention of its layer, its tensors in the checkpoint
+# For one parameter: its rule, the attention of its layer, its tensors in the checkpoint.
+Source = Tuple[Rule, AttentionConfig, Dict[str, Shape]]
 
 
 def from_pretrained(
@@ -175,9 +174,8 @@ def _sources(
     for name, parameter in model.named_parameters(remove_duplicate=False):
         module, _, kind = name.rpartition(".")
         layer = LAYER.match(name)
-        if (
-            name not in once and not layer
-        ):  # keep all names of parameters shared by layers, since a single layer may be loaded
+        # Keep all names of parameters shared by layers, since a single layer may be loaded.
+        if name not in once and not layer:
             continue
         keys = [name, module, *(LAYER.sub("layers.{layer}.", key) for key in (name, module))]
         rule = next((table[key] for key in keys if key in table), None)
@@ -245,7 +243,6 @@ def _fill(
     for name, parameter in list(model.named_parameters()):
         rule, attention, shapes = sources[within + name]
         formed = rule.form([checkpoint.tensor(given) for given in shapes], attention).contiguous()
-        whole = (
-            formed.untyped_storage().nbytes() == formed.nbytes
-        )  # a view would keep all of its base tensor in memory
+        # A view would keep all of its base tensor in memory.
+        whole = formed.untyped_storage().nbytes() == formed.nbytes
         fill(places[id(parameter)], torch.nn.Parameter(formed if whole else formed.clone()))

@@ -18,7 +18,6 @@ def drawn_from(seed: int) -> Iterator[None]:
     The generator belongs to the process, so one thread runs at a time.
     """
     with _alone, torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(
-            seed
-        )  # torch.manual_seed would also seed the generators of other devices
+        # Torch.manual_seed would also seed the generators of other devices.
+        torch.default_generator.manual_seed(seed)
         yield

@@ -124,10 +124,8 @@ def decoder_config(
     read: Dict[str, Any] = (
         {"features": {"name": HIDDEN_STATES}} if vocabulary == 0 else {"vocabulary": vocabulary}
     )
-    tokens, head = (
-        TokensConfig(encodings=block.encodings, **read),
-        HeadConfig(tied=tied) if vocabulary else None,
-    )
+    tokens = TokensConfig(encodings=block.encodings, **read)
+    head = HeadConfig(tied=tied) if vocabulary else None
     return StackConfig(
         width=block.width,
         max_positions=block.max_positions,

@@ -133,9 +133,8 @@ class Stack(torch.nn.Module):
 
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
-        self.source: Dict[
-            str, Any
-        ] = {}  # how to rebuild the same weights, empty if that is not possible (models.presets)
+        # How to rebuild the same weights, empty if that is not possible (models.presets).
+        self.source: Dict[str, Any] = {}
         self.text = Text()
         self.stored: Mapping[str, Any] = {}
         self.config = config
@@ -228,9 +227,8 @@ class Stack(torch.nn.Module):
                 )
             )
         first, pair = self.embed_states, 1
-        types = (
-            states[:0] if segments is None else [segments]
-        )  # some encodings of scores use token types; models with segments have no states
+        # Some encodings of scores use token types; models with segments have no states.
+        types = states[:0] if segments is None else [segments]
         for index, layer in enumerate(self.layers):
             end = first + self.layer_states[index]
             layer_states = states[first:end] + types

@@ -18,9 +18,8 @@ from posenc_export.models.stack import Stack, readout
 # For each linear layer, its tensor name without .weight and .bias, and the key of its activation or
 # an activation.
 Linears = List[Tuple[str, Optional[str]]]
-Layers = Tuple[
-    Tuple[Named, ...], Dict[str, Tensor]
-]  # the layers of a readout, and their tensors by name
+# The layers of a readout, and their tensors by name.
+Layers = Tuple[Tuple[Named, ...], Dict[str, Tensor]]
 OUTPUT, MASKED = "logits", "MaskedLM"
 LIKE_ROBERTA: Linears = [("classifier.dense", "tanh"), ("classifier.out_proj", None)]
 LIKE_DEBERTA: Linears = [("pooler.dense", "pooler_hidden_act"), ("classifier", None)]

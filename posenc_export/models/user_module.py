@@ -147,9 +147,8 @@ class OwnModule(torch.nn.Module):
         computed in float64 numpy, other layers in `exact_dtype`.
         """
         inner, index = self.inner(), torch.tensor(list(positions))[None]
-        axes = np.broadcast_to(
-            np.array(list(places)).T, (self.axes, len(positions))
-        )  # without a grid, all axes have the position as coordinate
+        # Without a grid, all axes have the position as coordinate.
+        axes = np.broadcast_to(np.array(list(places)).T, (self.axes, len(positions)))
         coordinates = torch.from_numpy(axes.copy())[:, None] if self.axes else index
         return self._around(
             lambda row: np.asarray(inner.exact(row, positions, places)), x, index, coordinates

@@ -136,10 +136,8 @@ def read(
     """
     name = config.get("model_type")
     if not isinstance(name, str) or name not in FILES:
-        rule, remedy = (
-            f"expected model_type to be one of {', '.join(FILES)}",
-            "describe the model as a StackConfig, or use AttentionBlock.from_weights",
-        )
+        rule = f"expected model_type to be one of {', '.join(FILES)}"
+        remedy = "describe the model as a StackConfig, or use AttentionBlock.from_weights"
         raise ValueError(f"checkpoint: {rule}, got {name!r}{_why(name)}; {_nearest(name)}{remedy}")
     family: Family = importlib.import_module(f"{__name__}.{FILES[name]}").FAMILY
     if part is not None and not (part == EMBEDDINGS and family.weights):
@@ -154,8 +152,6 @@ def read(
     settings = Settings(family.keys(config), max_positions)
     description = with_lengths(family.describe(settings), lengths)
     settings.finish()
-    weights, unused = (
-        {**family.weights, **family.further_weights(description, config)},
-        (*family.unused, *family.further_unused(description, config)),
-    )
+    weights = {**family.weights, **family.further_weights(description, config)}
+    unused = (*family.unused, *family.further_unused(description, config))
     return description, replace(family, weights=weights, unused=unused)

@@ -33,9 +33,8 @@ def describe(config: Settings) -> StackConfig:
     """
     config.ignore(MEGATRON)
     slices = config.values.get("pretraining_tp", 1)
-    if (
-        config.flag("slow_but_exact", False) and slices != 1
-    ):  # transformers then leaves out the biases of two projections
+    # Transformers then leaves out the biases of two projections.
+    if config.flag("slow_but_exact", False) and slices != 1:
         raise ValueError(
             "bloom: expected slow_but_exact to be false with pretraining_tp above 1, got "
             f"true and {slices!r}; set it to false"

@@ -27,11 +27,9 @@ def describe(config: Settings) -> StackConfig:
     norm with separate weights.
     """
     config.take("model_max_length", None)  # not read by transformers
-    rotation, norm, bias = (
-        config.rotation(theta=500000.0, layout="interleaved"),
-        layer_norm(config),
-        config.flag("attention_bias", False),
-    )
+    rotation = config.rotation(theta=500000.0, layout="interleaved")
+    norm = layer_norm(config)
+    bias = config.flag("attention_bias", False)
     kind = layer(config, attention(config, bias, bias), residual="parallel", norm=norm)
     if config.flag("use_qk_norm", False):
         kind = with_attention(

@@ -24,15 +24,12 @@ def describe(config: Settings) -> StackConfig:
     attends to all keys, the others to a window.
     """
     config.needs("sliding_window")
-    config.flag(
-        "use_parallel_embedding", False
-    )  # distribution of the table over devices in training
+    # Distribution of the table over devices in training.
+    config.flag("use_parallel_embedding", False)
     config.fixed(FIXED)
-    rotation, bias, window = (
-        config.rotation(layout="interleaved"),
-        config.flag("attention_bias", False),
-        config.window("sliding_window"),
-    )
+    rotation = config.rotation(layout="interleaved")
+    bias = config.flag("attention_bias", False)
+    window = config.window("sliding_window")
     kind = layer(
         config, attention(config, bias, bias), residual="parallel", norm=layer_norm(config)
     )

@@ -86,10 +86,8 @@ def describe(config: Settings) -> StackConfig:
     config.fixed(FIXED)
     config.ignore(("num_nextn_predict_layers", "num_mtp_layers"))
     dense = layer(config, _attention(config))
-    inner, first = (
-        config.whole("moe_intermediate_size"),
-        config.integer("first_k_dense_replace", least=0),
-    )
+    inner = config.whole("moe_intermediate_size")
+    first = config.integer("first_k_dense_replace", least=0)
     experts = with_experts(
         msgspec.structs.replace(dense, mlp={**dense.mlp, "hidden": inner}),
         config.whole("n_routed_experts"),

@@ -38,15 +38,11 @@ def describe(config: Settings) -> StackConfig:
     """
     config.only("apply_residual_connection_post_layernorm", False, False)
     config.take("ff_factor", None)  # transformers reads ffn_hidden_size
-    new, many, apart = (
-        config.flag("new_decoder_architecture", False),
-        not config.flag("multi_query", True),
-        not config.flag("parallel_attn", True),
-    )
-    kv_heads, count = (
-        config.whole("num_kv_heads", config.heads),
-        config.whole("num_ln_in_parallel_attn", 2 if new else 1),
-    )
+    new = config.flag("new_decoder_architecture", False)
+    many = not config.flag("multi_query", True)
+    apart = not config.flag("parallel_attn", True)
+    kv_heads = config.whole("num_kv_heads", config.heads)
+    count = config.whole("num_ln_in_parallel_attn", 2 if new else 1)
     for wrong, rule, got in (
         (new and apart, "parallel_attn to be true with new_decoder_architecture", "false"),
         (

@@ -37,9 +37,8 @@ def scaled_attention(config: Settings, **parts: object) -> AttentionConfig:
 def describe(config: Settings) -> StackConfig:
     """Describe the decoder. Without layer_types, layers 0, 2, 4, ... have a window."""
     config.off("use_bidirectional_attention")
-    config.only(
-        "hidden_act", "gelu_pytorch_tanh", "gelu_pytorch_tanh"
-    )  # transformers reads hidden_activation
+    # Transformers reads hidden_activation.
+    config.only("hidden_act", "gelu_pytorch_tanh", "gelu_pytorch_tanh")
     rotation, cap = config.rotation(), config.number_or_none("attn_logit_softcapping", 50.0)
     kind = layer(
         config,
@@ -47,10 +46,8 @@ def describe(config: Settings) -> StackConfig:
         activation="hidden_activation",
         residual="sandwich",
     )
-    head, window = (
-        HeadConfig(softcap=config.number_or_none("final_logit_softcapping", 30.0)),
-        config.window("sliding_window"),
-    )
+    head = HeadConfig(softcap=config.number_or_none("final_logit_softcapping", 30.0))
+    window = config.window("sliding_window")
     types = [
         "full_attention" if index % 2 else "sliding_attention" for index in range(config.layers)
     ]

@@ -59,17 +59,14 @@ def describe(config: Settings) -> StackConfig:
     """
     config.off("use_bidirectional_attention")
     config.off("attn_logit_softcapping")  # transformers has the key but ignores it
-    config.only(
-        "hidden_act", "gelu_pytorch_tanh", "gelu_pytorch_tanh"
-    )  # transformers reads hidden_activation
+    # Transformers reads hidden_activation.
+    config.only("hidden_act", "gelu_pytorch_tanh", "gelu_pytorch_tanh")
     rotations = _rotations(config)
     kind = layer(
         config, scaled_attention(config), activation="hidden_activation", residual="sandwich"
     )
-    head, window = (
-        HeadConfig(softcap=config.number_or_none("final_logit_softcapping", None)),
-        config.window("sliding_window"),
-    )
+    head = HeadConfig(softcap=config.number_or_none("final_logit_softcapping", None))
+    window = config.window("sliding_window")
     encodings = {name: [spec] for name, spec in rotations.items()}
     layers = config.by_type(head_norm(kind, "head"), encodings, window, config.pattern(6))
     return decoder(config, *layers, tied=True, head=head, scale=math.sqrt(config.width))

@@ -30,17 +30,13 @@ def describe(config: Settings) -> StackConfig:
     """
     config.only("add_cross_attention", False, False)
     config.take("reorder_and_upcast_attn", None)
-    hidden, activation = (
-        config.whole("intermediate_size", 4 * config.width),
-        config.activation("activation_function", "gelu_new"),
-    )
+    hidden = config.whole("intermediate_size", 4 * config.width)
+    activation = config.activation("activation_function", "gelu_new")
     kind = layer(
         attention(config, bias=True), layer_norm(config, "layer_norm_epsilon"), hidden, activation
     )
-    scaled, by_layer = (
-        config.flag("scale_attn_weights", True),
-        config.flag("scale_attn_by_inverse_layer_idx", False),
-    )
+    scaled = config.flag("scale_attn_weights", True)
+    by_layer = config.flag("scale_attn_by_inverse_layer_idx", False)
     scale = kind.attention.head_size**-0.5 if scaled else 1.0
     kinds, order = alike(with_attention(kind, scale=None if scaled else scale), config.layers, [])
     if by_layer:

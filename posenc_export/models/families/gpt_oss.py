@@ -19,11 +19,9 @@ def describe(config: Settings) -> StackConfig:
     without rotary keys is refused: transformers has a YaRN default.
     """
     config.needs("num_key_value_heads", "head_dim", "sliding_window")
-    rotation, bias, window = (
-        config.rotation(theta=150000.0),
-        config.flag("attention_bias", True),
-        config.window("sliding_window"),
-    )
+    rotation = config.rotation(theta=150000.0)
+    bias = config.flag("attention_bias", True)
+    window = config.window("sliding_window")
     if rotation["name"] != "rope_yarn":
         raise ValueError(
             "gpt_oss: expected rope_type yarn, got "

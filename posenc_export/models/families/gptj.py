@@ -27,10 +27,8 @@ def describe(config: Settings) -> StackConfig:
     config.only("rotary", True, True)
     config.only("scale_attn_weights", True, True)
     rotation = {"name": "rope", "rotary": config.whole("rotary_dim", 64), "layout": "interleaved"}
-    hidden, activation = (
-        config.whole("intermediate_size", 4 * config.width),
-        config.activation("activation_function", "gelu_new"),
-    )
+    hidden = config.whole("intermediate_size", 4 * config.width)
+    activation = config.activation("activation_function", "gelu_new")
     kind = layer(
         attention(config, bias=False),
         layer_norm(config, "layer_norm_epsilon"),

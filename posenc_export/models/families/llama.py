@@ -8,9 +8,8 @@ from posenc_export.models.families.shared.gated import WEIGHTS, alike, attention
 
 def describe(config: Settings) -> StackConfig:
     """Describe the decoder. attention_bias applies to all four projections."""
-    config.only(
-        "rope_interleaved", False, False
-    )  # key of SmolLM2; transformers always uses layout half
+    # Key of SmolLM2; transformers always uses layout half.
+    config.only("rope_interleaved", False, False)
     rotation, bias = config.rotation(), config.flag("attention_bias", False)
     kind = layer(config, attention(config, bias, bias), mlp_bias=config.flag("mlp_bias", False))
     return decoder(config, *alike(kind, config.layers, [rotation]))

@@ -42,11 +42,9 @@ def _rotated(config: Settings) -> List[bool]:
 
 def _attention(config: Settings) -> List[LayerConfig]:
     """Describe each layer, with an MLP that the caller replaces."""
-    rotation, rotated, size = (
-        config.rotation(theta=500000.0, layout="interleaved"),
-        _rotated(config),
-        config.window("attention_chunk_size"),
-    )
+    rotation = config.rotation(theta=500000.0, layout="interleaved")
+    rotated = _rotated(config)
+    size = config.window("attention_chunk_size")
     bias = config.flag("attention_bias", False)
     kind = layer(config, attention(config, bias, bias))
     period, slope = config.whole("floor_scale", 8192), config.number("attn_scale", 0.1)

@@ -48,11 +48,9 @@ def describe(config: Settings) -> StackConfig:
         "epsilon": config.number("norm_eps"),
         "bias": config.flag("norm_bias", False),
     }
-    bias, reach, every = (
-        config.flag("attention_bias", False),
-        config.whole("local_attention") // 2,
-        config.whole("global_attn_every_n_layers", 3),
-    )
+    bias = config.flag("attention_bias", False)
+    reach = config.whole("local_attention") // 2
+    every = config.whole("global_attn_every_n_layers", 3)
     hidden, activation = config.whole("intermediate_size"), config.activation("hidden_activation")
     mlp = {
         "name": "gated",

@@ -59,10 +59,8 @@ def describe(config: Settings) -> StackConfig:
             "mpt: expected norm_type to be layernorm or low_precision_layernorm, got "
             f"{kind_of_norm!r}; {UNSUPPORTED}"
         )
-    clip, scale = (
-        config.number_or_none("attn_config.clip_qkv"),
-        config.number_or_none("attn_config.softmax_scale"),
-    )
+    clip = config.number_or_none("attn_config.clip_qkv")
+    scale = config.number_or_none("attn_config.softmax_scale")
     slopes = config.number("attn_config.alibi_bias_max", 8.0)
     encoding = {"name": "alibi", **({} if slopes == 8 else {"max_bias": slopes})}
     norm = {**layer_norm(config, "layer_norm_epsilon"), "bias": False}

@@ -22,15 +22,11 @@ def describe(config: Settings) -> StackConfig:
     """
     config.only("word_embed_proj_dim", config.width, config.width)
     before, bias = config.flag("do_layer_norm_before", True), config.flag("enable_bias", True)
-    removed, trained = (
-        config.flag("_remove_final_layer_norm", False),
-        config.flag("layer_norm_elementwise_affine", True),
-    )
+    removed = config.flag("_remove_final_layer_norm", False)
+    trained = config.flag("layer_norm_elementwise_affine", True)
     norm = {"name": "layer", "epsilon": 1e-5, "weight": trained, "bias": trained}
-    hidden, activation = (
-        config.whole("intermediate_size"),
-        config.activation("activation_function", "relu"),
-    )
+    hidden = config.whole("intermediate_size")
+    activation = config.activation("activation_function", "relu")
     kind = layer(
         attention(config, bias), norm, hidden, activation, bias, "pre" if before else "post"
     )

@@ -25,10 +25,8 @@ def describe(config: Settings) -> StackConfig:
     """
     rotation, norm = config.rotation(partial=True, share=0.5), layer_norm(config, "layer_norm_eps")
     head_norm = {"name": "head", "norm": norm} if config.flag("qk_layernorm", False) else None
-    hidden, activation = (
-        config.whole("intermediate_size"),
-        config.activation("hidden_act", "gelu_new"),
-    )
+    hidden = config.whole("intermediate_size")
+    activation = config.activation("hidden_act", "gelu_new")
     kind = layer(
         attention(config, bias=True, output_bias=True, head_norm=head_norm),
         norm,

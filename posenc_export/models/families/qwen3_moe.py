@@ -30,9 +30,8 @@ def describe(config: Settings) -> StackConfig:
     config.needs("num_key_value_heads")
     rotation, bias = config.rotation(), config.flag("attention_bias", False)
     used, window = config.flag("use_sliding_window", False), config.window("sliding_window", 4096)
-    config.take(
-        "max_window_layers", None
-    )  # in configs derived from Qwen3's; transformers ignores it
+    # In configs derived from Qwen3's; transformers ignores it.
+    config.take("max_window_layers", None)
     step, dense_at = config.whole("decoder_sparse_step", 1), config.indices("mlp_only_layers", ())
     dense = windowed(
         config,

@@ -20,10 +20,8 @@ def describe(config: Settings) -> StackConfig:
     that DeepStack adds after the first layers are not supported.
     """
     config.needs("num_key_value_heads", "head_dim")
-    rotation, bias = (
-        rotation_of_axes(config, 500000.0, (24, 20, 20)),
-        config.flag("attention_bias", False),
-    )
+    rotation = rotation_of_axes(config, 500000.0, (24, 20, 20))
+    bias = config.flag("attention_bias", False)
     kind = head_norm(layer(config, attention(config, bias, bias)), "head")
     return decoder(config, *alike(kind, config.layers, [rotation]))
 

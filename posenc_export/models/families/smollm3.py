@@ -18,9 +18,8 @@ def describe(config: Settings) -> StackConfig:
     """
     config.needs("num_key_value_heads")
     config.only("use_sliding_window", False, False)
-    config.ignore(
-        ("sliding_window", "max_window_layers")
-    )  # no effect while use_sliding_window is false
+    # No effect while use_sliding_window is false.
+    config.ignore(("sliding_window", "max_window_layers"))
     config.full_attention()
     rotation, interval = config.rotation(theta=2000000.0), config.whole("no_rope_layer_interval", 4)
     rotated = config.per_layer(

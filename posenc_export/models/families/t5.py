@@ -181,11 +181,9 @@ def names_of_decoder(description: StackConfig, config: Mapping[str, Any]) -> Tab
         "head.linear": same("lm_head"),
     }
     for row in range(len(description.order) // 2):
-        block, own, reading = (
-            f"decoder.block.{row}.",
-            f"layers.{2 * row}.",
-            f"layers.{2 * row + 1}.",
-        )
+        block = f"decoder.block.{row}."
+        own = f"layers.{2 * row}."
+        reading = f"layers.{2 * row + 1}."
         table |= _layer_rules(description, own, reading, block, 2)
         table[reading + "residual.attention_norm"] = same(block + "layer.1.layer_norm")
         table[reading + "attention.projection.query"] = same(block + "layer.1.EncDecAttention.q")

@@ -101,17 +101,14 @@ def describe_decoder(config: Settings) -> StackConfig:
 
 
 def _layer(config: Settings, sees: Dict[str, Any]) -> LayerConfig:
-    hidden, activation = (
-        config.whole("intermediate_size"),
-        config.activation("activation_function", "gelu"),
-    )
+    hidden = config.whole("intermediate_size")
+    activation = config.activation("activation_function", "gelu")
     return layer(attention(config, bias=True, sees=sees), NORM, hidden, activation)
 
 
 def _unread(config: Settings) -> None:
-    config.only(
-        "scale_embedding", False, False
-    )  # false in all published models; transformers does not read it
+    # False in all published models; transformers does not read it.
+    config.only("scale_embedding", False, False)
     config.ignore(UNREAD)
 
 
@@ -136,14 +133,11 @@ def names_of_decoder(description: StackConfig, config: Mapping[str, Any]) -> Tab
     """
     table: Dict[str, Rule] = {}
     for row in range(len(description.order) // 2):
-        theirs, own, reading = (
-            f"model.decoder.layers.{row}.",
-            f"layers.{2 * row}.",
-            f"layers.{2 * row + 1}.",
-        )
-        table |= _layer_rules(own, theirs) | _layer_rules(
-            reading, theirs
-        )  # rules of parts that a layer does not have are not used
+        theirs = f"model.decoder.layers.{row}."
+        own = f"layers.{2 * row}."
+        reading = f"layers.{2 * row + 1}."
+        # Rules of parts that a layer does not have are not used.
+        table |= _layer_rules(own, theirs) | _layer_rules(reading, theirs)
         table[reading + "residual.attention_norm"] = same(theirs + "encoder_attn_layer_norm")
         table[reading + "attention.projection.query"] = same(theirs + "encoder_attn.q_proj")
         table[reading + "attention.projection.output"] = same(theirs + "encoder_attn.out_proj")

@@ -29,10 +29,8 @@ def describe(config: Settings) -> StackConfig:
         )
     sinusoids = {"name": "sinusoidal", "layout": "halves", "divisor": "fairseq", "offset": 2}
     scale = math.sqrt(config.width) if config.flag("scale_embedding", True) else 1.0
-    hidden, activation = (
-        config.whole("intermediate_size"),
-        config.activation("activation_function", "gelu"),
-    )
+    hidden = config.whole("intermediate_size")
+    activation = config.activation("activation_function", "gelu")
     kind = layer(
         attention(config, bias=True), {"name": "layer", "epsilon": 1e-5}, hidden, activation
     )

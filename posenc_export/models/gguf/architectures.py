@@ -14,11 +14,9 @@ from posenc_export.shared.suggestion import suggestion
 
 Config = Dict[str, Any]
 Change = Callable[[np.ndarray, Config], np.ndarray]
-NORM_ALONE, QKV, MATRIX = (
-    r"norm\.weight$",
-    r"attn_qkv\.",
-    r"attn_(qkv|output)\.weight|ffn_(up|down)\.weight",
-)
+NORM_ALONE = r"norm\.weight$"
+QKV = r"attn_qkv\."
+MATRIX = r"attn_(qkv|output)\.weight|ffn_(up|down)\.weight"
 Q, K = r"attn_q\.", r"attn_k\."
 
 
@@ -194,10 +192,8 @@ def _gemma2(metadata: Metadata, config: Config) -> Config:
 
 
 def _gemma3(metadata: Metadata, config: Config) -> Config:
-    local, pattern = (
-        metadata.number("rope.freq_base_swa", 10000.0),
-        metadata.take("attention.sliding_window_pattern", 6),
-    )
+    local = metadata.number("rope.freq_base_swa", 10000.0)
+    pattern = metadata.take("attention.sliding_window_pattern", 6)
     metadata.take("rope.dimension_count_swa")
     found = {**_scaled(metadata, config, 62), "rope_local_base_freq": float(local)}
     if isinstance(pattern, list):  # whether each layer has a window
@@ -425,9 +421,8 @@ ARCHITECTURES = {
     "command-r": Architecture("cohere", _cohere),
     "cohere2": Architecture("cohere2", _cohere2),
 }
-SPELLED = {
-    "gpt_neox": {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
-}  # other names of keys of the rotation
+# Other names of keys of the rotation.
+SPELLED = {"gpt_neox": {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}}
 NOT_TURNED = ("gpt2", "bloom", "mpt")
 NO_HEAD_SIZE = ("gpt2", "bloom", "mpt", "gpt_neox", "falcon", "phi", "stablelm", "cohere")
 

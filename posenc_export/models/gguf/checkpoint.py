@@ -23,15 +23,13 @@ from posenc_export.models.gguf.parts import read_parts, tensors_of
 from posenc_export.models.gguf.tensors import GGUFTensor
 from posenc_export.models.gguf.vocabulary import vocabulary_of
 
-OF_ROTATION = re.compile(
-    r"^rope_(freqs|factors_short|factors_long)\.weight$"
-)  # read with the config
+# Read with the config.
+OF_ROTATION = re.compile(r"^rope_(freqs|factors_short|factors_long)\.weight$")
 # Tensors that GGUF stacks along a new first axis: transformers' name of one of them, the index in
 # it, and what replaces it.
 STACKED = ((re.compile(r"\.experts\.(\d+)\."), ".experts."), (re.compile(r"\.norms\.(\d+)\."), "."))
-Place = Tuple[
-    str, Optional[int]
-]  # name of a tensor of the file, and the entry of its first axis that is meant
+# Name of a tensor of the file, and the entry of its first axis that is meant.
+Place = Tuple[str, Optional[int]]
 
 
 def is_gguf(path: Path) -> bool:

@@ -35,10 +35,8 @@ def rotation(
     Raises:
         ValueError: a kind of scaling, or factors of frequencies, that no kind of rope_scaling has.
     """
-    base, turned = (
-        metadata.number("rope.freq_base", theta),
-        metadata.whole("rope.dimension_count", head_size),
-    )
+    base = metadata.number("rope.freq_base", theta)
+    turned = metadata.whole("rope.dimension_count", head_size)
     if base <= 0:
         raise ValueError(
             f"gguf: expected rope.freq_base to be above 0, got {base}; convert the model again"
@@ -98,13 +96,10 @@ def _factors(name: str, read: Read, turned: int) -> np.ndarray:
 
 
 def _longrope(metadata: Metadata, read: Read, turned: int) -> Dict[str, Any]:
-    metadata.take(
-        "rope.scaling.factor"
-    )  # the range over the original length, which max_position_embeddings gives
-    original, magnitude = (
-        metadata.whole("rope.scaling.original_context_length"),
-        metadata.take("rope.scaling.attn_factor"),
-    )
+    # The range over the original length, which max_position_embeddings gives.
+    metadata.take("rope.scaling.factor")
+    original = metadata.whole("rope.scaling.original_context_length")
+    magnitude = metadata.take("rope.scaling.attn_factor")
     scaling = {
         "rope_type": "longrope",
         "short_factor": _numbers(_factors(SHORT, read, turned)),

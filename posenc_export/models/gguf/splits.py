@@ -10,10 +10,8 @@ REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 DIGITS_BY_THREE = ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + REST
 DIGITS_ALONE = ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + REST
 SMALL, LARGE = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
-BEFORE, REST_OF_CASES = (
-    r"[^\r\n\p{L}\p{N}]?",
-    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-)
+BEFORE = r"[^\r\n\p{L}\p{N}]?"
+REST_OF_CASES = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 class Split(NamedTuple):
@@ -38,11 +36,9 @@ def _by_case(endings: str, digits: str) -> str:
     return rf"{BEFORE}{LARGE}*{SMALL}+{endings}|{BEFORE}{LARGE}+{SMALL}*{endings}|{digits}{REST_OF_CASES}"
 
 
-GPT2, LLAMA3, QWEN2 = (
-    Split((WORDS,)),
-    Split((DIGITS_BY_THREE,), whole=True, begins=True),
-    Split((DIGITS_ALONE,), composed=True),
-)
+GPT2 = Split((WORDS,))
+LLAMA3 = Split((DIGITS_BY_THREE,), whole=True, begins=True)
+QWEN2 = Split((DIGITS_ALONE,), composed=True)
 SPLITS: Dict[str, Split] = {
     **dict.fromkeys(("gpt-2", "gpt2", "mpt", "olmo", "phi-2", "jais", "gigachat"), GPT2),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"), LLAMA3),

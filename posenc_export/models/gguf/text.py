@@ -72,10 +72,8 @@ def stop_ids(values: Mapping[str, Any]) -> List[int]:
     """Return the tokens that end a text or a turn: those that the file names, the first first,
     and control tokens with a name among ENDS.
     """
-    tokens, kinds = (
-        values.get("tokenizer.ggml.tokens", []),
-        values.get("tokenizer.ggml.token_type", []),
-    )
+    tokens = values.get("tokenizer.ggml.tokens", [])
+    kinds = values.get("tokenizer.ggml.token_type", [])
     named = [_id(values, key) for key in ("eos", "eot", "eom")]
     others = [
         index
@@ -98,9 +96,9 @@ def tokenizer_of(values: Mapping[str, Any]) -> Any:
             f"gguf: expected tokenizer.ggml.model to be {' or '.join(BUILDERS)}, got "
             f"{kind!r}; {REMEDY}"
         )
-    tokens, kinds = (
-        values["tokenizer.ggml.tokens"],
-        values.get("tokenizer.ggml.token_type") or [NORMAL] * len(values["tokenizer.ggml.tokens"]),
+    tokens = values["tokenizer.ggml.tokens"]
+    kinds = values.get("tokenizer.ggml.token_type") or [NORMAL] * len(
+        values["tokenizer.ggml.tokens"]
     )
     if kind == "gpt2":
         _check_split(values)
@@ -125,10 +123,8 @@ def _byte_level(values: Mapping[str, Any], tokens: List[str], kinds: List[int]) 
     """A tokenizer that merges bytes (GPT-2)."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    split, merges = (
-        SPLITS[values["tokenizer.ggml.pre"]],
-        [tuple(pair.split(" ", 1)) for pair in values.get("tokenizer.ggml.merges", [])],
-    )
+    split = SPLITS[values["tokenizer.ggml.pre"]]
+    merges = [tuple(pair.split(" ", 1)) for pair in values.get("tokenizer.ggml.merges", [])]
     made = Tokenizer(
         models.BPE(
             {token: index for index, token in enumerate(tokens)}, merges, ignore_merges=split.whole

@@ -61,9 +61,8 @@ class Convolutions(torch.nn.Module):
         """x [B,S,2*C], positions [B,S] int64 with -1 at padding to [B,S,E]."""
         inside = positions.ge(0).to(x.dtype).unsqueeze(2).expand(-1, -1, 2).flatten(1).unsqueeze(1)
         frames = x.unflatten(2, [2, self.channels]).flatten(1, 2).transpose(1, 2)
-        between = (
-            self.activation(self.first(frames * inside)) * inside
-        )  # else the bias at padding would reach the last token
+        # Else the bias at padding would reach the last token.
+        between = self.activation(self.first(frames * inside)) * inside
         return self.activation(self.second(between)).transpose(1, 2)
 
     def exact(self, x: np.ndarray) -> np.ndarray:

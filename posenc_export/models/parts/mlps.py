@@ -22,10 +22,8 @@ class Plain(torch.nn.Module):
         self, width: int, hidden: int, activation: str = "gelu", bias: bool = True
     ) -> None:
         super().__init__()
-        self.up, self.down = (
-            torch.nn.Linear(width, hidden, bias=bias),
-            torch.nn.Linear(hidden, width, bias=bias),
-        )
+        self.up = torch.nn.Linear(width, hidden, bias=bias)
+        self.down = torch.nn.Linear(hidden, width, bias=bias)
         self.activation = activation_of(activation)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -51,10 +49,8 @@ class Gated(torch.nn.Module):
         self, width: int, hidden: int, activation: str = "silu", bias: bool = False
     ) -> None:
         super().__init__()
-        self.gate, self.up = (
-            torch.nn.Linear(width, hidden, bias=bias),
-            torch.nn.Linear(width, hidden, bias=bias),
-        )
+        self.gate = torch.nn.Linear(width, hidden, bias=bias)
+        self.up = torch.nn.Linear(width, hidden, bias=bias)
         self.down = torch.nn.Linear(hidden, width, bias=bias)
         self.activation = activation_of(activation)
 

@@ -56,10 +56,8 @@ class Grouped(torch.nn.Module):
 
     def exact(self, x: np.ndarray) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
         """x [n,E] to q [n,H,D], k and v [n,K,D], float64."""
-        projected, queries = (
-            float64.linear(self.qkv, x).reshape(len(x), -1, self.head_size),
-            self.sizes[0] // self.head_size,
-        )
+        projected = float64.linear(self.qkv, x).reshape(len(x), -1, self.head_size)
+        queries = self.sizes[0] // self.head_size
         heads = self.sizes[1] // self.head_size
         if self.clip:
             projected = np.maximum(np.minimum(projected, self.clip), -self.clip)
@@ -153,13 +151,11 @@ class Latent(torch.nn.Module):
             raise ValueError(
                 f"projection latent: {rule}, got {rotary}, {value_size}, {rank} and {query_rank}"
             )
-        self.heads, self.rotary, self.rank, self.value_size, own = (
-            heads,
-            rotary,
-            rank,
-            value_size,
-            head_size - rotary,
-        )
+        self.heads = heads
+        self.rotary = rotary
+        self.rank = rank
+        self.value_size = value_size
+        own = head_size - rotary
         self.parts = [heads * own, heads * value_size]
         self.query_down: torch.nn.Module = (
             torch.nn.Linear(width, query_rank, bias=bias) if query_rank else torch.nn.Identity()
@@ -168,10 +164,8 @@ class Latent(torch.nn.Module):
             RMSNorm(query_rank, epsilon) if query_rank else torch.nn.Identity()
         )
         self.query_up = torch.nn.Linear(query_rank or width, heads * head_size, bias=False)
-        self.down, self.norm = (
-            torch.nn.Linear(width, rank + rotary, bias=bias),
-            RMSNorm(rank, epsilon),
-        )
+        self.down = torch.nn.Linear(width, rank + rotary, bias=bias)
+        self.norm = RMSNorm(rank, epsilon)
         self.up = torch.nn.Linear(rank, sum(self.parts), bias=False)
         self.output = torch.nn.Linear(heads * value_size, width, bias=bias)
 

@@ -160,9 +160,8 @@ class Readout(torch.nn.Module):
             reduced: List[Tensor] = []
             for pool in self.pooling:
                 reduced.append(pool(wide, counted))
-            x = (
-                torch.cat(reduced, 1).to(x.dtype).unsqueeze(1)
-            )  # [B,1,E]: layers and their quantized forms read tokens
+            # [B,1,E]: layers and their quantized forms read tokens.
+            x = torch.cat(reduced, 1).to(x.dtype).unsqueeze(1)
         for layer in self.layers:
             x = layer(x)
         return x.squeeze(1) if self.pooled else x

@@ -37,14 +37,10 @@ class Residual(torch.nn.Module):
     def __init__(self, norms: Sequence[torch.nn.Module]) -> None:
         super().__init__()
         named, self.one_norm = dict(zip(self.NORMS, norms, strict=True)), len(norms) == 1
-        self.attention_norm, self.attention_output_norm = (
-            named["attention_norm"],
-            named.get("attention_output_norm", Identity()),
-        )
-        self.mlp_norm, self.mlp_output_norm = (
-            named.get("mlp_norm", Identity()),
-            named.get("mlp_output_norm", Identity()),
-        )
+        self.attention_norm = named["attention_norm"]
+        self.attention_output_norm = named.get("attention_output_norm", Identity())
+        self.mlp_norm = named.get("mlp_norm", Identity())
+        self.mlp_output_norm = named.get("mlp_output_norm", Identity())
 
     def attention_input(self, x: Tensor) -> Tensor:
         return self.attention_norm(x) if self.of_input else x

@@ -61,10 +61,8 @@ def post_norm(
         "name": "layer",
         "epsilon": keys["epsilon"] if "epsilon" in keys else config.number("layer_norm_eps"),
     }
-    hidden, activation = (
-        config.whole("intermediate_size"),
-        config.activation(keys.get("activation", "hidden_act")),
-    )
+    hidden = config.whole("intermediate_size")
+    activation = config.activation(keys.get("activation", "hidden_act"))
     kind = layer(
         attention(config, bias=True, encodings=tuple(in_layers), sees={"name": "both"}),
         norm,

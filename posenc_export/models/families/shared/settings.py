@@ -58,9 +58,8 @@ class Settings:
         self.layers, self.width, self.heads = (
             self.whole(key) for key in ("num_hidden_layers", "hidden_size", "num_attention_heads")
         )
-        self._remaining.setdefault(
-            "max_position_embeddings", None
-        )  # a missing or null value becomes 0 below; an explicit 0 is refused
+        # A missing or null value becomes 0 below; an explicit 0 is refused.
+        self._remaining.setdefault("max_position_embeddings", None)
         trained = self.whole("max_position_embeddings", 0)
         if not trained and max_positions is None:
             raise ValueError(

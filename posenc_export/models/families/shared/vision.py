@@ -25,10 +25,8 @@ def text_keys(config: Mapping[str, Any]) -> Dict[str, Any]:
 
     tie_word_embeddings is read outside text_config, as in transformers.
     """
-    family, outer = (
-        str(config.get("model_type")),
-        {key: value for key, value in config.items() if key not in IMAGE_KEYS},
-    )
+    family = str(config.get("model_type"))
+    outer = {key: value for key, value in config.items() if key not in IMAGE_KEYS}
     nested = outer.pop("text_config", None)
     if nested is None:
         return outer
