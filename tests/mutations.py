@@ -219,9 +219,9 @@ OPERATIONS = (
 FAMILIES = (
     ("models/families/gemma2.py", "scale=1 / math.sqrt(", "scale=1 / abs(", _family("gemma2")),
     (
-        "models/families/gpt_oss.py",
-        '"full_attention" if index % 2 else',
-        '"sliding_attention" if index % 2 else',
+        "models/families/shared/settings.py",
+        '"sliding_attention" if (index + 1) % period else',
+        '"sliding_attention" if index % period else',
         "tests/models/test_recent_families.py -k 'older_key and gpt_oss'",
     ),
     (

@@ -200,6 +200,15 @@ class LayerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     attention: AttentionConfig
     mlp: Named
 
+    def with_attention(self, **changes: Any) -> "LayerConfig":
+        """Return the layer with changed fields of its attention."""
+        attention = msgspec.structs.replace(self.attention, **changes)
+        return msgspec.structs.replace(self, attention=attention)
+
+    def with_mlp(self, **changes: Any) -> "LayerConfig":
+        """Return the layer with changed parameters of its MLP."""
+        return msgspec.structs.replace(self, mlp={**self.mlp, **changes})
+
 
 class HeadConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The output head: hidden states to logits.

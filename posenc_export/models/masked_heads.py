@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc_export.models.checkpoint import Checkpoint
 from posenc_export.models.config import Named
-from posenc_export.models.families.shared.settings import ACTIVATIONS
+from posenc_export.models.families.shared.typed_keys import ACTIVATIONS
 
 TABLES = (
     "embeddings.word_embeddings.weight",

@@ -157,7 +157,7 @@ REFUSED = {
     "odd buckets": (
         "deberta-v2",
         {"position_buckets": 7},
-        "position_buckets to be .* even and below max_relative_positions, got 7 and 20",
+        "position_buckets to be .* even and below max_relative_positions 20, got 7",
     ),
     "attention one way": ("xlnet", {"attn_type": "uni"}, "attn_type to be 'bi', got 'uni'"),
     "two directions of data": ("xlnet", {"bi_data": True}, "bi_data to be False, got True"),

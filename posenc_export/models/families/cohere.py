@@ -2,24 +2,20 @@
 interleaved rotary pairs, scaled logits.
 """
 
-from typing import Any, Dict
-
-from posenc_export.models.families.shared.family import Family, HeadConfig, Settings, StackConfig
-from posenc_export.models.families.shared.gated import (
-    LAYER,
-    WEIGHTS,
-    alike,
-    attention,
-    decoder,
-    layer,
-    with_attention,
+from posenc_export.models.families.shared import gated, plain
+from posenc_export.models.families.shared.family import (
+    Family,
+    HeadConfig,
+    Named,
+    Settings,
+    StackConfig,
 )
 from posenc_export.models.families.shared.rules import OURS, same
 
 
-def layer_norm(config: Settings) -> Dict[str, Any]:
+def layer_norm(config: Settings) -> Named:
     """Describe LayerNorm without bias."""
-    return {"name": "layer", "epsilon": config.number("layer_norm_eps"), "bias": False}
+    return {**plain.layer_norm(config), "bias": False}
 
 
 def describe(config: Settings) -> StackConfig:
@@ -28,23 +24,18 @@ def describe(config: Settings) -> StackConfig:
     """
     config.take("model_max_length", None)  # not read by transformers
     rotation = config.rotation(theta=500000.0, layout="interleaved")
-    norm = layer_norm(config)
-    bias = config.flag("attention_bias", False)
-    kind = layer(config, attention(config, bias, bias), residual="parallel", norm=norm)
+    norm, bias = layer_norm(config), config.flag("attention_bias", False)
+    attention = gated.attention(config, bias, bias)
+    kind = gated.layer(config, attention, residual="parallel", norm=norm)
     if config.flag("use_qk_norm", False):
-        kind = with_attention(
-            kind, head_norm={"name": "each", "norm": {"name": "layer", "epsilon": norm["epsilon"]}}
-        )
-    return decoder(
-        config,
-        *alike(kind, config.layers, [rotation]),
-        tied=True,
-        head=HeadConfig(scale=config.number("logit_scale")),
-    )
+        each_head = {"name": "layer", "epsilon": norm["epsilon"]}
+        kind = kind.with_attention(head_norm={"name": "each", "norm": each_head})
+    head = HeadConfig(scale=config.number("logit_scale"))
+    return gated.uniform(config, kind, [rotation], tied=True, head=head)
 
 
 NORMS = {
-    OURS + "attention.q_norm": same(LAYER + "self_attn.q_norm"),
-    OURS + "attention.k_norm": same(LAYER + "self_attn.k_norm"),
+    OURS + f"attention.{name}": same(gated.LAYER + f"self_attn.{name}")
+    for name in ("q_norm", "k_norm")
 }
-FAMILY = Family(describe, {**WEIGHTS, **NORMS})
+FAMILY = Family(describe, {**gated.WEIGHTS, **NORMS})

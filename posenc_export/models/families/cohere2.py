@@ -3,8 +3,8 @@ Command R with rotation only in layers with a window.
 """
 
 from posenc_export.models.families.cohere import layer_norm
+from posenc_export.models.families.shared import gated
 from posenc_export.models.families.shared.family import Family, HeadConfig, Settings, StackConfig
-from posenc_export.models.families.shared.gated import WEIGHTS, attention, decoder, layer
 
 # Keys of published configs that transformers does not read, with the value that all published
 # models have.
@@ -27,17 +27,15 @@ def describe(config: Settings) -> StackConfig:
     # Distribution of the table over devices in training.
     config.flag("use_parallel_embedding", False)
     config.fixed(FIXED)
-    rotation = config.rotation(layout="interleaved")
-    bias = config.flag("attention_bias", False)
-    window = config.window("sliding_window")
-    kind = layer(
-        config, attention(config, bias, bias), residual="parallel", norm=layer_norm(config)
-    )
+    rotation, bias = config.rotation(layout="interleaved"), config.flag("attention_bias", False)
+    window, norm = config.window("sliding_window"), layer_norm(config)
+    attention = gated.attention(config, bias, bias)
+    kind = gated.layer(config, attention, residual="parallel", norm=norm)
     types = config.pattern(4, "layer_switch")
-    layers = config.by_type(
-        kind, {"sliding_attention": [rotation], "full_attention": []}, window, types
-    )
-    return decoder(config, *layers, tied=True, head=HeadConfig(scale=config.number("logit_scale")))
+    encodings = {"sliding_attention": [rotation], "full_attention": []}
+    layers = config.by_type(kind, encodings, window, types)
+    head = HeadConfig(scale=config.number("logit_scale"))
+    return gated.decoder(config, layers, tied=True, head=head)
 
 
-FAMILY = Family(describe, WEIGHTS)
+FAMILY = Family(describe, gated.WEIGHTS)

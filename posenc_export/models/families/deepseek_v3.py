@@ -5,15 +5,14 @@ chosen from the best groups.
 import math
 from typing import Any, Mapping, Optional, Tuple
 
-import msgspec
-
+from posenc_export.models.families.shared import gated
 from posenc_export.models.families.shared.family import (
     AttentionConfig,
     Family,
     Settings,
     StackConfig,
 )
-from posenc_export.models.families.shared.gated import LAYER, WEIGHTS, decoder, layer, with_experts
+from posenc_export.models.families.shared.gated import LAYER
 from posenc_export.models.families.shared.rules import (
     OURS,
     Table,
@@ -34,36 +33,30 @@ def _attention(config: Settings) -> AttentionConfig:
     own, rotary, value = (
         config.whole(key) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     )
-    config.only("head_dim", rotary, rotary)
-    config.only("qk_head_dim", own + rotary, own + rotary)
+    config.fixed({"head_dim": rotary, "qk_head_dim": own + rotary})
     config.only("num_key_value_heads", config.heads)
-    rotation = config.rotation(
-        layout="interleaved" if config.flag("rope_interleave", True) else "half"
-    )
+    layout = "interleaved" if config.flag("rope_interleave", True) else "half"
+    rotation = {**config.rotation(layout=layout), "rotary": rotary}
     if rotation["name"] == "rope_proportional":
-        raise ValueError(
-            "deepseek_v3: expected a rope_type that rotates all entries of qk_rope_head_dim, "
-            "got proportional; choose another rope_type"
-        )
+        rule = "a rope_type that rotates all entries of qk_rope_head_dim"
+        raise config.error(rule, "proportional", "choose another rope_type")
     config.needs("q_lora_rank")
     projection = {
-        **{
-            "name": "latent",
-            "rotary": rotary,
-            "value_size": value,
-            "rank": config.whole("kv_lora_rank"),
-            "query_rank": config.whole("q_lora_rank", 0),
-        },
-        **{"bias": config.flag("attention_bias", False), "epsilon": EPSILON},
+        "name": "latent",
+        "rotary": rotary,
+        "value_size": value,
+        "rank": config.whole("kv_lora_rank"),
+        "query_rank": config.whole("q_lora_rank", 0),
+        "bias": config.flag("attention_bias", False),
+        "epsilon": EPSILON,
     }
-    rotation, size = {**rotation, "rotary": rotary}, own + rotary
     return AttentionConfig(
         heads=config.heads,
         kv_heads=config.heads,
-        head_size=size,
+        head_size=own + rotary,
         encodings=(rotation,),
         projection=projection,
-        scale=_scale(rotation, size),
+        scale=_scale(rotation, own + rotary),
     )
 
 
@@ -85,28 +78,21 @@ def describe(config: Settings) -> StackConfig:
     """
     config.fixed(FIXED)
     config.ignore(("num_nextn_predict_layers", "num_mtp_layers"))
-    dense = layer(config, _attention(config))
+    dense = gated.layer(config, _attention(config))
     inner = config.whole("moe_intermediate_size")
     first = config.integer("first_k_dense_replace", least=0)
-    experts = with_experts(
-        msgspec.structs.replace(dense, mlp={**dense.mlp, "hidden": inner}),
+    groups, kept = config.whole("n_group"), config.whole("topk_group")
+    experts = gated.with_experts(
+        dense.with_mlp(hidden=inner),
         config.whole("n_routed_experts"),
         config.whole("num_experts_per_tok"),
         "sigmoid_of_chosen" if config.flag("norm_topk_prob", True) else "sigmoid",
-        choice={
-            "name": "groups",
-            "groups": config.whole("n_group"),
-            "kept": config.whole("topk_group"),
-        },
+        choice={"name": "groups", "groups": groups, "kept": kept},
         factor=config.number("routed_scaling_factor"),
         shared=inner * config.whole("n_shared_experts"),
     )
     order = ["dense" if index < first else "experts" for index in range(config.layers)]
-    return decoder(
-        config,
-        {name: {"dense": dense, "experts": experts}[name] for name in dict.fromkeys(order)},
-        order,
-    )
+    return gated.of_kinds(config, {"dense": dense, "experts": experts}, order)
 
 
 def _queries(description: StackConfig, config: Mapping[str, Any]) -> Table:
@@ -135,20 +121,15 @@ LATENT: Table = {
     PROJECTION + "norm": same(READ + "kv_a_layernorm"),
     PROJECTION + "up": keys_then_values(READ + "kv_b_proj"),
 }
+MLP = ("gate", "up", "down")
 EXPERTS: Table = {
     OURS + "mlp.choose.correction": whole(FEED + "gate.e_score_correction_bias"),
-    **experts(
-        FEED + "gate",
-        *(FEED + f"experts.{{row}}.{name}_proj.weight" for name in ("gate", "up", "down")),
-    ),
-    **{
-        OURS + f"mlp.shared.{name}": same(FEED + f"shared_experts.{name}_proj")
-        for name in ("gate", "up", "down")
-    },
+    **experts(FEED + "gate", *(FEED + f"experts.{{row}}.{name}_proj.weight" for name in MLP)),
+    **{OURS + f"mlp.shared.{name}": same(FEED + f"shared_experts.{name}_proj") for name in MLP},
 }
 FAMILY = Family(
     describe,
-    {**WEIGHTS, **LATENT, **EXPERTS},
+    {**gated.WEIGHTS, **LATENT, **EXPERTS},
     further_weights=_queries,
     further_unused=_prediction_layers,
 )

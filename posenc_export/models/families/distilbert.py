@@ -1,13 +1,11 @@
 """DistilBERT (Sanh et al. 2019): BERT without segments, with other tensor names."""
 
-from posenc_export.models.families.shared.encoders import UNUSED, post_norm, weights
-from posenc_export.models.families.shared.family import Family, Settings, StackConfig
-from posenc_export.models.families.shared.plain import table_rows
+from posenc_export.models.families.shared.encoders import encoder, post_norm
+from posenc_export.models.families.shared.family import Settings, StackConfig
 from posenc_export.models.families.shared.rules import OURS, QKV, Table, joined, same
 
 LAYER = "distilbert.transformer.layer.{layer}."
 WEIGHTS: Table = {
-    **weights("distilbert."),
     QKV: joined(LAYER + "attention.q_lin", LAYER + "attention.k_lin", LAYER + "attention.v_lin"),
     OURS + "attention.projection.output": same(LAYER + "attention.out_lin"),
     OURS + "residual.attention_norm": same(LAYER + "sa_layer_norm"),
@@ -23,15 +21,7 @@ def describe(config: Settings) -> StackConfig:
     """
     config.flag("sinusoidal_pos_embds", False)
     config.take("tie_weights_", None)
-    return post_norm(
-        config,
-        [{"name": "learned"}],
-        [],
-        table_rows(config),
-        0,
-        activation="activation",
-        epsilon=1e-12,
-    )
+    return post_norm(config, 0, segments=0, activation="activation", epsilon=1e-12)
 
 
-FAMILY = Family(describe, WEIGHTS, base="distilbert.", unused=UNUSED)
+FAMILY = encoder(describe, "distilbert.", WEIGHTS)

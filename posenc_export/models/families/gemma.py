@@ -4,17 +4,9 @@ sqrt(E), norms with weight 1 + w, GELU in the gated MLP.
 
 import math
 
-import msgspec
-
+from posenc_export.models.families.shared import gated
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
-from posenc_export.models.families.shared.gated import (
-    LAYER,
-    WEIGHTS,
-    alike,
-    attention,
-    decoder,
-    layer,
-)
+from posenc_export.models.families.shared.gated import LAYER
 from posenc_export.models.families.shared.rules import OURS, one_plus
 
 
@@ -24,18 +16,14 @@ def describe(config: Settings) -> StackConfig:
     """
     config.needs("num_key_value_heads", "head_dim")
     config.off("use_bidirectional_attention")
-    if config.take("hidden_activation", None) not in (None, "gelu_pytorch_tanh"):
-        rule = "expected hidden_activation to be null or gelu_pytorch_tanh"
-        raise ValueError(
-            f"gemma: {rule}, got another value; remove it, since transformers reads hidden_act"
-        )
+    if (other := config.take("hidden_activation", None)) not in (None, "gelu_pytorch_tanh"):
+        rule = "hidden_activation to be null or gelu_pytorch_tanh"
+        raise config.refusal(rule, other, "remove it, since transformers reads hidden_act")
     rotation, bias = config.rotation(), config.flag("attention_bias", False)
-    kind = layer(config, attention(config, bias, bias))
+    kind = gated.layer(config, gated.attention(config, bias, bias))
     if kind.mlp["activation"] == "gelu":
-        kind = msgspec.structs.replace(kind, mlp={**kind.mlp, "activation": "gelu_tanh"})
-    return decoder(
-        config, *alike(kind, config.layers, [rotation]), tied=True, scale=math.sqrt(config.width)
-    )
+        kind = kind.with_mlp(activation="gelu_tanh")
+    return gated.uniform(config, kind, [rotation], tied=True, scale=math.sqrt(config.width))
 
 
 NORMS = {
@@ -43,4 +31,4 @@ NORMS = {
     OURS + "residual.mlp_norm": one_plus(LAYER + "post_attention_layernorm"),
     "norm": one_plus("model.norm"),
 }
-FAMILY = Family(describe, {**WEIGHTS, **NORMS})
+FAMILY = Family(describe, {**gated.WEIGHTS, **NORMS})

@@ -4,6 +4,7 @@ and after sublayers, softcaps, a window in every second layer.
 
 import math
 
+from posenc_export.models.families.shared import gated
 from posenc_export.models.families.shared.family import (
     AttentionConfig,
     Family,
@@ -11,12 +12,11 @@ from posenc_export.models.families.shared.family import (
     Settings,
     StackConfig,
 )
-from posenc_export.models.families.shared.gated import LAYER, attention, decoder, layer
-from posenc_export.models.families.shared.gated import WEIGHTS as SHARED
+from posenc_export.models.families.shared.gated import LAYER
 from posenc_export.models.families.shared.rules import OURS, Table, one_plus
 
 WEIGHTS: Table = {
-    **SHARED,
+    **gated.WEIGHTS,
     OURS + "residual.attention_norm": one_plus(LAYER + "input_layernorm"),
     OURS + "residual.attention_output_norm": one_plus(LAYER + "post_attention_layernorm"),
     OURS + "residual.mlp_norm": one_plus(LAYER + "pre_feedforward_layernorm"),
@@ -29,7 +29,7 @@ def scaled_attention(config: Settings, **parts: object) -> AttentionConfig:
     """Describe attention with scores q k / sqrt(query_pre_attn_scalar)."""
     config.needs("num_key_value_heads", "head_dim", "sliding_window")
     bias = config.flag("attention_bias", False)
-    return attention(
+    return gated.attention(
         config, bias, bias, scale=1 / math.sqrt(config.number("query_pre_attn_scalar")), **parts
     )
 
@@ -38,26 +38,14 @@ def describe(config: Settings) -> StackConfig:
     """Describe the decoder. Without layer_types, layers 0, 2, 4, ... have a window."""
     config.off("use_bidirectional_attention")
     # Transformers reads hidden_activation.
-    config.only("hidden_act", "gelu_pytorch_tanh", "gelu_pytorch_tanh")
+    config.fixed({"hidden_act": "gelu_pytorch_tanh"})
     rotation, cap = config.rotation(), config.number_or_none("attn_logit_softcapping", 50.0)
-    kind = layer(
-        config,
-        scaled_attention(config, softcap=cap),
-        activation="hidden_activation",
-        residual="sandwich",
-    )
+    attention = scaled_attention(config, softcap=cap)
+    kind = gated.layer(config, attention, "hidden_activation", residual="sandwich")
     head = HeadConfig(softcap=config.number_or_none("final_logit_softcapping", 30.0))
     window = config.window("sliding_window")
-    types = [
-        "full_attention" if index % 2 else "sliding_attention" for index in range(config.layers)
-    ]
-    return decoder(
-        config,
-        *config.by_type(kind, [rotation], window, types),
-        tied=True,
-        head=head,
-        scale=math.sqrt(config.width),
-    )
+    layers = config.by_type(kind, [rotation], window, config.full_every(2))
+    return gated.decoder(config, layers, tied=True, head=head, scale=math.sqrt(config.width))
 
 
 FAMILY = Family(describe, WEIGHTS)

@@ -2,15 +2,8 @@
 rotation, interleaved rotary pairs, and packed gate and up.
 """
 
+from posenc_export.models.families.shared import gated
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
-from posenc_export.models.families.shared.gated import (
-    LAYER,
-    WEIGHTS,
-    alike,
-    attention,
-    decoder,
-    layer,
-)
 from posenc_export.models.families.shared.rules import gate_and_up
 
 
@@ -20,8 +13,8 @@ def describe(config: Settings) -> StackConfig:
     """
     config.needs("num_key_value_heads", "head_dim")
     rotation = config.rotation(partial=True, layout="interleaved", share=0.5)
-    kind = layer(config, attention(config, bias=config.flag("attention_bias", True)))
-    return decoder(config, *alike(kind, config.layers, [rotation]))
+    attention = gated.attention(config, bias=config.flag("attention_bias", True))
+    return gated.uniform(config, gated.layer(config, attention), [rotation])
 
 
-FAMILY = Family(describe, {**WEIGHTS, **gate_and_up(LAYER + "mlp.gate_up_proj")})
+FAMILY = Family(describe, {**gated.WEIGHTS, **gate_and_up(gated.LAYER + "mlp.gate_up_proj")})

@@ -2,25 +2,13 @@
 packed gate and up, rotation by time, height and width.
 """
 
-from posenc_export.models.families.shared.family import (
-    Family,
-    LayerConfig,
-    Named,
-    Settings,
-    StackConfig,
-)
-from posenc_export.models.families.shared.gated import LAYER, alike, attention, decoder, layer
-from posenc_export.models.families.shared.gated import WEIGHTS as SHARED
+from posenc_export.models.families.shared import gated, vision
+from posenc_export.models.families.shared.family import Settings, StackConfig
+from posenc_export.models.families.shared.gated import LAYER
 from posenc_export.models.families.shared.rules import OURS, Table, gate_and_up, same
-from posenc_export.models.families.shared.vision import (
-    BASES,
-    UNUSED,
-    keys_tied_by_either,
-    rotation_of_axes,
-)
 
 WEIGHTS: Table = {
-    **SHARED,
+    **gated.WEIGHTS,
     **gate_and_up(LAYER + "mlp.gate_up_proj"),
     OURS + "residual.attention_output_norm": same(LAYER + "post_self_attn_layernorm"),
     OURS + "residual.mlp_norm": same(LAYER + "post_attention_layernorm"),
@@ -28,18 +16,13 @@ WEIGHTS: Table = {
 }
 
 
-def rotation(config: Settings) -> Named:
-    """Return the rotation: interleaved rotary pairs, and in published models half of each head."""
-    return {**rotation_of_axes(config, 10000.0, (8, 12, 12), partial=True), "layout": "interleaved"}
-
-
-def sandwich(config: Settings, bias: bool) -> LayerConfig:
-    """Describe a layer with four norms.
-
-    Args:
-        bias: whether queries, keys and values have biases.
+def decoder(config: Settings, bias: bool) -> StackConfig:
+    """Describe the decoder, with interleaved rotary pairs, and in published models half of each
+    head. bias: whether queries, keys and values have biases.
     """
-    return layer(config, attention(config, bias), residual="sandwich")
+    rotation = vision.rotation_of_axes(config, 10000.0, (8, 12, 12), partial=True)
+    kind = gated.layer(config, gated.attention(config, bias), residual="sandwich")
+    return gated.uniform(config, kind, [{**rotation, "layout": "interleaved"}])
 
 
 def describe(config: Settings) -> StackConfig:
@@ -47,9 +30,8 @@ def describe(config: Settings) -> StackConfig:
     the rotation.
     """
     config.needs("num_key_value_heads")
-    config.only("head_dim", config.width // config.heads, config.width // config.heads)
-    axes_rotation = rotation(config)
-    return decoder(config, *alike(sandwich(config, bias=True), config.layers, [axes_rotation]))
+    config.fixed({"head_dim": config.width // config.heads})
+    return decoder(config, bias=True)
 
 
-FAMILY = Family(describe, WEIGHTS, unused=UNUSED, other_bases=BASES, keys=keys_tied_by_either)
+FAMILY = vision.text_model(describe, WEIGHTS, vision.keys_tied_by_either)

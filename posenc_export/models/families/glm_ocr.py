@@ -2,16 +2,14 @@
 size.
 """
 
-from posenc_export.models.families.glm4v import WEIGHTS, rotation, sandwich
-from posenc_export.models.families.shared.family import Family, Settings, StackConfig
-from posenc_export.models.families.shared.gated import alike, decoder
-from posenc_export.models.families.shared.vision import BASES, UNUSED, keys_tied_by_either
+from posenc_export.models.families.glm4v import WEIGHTS, decoder
+from posenc_export.models.families.shared.family import Settings, StackConfig
+from posenc_export.models.families.shared.vision import keys_tied_by_either, text_model
 
 
 def describe(config: Settings) -> StackConfig:
     config.needs("num_key_value_heads")
-    axes_rotation = rotation(config)
-    return decoder(config, *alike(sandwich(config, bias=False), config.layers, [axes_rotation]))
+    return decoder(config, bias=False)
 
 
-FAMILY = Family(describe, WEIGHTS, unused=UNUSED, other_bases=BASES, keys=keys_tied_by_either)
+FAMILY = text_model(describe, WEIGHTS, keys_tied_by_either)

@@ -2,9 +2,10 @@
 before attention and MLP, learned positions.
 """
 
-from posenc_export.models.families.shared.family import Family, Settings, StackConfig
-from posenc_export.models.families.shared.gated import alike, decoder, with_attention
-from posenc_export.models.families.shared.plain import attention, layer, layer_norm, learned
+from typing import Any, Dict
+
+from posenc_export.models.families.shared import gated, plain
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig, layer_of
 from posenc_export.models.families.shared.rules import OURS, QKV, Table, same, transposed
 
 LAYER = "transformer.h.{layer}."
@@ -28,24 +29,23 @@ def describe(config: Settings) -> StackConfig:
     scale_attn_by_inverse_layer_idx divides scores by the number of the layer, from 1.
     reorder_and_upcast_attn only affects float16.
     """
-    config.only("add_cross_attention", False, False)
+    config.fixed({"add_cross_attention": False})
     config.take("reorder_and_upcast_attn", None)
-    hidden = config.whole("intermediate_size", 4 * config.width)
-    activation = config.activation("activation_function", "gelu_new")
-    kind = layer(
-        attention(config, bias=True), layer_norm(config, "layer_norm_epsilon"), hidden, activation
-    )
+    mlp = plain.mlp(config, "activation_function", "gelu_new", hidden=4 * config.width)
+    norm = plain.layer_norm(config, "layer_norm_epsilon")
+    kind = layer_of(plain.attention(config, bias=True), mlp, norm)
     scaled = config.flag("scale_attn_weights", True)
-    by_layer = config.flag("scale_attn_by_inverse_layer_idx", False)
     scale = kind.attention.head_size**-0.5 if scaled else 1.0
-    kinds, order = alike(with_attention(kind, scale=None if scaled else scale), config.layers, [])
-    if by_layer:
+    options: Dict[str, Any] = {"tied": True, "encodings": (plain.learned(config),)}
+    if config.flag("scale_attn_by_inverse_layer_idx", False):
         kinds = {
-            f"layer_{index}": with_attention(kind, scale=scale / (index + 1))
+            f"layer_{index}": kind.with_attention(scale=scale / (index + 1))
             for index in range(config.layers)
         }
-        order = tuple(kinds)
-    return decoder(config, kinds, order, tied=True, encodings=(learned(config),))
+        return gated.decoder(config, (kinds, tuple(kinds)), **options)
+    return gated.uniform(
+        config, kind if scaled else kind.with_attention(scale=scale), [], **options
+    )
 
 
 FAMILY = Family(describe, WEIGHTS, base="transformer.", unused=(r"\.attn\.(masked_)?bias$",))

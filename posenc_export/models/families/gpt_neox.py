@@ -2,14 +2,13 @@
 parallel attention and MLP, partial rotation.
 """
 
-from posenc_export.models.families.shared.family import Family, Settings, StackConfig
-from posenc_export.models.families.shared.gated import alike, decoder
-from posenc_export.models.families.shared.plain import attention, layer, layer_norm, megatron_layer
+from posenc_export.models.families.shared import gated, plain
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig, layer_of
 from posenc_export.models.families.shared.rules import Table, same
 
 WEIGHTS: Table = {
     "tokens.embedding": same("gpt_neox.embed_in"),
-    **megatron_layer("gpt_neox.layers.{layer}.", "attention."),
+    **plain.megatron_layer("gpt_neox.layers.{layer}.", "attention."),
     "norm": same("gpt_neox.final_layer_norm"),
     "head.linear": same("embed_out"),
 }
@@ -24,15 +23,10 @@ def describe(config: Settings) -> StackConfig:
     config.rename("rotary_pct", "partial_rotary_factor")
     rotation = config.rotation(partial=True, share=0.25)
     residual = "parallel_norms" if config.flag("use_parallel_residual", True) else "pre"
-    hidden, activation = config.whole("intermediate_size"), config.activation("hidden_act", "gelu")
-    kind = layer(
-        attention(config, config.flag("attention_bias", True)),
-        layer_norm(config, "layer_norm_eps"),
-        hidden,
-        activation,
-        residual=residual,
-    )
-    return decoder(config, *alike(kind, config.layers, [rotation]))
+    attention = plain.attention(config, config.flag("attention_bias", True))
+    mlp = plain.mlp(config, "hidden_act", "gelu")
+    kind = layer_of(attention, mlp, plain.layer_norm(config), residual)
+    return gated.uniform(config, kind, [rotation])
 
 
 FAMILY = Family(describe, WEIGHTS, base="gpt_neox.", unused=(r"\.attention\.(masked_)?bias$",))

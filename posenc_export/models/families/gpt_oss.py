@@ -2,15 +2,8 @@
 second layer, experts with clamped units.
 """
 
+from posenc_export.models.families.shared import gated
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
-from posenc_export.models.families.shared.gated import (
-    LAYER,
-    WEIGHTS,
-    attention,
-    decoder,
-    layer,
-    with_experts,
-)
 from posenc_export.models.families.shared.rules import OURS, Table, every_other_column, same, whole
 
 
@@ -20,48 +13,36 @@ def describe(config: Settings) -> StackConfig:
     """
     config.needs("num_key_value_heads", "head_dim", "sliding_window")
     rotation = config.rotation(theta=150000.0)
-    bias = config.flag("attention_bias", True)
-    window = config.window("sliding_window")
+    bias, window = config.flag("attention_bias", True), config.window("sliding_window")
     if rotation["name"] != "rope_yarn":
-        raise ValueError(
-            "gpt_oss: expected rope_type yarn, got "
-            f"{rotation['name'].removeprefix('rope_')}; give its rope_parameters"
-        )
-    config.only(
-        "initial_context_length",
-        rotation["original_max_positions"],
-        rotation["original_max_positions"],
-    )
+        kind_of_rotation = rotation["name"].removeprefix("rope_")
+        raise config.error("rope_type yarn", kind_of_rotation, "give its rope_parameters")
     chosen = config.whole("num_experts_per_tok")
-    config.only("experts_per_token", chosen, chosen)
+    trained = rotation["original_max_positions"]
+    config.fixed({"initial_context_length": trained, "experts_per_token": chosen})
     unit = {
         "name": "clamped",
         "alpha": config.number("swiglu_alpha", 1.702),
         "limit": config.number("swiglu_limit", 7.0),
     }
-    kind = layer(config, attention(config, bias, bias, sinks=True))
-    if kind.mlp["activation"] != "silu":
-        raise ValueError(
-            f"gpt_oss: expected hidden_act to be silu, got {kind.mlp['activation']}; correct "
-            "config.json, since transformers ignores hidden_act"
-        )
-    kind = with_experts(
-        kind, config.whole("num_local_experts"), chosen, "chosen", unit=unit, bias=True
-    )
-    types = [
-        "full_attention" if index % 2 else "sliding_attention" for index in range(config.layers)
-    ]
-    return decoder(config, *config.by_type(kind, [rotation], window, types))
+    kind = gated.layer(config, gated.attention(config, bias, bias, sinks=True))
+    if (activation := kind.mlp["activation"]) != "silu":
+        remedy = "correct config.json, since transformers ignores hidden_act"
+        raise config.error("hidden_act to be silu", activation, remedy)
+    count = config.whole("num_local_experts")
+    kind = gated.with_experts(kind, count, chosen, "chosen", unit=unit, bias=True)
+    return gated.decoder(config, config.by_type(kind, [rotation], window, config.full_every(2)))
 
 
-EXPERTS: Table = {
-    OURS + "attention.sinks": whole(LAYER + "self_attn.sinks"),
-    OURS + "mlp.router": same(LAYER + "mlp.router"),
-    OURS + "mlp.gates": every_other_column(LAYER + "mlp.experts.gate_up_proj", 0),
-    OURS + "mlp.gates_bias": every_other_column(LAYER + "mlp.experts.gate_up_proj_bias", 0),
-    OURS + "mlp.ups": every_other_column(LAYER + "mlp.experts.gate_up_proj", 1),
-    OURS + "mlp.ups_bias": every_other_column(LAYER + "mlp.experts.gate_up_proj_bias", 1),
-    OURS + "mlp.downs": whole(LAYER + "mlp.experts.down_proj"),
-    OURS + "mlp.downs_bias": whole(LAYER + "mlp.experts.down_proj_bias"),
+EXPERTS = gated.LAYER + "mlp.experts."
+TABLE: Table = {
+    OURS + "attention.sinks": whole(gated.LAYER + "self_attn.sinks"),
+    OURS + "mlp.router": same(gated.LAYER + "mlp.router"),
+    OURS + "mlp.gates": every_other_column(EXPERTS + "gate_up_proj", 0),
+    OURS + "mlp.gates_bias": every_other_column(EXPERTS + "gate_up_proj_bias", 0),
+    OURS + "mlp.ups": every_other_column(EXPERTS + "gate_up_proj", 1),
+    OURS + "mlp.ups_bias": every_other_column(EXPERTS + "gate_up_proj_bias", 1),
+    OURS + "mlp.downs": whole(EXPERTS + "down_proj"),
+    OURS + "mlp.downs_bias": whole(EXPERTS + "down_proj_bias"),
 }
-FAMILY = Family(describe, {**WEIGHTS, **EXPERTS})
+FAMILY = Family(describe, {**gated.WEIGHTS, **TABLE})

@@ -2,9 +2,14 @@
 of interleaved pairs, an output head with bias.
 """
 
-from posenc_export.models.families.shared.family import Family, HeadConfig, Settings, StackConfig
-from posenc_export.models.families.shared.gated import alike, decoder
-from posenc_export.models.families.shared.plain import attention, layer, layer_norm
+from posenc_export.models.families.shared import gated, plain
+from posenc_export.models.families.shared.family import (
+    Family,
+    HeadConfig,
+    Settings,
+    StackConfig,
+    layer_of,
+)
 from posenc_export.models.families.shared.rules import OURS, QKV, Table, joined, same
 
 LAYER = "transformer.h.{layer}."
@@ -24,19 +29,12 @@ def describe(config: Settings) -> StackConfig:
     """Describe the decoder. rotary_dim entries of each head are rotated. transformers does not
     have the switches `rotary` and `scale_attn_weights`.
     """
-    config.only("rotary", True, True)
-    config.only("scale_attn_weights", True, True)
+    config.fixed({"rotary": True, "scale_attn_weights": True})
     rotation = {"name": "rope", "rotary": config.whole("rotary_dim", 64), "layout": "interleaved"}
-    hidden = config.whole("intermediate_size", 4 * config.width)
-    activation = config.activation("activation_function", "gelu_new")
-    kind = layer(
-        attention(config, bias=False),
-        layer_norm(config, "layer_norm_epsilon"),
-        hidden,
-        activation,
-        residual="parallel",
-    )
-    return decoder(config, *alike(kind, config.layers, [rotation]), head=HeadConfig(bias=True))
+    mlp = plain.mlp(config, "activation_function", "gelu_new", hidden=4 * config.width)
+    norm = plain.layer_norm(config, "layer_norm_epsilon")
+    kind = layer_of(plain.attention(config, bias=False), mlp, norm, "parallel")
+    return gated.uniform(config, kind, [rotation], head=HeadConfig(bias=True))
 
 
 FAMILY = Family(describe, WEIGHTS, base="transformer.", unused=(r"\.attn\.(masked_)?bias$",))

@@ -2,17 +2,17 @@
 and other models saved as Llama.
 """
 
+from posenc_export.models.families.shared import gated
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
-from posenc_export.models.families.shared.gated import WEIGHTS, alike, attention, decoder, layer
 
 
 def describe(config: Settings) -> StackConfig:
     """Describe the decoder. attention_bias applies to all four projections."""
     # Key of SmolLM2; transformers always uses layout half.
-    config.only("rope_interleaved", False, False)
+    config.fixed({"rope_interleaved": False})
     rotation, bias = config.rotation(), config.flag("attention_bias", False)
-    kind = layer(config, attention(config, bias, bias), mlp_bias=config.flag("mlp_bias", False))
-    return decoder(config, *alike(kind, config.layers, [rotation]))
+    attention, mlp_bias = gated.attention(config, bias, bias), config.flag("mlp_bias", False)
+    return gated.uniform(config, gated.layer(config, attention, mlp_bias=mlp_bias), [rotation])
 
 
-FAMILY = Family(describe, WEIGHTS)
+FAMILY = Family(describe, gated.WEIGHTS)

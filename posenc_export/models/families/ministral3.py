@@ -2,15 +2,8 @@
 Scalable-Softmax Is Superior for Attention).
 """
 
+from posenc_export.models.families.shared import gated
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
-from posenc_export.models.families.shared.gated import (
-    WEIGHTS,
-    alike,
-    attention,
-    decoder,
-    layer,
-    windowed,
-)
 from posenc_export.models.hugging_face import rope_spec
 
 
@@ -22,18 +15,14 @@ def describe(config: Settings) -> StackConfig:
     """
     config.needs("num_key_value_heads", "head_dim", "rope_parameters")
     keys = config.rotation_keys()
-    given = dict(keys["rope_parameters"] or {})
-    beta, _ = given.pop("llama_4_scaling_beta", None), given.pop("max_position_embeddings", None)
-    rotation = rope_spec({**keys, "rope_parameters": given})
-    if (
-        rotation.get("name") != "rope_yarn"
-        or "rotary" in rotation
-        or not isinstance(beta, (int, float))
-    ):
-        rule = "expected rope_parameters of type yarn for whole heads with llama_4_scaling_beta"
-        raise ValueError(
-            f"ministral3: {rule}, got {given} and llama_4_scaling_beta {beta}; correct config.json"
-        )
+    parameters = dict(keys["rope_parameters"] or {})
+    beta = parameters.pop("llama_4_scaling_beta", None)
+    parameters.pop("max_position_embeddings", None)
+    rotation = rope_spec({**keys, "rope_parameters": parameters})
+    scaled = rotation.get("name") == "rope_yarn" and isinstance(beta, (int, float))
+    if not scaled or "rotary" in rotation:
+        rule = "rope_parameters of type yarn for whole heads with llama_4_scaling_beta"
+        raise config.refusal(rule, {**parameters, "llama_4_scaling_beta": beta})
     temperature = {
         "name": "logn",
         "form": "steps",
@@ -41,8 +30,11 @@ def describe(config: Settings) -> StackConfig:
         "period": rotation["original_max_positions"],
         "first": 0,
     }
-    kind = windowed(config, layer(config, attention(config)), config.window("sliding_window", None))
-    return decoder(config, *alike(kind, config.layers, [temperature, rotation]))
+    kind, window = (
+        gated.layer(config, gated.attention(config)),
+        config.window("sliding_window", None),
+    )
+    return gated.uniform(config, gated.windowed(config, kind, window), [temperature, rotation])
 
 
-FAMILY = Family(describe, WEIGHTS)
+FAMILY = Family(describe, gated.WEIGHTS)

@@ -2,15 +2,8 @@
 window.
 """
 
+from posenc_export.models.families.shared import gated
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
-from posenc_export.models.families.shared.gated import (
-    WEIGHTS,
-    alike,
-    attention,
-    decoder,
-    layer,
-    windowed,
-)
 
 
 def describe(config: Settings) -> StackConfig:
@@ -19,12 +12,8 @@ def describe(config: Settings) -> StackConfig:
     """
     config.needs("num_key_value_heads")
     rotation, window = config.rotation(), config.window("sliding_window")
-    return decoder(
-        config,
-        *alike(
-            windowed(config, layer(config, attention(config)), window), config.layers, [rotation]
-        ),
-    )
+    kind = gated.layer(config, gated.attention(config))
+    return gated.uniform(config, gated.windowed(config, kind, window), [rotation])
 
 
-FAMILY = Family(describe, WEIGHTS)
+FAMILY = Family(describe, gated.WEIGHTS)

@@ -2,8 +2,11 @@
 nearby keys only and have another theta.
 """
 
-from typing import Dict
+from typing import Dict, List
 
+import msgspec
+
+from posenc_export.models.families.shared import gated, plain
 from posenc_export.models.families.shared.encoders import UNUSED, encoder_only
 from posenc_export.models.families.shared.family import (
     Family,
@@ -14,11 +17,10 @@ from posenc_export.models.families.shared.family import (
     TokensConfig,
     stack,
 )
-from posenc_export.models.families.shared.plain import attention
 from posenc_export.models.families.shared.rules import OURS, QKV, Table, gate_and_up, same
 from posenc_export.models.hugging_face import rope_spec
 
-LAYER = "model.layers.{layer}."
+LAYER = gated.LAYER
 WEIGHTS: Table = {
     "tokens.embedding": same("model.embeddings.tok_embeddings"),
     "tokens.norm": same("model.embeddings.norm"),
@@ -43,74 +45,59 @@ def describe(config: Settings) -> StackConfig:
     """
     encoder_only(config)
     config.take("layer_norm_eps", None)  # in published configs, but only norm_eps is read
-    norm = {
-        "name": "layer",
-        "epsilon": config.number("norm_eps"),
-        "bias": config.flag("norm_bias", False),
-    }
-    bias = config.flag("attention_bias", False)
-    reach = config.whole("local_attention") // 2
-    every = config.whole("global_attn_every_n_layers", 3)
-    hidden, activation = config.whole("intermediate_size"), config.activation("hidden_activation")
-    mlp = {
-        "name": "gated",
-        "hidden": hidden,
-        "activation": activation,
-        "bias": config.flag("mlp_bias", False),
-    }
-    visible: Dict[str, Named] = {
-        "full_attention": {"name": "both"},
-        "sliding_attention": {"name": "near", "reach": reach},
-    }
-    rotation_of, kinds, order = rotations(config), {}, []
-    for index, name in enumerate(
-        config.per_layer(
-            "layer_types",
-            ["sliding_attention" if i % every else "full_attention" for i in range(config.layers)],
-        )
-    ):
-        if name not in visible:
-            raise ValueError(
-                f"modernbert: expected layer_types to be {' or '.join(visible)}, got "
-                f"{name!r}; correct config.json"
-            )
-        order.append(name if index else "first")
-        first = {"name": "none"} if index == 0 else norm
-        kinds[order[-1]] = LayerConfig(
-            residual={"name": "pre"},
-            norms=(first, norm),
-            attention=attention(config, bias, encodings=(rotation_of[name],), sees=visible[name]),
-            mlp=mlp,
-        )
+    norm = {**plain.layer_norm(config, "norm_eps"), "bias": config.flag("norm_bias", False)}
+    types, by_type = _types(config), _layers(config, norm)
+    first = msgspec.structs.replace(by_type[types[0]], norms=({"name": "none"}, norm))
+    kinds = {"first": first, **{name: by_type[name] for name in dict.fromkeys(types[1:])}}
     tokens = TokensConfig(vocabulary=config.whole("vocab_size"), norm=norm)
-    return stack(config, kinds, order, tokens, norm=norm)
+    return stack(config, kinds, ("first", *types[1:]), tokens, norm=norm)
+
+
+def _types(config: Settings) -> List[str]:
+    every = config.whole("global_attn_every_n_layers", 3)
+    default = ["sliding_attention" if i % every else "full_attention" for i in range(config.layers)]
+    types = config.per_layer("layer_types", default)
+    other = next((name for name in types if name not in THETAS), None)
+    if other is not None:
+        raise config.refusal(f"layer_types to be {' or '.join(THETAS)}", other)
+    return types
+
+
+def _layers(config: Settings, norm: Named) -> Dict[str, LayerConfig]:
+    """Return the kind of layer of each layer type."""
+    bias, reach = config.flag("attention_bias", False), config.whole("local_attention") // 2
+    attention = plain.attention(config, bias, sees={"name": "both"})
+    mlp_bias, near = config.flag("mlp_bias", False), {"name": "near", "reach": reach}
+    full = gated.layer(config, attention, "hidden_activation", mlp_bias, norm=norm)
+    sees = {"full_attention": {"name": "both"}, "sliding_attention": near}
+    return {
+        name: full.with_attention(encodings=(rotation,), sees=sees[name])
+        for name, rotation in rotations(config).items()
+    }
 
 
 def rotations(config: Settings) -> Dict[str, Named]:
     """Return the rotation of each layer type."""
-    config.only("rope_scaling", None, None)
-    given = config.take("rope_parameters", None)
-    if given is None:
-        given = {
+    config.fixed({"rope_scaling": None})
+    by_type = config.take("rope_parameters", None)
+    if by_type is None:
+        by_type = {
             name: {"rope_type": "default", "rope_theta": config.take(key, theta)}
             for name, (key, theta) in THETAS.items()
         }
-    if (
-        not isinstance(given, dict)
-        or not set(given) <= set(THETAS)
-        or not all(isinstance(part, dict) for part in given.values())
-    ):
-        raise ValueError(
-            f"modernbert: expected rope_parameters to map {' and '.join(THETAS)} to "
-            f"mappings, got {given!r}; correct config.json"
-        )
+    nested = isinstance(by_type, dict) and all(isinstance(part, dict) for part in by_type.values())
+    if not nested or not set(by_type) <= set(THETAS):
+        rule = f"rope_parameters to map {' and '.join(THETAS)} to mappings"
+        raise config.refusal(rule, by_type)
     sizes = {
         "hidden_size": config.width,
         "num_attention_heads": config.heads,
         "max_position_embeddings": config.trained_positions,
     }
     return {
-        name: rope_spec({**sizes, "rope_parameters": {"rope_theta": theta, **given.get(name, {})}})
+        name: rope_spec(
+            {**sizes, "rope_parameters": {"rope_theta": theta, **by_type.get(name, {})}}
+        )
         for name, (_, theta) in THETAS.items()
     }
 

@@ -2,33 +2,26 @@
 and T5's relative bias shared by all layers.
 """
 
-from posenc_export.models.families.shared.encoders import UNUSED, post_norm, weights
-from posenc_export.models.families.shared.family import Family, Settings, StackConfig
-from posenc_export.models.families.shared.plain import table_rows
+from posenc_export.models.families.shared.encoders import encoder, post_norm
+from posenc_export.models.families.shared.family import Settings, StackConfig
 from posenc_export.models.families.shared.rules import ENCODING, OURS, QKV, Table, joined, same
 
 LAYER = "mpnet.encoder.layer.{layer}.attention."
 WEIGHTS: Table = {
-    **weights("mpnet."),
     ENCODING + ".table": same("mpnet.encoder.relative_attention_bias"),
     QKV: joined(LAYER + "attn.q", LAYER + "attn.k", LAYER + "attn.v"),
     OURS + "attention.projection.output": same(LAYER + "attn.o"),
     OURS + "residual.attention_norm": same(LAYER + "LayerNorm"),
 }
-UNUSED_ROWS = 2  # transformers uses padding_idx 1 for all configs
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the encoder. transformers always uses 32 buckets, so another number is refused."""
-    config.only("relative_attention_num_buckets", 32, 32)
+    """Describe the encoder. transformers always uses 32 buckets, so another number is refused,
+    and padding_idx 1 for all configs.
+    """
+    config.fixed({"relative_attention_num_buckets": 32})
     buckets = {"name": "t5", "buckets": 32, "max_distance": 128, "scores": "scaled"}
-    return post_norm(
-        config,
-        [{"name": "learned", "offset": UNUSED_ROWS}],
-        [buckets],
-        table_rows(config, UNUSED_ROWS),
-        0,
-    )
+    return post_norm(config, 2, [buckets], segments=0)
 
 
-FAMILY = Family(describe, WEIGHTS, base="mpnet.", unused=UNUSED)
+FAMILY = encoder(describe, "mpnet.", WEIGHTS)

@@ -2,14 +2,19 @@
 GPT-J's layer with biases, partial rotation.
 """
 
-from posenc_export.models.families.shared.family import Family, HeadConfig, Settings, StackConfig
-from posenc_export.models.families.shared.gated import LAYER, alike, attention, decoder
-from posenc_export.models.families.shared.gated import WEIGHTS as SHARED
-from posenc_export.models.families.shared.plain import layer, layer_norm
+from posenc_export.models.families.shared import gated, plain
+from posenc_export.models.families.shared.family import (
+    Family,
+    HeadConfig,
+    Settings,
+    StackConfig,
+    layer_of,
+)
+from posenc_export.models.families.shared.gated import LAYER
 from posenc_export.models.families.shared.rules import OURS, Table, same
 
 WEIGHTS: Table = {
-    **SHARED,
+    **gated.WEIGHTS,
     OURS + "attention.q_norm.norm": same(LAYER + "self_attn.q_layernorm"),
     OURS + "attention.k_norm.norm": same(LAYER + "self_attn.k_layernorm"),
     OURS + "attention.projection.output": same(LAYER + "self_attn.dense"),
@@ -23,18 +28,12 @@ def describe(config: Settings) -> StackConfig:
     """Describe the decoder. qk_layernorm normalises each head of queries and keys before
     rotation. partial_rotary_factor defaults to 0.5.
     """
-    rotation, norm = config.rotation(partial=True, share=0.5), layer_norm(config, "layer_norm_eps")
-    head_norm = {"name": "head", "norm": norm} if config.flag("qk_layernorm", False) else None
-    hidden = config.whole("intermediate_size")
-    activation = config.activation("hidden_act", "gelu_new")
-    kind = layer(
-        attention(config, bias=True, output_bias=True, head_norm=head_norm),
-        norm,
-        hidden,
-        activation,
-        residual="parallel",
-    )
-    return decoder(config, *alike(kind, config.layers, [rotation]), head=HeadConfig(bias=True))
+    rotation, norm = config.rotation(partial=True, share=0.5), plain.layer_norm(config)
+    attention = gated.attention(config, bias=True, output_bias=True)
+    kind = layer_of(attention, plain.mlp(config, "hidden_act", "gelu_new"), norm, "parallel")
+    if config.flag("qk_layernorm", False):
+        kind = gated.head_norm(kind)
+    return gated.uniform(config, kind, [rotation], head=HeadConfig(bias=True))
 
 
 FAMILY = Family(describe, WEIGHTS)

@@ -2,53 +2,35 @@
 projections, LongRoPE and partial rotation.
 """
 
+from posenc_export.models.families.shared import gated
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
-from posenc_export.models.families.shared.gated import (
-    LAYER,
-    alike,
-    attention,
-    decoder,
-    layer,
-    windowed,
-)
-from posenc_export.models.families.shared.gated import WEIGHTS as SHARED
+from posenc_export.models.families.shared.gated import LAYER
 from posenc_export.models.families.shared.rules import QKV, Table, gate_and_up, same
 
 WEIGHTS: Table = {
-    **SHARED,
+    **gated.WEIGHTS,
     QKV: same(LAYER + "self_attn.qkv_proj"),
     **gate_and_up(LAYER + "mlp.gate_up_proj"),
+}
+# Keys of Phi-4-mini with the values that all published models have.
+FIXED = {
+    "attention_bias": False,
+    "mlp_bias": False,
+    "lm_head_bias": False,
+    "full_attn_mod": 1,
+    "interpolate_factor": 1,
 }
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. Phi-4-mini's config has keys of biases that are always false, and
-    two factors that are always 1.
-    """
-    config.fixed(
-        {
-            "attention_bias": False,
-            "mlp_bias": False,
-            "lm_head_bias": False,
-            "full_attn_mod": 1,
-            "interpolate_factor": 1,
-        }
-    )
+    config.fixed(FIXED)
     window, rotation = config.window("sliding_window", None), config.rotation(partial=True)
-    if rotation["name"] not in (
-        "rope",
-        "rope_longrope",
-    ):  # transformers 5 reads yarn as longrope here
-        raise ValueError(
-            "phi3: expected rope_type default or longrope, got "
-            f"{rotation['name'].removeprefix('rope_')}; correct config.json"
-        )
-    return decoder(
-        config,
-        *alike(
-            windowed(config, layer(config, attention(config)), window), config.layers, [rotation]
-        ),
-    )
+    # Transformers 5 reads yarn as longrope here.
+    if rotation["name"] not in ("rope", "rope_longrope"):
+        kind = rotation["name"].removeprefix("rope_")
+        raise config.error("rope_type default or longrope", kind)
+    layer = gated.layer(config, gated.attention(config))
+    return gated.uniform(config, gated.windowed(config, layer, window), [rotation])
 
 
 FAMILY = Family(describe, WEIGHTS)

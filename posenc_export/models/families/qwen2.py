@@ -2,14 +2,8 @@
 keys and values, and none of the output.
 """
 
+from posenc_export.models.families.shared import gated
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
-from posenc_export.models.families.shared.gated import (
-    WEIGHTS,
-    attention,
-    decoder,
-    late_windows,
-    layer,
-)
 
 
 def describe(config: Settings) -> StackConfig:
@@ -17,12 +11,10 @@ def describe(config: Settings) -> StackConfig:
     window.
     """
     config.needs("num_key_value_heads")
-    config.only("use_mrope", False, False)
+    config.fixed({"use_mrope": False})
     rotation = config.rotation()
-    return decoder(
-        config,
-        *late_windows(config, layer(config, attention(config, bias=True)), rotation, first=28),
-    )
+    kind = gated.layer(config, gated.attention(config, bias=True))
+    return gated.decoder(config, gated.late_windows(config, kind, rotation, first=28))
 
 
-FAMILY = Family(describe, WEIGHTS)
+FAMILY = Family(describe, gated.WEIGHTS)

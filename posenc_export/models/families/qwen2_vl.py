@@ -2,20 +2,8 @@
 Qwen2.5-VL): Qwen2 with rotation by time, height and width.
 """
 
-from posenc_export.models.families.shared.family import Family, Settings, StackConfig
-from posenc_export.models.families.shared.gated import (
-    WEIGHTS,
-    attention,
-    decoder,
-    late_windows,
-    layer,
-)
-from posenc_export.models.families.shared.vision import (
-    BASES,
-    UNUSED,
-    keys_tied_by_either,
-    rotation_of_axes,
-)
+from posenc_export.models.families.shared import gated, vision
+from posenc_export.models.families.shared.family import Settings, StackConfig
 
 
 def describe(config: Settings) -> StackConfig:
@@ -23,13 +11,10 @@ def describe(config: Settings) -> StackConfig:
     max_window_layers on have a window.
     """
     config.needs("num_key_value_heads")
-    size = config.width // config.heads
-    config.only("head_dim", size, size)
-    rotation = rotation_of_axes(config, 1000000.0, (16, 24, 24))
-    return decoder(
-        config,
-        *late_windows(config, layer(config, attention(config, bias=True)), rotation, first=80),
-    )
+    config.fixed({"head_dim": config.width // config.heads})
+    rotation = vision.rotation_of_axes(config, 1000000.0, (16, 24, 24))
+    kind = gated.layer(config, gated.attention(config, bias=True))
+    return gated.decoder(config, gated.late_windows(config, kind, rotation, first=80))
 
 
-FAMILY = Family(describe, WEIGHTS, unused=UNUSED, other_bases=BASES, keys=keys_tied_by_either)
+FAMILY = vision.text_model(describe, gated.WEIGHTS, vision.keys_tied_by_either)

@@ -2,16 +2,8 @@
 and keys.
 """
 
+from posenc_export.models.families.shared import gated
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
-from posenc_export.models.families.shared.gated import (
-    HEAD_NORMS,
-    WEIGHTS,
-    attention,
-    decoder,
-    head_norm,
-    late_windows,
-    layer,
-)
 
 
 def describe(config: Settings) -> StackConfig:
@@ -20,8 +12,8 @@ def describe(config: Settings) -> StackConfig:
     """
     config.needs("num_key_value_heads", "head_dim")
     rotation, bias = config.rotation(), config.flag("attention_bias", False)
-    kind = head_norm(layer(config, attention(config, bias, bias)), "head")
-    return decoder(config, *late_windows(config, kind, rotation, first=28, window=4096))
+    kind = gated.head_norm(gated.layer(config, gated.attention(config, bias, bias)))
+    return gated.decoder(config, gated.late_windows(config, kind, rotation, first=28, window=4096))
 
 
-FAMILY = Family(describe, {**WEIGHTS, **HEAD_NORMS})
+FAMILY = Family(describe, {**gated.WEIGHTS, **gated.HEAD_NORMS})

@@ -2,21 +2,9 @@
 128 experts for each token.
 """
 
-import msgspec
-
+from posenc_export.models.families.shared import gated
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
-from posenc_export.models.families.shared.gated import (
-    HEAD_NORMS,
-    LAYER,
-    WEIGHTS,
-    attention,
-    decoder,
-    head_norm,
-    layer,
-    windowed,
-    with_attention,
-    with_experts,
-)
+from posenc_export.models.families.shared.gated import LAYER
 from posenc_export.models.families.shared.rules import experts
 
 
@@ -33,31 +21,22 @@ def describe(config: Settings) -> StackConfig:
     # In configs derived from Qwen3's; transformers ignores it.
     config.take("max_window_layers", None)
     step, dense_at = config.whole("decoder_sparse_step", 1), config.indices("mlp_only_layers", ())
-    dense = windowed(
-        config,
-        head_norm(layer(config, attention(config, bias, bias)), "head"),
-        window if used else None,
-    )
-    dense = with_attention(dense, encodings=(rotation,))
-    inner = msgspec.structs.replace(
-        dense, mlp={**dense.mlp, "hidden": config.whole("moe_intermediate_size")}
-    )
+    dense = gated.head_norm(gated.layer(config, gated.attention(config, bias, bias)))
+    dense = gated.windowed(config, dense, window if used else None)
+    dense = dense.with_attention(encodings=(rotation,))
+    inner = dense.with_mlp(hidden=config.whole("moe_intermediate_size"))
+    count, chosen = config.whole("num_local_experts"), config.whole("num_experts_per_tok")
     weights = "chosen" if config.flag("norm_topk_prob", False) else "all"
-    kinds = {
-        "dense": dense,
-        "experts": with_experts(
-            inner, config.whole("num_local_experts"), config.whole("num_experts_per_tok"), weights
-        ),
-    }
+    kinds = {"dense": dense, "experts": gated.with_experts(inner, count, chosen, weights)}
     order = [
         "dense" if index in dense_at or (index + 1) % step else "experts"
         for index in range(config.layers)
     ]
-    return decoder(config, {name: kinds[name] for name in dict.fromkeys(order)}, order)
+    return gated.of_kinds(config, kinds, order)
 
 
 EXPERTS = experts(
     LAYER + "mlp.gate",
     *(LAYER + f"mlp.experts.{{row}}.{name}_proj.weight" for name in ("gate", "up", "down")),
 )
-FAMILY = Family(describe, {**WEIGHTS, **HEAD_NORMS, **EXPERTS})
+FAMILY = Family(describe, {**gated.WEIGHTS, **gated.HEAD_NORMS, **EXPERTS})

@@ -2,17 +2,8 @@
 time, height and width, interleaved over the frequencies.
 """
 
-from posenc_export.models.families.shared.family import Family, Settings, StackConfig
-from posenc_export.models.families.shared.gated import (
-    HEAD_NORMS,
-    WEIGHTS,
-    alike,
-    attention,
-    decoder,
-    head_norm,
-    layer,
-)
-from posenc_export.models.families.shared.vision import BASES, UNUSED, rotation_of_axes, text_keys
+from posenc_export.models.families.shared import gated, vision
+from posenc_export.models.families.shared.family import Settings, StackConfig
 
 
 def describe(config: Settings) -> StackConfig:
@@ -20,12 +11,10 @@ def describe(config: Settings) -> StackConfig:
     that DeepStack adds after the first layers are not supported.
     """
     config.needs("num_key_value_heads", "head_dim")
-    rotation = rotation_of_axes(config, 500000.0, (24, 20, 20))
+    rotation = vision.rotation_of_axes(config, 500000.0, (24, 20, 20))
     bias = config.flag("attention_bias", False)
-    kind = head_norm(layer(config, attention(config, bias, bias)), "head")
-    return decoder(config, *alike(kind, config.layers, [rotation]))
+    kind = gated.head_norm(gated.layer(config, gated.attention(config, bias, bias)))
+    return gated.uniform(config, kind, [rotation])
 
 
-FAMILY = Family(
-    describe, {**WEIGHTS, **HEAD_NORMS}, unused=UNUSED, other_bases=BASES, keys=text_keys
-)
+FAMILY = vision.text_model(describe, {**gated.WEIGHTS, **gated.HEAD_NORMS}, vision.text_keys)

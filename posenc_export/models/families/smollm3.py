@@ -2,14 +2,8 @@
 Rope to Nope and Back Again).
 """
 
+from posenc_export.models.families.shared import gated
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
-from posenc_export.models.families.shared.gated import (
-    WEIGHTS,
-    attention,
-    decoder,
-    layer,
-    with_attention,
-)
 
 
 def describe(config: Settings) -> StackConfig:
@@ -17,7 +11,7 @@ def describe(config: Settings) -> StackConfig:
     no_rope_layer_interval applies.
     """
     config.needs("num_key_value_heads")
-    config.only("use_sliding_window", False, False)
+    config.fixed({"use_sliding_window": False})
     # No effect while use_sliding_window is false.
     config.ignore(("sliding_window", "max_window_layers"))
     config.full_attention()
@@ -25,11 +19,11 @@ def describe(config: Settings) -> StackConfig:
     rotated = config.per_layer(
         "no_rope_layers", [int((index + 1) % interval != 0) for index in range(config.layers)]
     )
-    bias = config.flag("attention_bias", False)
-    kind = layer(config, attention(config, bias, bias), mlp_bias=config.flag("mlp_bias", False))
-    kinds = {"turned": with_attention(kind, encodings=(rotation,)), "plain": kind}
+    bias, mlp_bias = config.flag("attention_bias", False), config.flag("mlp_bias", False)
+    kind = gated.layer(config, gated.attention(config, bias, bias), mlp_bias=mlp_bias)
+    kinds = {"turned": kind.with_attention(encodings=(rotation,)), "plain": kind}
     order = ["turned" if flag else "plain" for flag in rotated]
-    return decoder(config, {name: kinds[name] for name in dict.fromkeys(order)}, order, tied=True)
+    return gated.of_kinds(config, kinds, order, tied=True)
 
 
-FAMILY = Family(describe, WEIGHTS)
+FAMILY = Family(describe, gated.WEIGHTS)

@@ -2,16 +2,8 @@
 rotation of a quarter of each head.
 """
 
+from posenc_export.models.families.shared import gated, plain
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
-from posenc_export.models.families.shared.gated import (
-    LAYER,
-    WEIGHTS,
-    alike,
-    attention,
-    decoder,
-    layer,
-    with_attention,
-)
 from posenc_export.models.families.shared.rules import OURS, stacked
 
 
@@ -23,23 +15,20 @@ def describe(config: Settings) -> StackConfig:
     """
     config.needs("num_key_value_heads")
     rotation = config.rotation(partial=True, share=0.25)
-    size = config.width // config.heads
-    config.only("head_dim", size, size)
-    norm = {"name": "layer", "epsilon": config.number("layer_norm_eps")}
+    config.fixed({"head_dim": config.width // config.heads})
+    norm = plain.layer_norm(config)
     residual = "parallel" if config.flag("use_parallel_residual", False) else "pre"
-    kind = layer(
-        config,
-        attention(config, bias=config.flag("use_qkv_bias", False)),
-        residual=residual,
-        norm=norm,
-    )
+    attention = gated.attention(config, bias=config.flag("use_qkv_bias", False))
+    kind = gated.layer(config, attention, residual=residual, norm=norm)
     if config.flag("qk_layernorm", False):
-        kind = with_attention(kind, head_norm={"name": "each", "norm": norm})
-    return decoder(config, *alike(kind, config.layers, [rotation]))
+        kind = gated.head_norm(kind, "each")
+    return gated.uniform(config, kind, [rotation])
 
 
 NORMS = {
-    OURS + "attention.q_norm.weight": stacked(LAYER + "self_attn.q_layernorm.norms.{row}.weight"),
-    OURS + "attention.k_norm.weight": stacked(LAYER + "self_attn.k_layernorm.norms.{row}.weight"),
+    OURS + f"attention.{name}_norm.weight": stacked(
+        gated.LAYER + f"self_attn.{name}_layernorm.norms.{{row}}.weight"
+    )
+    for name in "qk"
 }
-FAMILY = Family(describe, {**WEIGHTS, **NORMS})
+FAMILY = Family(describe, {**gated.WEIGHTS, **NORMS})

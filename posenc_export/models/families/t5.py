@@ -4,21 +4,20 @@ mT5): pre-norm layers, no biases, buckets of distances.
 
 from typing import Any, Dict, Mapping, Tuple
 
-from posenc_export.models.config import (
-    AttentionConfig,
-    HeadConfig,
-    KeyValuesConfig,
-    LayerConfig,
-    Named,
-    StackConfig,
-    TokensConfig,
-)
 from posenc_export.models.families.shared.encoders import reading_layers
 from posenc_export.models.families.shared.family import (
     ACTIVATIONS,
     UNSUPPORTED,
+    AttentionConfig,
     Family,
+    HeadConfig,
+    KeyValuesConfig,
+    LayerConfig,
+    Named,
     Settings,
+    StackConfig,
+    TokensConfig,
+    layer_of,
     stack,
 )
 from posenc_export.models.families.shared.rules import (
@@ -45,25 +44,24 @@ UNREAD = (
 def describe(config: Settings) -> StackConfig:
     """Describe the encoder up to hidden states."""
     _decoder_size(config)
-    kind = _layer(config, {"name": "both"})
-    return _stack(config, {"layer": kind}, ("layer",) * config.layers)
+    return _encoder(config, _layer(config, "both"))
 
 
 def describe_encoder(config: Settings) -> StackConfig:
     """Describe the encoder up to the keys and values of the decoder's cross-attention."""
     layers, _ = _decoder_size(config)
-    kind = _layer(config, {"name": "both"})
+    kind = _layer(config, "both")
     size = 2 * layers * kind.attention.heads * kind.attention.head_size
-    return _stack(
-        config, {"layer": kind}, ("layer",) * config.layers, key_values=KeyValuesConfig(size=size)
-    )
+    return _encoder(config, kind, key_values=KeyValuesConfig(size=size))
 
 
 def describe_decoder(config: Settings) -> StackConfig:
     """Describe the decoder."""
     layers, head = _decoder_size(config)
-    kind = _layer(config, {"name": "causal"})
-    return _stack(config, *reading_layers(kind, layers, {"name": "queries"}, scale=1.0), head=head)
+    kind = _layer(config, "causal")
+    kinds, order = reading_layers(kind, layers, {"name": "queries"}, scale=1.0)
+    tokens = TokensConfig(vocabulary=config.whole("vocab_size"))
+    return stack(config, kinds, order, tokens, norm=kind.norms[0], head=head)
 
 
 def _decoder_size(config: Settings) -> Tuple[int, HeadConfig]:
@@ -78,32 +76,13 @@ def _decoder_size(config: Settings) -> Tuple[int, HeadConfig]:
     return layers, HeadConfig(tied=tied, scale=scale)
 
 
-def _layer(config: Settings, sees: Named) -> LayerConfig:
+def _layer(config: Settings, sees: str) -> LayerConfig:
     """Describe a layer. Scores are not divided by sqrt(D). Buckets cover all distances, so any
     number of positions is possible.
     """
     config.ignore(UNREAD)
-    config.only("is_decoder", False, False)
-    gated, _, named = str(config.take("feed_forward_proj", "relu")).rpartition("-")
-    activation = "gelu_new" if (gated, named) == ("gated", "gelu") else named
-    if gated not in ("", "gated") or activation not in ACTIVATIONS:
-        rule = (
-            f"expected feed_forward_proj to be one of {', '.join(ACTIVATIONS)}, or gated- and "
-            "one of these"
-        )
-        raise ValueError(f"{config.family}: {rule}, got {gated}-{named}; {UNSUPPORTED}")
-    for key, value in (
-        ("dense_act_fn", activation),
-        ("is_gated_act", gated == "gated"),
-    ):  # written beside feed_forward_proj, and preferred by transformers
-        config.only(key, value, value)
+    config.fixed({"is_decoder": False})
     norm = {"name": "rms", "epsilon": config.number("layer_norm_epsilon")}
-    mlp = {
-        "name": "gated" if gated else "plain",
-        "hidden": config.whole("intermediate_size"),
-        "activation": ACTIVATIONS[activation],
-        "bias": False,
-    }
     buckets = {
         "name": "t5",
         "buckets": config.whole("relative_attention_num_buckets"),
@@ -114,22 +93,29 @@ def _layer(config: Settings, sees: Named) -> LayerConfig:
         kv_heads=config.heads,
         head_size=config.whole("d_kv"),
         encodings=(buckets,),
-        sees=sees,
+        sees={"name": sees},
     )
-    return LayerConfig(residual={"name": "pre"}, norms=(norm, norm), attention=attention, mlp=mlp)
+    return layer_of(attention, _mlp(config), norm)
 
 
-def _stack(
-    config: Settings, kinds: Dict[str, LayerConfig], order: Tuple[str, ...], **output: Any
-) -> StackConfig:
-    return stack(
-        config,
-        kinds,
-        order,
-        TokensConfig(vocabulary=config.whole("vocab_size")),
-        norm=next(iter(kinds.values())).norms[0],
-        **output,
-    )
+def _mlp(config: Settings) -> Named:
+    gated, _, named = str(config.take("feed_forward_proj", "relu")).rpartition("-")
+    activation = "gelu_new" if (gated, named) == ("gated", "gelu") else named
+    if gated not in ("", "gated") or activation not in ACTIVATIONS:
+        rule = (
+            f"feed_forward_proj to be one of {', '.join(ACTIVATIONS)}, or gated- and one of these"
+        )
+        raise config.error(rule, f"{gated}-{named}", UNSUPPORTED)
+    # Written beside feed_forward_proj, and preferred by transformers.
+    config.fixed({"dense_act_fn": activation, "is_gated_act": gated == "gated"})
+    name, hidden = "gated" if gated else "plain", config.whole("intermediate_size")
+    return {"name": name, "hidden": hidden, "activation": ACTIVATIONS[activation], "bias": False}
+
+
+def _encoder(config: Settings, kind: LayerConfig, **output: Any) -> StackConfig:
+    tokens = TokensConfig(vocabulary=config.whole("vocab_size"))
+    order, norm = ("layer",) * config.layers, kind.norms[0]
+    return stack(config, {"layer": kind}, order, tokens, norm=norm, **output)
 
 
 def _layer_rules(

@@ -4,16 +4,19 @@ spectrogram to text; pre-norm layers, learned positions.
 
 from typing import Any, Callable, Dict, Mapping, NoReturn
 
-from posenc_export.models.config import (
+from posenc_export.models.families.shared import plain
+from posenc_export.models.families.shared.encoders import reading_layers
+from posenc_export.models.families.shared.family import (
+    Family,
     HeadConfig,
     KeyValuesConfig,
     LayerConfig,
+    Settings,
     StackConfig,
     TokensConfig,
+    layer_of,
+    stack,
 )
-from posenc_export.models.families.shared.encoders import reading_layers
-from posenc_export.models.families.shared.family import Family, Settings, stack
-from posenc_export.models.families.shared.plain import attention, fairseq_layer, layer, learned
 from posenc_export.models.families.shared.rules import (
     Rule,
     Table,
@@ -69,53 +72,42 @@ def describe_encoder(config: Settings) -> StackConfig:
     """Describe the encoder: two frames of the spectrogram for each token to the keys and values
     of the decoder's cross-attention.
     """
-    kind = _layer(config, {"name": "both"})
+    kind = _layer(config, "both")
     channels, size = config.whole("num_mel_bins"), 2 * config.whole("decoder_layers") * config.width
     _unread(config)
-    features = {
-        "name": "convolutions",
-        "channels": channels,
-        "activation": "gelu",
-    }  # fixed; activation_function applies to layers
-    tokens = TokensConfig(features=features, encodings=(learned(config),))
-    return stack(
-        config,
-        {"layer": kind},
-        ("layer",) * config.layers,
-        tokens,
-        norm=NORM,
-        key_values=KeyValuesConfig(size=size, bias=True),
-    )
+    # The activation is fixed; activation_function applies to layers.
+    features = {"name": "convolutions", "channels": channels, "activation": "gelu"}
+    tokens = TokensConfig(features=features, encodings=(plain.learned(config),))
+    key_values, order = KeyValuesConfig(size=size, bias=True), ("layer",) * config.layers
+    return stack(config, {"layer": kind}, order, tokens, norm=NORM, key_values=key_values)
 
 
 def describe_decoder(config: Settings) -> StackConfig:
     """Describe the decoder."""
-    kind = _layer(config, {"name": "causal"})
+    kind = _layer(config, "causal")
     tied, vocabulary = config.flag("tie_word_embeddings", True), config.whole("vocab_size")
-    layers = reading_layers(
-        kind, config.whole("decoder_layers"), {"name": "queries", "bias": True, "output_bias": True}
-    )
+    projection = {"name": "queries", "bias": True, "output_bias": True}
+    layers = reading_layers(kind, config.whole("decoder_layers"), projection)
     _unread(config)
-    tokens = TokensConfig(vocabulary=vocabulary, encodings=(learned(config),))
+    tokens = TokensConfig(vocabulary=vocabulary, encodings=(plain.learned(config),))
     return stack(config, *layers, tokens, norm=NORM, head=HeadConfig(tied=tied))
 
 
-def _layer(config: Settings, sees: Dict[str, Any]) -> LayerConfig:
-    hidden = config.whole("intermediate_size")
-    activation = config.activation("activation_function", "gelu")
-    return layer(attention(config, bias=True, sees=sees), NORM, hidden, activation)
+def _layer(config: Settings, sees: str) -> LayerConfig:
+    attention = plain.attention(config, bias=True, sees={"name": sees})
+    return layer_of(attention, plain.mlp(config, "activation_function", "gelu"), NORM)
 
 
 def _unread(config: Settings) -> None:
     # False in all published models; transformers does not read it.
-    config.only("scale_embedding", False, False)
+    config.fixed({"scale_embedding": False})
     config.ignore(UNREAD)
 
 
 def _layer_rules(ours: str, theirs: str) -> Dict[str, Rule]:
     """Return the rules of self-attention and MLP. Keys have no bias."""
     bias = biases_without_keys(theirs + "self_attn.q_proj.bias", theirs + "self_attn.v_proj.bias")
-    return {**fairseq_layer(ours, theirs), ours + "attention.projection.qkv.bias": bias}
+    return {**plain.fairseq_layer(ours, theirs), ours + "attention.projection.qkv.bias": bias}
 
 
 def names_of_encoder(description: StackConfig, config: Mapping[str, Any]) -> Table:
@@ -129,15 +121,12 @@ def names_of_encoder(description: StackConfig, config: Mapping[str, Any]) -> Tab
 
 def names_of_decoder(description: StackConfig, config: Mapping[str, Any]) -> Table:
     """Return the rules of the decoder. Layers 2i and 2i + 1 of our model are layer i of the
-    checkpoint.
+    checkpoint. Rules of parts that a layer does not have are not used.
     """
     table: Dict[str, Rule] = {}
     for row in range(len(description.order) // 2):
-        theirs = f"model.decoder.layers.{row}."
-        own = f"layers.{2 * row}."
-        reading = f"layers.{2 * row + 1}."
-        # Rules of parts that a layer does not have are not used.
-        table |= _layer_rules(own, theirs) | _layer_rules(reading, theirs)
+        theirs, reading = f"model.decoder.layers.{row}.", f"layers.{2 * row + 1}."
+        table |= _layer_rules(f"layers.{2 * row}.", theirs) | _layer_rules(reading, theirs)
         table[reading + "residual.attention_norm"] = same(theirs + "encoder_attn_layer_norm")
         table[reading + "attention.projection.query"] = same(theirs + "encoder_attn.q_proj")
         table[reading + "attention.projection.output"] = same(theirs + "encoder_attn.out_proj")

@@ -2,15 +2,17 @@
 post-norm layers. Only the content stream, without memory.
 """
 
+from posenc_export.models.families.shared import plain
 from posenc_export.models.families.shared.encoders import UNUSED, encoder_only
 from posenc_export.models.families.shared.family import (
     Family,
+    Named,
     Settings,
     StackConfig,
     TokensConfig,
+    layer_of,
     stack,
 )
-from posenc_export.models.families.shared.plain import attention, layer
 from posenc_export.models.families.shared.rules import (
     ENCODING,
     OURS,
@@ -44,46 +46,24 @@ SEGMENTS = 4  # token types of XLNet's tokenizer: first text, second text, final
 # Tensors of pretraining and of task heads.
 NOT_READ = (r"mask_emb$", r"^(lm_loss|logits_proj|start_logits|end_logits|answer_class)\.")
 # Keys of memory and of task heads.
-UNREAD = (
-    "end_n_top",
-    "mem_len",
-    "reuse_len",
-    "start_n_top",
-    "untie_r",
-    "use_mems_eval",
-    "use_mems_train",
-)
+UNREAD = "end_n_top mem_len reuse_len start_n_top untie_r use_mems_eval use_mems_train".split()
+FIXED = {"attn_type": "bi", "bi_data": False, "same_length": False}
 
 
 def describe(config: Settings) -> StackConfig:
     """Describe the encoder. Token types act on scores, not on embedded tokens, so the table of
     segments is zero.
     """
-    config.fixed(
-        {
-            "attn_type": "bi",
-            "bi_data": False,
-            "same_length": False,
-            "d_head": config.width // config.heads,
-        }
-    )
+    config.fixed({**FIXED, "d_head": config.width // config.heads})
     config.ignore(UNREAD)
     clamp = config.integer("clamp_len", -1)
     encoder_only(config)
-    norm = {"name": "layer", "epsilon": config.number("layer_norm_eps")}
-    hidden, activation = config.whole("intermediate_size"), config.activation("ff_activation")
-    encoding = {
-        "name": "transformer_xl",
-        "segments": "pairs",
-        **({"clamp": clamp} if clamp > 0 else {}),
-    }
-    kind = layer(
-        attention(config, bias=False, encodings=(encoding,), sees={"name": "both"}),
-        norm,
-        hidden,
-        activation,
-        residual="post",
-    )
+    encoding: Named = {"name": "transformer_xl", "segments": "pairs"}
+    encoding |= {"clamp": clamp} if clamp > 0 else {}
+    both = {"name": "both"}
+    attention = plain.attention(config, bias=False, encodings=(encoding,), sees=both)
+    mlp = plain.mlp(config, "ff_activation")
+    kind = layer_of(attention, mlp, plain.layer_norm(config), "post")
     tokens = TokensConfig(vocabulary=config.whole("vocab_size"), segments=SEGMENTS)
     return stack(config, {"layer": kind}, ("layer",) * config.layers, tokens)
 

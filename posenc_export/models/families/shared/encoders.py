@@ -2,18 +2,15 @@
 and post-norm layers (Devlin et al. 2018, BERT, 3).
 """
 
+from types import MappingProxyType
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
-from posenc_export.models.config import (
-    AttentionConfig,
-    LayerConfig,
-    Named,
-    StackConfig,
-    TokensConfig,
-)
-from posenc_export.models.families.shared.plain import attention, layer
+from posenc_export.models.config import AttentionConfig, LayerConfig, Named, TokensConfig
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig, layer_of
+from posenc_export.models.families.shared.plain import attention, layer_norm, mlp, table_rows
 from posenc_export.models.families.shared.rules import OURS, QKV, Table, joined, plus_row, same
-from posenc_export.models.families.shared.settings import Settings
+
+Further = Callable[[StackConfig, Mapping[str, Any]], Table]
 
 # Keys that do not affect hidden states: dropout, initialisation, heads of other tasks.
 UNREAD = """attention_probs_dropout_prob chunk_size_feed_forward classifier_activation classifier_bias classifier_dropout classifier_pooling cls_dropout cls_token_id
@@ -42,37 +39,33 @@ UNUSED = (
 
 def post_norm(
     config: Settings,
-    on_tokens: Sequence[Named],
-    in_layers: Sequence[Named],
-    max_positions: int,
-    segments: int,
-    **keys: Any,
+    unused: Optional[int],
+    in_layers: Sequence[Named] = (),
+    segments: Optional[int] = None,
+    activation: str = "hidden_act",
+    epsilon: Optional[float] = None,
 ) -> StackConfig:
     """Describe an encoder with the architecture of BERT.
 
     Args:
-        on_tokens, in_layers: encodings of tokens, and in layers.
-        max_positions: number of positions.
-        segments: number of token types. A single type is added to the token table (`one_segment`).
-        keys: `activation`, the key of the activation if it is not hidden_act; `epsilon`, the
-            epsilon of norms if config.json does not give it.
+        unused: number of rows at the beginning of the table of learned positions that no position
+            uses; None without learned positions.
+        in_layers: encodings in layers.
+        segments: number of token types; None for type_vocab_size. A single type is added to the
+            token table (`encoder`).
+        activation: key of the activation.
+        epsilon: epsilon of norms, if config.json does not give it.
     """
-    norm = {
-        "name": "layer",
-        "epsilon": keys["epsilon"] if "epsilon" in keys else config.number("layer_norm_eps"),
-    }
-    hidden = config.whole("intermediate_size")
-    activation = config.activation(keys.get("activation", "hidden_act"))
-    kind = layer(
-        attention(config, bias=True, encodings=tuple(in_layers), sees={"name": "both"}),
-        norm,
-        hidden,
-        activation,
-        residual="post",
-    )
+    max_positions = config.max_positions if unused is None else table_rows(config, unused)
+    offset = {"offset": unused} if unused else {}
+    on_tokens = () if unused is None else ({"name": "learned", **offset},)
+    if segments is None:
+        segments = config.integer("type_vocab_size", least=0)
+    norm = layer_norm(config) if epsilon is None else {"name": "layer", "epsilon": epsilon}
+    read = attention(config, bias=True, encodings=tuple(in_layers), sees={"name": "both"})
     tokens = TokensConfig(
         vocabulary=config.whole("vocab_size"),
-        encodings=tuple(on_tokens),
+        encodings=on_tokens,
         segments=0 if segments == 1 else segments,
         norm=norm,
     )
@@ -81,7 +74,7 @@ def post_norm(
         width=config.width,
         max_positions=max_positions,
         tokens=tokens,
-        layers={"layer": kind},
+        layers={"layer": layer_of(read, mlp(config, activation), norm, "post")},
         order=("layer",) * config.layers,
     )
 
@@ -145,11 +138,27 @@ def weights(base: str) -> Table:
     }
 
 
-def one_segment(base: str) -> Callable[[StackConfig, Mapping[str, Any]], Table]:
-    """Return a function that adds the row of a single token type to the token table, for
-    `Family.further_weights`. base: prefix of tensor names.
+def encoder(
+    describe: Callable[[Settings], StackConfig],
+    base: str,
+    table: Table = MappingProxyType({}),
+    unused: Tuple[str, ...] = (),
+    further: Further = lambda *_: {},
+) -> Family:
+    """Return a family with the architecture of BERT, in which the row of a single token type is
+    added to the token table.
+
+    Args:
+        describe, base, unused: as for Family.
+        table: further rules and those that differ from BERT's.
+        further: further_weights of the family.
     """
-    rule = plus_row(base + "embeddings.word_embeddings", base + "embeddings.token_type_embeddings")
-    return lambda description, config: (
-        {"tokens.embedding": rule} if config.get("type_vocab_size") == 1 else {}
-    )
+    tokens = base + "embeddings.word_embeddings"
+    one_type = {"tokens.embedding": plus_row(tokens, base + "embeddings.token_type_embeddings")}
+
+    def further_weights(description: StackConfig, config: Mapping[str, Any]) -> Table:
+        single = one_type if config.get("type_vocab_size") == 1 else {}
+        return {**single, **further(description, config)}
+
+    rules = {**weights(base), **table}
+    return Family(describe, rules, base, (), (*UNUSED, *unused), further_weights)

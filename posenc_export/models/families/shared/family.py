@@ -15,24 +15,13 @@ from posenc_export.models.config import (
     TokensConfig,
 )
 from posenc_export.models.families.shared.rules import Table
-from posenc_export.models.families.shared.settings import (
-    ACTIVATIONS,
-    REQUIRED,
-    UNSUPPORTED,
-    Settings,
-)
+from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.typed_keys import ACTIVATIONS, UNSUPPORTED
 from posenc_export.models.parts import PARTS
 
-__all__ = ["ACTIVATIONS", "REQUIRED", "UNSUPPORTED", "Family", "Settings", "stack"]
-__all__ += [
-    "AttentionConfig",
-    "HeadConfig",
-    "KeyValuesConfig",
-    "LayerConfig",
-    "Named",
-    "StackConfig",
-    "TokensConfig",
-]
+__all__ = ["ACTIVATIONS", "UNSUPPORTED", "Family", "Settings", "layer_of", "stack"]
+__all__ += ["AttentionConfig", "HeadConfig", "KeyValuesConfig", "LayerConfig", "Named"]
+__all__ += ["StackConfig", "TokensConfig"]
 
 
 def stack(
@@ -45,19 +34,16 @@ def stack(
     """Describe a model with the width and range in a config. parts: further fields of
     StackConfig.
     """
-    return StackConfig(
-        width=config.width,
-        max_positions=config.max_positions,
-        tokens=tokens,
-        layers=layers,
-        order=tuple(order),
-        **parts,
-    )
+    sizes: Dict[str, Any] = {"width": config.width, "max_positions": config.max_positions}
+    return StackConfig(**sizes, tokens=tokens, layers=layers, order=tuple(order), **parts)
 
 
-def norms_of(residual: str) -> int:
-    """Return the number of norms of an arrangement of residual sums."""
-    return len(PARTS["residual"][residual].NORMS)
+def layer_of(
+    attention: AttentionConfig, mlp: Named, norm: Named, residual: str = "pre"
+) -> LayerConfig:
+    """Describe a layer in which all norms are alike. residual: key of parts.PARTS["residual"]."""
+    norms = (norm,) * len(PARTS["residual"][residual].NORMS)
+    return LayerConfig(residual={"name": residual}, norms=norms, attention=attention, mlp=mlp)
 
 
 @dataclass(frozen=True)
@@ -85,11 +71,7 @@ class Family:
     base: str = "model."
     other_bases: Tuple[str, ...] = ()
     unused: Tuple[str, ...] = ()
-    further_weights: Callable[[StackConfig, Mapping[str, Any]], Table] = (
-        lambda description, config: {}
-    )
-    further_unused: Callable[[StackConfig, Mapping[str, Any]], Tuple[str, ...]] = (
-        lambda description, config: ()
-    )
+    further_weights: Callable[[StackConfig, Mapping[str, Any]], Table] = lambda *_: {}
+    further_unused: Callable[[StackConfig, Mapping[str, Any]], Tuple[str, ...]] = lambda *_: ()
     keys: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
     parts: Mapping[str, "Family"] = field(default_factory=dict)

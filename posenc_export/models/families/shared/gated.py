@@ -14,9 +14,10 @@ from posenc_export.models.config import (
     StackConfig,
     TokensConfig,
 )
-from posenc_export.models.families.shared.family import norms_of, stack
+from posenc_export.models.families.shared.family import layer_of, stack
 from posenc_export.models.families.shared.rules import OURS, QKV, Table, joined, same
-from posenc_export.models.families.shared.settings import REQUIRED, Settings
+from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.typed_keys import REQUIRED
 
 LAYER = "model.layers.{layer}."
 WEIGHTS: Table = {
@@ -81,38 +82,17 @@ def layer(
         "activation": config.activation(activation),
         "bias": mlp_bias,
     }
-    return LayerConfig(
-        residual={"name": residual},
-        norms=(norm,) * norms_of(residual),
-        attention=attention,
-        mlp=mlp,
-    )
+    return layer_of(attention, mlp, norm, residual)
 
 
-def alike(
-    kind: LayerConfig, layers: int, encodings: Sequence[Mapping[str, Any]]
-) -> Tuple[Dict[str, LayerConfig], Tuple[str, ...]]:
-    """Return kinds and order of identical layers with these encodings."""
-    return {"layer": with_attention(kind, encodings=tuple(map(dict, encodings)))}, (
-        "layer",
-    ) * layers
-
-
-def with_attention(kind: LayerConfig, **changes: Any) -> LayerConfig:
-    """Return the layer with changed fields of its attention."""
-    return msgspec.structs.replace(
-        kind, attention=msgspec.structs.replace(kind.attention, **changes)
-    )
-
-
-def head_norm(kind: LayerConfig, name: str) -> LayerConfig:
+def head_norm(kind: LayerConfig, name: str = "head") -> LayerConfig:
     """Return the layer with norms of queries and keys, specified like its first norm.
 
     Args:
         kind: the layer.
         name: "head" for norms over each head, "projection" for norms over all heads.
     """
-    return with_attention(kind, head_norm={"name": name, "norm": kind.norms[0]})
+    return kind.with_attention(head_norm={"name": name, "norm": kind.norms[0]})
 
 
 def with_experts(
@@ -125,16 +105,9 @@ def with_experts(
         kind: the layer.
         experts, chosen, weights, parts: as in parts.experts.Experts.
     """
+    sizes = {"experts": experts, "chosen": chosen, "hidden": kind.mlp["hidden"]}
     unit = {"name": "gated", "activation": kind.mlp["activation"]}
-    mlp = {
-        "name": "experts",
-        "experts": experts,
-        "chosen": chosen,
-        "hidden": kind.mlp["hidden"],
-        "weights": weights,
-        "unit": unit,
-        **parts,
-    }
+    mlp = {"name": "experts", **sizes, "weights": weights, "unit": unit, **parts}
     return msgspec.structs.replace(kind, mlp=mlp)
 
 
@@ -145,15 +118,13 @@ def windowed(config: Settings, kind: LayerConfig, window: Optional[int]) -> Laye
     if window is None:
         config.full_attention()
         return kind
-    config.only(
-        "layer_types", ["sliding_attention"] * config.layers, ["sliding_attention"] * config.layers
-    )
-    return with_attention(kind, sees={"name": "window", "size": window})
+    config.fixed({"layer_types": ["sliding_attention"] * config.layers})
+    return kind.with_attention(sees={"name": "window", "size": window})
 
 
 def late_windows(
     config: Settings, kind: LayerConfig, rotation: Named, first: int, window: Any = REQUIRED
-) -> Tuple[Dict[str, LayerConfig], Tuple[str, ...]]:
+) -> Tuple[Dict[str, LayerConfig], Sequence[str]]:
     """Return kinds and order of layers, of which those from max_window_layers on have a window with
     use_sliding_window (Qwen).
 
@@ -175,29 +146,41 @@ def late_windows(
 
 def decoder(
     config: Settings,
-    layers: Dict[str, LayerConfig],
-    order: Sequence[str],
+    layers: Tuple[Dict[str, LayerConfig], Sequence[str]],
     tied: bool = False,
-    norm: Optional[Dict[str, Any]] = None,
+    norm: Optional[Named] = None,
     head: Optional[HeadConfig] = None,
     **tokens: Any,
 ) -> StackConfig:
     """Describe the whole decoder.
 
     Args:
-        layers, order: as in StackConfig.
+        layers: kinds of layers by name, and the kind of each layer.
         tied: the family's default of tie_word_embeddings.
         norm: norm after the last layer; None for the first norm of the layers.
         head: head with a factor, cap or bias. Its field `tied` is replaced by tie_word_embeddings.
         tokens: further fields of TokensConfig.
     """
-    return stack(
-        config,
-        layers,
-        order,
-        TokensConfig(vocabulary=config.whole("vocab_size"), **tokens),
-        norm=norm or next(iter(layers.values())).norms[0],
-        head=msgspec.structs.replace(
-            head or HeadConfig(), tied=config.flag("tie_word_embeddings", tied)
-        ),
-    )
+    kinds, order = layers
+    norm = norm or next(iter(kinds.values())).norms[0]
+    embedding = TokensConfig(vocabulary=config.whole("vocab_size"), **tokens)
+    tied = config.flag("tie_word_embeddings", tied)
+    head = msgspec.structs.replace(head or HeadConfig(), tied=tied)
+    return stack(config, kinds, order, embedding, norm=norm, head=head)
+
+
+def uniform(
+    config: Settings, kind: LayerConfig, in_layers: Sequence[Named], **options: Any
+) -> StackConfig:
+    """Describe a decoder whose layers are all of one kind, with these encodings in them. options: as for
+    `decoder`.
+    """
+    kind = kind.with_attention(encodings=tuple(in_layers))
+    return decoder(config, ({"layer": kind}, ["layer"] * config.layers), **options)
+
+
+def of_kinds(
+    config: Settings, kinds: Mapping[str, LayerConfig], order: Sequence[str], **options: Any
+) -> StackConfig:
+    """Describe a decoder with those of the kinds that `order` names, in order of appearance."""
+    return decoder(config, ({name: kinds[name] for name in dict.fromkeys(order)}, order), **options)

@@ -2,12 +2,12 @@
 without gate (Radford et al. 2019, 2.3).
 """
 
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, Optional
 
-from posenc_export.models.config import AttentionConfig, LayerConfig
-from posenc_export.models.families.shared.family import norms_of
+from posenc_export.models.config import AttentionConfig, Named
 from posenc_export.models.families.shared.rules import OURS, QKV, Rule, grouped, joined, same
 from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.typed_keys import REQUIRED
 
 
 def attention(
@@ -35,32 +35,21 @@ def attention(
     )
 
 
-def layer(
-    attention: AttentionConfig,
-    norm: Mapping[str, Any],
-    hidden: int,
-    activation: str,
-    bias: bool = True,
-    residual: str = "pre",
-) -> LayerConfig:
-    """Describe a layer with an MLP without gate.
+def mlp(
+    config: Settings, key: str, default: Any = REQUIRED, hidden: Any = REQUIRED, bias: bool = True
+) -> Named:
+    """Describe an MLP without gate.
 
     Args:
-        attention: attention of the layer.
-        norm: specification of all norms.
-        hidden, activation, bias: hidden width and activation of the MLP, and whether it has biases.
-        residual: key of parts.PARTS["residual"].
+        key: key of the activation in the config.
+        default, hidden: the family's defaults of the activation and of intermediate_size.
+        bias: whether it has biases.
     """
-    mlp = {"name": "plain", "hidden": hidden, "activation": activation, "bias": bias}
-    return LayerConfig(
-        residual={"name": residual},
-        norms=(dict(norm),) * norms_of(residual),
-        attention=attention,
-        mlp=mlp,
-    )
+    size, activation = config.whole("intermediate_size", hidden), config.activation(key, default)
+    return {"name": "plain", "hidden": size, "activation": activation, "bias": bias}
 
 
-def layer_norm(config: Settings, key: str) -> Dict[str, Any]:
+def layer_norm(config: Settings, key: str = "layer_norm_eps") -> Dict[str, Any]:
     """Describe LayerNorm with the epsilon under a key of config.json."""
     return {"name": "layer", "epsilon": config.number(key)}
 

@@ -2,15 +2,13 @@
 height and width (Wang et al. 2024, Qwen2-VL, 2.1).
 """
 
-from typing import Any, Dict, Mapping, Sequence
+from typing import Any, Callable, Dict, Mapping, Sequence
 
-from posenc_export.models.config import Named
+from posenc_export.models.families.shared.family import Family, Named, Settings, StackConfig
 from posenc_export.models.families.shared.keys import IGNORED
-from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.families.shared.rules import Table
 from posenc_export.models.hugging_face import rope_spec
 
-BASES = ("model.language_model.", "language_model.")
-UNUSED = (r"^(model\.)?visual\.",)
 # Keys about images. The text model does not need them: positions of image tokens are an input.
 IMAGE_KEYS = frozenset(
     """image_end_token_id image_start_token_id image_token_id video_end_token_id video_start_token_id video_token_id
@@ -71,9 +69,18 @@ def rotation_of_axes(
         {name: {"mrope_section": list(sections), **(keys.get(name) or {})} for name in places}
     )
     spec: Named = rope_spec(keys)
-    if "rotary" in spec and not partial:
-        raise ValueError(
-            f"{config.family}: expected rotation of whole heads, got partial_rotary_factor "
-            f"for {spec['rotary']} entries; correct config.json"
-        )
+    config.whole_heads(spec, partial)
     return spec
+
+
+def text_model(
+    describe: Callable[[Settings], StackConfig],
+    weights: Table,
+    keys: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+) -> Family:
+    """Return the family of a text model, whose tensors may have either of two prefixes. Arguments
+    as for Family.
+    """
+    unused = (r"^(model\.)?visual\.",)
+    bases = ("model.language_model.", "language_model.")
+    return Family(describe, weights, other_bases=bases, unused=unused, keys=keys)

@@ -1,0 +1,195 @@
+"""Typed access to config.json. Each key is taken once, and keys that were not taken are refused
+by name.
+"""
+
+import math
+from typing import Any, Iterable, List, Mapping, Optional, Sequence
+
+from posenc_export.models.families.shared.keys import DEFAULTS, IGNORED
+
+REQUIRED = object()  # marks a key without default
+# Ends of messages.
+CORRECT, UNSUPPORTED = "correct config.json", "other values cannot be exported yet"
+# Activations: transformers' name to ours.
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+}
+
+
+class Keys:
+    """The keys of a config.json. A method that takes a key raises ValueError if the key is missing
+    and has no default, and for values that it does not name.
+
+    Args:
+        values: contents of config.json.
+    """
+
+    layers: int  # of the model
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.family = str(values.get("model_type"))
+        self.values = values  # all keys, among them those that families ignore
+        unread = IGNORED | {"model_type"}
+        self._remaining = {key: value for key, value in values.items() if key not in unread}
+
+    def error(self, rule: str, got: Any, remedy: str = CORRECT) -> ValueError:
+        """Return the error for a config that does not follow a rule, with the text of `got`."""
+        return ValueError(f"{self.family}: expected {rule}, got {got}; {remedy}")
+
+    def refusal(self, rule: str, value: Any, remedy: str = CORRECT) -> ValueError:
+        """Return the error for a value that does not follow a rule."""
+        return self.error(rule, repr(value), remedy)
+
+    def take(self, key: str, default: Any = REQUIRED) -> Any:
+        """Remove a key and return its value; refuse a config without it if there is no default."""
+        if default is REQUIRED:
+            self.needs(key)
+        return self._remaining.pop(key, default)
+
+    def whole(self, key: str, default: Any = REQUIRED) -> int:
+        """Take an integer above 0; `default` if the key is missing or null."""
+        value = self.take(key, default)
+        if value is None and default is not REQUIRED:
+            return int(default)
+        if type(value) is not int or value < 1:
+            raise self.refusal(f"{key} to be an integer above 0", value)
+        return value
+
+    def integer(self, key: str, default: Any = REQUIRED, least: Optional[int] = None) -> int:
+        """Take an integer, of `least` or more."""
+        value = self.take(key, default)
+        if type(value) is not int or (least is not None and value < least):
+            limit = "" if least is None else f" of {least} or more"
+            raise self.refusal(f"{key} to be an integer{limit}", value)
+        return value
+
+    def number(self, key: str, default: Any = REQUIRED) -> float:
+        """Take a finite number above 0."""
+        value = self.take(key, default)
+        if type(value) not in (int, float) or not 0 < value < math.inf:
+            raise self.refusal(f"{key} to be a number above 0", value)
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Take a value that is true or false."""
+        value = self.take(key, default)
+        if not isinstance(value, bool):
+            raise self.refusal(f"{key} to be true or false", value)
+        return value
+
+    def needs(self, *keys: str) -> None:
+        """Refuse a config without one of these keys. Used for keys whose default in transformers
+        may not be that of the model.
+        """
+        for key in keys:
+            if key not in self._remaining:
+                remedy = "add the value with which the model was trained"
+                raise self.error(f"{key} in config.json", "none", remedy)
+
+    def ignore(self, keys: Iterable[str]) -> None:
+        """Take keys that do not affect the model's outputs."""
+        for key in keys:
+            self._remaining.pop(key, None)
+
+    def rename(self, key: str, usual: str) -> None:
+        """Rename a key to the usual name, which transformers does not read in this family, so
+        that it may only repeat the value of `key`.
+        """
+        if usual in self._remaining and self._remaining[usual] != self._remaining.get(key):
+            got = f"{usual}={self._remaining[usual]!r} and {key}={self._remaining.get(key)!r}"
+            raise self.error(f"{key} in place of {usual}", got, f"remove {usual}")
+        if key in self._remaining:
+            self._remaining[usual] = self._remaining.pop(key)
+
+    def flatten(self, key: str) -> None:
+        """Replace a nested mapping by its entries, as keys `key.name`."""
+        nested = self.take(key, None)
+        nested = {} if nested is None else nested
+        if not isinstance(nested, dict):
+            raise self.refusal(f"{key} to be a mapping", nested)
+        for name in nested.keys() - IGNORED:
+            self._remaining[f"{key}.{name}"] = nested[name]
+
+    def only(self, key: str, allowed: Any, default: Any = REQUIRED) -> None:
+        """Take a key, and refuse any value but the given one."""
+        value = self.take(key, default)
+        if value != allowed:
+            raise self.refusal(f"{key} to be {allowed!r}", value, UNSUPPORTED)
+
+    def fixed(self, values: Mapping[str, Any]) -> None:
+        """Take keys, and refuse any value but the given one of each, which is also the value of
+        a missing key.
+        """
+        for key, value in values.items():
+            self.only(key, value, value)
+
+    def off(self, key: str) -> None:
+        """Take a key, and refuse any value but false and null."""
+        value = self.take(key, None)
+        if value not in (None, False):
+            raise self.refusal(f"{key} to be false or null", value, UNSUPPORTED)
+
+    def number_or_none(self, key: str, default: Optional[float] = None) -> Optional[float]:
+        """Take a finite number above 0; None if the key is null, `default` if it is missing."""
+        if self._remaining.get(key, default) is None:
+            return self.take(key, None)
+        return self.number(key) if key in self._remaining else default
+
+    def activation(self, key: str, default: Any = REQUIRED) -> str:
+        """Take the name of an activation, and return our name of it."""
+        value = self.take(key, default)
+        if value not in ACTIVATIONS:
+            raise self.refusal(f"{key} to be one of {', '.join(ACTIVATIONS)}", value, UNSUPPORTED)
+        return ACTIVATIONS[value]
+
+    def padding(self, default: int) -> int:
+        """Return the padding id, for families whose first position is the padding id + 1;
+        `default` if the key is missing.
+        """
+        self._remaining["pad_token_id"] = self.values.get("pad_token_id", default)
+        return self.integer("pad_token_id", least=0)
+
+    def per_layer(self, key: str, default: Sequence[Any], or_empty: bool = False) -> List[Any]:
+        """Take a list with an entry for each layer; `default` if it is missing or null or, with
+        or_empty, empty.
+        """
+        entries = self.take(key, None)
+        if entries is None or (or_empty and entries == []):
+            return list(default)
+        if not isinstance(entries, list) or len(entries) != self.layers:
+            got = len(entries) if isinstance(entries, list) else entries
+            raise self.refusal(f"{key} with an entry for each of {self.layers} layers", got)
+        return entries
+
+    def indices(self, key: str, default: Sequence[int]) -> Sequence[int]:
+        """Take a list of layers by index; `default` if it is missing or null."""
+        indices = self.take(key, None)
+        if indices is None:
+            return default
+        if not isinstance(indices, list) or not all(type(index) is int for index in indices):
+            raise self.refusal(f"{key} to be a list of layers", indices)
+        return indices
+
+    def window(self, key: str, default: Any = REQUIRED) -> Optional[int]:
+        """Take the size of an attention window, which includes the query's own key; None for no
+        window.
+        """
+        value = self.take(key, default)
+        if value is not None and (type(value) is not int or value < 1):
+            raise self.refusal(f"{key} to be null or an integer above 0", value)
+        return value
+
+    def finish(self) -> None:
+        """Check that all keys were taken."""
+        usual = DEFAULTS.items()
+        unread = {key: value for key, value in self._remaining.items() if (key, value) not in usual}
+        if unread:
+            key, value = min(unread.items(), key=lambda item: item[0])
+            remedy = "remove it if it does not affect the outputs of the model"
+            raise self.error("only known keys in config.json", f"{key}={value!r}", remedy)
