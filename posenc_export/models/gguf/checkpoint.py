@@ -15,8 +15,9 @@ from torch import Tensor
 
 from posenc_export.models.blocks import Numbered
 from posenc_export.models.gguf import text
-from posenc_export.models.gguf.architectures import config_of, undone
+from posenc_export.models.gguf.architectures import config_of
 from posenc_export.models.gguf.blocks import GGUFMatrix
+from posenc_export.models.gguf.conversion import undone
 from posenc_export.models.gguf.file import dequantized
 from posenc_export.models.gguf.metadata import Metadata
 from posenc_export.models.gguf.parts import read_parts, tensors_of
@@ -57,9 +58,10 @@ class GGUFCheckpoint:
         self._tensors: Dict[str, GGUFTensor] = tensors_of(parts)
         self._path, self._values = path, parts[0].values
         metadata = Metadata(self._values, self._tensors)
-        self.config, self.kind = config_of(
+        self.config, kind = config_of(
             metadata, {name: tensor.shape for name, tensor in self._tensors.items()}, self._read
         )
+        self._undo = kind.undo
         self._places: Dict[str, Place] = {}
         self._shapes: Mapping[str, Tuple[int, ...]] = {}
         self._architecture, self._base = str(metadata.architecture), ""
@@ -147,7 +149,7 @@ class GGUFCheckpoint:
         place, row = self._places[name]
         tensor = self._tensors[place]
         numbers = dequantized(tensor, None if row is None else slice(row, row + 1))
-        numbers = undone(place, numbers, self.kind, self.config) if row is None else numbers[0]
+        numbers = undone(place, numbers, self._undo, self.config) if row is None else numbers[0]
         if numbers.shape != self._shapes[name]:
             raise self._other_shape(name)
         return torch.from_numpy(np.array(numbers, np.float32))
@@ -168,7 +170,7 @@ class GGUFCheckpoint:
         if row is not None or len(tensor.shape) != 2:
             return None
         return GGUFMatrix(tensor), undone(
-            place, np.arange(len(tensor.data))[:, None], self.kind, self.config
+            place, np.arange(len(tensor.data))[:, None], self._undo, self.config
         )
 
     def _read(self, name: str) -> np.ndarray:
