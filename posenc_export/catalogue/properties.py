@@ -12,9 +12,9 @@ from posenc_export import encodings
 from posenc_export.catalogue.listing import needs_parameters
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding
 from posenc_export.encodings.shared.combined import overrides
+from posenc_export.models.layer import Mask
 from posenc_export.models.parts import build as build_part
 from posenc_export.models.randomness import drawn_from
-from posenc_export.models.stack import Mask
 from posenc_export.shared.numerics import tolerance
 
 TOKENS, SIDE = 64, 91

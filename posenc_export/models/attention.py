@@ -177,6 +177,27 @@ def check_direction(encoding: PositionEncoding, causal: bool) -> None:
         )
 
 
+def check_places(
+    on_tokens: Sequence[PositionEncoding], in_layers: Sequence[PositionEncoding]
+) -> None:
+    """Check that encodings on tokens have hooks for tokens, and encodings in layers have hooks for
+    layers.
+
+    Raises:
+        ValueError: an encoding has a hook that is not called at its place.
+    """
+    for placed, hooks, here, there in (
+        (on_tokens, ("rotate", "bias", "observe", "rescore"), "on tokens", "in layers"),
+        (in_layers, ("embed", "embed_next"), "in layers", "on tokens"),
+    ):
+        for encoding in placed:
+            if overrides(encoding, *hooks):
+                raise ValueError(
+                    "config: expected encodings at the place where they act, got "
+                    f"{type(encoding).__name__} {here}; put it {there}"
+                )
+
+
 def attention(width: int, config: AttentionConfig, encoding: PositionEncoding) -> torch.nn.Module:
     """Build the attention that a config describes.
 

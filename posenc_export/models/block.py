@@ -11,11 +11,11 @@ from torch import Tensor
 from posenc_export import encodings
 from posenc_export.encodings.shared.combined import axes_of
 from posenc_export.models import from_weights
-from posenc_export.models.attention import attention, check_direction
+from posenc_export.models.attention import attention, check_direction, check_places
 from posenc_export.models.config import BlockConfig
 from posenc_export.models.from_weights import Array
+from posenc_export.models.layer import Mask
 from posenc_export.models.parts import build
-from posenc_export.models.stack import Mask, check_places
 from posenc_export.models.whole_pass import check_dtype, whole_pass
 
 

@@ -9,116 +9,21 @@ named as in parts/__init__.py, encodings as in encodings/__init__.py.
  "order": ["layer", "layer"], "norm": {"name": "rms"}, "head": {"tied": true}}
 """
 
-from typing import Any, Dict, Optional, Tuple, Union
+from typing import Any, Dict, Optional, Set, Tuple, Union
 
 import msgspec
 
 from posenc_export.encodings.shared.base import Geometry
+from posenc_export.models.attention_config import (
+    LARGEST,
+    AttentionConfig,
+    Named,
+    at_least_one,
+    check,
+    finite_above_zero,
+)
 
-LARGEST = 1 << 62  # keeps sums of sizes within int64
-Named = Dict[str, Any]  # {"name": name of a part or encoding, parameter: value}
-MECHANISMS = ("softmax", "linear")
-
-
-def _at_least_one(config: object, *names: str) -> None:
-    for name in names:
-        if not 1 <= getattr(config, name) < LARGEST:
-            raise ValueError(
-                f"config: expected {name} to be at least 1 and below 2^62, got "
-                f"{getattr(config, name)}"
-            )
-
-
-def _finite_above_zero(config: object, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and not 0 < value < float("inf"):
-            raise ValueError(f"config: expected {name} to be a finite number above 0, got {value}")
-
-
-class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The attention of a layer.
-
-    Args:
-        heads: number of query heads H.
-        kv_heads: number of key and value heads K, a divisor of H.
-        head_size: head size D.
-        encodings: encodings of queries, keys and scores, in the order in which they are applied.
-        sees: which keys a query attends to. "causal", "window" and "chunk" use a cache. "both" and
-            "near" have no cache: every call is a whole sequence. "encoder" is cross-attention to
-            keys and values of another sequence; it needs projection "queries" and takes no
-            encodings.
-        projection: from hidden states to queries, keys and values, and from attention outputs to
-            hidden states.
-        head_norm: norm of projected queries and keys.
-        scale: factor on q k. None: the encodings' scale, 1/sqrt(D) for most. Must be None for
-            encodings that compute scores themselves.
-        softcap: scores become softcap tanh(s / softcap), before biases and masks.
-        sinks: each head has a trained logit that takes part in the softmax and has no value.
-        mechanism: "softmax", or "linear" (models/linear_attention.py) with sees "causal" or "both".
-
-    Raises:
-        ValueError: a size below 1, heads not divisible by kv_heads, an unknown mechanism, a scale
-            or softcap that is not a finite number above 0, parts that cross-attention does not
-            support.
-    """
-
-    heads: int
-    kv_heads: int
-    head_size: int
-    encodings: Tuple[Named, ...] = ()
-    sees: Named = msgspec.field(default_factory=lambda: {"name": "causal"})
-    projection: Named = msgspec.field(default_factory=lambda: {"name": "grouped"})
-    head_norm: Optional[Named] = None
-    scale: Optional[float] = None
-    softcap: Optional[float] = None
-    sinks: bool = False
-    mechanism: str = "softmax"
-
-    def __post_init__(self) -> None:
-        _at_least_one(self, "heads", "kv_heads", "head_size")
-        _finite_above_zero(self, "scale", "softcap")
-        if self.heads % self.kv_heads:
-            raise ValueError(
-                f"config: expected heads to be divisible by kv_heads, got {self.heads} and "
-                f"{self.kv_heads}"
-            )
-        if self.mechanism not in MECHANISMS:
-            raise ValueError(
-                f"config: expected mechanism to be one of {', '.join(MECHANISMS)}, got "
-                f"{self.mechanism!r}"
-            )
-        if self.reads_encoder != (self.projection.get("name") == "queries"):
-            found = f"{self.projection.get('name')} and {self.sees.get('name')}"
-            raise ValueError(
-                "config: expected projection queries if and only if sees is encoder, got "
-                f"{found}; change one of them"
-            )
-        if self.reads_encoder and (self.encodings or self.head_norm or self.mechanism != "softmax"):
-            rule = (
-                "config: expected attention to an encoder to be softmax without encodings and "
-                "head_norm"
-            )
-            raise ValueError(
-                f"{rule}, got mechanism {self.mechanism}, {len(self.encodings)} encodings, "
-                f"head_norm {self.head_norm}; remove what is not allowed"
-            )
-
-    @property
-    def reads_encoder(self) -> bool:
-        """Whether keys and values come from an encoder (cross-attention)."""
-        return self.sees.get("name") == "encoder"
-
-    @property
-    def causal(self) -> bool:
-        """Whether no query attends to later tokens, so that keys can be cached between calls."""
-        return self.sees.get("name") not in ("both", "near")
-
-    def geometry(self, width: int, max_positions: int) -> Geometry:
-        """Return the sizes that encodings are built from, for a model of this width and range."""
-        return Geometry(
-            width, self.heads, self.head_size, max_positions, self.causal, self.kv_heads
-        )
+__all__ = ["AttentionConfig", "Named"]
 
 
 class BlockConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -140,7 +45,7 @@ class BlockConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     encodings: Tuple[Named, ...] = ()
 
     def __post_init__(self) -> None:
-        _at_least_one(self, "width", "max_positions")
+        at_least_one(self, "width", "max_positions")
 
 
 HIDDEN_STATES = "hidden_states"  # the only features that a model with a cache may read
@@ -173,17 +78,13 @@ class TokensConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     def __post_init__(self) -> None:
         if self.features is None:
-            _at_least_one(self, "vocabulary")
+            at_least_one(self, "vocabulary")
         elif self.vocabulary or self.segments:
-            raise ValueError(
-                "config: expected no vocabulary and no segments with features, got "
-                f"{self.vocabulary} and {self.segments}; leave them out"
-            )
-        _finite_above_zero(self, "scale")
-        if not 0 <= self.segments < LARGEST:
-            raise ValueError(
-                f"config: expected segments to be at least 0 and below 2^62, got {self.segments}"
-            )
+            got = f"{self.vocabulary} and {self.segments}"
+            check(False, "no vocabulary and no segments with features", got, "leave them out")
+        finite_above_zero(self, "scale")
+        rule = "segments to be at least 0 and below 2^62"
+        check(0 <= self.segments < LARGEST, rule, self.segments, "choose another number")
 
 
 class LayerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -229,7 +130,7 @@ class HeadConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     softcap: Optional[float] = None
 
     def __post_init__(self) -> None:
-        _finite_above_zero(self, "scale", "softcap")
+        finite_above_zero(self, "scale", "softcap")
 
 
 class KeyValuesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -249,7 +150,7 @@ class KeyValuesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     bias: bool = False
 
     def __post_init__(self) -> None:
-        _at_least_one(self, "size")
+        at_least_one(self, "size")
 
 
 class ReadoutConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -273,15 +174,12 @@ class ReadoutConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     labels: Tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.pooling and not self.layers:
-            raise ValueError(
-                f"config: expected pooling or layers in readout {self.output}, got neither; add one"
-            )
-        if self.labels and len(self.labels) != self.size(0):
-            raise ValueError(
-                f"config: expected a label for each of the {self.size(0)} outputs of readout "
-                f"{self.output}, got {len(self.labels)}; correct labels"
-            )
+        rule = f"pooling or layers in readout {self.output}"
+        check(bool(self.pooling or self.layers), rule, "neither", "add one")
+        if self.labels:
+            size, labels = self.size(0), len(self.labels)
+            rule = f"a label for each of the {size} outputs of readout {self.output}"
+            check(labels == size, rule, labels, "correct labels")
 
     def size(self, width: int) -> int:
         """Return the size N of the output, for hidden states of a width."""
@@ -322,51 +220,42 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     readout: Optional[ReadoutConfig] = None
 
     def __post_init__(self) -> None:
-        _at_least_one(self, "width", "max_positions")
-        if set(self.order) != set(self.layers):
-            found = ", ".join(sorted(set(self.order))) or "none"
-            raise ValueError(
-                "config: expected order to name each kind in layers "
-                f"({', '.join(sorted(self.layers)) or 'none'}) and no other, got {found}"
-            )
-        if not self.order and (self.head is not None or self.key_values is not None):
-            raise ValueError(
-                "config: expected layers before a head or key_values, got none; add layers, "
-                "or leave out head and key_values"
-            )
+        at_least_one(self, "width", "max_positions")
+        names, order = sorted(self.layers), sorted(set(self.order))
+        rule = f"order to name each kind in layers ({', '.join(names) or 'none'}) and no other"
+        check(names == order, rule, ", ".join(order) or "none", "correct order")
+        self._check_layers()
+        self._check_outputs()
+
+    @property
+    def _directions(self) -> Set[bool]:
+        """Whether layers are causal; those that read an encoder do not count."""
         attentions = [kind.attention for kind in self.layers.values()]
-        own = {attention.causal for attention in attentions if not attention.reads_encoder}
-        if len(own) > 1:
-            raise ValueError(
-                "config: expected all layers to be causal or none, got both; describe them "
-                "as two models"
-            )
-        if own != {True} and any(attention.reads_encoder for attention in attentions):
-            raise ValueError(
-                "config: expected causal layers in a decoder that reads an encoder, got "
-                "none; add them"
-            )
-        if self.tokens.features is not None and (
-            self.head is not None
-            or own == {True}
-            and self.tokens.features.get("name") != HIDDEN_STATES
-        ):
-            raise ValueError(
-                "config: expected features only in an encoder without a head, got a decoder; "
-                "give a vocabulary, or hidden_states as features and no head"
-            )
-        if self.key_values is not None and (self.head is not None or own == {True}):
-            raise ValueError(
-                "config: expected key_values only in an encoder without a head, got a "
-                "decoder; leave them out"
-            )
-        if self.readout is not None and (
-            self.head is not None or self.key_values is not None or own != {False}
-        ):
-            raise ValueError(
-                "config: expected readout only in an encoder with hidden states as output, "
-                "got another model; leave it out"
-            )
+        return {attention.causal for attention in attentions if not attention.reads_encoder}
+
+    def _check_layers(self) -> None:
+        reads = any(kind.attention.reads_encoder for kind in self.layers.values())
+        rule = "all layers to be causal or none"
+        check(len(self._directions) < 2, rule, "both", "describe them as two models")
+        rule = "causal layers in a decoder that reads an encoder"
+        check(True in self._directions or not reads, rule, "none", "add them")
+        rule, remedy = "layers before a head or key_values", "add layers, or leave them out"
+        needed = self.head is not None or self.key_values is not None
+        check(bool(self.order) or not needed, rule, "none", remedy)
+
+    def _check_outputs(self) -> None:
+        encoder = self.head is None and True not in self._directions
+        features = self.tokens.features
+        hidden = features is not None and features.get("name") == HIDDEN_STATES
+        rule = "features only in an encoder without a head"
+        remedy = "give a vocabulary, or hidden_states as features and no head"
+        allowed = features is None or encoder or hidden and self.head is None
+        check(allowed, rule, "a decoder", remedy)
+        rule = "key_values only in an encoder without a head"
+        check(self.key_values is None or encoder, rule, "a decoder", "leave them out")
+        rule = "readout only in an encoder with hidden states as output"
+        whole = encoder and False in self._directions and self.key_values is None
+        check(self.readout is None or whole, rule, "another model", "leave it out")
 
     @property
     def kinds(self) -> Tuple[LayerConfig, ...]:

@@ -9,112 +9,14 @@ from torch import Tensor
 
 from posenc_export import encodings, ops
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding
-from posenc_export.encodings.shared.combined import axes_of, overrides
-from posenc_export.models.attention import attention, check_direction
+from posenc_export.encodings.shared.combined import axes_of
+from posenc_export.models.attention import check_direction, check_places
 from posenc_export.models.config import HeadConfig, LayerConfig, StackConfig
 from posenc_export.models.embedding_and_head import Features, Head, Text, Tokens
-from posenc_export.models.parts import PARTS, build
+from posenc_export.models.layer import Layer, shared_masks
+from posenc_export.models.parts import build
 from posenc_export.models.parts.readout import Readout, pooling
-from posenc_export.models.parts.visibility import Visibility
 from posenc_export.models.whole_pass import check_dtype, whole_pass
-
-
-class Mask(torch.nn.Module):
-    """Attention mask with the bias of an encoding. Layers with equal masks share one.
-
-    Args:
-        visibility: which keys a query attends to.
-        encoding: encoding whose `bias` is added.
-    """
-
-    def __init__(self, visibility: Visibility, encoding: PositionEncoding) -> None:
-        super().__init__()
-        self.before, self.after, self.chunk = visibility.before, visibility.after, visibility.chunk
-        self.encoding = encoding
-
-    def forward(self, positions: Tensor, key_positions: Tensor, like: Tensor) -> Tensor:
-        """positions [B,S], key_positions [B,T] int64 to [B,1 or H,S,T] in like's dtype."""
-        return ops.attention_mask(
-            positions,
-            key_positions,
-            self.encoding.bias(positions, key_positions),
-            like,
-            self.before,
-            self.after,
-            self.chunk,
-        )
-
-
-class Layer(torch.nn.Module):
-    """One layer: attention and MLP with norms and residual sums.
-
-    Args:
-        width: model width E.
-        kind: description of the layer.
-        encoding: encoding of its attention.
-
-    Raises:
-        ValueError: not as many norms as the residual needs.
-    """
-
-    def __init__(self, width: int, kind: LayerConfig, encoding: PositionEncoding) -> None:
-        super().__init__()
-        norms = [build("norm", norm, width) for norm in kind.norms]
-        needed = len(getattr(PARTS["residual"].get(kind.residual.get("name", "")), "NORMS", norms))
-        if len(norms) != needed:
-            raise ValueError(
-                f"config: expected {needed} norms for residual {kind.residual['name']}, got "
-                f"{len(norms)}; change norms or residual"
-            )
-        self.residual = build("residual", kind.residual, norms)
-        self.attention = attention(width, kind.attention, encoding)
-        self.mlp = build("mlp", kind.mlp, width)
-
-    def forward(
-        self,
-        x: Tensor,
-        positions: Tensor,
-        coordinates: Tensor,
-        key_positions: Tensor,
-        mask: Tensor,
-        write_index: Tensor,
-        states: List[Tensor],
-    ) -> Tuple[Tensor, List[Tensor]]:
-        """Shapes as Attention.forward."""
-        y, present = self.attention(
-            self.residual.attention_input(x),
-            positions,
-            coordinates,
-            key_positions,
-            mask,
-            write_index,
-            states,
-        )
-        between = self.residual.after_attention(x, y)
-        return self.residual.after_mlp(
-            between, self.mlp(self.residual.mlp_input(x, between))
-        ), present
-
-    def exact(
-        self,
-        x: np.ndarray,
-        positions: range,
-        places: Sequence[Any],
-        types: Optional[np.ndarray] = None,
-        encoded: Sequence[np.ndarray] = (),
-    ) -> np.ndarray:
-        """Compute one row x [n,E] with optional token types [n] and, for cross-attention, keys
-        and values [K,Q,D] of an encoder to [n,E], float64.
-        """
-        attention: Any = self.attention
-        further = encoded or (types,)
-        return np.asarray(
-            self.residual.exact(
-                x,
-                lambda normed: attention.exact(normed, positions, places, *further),
-                self.mlp.exact,
-            )
-        )
 
 
 class Stack(torch.nn.Module):
@@ -152,7 +54,7 @@ class Stack(torch.nn.Module):
         self.norm = build("norm", config.norm or {"name": "none"}, width)
         self.head = self._build_head()
         self.readout = readout(config, getattr(self.tokens, "embedding", None))
-        self.masks, self.mask_of = _masks(kinds, built)
+        self.masks, self.mask_of = shared_masks(kinds, built)
         self.reads_encoder = [kind.attention.reads_encoder for kind in kinds]
         self.mask_of_encoder = [
             self.reads_encoder[self.mask_of.index(index)] for index in range(len(self.masks))
@@ -215,41 +117,38 @@ class Stack(torch.nn.Module):
             logits_index: columns [B,R] int64 of the tokens whose logits [B,R,V] are returned; None
                 for all tokens.
         """
-        x, present = self.tokens(x, segments, coordinates, states[: self.embed_states])
+        x, present = self.tokens(x, segments, coordinates, states[: self.embed_states])  # [B,S,E]
         of_encoder = states[self.kept_states :]
-        masks: List[Tensor] = []
-        for index, mask in enumerate(self.masks):
-            masks.append(
-                mask(
-                    positions,
-                    of_encoder[0] - 1 if self.mask_of_encoder[index] else key_positions,
-                    x,
-                )
-            )
+        masks = self._masks_of(x, positions, key_positions, of_encoder)
         first, pair = self.embed_states, 1
-        # Some encodings of scores use token types; models with segments have no states.
+        # Some encodings of scores use token types. Models with segments have no states.
         types = states[:0] if segments is None else [segments]
         for index, layer in enumerate(self.layers):
             end = first + self.layer_states[index]
             layer_states = states[first:end] + types
             if self.reads_encoder[index]:
                 layer_states, pair = of_encoder[pair : pair + 2], pair + 2
+            mask = masks[self.mask_of[index]]
             x, new_states = layer(
-                x,
-                positions,
-                coordinates,
-                key_positions,
-                masks[self.mask_of[index]],
-                write_index,
-                layer_states,
+                x, positions, coordinates, key_positions, mask, write_index, layer_states
             )
             present, first = present + new_states, end
         if logits_index is not None:
-            x = ops.select_tokens(x, logits_index)
+            x = ops.select_tokens(x, logits_index)  # [B,R,E]
         x = self.norm(x)
         if self.readout is not None:
             present = present + [self.readout(x, positions)]
-        return self.head(x), present
+        return self.head(x), present  # [B,R,V]
+
+    def _masks_of(
+        self, x: Tensor, positions: Tensor, key_positions: Tensor, of_encoder: List[Tensor]
+    ) -> List[Tensor]:
+        """Return the masks that layers share, [B,1 or H,S,T] or, of an encoder, [B,1,S,Q]."""
+        masks: List[Tensor] = []
+        for index, mask in enumerate(self.masks):
+            keys = of_encoder[0] - 1 if self.mask_of_encoder[index] else key_positions
+            masks.append(mask(positions, keys, x))
+        return masks
 
     @torch.jit.unused
     def attentions(self) -> List[Any]:
@@ -306,27 +205,6 @@ def readout(config: StackConfig, tokens: Optional[torch.nn.Embedding]) -> Option
     return Readout([pooling(name) for name in config.readout.pooling], layers)
 
 
-def check_places(
-    on_tokens: Sequence[PositionEncoding], in_layers: Sequence[PositionEncoding]
-) -> None:
-    """Check that encodings on tokens have hooks for tokens, and encodings in layers have hooks for
-    layers.
-
-    Raises:
-        ValueError: an encoding has a hook that is not called at its place.
-    """
-    for found, hooks, here, there in (
-        (on_tokens, ("rotate", "bias", "observe", "rescore"), "on tokens", "in layers"),
-        (in_layers, ("embed", "embed_next"), "in layers", "on tokens"),
-    ):
-        for one in found:
-            if overrides(one, *hooks):
-                raise ValueError(
-                    "config: expected encodings at the place where they act, got "
-                    f"{type(one).__name__} {here}; put it {there}"
-                )
-
-
 def _encodings(config: StackConfig) -> List[PositionEncoding]:
     """Build the encoding of tokens and that of each layer. Equal specifications share one object
     and its tables, if the encoding can be shared.
@@ -353,38 +231,13 @@ def _keys_and_values(
     layer, float64. Other layers get an empty list.
     """
     pairs: List[List[np.ndarray]] = []
-    at = 0
+    end = 0
     for kind in kinds:
-        count = 2 if encoded is not None and kind.attention.reads_encoder else 0
-        heads, size = kind.attention.kv_heads, kind.attention.head_size
-        parts = (
-            []
-            if encoded is None
-            else [
-                encoded[:, at + index * heads * size :][:, : heads * size] for index in range(count)
-            ]
-        )
-        pairs.append(
-            [part.astype(np.float64).reshape(-1, heads, size).swapaxes(0, 1) for part in parts]
-        )
-        at += count * heads * size
+        pairs.append([])
+        if encoded is not None and kind.attention.reads_encoder:
+            heads, size = kind.attention.kv_heads, kind.attention.head_size
+            for _ in ("key", "value"):
+                begin, end = end, end + heads * size
+                part = encoded[:, begin:end].astype(np.float64)
+                pairs[-1].append(part.reshape(-1, heads, size).swapaxes(0, 1))
     return pairs
-
-
-def _masks(
-    kinds: Sequence[LayerConfig], built: Sequence[PositionEncoding]
-) -> Tuple[torch.nn.ModuleList, List[int]]:
-    """Return the distinct masks of a model, and the index of the mask of each layer."""
-    masks: List[Mask] = []
-    mask_of_layer: List[int] = []
-    index: Dict[Tuple[str, int], int] = {}
-    for kind, encoding in zip(kinds, built, strict=True):
-        key = (
-            json.dumps(kind.attention.sees, sort_keys=True),
-            id(encoding) if overrides(encoding, "bias") else 0,
-        )
-        if key not in index:
-            index[key] = len(masks)
-            masks.append(Mask(build("sees", kind.attention.sees), encoding))
-        mask_of_layer.append(index[key])
-    return torch.nn.ModuleList(masks), mask_of_layer

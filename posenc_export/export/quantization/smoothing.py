@@ -17,12 +17,12 @@ from posenc_export.export.describe import Model
 from posenc_export.export.paging import page_out
 from posenc_export.export.quantization.calibration import Sample, run
 from posenc_export.models.attention import Attention
+from posenc_export.models.layer import Layer
 from posenc_export.models.parameters import sharing_weights
 from posenc_export.models.parts.mlps import Gated, Plain
 from posenc_export.models.parts.norms import LayerNorm, RMSNorm
 from posenc_export.models.parts.projections import Grouped
 from posenc_export.models.parts.residuals import Residual
-from posenc_export.models.stack import Layer
 from posenc_export.shared.progress import Progress, silent
 
 WINDOWS = 8  # of calibration data

@@ -1,0 +1,120 @@
+"""One layer of a model, and the masks that layers share."""
+
+import json
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export import ops
+from posenc_export.encodings.shared.base import PositionEncoding
+from posenc_export.encodings.shared.combined import overrides
+from posenc_export.models.attention import attention
+from posenc_export.models.config import LayerConfig
+from posenc_export.models.parts import PARTS, build
+from posenc_export.models.parts.visibility import Visibility
+
+
+class Mask(torch.nn.Module):
+    """Attention mask with the bias of an encoding. Layers with equal masks share one.
+
+    Args:
+        visibility: which keys a query attends to.
+        encoding: encoding whose `bias` is added.
+    """
+
+    def __init__(self, visibility: Visibility, encoding: PositionEncoding) -> None:
+        super().__init__()
+        self.before, self.after, self.chunk = visibility.before, visibility.after, visibility.chunk
+        self.encoding = encoding
+
+    def forward(self, positions: Tensor, key_positions: Tensor, like: Tensor) -> Tensor:
+        """positions [B,S], key_positions [B,T] int64 to [B,1 or H,S,T] in like's dtype."""
+        bias = self.encoding.bias(positions, key_positions)
+        return ops.attention_mask(
+            positions, key_positions, bias, like, self.before, self.after, self.chunk
+        )
+
+
+class Layer(torch.nn.Module):
+    """One layer: attention and MLP with norms and residual sums.
+
+    Args:
+        width: model width E.
+        kind: description of the layer.
+        encoding: encoding of its attention.
+
+    Raises:
+        ValueError: not as many norms as the residual needs.
+    """
+
+    def __init__(self, width: int, kind: LayerConfig, encoding: PositionEncoding) -> None:
+        super().__init__()
+        norms = [build("norm", norm, width) for norm in kind.norms]
+        needed = len(getattr(PARTS["residual"].get(kind.residual.get("name", "")), "NORMS", norms))
+        if len(norms) != needed:
+            raise ValueError(
+                f"config: expected {needed} norms for residual {kind.residual['name']}, got "
+                f"{len(norms)}; change norms or residual"
+            )
+        self.residual = build("residual", kind.residual, norms)
+        self.attention = attention(width, kind.attention, encoding)
+        self.mlp = build("mlp", kind.mlp, width)
+
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        coordinates: Tensor,
+        key_positions: Tensor,
+        mask: Tensor,
+        write_index: Tensor,
+        states: List[Tensor],
+    ) -> Tuple[Tensor, List[Tensor]]:
+        """Shapes as Attention.forward."""
+        normed = self.residual.attention_input(x)
+        y, present = self.attention(
+            normed, positions, coordinates, key_positions, mask, write_index, states
+        )
+        between = self.residual.after_attention(x, y)  # [B,S,E]
+        y = self.mlp(self.residual.mlp_input(x, between))
+        return self.residual.after_mlp(between, y), present
+
+    def exact(
+        self,
+        x: np.ndarray,
+        positions: range,
+        places: Sequence[Any],
+        types: Optional[np.ndarray] = None,
+        encoded: Sequence[np.ndarray] = (),
+    ) -> np.ndarray:
+        """Compute one row x [n,E] with optional token types [n] and, for cross-attention, keys
+        and values [K,Q,D] of an encoder to [n,E], float64.
+        """
+        attention: Any = self.attention
+        further = encoded or (types,)
+
+        def attend(normed: np.ndarray) -> np.ndarray:
+            return np.asarray(attention.exact(normed, positions, places, *further))
+
+        return np.asarray(self.residual.exact(x, attend, self.mlp.exact))
+
+
+def shared_masks(
+    kinds: Sequence[LayerConfig], built: Sequence[PositionEncoding]
+) -> Tuple[torch.nn.ModuleList, List[int]]:
+    """Return the distinct masks of a model, and the index of the mask of each layer."""
+    masks: List[Mask] = []
+    mask_of_layer: List[int] = []
+    index: Dict[Tuple[str, int], int] = {}
+    for kind, encoding in zip(kinds, built, strict=True):
+        key = (
+            json.dumps(kind.attention.sees, sort_keys=True),
+            id(encoding) if overrides(encoding, "bias") else 0,
+        )
+        if key not in index:
+            index[key] = len(masks)
+            masks.append(Mask(build("sees", kind.attention.sees), encoding))
+        mask_of_layer.append(index[key])
+    return torch.nn.ModuleList(masks), mask_of_layer
