@@ -37,24 +37,21 @@ class Whole(NamedTuple):
 
     def weight(self) -> np.ndarray:
         """Return the weights [N,K] float32."""
-        return ((self.codes - self.zeros[:, self.groups]) * self.scales[:, self.groups]).astype(
-            np.float32
-        )
+        weights = (self.codes - self.zeros[:, self.groups]) * self.scales[:, self.groups]
+        return weights.astype(np.float32)  # type: ignore[no-any-return]
 
     def blocks(self) -> Optional[Blocks]:
         """Return the weights as blocks of 128, 64 or 32 inputs; None if groups are not of such
         blocks, or codes have another number of bits.
         """
         rows, inputs = self.codes.shape
-        block = next(
-            (
-                size
-                for size in (128, 64, 32)
-                if inputs % size == 0
-                and (self.groups.reshape(-1, size) == self.groups[::size, None]).all()
-            ),
-            None,
+        sizes = [size for size in (128, 64, 32) if inputs % size == 0]
+        alike = (
+            size
+            for size in sizes
+            if (self.groups.reshape(-1, size) == self.groups[::size, None]).all()
         )
+        block = next(alike, None)
         if block is None or self.bits not in (4, 8):
             return None
         middle, of_block = 1 << (self.bits - 1), self.groups[::block]
@@ -114,43 +111,35 @@ def _only(config: Mapping[str, Any], key: str, allowed: Tuple[Any, ...], default
     return value
 
 
+def _of_codes(
+    mark: str,
+    others: Tuple[str, ...],
+    shape: Callable[[Mapping[str, Shape]], Shape],
+    whole: Callable[[Parts], Whole],
+) -> List[Layout]:
+    """Return the layout of weights that are whole numbers."""
+    return [Layout(mark, others, ".weight", shape, lambda parts: whole(parts).weight(), whole)]
+
+
 def _gptq(config: Mapping[str, Any]) -> List[Layout]:
     """Codes packed along inputs, zeros along outputs. The first version of the format stores
     zeros less 1.
     """
     bits = _only(config, "bits", (2, 4, 8), None)
-    less = 1 if _only(config, "checkpoint_format", ("gptq", "gptq_v2"), "gptq") == "gptq" else 0
+    version = _only(config, "checkpoint_format", ("gptq", "gptq_v2"), "gptq")
+    less = 1 if version == "gptq" else 0
 
     def whole(parts: Parts) -> Whole:
-        codes, scales = _bits(parts[".qweight"].T, bits), parts[".scales"].float().numpy().T
+        codes, scales = _bits(parts[".qweight"].T, bits), _scales(parts[".scales"].T)
         zeros = (_bits(parts[".qzeros"], bits) + less) & ((1 << bits) - 1)
-        inputs, count = codes.shape[1], scales.shape[1]
-        groups = (
-            parts[".g_idx"].numpy().astype(np.int64)
-            if ".g_idx" in parts
-            else np.arange(inputs) // -(-inputs // count)
-        )
-        return Whole(
-            codes,
-            np.ascontiguousarray(scales),
-            zeros.T[: len(codes)].astype(np.float32),
-            groups,
-            bits,
-        )
+        size = -(-codes.shape[1] // scales.shape[1])
+        groups = _groups(parts.get(".g_idx"), codes.shape[1], size)
+        return Whole(codes, scales, zeros.T[: len(codes)].astype(np.float32), groups, bits)
 
     def shape(shapes: Mapping[str, Shape]) -> Shape:
         return shapes[".qweight"][1], shapes[".qweight"][0] * WORD // bits
 
-    return [
-        Layout(
-            ".qweight",
-            (".qzeros", ".scales", ".g_idx?"),
-            ".weight",
-            shape,
-            lambda parts: whole(parts).weight(),
-            whole,
-        )
-    ]
+    return _of_codes(".qweight", (".qzeros", ".scales", ".g_idx?"), shape, whole)
 
 
 def _awq(config: Mapping[str, Any]) -> List[Layout]:
@@ -159,52 +148,46 @@ def _awq(config: Mapping[str, Any]) -> List[Layout]:
     _only(config, "version", ("gemm", "GEMM"), "gemm")
 
     def columns(words: Tensor) -> np.ndarray:
-        codes = _bits(words, bits)
-        return codes.reshape(len(codes), -1, WORD // bits)[..., list(AWQ_ORDER)].reshape(
-            len(codes), -1
-        )
+        codes = _bits(words, bits).reshape(len(words), -1, WORD // bits)
+        return codes[..., list(AWQ_ORDER)].reshape(len(words), -1)
 
     def whole(parts: Parts) -> Whole:
-        codes, scales = columns(parts[".qweight"]).T, parts[".scales"].float().numpy().T
-        groups = np.arange(codes.shape[1]) // (codes.shape[1] // scales.shape[1])
-        return Whole(
-            np.ascontiguousarray(codes),
-            np.ascontiguousarray(scales),
-            columns(parts[".qzeros"]).T.astype(np.float32),
-            groups,
-            bits,
-        )
+        codes, scales = columns(parts[".qweight"]).T, _scales(parts[".scales"].T)
+        zeros = columns(parts[".qzeros"]).T.astype(np.float32)
+        groups = _groups(None, codes.shape[1], codes.shape[1] // scales.shape[1])
+        return Whole(np.ascontiguousarray(codes), scales, zeros, groups, bits)
 
     def shape(shapes: Mapping[str, Shape]) -> Shape:
         return shapes[".qweight"][1] * WORD // bits, shapes[".qweight"][0]
 
-    return [
-        Layout(
-            ".qweight",
-            (".qzeros", ".scales"),
-            ".weight",
-            shape,
-            lambda parts: whole(parts).weight(),
-            whole,
-        )
-    ]
+    return _of_codes(".qweight", (".qzeros", ".scales"), shape, whole)
 
 
 def _compressed(config: Mapping[str, Any]) -> List[Layout]:
     """Packed codes of 4 or 8 bits, int8, or float8, of compressed-tensors."""
-    groups = config.get("config_groups") or {}
-    found = (
-        [group.get("weights") or {} for group in groups.values()]
-        if isinstance(groups, Mapping)
-        else []
-    )
-    bits = {one.get("num_bits") for one in found}
-    if (
-        config.get("kv_cache_scheme")
-        or (config.get("sparsity_config") or {}).get("format", "dense") != "dense"
-        or len(bits) != 1
-        or not bits <= {4, 8}
-    ):
+    bits, kind = _compressed_kind(config)
+    formats = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+    if _only(config, "format", formats, None) == "pack-quantized":
+        others = (".weight_scale", f"{WHOLE_SHAPE}?", ".weight_zero_point?", ".weight_g_idx?")
+
+        def shape(shapes: Mapping[str, Shape]) -> Shape:
+            return shapes[".weight_packed"][0], shapes[".weight_packed"][1] * WORD // bits
+
+        return _of_codes(".weight_packed", others, shape, lambda parts: _packed(parts, bits))
+    named = (".weight_scale", ".weight_zero_point?")
+    if kind == "float":
+        return [Layout(".weight", named, ".weight", _same, _scaled)]
+    return _of_codes(".weight", named, _same, _int8)
+
+
+def _compressed_kind(config: Mapping[str, Any]) -> Tuple[int, Any]:
+    """Return the bits and the type of all weights of compressed-tensors."""
+    groups = config.get("config_groups")
+    listed = groups.values() if isinstance(groups, Mapping) else []
+    weights = [group.get("weights") or {} for group in listed]
+    bits = {settings.get("num_bits") for settings in weights}
+    sparse = (config.get("sparsity_config") or {}).get("format", "dense") != "dense"
+    if config.get("kv_cache_scheme") or sparse or bits not in ({4}, {8}):
         rule = (
             "expected compressed-tensors with weights of 4 or 8 bits in all groups, without "
             "sparse weights and quantized caches"
@@ -213,80 +196,29 @@ def _compressed(config: Mapping[str, Any]) -> List[Layout]:
             f"checkpoint: {rule}, got bits {', '.join(map(str, bits)) or 'none'}, "
             f"{config.get('format')!r}; {CONVERT}"
         )
-    kind = _only(
-        config,
-        "format",
-        ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"),
-        None,
-    )
-    width = 4 if 4 in bits else 8
-    if kind == "pack-quantized":
-        others = (".weight_scale", f"{WHOLE_SHAPE}?", ".weight_zero_point?", ".weight_g_idx?")
-
-        def shape(shapes: Mapping[str, Shape]) -> Shape:
-            return shapes[".weight_packed"][0], shapes[".weight_packed"][1] * WORD // width
-
-        return [
-            Layout(
-                ".weight_packed",
-                others,
-                ".weight",
-                shape,
-                lambda parts: _packed(parts, width).weight(),
-                lambda parts: _packed(parts, width),
-            )
-        ]
-    whole = None if found[0].get("type") == "float" else _int8
-    return [
-        Layout(
-            ".weight",
-            (".weight_scale", ".weight_zero_point?"),
-            ".weight",
-            _same,
-            _scaled if whole is None else lambda parts: _int8(parts).weight(),
-            whole,
-        )
-    ]
+    return bits.pop(), weights[0].get("type")
 
 
 def _packed(parts: Parts, bits: int) -> Whole:
-    scales, middle = parts[".weight_scale"].float().numpy(), 1 << (bits - 1)
-    inputs = (
-        int(parts[WHOLE_SHAPE][1])
-        if WHOLE_SHAPE in parts
-        else parts[".weight_packed"].shape[1] * WORD // bits
-    )
-    codes = _bits(parts[".weight_packed"], bits)[:, :inputs]
-    zeros = np.full(scales.shape, middle, np.float32)
+    words, scales = parts[".weight_packed"], _scales(parts[".weight_scale"])
+    inputs = int(parts[WHOLE_SHAPE][1]) if WHOLE_SHAPE in parts else words.shape[1] * WORD // bits
+    codes = _bits(words, bits)[:, :inputs]
+    zeros = np.full(scales.shape, 1 << (bits - 1), np.float32)
     if ".weight_zero_point" in parts:
         zeros = _bits(parts[".weight_zero_point"].T, bits).T[: len(codes)].astype(np.float32)
-    groups = (
-        parts[".weight_g_idx"].numpy().astype(np.int64)
-        if ".weight_g_idx" in parts
-        else np.arange(inputs) // (inputs // scales.shape[1])
-    )
+    groups = _groups(parts.get(".weight_g_idx"), inputs, inputs // scales.shape[1])
     return Whole(codes, scales, zeros, groups, bits)
 
 
 def _int8(parts: Parts) -> Whole:
-    codes = parts[".weight"].to(torch.int16).numpy() + 128
-    scales = parts[".weight_scale"].float().numpy()
-    scales = np.broadcast_to(
-        scales.reshape(-1, scales.shape[-1] if scales.ndim == 2 else 1),
-        (len(codes), scales.shape[-1] if scales.ndim == 2 else 1),
-    )
-    zeros = np.full(scales.shape, 128, np.float32) + (
-        parts[".weight_zero_point"].float().numpy().reshape(scales.shape)
-        if ".weight_zero_point" in parts
-        else 0
-    )
-    return Whole(
-        codes,
-        np.ascontiguousarray(scales),
-        zeros,
-        np.arange(codes.shape[1]) // (codes.shape[1] // scales.shape[1]),
-        8,
-    )
+    codes, scales = parts[".weight"].to(torch.int16).numpy() + 128, _scales(parts[".weight_scale"])
+    count = scales.shape[-1] if scales.ndim == 2 else 1
+    scales = np.broadcast_to(scales.reshape(-1, count), (len(codes), count))
+    zeros = np.full(scales.shape, 128, np.float32)
+    if ".weight_zero_point" in parts:
+        zeros += parts[".weight_zero_point"].float().numpy().reshape(scales.shape)
+    groups = _groups(None, codes.shape[1], codes.shape[1] // count)
+    return Whole(codes, np.ascontiguousarray(scales), zeros, groups, 8)
 
 
 def _scaled(parts: Parts, end: str = ".weight_scale") -> np.ndarray:
@@ -294,28 +226,17 @@ def _scaled(parts: Parts, end: str = ".weight_scale") -> np.ndarray:
     weight, scales = parts[".weight"].float(), parts[end].float()
     if scales.ndim < 2:
         return (weight * scales.reshape(-1, 1)).numpy()  # type: ignore[no-any-return]
-    size = [-(-length // count) for length, count in zip(weight.shape, scales.shape, strict=True)]
-    size = [
-        1 << (length - 1).bit_length() if count > 1 else length
-        for length, count in zip(size, scales.shape, strict=True)
-    ]
-    whole = scales.repeat_interleave(size[0], 0)[: weight.shape[0]].repeat_interleave(size[1], 1)[
-        :, : weight.shape[1]
-    ]
-    return (weight * whole).numpy()  # type: ignore[no-any-return]
+    for axis, (length, count) in enumerate(zip(weight.shape, scales.shape, strict=True)):
+        block = -(-length // count)
+        block = 1 << (block - 1).bit_length() if count > 1 else block
+        scales = scales.repeat_interleave(block, axis).narrow(axis, 0, length)
+    return (weight * scales).numpy()  # type: ignore[no-any-return]
 
 
 def _fp8(config: Mapping[str, Any]) -> List[Layout]:
     """Weights in float8 with a factor for each block, 128 x 128 in published models."""
-    return [
-        Layout(
-            ".weight",
-            (".weight_scale_inv",),
-            ".weight",
-            _same,
-            lambda parts: _scaled(parts, ".weight_scale_inv"),
-        )
-    ]
+    end = ".weight_scale_inv"
+    return [Layout(".weight", (end,), ".weight", _same, lambda parts: _scaled(parts, end))]
 
 
 def _mxfp4(config: Mapping[str, Any]) -> List[Layout]:
@@ -340,6 +261,17 @@ def _mxfp4(config: Mapping[str, Any]) -> List[Layout]:
 
 def _same(shapes: Mapping[str, Shape]) -> Shape:
     return shapes[".weight"]
+
+
+def _scales(tensor: Tensor) -> np.ndarray:
+    return np.ascontiguousarray(tensor.float().numpy())
+
+
+def _groups(indices: Optional[Tensor], inputs: int, size: int) -> np.ndarray:
+    """Return the group of each input: as stored, or groups of `size` consecutive inputs."""
+    if indices is not None:
+        return indices.numpy().astype(np.int64)
+    return np.arange(inputs) // size
 
 
 def _bits(words: Tensor, bits: int) -> np.ndarray:

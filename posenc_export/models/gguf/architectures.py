@@ -5,14 +5,7 @@ llama.cpp's conversion changed in its tensors.
 from dataclasses import dataclass, field
 from typing import Any, Callable, Mapping, Tuple
 
-from posenc_export.models.gguf.conversion import (
-    CONV1D,
-    GROUPED,
-    ONE_MORE,
-    TURNED,
-    Change,
-    Config,
-)
+from posenc_export.models.gguf.conversion import CONV1D, GROUPED, ONE_MORE, TURNED, Change, Config
 from posenc_export.models.gguf.metadata import Metadata
 from posenc_export.models.gguf.rotation import Read, rotation
 from posenc_export.shared.suggestion import suggestion
@@ -70,7 +63,7 @@ def config_of(
         )
     dense = isinstance(experts, int) and experts == 0
     kind = ARCHITECTURES[name] if name != "llama" or dense else MIXTRAL
-    config = {"model_type": kind.model_type, "vocab_size": shapes["token_embd.weight"][0]}
+    config: Config = {"model_type": kind.model_type, "vocab_size": shapes["token_embd.weight"][0]}
     config |= _common(metadata)
     config |= {
         key: value(metadata) if callable(value) else value for key, value in kind.keys.items()
