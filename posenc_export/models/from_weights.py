@@ -50,54 +50,29 @@ def pack(
     Raises:
         ValueError: as AttentionBlock.from_weights.
     """
-    given = {name: _tensor(name, value) for name, value in weights.items() if value is not None}
-    separate = {"q", "k", "v"} & set(given)
-    if (
-        "o" not in given
-        or (separate != {"q", "k", "v"} and "qkv" not in given)
-        or (separate and "qkv" in given)
-    ):
-        raise ValueError(
-            "weights: expected q, k, v and o, or qkv and o, got "
-            f"{', '.join(given) or 'none'}; give all weights of one form"
-        )
-    if (
-        not isinstance(heads, int)
-        or heads < 1
-        or given["o"].dim() != 2
-        or given["o"].size(1) % heads
-        or not given["o"].size(1)
-    ):
-        rule = f"weights: expected o with shape [width, heads * head_size] for {heads} heads"
-        raise ValueError(f"{rule}, got {list(given['o'].shape)}; give another number of heads")
-    width, size = given["o"].size(0), given["o"].size(1) // heads
-    rows = (
-        given["k"].size(0)
-        if separate and given["k"].dim()
-        else (given["qkv"].size(0) - heads * size) // 2
-        if "qkv" in given
-        else 0
-    )
-    kv_heads = kv_heads or max(rows // size, 1)
+    tensors = {name: _tensor(name, value) for name, value in weights.items() if value is not None}
+    separate = _is_separate(tensors)
+    output = tensors["o"]
+    if type(heads) is not int or heads < 1 or output.dim() != 2 or not output.size(1):
+        raise _other_heads(output, heads)
+    width, (size, remainder) = output.size(0), divmod(output.size(1), heads)
+    if remainder:
+        raise _other_heads(output, heads)
+    k = tensors["k" if separate else "qkv"]
+    rows = k.size(0) if k.dim() else 0
+    kv_heads = kv_heads or max((rows if separate else (rows - heads * size) // 2) // size, 1)
     sizes = {"q": heads * size, "k": kv_heads * size, "v": kv_heads * size}
-    _check_shapes(
-        given, {**sizes, "qkv": sum(sizes.values()), "o": width}, {"o": heads * size}, width
-    )
-    parameters = {
-        "output.weight": given["o"],
-        "qkv.weight": given["qkv"]
-        if "qkv" in given
-        else torch.cat([given[name] for name in sizes]),
-    }
-    parameters |= _biases(given, sizes)
-    spec = encodings.parse(encoding) if isinstance(encoding, str) else encoding
+    shapes = {**sizes, "qkv": sum(sizes.values()), "o": width}
+    _check_shapes(tensors, shapes, {"o": heads * size}, width)
+    qkv = torch.cat([tensors[name] for name in sizes]) if separate else tensors["qkv"]
+    parameters = {"output.weight": output, "qkv.weight": qkv, **_biases(tensors, sizes)}
     config = block_config(
         width,
         heads,
         max_positions,
         kv_heads,
         size,
-        spec,
+        encodings.parse(encoding) if isinstance(encoding, str) else encoding,
         "qkv.bias" in parameters,
         "output.bias" in parameters,
         causal,
@@ -105,17 +80,36 @@ def pack(
     return config, parameters
 
 
-def _biases(given: Dict[str, Tensor], sizes: Dict[str, int]) -> Dict[str, Tensor]:
-    """Return the biases that are given, by parameter of the projection. If only some of q, k and
-    v have one, the others are 0, as for the keys of Whisper.
+def _is_separate(tensors: Mapping[str, Tensor]) -> bool:
+    """Return whether queries, keys and values have separate weights. Raises ValueError unless all
+    weights of one form are there.
     """
-    biases = {"output.bias": given["o_bias"]} if "o_bias" in given else {}
-    if "qkv_bias" in given:
-        biases["qkv.bias"] = given["qkv_bias"]
-    elif any(f"{name}_bias" in given for name in sizes):
-        biases["qkv.bias"] = torch.cat(
-            [given.get(f"{name}_bias", torch.zeros(rows)) for name, rows in sizes.items()]
+    separate = {"q", "k", "v"} & tensors.keys()
+    whole = len(separate) == 3 if separate else "qkv" in tensors
+    if "o" not in tensors or not whole or (separate and "qkv" in tensors):
+        raise ValueError(
+            "weights: expected q, k, v and o, or qkv and o, got "
+            f"{', '.join(tensors) or 'none'}; give all weights of one form"
         )
+    return bool(separate)
+
+
+def _other_heads(output: Tensor, heads: Any) -> ValueError:
+    rule = f"weights: expected o with shape [width, heads * head_size] for {heads} heads"
+    return ValueError(f"{rule}, got {list(output.shape)}; give another number of heads")
+
+
+def _biases(tensors: Dict[str, Tensor], sizes: Dict[str, int]) -> Dict[str, Tensor]:
+    """Return the biases by parameter of the projection. If only some of q, k and v have one, the
+    others are 0, as for the keys of Whisper.
+    """
+    biases = {"output.bias": tensors["o_bias"]} if "o_bias" in tensors else {}
+    if "qkv_bias" in tensors:
+        biases["qkv.bias"] = tensors["qkv_bias"]
+    elif any(f"{name}_bias" in tensors for name in sizes):
+        zeros = {name: torch.zeros(rows) for name, rows in sizes.items()}
+        parts = [tensors.get(f"{name}_bias", zeros[name]) for name in sizes]
+        biases["qkv.bias"] = torch.cat(parts)
     return biases
 
 
@@ -188,15 +182,14 @@ def projections(
     Raises:
         ValueError: as named_projections.find.
     """
-    found = find(shapes, prefix)
-    weights = {role: tensor(name) for role, name in found.names.items()}
-    if found.transposed:
+    names = find(shapes, prefix)
+    weights = {role: tensor(name) for role, name in names.names.items()}
+    if names.transposed:
         weights = {
             role: value if role.endswith("_bias") else value.T for role, value in weights.items()
         }
-    return Projections(
-        weights, {role: tensor(name) for role, name in found.trained.items()}, found.lines(shapes)
-    )
+    trained = {role: tensor(name) for role, name in names.trained.items()}
+    return Projections(weights, trained, names.lines(shapes))
 
 
 def complete(weights: Mapping[str, Array]) -> Mapping[str, Array]:
@@ -228,17 +221,15 @@ def _tensor(name: str, value: Array) -> Tensor:
 
 
 def _check_shapes(
-    given: Dict[str, Tensor], rows: Dict[str, int], columns: Dict[str, int], width: int
+    tensors: Dict[str, Tensor], rows: Dict[str, int], columns: Dict[str, int], width: int
 ) -> None:
-    for name, value in given.items():
+    for name, value in tensors.items():
         projection, bias = name.removesuffix("_bias"), name.endswith("_bias")
         shape: List[int] = [rows[projection], *([] if bias else [columns.get(projection, width)])]
         if list(value.shape) != shape:
             rule = f"weights: expected {name} with shape {shape} (as in torch.nn.Linear)"
             raise ValueError(f"{rule}, got {list(value.shape)}; check heads and kv_heads")
-    if "qkv_bias" in given and len(
-        [name for name in given if name in ("q_bias", "k_bias", "v_bias")]
-    ):
+    if "qkv_bias" in tensors and {"q_bias", "k_bias", "v_bias"} & tensors.keys():
         raise ValueError(
             "weights: expected qkv_bias or q_bias, k_bias and v_bias, got both; remove one"
         )

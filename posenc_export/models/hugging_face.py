@@ -40,24 +40,11 @@ REQUIRED = {
 # Order of axes over rotary pairs, by the beginning of model_type. "sections": time, then height,
 # then width. "in turn": the three axes interleaved. "alternating": height and width interleaved,
 # then time.
+SECTIONS = "glm4v glm46v glm_image glm_ocr paddleocr_vl qwen2_5_omni qwen2_5_vl qwen2_vl".split()
+IN_TURN = "cohere_compass cosmos3_edge qwen3_5 qwen3_omni_moe qwen3_vl qwen4_exp".split()
 AXES = {
-    **dict.fromkeys(
-        (
-            "glm4v",
-            "glm46v",
-            "glm_image",
-            "glm_ocr",
-            "paddleocr_vl",
-            "qwen2_5_omni",
-            "qwen2_5_vl",
-            "qwen2_vl",
-        ),
-        "sections",
-    ),
-    **dict.fromkeys(
-        ("cohere_compass", "cosmos3_edge", "qwen3_5", "qwen3_omni_moe", "qwen3_vl", "qwen4_exp"),
-        "in turn",
-    ),
+    **dict.fromkeys(SECTIONS, "sections"),
+    **dict.fromkeys(IN_TURN, "in turn"),
     "ernie4_5_vl_moe": "alternating",
 }
 NAMES = {"default": "rope", "dynamic": "rope_dynamic", "longrope": "rope_longrope"}
@@ -85,25 +72,22 @@ def rope_spec(config: Mapping[str, Any]) -> Union[Spec, Dict[str, Spec]]:
     config = _with_current_names(config)
     new, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
     if new and old and new != old:
-        raise ValueError(
-            f"hugging_face: expected rope_parameters or rope_scaling, got {new!r} and "
-            f"{old!r}; remove one"
-        )
-    given = new or old
-    if not isinstance(given, Mapping):
-        raise ValueError(
-            f"hugging_face: expected rope_parameters to be a mapping, got {given!r}; correct "
-            "config.json"
-        )
-    nested = {key: value for key, value in given.items() if isinstance(value, Mapping)}
-    if nested and len(nested) == len(given):
-        return {layer: _spec(config, parameters) for layer, parameters in nested.items()}
+        raise _error("rope_parameters or rope_scaling", f"{new!r} and {old!r}", "remove one")
+    parameters = new or old
+    if not isinstance(parameters, Mapping):
+        rule = "rope_parameters to be a mapping"
+        raise _error(rule, repr(parameters), "correct config.json")
+    nested = {key: value for key, value in parameters.items() if isinstance(value, Mapping)}
+    if nested and len(nested) == len(parameters):
+        return {layer: _spec(config, of_layer) for layer, of_layer in nested.items()}
     if nested:
-        rule = "expected rope_parameters to be nested for all layer types or for none"
-        raise ValueError(
-            f"hugging_face: {rule}, got {', '.join(map(str, given))}; correct config.json"
-        )
-    return _spec(config, given)
+        rule = "rope_parameters to be nested for all layer types or for none"
+        raise _error(rule, ", ".join(map(str, parameters)), "correct config.json")
+    return _spec(config, parameters)
+
+
+def _error(rule: str, got: Any, remedy: str) -> ValueError:
+    return ValueError(f"hugging_face: expected {rule}, got {got}; {remedy}")
 
 
 def _with_current_names(config: Mapping[str, Any]) -> Dict[str, Any]:
@@ -112,74 +96,62 @@ def _with_current_names(config: Mapping[str, Any]) -> Dict[str, Any]:
     """
     plain = dict(config)
     if plain.get("rope_local_base_freq") is not None:
-        rule = "expected rope_parameters nested by layer type for a model with several rotations"
-        raise ValueError(f"hugging_face: {rule}, got rope_local_base_freq; nest them")
+        rule = "rope_parameters nested by layer type for a model with several rotations"
+        raise _error(rule, "rope_local_base_freq", "nest them")
     for old, new in (("rotary_pct", "partial_rotary_factor"), ("rotary_emb_base", "rope_theta")):
         value = plain.pop(old, None)
         if value is not None and plain.setdefault(new, value) != value:
-            raise ValueError(
-                f"hugging_face: expected {old} or {new}, got {value!r} and {plain[new]!r}; "
-                "remove one"
-            )
+            raise _error(f"{old} or {new}", f"{value!r} and {plain[new]!r}", "remove one")
     if plain.get("rotary_dim") is not None:
-        plain.setdefault(
-            "partial_rotary_factor", _number("rotary_dim", plain["rotary_dim"]) / _head_size(plain)
-        )
+        share = _number("rotary_dim", plain["rotary_dim"]) / _head_size(plain)
+        plain.setdefault("partial_rotary_factor", share)
     return plain
 
 
-def _spec(config: Mapping[str, Any], given: Mapping[str, Any]) -> Spec:
-    rest = dict(given)
+def _spec(config: Mapping[str, Any], parameters: Mapping[str, Any]) -> Spec:
+    rest = dict(parameters)
     sections, interleaved = rest.pop("mrope_section", None), rest.pop("mrope_interleaved", None)
-    named = {str(rest.pop(key)) for key in ("rope_type", "type") if key in rest} or {"default"}
-    kinds = sorted(
-        {"default" if name == "mrope" and sections is not None else name for name in named}
-    )
-    kind = kinds[0]
-    if len(kinds) > 1 or kind not in KINDS:
-        raise ValueError(
-            f"hugging_face: expected rope_type to be one of {', '.join(KINDS)}, got "
-            f"{', '.join(kinds)}; convert it by hand"
-        )
+    kind = _kind(rest, sections)
     theta = rest.pop("rope_theta", config.get("rope_theta", 10000.0))
-    if config.get("rope_theta") not in (None, theta) and not any(
-        isinstance(value, Mapping) for value in (config.get("rope_parameters") or {}).values()
-    ):
-        raise ValueError(
-            f"hugging_face: expected one rope_theta, got {config['rope_theta']!r} and "
-            f"{theta!r}; remove one"
-        )
+    nested = any(isinstance(v, Mapping) for v in (config.get("rope_parameters") or {}).values())
+    if config.get("rope_theta") not in (None, theta) and not nested:
+        raise _error("one rope_theta", f"{config['rope_theta']!r} and {theta!r}", "remove one")
     partial = rest.pop("partial_rotary_factor", config.get("partial_rotary_factor"))
     if ORIGINAL in KINDS[kind] and config.get(ORIGINAL):  # Phi-3 has it outside rope_scaling
         rest[ORIGINAL] = config[ORIGINAL]
     rest = {key: value for key, value in rest.items() if value is not None}
-    unknown = sorted(set(rest) - set(KINDS[kind]))
-    if unknown:
-        rule = f"expected {', '.join(KINDS[kind]) or 'no further keys'} for rope_type {kind}"
-        raise ValueError(
-            f"hugging_face: {rule}, got {', '.join(unknown)}; remove them, or convert by hand"
-        )
-    if kind in ("yarn", "longrope") and "factor" not in rest:
+    if kind in ("yarn", "longrope") and "factor" not in rest and set(rest) <= set(KINDS[kind]):
         rest["factor"] = _length_ratio(config, rest)
-    missing = [key for key in REQUIRED.get(kind, ()) if key not in rest]
-    if missing:
-        raise ValueError(
-            f"hugging_face: expected {', '.join(missing)} for rope_type {kind}, got "
-            f"{', '.join(given) or 'nothing'}; add what is missing"
-        )
+    _check_keys(kind, rest, parameters)
     spec: Spec = {"name": NAMES.get(kind, f"rope_{kind}"), "theta": _number("rope_theta", theta)}
     for key, value in rest.items():
-        spec["original_max_positions" if key == ORIGINAL else key] = PARSERS.get(key, _number)(
-            key, value
-        )
-    finished = _with_derived_values(
-        config, kind, spec, None if partial is None else _number("partial_rotary_factor", partial)
-    )
-    return (
-        finished
-        if sections is None
-        else _with_sections(config, kind, finished, sections, interleaved)
-    )
+        ours = "original_max_positions" if key == ORIGINAL else key
+        spec[ours] = PARSERS.get(key, _number)(key, value)
+    share = None if partial is None else _number("partial_rotary_factor", partial)
+    spec = _with_derived_values(config, kind, spec, share)
+    return spec if sections is None else _with_sections(config, kind, spec, sections, interleaved)
+
+
+def _kind(rest: Spec, sections: Any) -> str:
+    """Take rope_type, or its older name, and return it."""
+    named = {str(rest.pop(key)) for key in ("rope_type", "type") if key in rest} or {"default"}
+    multi = sections is not None
+    kinds = sorted({"default" if name == "mrope" and multi else name for name in named})
+    if len(kinds) > 1 or kinds[0] not in KINDS:
+        rule = f"rope_type to be one of {', '.join(KINDS)}"
+        raise _error(rule, ", ".join(kinds), "convert it by hand")
+    return kinds[0]
+
+
+def _check_keys(kind: str, rest: Spec, parameters: Mapping[str, Any]) -> None:
+    unknown = sorted(set(rest) - set(KINDS[kind]))
+    if unknown:
+        rule = f"{', '.join(KINDS[kind]) or 'no further keys'} for rope_type {kind}"
+        raise _error(rule, ", ".join(unknown), "remove them, or convert by hand")
+    missing = [key for key in REQUIRED.get(kind, ()) if key not in rest]
+    if missing:
+        rule = f"{', '.join(missing)} for rope_type {kind}"
+        raise _error(rule, ", ".join(parameters) or "nothing", "add what is missing")
 
 
 def _with_sections(
@@ -187,17 +159,15 @@ def _with_sections(
 ) -> Spec:
     """Return the rotation with mrope_section: each rotary pair rotates by time, height or width."""
     if kind not in ("default", "yarn") or {"mscale", "mscale_all_dim"} & set(spec):
-        rule = "expected rope_type default, or yarn without mscale, with mrope_section"
-        raise ValueError(f"hugging_face: {rule}, got {kind}; convert it by hand")
+        rule = "rope_type default, or yarn without mscale, with mrope_section"
+        raise _error(rule, kind, "convert it by hand")
     pairs = spec.get("rotary", _head_size(config)) // 2
     whole = isinstance(sections, (list, tuple)) and all(
-        isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sections
+        type(size) is int and size > 0 for size in sections
     )
     if not whole or len(sections) != 3 or sum(sections) != pairs:
-        raise ValueError(
-            "hugging_face: expected mrope_section to be three integers above 0 with sum "
-            f"{pairs}, got {sections!r}; correct it"
-        )
+        rule = f"mrope_section to be three integers above 0 with sum {pairs}"
+        raise _error(rule, repr(sections), "correct it")
     first, second, third = sections
     order = _order_of_axes(str(config.get("model_type", "")), interleaved)
     if order == "in turn":
@@ -212,24 +182,16 @@ def _order_of_axes(model_type: str, interleaved: Any) -> str:
     must not contradict each other.
     """
     known = next((order for begin, order in AXES.items() if model_type.startswith(begin)), None)
-    requested = (
-        None
-        if interleaved is None
-        else {"yes": "in turn", "no": "sections"}[_yes_or_no("mrope_interleaved", interleaved)]
-    )
-    if known is None and requested is None:
-        rule = (
-            f"expected mrope_interleaved, or a model_type that begins with one of {', '.join(AXES)}"
-        )
-        raise ValueError(
-            f"hugging_face: {rule}, got {model_type!r}; set mrope_interleaved to true or false"
-        )
-    if known and requested and (known == "in turn") != (requested == "in turn"):
-        raise ValueError(
-            f"hugging_face: expected mrope_interleaved to be {known == 'in turn'} for "
-            f"{model_type}, got {interleaved!r}; correct it"
-        )
-    return known or str(requested)
+    if interleaved is None and known is None:
+        rule = f"mrope_interleaved, or a model_type that begins with one of {', '.join(AXES)}"
+        raise _error(rule, repr(model_type), "set mrope_interleaved to true or false")
+    if interleaved is None:
+        return str(known)
+    in_turn = _yes_or_no("mrope_interleaved", interleaved) == "yes"
+    if known and (known == "in turn") != in_turn:
+        rule = f"mrope_interleaved to be {known == 'in turn'} for {model_type}"
+        raise _error(rule, interleaved, "correct it")
+    return known or ("in turn" if in_turn else "sections")
 
 
 def _with_derived_values(
@@ -239,14 +201,10 @@ def _with_derived_values(
     length, LongRoPE's magnitude.
     """
     if kind == "dynamic":
-        if not config.get("max_position_embeddings"):
-            raise ValueError(
-                "hugging_face: expected max_position_embeddings for rope_type dynamic, got "
-                "none; add it"
-            )
-        spec["original_max_positions"] = _whole(
-            "max_position_embeddings", config["max_position_embeddings"]
-        )
+        length = config.get("max_position_embeddings")
+        if not length:
+            raise _error("max_position_embeddings for rope_type dynamic", "none", "add it")
+        spec["original_max_positions"] = _whole("max_position_embeddings", length)
     if kind == "proportional":
         spec["share"] = 1.0 if partial is None else partial
     elif partial is not None and partial != 1.0:
@@ -260,61 +218,51 @@ def _with_derived_values(
 
 def _longrope_magnitude(factor: float, length: int) -> float:
     if length < 2:
-        raise ValueError(
-            "hugging_face: expected original_max_position_embeddings of at least 2 for "
-            f"longrope, got {length}; correct config.json"
-        )
+        rule = "original_max_position_embeddings of at least 2 for longrope"
+        raise _error(rule, length, "correct config.json")
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(length))
 
 
 def _length_ratio(config: Mapping[str, Any], rest: Mapping[str, Any]) -> float:
-    for key, source in (
-        ("max_position_embeddings", config),
-        ("original_max_position_embeddings", rest),
-    ):
+    lengths = []
+    for key, source in (("max_position_embeddings", config), (ORIGINAL, rest)):
         if not source.get(key):
-            raise ValueError(f"hugging_face: expected factor or {key}, got neither; add one")
-    return _whole("max_position_embeddings", config["max_position_embeddings"]) / _whole(
-        key, rest[key]
-    )
+            raise _error(f"factor or {key}", "neither", "add one")
+        lengths.append(_whole(key, source[key]))
+    return lengths[0] / lengths[1]
 
 
 def _head_size(config: Mapping[str, Any]) -> int:
     if config.get("head_dim"):
         return _whole("head_dim", config["head_dim"])
     if not (config.get("hidden_size") and config.get("num_attention_heads")):
-        rule = (
-            "expected head_dim, or hidden_size and num_attention_heads, with "
-            "partial_rotary_factor, rotary_dim or mrope_section"
-        )
-        raise ValueError(f"hugging_face: {rule}, got none; add head_dim")
-    return _whole("hidden_size", config["hidden_size"]) // _whole(
-        "num_attention_heads", config["num_attention_heads"]
-    )
+        rule = "head_dim, or hidden_size and num_attention_heads, with partial_rotary_factor, "
+        raise _error(f"{rule}rotary_dim or mrope_section", "none", "add head_dim")
+    heads = _whole("num_attention_heads", config["num_attention_heads"])
+    return _whole("hidden_size", config["hidden_size"]) // heads
 
 
 def _number(key: str, value: Any) -> float:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not abs(value) <= LARGEST:
-        raise ValueError(f"hugging_face: expected {key} to be a finite number, got {value!r:.80}")
+    if type(value) not in (int, float) or not abs(value) <= LARGEST:
+        raise _error(f"{key} to be a finite number", f"{value!r:.80}", "correct it")
     return float(value)
 
 
 def _whole(key: str, value: Any) -> int:
     if _number(key, value) != int(value):
-        raise ValueError(f"hugging_face: expected {key} to be an integer, got {value!r}")
+        raise _error(f"{key} to be an integer", repr(value), "correct it")
     return int(value)
 
 
 def _numbers(key: str, value: Any) -> List[float]:
     if not isinstance(value, (list, tuple)):
-        raise ValueError(f"hugging_face: expected {key} to be a list of numbers, got {value!r}")
+        raise _error(f"{key} to be a list of numbers", repr(value), "correct it")
     return [_number(key, item) for item in value]
 
 
 def _yes_or_no(key: str, value: Any) -> str:
     if not isinstance(value, bool):
-        raise ValueError(f"hugging_face: expected {key} to be true or false, got {value!r}")
+        raise _error(f"{key} to be true or false", repr(value), "correct it")
     return "yes" if value else "no"
 
 

@@ -95,25 +95,8 @@ def find(shapes: Mapping[str, Tuple[int, ...]], prefix: str = "") -> Found:
         for name, shape in shapes.items()
         if name.startswith(prefix)
     }
-    if not inside:
-        known = _places(shapes)
-        remedy = (
-            "leave --prefix out: the names have none"
-            if known == [""]
-            else f"give one of {_some(known)}"
-            if known
-            else "correct it"
-        )
-        raise ValueError(
-            f"weights: expected tensors whose names begin with {prefix!r}, got none; {remedy}"
-        )
-    several = _places(inside)
-    if len(several) > 1:
-        raise ValueError(
-            f"weights: expected tensors of one attention, got {len(several)} of them; give "
-            f"--prefix, one of {_some([prefix + one for one in several])}"
-        )
-    found: Dict[str, str] = {}
+    _check_prefix(shapes, inside, prefix)
+    names: Dict[str, str] = {}
     trained: Dict[str, str] = {}
     unused: List[str] = []
     for name, shape in inside.items():
@@ -124,24 +107,36 @@ def find(shapes: Mapping[str, Tuple[int, ...]], prefix: str = "") -> Found:
         if role is None or len(shape) > 2:
             _check_unused(name, shape)
             unused.append(prefix + name)
-        elif role in found:
+        elif role in names:
             raise ValueError(
-                f"weights: expected each weight once, got {role} as {found[role]} and "
+                f"weights: expected each weight once, got {role} as {names[role]} and "
                 f"{prefix + name}; remove one, or give a longer --prefix"
             )
         else:
-            found[role] = prefix + name
-    ordered = {
-        role: found[role]
-        for role in (f"{name}{end}" for name in ROLES for end in ("", "_bias"))
-        if role in found
-    }
-    return Found(
-        ordered,
-        trained,
-        unused,
-        _is_transposed({role: shapes[name] for role, name in ordered.items()}),
-    )
+            names[role] = prefix + name
+    roles = [f"{name}{end}" for name in ROLES for end in ("", "_bias")]
+    ordered = {role: names[role] for role in roles if role in names}
+    transposed = _is_transposed({role: shapes[name] for role, name in ordered.items()})
+    return Found(ordered, trained, unused, transposed)
+
+
+def _check_prefix(
+    shapes: Mapping[str, Tuple[int, ...]], inside: Mapping[str, Tuple[int, ...]], prefix: str
+) -> None:
+    """Check that the tensors inside a prefix are those of one attention."""
+    places = _places(inside or shapes)
+    if not inside:
+        remedy = f"give one of {_some(places)}" if places else "correct it"
+        remedy = "leave --prefix out: the names have none" if places == [""] else remedy
+        raise ValueError(
+            f"weights: expected tensors whose names begin with {prefix!r}, got none; {remedy}"
+        )
+    if len(places) > 1:
+        several = _some([prefix + place for place in places])
+        raise ValueError(
+            f"weights: expected tensors of one attention, got {len(places)} of them; give "
+            f"--prefix, one of {several}"
+        )
 
 
 def _role(name: str) -> Any:

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -72,48 +72,42 @@ def from_pretrained(
             "one out"
         )
     with opened(folder) as checkpoint, enough_memory("checkpoint"), torch.no_grad():
-        given = checkpoint.config
-        config, family = families.read(given, max_positions, part, lengths)
+        values = checkpoint.config
+        config, family = families.read(values, max_positions, part, lengths)
         if layer is not None and not 0 <= layer < len(config.order):
             raise ValueError(
                 f"checkpoint: expected layer to be 0 .. {len(config.order) - 1}, got "
                 f"{layer}; give another layer"
             )
-        check_sizes(given["model_type"], config, checkpoint.sizes())
-        checkpoint.forget(
-            [
-                name
-                for name in checkpoint.names()
-                if any(re.search(pattern, name) for pattern in (OLD_BUFFER, *family.unused))
-            ]
-        )
-        with torch.device(
-            "meta"
-        ):  # parameters have shapes but no data; tables of encodings are computed
+        check_sizes(values["model_type"], config, checkpoint.sizes())
+        _forget(checkpoint, (OLD_BUFFER, *family.unused))
+        # On the meta device, parameters have shapes but no data; tables of encodings are computed.
+        with torch.device("meta"):
             model: Union[Stack, AttentionBlock] = Stack(config)
         base = checkpoint.base((*family.other_bases, family.base, ""))
         sources = _sources(model, config, family.weights, family.base, base)
         _check(checkpoint, config, sources)
-        if layer is not None or part == families.EMBEDDINGS:
-            with torch.device("meta"):
-                model = (
-                    AttentionBlock(_alone(config, layer))
-                    if layer is not None
-                    else Stack(_embeddings(config))
-                )
+        with torch.device("meta"):
+            if layer is not None:
+                model = AttentionBlock(_alone(config, layer))
+            elif part == families.EMBEDDINGS:
+                model = Stack(_embeddings(config))
         _fill(model, checkpoint, sources, "" if layer is None else f"layers.{layer}.")
         if isinstance(model, Stack):
-            model.text = _text(checkpoint.files, given, model.config, part)
+            model.text = _text(checkpoint.files, values, model.config, part)
             model.stored = stored(sources, checkpoint.matrix)
-    for encoding in dict.fromkeys(
-        (model.token_encoding, *(attention.encoding for attention in model.attentions()))
-    ):
+    for encoding in {model.token_encoding, *(built.encoding for built in model.attentions())}:
         encoding.prepare()
     if sentences is not None and isinstance(model, Stack):
         sentence_transformers.attach(model, sentences)
     elif isinstance(model, Stack) and part is None and head:
-        task_heads.attach(model, folder, given)
+        task_heads.attach(model, folder, values)
     return model.eval()
+
+
+def _forget(checkpoint: Union[Checkpoint, GGUFCheckpoint], patterns: Sequence[str]) -> None:
+    unused = re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
+    checkpoint.forget([name for name in checkpoint.names() if unused.search(name)])
 
 
 def opened(path: Path) -> Union[Checkpoint, GGUFCheckpoint]:
@@ -122,26 +116,19 @@ def opened(path: Path) -> Union[Checkpoint, GGUFCheckpoint]:
 
 
 def _text(
-    files: Mapping[str, bytes], given: Mapping[str, Any], config: StackConfig, part: Optional[str]
+    files: Mapping[str, bytes], values: Mapping[str, Any], config: StackConfig, part: Optional[str]
 ) -> Text:
     """Return the tokenizer of a checkpoint and, for models with a head, its stop ids, the start
     ids of a part, and its settings of generation.
     """
-    ids = {
-        key: read_ids(files, given, key, config.tokens.vocabulary) if config.head else ()
-        for key in ("eos_token_id", "decoder_start_token_id")
-    }
     others = {name: content for name, content in files.items() if name != TOKENIZER}
-    generation = (
-        generation_settings.read(files, given, config.tokens.vocabulary) if config.head else {}
-    )
-    return Text(
-        files.get(TOKENIZER, b""),
-        ids["eos_token_id"],
-        ids["decoder_start_token_id"] if part else (),
-        others,
-        generation,
-    )
+    tokenizer, vocabulary = files.get(TOKENIZER, b""), config.tokens.vocabulary
+    if not config.head:
+        return Text(tokenizer, files=others)
+    stop_ids = read_ids(files, values, "eos_token_id", vocabulary)
+    start_ids = read_ids(files, values, "decoder_start_token_id", vocabulary)
+    generation = generation_settings.read(files, values, vocabulary)
+    return Text(tokenizer, stop_ids, start_ids if part else (), others, generation)
 
 
 def _alone(config: StackConfig, layer: int) -> BlockConfig:
@@ -170,7 +157,7 @@ def _sources(
         base: prefix of names in the table.
         checkpoint_base: prefix that this checkpoint has in place of `base`.
     """
-    found, once = {}, {name for name, _ in model.named_parameters()}
+    sources, once = {}, {name for name, _ in model.named_parameters()}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         module, _, kind = name.rpartition(".")
         layer = LAYER.match(name)
@@ -185,20 +172,13 @@ def _sources(
                 f"family, got none for {keys[-1]}; add one"
             )
         attention = config.kinds[int(layer[1]) if layer else 0].attention
-        shapes = rule.shapes(kind, tuple(parameter.shape), attention)
-        names = {
-            given: checkpoint_base + given.removeprefix(base) if given.startswith(base) else given
-            for given in shapes
-        }
-        found[name] = (
-            rule,
-            attention,
-            {
-                names[given].format(layer=layer[1] if layer else ""): shape
-                for given, shape in shapes.items()
-            },
-        )
-    return found
+        tensors = {}
+        for theirs, shape in rule.shapes(kind, tuple(parameter.shape), attention).items():
+            if theirs.startswith(base):
+                theirs = checkpoint_base + theirs.removeprefix(base)
+            tensors[theirs.format(layer=layer[1] if layer else "")] = shape
+        sources[name] = (rule, attention, tensors)
+    return sources
 
 
 def _check(
@@ -242,7 +222,8 @@ def _fill(
     places = slots(model)
     for name, parameter in list(model.named_parameters()):
         rule, attention, shapes = sources[within + name]
-        formed = rule.form([checkpoint.tensor(given) for given in shapes], attention).contiguous()
+        tensors = [checkpoint.tensor(theirs) for theirs in shapes]
+        formed = rule.form(tensors, attention).contiguous()
         # A view would keep all of its base tensor in memory.
         whole = formed.untyped_storage().nbytes() == formed.nbytes
         fill(places[id(parameter)], torch.nn.Parameter(formed if whole else formed.clone()))

@@ -14,13 +14,7 @@ from torch import Tensor
 
 from posenc_export.models.checkpoint import Checkpoint
 from posenc_export.models.config import Named, ReadoutConfig
-from posenc_export.models.sentence_files import (
-    Dense,
-    Modules,
-    Pooling,
-    TextSettings,
-    TokenizerFile,
-)
+from posenc_export.models.sentence_files import Dense, Modules, Pooling, TextSettings, TokenizerFile
 from posenc_export.models.stack import Stack, Text
 from posenc_export.models.task_heads import put
 from posenc_export.shared.foreign import json_of, typed
@@ -50,6 +44,8 @@ OLDER = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+SIZES = {"word_embedding_dimension", "embedding_dimension"}
+POOLING_KEYS = {*OLDER, *SIZES, "pooling_mode", "include_prompt"}
 ACTIVATIONS = {"Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "Identity": None}
 EMBEDDING = "sentence_embedding"
 WHERE, AGAIN = "sentence-transformers", "download the folder again"
@@ -90,6 +86,10 @@ def opened(folder: Path, whole: bool) -> Tuple[Path, Optional[Sentences]]:
     return _modules(folder)[0][1], sentences
 
 
+def _error(rule: str, got: Any, remedy: str = "export another model") -> ValueError:
+    return ValueError(f"{WHERE}: expected {rule}, got {got}; {remedy}")
+
+
 def read(folder: Path) -> Sentences:
     """Read all modules of a folder.
 
@@ -100,10 +100,7 @@ def read(folder: Path) -> Sentences:
     (_, encoder), *others = _modules(folder)
     kind, place = others.pop(0) if others else ("none", folder)
     if kind != "Pooling":
-        raise ValueError(
-            f"sentence-transformers: expected Pooling after Transformer in {MODULES}, got "
-            f"{kind}; export another model"
-        )
+        raise _error(f"Pooling after Transformer in {MODULES}", kind)
     names = _pooling(place)
     layers: List[Named] = []
     weights: Dict[str, Tensor] = {}
@@ -117,10 +114,8 @@ def read(folder: Path) -> Sentences:
         elif kind == "Normalize":
             layers.append({"name": "normalize"})
         elif kind != "Dropout":  # which does nothing in inference
-            raise ValueError(
-                "sentence-transformers: expected modules Pooling, Dense and Normalize after "
-                f"the encoder, got {kind}; remove it, or export another model"
-            )
+            rule = "modules Pooling, Dense and Normalize after the encoder"
+            raise _error(rule, kind, "remove it, or export another model")
     most, lower = _text_settings(encoder)
     files = {PROMPTS: (folder / PROMPTS).read_bytes()} if (folder / PROMPTS).is_file() else {}
     config = ReadoutConfig(output=EMBEDDING, pooling=names, layers=tuple(layers))
@@ -134,24 +129,14 @@ def attach(model: Stack, sentences: Sentences) -> None:
         ValueError: the model is a decoder, or dense layers do not fit the width.
     """
     if model.config.head is not None or model.config.token_geometry.causal:
-        raise ValueError(
-            "sentence-transformers: expected an encoder with bidirectional attention, got a "
-            "decoder; export it without its pooling, from its own folder"
-        )
+        rule, remedy = "an encoder with bidirectional attention", "from its own folder"
+        raise _error(rule, "a decoder", f"export it without its pooling, {remedy}")
     put(model, sentences.readout, sentences.weights)
-    most = min(
-        sentences.max_tokens or _limit(model.text) or model.config.max_positions,
-        model.config.max_positions,
-    )
-    tokenizer = (
-        truncating(model.text.tokenizer, most, sentences.lower) if model.text.tokenizer else b""
-    )
-    model.text = Text(
-        tokenizer,
-        model.text.stop_ids,
-        model.text.start_ids,
-        {**model.text.files, **sentences.files},
-    )
+    text, positions = model.text, model.config.max_positions
+    most = min(sentences.max_tokens or _limit(text) or positions, positions)
+    tokenizer = truncating(text.tokenizer, most, sentences.lower) if text.tokenizer else b""
+    files = {**text.files, **sentences.files}
+    model.text = Text(tokenizer, text.stop_ids, text.start_ids, files)
 
 
 def truncating(tokenizer: bytes, most: int, lower: bool) -> bytes:
@@ -164,37 +149,23 @@ def truncating(tokenizer: bytes, most: int, lower: bool) -> bytes:
     content = json_of(WHERE, "tokenizer.json", tokenizer, AGAIN)
     settings = typed(WHERE, "tokenizer.json", content, TokenizerFile, AGAIN)
     direction = "Right" if settings.truncation is None else settings.truncation.direction
-    content["truncation"] = {
-        "direction": direction,
-        "max_length": most,
-        "strategy": "LongestFirst",
-        "stride": 0,
-    }
-    content["padding"] = None
+    cut = {"direction": direction, "max_length": most, "strategy": "LongestFirst", "stride": 0}
+    content |= {"truncation": cut, "padding": None}
     normalizer = settings.normalizer
-    if (
-        lower
-        and '"Lowercase"' not in json.dumps(content.get("normalizer"))
-        and not (normalizer and normalizer.lowercase)
-    ):
-        further = (
-            []
-            if normalizer is None
-            else normalizer.normalizers
-            if normalizer.type == "Sequence"
-            else [content["normalizer"]]
-        )
-        content["normalizer"] = {
-            "type": "Sequence",
-            "normalizers": [{"type": "Lowercase"}, *further],
-        }
+    lowers = '"Lowercase"' in json.dumps(content.get("normalizer"))
+    if lower and not lowers and not (normalizer and normalizer.lowercase):
+        further = [] if normalizer is None else [content["normalizer"]]
+        if normalizer is not None and normalizer.type == "Sequence":
+            further = normalizer.normalizers
+        normalizers = [{"type": "Lowercase"}, *further]
+        content["normalizer"] = {"type": "Sequence", "normalizers": normalizers}
     return json.dumps(content, ensure_ascii=False).encode()
 
 
 def _json(path: Path, kind: Type[Any] = dict) -> Any:
     """Return the content of a JSON file: an object, or a list with kind=list."""
     if not path.is_file():
-        raise ValueError(f"{WHERE}: expected {path.parent.name}/{path.name}, got none; {AGAIN}")
+        raise _error(f"{path.parent.name}/{path.name}", "none", AGAIN)
     return json_of(WHERE, f"{path.parent.name}/{path.name}", path.read_bytes(), AGAIN, kind)
 
 
@@ -207,59 +178,35 @@ def _typed(path: Path, kind: Type[Settings]) -> Settings:
 def _modules(folder: Path) -> List[Tuple[str, Path]]:
     """Return the kind and the folder of each module."""
     listed = typed(WHERE, MODULES, _json(folder / MODULES, list), Modules, AGAIN)
-    found = []
+    modules = []
     for index, module in enumerate(sorted(listed, key=lambda module: module.idx)):
         package, _, kind = module.type.rpartition(".")
         place = folder / module.path
-        if package.partition(".")[0] != "sentence_transformers" or (kind == "Transformer") != (
-            index == 0
-        ):
+        own = package.partition(".")[0] == "sentence_transformers"
+        if not own or (kind == "Transformer") != (index == 0):
             rule = "Transformer first and other modules of sentence_transformers after it"
-            raise ValueError(
-                f"sentence-transformers: expected {rule}, got {module.type!r} at place "
-                f"{index}; export another model"
-            )
+            raise _error(rule, f"{module.type!r} at place {index}")
         if not place.resolve().is_relative_to(folder.resolve()):
-            raise ValueError(
-                "sentence-transformers: expected modules within their folder, got path "
-                f"{module.path!r}; {AGAIN}"
-            )
-        found.append((kind, place))
-    return found
+            raise _error("modules within their folder", f"path {module.path!r}", AGAIN)
+        modules.append((kind, place))
+    return modules
 
 
 def _pooling(place: Path) -> Tuple[str, ...]:
     config = _json(place / "config.json")
-    given = _typed(place / "config.json", Pooling).pooling_mode
-    if given is None:
-        given = [key for name, key in OLDER.items() if config.get(name)] or ["mean"]
-    names: Sequence[str] = [given] if isinstance(given, str) else given
-    unknown = next((name for name in names if name not in POOLINGS), None)
-    if unknown is not None:
-        raise ValueError(
-            "sentence-transformers: expected pooling_mode to be one of "
-            f"{', '.join(POOLINGS)}, got {unknown!r}; {suggestion(unknown, POOLINGS)}"
-        )
-    other = sorted(
-        set(config)
-        - {
-            *OLDER,
-            "pooling_mode",
-            "include_prompt",
-            "word_embedding_dimension",
-            "embedding_dimension",
-        }
-    )
-    if other:
-        raise ValueError(
-            "sentence-transformers: expected keys of Pooling that are known, got "
-            f"{other[0]!r}; export another model"
-        )
+    mode = _typed(place / "config.json", Pooling).pooling_mode
+    if mode is None:
+        mode = [key for name, key in OLDER.items() if config.get(name)] or ["mean"]
+    names: Sequence[str] = [mode] if isinstance(mode, str) else mode
+    for name in names:
+        if name not in POOLINGS:
+            rule = f"pooling_mode to be one of {', '.join(POOLINGS)}"
+            raise _error(rule, repr(name), suggestion(name, POOLINGS))
+    if other := sorted(set(config) - POOLING_KEYS):
+        raise _error("keys of Pooling that are known", repr(other[0]))
     if config.get("include_prompt") is False:
-        raise ValueError(
-            "sentence-transformers: expected pooling of all tokens, got include_prompt "
-            "false, which leaves out a prompt; set it to true"
-        )
+        got = "include_prompt false, which leaves out a prompt"
+        raise _error("pooling of all tokens", got, "set it to true")
     return tuple(POOLINGS[name] for name in names)
 
 
@@ -267,16 +214,11 @@ def _text_settings(encoder: Path) -> Tuple[Optional[int], bool]:
     """Return the maximal number of tokens, None if it is not given, and whether text is
     converted to lower case.
     """
-    settings = next(
-        (_typed(encoder / name, TextSettings) for name in LENGTHS if (encoder / name).is_file()),
-        TextSettings(),
-    )
+    files = [encoder / name for name in LENGTHS if (encoder / name).is_file()]
+    settings = _typed(files[0], TextSettings) if files else TextSettings()
     task = settings.transformer_task
     if task != "feature-extraction":
-        raise ValueError(
-            "sentence-transformers: expected transformer_task feature-extraction, got "
-            f"{task!r}; export another model"
-        )
+        raise _error("transformer_task feature-extraction", repr(task))
     return settings.max_seq_length, bool(settings.do_lower_case)
 
 
@@ -286,15 +228,10 @@ def _dense(place: Path) -> Tuple[Named, Dict[str, Tensor]]:
     path = config.activation_function
     package, _, name = path.rpartition(".")
     if not package.startswith("torch.nn") or name not in ACTIVATIONS:
-        raise ValueError(
-            "sentence-transformers: expected activation_function of Dense to be one of "
-            f"torch's {', '.join(ACTIVATIONS)}, got {path!r}; export another model"
-        )
+        rule = f"activation_function of Dense to be one of torch's {', '.join(ACTIVATIONS)}"
+        raise _error(rule, repr(path))
     if ends != {EMBEDDING} or config.use_residual:
-        raise ValueError(
-            f"sentence-transformers: expected Dense from and to {EMBEDDING} without "
-            f"use_residual, got {sorted(ends)}; export another model"
-        )
+        raise _error(f"Dense from and to {EMBEDDING} without use_residual", sorted(ends))
     with Checkpoint(place) as checkpoint:
         tensors = {name: checkpoint.tensor(name).clone() for name in checkpoint.names()}
     layer = {
@@ -309,6 +246,6 @@ def _dense(place: Path) -> Tuple[Named, Dict[str, Tensor]]:
 def _limit(text: Text) -> Optional[int]:
     """Return model_max_length of tokenizer_config.json, or None."""
     name = "tokenizer_config.json"
-    given = json_of(WHERE, name, text.files.get(name, b"{}"), AGAIN).get("model_max_length")
+    most = json_of(WHERE, name, text.files.get(name, b"{}"), AGAIN).get("model_max_length")
     # transformers writes 1e30 for no limit.
-    return int(min(given, LONGEST)) if isinstance(given, (int, float)) and given >= 1 else None
+    return int(min(most, LONGEST)) if isinstance(most, (int, float)) and most >= 1 else None

@@ -6,6 +6,7 @@ from typing import Any, Dict, Mapping, Sequence, Tuple, Union
 import msgspec
 
 from posenc_export.encodings import KNOWN, PositionEncoding, parse
+from posenc_export.models.attention_config import check
 from posenc_export.models.config import (
     HIDDEN_STATES,
     AttentionConfig,
@@ -54,11 +55,8 @@ def block_config(
         ValueError: as the classes in models.config; a width not divisible by heads without
             head_size.
     """
-    if not head_size and heads > 0 and width % heads:
-        raise ValueError(
-            f"config: expected width to be divisible by heads, got {width} and {heads}; give "
-            "head_size"
-        )
+    divisible = bool(head_size) or heads <= 0 or width % heads == 0
+    check(divisible, "width to be divisible by heads", f"{width} and {heads}", "give head_size")
     on_tokens, in_layers = _placed(encoding)
     attention = AttentionConfig(
         heads=heads,
@@ -105,35 +103,25 @@ def decoder_config(
         ValueError: as the classes in models.config; an unknown norm or mlp, fewer than 1 layer.
     """
     for name, value, choices in (("norm", norm, NORMS), ("mlp", mlp, tuple(MLPS))):
-        if value not in choices:
-            raise ValueError(
-                f"config: expected {name} to be one of {', '.join(choices)}, got {value!r}"
-            )
-    if layers < 1:
-        raise ValueError(f"config: expected layers to be at least 1, got {layers}")
+        rule = f"{name} to be one of {', '.join(choices)}"
+        check(value in choices, rule, repr(value), "choose one of these")
+    check(layers >= 1, "layers to be at least 1", layers, "give a number of layers")
     norms: Dict[str, Any] = {"name": norm, "epsilon": epsilon}
     attentions = _attentions(block.attention, layer_encodings[:layers])
     units = {**MLPS[mlp], "hidden": hidden, "bias": mlp_bias}
+    parts: Dict[str, Any] = {"residual": {"name": "pre"}, "norms": (norms, norms), "mlp": units}
     kinds = {
-        name: LayerConfig(
-            residual={"name": "pre"}, norms=(norms, norms), attention=attention, mlp=units
-        )
-        for name, attention in attentions.items()
+        name: LayerConfig(attention=attention, **parts) for name, attention in attentions.items()
     }
-    order = list(itertools.islice(itertools.cycle(kinds), layers))
-    read: Dict[str, Any] = (
-        {"features": {"name": HIDDEN_STATES}} if vocabulary == 0 else {"vocabulary": vocabulary}
-    )
-    tokens = TokensConfig(encodings=block.encodings, **read)
-    head = HeadConfig(tied=tied) if vocabulary else None
+    features = None if vocabulary else {"name": HIDDEN_STATES}
     return StackConfig(
         width=block.width,
         max_positions=block.max_positions,
-        tokens=tokens,
+        tokens=TokensConfig(vocabulary=vocabulary, features=features, encodings=block.encodings),
         layers=kinds,
-        order=tuple(order),
+        order=tuple(itertools.islice(itertools.cycle(kinds), layers)),
         norm=norms,
-        head=head,
+        head=HeadConfig(tied=tied) if vocabulary else None,
     )
 
 
@@ -157,15 +145,10 @@ def encoder_config(
     Raises:
         ValueError: as the classes in models.config; a causal block.
     """
-    if block.attention.causal:
-        raise ValueError(
-            "config: expected bidirectional attention in an encoder, got causal attention; "
-            "give causal=False"
-        )
-    if layers < 1 or segments < 1:
-        raise ValueError(
-            f"config: expected layers and segments to be at least 1, got {layers} and {segments}"
-        )
+    rule = "bidirectional attention in an encoder"
+    check(not block.attention.causal, rule, "causal attention", "give causal=False")
+    counts, rule = f"{layers} and {segments}", "layers and segments to be at least 1"
+    check(min(layers, segments) >= 1, rule, counts, "give numbers above 0")
     norm: Dict[str, Any] = {"name": "layer", "epsilon": epsilon}
     mlp = {**MLPS["gelu"], "hidden": hidden, "bias": True}
     layer = LayerConfig(
@@ -209,10 +192,8 @@ def _attentions(
     placed = [_placed(encoding) for encoding in encodings]
     for on_tokens, _ in placed:
         if on_tokens:
-            rule = "config: expected layer_encodings that act in layers"
-            raise ValueError(
-                f"{rule}, got {on_tokens[0]['name']}, which acts on tokens; give it to the block"
-            )
+            got = f"{on_tokens[0]['name']}, which acts on tokens"
+            check(False, "layer_encodings that act in layers", got, "give it to the block")
     return {
         f"layer_{index}": msgspec.structs.replace(attention, encodings=in_layers)
         for index, (_, in_layers) in enumerate(placed)

@@ -3,7 +3,7 @@ Outrageously Large Neural Networks).
 """
 
 import math
-from typing import Any, Mapping, Optional
+from typing import Any, Mapping, Optional, Tuple
 
 import numpy as np
 import torch
@@ -138,11 +138,9 @@ class Experts(torch.nn.Module):
     ) -> None:
         super().__init__()
         if not 1 <= chosen <= experts or hidden < 1 or shared < 0:
-            rule = (
-                "mlp experts: expected chosen to be 1 .. experts, hidden at least 1 and shared "
-                "at least 0"
-            )
-            raise ValueError(f"{rule}, got {chosen} of {experts}, {hidden} and {shared}")
+            rule = "chosen to be 1 .. experts, hidden at least 1 and shared at least 0"
+            got = f"{chosen} of {experts}, {hidden} and {shared}"
+            raise ValueError(f"mlp experts: expected {rule}, got {got}")
         if weights not in WEIGHTS or on not in ON:
             raise ValueError(
                 f"mlp experts: expected weights to be one of {', '.join(WEIGHTS)}, on one of "
@@ -152,30 +150,25 @@ class Experts(torch.nn.Module):
             raise ValueError(
                 f"mlp experts: expected factor to be a finite number above 0, got {factor}"
             )
-        unit = unit or {"name": "gated"}
+        unit, choice = unit or {"name": "gated"}, choice or {"name": "highest"}
         self.factor, self.on_input = float(factor), on == "input"
-        self.choose = registry.build(
-            "choice", CHOICES, choice or {"name": "highest"}, experts, chosen
-        )
+        self.choose = registry.build("choice", CHOICES, choice, experts, chosen)
         self.router = torch.nn.Linear(width, experts, bias=bias)
         self.weigh, self.unit = WEIGHTS[weights](), registry.build("unit", UNITS, unit)
-        for name, inputs, outputs in (
-            ("gates", width, hidden),
-            ("ups", width, hidden),
-            ("downs", hidden, width),
-        ):
-            bound = inputs**-0.5  # as torch.nn.Linear
-            self.register_parameter(
-                name,
-                torch.nn.Parameter(torch.empty(experts, inputs, outputs).uniform_(-bound, bound)),
-            )
-            self.register_parameter(
-                name + "_bias", torch.nn.Parameter(torch.zeros(experts, outputs)) if bias else None
-            )
+        self._add("gates", (experts, width, hidden), bias)
+        self._add("ups", (experts, width, hidden), bias)
+        self._add("downs", (experts, hidden, width), bias)
         self.shared = Gated(width, shared, unit.get("activation", "silu")) if shared else None
-        self.sparse = self.unit.swiglu is not None and (
-            not self.on_input or chosen == 1 and not bias
-        )
+        on_output = not self.on_input or chosen == 1 and not bias
+        self.sparse = self.unit.swiglu is not None and on_output
+
+    def _add(self, name: str, shape: Tuple[int, int, int], bias: bool) -> None:
+        """Add weights [experts,inputs,outputs], and biases [experts,outputs] or None."""
+        bound = shape[1] ** -0.5  # as torch.nn.Linear
+        weights = torch.nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
+        biases = torch.nn.Parameter(torch.zeros(shape[0], shape[2])) if bias else None
+        self.register_parameter(name, weights)
+        self.register_parameter(f"{name}_bias", biases)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B,S,E] to [B,S,E]."""
@@ -194,18 +187,17 @@ class Experts(torch.nn.Module):
         if not torch.jit.is_scripting():
             if emitting() and self.sparse:
                 return self._emitted(x, weights)
-        by_expert = weights.transpose(1, 2).unsqueeze(3)
-        inputs = x.unsqueeze(1)
+        by_expert = weights.transpose(1, 2).unsqueeze(3)  # [B,N,S,1]
+        inputs = x.unsqueeze(1)  # [B,1,S,E]
         if self.on_input:
             inputs = inputs * by_expert
-        hidden = self.unit(
-            _linear(inputs, self.gates, self.gates_bias), _linear(inputs, self.ups, self.ups_bias)
-        )
-        outputs = _linear(hidden, self.downs, self.downs_bias)
+        gates = _linear(inputs, self.gates, self.gates_bias)
+        hidden = self.unit(gates, _linear(inputs, self.ups, self.ups_bias))
+        outputs = _linear(hidden, self.downs, self.downs_bias)  # [B,N,S,E]
         # Weights on the input do not multiply biases, which experts that were not chosen also have.
-        return (outputs * (by_expert.ne(0).to(outputs.dtype) if self.on_input else by_expert)).sum(
-            1
-        )
+        if self.on_input:
+            by_expert = by_expert.ne(0).to(outputs.dtype)
+        return (outputs * by_expert).sum(1)  # [B,S,E]
 
     @torch.jit.unused
     def _emitted(self, x: Tensor, weights: Tensor) -> Tensor:
@@ -219,15 +211,8 @@ class Experts(torch.nn.Module):
             for part in ("gates", "ups", "downs")
             for name in (part, f"{part}_bias")
         }
-        return graph.Experts.emit(
-            x,
-            x.shape,
-            x,
-            weights,
-            **matrices,
-            chosen=self.choose.chosen,
-            **self.unit.swiglu,
-        )
+        sizes = {"chosen": self.choose.chosen, **self.unit.swiglu}
+        return graph.Experts.emit(x, x.shape, x, weights, **matrices, **sizes)
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         """Compute x [n,E] to [n,E], float64, one token and one expert at a time."""

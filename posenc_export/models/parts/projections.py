@@ -57,15 +57,11 @@ class Grouped(torch.nn.Module):
     def exact(self, x: np.ndarray) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
         """x [n,E] to q [n,H,D], k and v [n,K,D], float64."""
         projected = float64.linear(self.qkv, x).reshape(len(x), -1, self.head_size)
-        queries = self.sizes[0] // self.head_size
-        heads = self.sizes[1] // self.head_size
         if self.clip:
             projected = np.maximum(np.minimum(projected, self.clip), -self.clip)
-        return (
-            projected[:, :queries],
-            projected[:, queries : queries + heads],
-            projected[:, queries + heads :],
-        )
+        queries, keys = self.sizes[0] // self.head_size, self.sizes[1] // self.head_size
+        q, k, v = np.split(projected, [queries, queries + keys], axis=1)
+        return q, k, v
 
 
 class Queries(torch.nn.Module):
@@ -151,18 +147,14 @@ class Latent(torch.nn.Module):
             raise ValueError(
                 f"projection latent: {rule}, got {rotary}, {value_size}, {rank} and {query_rank}"
             )
-        self.heads = heads
-        self.rotary = rotary
-        self.rank = rank
+        self.heads, self.rotary, self.rank = heads, rotary, rank
         self.value_size = value_size
-        own = head_size - rotary
-        self.parts = [heads * own, heads * value_size]
-        self.query_down: torch.nn.Module = (
-            torch.nn.Linear(width, query_rank, bias=bias) if query_rank else torch.nn.Identity()
-        )
-        self.query_norm: torch.nn.Module = (
-            RMSNorm(query_rank, epsilon) if query_rank else torch.nn.Identity()
-        )
+        self.parts = [heads * (head_size - rotary), heads * value_size]
+        self.query_down: torch.nn.Module = torch.nn.Identity()
+        self.query_norm: torch.nn.Module = torch.nn.Identity()
+        if query_rank:
+            self.query_down = torch.nn.Linear(width, query_rank, bias=bias)
+            self.query_norm = RMSNorm(query_rank, epsilon)
         self.query_up = torch.nn.Linear(query_rank or width, heads * head_size, bias=False)
         self.down = torch.nn.Linear(width, rank + rotary, bias=bias)
         self.norm = RMSNorm(rank, epsilon)
@@ -174,36 +166,24 @@ class Latent(torch.nn.Module):
         q = self.query_up(self.query_norm(self.query_down(x)))
         latent, rotated = self.down(x).split([self.rank, self.rotary], dim=-1)
         own, v = self.up(self.norm(latent)).split(self.parts, dim=-1)
-        k = torch.cat(
-            (
-                rotated.unsqueeze(2).expand(-1, -1, self.heads, -1),
-                own.unflatten(2, [self.heads, -1]),
-            ),
-            dim=3,
-        ).flatten(2)
-        return q, k, v
+        shared = rotated.unsqueeze(2).expand(-1, -1, self.heads, -1)  # [B,S,H,r]
+        k = torch.cat((shared, own.unflatten(2, [self.heads, -1])), dim=3)  # [B,S,H,D]
+        return q, k.flatten(2), v
 
     def exact(self, x: np.ndarray) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Compute x [n,E] to q and k [n,H,D], v [n,H,value_size], float64, one head at a time."""
         inputs = x
         if isinstance(self.query_down, torch.nn.Linear):
             inputs = self.query_norm.exact(float64.linear(self.query_down, x))  # type: ignore[operator]
+        q = float64.linear(self.query_up, inputs).reshape(len(x), self.heads, -1)
         compressed = float64.linear(self.down, x)
-        own_and_values = float64.linear(self.up, self.norm.exact(compressed[:, : self.rank]))
+        rotated, latent = compressed[:, self.rank :], compressed[:, : self.rank]
+        own_and_values = float64.linear(self.up, self.norm.exact(latent))
         own, size = self.parts[0] // self.heads, self.value_size
-        keys = [
-            np.concatenate(
-                (compressed[:, self.rank :], own_and_values[:, head * own : (head + 1) * own]),
-                axis=1,
-            )
-            for head in range(self.heads)
-        ]
-        values = [
-            own_and_values[:, self.parts[0] + head * size : self.parts[0] + (head + 1) * size]
-            for head in range(self.heads)
-        ]
-        return (
-            float64.linear(self.query_up, inputs).reshape(len(x), self.heads, -1),
-            np.stack(keys, 1),
-            np.stack(values, 1),
-        )
+        keys, values = [], []
+        for head in range(self.heads):
+            of_head = own_and_values[:, head * own : (head + 1) * own]
+            keys.append(np.concatenate((rotated, of_head), axis=1))
+            begin = self.parts[0] + head * size
+            values.append(own_and_values[:, begin : begin + size])
+        return q, np.stack(keys, 1), np.stack(values, 1)

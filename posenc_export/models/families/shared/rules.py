@@ -82,11 +82,9 @@ def joined(q: str, k: str, v: str) -> Rule:
     """Concatenation of separate projections of queries, keys and values."""
 
     def shapes(kind: str, shape: Shape, attention: AttentionConfig) -> Dict[str, Shape]:
-        heads = {q: attention.heads, k: attention.kv_heads, v: attention.kv_heads}
-        return {
-            f"{module}.{kind}": (count * attention.head_size, *shape[1:])
-            for module, count in heads.items()
-        }
+        of_queries = (attention.heads * attention.head_size, *shape[1:])
+        of_keys = (attention.kv_heads * attention.head_size, *shape[1:])
+        return {f"{q}.{kind}": of_queries, f"{k}.{kind}": of_keys, f"{v}.{kind}": of_keys}
 
     return Rule(shapes, lambda tensors, attention: torch.cat(tensors))
 
@@ -131,12 +129,8 @@ def rotated_first(module: str) -> Rule:
     """
 
     def form(tensors: List[Tensor], attention: AttentionConfig) -> Tensor:
-        return (
-            tensors[0]
-            .unflatten(0, (attention.heads, attention.head_size))
-            .roll(attention.projection["rotary"], 1)
-            .flatten(0, 1)
-        )
+        heads = tensors[0].unflatten(0, (attention.heads, attention.head_size))
+        return heads.roll(attention.projection["rotary"], 1).flatten(0, 1)
 
     return Rule(_of_module(module), form)
 
@@ -166,24 +160,29 @@ def gate_and_up(module: str) -> Table:
     return {OURS + "mlp.gate": half(0), OURS + "mlp.up": half(1)}
 
 
+def _of_columns(name: str, half: Callable[[Tensor], Tensor]) -> Rule:
+    return Rule(
+        lambda kind, shape, attention: {name: (*shape[:-1], 2 * shape[-1])},
+        lambda tensors, attention: half(tensors[0]),
+    )
+
+
 def half_of_columns(name: str, index: int) -> Rule:
     """One half of the last axis of a tensor that holds all gate entries, then all up entries
     (Llama 4). index: 0 or 1.
     """
-    return Rule(
-        lambda kind, shape, attention: {name: (*shape[:-1], 2 * shape[-1])},
-        lambda tensors, attention: tensors[0].chunk(2, dim=-1)[index],
-    )
+    return _of_columns(name, lambda tensor: tensor.chunk(2, dim=-1)[index])
 
 
 def every_other_column(name: str, first: int) -> Rule:
     """Every second entry, from 0 or 1, of the last axis of a tensor in which gate and up entries
     alternate (gpt-oss).
     """
-    return Rule(
-        lambda kind, shape, attention: {name: (*shape[:-1], 2 * shape[-1])},
-        lambda tensors, attention: tensors[0][..., first::2].contiguous(),
-    )
+    return _of_columns(name, lambda tensor: tensor[..., first::2].contiguous())
+
+
+def _names(name: str, rows: int) -> List[str]:
+    return [name.replace("{row}", str(row)) for row in range(rows)]
 
 
 def stacked(name: str) -> Rule:
@@ -191,9 +190,7 @@ def stacked(name: str) -> Rule:
     index.
     """
     return Rule(
-        lambda kind, shape, attention: {
-            name.replace("{row}", str(row)): shape[1:] for row in range(shape[0])
-        },
+        lambda kind, shape, attention: dict.fromkeys(_names(name, shape[0]), shape[1:]),
         lambda tensors, attention: torch.stack(tensors),
     )
 
@@ -205,9 +202,7 @@ def experts(router: str, gate: str, up: str, down: str) -> Table:
 
     def linears(name: str) -> Rule:
         return Rule(
-            lambda kind, shape, attention: {
-                name.replace("{row}", str(row)): (shape[2], shape[1]) for row in range(shape[0])
-            },
+            lambda kind, shape, attention: dict.fromkeys(_names(name, shape[0]), shape[:0:-1]),
             lambda tensors, attention: torch.stack([tensor.t() for tensor in tensors]),
         )
 
