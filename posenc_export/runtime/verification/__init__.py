@@ -1,1 +1,16 @@
-"""What proves an artefact: the parity grid, its inputs and its errors."""
+"""What proves an artefact (docs/reliability.md). checks.py lists the checks that need it alone.
+
+1. Numbers: `constants.py` finds the numbers that a graph stores, `decoding.py` decodes them, and
+   `digests.py` compares them with those of the export.
+2. Indices: `indices.py` runs the part of a graph that `integer_graph.py` cuts out, on the calls of
+   `integer_calls.py`. `integer_values.py` compares the results with `integer_rules.py`,
+   `described.py` and `bias_tables.py`.
+3. Graph: `measuring.py` runs the cells of `cells.py` and compares them with the outputs that
+   `reference.py` stores. Of an artefact that rounds, `forms.py` measures the form that
+   `float32_form.py` writes.
+4. Kernels: `fused_attention.py` runs attention alone. `operators.py` compares nodes of the whole
+   graph with the contracts of `kernels.py`, `attention.py` and `experts.py`.
+
+`proof.py` has the tolerances and the certificate. What rounding costs on text is measured by the
+export.
+"""

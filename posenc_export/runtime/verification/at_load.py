@@ -26,12 +26,12 @@ def check_outputs(model: Model, folder: Path) -> None:
     """
     if model.manifest.reference is None:
         return
-    found = few_cells(model, folder)
-    if not found["passed"]:
-        cell = worst_cell(found)
-        got = found["failures"].get(cell) or f"an error of {format_cell(found, cell)} in '{cell}'"
+    proven = few_cells(model, folder)
+    if not proven["passed"]:
+        cell = worst_cell(proven)
+        got = proven["failures"].get(cell) or f"an error of {format_cell(proven, cell)} in '{cell}'"
         rule = (
-            f"expected outputs of provider {model.provider} within {bound_of(found, cell):.1e} "
+            f"expected outputs of provider {model.provider} within {bound_of(proven, cell):.1e} "
             "of the reference of the artefact"
         )
         raise ValueError(f"runtime: {rule}, got {got}; give provider cpu")

@@ -5,7 +5,6 @@ Contract: ONNX Runtime's docs/ContribOperators.md, GroupQueryAttention. Shapes: 
 tokens in the cache, D head size.
 """
 
-from dataclasses import dataclass
 from typing import List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -13,7 +12,14 @@ import numpy as np
 from posenc_export.runtime.graphs.onnx_nodes import Node
 from posenc_export.runtime.verification import contracts
 from posenc_export.runtime.verification.contracts import UNDERFLOW, UNIT
-from posenc_export.runtime.verification.kernels import Graph, Place, Record
+from posenc_export.runtime.verification.heads import (
+    Heads,
+    by_query_head,
+    by_token,
+    softmax,
+    visible,
+)
+from posenc_export.runtime.verification.kernels import CheckedNode, Graph, Record
 
 QUERY, KEY, VALUE, TOTAL, COS, SIN, POSITIONS, BIAS, SINK = 0, 1, 2, 6, 7, 8, 9, 10, 11
 SCALES = (12, 13)  # of keys and of values
@@ -25,31 +31,7 @@ OF_SCORE = 8
 OF_WEIGHT = 24
 
 
-@dataclass(frozen=True)
-class Heads:
-    """Numbers of heads [heads,S,D] float64, and bounds of the error with which the kernel has
-    them.
-    """
-
-    numbers: np.ndarray
-    error: np.ndarray
-
-    def rotated(self, cos: np.ndarray, sin: np.ndarray, interleaved: bool) -> "Heads":
-        """Rotate the first channels by angles [S,n/2]: each is a sum of two products, with 3
-        roundings.
-        """
-        size = 2 * cos.shape[1]
-        first = slice(0, size, 2) if interleaved else slice(0, size // 2)
-        second = slice(1, size, 2) if interleaved else slice(size // 2, size)
-        a, b = self.numbers[..., first], self.numbers[..., second]
-        numbers, error = self.numbers.copy(), self.error.copy()
-        numbers[..., first], numbers[..., second] = a * cos - b * sin, a * sin + b * cos
-        error[..., first] = 3 * UNIT * (np.abs(a * cos) + np.abs(b * sin))
-        error[..., second] = 3 * UNIT * (np.abs(a * sin) + np.abs(b * cos))
-        return Heads(numbers, error)
-
-
-def cached_attention(graph: Graph, node: Node) -> Optional[Place]:
+def cached_attention(graph: Graph, node: Node) -> Optional[CheckedNode]:
     """A GroupQueryAttention with 8-bit caches."""
     if node.attributes.get("k_quant_type") != "PER_CHANNEL":
         return None
@@ -64,7 +46,7 @@ def cached_attention(graph: Graph, node: Node) -> Optional[Place]:
         return np.concatenate([_of_call(graph, node, inputs, call) for call in records])
 
     name = f"GroupQueryAttention {node.inputs[3]}"
-    return Place(name, node.outputs[0], (*reads, *node.outputs[1:3]), ratios, skipped=skipped)
+    return CheckedNode(name, node.outputs[0], (*reads, *node.outputs[1:3]), ratios, skipped=skipped)
 
 
 def _of_call(graph: Graph, node: Node, inputs: List[str], call: Record) -> np.ndarray:
@@ -80,9 +62,9 @@ def _of_call(graph: Graph, node: Node, inputs: List[str], call: Record) -> np.nd
         ratio = np.maximum(ratio, _of_codes(heads, appended, of_channel))
         read.append(cache[:, :total] * of_channel)
     bias = call[inputs[BIAS]][0].astype(np.float64) if inputs[BIAS] else None
-    visible = _visible(count, total, int(node.attributes.get("local_window_size", -1)))
+    seen = visible(count, total, int(node.attributes.get("local_window_size", -1)))
     scale = float(node.attributes["scale"])
-    value, bound = _attended(q, read, scale, bias, visible)
+    value, bound = _attended(q, read, scale, bias, seen)
     y = call[node.outputs[0]][0].reshape(count, -1)
     return np.maximum(ratio, contracts.over(y, value, bound))
 
@@ -91,8 +73,8 @@ def _heads(graph: Graph, node: Node, inputs: List[str], call: Record) -> Tuple[H
     """Return queries, keys and values of the new tokens, rotated if the node rotates."""
     kv_heads = int(node.attributes["kv_num_heads"])
     counts = (int(node.attributes["num_heads"]), kv_heads, kv_heads)
-    given = [call[inputs[index]] for index in (QUERY, KEY, VALUE) if inputs[index]]
-    joined = np.concatenate([_by_token(part) for part in given], axis=1).astype(np.float64)
+    read = [call[inputs[index]] for index in (QUERY, KEY, VALUE) if inputs[index]]
+    joined = np.concatenate([_flat(part) for part in read], axis=1).astype(np.float64)
     split = joined.reshape(len(joined), sum(counts), -1).transpose(1, 0, 2)
     parts = np.split(split, np.cumsum(counts)[:2])
     q, k, v = (Heads(part, np.zeros_like(part)) for part in parts)
@@ -108,11 +90,9 @@ def _heads(graph: Graph, node: Node, inputs: List[str], call: Record) -> Tuple[H
     return q, k, v
 
 
-def _by_token(part: np.ndarray) -> np.ndarray:
+def _flat(part: np.ndarray) -> np.ndarray:
     """Return [1,S,n] or [1,heads,S,D] as [S,n]."""
-    if part.ndim == 4:
-        part = part.transpose(0, 2, 1, 3)
-    return part[0].reshape(part.shape[1], -1)
+    return part[0] if part.ndim == 3 else by_token(part[0])
 
 
 def _of_codes(heads: Heads, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
@@ -125,30 +105,21 @@ def _of_codes(heads: Heads, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
     return result
 
 
-def _visible(count: int, total: int, window: int) -> np.ndarray:
-    """Return which tokens [S,T] the last S tokens attend to: those up to themselves, of a window
-    the last.
-    """
-    at, ends = np.arange(total), np.arange(total - count, total)[:, None]
-    seen: np.ndarray = (at <= ends) & (at > ends - (window if window > 0 else total + 1))
-    return seen
-
-
 def _attended(
     q: Heads,
     read: List[np.ndarray],
     scale: float,
     bias: Optional[np.ndarray],
-    visible: np.ndarray,
+    seen: np.ndarray,
 ) -> Tuple[np.ndarray, np.ndarray]:
-    """Return attention to keys and values [K,T,D] that are visible [S,T], and its bound [S,H*D].
+    """Return attention to keys and values [K,T,D] that are seen [S,T], and its bound [S,H*D].
 
     A score has D + OF_SCORE roundings, those of its bias, and the errors of q. If all scores of a
     token are within d of theirs, its weights are within a factor of exp(2 d). A weight, and its
     product with a value, has T + OF_WEIGHT further roundings.
     """
-    keys, values = (np.repeat(part, len(q.numbers) // len(part), axis=0) for part in read)
-    (_, count, size), total = q.numbers.shape, keys.shape[1]
+    keys, values = (by_query_head(part, len(q.numbers)) for part in read)
+    size, total = q.numbers.shape[2], keys.shape[1]
     turned = keys.transpose(0, 2, 1)
     scores = scale * (q.numbers @ turned)
     away = (size + OF_SCORE) * UNIT * np.abs(q.numbers) + q.error
@@ -156,12 +127,8 @@ def _attended(
     if bias is not None:
         scores = scores + bias[..., :total]
         error = error + 2 * UNIT * np.abs(bias[..., :total])
-    scores = np.where(visible, scores, -np.inf)
-    error = np.where(visible, error + 4 * UNIT * np.abs(np.where(visible, scores, 0)), 0)
-    weights = np.exp(scores - scores.max(axis=2, keepdims=True))
-    weights /= weights.sum(axis=2, keepdims=True)
+    error = np.where(seen, error + 4 * UNIT * np.abs(scores), 0)
+    weights = softmax(np.where(seen, scores, -np.inf))
     part = np.expm1(2 * error.max(axis=2, keepdims=True)) + (total + OF_WEIGHT) * UNIT
     bound = part * (weights @ np.abs(values)) + UNDERFLOW
-    both = (numbers.transpose(1, 0, 2).reshape(count, -1) for numbers in (weights @ values, bound))
-    value, limit = both
-    return value, limit
+    return by_token(weights @ values), by_token(bound)

@@ -7,14 +7,15 @@ ONNX Runtime), and not from the code that packs weights.
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
 from posenc_export.runtime.graphs.onnx_nodes import Constant, Node, Nodes
 from posenc_export.runtime.verification.decoding import FOLDED, dequantized, of_blocks, unpacked
 
-MICROSOFT = "com.microsoft"
+MICROSOFT, LINEAR = "com.microsoft", "DequantizeLinear"
+Codes = Optional[np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -113,20 +114,17 @@ class Constants:
         rows: Dict[str, List[str]] = {}
         for node in self.nodes:
             makers = [self._makers.get(name) for name in node.inputs]
-            gathers = [
-                maker
-                for maker in makers
-                if maker is not None
-                and maker.operator == "Gather"
-                and maker.inputs[0] in self.stored
-                and not maker.attributes.get("axis", 0)
-            ]
-            if node.operator == "DequantizeLinear" and gathers and gathers[0] is makers[0]:
+            gathers = [maker for maker in makers if maker is not None and self._gathers(maker)]
+            if node.operator == LINEAR and gathers and gathers[0] is makers[0]:
                 if len(gathers) < len(makers) or len({gather.inputs[1] for gather in gathers}) > 1:
                     rule = f"expected rows of one index of codes, scales and zeros at {node.name}"
                     raise ValueError(f"graph: {rule}, got others; export again")
                 rows[node.outputs[0]] = [gather.inputs[0] for gather in gathers]
         return rows
+
+    def _gathers(self, node: Node) -> bool:
+        rows = node.operator == "Gather" and not node.attributes.get("axis", 0)
+        return rows and node.inputs[0] in self.stored
 
     def decoded(self) -> Iterator[Place]:
         """Yield the weights that are decoded from codes, in the order of nodes.
@@ -135,11 +133,15 @@ class Constants:
             ValueError: codes of an operator whose inputs are not as documented.
         """
         for node in self.nodes:
-            reader = READERS.get((node.domain, node.operator))
-            if node.operator == "DequantizeLinear" and node.outputs[0] in self._rows:
+            if node.outputs[0] in self._rows:
                 yield self._decoded_rows(node)
-            elif reader is not None:
-                yield from reader(self, node)
+                continue
+            decode, groups = READERS.get((node.domain, node.operator), (None, ()))
+            for indices in groups:
+                if decode is None or (node.operator == LINEAR and not self.value(node.inputs[0])):
+                    continue  # codes that the graph computes
+                parts, names = self.read(node, indices)
+                yield Place(node, f"input {indices[0]}", names, decode(node, *parts), True)
 
     def plain(self) -> Iterator[Place]:
         """Yield the other numbers that nodes read, in the order of nodes.
@@ -150,7 +152,8 @@ class Constants:
         for node in self.nodes:
             if node.operator == "Constant" or self.value(node.outputs[0]) is not None:
                 continue
-            codes = DECODED.get((node.domain, node.operator), ())
+            _, groups = READERS.get((node.domain, node.operator), (None, ()))
+            codes = {index for indices in groups for index in indices}
             for index, name in enumerate(node.inputs):
                 known = self.value(name) if name and index not in codes else None
                 gathered = node.operator == "Gather" and index == 0 and name in tables
@@ -185,76 +188,50 @@ class Constants:
         return parts, tuple(dict.fromkeys(names))
 
 
-def _product(constants: Constants, node: Node) -> Iterator[Place]:
-    """Yield the weight [N,K] of MatMulNBits."""
-    (codes, scales, zeros, order), names = constants.read(node, (1, 2, 3, 4))
+def _product(node: Node, codes: Codes, scales: Codes, zeros: Codes, order: Codes) -> np.ndarray:
+    """Return the weight [N,K] of MatMulNBits."""
     a = node.attributes
-    rows, inputs, bits = a["N"], a["K"], a["bits"]
     if codes is None or scales is None or order is not None:
         rule = f"graph: expected codes and scales in the order of inputs at {node.name}"
         raise ValueError(f"{rule}, got others; export again")
-    blocks = -(-inputs // a["block_size"])
-    weight = of_blocks(codes.reshape(rows, -1), scales.reshape(rows, blocks), zeros, bits, inputs)
-    yield Place(node, "input 1", names, weight, True)
+    codes, scales = codes.reshape(a["N"], -1), scales.reshape(a["N"], -1)
+    return of_blocks(codes, scales, zeros, a["bits"], a["K"])
 
 
-def _rows(constants: Constants, node: Node) -> Iterator[Place]:
-    """Yield the table of GatherBlockQuantized in the shape of its data, which blocks fill."""
-    (codes, scales, zeros), names = constants.read(node, (0, 2, 3))
-    assert codes is not None and scales is not None
+def _rows(node: Node, codes: Any, scales: Any, zeros: Codes) -> np.ndarray:
+    """Return the table of GatherBlockQuantized in the shape of its data, which blocks fill."""
     bits, block = node.attributes.get("bits", 4), node.attributes.get("block_size", 128)
-    logical = unpacked(codes, bits)
-    if zeros is None:
-        zeros = np.full(scales.shape, 1 << (bits - 1), np.int16)
-    else:
-        zeros = unpacked(zeros, bits)[..., : scales.shape[-1]]
+    points = np.full(scales.shape, 1 << (bits - 1), np.int16)
+    if zeros is not None:
+        points = unpacked(zeros, bits)[..., : scales.shape[-1]]
     axis = node.attributes.get("quantize_axis", 1) % codes.ndim
-    yield Place(node, "input 0", names, dequantized(logical, scales, zeros, axis, block), True)
+    return dequantized(unpacked(codes, bits), scales, points, axis, block)
 
 
-def _integer_product(constants: Constants, node: Node) -> Iterator[Place]:
-    """Yield the weight [K,N] of MatMulIntegerToFloat."""
-    (codes, scales, zeros), names = constants.read(node, (1, 3, 5))
-    assert codes is not None and scales is not None
-    yield Place(node, "input 1", names, dequantized(codes, scales, zeros, 1, 0), True)
+def _integer_product(node: Node, codes: Any, scales: Any, zeros: Codes) -> np.ndarray:
+    """Return the weight [K,N] of MatMulIntegerToFloat."""
+    return dequantized(codes, scales, zeros, 1, 0)
 
 
-def _linear(constants: Constants, node: Node) -> Iterator[Place]:
-    """Yield the output of DequantizeLinear of constants."""
-    if constants.value(node.inputs[0]) is not None:
-        (codes, scales, zeros), names = constants.read(node, (0, 1, 2))
-        assert codes is not None and scales is not None
-        axis, block = node.attributes.get("axis", 1), node.attributes.get("block_size", 0)
-        numbers = dequantized(codes, scales, zeros, axis, block)
-        yield Place(node, "input 0", names, numbers, True)
+def _linear(node: Node, codes: Any, scales: Any, zeros: Codes) -> np.ndarray:
+    """Return the output of DequantizeLinear of constants."""
+    axis, block = node.attributes.get("axis", 1), node.attributes.get("block_size", 0)
+    return dequantized(codes, scales, zeros, axis, block)
 
 
-def _experts(constants: Constants, node: Node) -> Iterator[Place]:
-    """Yield the weights [experts,outputs,inputs] of QMoE."""
-    for index in (2, 5):
-        (codes, scales), names = constants.read(node, (index, index + 1))
-        assert codes is not None and scales is not None
-        a = node.attributes
-        bits = a.get("expert_weight_bits", 4)
-        scales = scales if a.get("block_size") else scales[..., None]
-        inputs = codes.shape[-1] * 8 // bits
-        weights = of_blocks(codes, scales, None, bits, inputs)
-        yield Place(node, f"input {index}", names, weights, True)
+def _experts(node: Node, codes: Any, scales: Any) -> np.ndarray:
+    """Return the weights [experts,outputs,inputs] of a product of QMoE."""
+    bits = node.attributes.get("expert_weight_bits", 4)
+    scales = scales if node.attributes.get("block_size") else scales[..., None]
+    return of_blocks(codes, scales, None, bits, codes.shape[-1] * 8 // bits)
 
 
-Reader = Callable[[Constants, Node], Iterator[Place]]
-READERS: Mapping[Tuple[str, str], Reader] = {
-    (MICROSOFT, "MatMulNBits"): _product,
-    (MICROSOFT, "GatherBlockQuantized"): _rows,
-    (MICROSOFT, "MatMulIntegerToFloat"): _integer_product,
-    (MICROSOFT, "QMoE"): _experts,
-    ("", "DequantizeLinear"): _linear,
-}
-# Inputs that are decoded together.
-DECODED: Mapping[Tuple[str, str], Tuple[int, ...]] = {
-    (MICROSOFT, "MatMulNBits"): (1, 2, 3, 4),
-    (MICROSOFT, "GatherBlockQuantized"): (0, 2, 3),
-    (MICROSOFT, "MatMulIntegerToFloat"): (1, 3, 5),
-    (MICROSOFT, "QMoE"): (2, 3, 5, 6),
-    ("", "DequantizeLinear"): (0, 1, 2),
+# By operator: a function of a node and some of its inputs that decodes their numbers, and the
+# indices of these inputs, of which the first has the codes.
+READERS: Mapping[Tuple[str, str], Tuple[Callable[..., np.ndarray], Sequence[Sequence[int]]]] = {
+    (MICROSOFT, "MatMulNBits"): (_product, ((1, 2, 3, 4),)),
+    (MICROSOFT, "GatherBlockQuantized"): (_rows, ((0, 2, 3),)),
+    (MICROSOFT, "MatMulIntegerToFloat"): (_integer_product, ((1, 3, 5),)),
+    (MICROSOFT, "QMoE"): (_experts, ((2, 3), (5, 6))),
+    ("", LINEAR): (_linear, ((0, 1, 2),)),
 }

@@ -41,7 +41,7 @@ class Blocks:
         codes: unsigned, [N,blocks,block] uint8; with 4 bits [N,blocks,block / 2], the first code in
             the lower half.
         scales: [N,blocks] float32.
-        zeros: unsigned, [N,blocks] uint8.
+        zeros: unsigned, [N,blocks] integers.
         bits: 4 or 8.
         inputs: K; the last block is padded.
     """
@@ -69,14 +69,11 @@ class Blocks:
         half = 1 << (self.bits - 1)
         return half + np.abs(self.zeros.astype(np.float64) - half)
 
-    def parts(self) -> Iterator["Blocks"]:
-        """Yield the weights of consecutive outputs, at most about AT_A_TIME weights at a time."""
-        rows = max(1, AT_A_TIME // (self.codes.shape[1] * self.block))
-        for first in range(0, len(self.codes), rows):
-            part = slice(first, first + rows)
-            yield Blocks(
-                self.codes[part], self.scales[part], self.zeros[part], self.bits, self.inputs
-            )
+    def parts(self) -> Iterator[Tuple[slice, "Blocks"]]:
+        """Yield consecutive outputs and their weights."""
+        for part in _slices(len(self.codes), self.codes.shape[1] * self.block):
+            arrays = self.codes[part], self.scales[part], self.zeros[part]
+            yield part, Blocks(*arrays, self.bits, self.inputs)
 
     def halves(self) -> Tuple[np.ndarray, ...]:
         """Return the codes of each n-th input, float32 [N,blocks,block / n], for n codes in a
@@ -161,11 +158,11 @@ def of_rounded(x: np.ndarray, y: np.ndarray, weights: Blocks) -> np.ndarray:
         y: outputs of the kernel [M,N] float32.
     """
     rounded, ratios = Activations.of(x, weights.block), np.zeros(len(x))
-    count, first = weights.codes.shape[1] + BESIDE, 0
+    count = weights.codes.shape[1] + BESIDE
     unsure = np.flatnonzero(rounded.either.any(axis=0))
     sums = rounded.codes.sum(axis=2), np.abs(rounded.codes).sum(axis=2)
     both = np.concatenate((rounded.codes, np.abs(rounded.codes))).transpose(1, 0, 2)
-    for part in weights.parts():
+    for outputs, part in weights.parts():
         halves = part.halves()
         dots = sum(
             both[..., index :: len(halves)] @ half.transpose(1, 2, 0)
@@ -179,8 +176,7 @@ def of_rounded(x: np.ndarray, y: np.ndarray, weights: Blocks) -> np.ndarray:
         bound = _bound(size, count)
         if unsure.size:
             bound += rounded.either[:, unsure] @ np.abs(part.columns(unsure)[0]).T
-        ratios = np.maximum(ratios, over(y[:, first : first + len(part.codes)], value, bound))
-        first += len(part.codes)
+        ratios = np.maximum(ratios, over(y[:, outputs], value, bound))
     return ratios
 
 
@@ -191,15 +187,13 @@ def of_float(x: np.ndarray, y: np.ndarray, weights: Blocks) -> np.ndarray:
     An output passes through at most one addition for each input, one for each block if zero points
     are summed apart, and BESIDE further roundings, of which the weight has at most 2.
     """
-    ratios, first = np.zeros(len(x)), 0
+    ratios = np.zeros(len(x))
     count, at = x.shape[1] + weights.codes.shape[1] + BESIDE, np.arange(x.shape[1])
     exact = x.astype(np.float64)
-    for part in weights.parts():
+    for outputs, part in weights.parts():
         weight, magnitude = part.columns(at)
         bound = _bound(np.abs(exact) @ magnitude.T, count)
-        outputs = y[:, first : first + len(weight)]
-        ratios = np.maximum(ratios, over(outputs, exact @ weight.T, bound))
-        first += len(weight)
+        ratios = np.maximum(ratios, over(y[:, outputs], exact @ weight.T, bound))
     return ratios
 
 
@@ -216,9 +210,8 @@ def of_integers(
         weight: signed codes [K,N].
         scales: products of both scales [N].
     """
-    ratios, rows = np.zeros(len(codes)), max(1, AT_A_TIME // len(weight))
-    for first in range(0, weight.shape[1], rows):
-        part = slice(first, first + rows)
+    ratios = np.zeros(len(codes))
+    for part in _slices(weight.shape[1], len(weight)):
         exact = np.zeros((len(codes), weight[:, part].shape[1]))
         for begin in range(0, len(weight), 512):  # sums of 512 products are below 2^24
             inputs = slice(begin, begin + 512)
@@ -260,10 +253,8 @@ def of_half(x: np.ndarray, y: np.ndarray, weight: np.ndarray, unit: float) -> np
         x, y: [M,K] and [M,N] float16.
         weight: [K,N] float16.
     """
-    exact, ratios = x.astype(np.float64), np.zeros(len(x))
-    count, columns = x.shape[1] + 2, max(1, AT_A_TIME // len(weight))
-    for first in range(0, weight.shape[1], columns):
-        part = slice(first, first + columns)
+    exact, ratios, count = x.astype(np.float64), np.zeros(len(x)), x.shape[1] + 2
+    for part in _slices(weight.shape[1], len(weight)):
         numbers = weight[:, part].astype(np.float64)
         value = exact @ numbers
         bound = count * unit * (np.abs(exact) @ np.abs(numbers)) / (1 - min(count * unit, 0.5))
@@ -271,6 +262,12 @@ def of_half(x: np.ndarray, y: np.ndarray, weight: np.ndarray, unit: float) -> np
         bound[np.abs(value) + bound >= 65504] = np.inf
         ratios = np.maximum(ratios, over(y[:, part], value, bound))
     return ratios
+
+
+def _slices(outputs: int, inputs: int) -> Iterator[slice]:
+    """Yield parts of the outputs of a weight, at most about AT_A_TIME weights at a time."""
+    count = max(1, AT_A_TIME // inputs)
+    return (slice(first, first + count) for first in range(0, outputs, count))
 
 
 def _bound(size: np.ndarray, count: int) -> np.ndarray:

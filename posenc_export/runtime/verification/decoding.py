@@ -17,7 +17,12 @@ def unpacked(codes: np.ndarray, bits: int) -> np.ndarray:
 
 
 def of_blocks(
-    codes: np.ndarray, scales: np.ndarray, zeros: Optional[np.ndarray], bits: int, inputs: int
+    codes: np.ndarray,
+    scales: np.ndarray,
+    zeros: Optional[np.ndarray],
+    bits: int,
+    inputs: int,
+    dtype: str = "float32",
 ) -> np.ndarray:
     """Return (code - zero point) * scale of blocks along the last axis.
 
@@ -27,6 +32,7 @@ def of_blocks(
         zeros: bytes of zero points in rows that fill whole bytes, or zero points in the dtype of
             scales; None for half the number of codes.
         inputs: number of codes of a row that are weights; the others are padding.
+        dtype: in which the product is computed.
     """
     lead, blocks = scales.shape[:-1], scales.shape[-1]
     split = unpacked(codes.reshape(*lead, -1), bits).reshape(*lead, blocks, -1)
@@ -35,16 +41,21 @@ def of_blocks(
         points = unpacked(zeros.reshape(*lead, -1), bits)[..., :blocks]
     elif zeros is not None:
         points = zeros.reshape(*lead, blocks)
-    weights = (split - points[..., None]).astype(np.float32)
-    weights *= scales[..., None].astype(np.float32)
+    weights = (split - points[..., None]).astype(dtype)
+    weights *= scales[..., None].astype(dtype)
     return weights.reshape(*lead, -1)[..., :inputs]
 
 
 def dequantized(
-    codes: np.ndarray, scales: np.ndarray, zeros: Optional[np.ndarray], axis: int, block: int
+    codes: np.ndarray,
+    scales: np.ndarray,
+    zeros: Optional[np.ndarray],
+    axis: int,
+    block: int,
+    dtype: str = "float32",
 ) -> np.ndarray:
-    """Return the output of DequantizeLinear (opset 21): a scale for all, of an axis or of
-    blocks.
+    """Return the output of DequantizeLinear (opset 21), computed in a dtype: a scale for all, of
+    an axis or of blocks.
     """
 
     def spread(part: np.ndarray) -> np.ndarray:
@@ -59,7 +70,7 @@ def dequantized(
     centred = codes.astype(np.int16)
     if zeros is not None:
         centred = centred - spread(zeros).astype(np.int16)
-    return centred.astype(np.float32) * spread(scales).astype(np.float32)
+    return centred.astype(dtype) * spread(scales).astype(dtype)
 
 
 def _cast(numbers: np.ndarray, node: Node) -> np.ndarray:

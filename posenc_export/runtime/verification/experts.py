@@ -11,7 +11,7 @@ import numpy as np
 from posenc_export.runtime.graphs.onnx_nodes import Node
 from posenc_export.runtime.verification import contracts
 from posenc_export.runtime.verification.contracts import BESIDE, UNDERFLOW, UNIT, Blocks
-from posenc_export.runtime.verification.kernels import LEVELS, Graph, Place, Record, rows
+from posenc_export.runtime.verification.kernels import LEVELS, CheckedNode, Graph, Record, rows
 
 # Absolute error of a sigmoid, which kernels approximate and limit near 0 and 1; and the largest
 # slope of z sigmoid(z).
@@ -21,7 +21,7 @@ OF_SHARE = 24  # roundings of the weight of an expert, and of the sum of few exp
 Bounded = Tuple[np.ndarray, np.ndarray]  # numbers in float64, and bounds of their errors
 
 
-def chosen_experts(graph: Graph, node: Node) -> Place:
+def chosen_experts(graph: Graph, node: Node) -> CheckedNode:
     """A QMoE."""
     x, logits, output = (*node.inputs[:2], node.outputs[0])
     level = int(node.attributes.get("accuracy_level", 0))
@@ -40,7 +40,7 @@ def chosen_experts(graph: Graph, node: Node) -> Place:
         return contracts.over(y, value, np.where(sure[:, None], bound + UNDERFLOW, np.inf))
 
     wrong = f"accuracy_level {level} in place of 0" if level != LEVELS["float32"] else ""
-    return Place(f"QMoE {node.inputs[2]}", output, (x, logits), ratios, wrong)
+    return CheckedNode(f"QMoE {node.inputs[2]}", output, (x, logits), ratios, wrong)
 
 
 def _shares(scores: np.ndarray, count: int) -> Tuple[np.ndarray, np.ndarray]:

@@ -36,8 +36,7 @@ def measured(
     """
     level = Level.QUICK if quick else Level.WHOLE
     if not accuracy.float32:
-        session, *workers = sessions(model, threads)
-        return measure(session, expected, accuracy, progress, workers, level=level)
+        return _cells(model, expected, accuracy, progress, threads, level)
     from posenc_export.runtime.verification.float32_form import load_form
 
     form = load_form(folder, model.manifest, threads)
@@ -47,8 +46,7 @@ def measured(
     limit = accuracy
     if model.provider == "cpu":
         limit, level = Accuracy(FINITE), Level.QUICK
-    session, *workers = sessions(model, threads)
-    exported = measure(session, expected, limit, progress, workers, level=level)
+    exported = _cells(model, expected, limit, progress, threads, level)
     exported.bounds = {name: limit.tolerance for name in exported.cells} | exported.bounds
     return of_both.joined(exported.named(EXPORTED))
 
@@ -63,7 +61,18 @@ def of_form(
 ) -> Measured:
     """Measure every cell of the float32 form of an artefact; see `measured`."""
     progress(f"{form.manifest.target}: verifying the float32 form")
-    session, *workers = sessions(form, threads)
     level = Level.QUICK if quick else Level.WHOLE
     limit = Accuracy(accuracy.float32)
-    return measure(session, expected, limit, progress, workers, level=level).named(FORM)
+    return _cells(form, expected, limit, progress, threads, level).named(FORM)
+
+
+def _cells(
+    model: Model,
+    expected: Expected,
+    limit: Accuracy,
+    progress: Callable[[str], None],
+    threads: Optional[int],
+    level: Level,
+) -> Measured:
+    session, *workers = sessions(model, threads)
+    return measure(session, expected, limit, progress, workers, level=level)

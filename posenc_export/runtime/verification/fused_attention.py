@@ -16,6 +16,13 @@ from posenc_export.runtime.graphs.onnx_nodes import Node, Nodes
 from posenc_export.runtime.graphs.onnx_parts import opened, serialised
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.verification import integer_calls
+from posenc_export.runtime.verification.heads import (
+    Heads,
+    by_query_head,
+    by_token,
+    softmax,
+    visible,
+)
 from posenc_export.runtime.verification.integer_graph import integer_part
 
 OPERATOR = "GroupQueryAttention"
@@ -98,9 +105,9 @@ def _kernel(graph: Nodes, node: Node, size: int, lengths: Tuple[int, ...]) -> Ke
     names[9], names[10] = "", ""
     while not names[-1]:
         names.pop()
-    given = {k: v for k, v in node.attributes.items() if k != "qk_output"}
+    known = {k: v for k, v in node.attributes.items() if k != "qk_output"}
     stored = {k: v for k, v in node.serialised.items() if k != "qk_output"}
-    alone = Node(node.domain, node.operator, "", names, ["y", "keys", "values"], given, stored)
+    alone = Node(node.domain, node.operator, "", names, ["y", "keys", "values"], known, stored)
     free = dict.fromkeys((name for name in names if name), "float")
     free |= {"lengths": "int32", "longest": "int32"}
     free |= {"past_k": "int8", "past_v": "int8"} if scaled else {}
@@ -108,14 +115,14 @@ def _kernel(graph: Nodes, node: Node, size: int, lengths: Tuple[int, ...]) -> Ke
     table = graph.constants.get(present[7])
     return Kernel(
         model,
-        given["num_heads"],
-        given["kv_num_heads"],
+        known["num_heads"],
+        known["kv_num_heads"],
         size,
-        2 * table.shape[1] if table is not None and given.get("do_rotary") else 0,
-        bool(given.get("rotary_interleaved", 0)),
-        max(given.get("local_window_size", 0), 0),
-        given.get("scale", 0.0) or size**-0.5,
-        given.get("softcap", 0.0),
+        2 * table.shape[1] if table is not None and known.get("do_rotary") else 0,
+        bool(known.get("rotary_interleaved", 0)),
+        max(known.get("local_window_size", 0), 0),
+        known.get("scale", 0.0) or size**-0.5,
+        known.get("softcap", 0.0),
         not present[1],
         bool(present[11]),
         scaled,
@@ -176,13 +183,15 @@ def _case(
     for row, count in enumerate(cached):
         for kind in past:
             kind[row, :, count:] = JUNK
-        slots = count + np.arange(new)
-        turned = [_rotated(kernel, x[row], cos[slots], sin[slots]) for x in (q, k)]
-        keys, values = (
-            np.concatenate((kind[row, :, :count], x.transpose(1, 0, 2)), 1).astype(np.float64)
-            for kind, x in zip(past, (turned[1], v[row]), strict=True)
-        )
-        expected[row] = _attended(kernel, turned[0], keys, values, slots, sinks)
+        slots = slice(count, count + new)
+        queries, keys, values = (Heads.of_tokens(x[row]) for x in (q, k, v))
+        angled = cos[slots], sin[slots], kernel.interleaved
+        appended = keys.rotated(*angled).numbers, values.numbers
+        read = [
+            np.concatenate((kind[row, :, :count], x), 1)
+            for kind, x in zip(past, appended, strict=True)
+        ]
+        expected[row] = _attended(kernel, queries.rotated(*angled).numbers, read, sinks)
     flat = [x.reshape(rows, new, -1) for x in (q, k, v)]
     feeds = {"q": np.concatenate(flat, 2)} if kernel.packed else dict(zip("qkv", flat, strict=True))
     names = ("past_k", "past_v")
@@ -206,34 +215,14 @@ def _stored(kernel: Kernel, cache: np.ndarray) -> np.ndarray:
     return np.clip(np.rint(cache / STEP), -128, 127).astype(np.int8) if kernel.scaled else cache
 
 
-def _rotated(kernel: Kernel, x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
-    """Rotate the first entries of x [S,N,D] by rows of cos and sin [S,r/2]."""
-    turned, c, s = x.astype(np.float64), cos[:, None], sin[:, None]
-    half = kernel.rotary // 2
-    first, second = slice(0, half), slice(half, 2 * half)
-    if kernel.interleaved:
-        first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
-    a, b = turned[..., first].copy(), turned[..., second].copy()
-    turned[..., first], turned[..., second] = a * c - b * s, b * c + a * s
-    return turned
-
-
 def _attended(
-    kernel: Kernel,
-    q: np.ndarray,
-    keys: np.ndarray,
-    values: np.ndarray,
-    slots: np.ndarray,
-    sinks: Optional[np.ndarray],
+    kernel: Kernel, q: np.ndarray, read: List[np.ndarray], sinks: Optional[np.ndarray]
 ) -> np.ndarray:
-    """Return the output [S,H*D] of queries [S,H,D] in slots [S] with keys and values [K,T,D]."""
-    group = kernel.heads // kernel.kv_heads
-    scores = np.einsum("shd,htd->hst", q, np.repeat(keys, group, 0)) * kernel.scale
+    """Return the output [S,H*D] of queries [H,S,D] with keys and values [K,T,D]."""
+    keys, values = (by_query_head(part, kernel.heads) for part in read)
+    scores = kernel.scale * (q @ keys.transpose(0, 2, 1))  # [H,S,T]
     if kernel.softcap:
         scores = kernel.softcap * np.tanh(scores / kernel.softcap)
-    behind = slots[:, None] - np.arange(keys.shape[1])
-    seen = (behind >= 0) & (behind < (kernel.window or LONGEST + 1))
-    weights = np.where(seen, np.exp(scores), 0.0)
-    total = weights.sum(2) + (0.0 if sinks is None else np.exp(sinks.astype(np.float64))[:, None])
-    y = np.einsum("hst,htd->shd", weights / total[..., None], np.repeat(values, group, 0))
-    return np.asarray(y.reshape(len(q), -1))
+    scores = np.where(visible(q.shape[1], keys.shape[1], kernel.window), scores, -np.inf)
+    weights = softmax(scores) if sinks is None else softmax(scores, sinks[:, None, None])
+    return by_token(weights @ values)

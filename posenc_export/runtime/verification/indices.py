@@ -32,7 +32,7 @@ from posenc_export.runtime.verification.integer_rules import (
     REQUESTED,
     Layout,
 )
-from posenc_export.runtime.verification.integer_values import Found, Role, Tally
+from posenc_export.runtime.verification.integer_values import Findings, Role, Tally
 
 UNIT = "values"
 # By operator and input that reads a value, what it must be.
@@ -76,37 +76,37 @@ def check(folder: Path, model: Model) -> Check:
     if not (folder / "model.onnx").exists():
         return Check(0, UNIT, skipped={manifest.target: "the file is no graph of ONNX nodes"})
     part = integer_part(onnx_nodes.read(folder / "model.onnx"))
-    found = Found()
+    findings = Findings()
     for name, reason in _skipped_inputs(part).items():
-        found.skipped[name] = reason
-    _compare_attributes(part, manifest, found)
+        findings.skipped[name] = reason
+    _compare_attributes(part, manifest, findings)
     subject = _subject(manifest, folder)
-    for roles, made in _programs(part, manifest, folder, found):
-        result = _evaluated(made, roles, subject)
-        found.compared += result.compared
-        found.failures |= result.failures
-        found.skipped |= result.skipped
-    failures = dict(list(found.failures.items())[:MOST_FAILURES])
-    return Check(found.compared, UNIT, failures=failures, skipped=found.skipped)
+    for roles, values in _programs(part, manifest, folder, findings):
+        result = _evaluated(values, roles, subject)
+        findings.compared += result.compared
+        findings.failures |= result.failures
+        findings.skipped |= result.skipped
+    failures = dict(list(findings.failures.items())[:MOST_FAILURES])
+    return Check(findings.compared, UNIT, failures=failures, skipped=findings.skipped)
 
 
-def _compare_attributes(part: IntegerPart, manifest: Manifest, found: Found) -> None:
+def _compare_attributes(part: IntegerPart, manifest: Manifest, findings: Findings) -> None:
     """Compare the attributes of attention nodes with the description of their layers."""
     parts = described.attentions(manifest)
     for number, (node, layer) in enumerate(part.attention):
         place = f"{node.operator} {number}"
         if not 0 <= layer < len(parts):
-            found.skipped[place] = "its layer is not known"
+            findings.skipped[place] = "its layer is not known"
             continue
         by_mask = manifest.signature == "mask"
         expected = described.attributes(parts[layer], node, by_mask)
         for name, wanted in expected.items():
             value = node.attributes.get(name)
-            found.compared += 1
+            findings.compared += 1
             if value != wanted and not _close(value, wanted):
-                found.failures[f"{place} of layer {layer}"] = f"{name}: {value}, not {wanted}"
+                findings.failures[f"{place} of layer {layer}"] = f"{name}: {value}, not {wanted}"
         for name in node.attributes.keys() - expected.keys() - described.FREE:
-            found.skipped[f"{place} of layer {layer}, {name}"] = "an attribute without a rule"
+            findings.skipped[f"{place} of layer {layer}, {name}"] = "an attribute without a rule"
 
 
 def _close(value: Any, wanted: Any) -> bool:
@@ -139,7 +139,7 @@ def _skipped_inputs(part: IntegerPart) -> Dict[str, str]:
 
 
 def _programs(
-    part: IntegerPart, manifest: Manifest, folder: Path, found: Found
+    part: IntegerPart, manifest: Manifest, folder: Path, findings: Findings
 ) -> Iterator[Tuple[Tuple[Role, ...], Program]]:
     """Yield the programs that compute the values of a part, with the role of each output: first
     those without keys.
@@ -148,9 +148,9 @@ def _programs(
     names = []
     for name, inputs in reads.items():
         if inputs & {"encoder_attention_mask"}:
-            found.skipped[_place(part, name)] = "depends on the encoder's mask alone"
+            findings.skipped[_place(part, name)] = "depends on the encoder's mask alone"
         elif any(not part.free.get(value, True) for value in inputs):
-            found.skipped[_place(part, name)] = "depends on the shape of a computed value"
+            findings.skipped[_place(part, name)] = "depends on the shape of a computed value"
         else:
             names.append(name)
     if not names:
@@ -161,7 +161,7 @@ def _programs(
     with_keys: Dict[bool, List[Tuple[str, Role]]] = {False: [], True: []}
     for name, first, second in zip(names, *probes, strict=True):
         axes = integer_rules.layout(first, second, sizes)
-        for role in _roles(part, manifest, name, axes, first, found):
+        for role in _roles(part, manifest, name, axes, first, findings):
             with_keys["t" in axes].append((name, role))
     for chosen in with_keys.values():
         if chosen:
@@ -192,8 +192,8 @@ def _placed(manifest: Manifest, call: Call) -> Places:
     return integer_calls.placed(manifest, call, caches)
 
 
-def _run(made: Program, manifest: Manifest, call: Call) -> List[np.ndarray]:
-    return made.run(_placed(manifest, call).feeds)
+def _run(values: Program, manifest: Manifest, call: Call) -> List[np.ndarray]:
+    return values.run(_placed(manifest, call).feeds)
 
 
 def _place(part: IntegerPart, name: str) -> str:
@@ -209,9 +209,9 @@ def _roles(
     name: str,
     axes: Layout,
     probe: np.ndarray,
-    found: Found,
+    findings: Findings,
 ) -> Iterator[Role]:
-    """Yield the roles of a value; record the reason in `found` if it has none."""
+    """Yield the roles of a value; record the reason in `findings` if it has none."""
     uses, place = part.uses.get(name, []), _place(part, name)
     whole = bool(np.isin(probe, (0, 1)).all())  # 1 for visible keys
     floats = probe.dtype.kind == "f" and not whole
@@ -219,7 +219,7 @@ def _roles(
     cells = "s" in axes and "t" in axes
     masks = cells and any((use.operator, use.input) in MASKS for use in uses)
     if hides and not cells:
-        found.skipped[place] = "a mask with further columns, such as those of sinks"
+        findings.skipped[place] = "a mask with further columns, such as those of sinks"
     if masks or (hides and cells):
         layers = sorted({use.layer for use in uses if use.layer >= 0})
         windows = tuple(sorted(_windows(part, name).items()))
@@ -233,7 +233,7 @@ def _roles(
         return
     reason = _without_rule(part, name, uses, floats)
     if reason:
-        found.skipped[place] = reason
+        findings.skipped[place] = reason
         return
     strict = [
         STRICT[key]
@@ -263,24 +263,24 @@ def _windows(part: IntegerPart, mask: str) -> Dict[int, int]:
 
 
 @functools.lru_cache(1024)
-def _evaluated(made: Program, roles: Tuple[Role, ...], subject: Subject) -> Found:
+def _evaluated(values: Program, roles: Tuple[Role, ...], subject: Subject) -> Findings:
     """Run a program on all calls and compare its outputs with their roles. Equal programs of
     equal subjects are evaluated once per process.
     """
-    manifest, found = subject.manifest, Found()
+    manifest, findings = subject.manifest, Findings()
     caches = described.has_cache(manifest)
     tallies = [Tally(role, subject.biases) for role in roles]
     keys = any("t" in role.axes for role in roles)
     heads = max((_heads(role.axes) for role in roles), default=1) if keys else 1
     for call in _calls(manifest, caches, keys, heads):
         places = integer_calls.placed(manifest, call, caches)
-        found.calls += 1
-        for tally, value in zip(tallies, made.run(places.feeds), strict=True):
-            found.compared += value.size
+        findings.calls += 1
+        for tally, value in zip(tallies, values.run(places.feeds), strict=True):
+            findings.compared += value.size
             tally.add(manifest, value, places)
     for tally in tallies:
-        tally.finish(found)
-    return found
+        tally.finish(findings)
+    return findings
 
 
 def _heads(axes: Layout) -> int:

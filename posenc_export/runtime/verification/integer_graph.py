@@ -183,8 +183,8 @@ class Program:
         """Run the part on values by their names in the graph, and return the outputs. Other
         names are those of embedded tokens.
         """
-        given = {new: feeds.get(name, feeds[EMBEDDED]) for name, new, _ in self.inputs}
-        values: List[np.ndarray] = session(self.model).run(list(self.outputs), given)
+        inputs = {new: feeds.get(name, feeds[EMBEDDED]) for name, new, _ in self.inputs}
+        values: List[np.ndarray] = session(self.model).run(list(self.outputs), inputs)
         return values
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.verification import described
+from posenc_export.runtime.verification.described import attentions
 from posenc_export.runtime.verification.integer_calls import Places
 
 Layout = Tuple[str, ...]  # "b", "s", "t" or a size, for each axis of a value
@@ -78,7 +79,7 @@ def integers(manifest: Manifest, places: Places, rows: Optional[int]) -> Iterato
     if places.coordinates is not None:
         yield Rule("coordinates of tokens", "abs", lambda: np.clip(places.coordinates, 0, most))
     yield from _distances(manifest, q, k, rows)
-    yield Rule("visible keys", "bst", lambda: _visible(manifest, q, k))
+    yield Rule("visible keys", "bst", lambda: described.visible(attentions(manifest)[0], q, k))
     yield Rule(REQUESTED, "br", lambda: places.feeds["logits_index"])
     yield Rule("first slots", "b", lambda: places.first)
     yield Rule("last slots", "b", lambda: places.last)
@@ -118,28 +119,18 @@ def _distances(
     def behind() -> np.ndarray:
         return np.asarray(q[:, :, None] - k[:, None, :])
 
+    def clipped(index: described.Index, part: described.Described) -> Callable[[], np.ndarray]:
+        return lambda: index(part, causal, behind())
+
+    causal = described.causal(manifest)
     yield Rule("distances back", "bst", behind)
     yield Rule("distances ahead", "bst", lambda: -behind())
     if rows is not None:
         yield Rule("distances within the table", "bst", lambda: np.clip(behind(), 0, rows - 1))
-    causal = described.causal(manifest)
     for part in described.parameters(manifest):
         index = described.INDICES.get(part["name"])
         if index is not None:
-            yield Rule(part["name"], "bst", partial(_clipped, index, part, causal, behind))
-
-
-def _clipped(
-    index: described.Index,
-    part: described.Described,
-    causal: bool,
-    behind: Callable[[], np.ndarray],
-) -> np.ndarray:
-    return index(part, causal, behind())
-
-
-def _visible(manifest: Manifest, q: np.ndarray, k: np.ndarray) -> np.ndarray:
-    return described.visible(described.attentions(manifest)[0], q, k)
+            yield Rule(part["name"], "bst", clipped(index, part))
 
 
 def allowed(manifest: Manifest, axes: Layout) -> Tuple[str, ...]:
@@ -215,7 +206,7 @@ def mask_fault(
         windows: by layer, keys that its attention node sees by slot: 0 for all up to the query;
             layers whose mask alone decides are missing.
     """
-    parts = described.attentions(manifest)
+    parts = attentions(manifest)
     for layer in layers:
         seen = ~hidden
         if layer in windows:

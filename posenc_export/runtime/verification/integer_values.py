@@ -36,8 +36,8 @@ class Role:
 
 
 @dataclass
-class Found:
-    """What an evaluation found: numbers of compared values and calls, and by place failures and
+class Findings:
+    """Results of an evaluation: numbers of compared values and calls, and by place failures and
     values without a rule.
     """
 
@@ -124,24 +124,18 @@ class Tally:
         exact = {name: pair for name, pair in counts.items() if pair[0] == pair[1]}
         self.agreed, self.began = exact or (counts if role.allowed else {}), True
 
-    def finish(self, found: Found) -> None:
+    def finish(self, findings: Findings) -> None:
         """Record a failure, or that no rule was recognised."""
         role = self.role
-        if role.layers:
-            if self.fault:
-                found.failures[role.place] = self.fault
-            elif self.unknown:
-                found.skipped[role.place] = self.unknown
-            return
-        if self.unknown:
-            found.skipped[role.place] = self.unknown
-            return
-        best = max(self.agreed, key=lambda name: self.agreed[name][0], default="")
-        same, counted = self.agreed.get(best, (0, 0))
-        if best and same == counted:
-            return
-        if role.allowed:
-            rule = best or " or ".join(role.allowed)
-            found.failures[role.place] = f"{rule}: {counted - same} of {counted} values differ"
-        else:
-            found.skipped[role.place] = "follows no rule that is known"
+        if not (self.fault or self.unknown or role.layers):
+            best = max(self.agreed, key=lambda name: self.agreed[name][0], default="")
+            same, counted = self.agreed.get(best, (0, 0))
+            if role.allowed and (not best or same < counted):
+                rule = best or " or ".join(role.allowed)
+                self.fault = f"{rule}: {counted - same} of {counted} values differ"
+            elif not best or same < counted:
+                self.unknown = "follows no rule that is known"
+        if self.fault:
+            findings.failures[role.place] = self.fault
+        elif self.unknown:
+            findings.skipped[role.place] = self.unknown

@@ -13,6 +13,7 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.onnx_nodes import Node, Nodes
 from posenc_export.runtime.verification import contracts
 from posenc_export.runtime.verification.contracts import Blocks
+from posenc_export.runtime.verification.decoding import dequantized, of_blocks, unpacked
 
 Record = Mapping[str, np.ndarray]  # values of a call by name
 UNMOVED = ("Cast", "Unsqueeze", "Reshape")  # keep the order of scales, and float16 as float32
@@ -23,7 +24,7 @@ BLOCK = 32
 
 
 @dataclass(frozen=True)
-class Place:
+class CheckedNode:
     """A node that is compared.
 
     Args:
@@ -96,12 +97,7 @@ def _input(node: Node, index: int) -> str:
     return node.inputs[index] if index < len(node.inputs) else ""
 
 
-def _unpacked(packed: np.ndarray, count: int) -> np.ndarray:
-    """Return 4-bit codes [N,count] of bytes [N,n]."""
-    return np.stack((packed & 15, packed >> 4), axis=-1).reshape(len(packed), -1)[:, :count]
-
-
-def _by_block(graph: Graph, node: Node) -> Place:
+def _by_block(graph: Graph, node: Node) -> CheckedNode:
     """A MatMulNBits."""
     x, codes, scales, output = (*node.inputs[:3], node.outputs[0])
     zeros, bits = _input(node, 3), int(node.attributes["bits"])
@@ -114,7 +110,7 @@ def _by_block(graph: Graph, node: Node) -> Place:
         points = np.full(shape, 1 << (bits - 1), np.uint8)
         if zeros:
             packed = graph.numbers(zeros).reshape(len(stored), -1)
-            points = packed if bits == 8 else _unpacked(packed, shape[1])
+            points = unpacked(packed, bits)[:, : shape[1]]
         return Blocks(
             stored, graph.numbers(scales).reshape(shape).astype(np.float32), points, bits, inputs
         )
@@ -129,7 +125,7 @@ def _by_block(graph: Graph, node: Node) -> Place:
 
 def _product(
     name: str, x: str, output: str, weights: Callable[[], Blocks], level: int, wrong: str = ""
-) -> Place:
+) -> CheckedNode:
     """A product with weights in blocks. accuracy_level is the least accuracy: without a kernel that
     rounds activations in blocks of this size, ONNX Runtime computes with those in float32.
     """
@@ -144,10 +140,10 @@ def _product(
         plain = contracts.of_float(inputs, outputs, read)
         return plain if plain.max() <= 1 else rounded
 
-    return Place(name, output, (x,), ratios, wrong)
+    return CheckedNode(name, output, (x,), ratios, wrong)
 
 
-def _multiplied(graph: Graph, node: Node) -> Optional[Place]:
+def _multiplied(graph: Graph, node: Node) -> Optional[CheckedNode]:
     """A MatMul with a dequantized weight, or with one in float16."""
     x, weight, output = (*node.inputs, node.outputs[0])
     dequantized = graph.maker(weight, "DequantizeLinear")
@@ -182,7 +178,7 @@ def _transposed(graph: Graph, node: Node) -> Blocks:
     )
 
 
-def _half(graph: Graph, node: Node) -> Optional[Place]:
+def _half(graph: Graph, node: Node) -> Optional[CheckedNode]:
     """A MatMul with a weight in float16. Processors of ARM may add in float16, all others convert
     to float32.
 
@@ -205,10 +201,10 @@ def _half(graph: Graph, node: Node) -> Optional[Place]:
         return contracts.of_half(rows(records, x), rows(records, output), numbers, unit)
 
     alone = (turned, node) if turned else (node,)
-    return Place(f"MatMul {stored}", output, (x,), ratios, alone=alone)
+    return CheckedNode(f"MatMul {stored}", output, (x,), ratios, alone=alone)
 
 
-def _of_integers(graph: Graph, node: Node) -> Optional[Place]:
+def _of_integers(graph: Graph, node: Node) -> Optional[CheckedNode]:
     """A MatMulIntegerToFloat, and the codes of its activations if the node before it rounds
     them.
     """
@@ -227,31 +223,27 @@ def _of_integers(graph: Graph, node: Node) -> Optional[Place]:
             ratio = np.maximum(ratio, contracts.of_codes(x, signed, scale))
         return ratio
 
-    return Place(f"MatMulIntegerToFloat {weight}", output, (codes, *reads), ratios)
+    return CheckedNode(f"MatMulIntegerToFloat {weight}", output, (codes, *reads), ratios)
 
 
-def _gathered(graph: Graph, node: Node) -> Place:
+def _gathered(graph: Graph, node: Node) -> CheckedNode:
     """A GatherBlockQuantized of rows of a table."""
     codes, ids, scales, output = (*node.inputs[:3], node.outputs[0])
     zeros, bits = _input(node, 3), int(node.attributes["bits"])
 
     def ratios(records: Sequence[Record]) -> np.ndarray:
         at, y = _ids(records, ids), _flat(records, ids, output)
-        stored = graph.numbers(codes)
-        packed = stored.reshape(len(stored), -1)[at]
-        whole = packed if bits == 8 else _unpacked(packed, 2 * packed.shape[1])
-        scale = graph.numbers(scales).reshape(len(stored), -1)[at].astype(np.float64)
-        blocks = whole.reshape(*scale.shape, -1).astype(np.float64)
-        point = np.full(scale.shape, 1 << (bits - 1))
-        if zeros:
-            point = graph.numbers(zeros).reshape(len(stored), -1)[at]
-        exact = (blocks - point[..., None]) * scale[..., None]
+        *lead, size = graph.numbers(codes).shape
+        tables = (graph.numbers(name) for name in (codes, scales, *([zeros] if zeros else [])))
+        packed, scale, *others = (table.reshape(*lead, -1)[at] for table in tables)
+        points = others[0] if others else None
+        exact = of_blocks(packed, scale, points, bits, size * 8 // bits, "float64")
         return contracts.of_rows(y, exact.reshape(len(at), -1))
 
-    return Place(f"GatherBlockQuantized {codes}", output, (ids,), ratios)
+    return CheckedNode(f"GatherBlockQuantized {codes}", output, (ids,), ratios)
 
 
-def _dequantized_rows(graph: Graph, node: Node) -> Optional[Place]:
+def _dequantized_rows(graph: Graph, node: Node) -> Optional[CheckedNode]:
     """A DequantizeLinear of codes, scales and zero points that Gather reads from tables."""
     gathers = [graph.maker(name, "Gather") for name in node.inputs]
     read = [gather.inputs for gather in gathers if gather]
@@ -262,11 +254,11 @@ def _dequantized_rows(graph: Graph, node: Node) -> Optional[Place]:
 
     def ratios(records: Sequence[Record]) -> np.ndarray:
         at, y = _ids(records, ids), _flat(records, ids, output)
-        codes, scales, *zeros = (graph.numbers(table)[at].astype(np.float64) for table in tables)
-        wide = [np.repeat(part, block, axis=1)[:, : codes.shape[1]] for part in (scales, *zeros)]
-        return contracts.of_rows(y, (codes - sum(wide[1:])) * wide[0])
+        codes, scales, *zeros = (graph.numbers(table)[at] for table in tables)
+        points = zeros[0] if zeros else None
+        return contracts.of_rows(y, dequantized(codes, scales, points, 1, block, "float64"))
 
-    return Place(f"DequantizeLinear {tables[0]}", output, (ids,), ratios)
+    return CheckedNode(f"DequantizeLinear {tables[0]}", output, (ids,), ratios)
 
 
 def _ids(records: Sequence[Record], name: str) -> np.ndarray:
@@ -278,7 +270,7 @@ def _flat(records: Sequence[Record], ids: str, output: str) -> np.ndarray:
     return np.concatenate([call[output].reshape(call[ids].size, -1) for call in records])
 
 
-PLACES: Mapping[str, Callable[[Graph, Node], Optional[Place]]] = {
+CONTRACTS: Mapping[str, Callable[[Graph, Node], Optional[CheckedNode]]] = {
     "MatMulNBits": _by_block,
     "MatMul": _multiplied,
     "MatMulIntegerToFloat": _of_integers,

@@ -8,7 +8,7 @@ follow from the manifest.
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Dict, Iterator, List, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -52,25 +52,18 @@ def write(manifest: Manifest, expected: Expected, accuracy: Accuracy, folder: Pa
         edges or {},
     )
     columns = columns_of(manifest, reference)
-    parts: List[np.ndarray] = []
+    parts, readouts = [], []
     for case in expected.cases.values():
         parts += [case.full, case.other_full[:, case.fork_at :]]
+        if case.readout is not None:
+            readouts.append(case.readout[..., readout_columns(manifest)])
     parts += [full for _, full in expected.attribute_cases.values()]
     if expected.long is not None:
         stored = np.isin(expected.long.compared, _places(manifest, expected.long.edges))
         parts.append(expected.long.outputs[:, stored])
-    readouts = [
-        case.readout[..., readout_columns(manifest)]
-        for case in expected.cases.values()
-        if case.readout is not None
-    ]
-    content = np.concatenate(
-        [
-            part.astype("<f4").reshape(-1)
-            for part in (*(part[..., columns] for part in parts), *readouts)
-        ]
-    )
-    (folder / FILE_NAME).write_bytes(content.tobytes())
+    stored_parts = [*(part[..., columns] for part in parts), *readouts]
+    content = b"".join(part.astype("<f4").tobytes() for part in stored_parts)
+    (folder / FILE_NAME).write_bytes(content)
     return reference
 
 
@@ -97,19 +90,15 @@ def read(manifest: Manifest, folder: Path) -> Expected:
             f"artefact {folder}: expected {FILE_NAME} with {wanted} bytes, got {size}; export again"
         )
     whole = np.fromfile(folder / FILE_NAME, "<f4")
-    content, at = whole[:stored].reshape(-1, len(columns)), 0
-
-    def take(shape: Tuple[int, ...]) -> np.ndarray:
-        nonlocal at
-        at += math.prod(shape)
-        return content[at - math.prod(shape) : at].reshape(*shape, len(columns))
-
-    found = _expected(manifest, columns, shapes, take)
+    ends = np.cumsum([len(columns) * math.prod(shape) for shape in shapes])
+    split = zip(np.split(whole[:stored], ends[:-1]), shapes, strict=True)
+    parts = iter([part.reshape(*shape, len(columns)) for part, shape in split])
+    expected = _expected(manifest, columns, parts)
     if len(manifest.outputs) < 2:
-        return found
-    cases = zip(found.cases.items(), whole[stored:].reshape(readouts), strict=True)
+        return expected
+    cases = zip(expected.cases.items(), whole[stored:].reshape(readouts), strict=True)
     return replace(
-        found,
+        expected,
         cases={start: replace(case, readout=readout) for (start, case), readout in cases},
         readout_columns=readout_columns(manifest),
     )
@@ -161,8 +150,8 @@ def _places(manifest: Manifest, edges: Mapping[str, int]) -> np.ndarray:
 
 def _columns(manifest: Manifest, edges: Optional[Mapping[str, int]]) -> int:
     """Return how many numbers of each output fit into LARGEST bytes."""
-    each = 4 * sum(math.prod(shape) for shape in _shapes(manifest, edges))
-    return max(1, min(int(manifest.outputs[0].axes[-1]), LARGEST // each))
+    column = 4 * sum(math.prod(shape) for shape in _shapes(manifest, edges))
+    return max(1, min(int(manifest.outputs[0].axes[-1]), LARGEST // column))
 
 
 def _shapes(manifest: Manifest, edges: Optional[Mapping[str, int]]) -> List[Tuple[int, ...]]:
@@ -174,35 +163,22 @@ def _shapes(manifest: Manifest, edges: Optional[Mapping[str, int]]) -> List[Tupl
     return shapes if edges is None else [*shapes, (1, len(_places(manifest, edges)))]
 
 
-def _expected(
-    manifest: Manifest,
-    columns: np.ndarray,
-    shapes: List[Tuple[int, ...]],
-    take: Callable[[Tuple[int, ...]], np.ndarray],
-) -> Expected:
-    remaining = iter(shapes)
+def _expected(manifest: Manifest, columns: np.ndarray, parts: Iterator[np.ndarray]) -> Expected:
+    """Return the expected outputs of `parts`, which are in the order of `_shapes`."""
     cases: Dict[int, Case] = {}
     for start in starts(manifest):
         tokens, other, fork_at = case_inputs(manifest)
-        full, ending = take(next(remaining)), take(next(remaining))
-        sources = encoder_rows(manifest, len(tokens))
-        cases[start] = Case(
-            tokens,
-            full,
-            start,
-            fork_at,
-            other,
-            np.concatenate((full[:, :fork_at], ending), axis=1),
-            sources,
-        )
+        full, ending = next(parts), next(parts)
+        other_full = np.concatenate((full[:, :fork_at], ending), axis=1)
+        encoder = encoder_rows(manifest, len(tokens))
+        cases[start] = Case(tokens, full, start, fork_at, other, other_full, encoder)
     attribute_cases = {
-        name: (case, take(next(remaining))) for name, case in attribute_inputs(manifest).items()
+        name: (case, next(parts)) for name, case in attribute_inputs(manifest).items()
     }
     assert manifest.reference is not None  # checked by `read`
     edges, long = _edges(manifest.reference), None
     if edges is not None:
         length = length_for(manifest, edges)
-        long = LongSequence(
-            tokens_of(manifest, length), places(edges, length), take(next(remaining)), edges
-        )
+        tokens = tokens_of(manifest, length)
+        long = LongSequence(tokens, places(edges, length), next(parts), edges)
     return Expected(columns, cases, attribute_cases, long)

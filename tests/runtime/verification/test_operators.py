@@ -21,7 +21,7 @@ from posenc_export.runtime.graphs.onnx_nodes import read
 from posenc_export.runtime.graphs.ort_graph import session_options
 from posenc_export.runtime.verification import checks, recording
 from posenc_export.runtime.verification.kernels import Graph
-from posenc_export.runtime.verification.operators import of_artefact, places_of
+from posenc_export.runtime.verification.operators import checked_nodes, of_artefact
 from tests.traces import sources
 
 MODEL: Any = decoder_config(64, 1, 72, block_config(40, 5, 64, kv_heads=1))
@@ -65,7 +65,7 @@ def test_every_product_of_an_artefact_keeps_its_contract(
     kind: str, artefacts: Callable[[str], Path]
 ) -> None:
     folder = artefacts(kind)
-    places = places_of(Graph(read(folder / "model.onnx"), folder, load(folder).manifest))
+    places = checked_nodes(Graph(read(folder / "model.onnx"), folder, load(folder).manifest))
     rows = [place for place in places if "Gather" in place.name or "Dequant" in place.name]
     # qkv, output, gate and up together or apart, down, and the head; the table, unless in float16
     assert len(places) - len(rows) >= 5 and len(rows) == ("float16" not in kind)
@@ -89,7 +89,7 @@ def test_recorded_outputs_change_no_kernel(
     graph = Graph(read(folder / "model.onnx"), folder, manifest)
     recorded = [
         name
-        for place in places_of(graph)
+        for place in checked_nodes(graph)
         if not place.alone
         for name in (*place.reads, place.output)
         if name not in graph.nodes.inputs
@@ -150,7 +150,7 @@ def spoiled(
     init = recording.Recorder.__init__
 
     def with_places(self: Any, graph: Graph, *arguments: Any) -> None:
-        self.places = places_of(graph)
+        self.places = checked_nodes(graph)
         init(self, graph, *arguments)
 
     monkeypatch.setattr(recording.Recorder, "__init__", with_places)
@@ -232,7 +232,7 @@ def test_kernels_for_several_tokens_and_for_one_are_compared(
     folder = artefacts("int4-ort")
     graph = Graph(read(folder / "model.onnx"), folder, load(folder).manifest)
     sizes: List[int] = []
-    place = next(place for place in places_of(graph) if place.name.startswith("MatMulNBits"))
+    place = next(place for place in checked_nodes(graph) if place.name.startswith("MatMulNBits"))
     for record in recording.recorded(graph, [place.output], 1):
         sizes.append(record[place.output].shape[1])
     assert sizes == [5, 1, 2]
@@ -252,7 +252,7 @@ def experts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def test_chosen_experts_keep_their_contract(experts: Path) -> None:
-    places = places_of(Graph(read(experts / "model.onnx"), experts, load(experts).manifest))
+    places = checked_nodes(Graph(read(experts / "model.onnx"), experts, load(experts).manifest))
     assert sum(place.name.startswith("QMoE") for place in places) == 1
     check = checked(experts)
     assert check.failures == {} and check.skipped == {} and 0 < check.worst <= 1
