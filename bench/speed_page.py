@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
-from posenc_export.benchmark.report import BUSY, Report, duration, size
+from posenc_export.benchmark.report import BUSY, Report, duration
 from posenc_export.benchmark.results import Row
 from posenc_export.benchmark.spread import Spread
 from posenc_export.benchmark.spread import ratio as ratio_of
@@ -175,6 +175,11 @@ def page(reports: Dict[str, Report]) -> str:
     ]
     compared = summary(reports) if SUMMARIZED <= reports.keys() else []
     machine = _machine(next(iter(reports.values())))
+    versions = ", ".join(
+        f"{name} {version}"
+        for name, version in next(iter(reports.values())).machine.versions.items()
+    )
+    parts.append(f"Versions: {versions}.\n")
     text = (TEXTS / "speed.md").read_text(encoding="utf-8").rstrip("\n")
     return text.format(machine=machine, summary="\n".join(compared), parts="\n".join(parts))
 
@@ -243,21 +248,8 @@ def _overhead(results: Sequence[Dict[str, Any]]) -> List[str]:
 
 
 def _part(report: Report) -> List[str]:
-    machine, limits = report.machine, report.limits
-    libraries = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
-    read = ", ".join(
-        f"{size(limit.bytes)} at {limit.read_bytes_per_second / 1e9:.0f} GB/s"
-        for limit in limits.read
-    )
-    empty = ""
-    if limits.empty_run_seconds is not None:
-        empty = f" An empty run of ONNX Runtime takes {duration(limits.empty_run_seconds)}."
     busy = " Measured on a busy machine." if (report.other_cores or 0.0) > BUSY else ""
-    cores = f"{machine.threads} threads on {machine.cores} cores"
-    speed = f"{limits.gemm_flops_per_second / 1e9:.0f} GFLOP/s"
-    lines = [f"{machine.processor}, {cores}; {libraries}.{busy}", ""]
-    lines += [f"Limits of the machine in the same run: reads {read}; multiplies at {speed}.{empty}"]
-    lines += [""]
+    lines = [f"{_threads(report)}.{busy}", ""]
     works = list(dict.fromkeys((row.phase, row.tokens) for row in report.rows))
     heads = " | ".join(f"{phase} {tokens}" for phase, tokens in works)
     lines += [f"| contestant | {heads} |", "|---|" + "---|" * len(works)]
@@ -266,6 +258,11 @@ def _part(report: Report) -> List[str]:
         row = " | ".join(cells.get((name, *work), "") for work in works)
         lines.append(f"| {name} | {row} |")
     return lines
+
+
+def _threads(report: Report) -> str:
+    machine = report.machine
+    return f"{machine.processor}, {machine.threads} threads on {machine.cores} cores"
 
 
 def _cell(row: Row) -> str:

@@ -96,21 +96,27 @@ def run(folder: Path, adapter: str, results: Path) -> None:
 
 
 def table(rows: List[Dict[str, Any]]) -> str:
-    """Return the Markdown table of the results: errors by encoding and target."""
-    targets = sorted({row["target"] for row in rows})
-    cells = {(row["encoding"], row["target"]): _cell(row) for row in rows}
-    lines = ["| encoding | " + " | ".join(targets) + " |", "|---|" + "---|" * len(targets)]
-    for name in sorted({row["encoding"] for row in rows}):
-        errors = " | ".join(cells.get((name, target), "-") for target in targets)
-        lines.append(f"| {name} | {errors} |")
-    return "\n".join(lines)
+    """Return the Markdown table of the results: the worst encoding of each target, and artefacts
+    that are wrong, refused or fail.
+    """
+    lines = ["| target | encodings | right | largest error | tolerance |", "|---|---|---|---|---|"]
+    for target in sorted({row["target"] for row in rows}):
+        of_target = [row for row in rows if row["target"] == target]
+        right = [row for row in of_target if row.get("passed")]
+        worst = max(right, key=lambda row: float(row["worst"]))
+        error = f"{worst['worst']:.1e} (`{worst['encoding']}`)"
+        cells = (f"`{target}`", len(of_target), len(right), error, f"{worst['tolerance']:.1e}")
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    others = [row for row in rows if not row.get("passed")]
+    said = [f"- `{row['encoding']}` on `{row['target']}`: {_failure(row)}" for row in others]
+    return "\n".join([*lines, *([""] if said else []), *said])
 
 
-def _cell(row: Dict[str, Any]) -> str:
-    """Return the largest error of an artefact, or why there is none."""
+def _failure(row: Dict[str, Any]) -> str:
+    """Return why an artefact is not right."""
     if "refused" in row:
         return f"refused: {row['refused']}"
-    return str(row["failure"] or f"{row['worst']:.1e}{'' if row['passed'] else ' (wrong)'}")
+    return str(row["failure"] or f"wrong by {row['worst']:.1e}")
 
 
 def main() -> None:

@@ -13,17 +13,18 @@ from posenc_export.shared import json_rows
 TOP = Path(__file__).parents[2]
 JSON, PAGE = TOP / "bench/results/cuda_dry_run.json", TOP / "docs/runtimes/cuda-dry-run.md"
 NEEDS_CUDNN = re.compile(r"got no libcudnn\S*, which operator (\w+) needs")
+SOME_EXPERTS = re.compile(r"chooses \d+ of \d+ experts")
 DEPTH = ", 12 layers", ", 2 layers"
 INTRODUCTION = """# CUDA without a GPU
 
-What the CUDA provider of onnxruntime-gpu 1.31.1 makes of `ort-cuda` artefacts in float16, on a machine without a GPU. The provider is the shipped library, over a CUDA
-runtime that reports one H200, runs no kernel and logs every call. **This proves no value**; [CUDA](cuda.md) has values and times of a GPU. Times are the CPU time of
-Python and ONNX Runtime for a step of one row, without kernels and launches: the least of 8 rounds of 20 steps, on a machine with other work. What is shown: whether a
-graph loads, which nodes run on the CPU, copies between host and device within a step, errors of the provider in the cells of the parity grid, and whether steps are
-captured as CUDA graphs and then replayed without a launch. Written by `make cuda-dry-run` and `python -m tests.cuda_dry_run.page`.
+What the CUDA provider of onnxruntime-gpu 1.31.1 does with `ort-cuda` artefacts in float16, on a machine
+without a GPU. The provider is the shipped library. Below it stands a CUDA runtime that reports one H200,
+runs no kernel and logs every call. **This proves no value**; [CUDA](cuda.md) has values and times of a
+GPU. It shows whether a graph loads, which nodes run on the CPU, which copies between host and device a
+step makes, and whether a step is captured as a CUDA graph and replayed.
 
-"Launches" are kernels and matrix products of a step that is not captured; a step that is replayed is one launch. Attention of heads of 64 and 128 without a bias is an
-XQA kernel with two launches before it; of other sizes it is one launch of flash attention.
+Times are microseconds of CPU time for a step of one row, without kernels and launches, on a machine with
+other work. Written by `make cuda-dry-run` and `python -m tests.cuda_dry_run.page`.
 """
 
 
@@ -65,21 +66,22 @@ def page(rows: Sequence[Dict[str, Any]]) -> str:
         lines.append(f"| {kind} | {len(those)} | {' | '.join(map(str, counts))} |")
     lines += [
         "",
-        "Decoders and blocks that need cuDNN, which the dry run lacks, do not run. The grid "
-        "was run",
-        "where cells are counted. Models that are refused, do not run, are not captured, "
-        "copy, or have",
-        "nodes on the CPU; `bench/results/cuda_dry_run.json` has all others:",
+        "The grid was run where cells are counted. The dry run lacks cuDNN. These models have nodes "
+        "on the CPU, copies or",
+        "faults, or are not captured; `bench/results/cuda_dry_run.json` has all others:",
         "",
+        "| model | nodes on the CPU | copies | launches | us | us replayed | remarks |",
+        "|---|---|---|---|---|---|---|",
     ]
-    lines += [
-        (
-            "| model | nodes on the CPU | copies | launches | attention of a step | us | us "
-            "replayed | remarks |"
-        ),
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    lines += map(_line, filter(_remarkable, rows))
+    refused: Dict[str, List[str]] = {}
+    for row in filter(_remarkable, rows):
+        if "refused" in row:
+            reason = SOME_EXPERTS.sub("chooses some of its experts", row["refused"])
+            refused.setdefault(reason, []).append(f"`{row['name']}`")
+        else:
+            lines.append(_line(row))
+    lines += ["", "Export refuses these models:", ""]
+    lines += [f"- {', '.join(names)}: {reason}" for reason, names in refused.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -111,8 +113,6 @@ def _layers(rows: Dict[str, Dict[str, Any]]) -> List[str]:
 
 
 def _line(row: Dict[str, Any]) -> str:
-    if "refused" in row:
-        return f"| {row['name']} | | | | | | | export refuses it: {row['refused']} |"
     needing = NEEDS_CUDNN.search(row.get("error", ""))
     remarks = (
         [f"needs cuDNN ({needing[1]})" if needing else row["error"]]
@@ -122,8 +122,7 @@ def _line(row: Dict[str, Any]) -> str:
     if row.get("capture", "captured") != "captured":
         remarks.append(row["capture"])
     cells = [
-        row.get(key, "")
-        for key in ("name", "on_cpu", "copies", "launches", "attention", "us", "replayed_us")
+        row.get(key, "") for key in ("name", "on_cpu", "copies", "launches", "us", "replayed_us")
     ]
     return f"| {' | '.join(map(str, cells))} | {'; '.join(remarks).replace('|', '/')} |"
 

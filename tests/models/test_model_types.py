@@ -111,11 +111,7 @@ def test_the_page_lists_refused_types_by_reason_and_every_type_once() -> None:
         ),
     ]
     page = model_types.table(rows, "5.0")
-    assert (
-        page.count("No family reads it (40):") == 1
-        and page.count("| `bert` | read |  | theta |") == 1
-        and len(page.splitlines()) < 30
-    )
+    assert page.count("No family reads it (40):") == 1 and len(page.splitlines()) < 30
     assert all(page.count(f"`{row.name}`") == 1 for row in rows)
 
 
