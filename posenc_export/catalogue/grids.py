@@ -24,44 +24,25 @@ def panels(encoding: PositionEncoding, geometry: Geometry, distance: int) -> Lis
     Args:
         distance: largest distance between a query and a key along one axis.
     """
-    found: List[Panel] = []
+    drawn: List[Panel] = []
     if encoding.axes and overrides(encoding, "rotate"):
-        found.append(
-            (
-                "score of equal vectors, by distance along one axis",
-                lambda axes: _along_axes(axes, encoding, geometry, distance),
-            )
-        )
-    if encoding.axes == 2 and overrides(encoding, "rotate"):
-        heads = [0] if heads_alike(encoding.oracle()) else sorted({0, geometry.heads // 2})
-        for head in heads:
-            title = "score of equal vectors, by place of the key" + (
-                f", head {head}" if len(heads) > 1 else ""
-            )
-            found.append(
-                (
-                    title,
-                    functools.partial(
-                        _scores_by_place, encoding=encoding, geometry=geometry, head=head
-                    ),
-                )
-            )
-    if (
-        encoding.axes == 2
-        and overrides(encoding, "embed", "embed_next")
-        and type(encoding.oracle()).embed_rows is Oracle.embed_rows
-    ):
-        found.append(
-            (
-                "cosine of what tokens get, by place",
-                lambda axes: _tokens_by_place(axes, encoding, geometry),
-            )
-        )
+        sizes: Any = {"encoding": encoding, "geometry": geometry}
+        paint = functools.partial(_along_axes, distance=distance, **sizes)
+        drawn.append(("score of equal vectors, by distance along one axis", paint))
+        alike = heads_alike(encoding.oracle())
+        heads = [0] if alike else sorted({0, geometry.heads // 2})
+        for head in heads if encoding.axes == 2 else ():
+            which = f", head {head}" if len(heads) > 1 else ""
+            paint = functools.partial(_scores_by_place, head=head, **sizes)
+            drawn.append((f"score of equal vectors, by place of the key{which}", paint))
+    tokens_apart = type(encoding.oracle()).embed_rows is Oracle.embed_rows
+    if encoding.axes == 2 and overrides(encoding, "embed", "embed_next") and tokens_apart:
+        paint = functools.partial(_tokens_by_place, encoding=encoding, geometry=geometry)
+        drawn.append(("cosine of what tokens get, by place", paint))
     if overrides(encoding, "bias") and all(encoding.window):
-        found.append(
-            ("bias of the first head, by place of the key", lambda axes: _window(axes, encoding))
-        )
-    return found
+        paint = functools.partial(_window, encoding=encoding)
+        drawn.append(("bias of the first head, by place of the key", paint))
+    return drawn
 
 
 def heads_alike(oracle: Oracle) -> bool:
@@ -85,9 +66,8 @@ def _products(
     Ones give each pair the same weight, so that scores of a rotation are means of cosines.
     """
     oracle: Any = encoding.oracle()
-    heads, keys = (
-        (1, 1) if heads_alike(oracle) else (geometry.heads, geometry.kv_heads or geometry.heads)
-    )
+    alike = heads_alike(oracle)
+    heads, keys = (1, 1) if alike else (geometry.heads, geometry.kv_heads or geometry.heads)
     ones = np.ones((heads, geometry.head_size))
     own = oracle.rotate_heads(ones, tuple(query))[head]
     products = [
@@ -100,11 +80,9 @@ def _products(
 def _along_axes(axes: Any, encoding: PositionEncoding, geometry: Geometry, distance: int) -> None:
     """Draw scores of the first head for keys that differ from the query on one axis only."""
     for axis, name in waves.axis_names(encoding).items():
-        places = [
-            [far if other == axis else 0 for other in range(encoding.axes)]
-            for far in range(distance + 1)
-        ]
-        scores = _products(encoding, geometry, 0, [0] * encoding.axes, places)
+        places = np.zeros((distance + 1, encoding.axes), int)
+        places[:, axis] = range(distance + 1)
+        scores = _products(encoding, geometry, 0, [0] * encoding.axes, places.tolist())
         axes.plot(scores, color=COLOURS[axis % len(COLOURS)], linewidth=1, label=name)
     waves.labels(axes, "distance", "share of the own score")
     waves.legend(axes, "along")
@@ -148,12 +126,7 @@ def _window(axes: Any, encoding: PositionEncoding) -> None:
     """Draw the bias of all keys for a query in the middle of the window."""
     rows, columns = encoding.window
     oracle, query = encoding.oracle(), rows // 2 * columns + columns // 2
-    biases = np.array(
-        [
-            [oracle.bias(0, query, row * columns + column) for column in range(columns)]
-            for row in range(rows)
-        ]
-    )
-    waves.heatmap(axes, biases, origin="upper", cmap="viridis")
+    biases = np.array([oracle.bias(0, query, key) for key in range(rows * columns)])
+    waves.heatmap(axes, biases.reshape(rows, columns), origin="upper", cmap="viridis")
     axes.plot(columns // 2, rows // 2, "x", color=COLOURS[1])
     waves.labels(axes, "column", "row")

@@ -32,50 +32,43 @@ def subjects(model: Inner, name: str, layer: Optional[int] = None) -> List[Subje
             "that range"
         )
     groups: Dict[Tuple[bool, str, Geometry], Group] = {}
-    for each in placed(model):
-        for spec, part in each.parts:
+    for place in placed(model):
+        for spec, part in place.parts:
             if spec["name"] != "nope":
-                groups.setdefault(
-                    (each.layer is None, json.dumps(spec, sort_keys=True), each.geometry), []
-                ).append((each, part))
-    found = []
+                key = (place.layer is None, json.dumps(spec, sort_keys=True), place.geometry)
+                groups.setdefault(key, []).append((place, part))
+    drawn = []
     for (_, text, geometry), group in groups.items():
-        drawn = next((pair for pair in group if layer is None or pair[0].layer == layer), None)
-        if drawn is not None:
-            found.append(
-                Subject(json.loads(text), drawn[1], geometry, f"{name}, {_where(drawn, group)}")
-            )
-    if not found:
+        pair = next((pair for pair in group if layer is None or pair[0].layer == layer), None)
+        if pair is not None:
+            title = f"{name}, {_where(pair, group)}"
+            drawn.append(Subject(json.loads(text), pair[1], geometry, title))
+    if not drawn:
         where = name if layer is None else f"layer {layer} of {name}"
         raise ValueError(
             f"plot: expected a model with encodings of positions, got none in {where}; "
             "posenc inspect prints its layers"
         )
-    return found
+    return drawn
 
 
 def _where(drawn: Tuple[Placed, PositionEncoding], group: Group) -> str:
     """Return the layers of a group, and the one that is drawn if their trained numbers differ."""
     if drawn[0].layer is None:
         return "tokens"
-    numbers = [each.layer for each, _ in group if each.layer is not None]
+    numbers = [place.layer for place, _ in group if place.layer is not None]
     ends = [n for n in numbers if n + 1 not in numbers]
     starts = [n for n in numbers if n - 1 not in numbers]
-    spans = ", ".join(
+    spans = [
         str(first) if first == last else f"{first} .. {last}"
         for first, last in zip(starts, ends, strict=True)
-    )
-    where = f"layer{'s' if len(numbers) > 1 else ''} {spans}"
-    return (
-        where
-        if all(_equal(drawn[1], part) for _, part in group)
-        else f"layer {drawn[0].layer} of {where}"
-    )
+    ]
+    where = f"layer{'s' if len(numbers) > 1 else ''} {', '.join(spans)}"
+    alike = all(_equal(drawn[1], part) for _, part in group)
+    return where if alike else f"layer {drawn[0].layer} of {where}"
 
 
-def _equal(one: PositionEncoding, other: PositionEncoding) -> bool:
+def _equal(first: PositionEncoding, second: PositionEncoding) -> bool:
     """Whether two encodings have the same trained numbers."""
-    return one is other or all(
-        torch.equal(*pair)
-        for pair in zip(one.state_dict().values(), other.state_dict().values(), strict=True)
-    )
+    numbers = zip(first.state_dict().values(), second.state_dict().values(), strict=True)
+    return first is second or all(torch.equal(*pair) for pair in numbers)

@@ -44,42 +44,31 @@ def build_for_picture(
     Raises:
         ValueError: see encodings.build.
     """
-    preset = next(
-        (
-            preset
-            for preset in PRESETS
-            if preset.startswith("small-") and spec == {"name": preset.removeprefix("small-")}
-        ),
-        "",
-    )
-    if preset_folder(preset):
+    name = spec["name"]
+    preset = f"small-{name}" if spec == {"name": name} else ""
+    if preset in PRESETS and preset_folder(preset):
         weights = dict(load_preset(preset).attentions()[0].encoding.named_parameters())
         if weights:
             config = PRESETS[preset]
-            geometry = dataclasses.replace(
-                geometry, width=config.width, heads=config.kinds[0].attention.heads
-            )
+            heads = config.kinds[0].attention.heads
+            geometry = dataclasses.replace(geometry, width=config.width, heads=heads)
             encoding = encodings.build(spec, geometry)
             encoding.load_state_dict(weights)
             return encoding, geometry, f"as trained in {preset}"
     encoding = encodings.build(spec, geometry)
-    if spec["name"] in SHAPED:
-        shape, description = SHAPED[spec["name"]]
+    if name in SHAPED:
+        shape, description = SHAPED[name]
         shape(encoding, geometry.heads)
         return encoding, geometry, f"untrained, {description}"
     trained = dict(encoding.named_parameters())
-    tables = {
-        name: axis
-        for name, axis in TABLES.get(spec["name"], {}).items()
-        if name in trained and trained[name].numel()
-    }
-    for name, axis in tables.items():
-        _fill(trained[name], axis)
-    return (
-        encoding,
-        geometry,
-        "untrained, tables of sinusoids" if tables else "untrained, seed 0" if trained else "",
-    )
+    tables = TABLES.get(name, {}).items()
+    filled = [(trained[key], axis) for key, axis in tables if key in trained]
+    filled = [(table, axis) for table, axis in filled if table.numel()]
+    for table, axis in filled:
+        _fill(table, axis)
+    if filled:
+        return encoding, geometry, "untrained, tables of sinusoids"
+    return encoding, geometry, "untrained, seed 0" if trained else ""
 
 
 def _fill(table: torch.nn.Parameter, axis: int) -> None:

@@ -45,27 +45,19 @@ def wavelengths(axes: Any, encoding: Rotary, spec: Mapping[str, Any], geometry: 
     """Draw the wavelength of each pair, with lines at the range and at the trained length;
     longer wavelengths make no full turn.
     """
-    turning = [
-        (k, 2 * np.pi / encoding.frequency(k))
-        for k in range(encoding.size // 2)
-        if encoding.frequency(k)
-    ]
-    axes.semilogy(*zip(*turning, strict=True), "o-", color=COLOURS[0], markersize=3)
-    plain = [
-        2 * np.pi * getattr(encoding, "theta", THETAS[0]) ** (2 * k / encoding.size)
-        for k in range(encoding.size // 2)
-    ]
-    if not np.allclose([length for _, length in turning], plain[: len(turning)]):
+    frequencies, theta = _frequencies(encoding), getattr(encoding, "theta", THETAS[0])
+    turning = np.flatnonzero(frequencies)
+    lengths = 2 * np.pi / frequencies[turning]
+    axes.semilogy(turning, lengths, "o-", color=COLOURS[0], markersize=3)
+    plain = 2 * np.pi * theta ** (2 * np.arange(len(frequencies)) / encoding.size)
+    if not np.allclose(lengths, plain[turning]):
         axes.semilogy(plain, "--", color="#8c959f", label="unscaled")
-    axes.axhline(geometry.max_positions, color=COLOURS[1], linewidth=1, label="range")
+    lines = {"range": geometry.max_positions}
     trained = encodings.parameters(spec["name"]).get("original_max_positions")
     if trained is not None:
-        axes.axhline(
-            spec.get("original_max_positions", trained.default),
-            color=COLOURS[2],
-            linewidth=1,
-            label="trained length",
-        )
+        lines["trained length"] = spec.get("original_max_positions", trained.default)
+    for color, (label, length) in zip(COLOURS[1:], lines.items(), strict=False):
+        axes.axhline(length, color=color, linewidth=1, label=label)
     labels(axes, "pair", "tokens")
     legend(axes)
 
@@ -78,13 +70,12 @@ def bound(
     """
     asked = float(getattr(encoding, "theta", THETAS[0]))
     for color, theta in zip(COLOURS, sorted({asked, *THETAS}), strict=False):
-        other: Any = (
-            encoding if theta == asked else encodings.build({**spec, "theta": theta}, geometry)
-        )
+        own = theta == asked
+        other: Any = encoding if own else encodings.build({**spec, "theta": theta}, geometry)
         turns = np.exp(1j * np.arange(distance + 1)[:, None] * _frequencies(other))
         bounds = np.abs(np.cumsum(turns, axis=1)).mean(1)
-        label, width = (f"{theta:g} (this one)", 1.6) if theta == asked else (f"{theta:g}", 0.8)
-        axes.plot(bounds / bounds[0], color=color, linewidth=width, label=label)
+        label = f"{theta:g} (this one)" if own else f"{theta:g}"
+        axes.plot(bounds / bounds[0], color=color, linewidth=1.6 if own else 0.8, label=label)
     axes.set_ylim(bottom=0)
     labels(axes, "distance")
     legend(axes, "theta")
@@ -97,17 +88,11 @@ def fast_and_slow(axes: Any, encoding: Rotary, distance: int) -> None:
     frequencies = _frequencies(encoding)
     turns = np.cos(np.arange(distance + 1)[:, None] * frequencies)
     fast = frequencies * distance >= 2 * np.pi
-    for chosen, color, pace in (
-        (fast, COLOURS[0], f"turn within {distance}"),
-        (~fast, COLOURS[1], "slower"),
-    ):
+    paces = (f"turn within {distance}", fast), ("slower", ~fast)
+    for color, (pace, chosen) in zip(COLOURS, paces, strict=False):
         if chosen.any():
-            axes.plot(
-                turns[:, chosen].mean(1),
-                color=color,
-                linewidth=1,
-                label=f"{pace}: {chosen.sum()} of {len(fast)} pairs",
-            )
+            label = f"{pace}: {chosen.sum()} of {len(fast)} pairs"
+            axes.plot(turns[:, chosen].mean(1), color=color, linewidth=1, label=label)
     labels(axes, "distance")
     legend(axes)
 
@@ -123,28 +108,19 @@ def _step(encoding: RotaryGrid, k: int) -> float:
 
 
 def axis_names(encoding: PositionEncoding) -> Dict[int, str]:
-    """Return the name of each coordinate that an encoding reads, by number."""
-    return dict(
-        enumerate(AXES.get(encoding.axes, [f"axis {axis}" for axis in range(encoding.axes)]))
-    )
+    """The name of each coordinate that an encoding reads, by number."""
+    count = encoding.axes
+    return dict(enumerate(AXES.get(count, [f"axis {axis}" for axis in range(count)])))
 
 
 def sections(axes: Any, encoding: RotaryGrid) -> None:
     """Draw the wavelength of each pair, coloured by its coordinate."""
     for axis, name in axis_names(encoding).items():
         pairs = [k for k, of_pair in enumerate(encoding.axis_of_pair) if of_pair == axis]
-        places, label = (
-            [2 * np.pi / _step(encoding, k) for k in pairs],
-            f"{name}: {len(pairs)} pairs",
-        )
-        axes.semilogy(
-            pairs,
-            places,
-            MARKERS[axis % len(MARKERS)],
-            color=COLOURS[axis % len(COLOURS)],
-            markersize=3,
-            label=label,
-        )
+        lengths = [2 * np.pi / _step(encoding, k) for k in pairs]
+        color, marker = COLOURS[axis % len(COLOURS)], MARKERS[axis % len(MARKERS)]
+        label = f"{name}: {len(pairs)} pairs"
+        axes.semilogy(pairs, lengths, marker, color=color, markersize=3, label=label)
     labels(axes, "pair", "places")
     legend(axes)
 
@@ -154,14 +130,12 @@ def inner_products(axes: Any, rows: np.ndarray) -> None:
     if cosines depend on the distance only.
     """
     count, sizes = len(rows), np.linalg.norm(rows, axis=1)
-    for color, width, position in zip(
-        COLOURS, (4.0, 2.4, 0.8), (count // 4, count // 2, 3 * count // 4), strict=False
-    ):
+    for color, width, quarters in zip(COLOURS, (4.0, 2.4, 0.8), (1, 2, 3), strict=False):
+        position = quarters * count // 4
         others = sizes * sizes[position]
         cosines = np.divide(rows @ rows[position], others, out=np.zeros(count), where=others > 0)
-        axes.plot(
-            np.arange(count) - position, cosines, color=color, linewidth=width, label=str(position)
-        )
+        distances = np.arange(count) - position
+        axes.plot(distances, cosines, color=color, linewidth=width, label=str(position))
     labels(axes, "distance", "cosine")
     legend(axes, "position")
 
@@ -181,9 +155,8 @@ def by_base(
     asked = float(spec.get("base", BASES[1]))
     for color, base in zip(COLOURS, sorted({asked, *BASES}), strict=False):
         oracle = encodings.build({**spec, "base": base}, geometry).oracle()
-        values = [
-            oracle.embed(np.zeros(geometry.width), position)[entry] for position in range(positions)
-        ]
+        token = np.zeros(geometry.width)
+        values = [oracle.embed(token, position)[entry] for position in range(positions)]
         axes.plot(values, color=color, linewidth=1, label=f"{base:g}")
     labels(axes, "position")
     legend(axes, "base")
