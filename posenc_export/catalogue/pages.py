@@ -30,6 +30,10 @@ which ones are drawn.
 Symbols: *i* is the position of a query, *j* that of a key, *p* any position; *s* is the score of a query and a key
 before softmax, *x* a token embedding, *h* one of *H* heads, *D* the size of a head, *E* the width of the model. The first
 token of a sequence has position 0. [Properties](../properties.md) compares all encodings in one table.
+
+Every page names the *hook*, where the encoding acts: `embed` on token embeddings, `rotate` on queries and keys, `bias` on
+scores by position, `rescore` on scores by content. *State* is what a session keeps besides keys and values, and *range*
+the positions that are allowed.
 """
 # Headings of the gallery and what their pictures show, by the last hook that an encoding overrides.
 PLACES = {
