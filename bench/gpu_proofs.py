@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Iterator, Mapping, Sequence, Tuple
 from posenc_export.export import Sources, export
 from posenc_export.runtime import verify
 from posenc_export.runtime.artefact.certificate import bound_of, worst_cell
-from tests.cuda_dry_run.models import KINDS
+from tests.cuda_models import KINDS
 
 # The artefacts of a model: target and dtype. The others are those of an encoding alone, which its
 # decoder has on every target.

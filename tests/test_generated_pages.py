@@ -6,10 +6,9 @@ from typing import Any, Callable, Dict
 
 import pytest
 
-from bench import clients, families
+from bench import clients, cuda_dry_run, families
 from posenc_export.catalogue import decode, length, pages, parity
 from posenc_export.encodings import REGISTRY
-from tests.cuda_dry_run import page as dry_run
 
 TOP = Path(__file__).parents[1]
 DOCS, RESULTS = TOP / "docs", TOP / "bench" / "results"
@@ -23,7 +22,7 @@ FROM_JSON: Dict[str, Callable[[], str]] = {
     "parity.md": lambda: parity.table(_read(DOCS / "parity.json")),
     "families.md": lambda: families.table(_read(DOCS / "families.json")),
     "runtimes/table.md": lambda: clients.table(_read(RESULTS / "clients.json")),
-    "runtimes/cuda-dry-run.md": lambda: dry_run.page(_read(RESULTS / "cuda_dry_run.json")),
+    "runtimes/cuda-dry-run.md": lambda: cuda_dry_run.page(_read(RESULTS / "cuda_dry_run.json")),
     "decode.md": lambda: decode.page(_read(RESULTS / "decode_cost.json")),
     "length.md": lambda: length.page(_read(RESULTS / "length_study.json")),
 }

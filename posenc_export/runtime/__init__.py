@@ -101,7 +101,8 @@ def _load(
             return Model(
                 OpenVinoGraph(folder / graph_file(manifest), manifest, provider, threads), folder
             )
-    from posenc_export.runtime.graphs.ort_graph import OrtGraph, choose_provider
+    from posenc_export.runtime.graphs.ort_graph import OrtGraph
+    from posenc_export.runtime.graphs.ort_options import choose_provider
 
     with checked(folder, manifest, meanwhile=WEIGHTS):
         return Model(

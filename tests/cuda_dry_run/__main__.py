@@ -24,7 +24,7 @@ from typing import Any, Collection, Dict, Iterator, List, Sequence
 from posenc_export.export import export
 from posenc_export.runtime.graphs import cuda_placement
 from posenc_export.shared import json_rows
-from tests.cuda_dry_run.models import KINDS
+from tests.cuda_models import KINDS
 
 TOP = Path(__file__).parents[2]
 

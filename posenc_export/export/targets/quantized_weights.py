@@ -235,7 +235,7 @@ class Standard:
 
     A tied head has its own copy of the codes. If it shared the table's codes, ONNX Runtime would
     dequantize the whole table at each step. Whether products round activations is an option of the
-    session (runtime/graphs/ort_graph.py).
+    session (runtime/graphs/ort_options.py).
     """
 
     def __init__(self, activations: str) -> None:

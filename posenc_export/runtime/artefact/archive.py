@@ -83,7 +83,8 @@ def read_most(stream: BinaryIO, stays: Callable[[str], bool]) -> Dict[str, Entry
 def _opened(stream: BinaryIO) -> Iterator[zipfile.ZipFile]:
     bounded = _Bounded(stream)
     try:
-        with zipfile.ZipFile(bounded) as archive:  # type: ignore[call-overload]  # a reader needs only the methods of _Bounded
+        # A reader needs only the methods of _Bounded.
+        with zipfile.ZipFile(bounded) as archive:  # type: ignore[call-overload]
             bounded.most = None
             _check(archive.infolist(), stream.seek(0, os.SEEK_END))
             yield archive
@@ -189,7 +190,8 @@ class Repacked(io.RawIOBase):
         self._stream, self._at, self._size = stream, 0, 0
         self._parts: Dict[int, Entry] = {}  # by first byte in this archive
         self._source: Optional[int] = None  # byte of the file whose content is being written
-        with zipfile.ZipFile(self, "w") as archive:  # type: ignore[call-overload]  # calls only the methods below
+        # It calls only the methods below.
+        with zipfile.ZipFile(self, "w") as archive:  # type: ignore[call-overload]
             for name, content in entries.items():
                 info = zipfile.ZipInfo(name, EPOCH)
                 info.file_size = len(content)
@@ -253,7 +255,7 @@ class Repacked(io.RawIOBase):
             view[:] = part[skipped : skipped + len(view)]
             return
         self._stream.seek(part.offset + skipped)
-        if self._stream.readinto(view) != len(view):  # type: ignore[attr-defined]  # of a buffered file
+        if self._stream.readinto(view) != len(view):  # type: ignore[attr-defined]
             raise ValueError(
                 "expected a file that does not change while it is read, got a shorter one"
             )

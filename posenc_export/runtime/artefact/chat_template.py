@@ -17,20 +17,10 @@ from posenc_export.runtime.artefact.tokenizer import Codec, codec
 from posenc_export.shared.foreign import explained, json_of, typed
 
 Message = Mapping[str, Any]  # role and content, as in OpenAI's API
-TEMPLATE, SETTINGS, OLD_SETTINGS = (
-    "chat_template.jinja",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-)
-SPECIAL = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)  # names that a template can read
+TEMPLATE, SETTINGS = "chat_template.jinja", "tokenizer_config.json"
+OLD_SETTINGS = "special_tokens_map.json"
+# Names that a template can read.
+SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 SAFE = (3, 1, 6)  # earlier sandboxes of Jinja can be left
 ANSWER = "answered"
 
@@ -88,14 +78,14 @@ class ChatCodec:
             "change the messages, or give a prompt without --chat",
             self._error,
         ):
-            found: str = self._template.render(
+            text: str = self._template.render(
                 messages=list(messages),
                 tools=None,
                 documents=None,
                 add_generation_prompt=reply,
                 **self.special,
             )
-        return found
+        return text
 
     def encode(self, messages: Sequence[Message]) -> List[int]:
         """Return the token ids of `text`, to which the tokenizer adds no special tokens. Raise
@@ -142,18 +132,18 @@ def chat_codec(folder: Path, manifest: Manifest) -> Optional[ChatCodec]:
     return ChatCodec(codec(folder, manifest), template, special, manifest.stop_ids)
 
 
-def _template(given: Any) -> Optional[str]:
+def _template(stored: Any) -> Optional[str]:
     """Return the template under chat_template of tokenizer_config.json, or None."""
     remedy = f"save one as {TEMPLATE}"
     kind = Union[str, List[NamedTemplate], None]
-    found = typed("chat", f"chat_template of {SETTINGS}", given, kind, remedy)
-    if not isinstance(found, list):
-        return found  # type: ignore[no-any-return]
-    named = {entry.name: entry.template for entry in found}
+    templates = typed("chat", f"chat_template of {SETTINGS}", stored, kind, remedy)
+    if not isinstance(templates, list):
+        return templates  # type: ignore[no-any-return]
+    named = {entry.name: entry.template for entry in templates}
     if "default" not in named:
         raise ValueError(
             f"chat: expected {SETTINGS} with a chat template or one with the name default, "
-            f"got {len(found)} others; {remedy}"
+            f"got {len(templates)} others; {remedy}"
         )
     return named["default"]
 
@@ -162,25 +152,25 @@ def needed_chat_codec(folder: Path, manifest: Manifest) -> ChatCodec:
     """Return the encoder of conversations of an artefact. Raise ValueError if it has no chat
     template, otherwise as `chat_codec`.
     """
-    found = chat_codec(folder, manifest)
-    if found is None:
+    codec_of_chat = chat_codec(folder, manifest)
+    if codec_of_chat is None:
         raise ValueError(
             f"chat: expected an artefact with a chat template ({TEMPLATE}), got none; export "
             "the instruct version of the model, or use posenc generate"
         )
-    return found
+    return codec_of_chat
 
 
 def _settings(folder: Path, manifest: Manifest) -> Dict[str, Any]:
     """The keys of tokenizer_config.json, and those that early checkpoints have in
     special_tokens_map.json only.
     """
-    found: Dict[str, Any] = {}
+    settings: Dict[str, Any] = {}
     for name in (OLD_SETTINGS, SETTINGS):
         if name in manifest.files:
             content = (files.locate(folder) / name).read_bytes()
-            found.update(json_of("chat", name, content, "save the tokenizer again"))
-    return found
+            settings.update(json_of("chat", name, content, "save the tokenizer again"))
+    return settings
 
 
 def _content(token: Any) -> Any:
@@ -248,9 +238,9 @@ def _namespace() -> Any:
             raise SecurityError("a name in a namespace begins with an underscore")
 
     class Names(Namespace):
-        def __init__(self, *given: Any, **named: Any) -> None:
-            check(dict(*given, **named))
-            super().__init__(*given, **named)
+        def __init__(self, *values: Any, **named: Any) -> None:
+            check(dict(*values, **named))
+            super().__init__(*values, **named)
 
         def __setitem__(self, name: str, value: Any) -> None:
             check([name])

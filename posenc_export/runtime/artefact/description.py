@@ -6,9 +6,8 @@ import re
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 Line = Tuple[str, str]  # title and text
-UNPRINTABLE = re.compile(
-    r"[^ -~]"
-)  # manifests come from elsewhere: no line breaks or escapes of a terminal
+# Manifests come from elsewhere: no line breaks or escapes of a terminal.
+UNPRINTABLE = re.compile(r"[^ -~]")
 DEEPEST = 4  # levels of nested values that are printed
 # For each arrangement of residual sums (models/parts/residuals.py): its formula, and its steps in
 # order, each norm with what it acts on.
@@ -44,153 +43,106 @@ def lines(config: Mapping[str, Any]) -> List[Line]:
             `models.config_json.to_json` returns it and a manifest holds it.
     """
     values = dict(config)
-    kind, width, positions = (values.pop(key, None) for key in ("kind", "width", "max_positions"))
+    kind, width, positions = _take(values, "kind", "width", "max_positions")
     sizes = f"width {width}, {positions} positions"
     if kind == "module":
-        inside, name, tokens = (
-            _mapping(values.pop("inside", None)),
-            values.pop("name", None),
-            _mapping(values.pop("tokens", None)),
-        )
-        reads = (
-            f"reads {tokens.pop('vocabulary', None)} token ids"
-            if tokens
-            else f"reads hidden states of width {width}"
-        )
-        found = [
-            (
-                "module",
-                f"{name}, {reads}, {positions} positions{_rest({**values, **tokens}, segments=0)}",
-            ),
-            *lines(inside),
-        ]
+        steps = _module(values, width, positions)
     elif kind == "block":
-        attention = _mapping(values.pop("attention", None))
-        found = [
-            ("block", f"{sizes}"),
-            *_encodings(values.pop("encodings", ())),
-            *_attention(attention),
-            *_other(values),
-        ]
+        attention, specs = _take(values, "attention", "encodings")
+        steps = [("block", sizes), *_encodings(specs), *_attention(_mapping(attention))]
+        steps += _other(values)
     else:
-        found = [(str(kind), sizes), *_stack(values)]
-    return [(UNPRINTABLE.sub("?", title), UNPRINTABLE.sub("?", text)) for title, text in found]
+        steps = [(str(kind), sizes), *_stack(values)]
+    return [(UNPRINTABLE.sub("?", title), UNPRINTABLE.sub("?", text)) for title, text in steps]
+
+
+def _module(values: Dict[str, Any], width: Any, positions: Any) -> List[Line]:
+    """Lines for an own module, and for the block or stack in it."""
+    inside, name, tokens = _take(values, "inside", "name", "tokens")
+    tokens, reads = _mapping(tokens), f"hidden states of width {width}"
+    if tokens:
+        reads = f"{tokens.pop('vocabulary', None)} token ids"
+    rest = _rest({**values, **tokens}, segments=0)
+    said = f"{name}, reads {reads}, {positions} positions{rest}"
+    return [("module", said), *lines(_mapping(inside))]
 
 
 def _stack(values: Dict[str, Any]) -> List[Line]:
-    tokens, kinds, order = (
-        _mapping(values.pop("tokens", None)),
-        _mapping(values.pop("layers", None)),
-        _sequence(values.pop("order", ())),
-    )
-    norm, head, key_values, readout = (
-        values.pop(key, None) for key in ("norm", "head", "key_values", "readout")
-    )
+    tokens, kinds, order = _take(values, "tokens", "layers", "order")
+    norm, head, key_values, readout = _take(values, "norm", "head", "key_values", "readout")
     indices: Dict[str, List[int]] = {}
-    for index, name in enumerate(map(str, order)):
+    for index, name in enumerate(map(str, _sequence(order))):
         indices.setdefault(name, []).append(index)
-    found = _tokens(tokens)
-    for name in indices:
-        found += _layer(_ranges(indices[name]), name, _mapping(kinds.get(name)))
-    found += [("norm", _spec(norm))] if norm is not None else []
+    steps = _tokens(_mapping(tokens))
+    for name, places in indices.items():
+        steps += _layer(_ranges(places), name, _mapping(_mapping(kinds).get(name)))
+    if norm is not None:
+        steps.append(("norm", _spec(norm)))
     if head is not None:
         head = _mapping(head)
         weights = "weights of the token table" if head.pop("tied", False) is True else "own weights"
-        found.append(("head", weights + _rest(head, scale=1.0)))
+        steps.append(("head", weights + _rest(head, scale=1.0)))
     if key_values is not None:
-        found.append(
-            (
-                "output",
-                "keys and values of a decoder's cross-attention" + _rest(_mapping(key_values)),
-            )
-        )
+        rest = _rest(_mapping(key_values))
+        steps.append(("output", f"keys and values of a decoder's cross-attention{rest}"))
     elif head is None:
-        found.append(("output", "hidden states"))
-    found += [] if readout is None else _readout(_mapping(readout))
-    return found + _other(values)
+        steps.append(("output", "hidden states"))
+    return steps + ([] if readout is None else _readout(_mapping(readout))) + _other(values)
 
 
 def _readout(readout: Dict[str, Any]) -> List[Line]:
     """Lines for the second output of an encoder, in the order of its computation."""
-    output, pooling, layers = (
-        str(readout.pop("output", None)),
-        _sequence(readout.pop("pooling", ())),
-        _sequence(readout.pop("layers", ())),
-    )
-    labels = ", ".join(map(str, _sequence(readout.pop("labels", ()))))
-    steps = [
-        f"pooling {', '.join(map(str, pooling))}" if pooling else "each token",
-        *map(_named, layers),
-    ]
-    return [
-        ("output", f"{output}: {', then '.join(steps)}{f'; labels {labels}' if labels else ''}"),
-        *_other(readout),
-    ]
+    output, *lists = _take(readout, "output", "pooling", "layers", "labels")
+    pooling, layers, labels = map(_sequence, lists)
+    steps = [f"pooling {', '.join(map(str, pooling))}" if pooling else "each token"]
+    named = f"; labels {', '.join(map(str, labels))}" if labels else ""
+    text = f"{output}: {', then '.join([*steps, *map(_named, layers)])}{named}"
+    return [("output", text), *_other(readout)]
 
 
 def _tokens(tokens: Dict[str, Any]) -> List[Line]:
     """Lines for the embedding, in the order of TokensConfig."""
-    features, segments, norm, encodings = (
-        tokens.pop(key, None) for key in ("features", "segments", "norm", "encodings")
-    )
-    source = (
-        f"table of {tokens.pop('vocabulary', None)} token ids"
-        if features is None
-        else f"features by {_named(features)}"
-    )
-    found = [("tokens", source + _rest(tokens, scale=1.0, vocabulary=0)), *_encodings(encodings)]
-    found += [("segments", f"table of {segments} token types")] if segments else []
-    return found + ([("norm", _spec(norm))] if norm is not None else [])
+    features, segments, norm, encodings = _take(tokens, "features", "segments", "norm", "encodings")
+    source = f"features by {_named(features)}"
+    if features is None:
+        source = f"table of {tokens.pop('vocabulary', None)} token ids"
+    steps = [("tokens", source + _rest(tokens, scale=1.0, vocabulary=0)), *_encodings(encodings)]
+    steps += [("segments", f"table of {segments} token types")] if segments else []
+    return steps + ([("norm", _spec(norm))] if norm is not None else [])
 
 
 def _layer(where: str, name: str, layer: Dict[str, Any]) -> List[Line]:
-    residual, attention, mlp = (
-        _mapping(layer.pop(key, None)) for key in ("residual", "attention", "mlp")
-    )
-    norms = _sequence(layer.pop("norms", ()))
-    formula, steps = RESIDUALS.get(
-        str(residual.get("name")),
-        ("unknown", " ".join([*("norm:tensor" for _ in norms), "attention", "mlp"])),
-    )
+    residual, attention, mlp, norms = _take(layer, "residual", "attention", "mlp", "norms")
+    residual, norms = _mapping(residual), _sequence(norms)
+    unknown = "unknown", " ".join([*("norm:tensor" for _ in norms), "attention", "mlp"])
+    formula, steps = RESIDUALS.get(str(residual.get("name")), unknown)
     remaining = iter(norms)
-    found = []
+    inner = []
     for step in steps.split():
         if step == "attention":
-            found += _attention(attention)
+            inner += _attention(_mapping(attention))
         elif step == "mlp":
-            found.append(("mlp", _spec(mlp)))
+            inner.append(("mlp", _spec(_mapping(mlp))))
         else:
-            found.append(
-                ("norm", f"{_spec(next(remaining, None))}, of the {step.removeprefix('norm:')}")
-            )
-    found += _other({"norms": list(remaining), **layer})
-    return [
-        (where, f"{name}, {_spec(residual)}: {formula}"),
-        *((f"  {title}", text) for title, text in found),
-    ]
+            tensor = step.removeprefix("norm:")
+            inner.append(("norm", f"{_spec(next(remaining, None))}, of the {tensor}"))
+    inner += _other({"norms": list(remaining), **layer})
+    head = (where, f"{name}, {_spec(residual)}: {formula}")
+    return [head, *((f"  {title}", text) for title, text in inner)]
 
 
 def _attention(attention: Dict[str, Any]) -> List[Line]:
     """Lines for one attention: projection, norm of queries and keys, encodings, visible keys and
     scores.
     """
-    heads, kv_heads, size = (attention.pop(key, None) for key in ("heads", "kv_heads", "head_size"))
-    projection, head_norm, encodings, sees = (
-        attention.pop(key, None) for key in ("projection", "head_norm", "encodings", "sees")
-    )
-    mechanism = attention.pop("mechanism", "softmax")
-    found = [
-        (
-            "projection",
-            f"{heads} query heads over {kv_heads} key heads of size {size}, {_named(projection)}",
-        )
-    ]
-    found += [("q/k norm", _spec(head_norm))] if head_norm is not None else []
-    return [
-        *found,
-        *_encodings(encodings),
-        ("attention", f"{mechanism}, visible keys {_named(sees)}" + _rest(attention)),
-    ]
+    heads, kv_heads, size = _take(attention, "heads", "kv_heads", "head_size")
+    projection, norm, encodings = _take(attention, "projection", "head_norm", "encodings")
+    sees, mechanism = attention.pop("sees", None), attention.pop("mechanism", "softmax")
+    of_heads = f"{heads} query heads over {kv_heads} key heads of size {size}"
+    steps = [("projection", f"{of_heads}, {_named(projection)}")]
+    steps += [("q/k norm", _spec(norm))] if norm is not None else []
+    seen = f"{mechanism}, visible keys {_named(sees)}" + _rest(attention)
+    return [*steps, *_encodings(encodings), ("attention", seen)]
 
 
 def _encodings(specs: Any) -> List[Line]:
@@ -247,10 +199,10 @@ def _value(value: Any, depth: int) -> str:
         return (
             _named(value, depth + 1)
             if "name" in value
-            else f"({', '.join(_setting(key, one, depth + 1) for key, one in value.items())})"
+            else f"({', '.join(_setting(key, part, depth + 1) for key, part in value.items())})"
         )
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(_value(one, depth + 1) for one in value)}]"
+        return f"[{', '.join(_value(part, depth + 1) for part in value)}]"
     return str(value)
 
 
@@ -265,6 +217,11 @@ def _ranges(indices: Sequence[int]) -> str:
     return f"layer{'s' * (len(indices) > 1)} " + ", ".join(
         str(first) if first == last else f"{first}-{last}" for first, last in runs
     )
+
+
+def _take(values: Dict[str, Any], *keys: str) -> List[Any]:
+    """Remove keys from a dict. Return their values, None for those that it does not have."""
+    return [values.pop(key, None) for key in keys]
 
 
 def _mapping(value: Any) -> Dict[str, Any]:

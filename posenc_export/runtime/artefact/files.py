@@ -109,9 +109,8 @@ def sync(path: Path) -> None:
     windows = os.name == "nt"
     if windows and path.is_dir():  # Windows cannot flush a folder
         return
-    number = os.open(
-        path, os.O_RDWR if windows else os.O_RDONLY
-    )  # and flushes only files that are open for writing
+    # Windows flushes only files that are open for writing.
+    number = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
     try:
         os.fsync(number)
     finally:
@@ -156,9 +155,8 @@ def checked(folder: Path, manifest: Manifest, meanwhile: str) -> Iterator[None]:
     entries: List[File] = []
 
     def read() -> None:
-        with suppress(
-            OSError
-        ):  # _compare below reads the file again and raises in the caller's thread
+        # _compare below reads the file again and raises in the caller's thread.
+        with suppress(OSError):
             entries.append(entry(folder / meanwhile))
 
     thread = threading.Thread(target=read)

@@ -51,7 +51,7 @@ class NewTokens:
     @property
     def inside(self) -> np.ndarray:
         """Whether a column holds a new token [B,S]."""
-        return np.arange(self.x.shape[1])[None] < self.counts[:, None]  # type: ignore[no-any-return]
+        return np.less(np.arange(self.x.shape[1])[None], self.counts[:, None])
 
     @property
     def places(self) -> np.ndarray:
@@ -112,11 +112,7 @@ def _position_ids(call: NewTokens) -> np.ndarray:
 
 
 def _token_type_ids(call: NewTokens) -> np.ndarray:
-    return (
-        call.planes["token_type_ids"][0]
-        if "token_type_ids" in call.planes
-        else np.zeros_like(call.x)
-    )
+    return call.planes.get("token_type_ids", np.zeros_like(call.x)[None])[0]
 
 
 def _logits_index(call: NewTokens) -> np.ndarray:
@@ -258,32 +254,22 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
 }
 INPUTS = {**TOKENS, **AFTER_TOKENS}
 # Inputs of a decoder that reads an encoder: outputs of the encoder, the same in every call.
-ENCODER_MASK = "encoder_attention_mask"
+ENCODER_MASK, ENCODER_AXES = "encoder_attention_mask", (B, "heads", Q, "head size")
+SAME = "decoders that read an encoder", "the same in every call"
 OF_ENCODER: Dict[str, GraphInput] = {
-    name: GraphInput(
-        dtype, (axes,), says, "decoders that read an encoder", "the same in every call"
-    )
-    for name, dtype, axes, says in (
-        (
-            ENCODER_MASK,
-            "int64",
-            (B, Q),
-            "1 for a token of the encoder's sequence and 0 for padding.",
-        ),
-        (
-            "past_key_values.N.encoder.key",
-            "float",
-            (B, "heads", Q, "head size"),
-            "Keys of the encoder's sequence for layer N: a slice of encoder_key_values, "
-            "which holds keys and values of each layer in turn.",
-        ),
-        (
-            "past_key_values.N.encoder.value",
-            "float",
-            (B, "heads", Q, "head size"),
-            "Values of the encoder's sequence for layer N.",
-        ),
-    )
+    ENCODER_MASK: GraphInput(
+        "int64", ((B, Q),), "1 for a token of the encoder's sequence and 0 for padding.", *SAME
+    ),
+    "past_key_values.N.encoder.key": GraphInput(
+        "float",
+        (ENCODER_AXES,),
+        "Keys of the encoder's sequence for layer N: a slice of encoder_key_values, "
+        "which holds keys and values of each layer in turn.",
+        *SAME,
+    ),
+    "past_key_values.N.encoder.value": GraphInput(
+        "float", (ENCODER_AXES,), "Values of the encoder's sequence for layer N.", *SAME
+    ),
 }
 
 
@@ -301,4 +287,5 @@ def after_tokens(manifest: Manifest) -> Dict[str, List[Value]]:
 def feeds(manifest: Manifest, call: NewTokens) -> Dict[str, np.ndarray]:
     """Return the inputs of a call by name, without those of an encoder."""
     tokens, *others = (value.name for value in manifest.inputs)
-    return {tokens: call.x, **{name: AFTER_TOKENS[name].fill(call) for name in others}}  # type: ignore[misc]
+    filled = {name: AFTER_TOKENS[name].fill(call) for name in others}  # type: ignore[misc]
+    return {tokens: call.x, **filled}

@@ -16,10 +16,16 @@ OUTPUTS: Dict[str, str] = {
         "Logits for the token after each new token; with input logits_index, after the tokens at "
         "these columns only. Of an encoder, the logits of its labels."
     ),
-    "last_hidden_state": "Hidden states after the last layer; for a model without layers, the embedded tokens.",
-    "encoder_key_values": "Keys and values of each token, for the decoder layers that read this encoder.",
+    "last_hidden_state": (
+        "Hidden states after the last layer; for a model without layers, the embedded tokens."
+    ),
+    "encoder_key_values": (
+        "Keys and values of each token, for the decoder layers that read this encoder."
+    ),
     "output": "Hidden states after the block.",
-    "sentence_embedding": "The embedding of each row, pooled from its hidden states without padding.",
+    "sentence_embedding": (
+        "The embedding of each row, pooled from its hidden states without padding."
+    ),
 }
 OF_MODULE = "The output of the own module's forward."  # in place of OUTPUTS["output"]
 # By update rule of a state: meaning, and value in the first call.

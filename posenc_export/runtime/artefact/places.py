@@ -105,7 +105,7 @@ def _foreign(folder: Path, own: Set[str], above: str) -> Optional[str]:
         foreign: Optional[str] = whole
         if path.is_symlink() or not path.is_dir():
             foreign = None if whole in own else whole
-        elif any(isinstance(each, str) and each.startswith(f"{whole}/") for each in own):
+        elif any(isinstance(entry, str) and entry.startswith(f"{whole}/") for entry in own):
             foreign = _foreign(path, own, f"{whole}/")
         if foreign is not None:
             return foreign

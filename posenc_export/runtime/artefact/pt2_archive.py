@@ -20,12 +20,8 @@ SAMPLES, PROGRAM = "data/sample_inputs/model.pt", "models/model.json"
 CONFIGS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")
 ENTRY = re.compile(r"data/weights/weight_\d+|data/constants/tensor_\d+")
 OTHERS = (
-    ".data/version",
-    ".data/serialization_id",
-    "byteorder",
-    "archive_format",
-    "archive_version",
-)
+    ".data/version", ".data/serialization_id", "byteorder", "archive_format", "archive_version",
+)  # fmt: skip
 PAYLOAD = re.compile(r"(weight|tensor)_\d+")
 WORD = re.compile(r"[A-Za-z0-9_.]*")
 VERSION = re.compile(r"[A-Za-z0-9_.+-]*")
@@ -33,25 +29,14 @@ OPERATOR = re.compile(
     r"torch\.ops\.aten\.(?!from_file)(?:_?[a-z]\w*|__(?:and|or|xor)__)\.[A-Za-z]\w*|_operator\.sub",
     re.ASCII,
 )  # or a difference of sizes
+# Modes of operators, and floats that JSON cannot represent.
 CHOICES = (
-    "floor",
-    "trunc",
-    "none",
-    "tanh",
-    "constant",
-    "Infinity",
-    "-Infinity",
-    "NaN",
-)  # modes of operators, and floats that JSON cannot represent
+    "floor", "trunc", "none", "tanh", "constant", "Infinity", "-Infinity", "NaN",
+)  # fmt: skip
 EMPTY = (
-    "guards_code",
-    "metadata",
-    "custom_obj_values",
-    "as_custom_obj",
-    "as_operator",
-    "as_graph",
+    "guards_code", "metadata", "custom_obj_values", "as_custom_obj", "as_operator", "as_graph",
     "treespec_namedtuple_fields",
-)
+)  # fmt: skip
 FUNCTIONS = ("Add", "Mul", "Max", "Min", "FloorDiv", "CleanDiv", "Mod", "PythonMod")
 LONGEST = 4096  # characters of a size expression
 DEEPEST = 64  # levels of nested JSON

@@ -68,9 +68,8 @@ class StagingFolder:
         return self.path
 
     def __exit__(self, *_: object) -> None:
-        shutil.rmtree(
-            self.path, ignore_errors=True
-        )  # the next export removes files that could not be removed now
+        # The next export removes files that could not be removed now.
+        shutil.rmtree(self.path, ignore_errors=True)
         if self._lock is not None:
             os.close(self._lock)
         self._drop_parents()
@@ -125,9 +124,8 @@ def _put(finished: Path, place: Path) -> bool:
         return False
     if not exchange(finished, place):
         aside = place.with_name(files.ASIDE + place.name)
-        os.rename(
-            place, aside
-        )  # until the next rename, files.locate finds the artefact under this name
+        # Until the next rename, files.locate finds the artefact under this name.
+        os.rename(place, aside)
         try:
             os.rename(finished, place)
             os.rename(aside, finished)
@@ -139,7 +137,7 @@ def _put(finished: Path, place: Path) -> bool:
     return True
 
 
-def exchange(one: Path, other: Path) -> bool:
+def exchange(path: Path, other: Path) -> bool:
     """Exchange two paths atomically. Return False if the operating system or the file system
     does not support it; raise OSError if it fails.
     """
@@ -147,14 +145,16 @@ def exchange(one: Path, other: Path) -> bool:
     if not hasattr(library, "renameat2"):
         return False
     if (
-        library.renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE)
+        library.renameat2(
+            AT_FDCWD, os.fsencode(path), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE
+        )
         == 0
     ):
         return True
     number = ctypes.get_errno()
     if number in UNSUPPORTED:
         return False
-    raise OSError(number, os.strerror(number), str(one), None, str(other))
+    raise OSError(number, os.strerror(number), str(path), None, str(other))
 
 
 def sweep(folder: Path) -> None:
@@ -170,9 +170,8 @@ def _sweep(parent: Path) -> None:
     for path in sorted(parent.glob(files.PREFIX + "*")):
         if path.is_symlink() or not path.is_dir():
             continue
-        with suppress(
-            OSError
-        ):  # another export removes or renames the folder now, or it belongs to another user
+        # Another export removes or renames the folder now, or it belongs to another user.
+        with suppress(OSError):
             if path.name.startswith(files.ASIDE):
                 place = path.with_name(path.name.removeprefix(files.ASIDE))
                 shutil.rmtree(path) if place.exists() else os.rename(path, place)

@@ -12,9 +12,8 @@ LARGEST = 2**31 - 1  # largest size of a tensor along one axis
 MOST = 4096  # largest number of values, states or files of one graph
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*\Z", max_length=128)]
-FileName = Annotated[
-    str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=128)
-]  # without folders, and valid on every operating system
+# Without folders, and valid on every operating system.
+FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=128)]
 Text = Annotated[str, Meta(max_length=128)]
 DType = Annotated[str, Meta(pattern=r"^(bfloat16|float16|float32|int8|int32|int64)\Z")]
 Real = Annotated[str, Meta(pattern=r"^(bfloat16|float16|float32)\Z")]
@@ -111,9 +110,8 @@ class Numbers(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
         str, Meta(pattern=r"^(bool|bfloat16|float(16|32|64)|u?int(8|16|32|64))\Z")
     ]  # name of the torch dtype
     shape: Annotated[Tuple[Size, ...], Meta(max_length=8)]
-    transposed: bool = (
-        False  # whether the file has the transpose, as graphs hold matrices of products
-    )
+    # Whether the file has the transpose, as graphs hold matrices of products.
+    transposed: bool = False
 
     @property
     def bytes(self) -> int:

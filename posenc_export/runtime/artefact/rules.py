@@ -3,11 +3,12 @@ of single fields are checked by schema.py.
 """
 
 from collections import Counter
-from typing import Any, Dict, Sequence, Tuple, cast
+from typing import Any, Sequence, Tuple
 
 import msgspec
 
 from posenc_export.runtime.artefact.certificate import Certificate
+from posenc_export.runtime.artefact.config_rules import check_ends, expect, line
 from posenc_export.runtime.artefact.graph_inputs import (
     ENCODER_MASK,
     OF_ENCODER,
@@ -15,19 +16,12 @@ from posenc_export.runtime.artefact.graph_inputs import (
     M,
     P,
     Q,
-    R,
-    S,
     T,
     after_tokens,
 )
 from posenc_export.runtime.artefact.records import Axis
 from posenc_export.runtime.artefact.schema import Manifest, State, Value
 
-ENDS = {
-    "decoder": ("input_ids", "logits"),
-    "encoder": ("input_ids", "last_hidden_state"),
-    "block": ("hidden_states", "output"),
-}
 GRAPHS = {
     **dict.fromkeys(("onnx", "onnx-static", "ort", "ort-cuda"), "model.onnx"),
     "torchscript": "model.pt",
@@ -36,11 +30,7 @@ GRAPHS = {
 }
 WEIGHTS = "model.onnx.data"  # external data of an ONNX graph: concatenated tensors
 GROWING = ("onnx",)
-PAIRS = (
-    ("past_positions", "present_positions"),
-    ("past_embedding.", "present_embedding."),
-    ("past_key_values.", "present."),
-)
+PAIRS = {"past_embedding.": "present_embedding.", "past_key_values.": "present."}  # of states
 TYPES = {
     "tensor(float)": "float32",
     **{f"tensor({name})": name for name in ("float16", "bfloat16", "int64", "int32", "int8")},
@@ -52,18 +42,16 @@ def check(manifest: Manifest) -> None:
     first rule that does not hold.
     """
     _check_names(manifest)
-    _check_ends(manifest)
+    check_ends(manifest)
     _check_inputs(manifest)
     _check_encoder(manifest)
     for index, state in enumerate(manifest.states):
         _check_state(f"states[{index}]", state, manifest)
     _check_caches(manifest)
     _check_files(manifest)
-    for certificate in (
-        *([] if manifest.certificate is None else [manifest.certificate]),
-        *manifest.proofs,
-    ):
-        msgspec.convert(certificate, Certificate)
+    for certificate in (manifest.certificate, *manifest.proofs):
+        if certificate is not None:
+            msgspec.convert(certificate, Certificate)
 
 
 def check_graph(manifest: Manifest, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -87,41 +75,28 @@ def check_graph(manifest: Manifest, inputs: Sequence[Any], outputs: Sequence[Any
 
 
 def _compare(what: str, described: Sequence[Value], declared: Sequence[Any]) -> None:
-    """Compare the inputs or the outputs that a manifest describes with those that a graph
-    declares.
-    """
-    there = {value.name: value for value in declared}
+    """Compare the inputs or the outputs that a manifest describes with those of a graph."""
+    graph = {value.name: value for value in declared}
     for value in described:
-        _expect(
-            value.name in there, f"every {what} of the manifest in the graph", f"no {value.name}"
+        name = f"{what} {value.name}"
+        expect(
+            value.name in graph, f"every {what} of the manifest in the graph", f"no {value.name}"
         )
-        other = there.pop(value.name)
+        other = graph.pop(value.name)
         dtype = TYPES.get(other.type, other.type)
-        _expect(
-            dtype == value.dtype,
-            f"{what} {value.name} to be {value.dtype} as in the manifest",
-            dtype,
-        )
+        expect(dtype == value.dtype, f"{name} to be {value.dtype} as in the manifest", dtype)
         sizes, wanted = (
             [axis if isinstance(axis, int) else "" for axis in axes]
             for axes in (other.shape, value.axes)
         )
-        _expect(
-            sizes == wanted,
-            f"{what} {value.name} to be {list(value.axes)} as in the manifest",
-            list(other.shape),
-        )
-    _expect(not there, f"every {what} of the graph in the manifest", f"no {next(iter(there), '')}")
+        rule = f"{name} to be {list(value.axes)} as in the manifest"
+        expect(sizes == wanted, rule, list(other.shape))
+    expect(not graph, f"every {what} of the graph in the manifest", f"no {next(iter(graph), '')}")
 
 
 def present_axes(state: State) -> Tuple[Axis, ...]:
     """Return the axes of a state's output `present`."""
     return tuple(T if axis == P else axis for axis in state.axes)
-
-
-def _expect(holds: bool, rule: str, got: Any) -> None:
-    if not holds:
-        raise ValueError(f"expected {rule}, got {got}")
 
 
 def _check_names(manifest: Manifest) -> None:
@@ -130,139 +105,22 @@ def _check_names(manifest: Manifest) -> None:
     )
     names.update(name for state in manifest.states for name in (state.past, state.present))
     twice = min((name for name, count in names.items() if count > 1), default="")
-    _expect(not twice, "unique names of inputs, outputs and states", f"{twice} twice")
-
-
-def _check_ends(manifest: Manifest) -> None:
-    """Check that kind, first input, output and configuration describe the same model."""
-    config, kind = manifest.config, manifest.kind
-    _expect(
-        config.get("kind") == kind, f"config.kind to be {kind} as kind", _short(config.get("kind"))
-    )
-    tokens: Any = config.get("tokens") if kind != "block" else {"vocabulary": 1, "segments": 0}
-    _expect(isinstance(tokens, dict), "config.tokens to be an object", _short(tokens))
-    most = config.get("max_positions")
-    _expect(
-        most == manifest.max_positions,
-        f"config.max_positions to be {manifest.max_positions} as max_positions",
-        _short(most),
-    )
-    for name, value, wanted in zip(
-        ("inputs[0]", "outputs[0]"),
-        (manifest.inputs[0], manifest.outputs[0]),
-        _ends(manifest, tokens),
-        strict=True,
-    ):
-        _expect(value == wanted, f"{name} of kind {kind} to be {_line(wanted)}", _line(value))
-    _check_readout(manifest)
-    for key, least in (
-        (("vocabulary", 0 if _reads_features(manifest) else 1), ("segments", 0)) if tokens else ()
-    ):
-        number = tokens.get(key)
-        _expect(
-            type(number) is int and least <= number < 2**31,
-            f"config.tokens.{key} to be a whole number of at least {least}",
-            _short(number),
-        )
-
-
-def _ends(manifest: Manifest, tokens: Dict[str, Any]) -> Tuple[Value, Value]:
-    """Return the first input and the output that a configuration requires."""
-    of_module = "input_ids" if tokens else "hidden_states", "output"
-    (source, output), first = ENDS.get(manifest.kind, of_module), manifest.inputs[0]
-    key_values, width = manifest.config.get("key_values"), cast(int, manifest.config.get("width"))
-    size: Any = {"decoder": tokens.get("vocabulary"), "module": manifest.config.get("outputs")}.get(
-        manifest.kind, width
-    )
-    if manifest.kind == "encoder" and isinstance(key_values, dict):
-        output, size = "encoder_key_values", key_values.get("size")
-    for number in (size, width):
-        _expect(
-            type(number) is int,
-            "whole numbers for the sizes of the model in config",
-            _short(number),
-        )
-    selects = manifest.kind == "decoder" and manifest.input("logits_index") is not None
-    last = Value(output, manifest.passed_dtype, (B, R if selects else S, size))
-    if _reads_features(
-        manifest
-    ):  # the configuration does not give the number of features of a token
-        known = len(first.axes) == 3 and isinstance(first.axes[2], int)
-        _expect(
-            known,
-            f"inputs[0] to be input_features {manifest.passed_dtype} [{B},{S},features]",
-            _line(first),
-        )
-        return Value("input_features", manifest.passed_dtype, (B, S, first.axes[2])), last
-    return Value(source, "int64", (B, S)) if source == "input_ids" else Value(
-        source, manifest.passed_dtype, (B, S, width)
-    ), last
-
-
-def _check_readout(manifest: Manifest) -> None:
-    """Check that a second output belongs to an encoder whose configuration describes it."""
-    readout: Any = manifest.config.get("readout")
-    described = isinstance(readout, dict) and manifest.kind == "encoder" and not manifest.states
-    _expect(
-        described == (len(manifest.outputs) == 2),
-        "a second output exactly for an encoder with config.readout",
-        f"{len(manifest.outputs)} outputs",
-    )
-    for value in manifest.outputs[1:]:
-        tokens: Tuple[Axis, ...] = () if readout.get("pooling") else (S,)
-        right = (value.name, value.dtype, value.axes[:-1]) == (
-            readout.get("output"),
-            manifest.dtype,
-            (B, *tokens),
-        ) and isinstance(value.axes[-1], int)
-        _expect(
-            right,
-            f"outputs[1] to be {_short(readout.get('output'))} {manifest.dtype} "
-            f"{[B, *tokens, 'size']} as in config.readout",
-            _line(value),
-        )
-
-
-def _reads_features(manifest: Manifest) -> bool:
-    tokens = manifest.config.get("tokens")
-    return (
-        manifest.kind == "encoder"
-        and isinstance(tokens, dict)
-        and isinstance(tokens.get("features"), dict)
-    )
-
-
-def _line(value: Value) -> str:
-    return f"{value.name} {value.dtype} {list(value.axes)}"
-
-
-def _short(value: Any) -> str:
-    return repr(value)[:60]
+    expect(not twice, "unique names of inputs, outputs and states", f"{twice} twice")
 
 
 def _check_inputs(manifest: Manifest) -> None:
-    feedable = after_tokens(manifest)
+    allowed, target = after_tokens(manifest), manifest.target
     for index, value in enumerate(manifest.inputs[1:], 1):
-        _expect(
-            value.name in feedable,
-            f"inputs[{index}] to be one of {', '.join(feedable)}",
-            value.name,
-        )
-        _expect(
-            value in feedable[value.name],
-            f"inputs[{index}] to be {' or '.join(map(_line, feedable[value.name]))}",
-            _line(value),
-        )
-    if GRAPHS[manifest.target] != "model.onnx":  # torch programs take positional arguments
+        where, forms = f"inputs[{index}] to be", allowed.get(value.name, [])
+        expect(bool(forms), f"{where} one of {', '.join(allowed)}", value.name)
+        expect(value in forms, f"{where} {' or '.join(map(line, forms))}", line(value))
+    if GRAPHS[target] != "model.onnx":  # torch programs take positional arguments
         wanted = ["token_type_ids"] if manifest.segments else []
         wanted += ["position_ids" if manifest.signature == "positions" else "attention_mask"]
         wanted += ["logits_index"] if manifest.input("logits_index") else []
         names = [value.name for value in manifest.inputs[1:]]
-        _expect(
-            names == wanted,
-            f"inputs[1:] to be {', '.join(wanted)} for target {manifest.target}",
-            ", ".join(names) or "none",
-        )
+        rule = f"inputs[1:] to be {', '.join(wanted)} for target {target}"
+        expect(names == wanted, rule, ", ".join(names) or "none")
 
 
 def _check_encoder(manifest: Manifest) -> None:
@@ -272,40 +130,33 @@ def _check_encoder(manifest: Manifest) -> None:
     if not manifest.encoder:
         return
     rule = "encoder to belong to a decoder and to be a mask, then pairs of a key and a value"
-    _expect(
+    expect(
         manifest.kind == "decoder" and len(manifest.encoder) % 2 == 1,
         rule,
         f"kind {manifest.kind} with {len(manifest.encoder)} inputs",
     )
     mask, *pairs = manifest.encoder
     (wanted,) = OF_ENCODER[ENCODER_MASK].values(ENCODER_MASK, manifest)
-    _expect(mask == wanted, f"encoder[0] to be {_line(wanted)}", _line(mask))
+    expect(mask == wanted, f"encoder[0] to be {line(wanted)}", line(mask))
     for index, value in enumerate(pairs):
-        kind = ("key", "value")[index % 2]
-        named = value.name.startswith("past_key_values.") and value.name.endswith(
-            f".encoder.{kind}"
-        )
-        shaped = (
-            value.dtype == manifest.passed_dtype
+        where, part = f"encoder[{index + 1}] to", ("key", "value")[index % 2]
+        expect(
+            value.name.startswith("past_key_values.")
+            and value.name.endswith(f".encoder.{part}")
+            and value.dtype == manifest.passed_dtype
             and value.axes[::2] == (B, Q)
-            and all(isinstance(size, int) for size in value.axes[1::2])
+            and all(isinstance(size, int) for size in value.axes[1::2]),
+            f"{where} be past_key_values.N.encoder.{part} {manifest.passed_dtype} "
+            f"[{B},heads,{Q},head size]",
+            line(value),
         )
-        _expect(
-            named and shaped,
-            f"encoder[{index + 1}] to be past_key_values.N.encoder.{kind} "
-            f"{manifest.passed_dtype} [{B},heads,{Q},head size]",
-            _line(value),
-        )
-        _expect(
-            value.axes == pairs[index - index % 2].axes,
-            f"encoder[{index + 1}] to have the axes of its key",
-            _line(value),
-        )
+        key = pairs[index - index % 2]
+        expect(value.axes == key.axes, f"{where} have the axes of its key", line(value))
 
 
 def _check_state(where: str, state: State, manifest: Manifest) -> None:
     updates = ("append", "replace") if manifest.target in GROWING else ("in_place", "replace")
-    _expect(
+    expect(
         state.update in updates,
         f"{where}.update to be {' or '.join(updates)} for target {manifest.target}",
         state.update,
@@ -313,84 +164,67 @@ def _check_state(where: str, state: State, manifest: Manifest) -> None:
     slots = {"append": P, "in_place": M}.get(state.update)
     named = {index: axis for index, axis in enumerate(state.axes) if isinstance(axis, str)}
     rule = f"to have {slots} only at axis" if slots else "to have no other name, with axis 0"
-    right = named == ({0: B} if slots is None else {0: B, state.axis: slots}) and (
-        state.axis == 0
-    ) == (slots is None)
-    _expect(
-        right,
+    expect(
+        named == ({0: B} if slots is None else {0: B, state.axis: slots})
+        and (state.axis == 0) == (slots is None),
         f"{where}.axes to start with {B} and {rule}",
         f"{list(state.axes)} with axis {state.axis}",
     )
-    paired = any(_is_pair(state, past, present) for past, present in PAIRS)
-    _expect(
-        paired,
+    expect(
+        _is_pair(state),
         f"{where} to have matching names past... and present...",
         f"{state.past} and {state.present}",
     )
     if not state.holds_positions:
-        _expect(not state.fill, f"{where}.fill to be 0 except for past_positions", state.fill)
+        expect(not state.fill, f"{where}.fill to be 0 except for past_positions", state.fill)
         return
-    right = (state.dtype, len(state.axes), state.fill, manifest.signature) == (
-        "int64",
-        2,
-        -1,
-        "positions",
-    ) and state is manifest.states[0]
-    rule = (
+    facts = (state.dtype, len(state.axes), state.fill, manifest.signature)
+    expect(
+        facts == ("int64", 2, -1, "positions") and state is manifest.states[0],
         f"{where} past_positions to be the first state, int64 [{B},{slots}] filled with -1, with "
-        "signature positions"
-    )
-    _expect(
-        right,
-        rule,
+        "signature positions",
         f"{state.dtype} {list(state.axes)} filled with {state.fill}, signature "
         f"{manifest.signature}",
     )
 
 
-def _is_pair(state: State, past: str, present: str) -> bool:
-    if not past.endswith("."):
-        return (state.past, state.present) == (past, present)
-    return (
-        len(state.past) > len(past)
-        and state.past.startswith(past)
-        and state.present == present + state.past[len(past) :]
+def _is_pair(state: State) -> bool:
+    """Whether the names of input and output belong together."""
+    if state.holds_positions:
+        return state.present == "present_positions"
+    return any(
+        state.past.startswith(past)
+        and state.past != past
+        and state.present == present + state.past.removeprefix(past)
+        for past, present in PAIRS.items()
     )
 
 
 def _check_caches(manifest: Manifest) -> None:
-    grows, target = manifest.target in GROWING, manifest.target
-    _expect(
-        manifest.layout == "columns" or not grows,
-        f"layout to be columns for target {target}",
-        "rows",
-    )
+    grows, target, bucket = manifest.target in GROWING, manifest.target, manifest.capacity_bucket
+    expect(manifest.by_columns or not grows, f"layout to be columns for target {target}", "rows")
     most = 0 if grows else 65536
-    _expect(
-        manifest.capacity_bucket <= most,
-        f"capacity_bucket to be {'0' if grows else f'0 .. {most}'} for target {target}",
-        manifest.capacity_bucket,
-    )
+    limits = "0" if grows else f"0 .. {most}"
+    expect(bucket <= most, f"capacity_bucket to be {limits} for target {target}", bucket)
     small = [state for state in manifest.states if state.dtype == "int8"]
-    right = bool(small) == bool(manifest.cache) and (
-        not small or (target, manifest.dtype) == ("ort", "float32")
-    )
-    got = (
+    expect(
+        bool(small) == bool(manifest.cache)
+        and (not small or (target, manifest.dtype) == ("ort", "float32")),
+        "int8 states exactly with cache int8, for target ort in float32",
         f"{len(small)} int8 states with cache {manifest.cache or manifest.dtype} for target "
-        f"{target} in {manifest.dtype}"
+        f"{target} in {manifest.dtype}",
     )
-    _expect(right, "int8 states exactly with cache int8, for target ort in float32", got)
     for state in small:
-        right = (
+        expect(
             state.in_place
             and state.past.startswith("past_key_values.")
-            and state.past.endswith((".key", ".value"))
+            and state.past.endswith((".key", ".value")),
+            "int8 states to be in-place keys and values",
+            state.past,
         )
-        _expect(right, "int8 states to be in-place keys and values", state.past)
     for state in manifest.states:
-        right = state.reads_hidden or (manifest.layout == "rows" and state.in_place)
-        _expect(
-            right,
+        expect(
+            state.reads_hidden or (state.in_place and not manifest.by_columns),
             "reads_hidden to be false only for in-place states with layout rows",
             f"false for {state.past}",
         )
@@ -399,41 +233,29 @@ def _check_caches(manifest: Manifest) -> None:
 def _check_files(manifest: Manifest) -> None:
     graph, target, weights = GRAPHS[manifest.target], manifest.target, manifest.weights
     if weights is not None:
-        right = graph == "model.onnx" and manifest.dtype == "float32"
-        _expect(
-            right,
+        expect(
+            graph == "model.onnx" and manifest.dtype == "float32",
             "model.onnx in float32 for weights of few bits",
             f"{weights.format} for target {target} in {manifest.dtype}",
         )
-    matrices = weights.matrices if weights is not None and weights.format == "mixed" else 0
-    _expect(
-        len(manifest.formats) == matrices, f"formats of {matrices} weights", len(manifest.formats)
-    )
+    mixed = weights.matrices if weights is not None and weights.format == "mixed" else 0
+    expect(len(manifest.formats) == mixed, f"formats of {mixed} weights", len(manifest.formats))
     compiled = manifest.compiled is not None
-    _expect(
+    expect(
         compiled == (target == "aotinductor"),
         "compiled exactly for target aotinductor",
         f"{'it' if compiled else 'none'} for target {target}",
     )
-    _expect(
-        "posenc.json" not in manifest.files,
-        "files other than posenc.json itself in files",
-        "posenc.json",
-    )
+    rule = "files other than posenc.json itself in files"
+    expect("posenc.json" not in manifest.files, rule, "posenc.json")
     graphs = sorted(name for name in manifest.files if name in set(GRAPHS.values()))
-    _expect(
-        graphs == [graph],
-        f"files to hold one graph, {graph} for target {target}",
-        ", ".join(graphs) or "none",
-    )
+    rule = f"files to hold one graph, {graph} for target {target}"
+    expect(graphs == [graph], rule, ", ".join(graphs) or "none")
     for name, numbers in manifest.encodings.items():
         size = manifest.files[numbers.file].bytes if numbers.file in manifest.files else 0
         end = numbers.offset + numbers.bytes
-        _expect(
-            end <= size,
-            f"encodings.{name} within the {size} bytes that files gives {numbers.file}",
-            f"{end} bytes",
-        )
+        rule = f"encodings.{name} within the {size} bytes that files gives {numbers.file}"
+        expect(end <= size, rule, f"{end} bytes")
 
 
 def graph_file(manifest: Manifest) -> str:

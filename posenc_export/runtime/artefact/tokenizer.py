@@ -185,7 +185,7 @@ def _bytes(text: str) -> bytes:
 def _decoded(tokenizer: Any, tokens: Sequence[int], special: bool = False) -> str:
     rule = "text: expected token ids that the tokenizer can decode"
     with explained(rule, "use the model's own tokenizer"):
-        return tokenizer.decode(tokens, skip_special_tokens=not special)  # type: ignore[no-any-return]
+        return str(tokenizer.decode(tokens, skip_special_tokens=not special))
 
 
 class ByteCodec:

@@ -25,14 +25,13 @@ OPTIONS = {
     # a plan for every length without end.
     "sdpa_kernel": "19",
 }
-CUDNN_OPERATORS = {
-    "Conv",
-    "GRU",
-    "ReduceMax",
-    "ReduceMin",
-}  # operators of our graphs whose CUDA kernels call cuDNN (onnxruntime-gpu 1.31.1)
-NEGATION = (  # an ONNX model with the single node y = -x, float32 [1], of opset 13
-    b'\x08\x08:2\n\x0b\n\x01x\x12\x01y"\x03Neg\x12\x01gZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\r'
+# Operators of our graphs whose CUDA kernels call cuDNN (onnxruntime-gpu 1.31.1).
+CUDNN_OPERATORS = {"Conv", "GRU", "ReduceMax", "ReduceMin"}
+# An ONNX model with the single node y = -x, float32 [1], of opset 13.
+NEGATION = (
+    b'\x08\x08:2\n\x0b\n\x01x\x12\x01y"\x03Neg\x12\x01gZ\x0f'
+    b"\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01b\x0f\n\x01y\x12\n"
+    b"\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\r"
 )
 LIBRARIES = {
     "linux": ("libonnxruntime_providers_shared.so", "libonnxruntime_providers_cuda.so"),
@@ -45,7 +44,7 @@ FAILURE = re.compile(r"CUDA failure \d+: [^;\n]*[^;\n ]")
 class Obstacle(NamedTuple):
     """Why the provider cannot run here, and what to do about it."""
 
-    found: str
+    cause: str
     remedy: str
 
 
@@ -110,6 +109,6 @@ def _failed_trial() -> Optional[Obstacle]:
             NEGATION, options, providers=[(NAME, OPTIONS)], enable_fallback=0
         )
     except load_errors() as error:  # such as "CUDA failure 100: no CUDA-capable device is detected"
-        found = FAILURE.search(str(error))
-        return Obstacle(found[0] if found else str(error).splitlines()[0][:200], remedy)
+        match = FAILURE.search(str(error))
+        return Obstacle(match[0] if match else str(error).splitlines()[0][:200], remedy)
     return None if NAME in session.get_providers() else Obstacle("a session without it", remedy)

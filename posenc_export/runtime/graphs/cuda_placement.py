@@ -24,12 +24,8 @@ CONTROL_FLOW = ("If", "Loop", "Scan")
 # the addresses of all pairs from memory of the host, which it reuses after the run: a captured step
 # would repeat the copy, and multiply other matrices.
 PRODUCTS = ("MatMul", "FusedMatMul")
-DEVICE, HOST, CALLER, CONSTANT = (
-    "device",
-    "host",
-    "caller",
-    "constant",
-)  # where a value is: CALLER for graph inputs, which are copied to where they are read
+# Where a value is. CALLER: graph inputs, which are copied to where they are read.
+DEVICE, HOST, CALLER, CONSTANT = "device", "host", "caller", "constant"
 
 
 class Kernels(NamedTuple):
@@ -61,7 +57,7 @@ class Placement:
         refused: nodes that have a kernel which refuses them when it runs, as text.
         control_flow: operators with subgraphs.
         addressed: products whose matrices the provider may address from the host (PRODUCTS).
-        copies: values that are copied between host and device in each run, by direction.
+        to_host, to_device: values that are copied in each run.
     """
 
     nodes: int = 0
@@ -70,14 +66,13 @@ class Placement:
     refused: List[str] = field(default_factory=list)
     control_flow: List[str] = field(default_factory=list)
     addressed: List[str] = field(default_factory=list)
-    copies: Dict[str, List[str]] = field(
-        default_factory=lambda: {"to the host": [], "to the device": []}
-    )
+    to_host: List[str] = field(default_factory=list)
+    to_device: List[str] = field(default_factory=list)
 
     @property
     def copied(self) -> int:
         """Number of copies in each run."""
-        return sum(map(len, self.copies.values()))
+        return len(self.to_host) + len(self.to_device)
 
     @property
     def runs(self) -> bool:
@@ -115,10 +110,10 @@ def table() -> Tuple[str, Dict[Tuple[str, str], Dict[int, Kernels]]]:
     first version of the operator.
     """
     content = json.loads(TABLE.read_text(encoding="utf-8"))
-    found: Dict[Tuple[str, str], Dict[int, Kernels]] = {}
+    kernels_of: Dict[Tuple[str, str], Dict[int, Kernels]] = {}
     for domain, operator, version, *kernels in content["rows"]:
-        found.setdefault((domain, operator), {})[version] = Kernels(*kernels)
-    return content["onnxruntime"], found
+        kernels_of.setdefault((domain, operator), {})[version] = Kernels(*kernels)
+    return content["onnxruntime"], kernels_of
 
 
 def placed(file: Path) -> Placement:
@@ -146,7 +141,7 @@ class _Planner:
     """
 
     def __init__(self, opsets: Dict[str, int]) -> None:
-        self.opsets, self.found = opsets, Placement()
+        self.opsets, self.placement = opsets, Placement()
         self.types: Dict[str, str] = {}
         self.at: Dict[str, str] = {}
         self.small: Set[str] = set()
@@ -171,40 +166,40 @@ class _Planner:
         for name, sides in self.readers.items():
             where = self.at[name]
             if where == DEVICE and HOST in sides:
-                self.found.copies["to the host"].append(name)
+                self.placement.to_host.append(name)
             elif (where == HOST and DEVICE in sides) or (where == CALLER and len(sides) == 2):
-                self.found.copies["to the device"].append(name)
-        return self.found
+                self.placement.to_device.append(name)
+        return self.placement
 
     def _add_node(self, node: Node) -> None:
-        given = [name for name in node.inputs if name]
+        names = [name for name in node.inputs if name]
         kernels = self._kernels(node)
         types = None if kernels is None else self._matched(node, kernels)
         if not node.bodies and all(
-            self.at.get(name) == CONSTANT for name in given
+            self.at.get(name) == CONSTANT for name in names
         ):  # computed when the graph is loaded
             self._give(node, CONSTANT, types or [node.element])
             self.small |= set(node.outputs)
             return
-        self.found.nodes += 1
+        self.placement.nodes += 1
         if kernels is None or types is None:
-            self.found.without_kernel.append(
-                f"{node.operator} of {' '.join(self.types.get(name, '') or '?' for name in given)}"
+            self.placement.without_kernel.append(
+                f"{node.operator} of {' '.join(self.types.get(name, '') or '?' for name in names)}"
             )
-            self._read(given, HOST)
+            self._read(names, HOST)
             self._give(node, HOST, [])
         elif self._computes_shape(node, kernels):
-            self.found.on_cpu.append(node.operator)
-            self._read(given, HOST)
+            self.placement.on_cpu.append(node.operator)
+            self._read(names, HOST)
             self._give(node, HOST, types)
             self.shapes |= set(node.outputs)
         else:
             self._on_device(node, kernels, types)
 
     def _on_device(self, node: Node, kernels: Kernels, types: Sequence[str]) -> None:
-        self.found.refused += refusals(node)
+        self.placement.refused += refusals(node)
         if node.operator in PRODUCTS and not self.matrices.isdisjoint(node.inputs[:2]):
-            self.found.addressed.append(node.operator)
+            self.placement.addressed.append(node.operator)
         for index, name in enumerate(node.inputs):
             self._read([name] if name else [], HOST if index in kernels.host_inputs else DEVICE)
         self._give(node, DEVICE, types)
@@ -212,7 +207,7 @@ class _Planner:
             self.at[node.outputs[index]] = HOST
             self.shapes.add(node.outputs[index])
         if node.bodies:
-            self.found.control_flow.append(node.operator)
+            self.placement.control_flow.append(node.operator)
             for body in node.bodies:
                 self.add(body)
                 self._read(body.outputs, DEVICE)
@@ -259,8 +254,8 @@ class _Planner:
         takes = _repeated(kernels.takes, len(node.inputs))
         bound: Dict[str, str] = {}
         for name, parameter in zip(node.inputs, takes, strict=False):
-            found = self.types.get(name, "")
-            if name and found and bound.setdefault(parameter, found) != found:
+            element = self.types.get(name, "")
+            if name and element and bound.setdefault(parameter, element) != element:
                 return None  # inputs of one parameter with different types
         if node.operator == "Cast":
             bound[kernels.gives[0]] = TYPES.get(node.attributes["to"], "")
@@ -273,9 +268,11 @@ class _Planner:
             ):
                 outputs = _repeated(kernels.gives, len(node.outputs))
                 return [
-                    bound.get(one)
-                    or (one if one not in types else types[one] if " " not in types[one] else "")
-                    for one in outputs
+                    bound.get(name)
+                    or (
+                        name if name not in types else types[name] if " " not in types[name] else ""
+                    )
+                    for name in outputs
                 ]
         return None
 
@@ -290,11 +287,11 @@ def _repeated(parameters: List[str], count: int) -> List[str]:
 def refusals(node: Node) -> List[str]:
     """Return why the kernel of a node returns an error in every run."""
     there = [bool(name) for name in node.inputs] + [False] * 16
-    found = []
+    reasons = []
     if node.operator == "GroupQueryAttention" and there[10] and there[11]:
-        found.append("GroupQueryAttention with attention_bias does not take head_sink (sinks)")
+        reasons.append("GroupQueryAttention with attention_bias does not take head_sink (sinks)")
     if node.operator == "GroupQueryAttention" and len(node.outputs) > 3:
-        found.append("GroupQueryAttention does not give output_qk")
+        reasons.append("GroupQueryAttention does not give output_qk")
     if node.operator == "GRU" and not node.attributes.get("linear_before_reset"):
-        found.append("GRU needs linear_before_reset 1")
-    return found
+        reasons.append("GRU needs linear_before_reset 1")
+    return reasons

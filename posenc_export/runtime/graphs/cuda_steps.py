@@ -55,18 +55,18 @@ class DeviceCopies:
     """Copies on the device of arrays that do not change, each kept as long as its array."""
 
     def __init__(self) -> None:
-        self._held: Dict[int, Tuple[Any, Any]] = {}
+        self._copies: Dict[int, Tuple[Any, Any]] = {}
 
     def address(self, array: np.ndarray) -> int:
         """Return the address on the device of an array that is contiguous in the memory of its
         base.
         """
-        block, held = _block(array), self._held
+        block, copies = _block(array), self._copies
         name = id(block)
-        if name not in held:
+        if name not in copies:
             value = onnxruntime.OrtValue.ortvalue_from_numpy(block, "cuda", 0)
-            held[name] = (weakref.ref(block, lambda _: held.pop(name, None)), value)
-        return int(held[name][1].data_ptr()) + int(array.ctypes.data) - int(block.ctypes.data)
+            copies[name] = (weakref.ref(block, lambda _: copies.pop(name, None)), value)
+        return int(copies[name][1].data_ptr()) + int(array.ctypes.data) - int(block.ctypes.data)
 
 
 class Memory(NamedTuple):
@@ -163,17 +163,17 @@ class DeviceSteps:
             bind: returns a binding, given the addresses of the inputs that are on the device, and
                 that of the output.
         """
-        held = dict(constant)
+        unchanged = dict(constant)
         if "slots" in feeds:  # 0, 1, ... T-1, whatever the session
-            held["slots"] = self._slots.setdefault(len(feeds["slots"]), feeds["slots"])
+            unchanged["slots"] = self._slots.setdefault(len(feeds["slots"]), feeds["slots"])
         inputs = StepInputs(
-            {name: array for name, array in feeds.items() if name not in (*held, ON_HOST)},
+            {name: array for name, array in feeds.items() if name not in (*unchanged, ON_HOST)},
             result,
             self._memories,
         )
         addresses = {
             **inputs.addresses,
-            **{name: self.copies.address(array) for name, array in held.items()},
+            **{name: self.copies.address(array) for name, array in unchanged.items()},
         }
         shapes = tuple((name, addresses.get(name), array.shape) for name, array in feeds.items())
         total = (
@@ -222,8 +222,8 @@ class DeviceSteps:
 
 def warn_uncaptured(error: BaseException) -> None:
     """Warn that steps are not captured as CUDA graphs, and why."""
-    found = cuda.FAILURE.search(str(error))
-    said = found[0] if found else " ".join(str(error).split())[:200]
+    match = cuda.FAILURE.search(str(error))
+    said = match[0] if match else " ".join(str(error).split())[:200]
     remedy = "steps run without it; give load capture=False to do so from the start"
     warnings.warn(
         f"runtime: expected steps that can be captured as a CUDA graph, got {said}; {remedy}",

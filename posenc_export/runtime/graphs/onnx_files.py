@@ -24,9 +24,8 @@ FIELDS: Dict[str, Dict[int, str]] = {
     "tensor": {13: "entry"},
     "entry": {},
 }
-SIGNATURE = re.compile(
-    r"/onnxruntime_src/\S+ .*?\) "
-)  # source location and function signature at the start of a message of ONNX Runtime
+# Source location and function signature at the start of a message of ONNX Runtime.
+SIGNATURE = re.compile(r"/onnxruntime_src/\S+ .*?\) ")
 DEEPEST = 64  # levels of nested graphs
 LENGTHS = {1: 8, 5: 4}  # bytes of the fixed-length wire types
 

@@ -11,23 +11,10 @@ from posenc_export.runtime.graphs.onnx_files import fields
 
 # TensorProto.DataType
 TYPES = {
-    1: "float",
-    2: "uint8",
-    3: "int8",
-    4: "uint16",
-    5: "int16",
-    6: "int32",
-    7: "int64",
-    8: "string",
-    9: "bool",
-    10: "float16",
-    11: "double",
-    12: "uint32",
-    13: "uint64",
-    16: "bfloat16",
-    21: "uint4",
-    22: "int4",
-}
+    1: "float", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64",
+    8: "string", 9: "bool", 10: "float16", 11: "double", 12: "uint32", 13: "uint64",
+    16: "bfloat16", 21: "uint4", 22: "int4",
+}  # fmt: skip
 NUMPY = {"float": "<f4", "double": "<f8", "bfloat16": "<u2", "uint4": "u1", "int4": "u1"}
 TYPED = (4, 5, 6, 7, 10, 11)  # fields of TensorProto that hold numbers in another form than raw
 

@@ -10,7 +10,7 @@ import onnxruntime
 
 from posenc_export.runtime.graphs.onnx_files import fields
 from posenc_export.runtime.graphs.onnx_nodes import TYPES, Constant, Node, Nodes
-from posenc_export.runtime.graphs.ort_graph import FOLDER
+from posenc_export.runtime.graphs.ort_options import FOLDER
 
 IR_VERSION = 10
 INT, STRING, TENSOR, GRAPH = 2, 3, 4, 5  # AttributeProto.AttributeType
@@ -175,8 +175,8 @@ def _body(graph: Nodes) -> bytes:
 
 def _content(message: bytes, number: int) -> bytes:
     """Return the content of the first field of a message with this number; empty for none."""
-    found = fields(memoryview(message), 0, len(message))
-    return next((message[start:end] for field, _, start, end in found if field == number), b"")
+    parts = fields(memoryview(message), 0, len(message))
+    return next((message[start:end] for field, _, start, end in parts if field == number), b"")
 
 
 def _changed(message: bytes, changes: Mapping[int, bytes]) -> bytes:

@@ -186,7 +186,7 @@ def _compiled(path: Path, provider: str, threads: Optional[int]) -> Any:
         "ENABLE_CPU_PINNING": False,  # otherwise several processes share the same cores
         # Otherwise activations are rounded to 8 bits if weights are quantized.
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
-        # As in ort_graph.py: attention weights of ALiBi are subnormal for distant keys.
+        # As in ort_options.py: attention weights of ALiBi are subnormal for distant keys.
         "CPU_DENORMALS_OPTIMIZATION": True,
     }
     core = openvino.Core()

@@ -1,11 +1,11 @@
 """Names of the providers that run a graph, and their limits."""
 
-from typing import Any, Optional
+from typing import Any, NoReturn, Optional
 
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.threads import AUTO
+from posenc_export.shared import suggestion
 from posenc_export.shared.numerics import BFLOAT16_NOISE
-from posenc_export.shared.suggestion import suggestion
 
 # The runtimes start every thread that they are asked for, and abort the process if the system
 # refuses one.
@@ -42,45 +42,32 @@ def check_name(name: str, manifest: Manifest) -> None:
     """Raise ValueError if a provider does not exist or, as far as the manifest tells, lacks the
     target or an operator of the artefact.
     """
-    if name not in NAMES:
-        raise ValueError(
-            f"runtime: expected provider to be one of {', '.join(NAMES)}, got {name!r}; "
-            f"{suggestion(name, NAMES)}"
-        )
-    if manifest.target == AOTINDUCTOR and name != AOTINDUCTOR:
+    target, missing = manifest.target, not_for_openvino(manifest) if name in OPENVINO else None
+    suggestion.check_name("runtime: expected provider", name, NAMES)
+    if target == AOTINDUCTOR and name != AOTINDUCTOR:
         remedy = (
             "give aotinductor only if you trust the origin of the artefact, because loading it "
             "runs native code"
         )
-        raise ValueError(
-            f"runtime: expected provider aotinductor for target aotinductor, got {name}; {remedy}"
-        )
-    if name == AOTINDUCTOR and manifest.target != AOTINDUCTOR:
-        raise ValueError(
-            "runtime: expected target aotinductor for provider aotinductor, got "
-            f"{manifest.target}; compile a pt2 artefact with `posenc compile`"
-        )
-    if manifest.target in TORCH_TARGETS and name not in ("auto", "cpu", AOTINDUCTOR):
-        raise ValueError(
-            f"runtime: expected provider cpu for target {manifest.target}, got {name}; "
-            "export target onnx or ort"
-        )
+        _refuse("provider aotinductor for target aotinductor", name, remedy)
+    if name == AOTINDUCTOR and target != AOTINDUCTOR:
+        remedy = "compile a pt2 artefact with `posenc compile`"
+        _refuse("target aotinductor for provider aotinductor", target, remedy)
+    if target in TORCH_TARGETS and name not in ("auto", "cpu", AOTINDUCTOR):
+        _refuse(f"provider cpu for target {target}", name, "export target onnx or ort")
     if name == WEBGPU and manifest.dtype != "float32":
-        raise ValueError(
-            f"runtime: expected an artefact in float32 for provider {name}, got "
-            f"{manifest.dtype}; export it without --dtype"
-        )
-    missing = not_for_openvino(manifest) if name in OPENVINO else None
+        rule = f"an artefact in float32 for provider {name}"
+        _refuse(rule, manifest.dtype, "export it without --dtype")
     if missing is not None:
-        rule = f"target onnx or ort without {' and '.join(NOT_IN_OPENVINO)}"
-        raise ValueError(
-            f"runtime: expected {rule} for provider {name}, got {missing}; give provider cpu"
-        )
+        rule = f"target onnx or ort without {' and '.join(NOT_IN_OPENVINO)} for provider {name}"
+        _refuse(rule, missing, "give provider cpu")
     if name == "openvino-bf16" and CHOICE in manifest.operators:
-        raise ValueError(
-            f"runtime: expected a model that does not choose experts for provider {name}, "
-            f"got one with operator {CHOICE}; give provider openvino"
-        )
+        rule = f"a model that does not choose experts for provider {name}"
+        _refuse(rule, f"one with operator {CHOICE}", "give provider openvino")
+
+
+def _refuse(rule: str, got: str, remedy: str) -> NoReturn:
+    raise ValueError(f"runtime: expected {rule}, got {got}; {remedy}")
 
 
 def not_for_openvino(manifest: Manifest) -> Optional[str]:

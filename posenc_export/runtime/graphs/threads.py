@@ -8,16 +8,9 @@ from posenc_export.runtime.artefact.manifest import Manifest
 AUTO = "auto"
 Threads = Union[None, int, str]  # None, a number, or AUTO
 PRODUCTS = (
-    "Conv",
-    "DynamicQuantizeMatMul",
-    "Gemm",
-    "MatMul",
-    "MatMulInteger",
-    "MatMulIntegerToFloat",
-    "MatMulNBits",
-    "MoE",
-    "QMoE",
-)
+    "Conv", "DynamicQuantizeMatMul", "Gemm", "MatMul", "MatMulInteger", "MatMulIntegerToFloat",
+    "MatMulNBits", "MoE", "QMoE",
+)  # fmt: skip
 # With 2 threads instead of 1, a step of a decoder with 14,000 numbers per product takes 1.03 of the
 # time, of a block with 130,000 numbers 0.97, with 520,000 numbers 0.60; 512 tokens of the first two
 # take 0.73 and 0.63 (bench/threads.py of commit dc58e7a on 2 cores; ONNX Runtime 1.31, AMD EPYC).

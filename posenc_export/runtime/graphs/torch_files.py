@@ -41,9 +41,8 @@ def load_torch(folder: Path, manifest: Manifest, threads: Optional[int]) -> Torc
             name="torch",
         ) from error
     load = {"torchscript": _script, "pt2": _program, AOTINDUCTOR: _native}[manifest.target]
-    with quiet(
-        DeprecationWarning, FutureWarning
-    ):  # torch.jit warns of its deprecation at every call
+    # torch.jit warns of its deprecation at every call.
+    with quiet(DeprecationWarning, FutureWarning):
         run = load(folder / graph_file(manifest), manifest)
     return TorchGraph(
         limited(run, threads) if threads else run,
@@ -146,7 +145,8 @@ def read_program(path: Path, manifest: Manifest) -> Any:
             # the file. Tensors go from the file to their own memory.
             repacked = Repacked(entries, stream)
         with _refusing_damage(path):
-            program = torch.export.load(repacked)  # type: ignore[arg-type]  # its annotation excludes io.RawIOBase
+            # Its annotation excludes io.RawIOBase.
+            program = torch.export.load(repacked)  # type: ignore[arg-type]
     _check_arguments(path, program, manifest)
     return program
 
@@ -210,9 +210,8 @@ def _refusing_damage(path: Path) -> Iterator[None]:
 
     # The base of the last one is Exception.
     errors: Tuple[Type[Exception], ...] = (*FOREIGN, torch._export.verifier.SpecViolationError)
-    with quiet(
-        logger="torch.export", level=logging.CRITICAL
-    ):  # it logs tracebacks of exceptions that are handled here
+    # torch logs tracebacks of exceptions that are handled here.
+    with quiet(logger="torch.export", level=logging.CRITICAL):
         try:
             yield
         except errors as error:

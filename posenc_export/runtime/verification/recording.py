@@ -13,7 +13,8 @@ import onnxruntime
 
 from posenc_export.runtime.graphs import onnx_parts
 from posenc_export.runtime.graphs.onnx_nodes import Node
-from posenc_export.runtime.graphs.ort_graph import SLOWER, OrtGraph, session_options
+from posenc_export.runtime.graphs.ort_graph import OrtGraph
+from posenc_export.runtime.graphs.ort_options import SLOWER, session_options
 from posenc_export.runtime.session.caches import Bound, Call
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
 from posenc_export.runtime.session.model import Model

@@ -20,7 +20,7 @@ from posenc_export.export.targets.ort_cuda import FUSIONS
 from posenc_export.export.targets.rewriter import Builder, fuse
 from posenc_export.models.config import StackConfig
 from posenc_export.models.short_forms import decoder_config
-from posenc_export.runtime.graphs.ort_graph import SLOWER
+from posenc_export.runtime.graphs.ort_options import SLOWER
 from posenc_export.shared.numerics import tolerance, worst_error
 from tests.tiny import block
 from tests.traces import sources

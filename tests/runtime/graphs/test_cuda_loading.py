@@ -13,7 +13,7 @@ import pytest
 
 from posenc_export.export import export
 from posenc_export.runtime import load
-from posenc_export.runtime.graphs import cuda, ort_graph
+from posenc_export.runtime.graphs import cuda, ort_options
 from tests.tiny import block
 from tests.traces import sources
 
@@ -26,10 +26,10 @@ GPU = "pip install 'posenc-export[gpu]', or give provider cpu"
 
 @pytest.fixture(autouse=True)
 def asked_anew() -> Iterator[None]:
-    for cached in (cuda.obstacle, ort_graph._warn_once):
+    for cached in (cuda.obstacle, ort_options._warn_once):
         cached.cache_clear()
     yield
-    for cached in (cuda.obstacle, ort_graph._warn_once):
+    for cached in (cuda.obstacle, ort_options._warn_once):
         cached.cache_clear()
 
 

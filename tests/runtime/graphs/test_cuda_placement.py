@@ -113,9 +113,8 @@ def test_a_node_without_a_kernel_is_found(tmp_path: Path) -> None:
         helper.make_node("Det", ["output"], ["det"]),
     )
     assert not found.runs and found.without_kernel == ["Det of float16"]
-    assert found.said() == "cannot run: no kernel for Det of float16" and found.copies[
-        "to the host"
-    ] == ["output"]
+    assert found.said() == "cannot run: no kernel for Det of float16"
+    assert found.to_host == ["output"]
 
 
 @pytest.mark.xdist_group("rope")
@@ -136,10 +135,8 @@ def test_a_range_on_the_device_is_copied_to_the_host(tmp_path: Path) -> None:
     found = planted(
         tmp_path, total, zero, one, helper.make_node("Range", ["zero", "total", "one"], ["planted"])
     )
-    assert (
-        found.copies == {"to the host": ["total"], "to the device": ["total_sequence_length"]}
-        and not found.captured
-    )
+    assert found.to_host == ["total"] and found.to_device == ["total_sequence_length"]
+    assert not found.captured
     assert found.said().endswith("2 copies a step, cannot be captured")
 
 
@@ -155,11 +152,7 @@ def test_a_choice_of_branches_cannot_be_captured(tmp_path: Path) -> None:
         flag,
         helper.make_node("If", ["flag"], ["planted"], then_branch=body, else_branch=body),
     )
-    assert (
-        found.control_flow == ["If"]
-        and found.copies["to the host"] == ["flag"]
-        and not found.captured
-    )
+    assert found.control_flow == ["If"] and found.to_host == ["flag"] and not found.captured
 
 
 @pytest.mark.xdist_group("rope")

@@ -18,7 +18,7 @@ from posenc_export.runtime import load, verify
 from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.graphs import onnx_parts
 from posenc_export.runtime.graphs.onnx_nodes import read
-from posenc_export.runtime.graphs.ort_graph import session_options
+from posenc_export.runtime.graphs.ort_options import session_options
 from posenc_export.runtime.verification import checks, recording
 from posenc_export.runtime.verification.kernels import Graph
 from posenc_export.runtime.verification.operators import checked_nodes, of_artefact

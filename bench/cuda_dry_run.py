@@ -1,4 +1,4 @@
-"""The page of the dry run: `python -m tests.cuda_dry_run.page WORKDIR ...` joins results, and
+"""The page of the dry run: `python -m bench.cuda_dry_run WORKDIR ...` joins results, and
 writes JSON and PAGE.
 """
 
@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Sequence
 
 from posenc_export.shared import json_rows
 
-TOP = Path(__file__).parents[2]
+TOP = Path(__file__).parents[1]
 JSON, PAGE = TOP / "bench/results/cuda_dry_run.json", TOP / "docs/runtimes/cuda-dry-run.md"
 NEEDS_CUDNN = re.compile(r"got no libcudnn\S*, which operator (\w+) needs")
 SOME_EXPERTS = re.compile(r"chooses \d+ of \d+ experts")
@@ -24,20 +24,20 @@ GPU. It shows whether a graph loads, which nodes run on the CPU, which copies be
 step makes, and whether a step is captured as a CUDA graph and replayed.
 
 Times are microseconds of CPU time for a step of one row, without kernels and launches, on a machine with
-other work. Written by `make cuda-dry-run` and `python -m tests.cuda_dry_run.page`.
+other work. Written by `make cuda-dry-run` and `python -m bench.cuda_dry_run`.
 """
 
 
 def compact(row: Dict[str, Any]) -> Dict[str, Any]:
     """Return what the page needs of a row of the dry run."""
     step = row.get("step", {})
-    found = {
+    kept = {
         "name": row["name"], "kind": row["kind"], "refused": row.get("refused"), "error": row.get("error"), "nodes": row.get("nodes"),
         "on_cpu": len(row["on_cpu"]) if "on_cpu" in row else None, "copies": len(row["memcpy"]) if "memcpy" in row else None, "cells": row.get("cells"),
         "launches": step.get("launches"), "attention": " ".join(step.get("attention", [])) or None, "tf32": step.get("tf32"), "us": step.get("host_us"),
         "capture": row.get("capture"), "replayed_us": row.get("replayed_us"), "faults": row.get("faults") or None,
     }  # fmt: skip
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in kept.items() if value is not None}
 
 
 def page(rows: Sequence[Dict[str, Any]]) -> str:
@@ -128,11 +128,11 @@ def _line(row: Dict[str, Any]) -> str:
 
 
 def main(workdirs: Sequence[str]) -> None:
-    found: Dict[str, Dict[str, Any]] = {}
+    by_name: Dict[str, Dict[str, Any]] = {}
     for workdir in workdirs:
         for row in json.loads((Path(workdir) / "results.json").read_text(encoding="utf-8")):
-            found.setdefault(row["name"], compact(row))
-    rows = list(found.values())
+            by_name.setdefault(row["name"], compact(row))
+    rows = list(by_name.values())
     json_rows.write(JSON, rows)
     PAGE.write_text(page(rows), encoding="utf-8")
 

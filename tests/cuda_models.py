@@ -1,5 +1,5 @@
-"""The models of a dry run, by name: every encoding in a decoder and in a block, models with
-other parts, families of checkpoints and trained presets.
+"""Models for the CUDA provider, by name: every encoding in a decoder and in a block, models with other
+parts, families of checkpoints and trained presets.
 """
 
 import tempfile

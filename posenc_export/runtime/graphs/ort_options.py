@@ -1,0 +1,117 @@
+"""Which execution provider of ONNX Runtime runs an artefact, and with which options."""
+
+import functools
+import platform
+import warnings
+from typing import Any, Optional
+
+import onnxruntime
+
+from posenc_export.runtime.artefact.machine import cpu_info
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.graphs import cuda
+
+# SkipLayerNormalization takes 1.7 to 7 times as long on a CPU as the Add and LayerNormalization
+# that it replaces (ONNX Runtime 1.31, widths 256 to 1536).
+SLOWER = {"cpu": ["SkipLayerNormFusion"], "cuda": [], "webgpu": []}
+# For DequantizeLinear before MatMul: 4-bit products that do not round activations. For 8 bits they
+# are slow, and weights are dequantized when they are loaded instead.
+FOUR_BITS = ("session.qdq_matmulnbits_accuracy_level", "0")
+EIGHT_BITS = ("session.disable_quant_qdq", "1")
+FOLDER = "session.model_external_initializers_file_folder_path"  # for models that are no file
+# Operators of target ort that have no float32 kernel for CUDA, or one with other rules.
+HOST_ONLY = {"GroupQueryAttention", "MoE", "QMoE"}
+PROVIDERS = {
+    "cpu": ("CPUExecutionProvider", {}),
+    "cuda": (cuda.NAME, cuda.OPTIONS),
+    "webgpu": ("WebGpuExecutionProvider", {}),
+}
+INSTALL_WEBGPU = "pip install onnxruntime-webgpu in an environment without onnxruntime"
+
+
+def choose_provider(name: str, manifest: Manifest) -> str:
+    """Return the provider for an artefact: "cpu", "cuda" or "webgpu". "auto" chooses cuda if this
+    ONNX Runtime is built with it and both machine and artefact can run it. The first artefact that
+    the machine cannot run on cuda, although ONNX Runtime is built with it, causes a warning that
+    says why.
+
+    Raises:
+        ValueError: the machine lacks what the provider needs, or the artefact has operators or a
+            dtype without kernels for it.
+    """
+    present = onnxruntime.get_available_providers()
+    host_only = _host_only(manifest)
+    if name == "cpu" or (name == "auto" and (host_only or cuda.NAME not in present)):
+        if manifest.dtype == "bfloat16":
+            raise ValueError(
+                "runtime: expected provider cuda for an artefact in bfloat16, got cpu; load "
+                "it on a machine that runs cuda, or export dtype float16"
+            )
+        return "cpu"
+    if name == "webgpu":
+        if PROVIDERS[name][0] not in present:
+            raise ValueError(
+                f"runtime: expected an ONNX Runtime with provider {name}, got one with "
+                f"{', '.join(present)}; {INSTALL_WEBGPU}"
+            )
+        return name
+    if host_only:
+        raise ValueError(
+            f"runtime: expected provider cpu for {host_only}, got {name}; export target "
+            "onnx-static, or ort-cuda for half precision"
+        )
+    missing = cuda.obstacle() or cuda.cudnn_obstacle(manifest)
+    if missing is None:
+        return "cuda"
+    if name == "cuda" or manifest.dtype == "bfloat16":
+        raise ValueError(
+            f"runtime: expected a machine that can run provider cuda, got {missing.cause}; "
+            f"{missing.remedy}"
+        )
+    _warn_once(
+        "runtime: provider auto chose cpu, because provider cuda cannot run here: got "
+        f"{missing.cause}; {missing.remedy}"
+    )
+    return "cpu"
+
+
+def _host_only(manifest: Manifest) -> str:
+    """Return what of an artefact runs on the CPU only; empty for nothing. CUDA's kernels for
+    weights of few bits refuse token tables, and are wrong for encoders.
+    """
+    if manifest.weights is not None:
+        return f"weights in {manifest.weights.format}"
+    needs = manifest.dtype == "float32" and not HOST_ONLY.isdisjoint(manifest.operators)
+    return f"target {manifest.target} in float32" if needs else ""
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=5)  # at the call of `load`
+
+
+def _saturates() -> bool:
+    """Whether products of unsigned and signed bytes may saturate: on x86 CPUs without VNNI, and on
+    those whose features are not known.
+    """
+    return platform.machine().lower() in ("x86_64", "amd64") and "vnni" not in cpu_info()
+
+
+def session_options(manifest: Manifest, threads: Optional[int]) -> Any:
+    """Return the options with which ONNX Runtime runs an artefact. threads: per operator; None
+    uses all cores.
+    """
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    # Under ALiBi, attention weights of distant keys are below 1e-38. As subnormal numbers they slow
+    # the product with the values by 1.7x at 8192 keys.
+    options.add_session_config_entry("session.set_denormal_as_zero", "1")
+    if manifest.operators.get("MatMulIntegerToFloat") and _saturates():
+        # Uses products of unsigned bytes, which are exact but slower.
+        options.add_session_config_entry("session.x64quantprecision", "1")
+    if manifest.weights is not None and manifest.weights.activations == "float32":
+        four = manifest.weights.format.startswith("int4")
+        options.add_session_config_entry(*(FOUR_BITS if four else EIGHT_BITS))
+    if threads:
+        options.intra_op_num_threads = threads
+    return options
