@@ -6,7 +6,7 @@ with the nodes behind it, of those that graphs of this package have
 (tests/runtime/verification/test_operators.py compares the kernels of both graphs).
 """
 
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
 import onnxruntime
@@ -15,7 +15,7 @@ from posenc_export.runtime.graphs import onnx_parts
 from posenc_export.runtime.graphs.onnx_nodes import Node
 from posenc_export.runtime.graphs.ort_graph import OrtGraph
 from posenc_export.runtime.graphs.ort_options import SLOWER, session_options
-from posenc_export.runtime.session.caches import Bound, Call
+from posenc_export.runtime.session.caches import Bound, Call, Feeds
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.verification.inputs import encoder_rows, inputs
@@ -70,6 +70,17 @@ class Recorder(OrtGraph):
         }
         self.record.append({**tokens, **call.feeds, **recorded, **cached})
         return recorded[output]
+
+    def repeat(
+        self, feeds: Feeds, states: Sequence[Bound], result: np.ndarray
+    ) -> Callable[[], object]:
+        rows, new = result.shape[:2]
+
+        def again() -> None:  # a step changes its inputs in place
+            copied = {name: array.copy() for name, array in feeds.items()}
+            result[...] = self.run(Call(0, rows, new, copied), states)
+
+        return again
 
 
 def recorded(

@@ -141,8 +141,8 @@ def spoiled(
     """Let the kernel of a weight whose name ends so compute other numbers."""
     run = recording.Recorder.run
 
-    def wrong(self: Any, caches: Any, call: Any) -> np.ndarray:
-        output = run(self, caches, call)
+    def wrong(self: Any, call: Any, states: Any) -> np.ndarray:
+        output = run(self, call, states)
         place = next(place for place in self.places if place.name.endswith(last))
         self.record[-1][place.output] = change(self.record[-1][place.output])
         return output
@@ -314,8 +314,8 @@ def test_wrong_8_bit_caches_are_found(
 ) -> None:
     run = recording.Recorder.run
 
-    def wrong(self: Any, caches: Any, call: Any) -> np.ndarray:
-        output = run(self, caches, call)
+    def wrong(self: Any, call: Any, states: Any) -> np.ndarray:
+        output = run(self, call, states)
         if call.new == 1:
             change(self.record[-1])
         return output
