@@ -34,11 +34,11 @@ class Attention(torch.nn.Module):
     def __init__(self, width: int, config: AttentionConfig, encoding: PositionEncoding) -> None:
         super().__init__()
         self.by_content = overrides(encoding, "rescore", "observe")
-        given = [name for name in ("scale", "softcap", "sinks") if getattr(config, name)]
-        if self.by_content and given:
+        unusable = [name for name in ("scale", "softcap", "sinks") if getattr(config, name)]
+        if self.by_content and unusable:
             names = ", ".join(spec["name"] for spec in config.encodings)
             raise ValueError(
-                f"attention: expected no {', '.join(given)} with {names}, which computes "
+                f"attention: expected no {', '.join(unusable)} with {names}, which computes "
                 "scores itself, got both; remove one of them"
             )
         self.heads, self.kv_heads, self.head_size = config.heads, config.kv_heads, config.head_size

@@ -147,7 +147,7 @@ class AttentionBlock(torch.nn.Module):
                 "weights: expected tensors by name, got module "
                 f"{type(state_dict).__qualname__}; give its state_dict()"
             )
-        found = from_weights.projections(
+        tensors = from_weights.projections(
             {name: tuple(value.shape) for name, value in state_dict.items()},
             state_dict.__getitem__,
             prefix,
@@ -158,9 +158,9 @@ class AttentionBlock(torch.nn.Module):
             kv_heads=kv_heads,
             encoding=encoding,
             layout=layout,
-            encoding_weights=found.trained,
+            encoding_weights=tensors.trained,
             causal=causal,
-            **from_weights.complete(found.weights),
+            **from_weights.complete(tensors.weights),
         )
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:

@@ -29,8 +29,8 @@ class Blocks:
         """Return the same weights in smaller blocks, of a divisor of the block size."""
         rows, count, size = self.codes.shape
         scales, offsets = (
-            None if one is None else np.repeat(one, size // block, axis=1)
-            for one in (self.scales, self.offsets)
+            None if part is None else np.repeat(part, size // block, axis=1)
+            for part in (self.scales, self.offsets)
         )
         assert scales is not None
         return Blocks(
@@ -90,9 +90,9 @@ def stored(
         matrix: returns a tensor of the checkpoint by name, None if it is no matrix or is not
             quantized.
     """
-    found = {}
+    weights = {}
     for parameter, (rule, attention, wanted) in sources.items():
-        numbered = [one for one in map(matrix, wanted) if one is not None]
+        numbered = [part for part in map(matrix, wanted) if part is not None]
         # A parameter of zeros is formed from no tensor.
         if numbered and len(numbered) == len(wanted):
             first = np.cumsum([0, *(part.rows for part, _ in numbered)])
@@ -103,5 +103,5 @@ def stored(
                 ],
                 attention,
             )
-            found[parameter] = Stored([part for part, _ in numbered], formed.numpy()[:, 0])
-    return found
+            weights[parameter] = Stored([part for part, _ in numbered], formed.numpy()[:, 0])
+    return weights

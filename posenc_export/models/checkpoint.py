@@ -13,7 +13,7 @@ from torch import Tensor
 
 from posenc_export.models.blocks import Numbered
 from posenc_export.models.packed import PackedTensor, unpacked
-from posenc_export.models.tensor_files import OPENERS, Shape, TensorFile, found
+from posenc_export.models.tensor_files import OPENERS, Shape, TensorFile, existing
 from posenc_export.shared.foreign import json_of
 from posenc_export.shared.suggestion import download
 
@@ -199,13 +199,13 @@ def read_ids(
         ValueError: generation_config.json is not a JSON object, or the value is not null, an
             integer of 0 or more, or a list of such integers.
     """
-    given = object_of(GENERATION, files.get(GENERATION, b"{}")).get(key)
-    given = config.get(key) if given is None else given
-    ids = given if isinstance(given, list) else [] if given is None else [given]
-    if not all(type(one) is int and one >= 0 for one in ids):
+    value = object_of(GENERATION, files.get(GENERATION, b"{}")).get(key)
+    value = config.get(key) if value is None else value
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(number) is int and number >= 0 for number in ids):
         rule = f"expected {key} to be null, an integer of 0 or more, or a list of these"
-        raise ValueError(f"checkpoint: {rule}, got {given!r}; correct {GENERATION}")
-    return tuple(one for one in ids if one < vocabulary)
+        raise ValueError(f"checkpoint: {rule}, got {value!r}; correct {GENERATION}")
+    return tuple(number for number in ids if number < vocabulary)
 
 
 def object_of(name: str, content: bytes) -> Dict[str, Any]:
@@ -247,7 +247,7 @@ def _sharded(folder: Path, index: str) -> Dict[Path, List[str]]:
 
 
 def _json(path: Path) -> Dict[str, Any]:
-    return object_of(path.name, found(path).read_bytes())
+    return object_of(path.name, existing(path).read_bytes())
 
 
 def _current(name: str) -> str:

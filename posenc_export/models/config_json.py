@@ -43,9 +43,9 @@ def from_json(values: Mapping[str, Any]) -> AnyConfig:
     rest = dict(values)
     kind: Optional[str] = rest.pop("kind", None)
     if kind == "module":
-        found = f"the description of a user's own module {rest.get('name')}"
+        got = f"the description of a user's own module {rest.get('name')}"
         raise ValueError(
-            f"config: expected a model that can be built from its description, got {found}; "
+            f"config: expected a model that can be built from its description, got {got}; "
             "pass the module, as in verify(folder, module)"
         )
     if kind not in KINDS:

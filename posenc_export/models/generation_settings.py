@@ -45,19 +45,19 @@ def read(files: Mapping[str, bytes], config: Mapping[str, Any], vocabulary: int)
         )
     }
     first = read_ids(files, config, "forced_bos_token_id", vocabulary)
-    found: Dict[str, Any] = {**ids, "forced_first": first[0] if first else None}
+    fields: Dict[str, Any] = {**ids, "forced_first": first[0] if first else None}
     if config.get("model_type") == "whisper":
-        found |= _speech(_given(files), config)
-    return {key: value for key, value in found.items() if value not in (None, (), {}, "")}
+        fields |= _speech(_given(files), config)
+    return {key: value for key, value in fields.items() if value not in (None, (), {}, "")}
 
 
 def unapplied(files: Mapping[str, bytes]) -> List[str]:
     """Return the keys of UNAPPLIED with values that change tokens, each as KEY=VALUE."""
-    given = _given(files)
+    values = _given(files)
     return [
-        f"{key}={given[key]!r}"
+        f"{key}={values[key]!r}"
         for key, usual in UNAPPLIED.items()
-        if given.get(key) is not None and given[key] not in usual
+        if values.get(key) is not None and values[key] not in usual
     ]
 
 
@@ -65,11 +65,11 @@ def _given(files: Mapping[str, bytes]) -> Dict[str, Any]:
     return object_of(GENERATION, files.get(GENERATION, b"{}"))
 
 
-def _speech(given: Mapping[str, Any], config: Mapping[str, Any]) -> Dict[str, Any]:
+def _speech(values: Mapping[str, Any], config: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the fields of the first tokens of Whisper. forced_decoder_ids are [place, id] from
     place 1 on; an id of None is that of the language.
     """
-    forced = given.get("forced_decoder_ids") or config.get("forced_decoder_ids") or []
+    forced = values.get("forced_decoder_ids") or config.get("forced_decoder_ids") or []
     places = [pair[0] for pair in forced if isinstance(pair, list) and len(pair) == 2]
     if (
         not isinstance(forced, list)
@@ -79,20 +79,20 @@ def _speech(given: Mapping[str, Any], config: Mapping[str, Any]) -> Dict[str, An
         raise _refusal(
             "forced_decoder_ids to be pairs of a place, from 1 on, and a token id", forced
         )
-    found: Dict[str, Any] = {"forced": tuple(pair[1] for pair in forced)}
+    fields: Dict[str, Any] = {"forced": tuple(pair[1] for pair in forced)}
     for ours, key in (("languages", "lang_to_id"), ("tasks", "task_to_id")):
-        table = given.get(key) or {}
+        table = values.get(key) or {}
         if not isinstance(table, dict) or not all(map(_is_id, table.values())):
             raise _refusal(f"{key} to map names to token ids", table)
-        found[ours] = table
+        fields[ours] = table
     for key in ("language", "task"):
-        if not isinstance(given.get(key) or "", str):
-            raise _refusal(f"{key} to be a name", given[key])
-        found[key] = given.get(key) or ""
-    times = given.get("no_timestamps_token_id")
+        if not isinstance(values.get(key) or "", str):
+            raise _refusal(f"{key} to be a name", values[key])
+        fields[key] = values.get(key) or ""
+    times = values.get("no_timestamps_token_id")
     if times is not None and not _is_id(times):
         raise _refusal("no_timestamps_token_id to be a token id", times)
-    return {**found, "no_timestamps": times}
+    return {**fields, "no_timestamps": times}
 
 
 def _is_id(value: Any) -> bool:

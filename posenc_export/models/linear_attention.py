@@ -49,16 +49,16 @@ class LinearAttention(torch.nn.Module):
                 "no scores"
             )
             raise ValueError(f"{rule}, got {names}; choose another encoding")
-        given = [
+        unusable = [
             name for name in ("head_norm", "scale", "softcap", "sinks") if getattr(config, name)
         ]
-        if given or config.projection["name"] != "grouped":
+        if unusable or config.projection["name"] != "grouped":
             rule = (
                 "linear attention: expected projection grouped, and no head_norm, scale, softcap "
                 "or sinks"
             )
             raise ValueError(
-                f"{rule}, got {', '.join(given) or config.projection['name']}; leave it out"
+                f"{rule}, got {', '.join(unusable) or config.projection['name']}; leave it out"
             )
         self.heads = config.heads
         self.head_size = config.head_size

@@ -104,7 +104,7 @@ def read(
         else HEADS[config["model_type"]]
     )
     weight = _weight(checkpoint, config, head)
-    found: Dict[str, Optional[Tensor]] = {
+    optional: Dict[str, Optional[Tensor]] = {
         "layers.0.linear.weight": _tensor(checkpoint, f"{head.dense}.weight"),
         "layers.0.linear.bias": _bias(checkpoint, config, head, 0),
         "layers.1.weight": _tensor(checkpoint, f"{head.norm}.weight"),
@@ -112,7 +112,7 @@ def read(
         "layers.2.linear.weight": weight,
         "layers.2.linear.bias": _bias(checkpoint, config, head, 2),
     }
-    tensors = {name: tensor for name, tensor in found.items() if tensor is not None}
+    tensors = {name: tensor for name, tensor in optional.items() if tensor is not None}
     activation = activation_of(config, head.activation)
     epsilon = config[head.epsilon] if isinstance(head.epsilon, str) else head.epsilon
     dense = {
@@ -172,19 +172,19 @@ def _bias(
         ValueError: a bias that config.json excludes; a shared bias that is not tied.
     """
     name = f"{(head.dense, head.norm, head.logits)[layer]}.bias"
-    held = checkpoint.names()
-    if layer == 2 and head.shared_bias in held and name not in held:
+    stored = checkpoint.names()
+    if layer == 2 and head.shared_bias in stored and name not in stored:
         if head.logits and not _tied(config):
             rule = f"expected {name} with tie_word_embeddings false, got only {head.shared_bias}"
             remedy = "set tie_word_embeddings to true, which keeps a weight that differs from the"
             raise ValueError(f"checkpoint: {rule}; {remedy} token table, or add {name}")
         name = head.shared_bias
     key, default = head.biases[layer] if head.biases else ("", True)
-    if name in held and not config.get(key, default):
+    if name in stored and not config.get(key, default):
         rule = f"expected no {name} with {key} false, got one"
         remedy = "use the config.json that belongs to the weights"
         raise ValueError(f"checkpoint: {rule}; {remedy}, or export it with head=False")
-    return _tensor(checkpoint, name) if name in held else None
+    return _tensor(checkpoint, name) if name in stored else None
 
 
 def _tensor(checkpoint: Checkpoint, name: str) -> Tensor:

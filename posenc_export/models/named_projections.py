@@ -38,7 +38,8 @@ UNDECIDED = {
 }
 OF = {name: role for role, names in ROLES.items() for name in names}
 TABLES = re.compile(
-    r"(^|\.)(inv_freq|freqs|freqs_cis|cos|sin|cos_cached|sin_cached|masked_bias|mask|causal_mask|tril)$"
+    r"(^|\.)(inv_freq|freqs|freqs_cis|cos|sin|cos_cached|sin_cached|"
+    r"masked_bias|mask|causal_mask|tril)$"
 )  # computed from sizes, never trained
 HEAD_NORM = re.compile(
     r"(^|[._])(q|k|query|key|q_a|kv_a)_?(norm|layernorm|ln|layer_norm)([._]|$)", re.IGNORECASE

@@ -40,11 +40,11 @@ def unpacked(config: Mapping[str, Any], sources: Dict[str, Source]) -> Dict[str,
         ValueError: a method or a setting that cannot be read, or no tensor in its layout.
     """
     layouts = layouts_of(config)
-    left = {name: source for name, source in sources.items() if not name.endswith(IGNORED)}
-    found: Dict[str, Source] = {}
+    plain = {name: source for name, source in sources.items() if not name.endswith(IGNORED)}
+    quantized: Dict[str, Source] = {}
     for layout in layouts:
         for name in [
-            name for name in left if name.endswith(layout.mark) and _is_packed(left, name, layout)
+            name for name in plain if name.endswith(layout.mark) and _is_packed(plain, name, layout)
         ]:
             module = name.removesuffix(layout.mark)
             ends = (
@@ -52,7 +52,7 @@ def unpacked(config: Mapping[str, Any], sources: Dict[str, Source]) -> Dict[str,
                 *(
                     end.removesuffix("?")
                     for end in layout.others
-                    if module + end.removesuffix("?") in left
+                    if module + end.removesuffix("?") in plain
                 ),
             )
             missing = next(
@@ -63,18 +63,18 @@ def unpacked(config: Mapping[str, Any], sources: Dict[str, Source]) -> Dict[str,
                     f"checkpoint: expected {module + missing} beside {name}, got none; "
                     "download the model again"
                 )
-            found[module + layout.name] = (
+            quantized[module + layout.name] = (
                 PackedTensor(
-                    module + layout.name, layout, {end: left.pop(module + end) for end in ends}
+                    module + layout.name, layout, {end: plain.pop(module + end) for end in ends}
                 ),
                 module + layout.name,
             )
-    if not found:
+    if not quantized:
         rule = f"expected tensors NAME{layouts[0].mark} by quantization_config {method_of(config)}"
         raise ValueError(
             f"checkpoint: {rule}, got none; use the config.json that belongs to the weights"
         )
-    return {**left, **found}
+    return {**plain, **quantized}
 
 
 def _is_packed(sources: Mapping[str, Source], name: str, layout: Layout) -> bool:

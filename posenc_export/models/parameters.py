@@ -13,11 +13,11 @@ Slot = Tuple[torch.nn.Module, str]  # a module, and the name of a parameter in i
 
 def slots(model: torch.nn.Module) -> Dict[int, List[Slot]]:
     """Return the slots of each parameter, by its id. A shared parameter has several."""
-    found: Dict[int, List[Slot]] = {}
+    places: Dict[int, List[Slot]] = {}
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            found.setdefault(id(parameter), []).append((module, name))
-    return found
+            places.setdefault(id(parameter), []).append((module, name))
+    return places
 
 
 def fill(places: Sequence[Slot], parameter: torch.nn.Parameter) -> None:

@@ -40,7 +40,7 @@ def from_outside(model: Inner) -> Dict[str, str]:
     """Return the class names of the encodings of a model that come from outside this package, by
     the names that they are registered under.
     """
-    parts = [part for each in placed(model) for part in each.parts]
+    parts = [part for place in placed(model) for part in place.parts]
     return {
         spec["name"]: type(part).__name__
         for spec, part in parts
@@ -64,9 +64,9 @@ def placed(model: Inner) -> List[Placed]:
         if isinstance(config, BlockConfig)
         else (config.tokens.encodings, config.token_geometry)
     )
-    found = [Placed(None, *on_tokens, model.token_encoding)]
+    places = [Placed(None, *on_tokens, model.token_encoding)]
     for layer, (attention, geometry, built) in enumerate(
         zip(attentions, geometries, model.attentions(), strict=True)
     ):
-        found.append(Placed(layer, attention.encodings, geometry, built.encoding))
-    return found
+        places.append(Placed(layer, attention.encodings, geometry, built.encoding))
+    return places

@@ -99,8 +99,8 @@ def graph_weights(path: Path) -> Dict[str, Tensor]:
     import onnx
 
     arrays = {
-        each.name.removeprefix("model."): onnx.numpy_helper.to_array(each)
-        for each in onnx.load(path).graph.initializer
+        tensor.name.removeprefix("model."): onnx.numpy_helper.to_array(tensor)
+        for tensor in onnx.load(path).graph.initializer
     }
     return {
         name.removesuffix(".T"): torch.from_numpy(
@@ -119,13 +119,13 @@ def copy_weights(model: Stack, weights: Mapping[str, Tensor], where: str) -> Non
     """
     with torch.no_grad():
         for names, parameter in named(model):
-            found = next((name for name in names if name in weights), None)
-            if found is None:
+            stored = next((name for name in names if name in weights), None)
+            if stored is None:
                 raise ValueError(
                     f"weights {where}: expected all parameters of the model, got none for "
                     f"{names[0]}; train it again"
                 )
-            parameter.copy_(weights[found])
+            parameter.copy_(weights[stored])
 
 
 def named(model: Stack) -> List[Tuple[List[str], torch.nn.Parameter]]:

@@ -66,19 +66,10 @@ def from_pretrained(
         ModuleNotFoundError: gguf or tokenizers is not installed, for a GGUF file.
     """
     folder, sentences = sentence_transformers.opened(Path(path), layer is None and part is None)
-    if layer is not None and part == families.EMBEDDINGS:
-        raise ValueError(
-            f"checkpoint: expected layer or part {part}, got both, with layer {layer}; leave "
-            "one out"
-        )
     with opened(folder) as checkpoint, enough_memory("checkpoint"), torch.no_grad():
         values = checkpoint.config
         config, family = families.read(values, max_positions, part, lengths)
-        if layer is not None and not 0 <= layer < len(config.order):
-            raise ValueError(
-                f"checkpoint: expected layer to be 0 .. {len(config.order) - 1}, got "
-                f"{layer}; give another layer"
-            )
+        _check_layer(config, layer, part)
         check_sizes(values["model_type"], config, checkpoint.sizes())
         _forget(checkpoint, (OLD_BUFFER, *family.unused))
         # On the meta device, parameters have shapes but no data; tables of encodings are computed.
@@ -103,6 +94,19 @@ def from_pretrained(
     elif isinstance(model, Stack) and part is None and head:
         task_heads.attach(model, folder, values)
     return model.eval()
+
+
+def _check_layer(config: StackConfig, layer: Optional[int], part: Optional[str]) -> None:
+    if layer is not None and part == families.EMBEDDINGS:
+        raise ValueError(
+            f"checkpoint: expected layer or part {part}, got both, with layer {layer}; leave "
+            "one out"
+        )
+    if layer is not None and not 0 <= layer < len(config.order):
+        raise ValueError(
+            f"checkpoint: expected layer to be 0 .. {len(config.order) - 1}, got {layer}; give "
+            "another layer"
+        )
 
 
 def _forget(checkpoint: Union[Checkpoint, GGUFCheckpoint], patterns: Sequence[str]) -> None:

@@ -60,7 +60,7 @@ class Stack(torch.nn.Module):
             self.reads_encoder[self.mask_of.index(index)] for index in range(len(self.masks))
         ]
         self.embed_states = len(self.token_encoding.embed_states())
-        self.layer_states = [len(layer.attention.states()) for layer in self.layers]  # type: ignore[union-attr,operator]
+        self.layer_states = [len(attention.states()) for attention in self.attentions()]
         self.kept_states = self.embed_states + sum(self.layer_states)
         if self.segments and any(self.layer_states):
             raise ValueError(
@@ -196,10 +196,10 @@ def readout(config: StackConfig, tokens: Optional[torch.nn.Embedding]) -> Option
         if spec.get("tied"):
             linear = layers[-1].linear
             if tokens is None or tokens.weight.shape != linear.weight.shape:
-                found = "no table" if tokens is None else f"a table {list(tokens.weight.shape)}"
+                got = "no table" if tokens is None else f"a table {list(tokens.weight.shape)}"
                 raise ValueError(
                     f"config: expected a token table {list(linear.weight.shape)} for a tied "
-                    f"layer of readout, got {found}; set tied to false"
+                    f"layer of readout, got {got}; set tied to false"
                 )
             linear.weight = tokens.weight
     return Readout([pooling(name) for name in config.readout.pooling], layers)

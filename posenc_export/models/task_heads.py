@@ -75,9 +75,9 @@ def attach(model: Stack, folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def _linears(checkpoint: Checkpoint, config: Mapping[str, Any], linears: Linears) -> Layers:
-    held = set(checkpoint.names())
+    stored = set(checkpoint.names())
     wanted = [f"{name}.{kind}" for name, _ in linears for kind in ("weight", "bias")]
-    missing = [name for name in wanted if name not in held]
+    missing = [name for name in wanted if name not in stored]
     if missing:
         rule = f"expected the tensors of the head that architectures names, {', '.join(wanted)}"
         raise ValueError(
@@ -109,19 +109,19 @@ def put(model: Stack, description: ReadoutConfig, tensors: Mapping[str, Tensor])
         ValueError: tensors are missing, unknown or have another shape.
     """
     config = msgspec.structs.replace(model.config, readout=description)
-    made = readout(config, getattr(model.tokens, "embedding", None))
-    assert made is not None
-    wanted = {name: tuple(parameter.shape) for name, parameter in made.named_parameters()}
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if wanted != found:
+    built = readout(config, getattr(model.tokens, "embedding", None))
+    assert built is not None
+    wanted = {name: tuple(parameter.shape) for name, parameter in built.named_parameters()}
+    named = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if wanted != named:
         raise ValueError(
             f"checkpoint: expected layers after width {config.width} with the tensors "
-            f"{wanted}, got {found}; download the checkpoint again"
+            f"{wanted}, got {named}; download the checkpoint again"
         )
     with torch.no_grad():
-        for name, parameter in made.named_parameters():
+        for name, parameter in built.named_parameters():
             parameter.copy_(tensors[name])
-    model.config, model.readout = config, made.eval()
+    model.config, model.readout = config, built.eval()
 
 
 def left_out(model: Any, config: Mapping[str, Any]) -> Optional[str]:
@@ -144,11 +144,11 @@ def _labels(task: str, config: Mapping[str, Any], size: int) -> Tuple[str, ...]:
     """
     if task == "QuestionAnswering":
         return ("start", "end") if size == 2 else ()
-    given = config.get("id2label")
-    names = {str(key): value for key, value in given.items()} if isinstance(given, dict) else {}
-    found = [names.get(str(index)) for index in range(size)]
+    by_id = config.get("id2label")
+    names = {str(key): value for key, value in by_id.items()} if isinstance(by_id, dict) else {}
+    named = [names.get(str(index)) for index in range(size)]
     return (
-        tuple(name for name in found if isinstance(name, str))
-        if all(isinstance(name, str) for name in found)
+        tuple(name for name in named if isinstance(name, str))
+        if all(isinstance(name, str) for name in named)
         else ()
     )

@@ -48,7 +48,7 @@ class SafetensorsFile:
     def __init__(self, path: Path, opened: ExitStack) -> None:
         self.path = path
         try:
-            self._file: Any = opened.enter_context(safe_open(found(path), framework="pt"))
+            self._file: Any = opened.enter_context(safe_open(existing(path), framework="pt"))
         except SafetensorError as error:
             raise ValueError(
                 f"checkpoint: expected {path.name} to be a complete safetensors file, got an "
@@ -89,7 +89,7 @@ class TorchFile:
     """
 
     def __init__(self, path: Path, _: ExitStack) -> None:
-        self.path = found(path)
+        self.path = existing(path)
         if not zipfile.is_zipfile(path):
             raise ValueError(
                 f"checkpoint: expected {path.name} to be a file of torch.save, in the zip format "
@@ -97,7 +97,7 @@ class TorchFile:
                 "the model, or save it as safetensors"
             )
         try:
-            held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            stored = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except DAMAGED as error:
             rule = (
                 f"checkpoint: expected {path.name} to hold only tensors, in the zip format of "
@@ -107,17 +107,19 @@ class TorchFile:
                 f"{rule}, got {_reason(error)}; save the state_dict of the model, or save it "
                 "as safetensors"
             ) from None
-        if isinstance(held, dict):
-            held = next((held[key] for key in NESTED if isinstance(held.get(key), dict)), held)
-        if not isinstance(held, dict) or not all(
-            isinstance(name, str) and isinstance(value, Tensor) for name, value in held.items()
+        if isinstance(stored, dict):
+            stored = next(
+                (stored[key] for key in NESTED if isinstance(stored.get(key), dict)), stored
+            )
+        if not isinstance(stored, dict) or not all(
+            isinstance(name, str) and isinstance(value, Tensor) for name, value in stored.items()
         ):
             rule = f"checkpoint: expected {path.name} to be a dictionary of tensors by name"
             raise ValueError(
                 f"{rule}, got other objects; save the state_dict of the model, or save it as "
                 "safetensors"
             )
-        for name, value in held.items():
+        for name, value in stored.items():
             if not _is_plain(value):
                 rule = (
                     f"checkpoint: expected {path.name} to hold dense tensors with all their numbers"
@@ -126,7 +128,7 @@ class TorchFile:
                     f"{rule}, got {name[:80]} with layout {value.layout} on {value.device}; "
                     "save the model as safetensors"
                 )
-        self._held: Dict[str, Tensor] = held
+        self._held: Dict[str, Tensor] = stored
 
     def names(self) -> List[str]:
         return list(self._held)
@@ -163,7 +165,7 @@ OPENERS: Dict[str, Type[Union[SafetensorsFile, TorchFile]]] = {
 }
 
 
-def found(path: Path) -> Path:
+def existing(path: Path) -> Path:
     if not path.is_file():
         raise ValueError(
             f"checkpoint: expected a file {path.name} in {str(path.parent)!r}, got none; "

@@ -1,7 +1,7 @@
 """Support for a user's own torch.nn.Module around one block or stack of this package."""
 
 import copy
-from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -11,12 +11,11 @@ from posenc_export.encodings import PositionEncoding
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.config import HIDDEN_STATES, ModuleConfig, StackConfig
 from posenc_export.models.config_json import to_json, widest
+from posenc_export.models.formula import Formula, Rows
 from posenc_export.models.stack import Stack, Text
 from posenc_export.models.user_module_check import LENGTH, Inner, only_inner, outputs_of
 from posenc_export.models.whole_pass import check_dtype, whole_pass
 from posenc_export.shared.numerics import tolerance, worst_error
-
-Rows = Callable[[np.ndarray], np.ndarray]
 
 
 class OwnModule(torch.nn.Module):
@@ -94,7 +93,10 @@ class OwnModule(torch.nn.Module):
         """x [B,S] int64 or [B,S,width], other inputs as for AttentionBlock.forward, to output
         [B,S,N] and new states.
         """
-        return self.module(x, positions, coordinates, key_positions, write_index, states)  # type: ignore[no-any-return]
+        y, present = self.module(
+            x, positions, coordinates, key_positions, write_index, states
+        )  # [B,S,N]
+        return y, present
 
     @torch.jit.unused
     def inner(self) -> Inner:
@@ -130,7 +132,7 @@ class OwnModule(torch.nn.Module):
         layers = [
             part
             for part in self.modules()
-            if any(id(weight) in own for weight in part.parameters(recurse=False))
+            if own.keys() & {id(weight) for weight in part.parameters(recurse=False)}
         ]
         sums = [weight.numel() // weight.size(0) for weight in own.values() if weight.dim() > 1]
         return len(self.attentions()) + len(layers), max([widest(self.inner().config), *sums])
@@ -220,84 +222,33 @@ class OwnModule(torch.nn.Module):
         return self._around(wave, x[cut], index, coordinates)
 
     def _check(self, inner: Inner, vocabulary: Optional[int], width: Optional[int]) -> None:
-        if isinstance(inner, Stack) and inner.segments:
-            raise ValueError(
-                f"{self.where}: expected a Stack without segments, got {inner.segments} "
-                "token types; export the Stack itself"
-            )
-        if isinstance(inner, Stack) and (
-            _converts_features(inner)
-            or inner.config.key_values is not None
-            or any(inner.reads_encoder)
-        ):
-            raise ValueError(
-                f"{self.where}: expected a Stack of a single model, got the encoder or "
-                "decoder of a pair; export the Stack itself"
-            )
+        if isinstance(inner, Stack):
+            types, stack = inner.segments, "export the Stack itself"
+            if types:
+                raise self._error("a Stack without segments", f"{types} token types", stack)
+            paired = inner.config.key_values is not None or any(inner.reads_encoder)
+            if paired or _converts_features(inner):
+                got = "the encoder or decoder of a pair"
+                raise self._error("a Stack of a single model", got, stack)
         if vocabulary is not None and width is not None:
-            raise ValueError(
-                f"{self.where}: expected vocabulary or width, got both; give vocabulary for "
-                "token ids or width for hidden states"
-            )
+            remedy = "give vocabulary for token ids or width for hidden states"
+            raise self._error("vocabulary or width", "both", remedy)
         for name, size in (("vocabulary", vocabulary), ("width", width)):
             if size is not None and size < 1:
-                raise ValueError(f"{self.where}: expected {name} of at least 1, got {size}")
-        other = next(
-            (
-                name
-                for name, value in self.module.named_parameters()
-                if value.is_floating_point() and value.dtype != torch.float32
-            ),
-            None,
-        )
-        if other is not None:
-            found = str(self.module.get_parameter(other).dtype).removeprefix("torch.")
-            raise ValueError(
-                f"{self.where}: expected float32 weights, got {found} in {other}; call "
-                ".float() and pass the artefact's dtype to export"
-            )
+                raise self._error(f"{name} of at least 1", size, "give its size")
+        for name, value in self.module.named_parameters():
+            if value.is_floating_point() and value.dtype != torch.float32:
+                got = f"{str(value.dtype).removeprefix('torch.')} in {name}"
+                remedy = "call .float() and pass the artefact's dtype to export"
+                raise self._error("float32 weights", got, remedy)
+
+    def _error(self, rule: str, got: Any, remedy: str) -> ValueError:
+        return ValueError(f"{self.where}: expected {rule}, got {got}; {remedy}")
 
 
 def _converts_features(inner: Stack) -> bool:
     features = inner.config.tokens.features
     return features is not None and features.get("name") != HIDDEN_STATES
-
-
-class Formula(torch.nn.Module):
-    """Replacement of the block in a copy of the module: calls a numpy function of one row.
-
-    Args:
-        inner: the block or stack. It is not changed.
-        rows: function of x [n] int64 or [n,E] float64 to [n,N].
-        dtype: dtype of the outputs.
-    """
-
-    def __init__(self, inner: Inner, rows: Rows, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.block = (
-            inner,
-            rows,
-            dtype,
-        )  # a tuple: no submodule, so that casts of the copy leave it alone
-
-    def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the block. A module may use attributes as well as call the
-        block, for example a tied table.
-        """
-        block = self.__dict__.get("block")
-        return (
-            getattr(block[0], name)
-            if block and hasattr(block[0], name)
-            else super().__getattr__(name)
-        )
-
-    def forward(self, x: Tensor, *where: Any) -> Tuple[Tensor, List[Tensor]]:
-        """x [1,n] int64 or [1,n,E] to outputs [1,n,N] and no states."""
-        _, rows, dtype = self.block
-        row = x[0].detach()
-        return torch.from_numpy(rows(row.numpy() if x.dim() == 2 else row.double().numpy()))[
-            None
-        ].to(dtype), []
 
 
 Model = Union[Stack, AttentionBlock, OwnModule]

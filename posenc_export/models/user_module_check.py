@@ -20,22 +20,22 @@ def only_inner(module: torch.nn.Module, where: str) -> Inner:
     Raises:
         ValueError: there is none, or more than one.
     """
-    found = [part for part in module.modules() if isinstance(part, (AttentionBlock, Stack))]
-    if len(found) != 1:
+    inside = [part for part in module.modules() if isinstance(part, (AttentionBlock, Stack))]
+    if len(inside) != 1:
         several = (
             "describe all layers as one Stack, which reads hidden states with decoder_config(0, "
             "layers, ...)"
         )
         remedy = (
             several
-            if found
+            if inside
             else "build one from its weights and put it in, as docs/from-your-weights.md shows"
         )
         raise ValueError(
             f"{where}: expected one AttentionBlock or Stack in it, got "
-            f"{len(found) or 'none'}; {remedy}"
+            f"{len(inside) or 'none'}; {remedy}"
         )
-    return found[0]
+    return inside[0]
 
 
 def outputs_of(where: str, module: torch.nn.Module, vocabulary: int, width: int) -> int:
@@ -60,13 +60,13 @@ def outputs_of(where: str, module: torch.nn.Module, vocabulary: int, width: int)
             returned = module(*arguments)
     except (IndexError, RuntimeError, TypeError) as error:
         takes = f"token ids below {vocabulary}" if vocabulary else f"hidden states of width {width}"
-        found = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        got = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         remedy = (
             "correct forward, or declare x by OwnModule(module, vocabulary=V) or "
             "OwnModule(module, width=E)"
         )
         raise ValueError(
-            f"{where}: expected {CALL} with x as {takes}, got {found}; {remedy}"
+            f"{where}: expected {CALL} with x as {takes}, got {got}; {remedy}"
         ) from error
     finally:
         hook.remove()
@@ -110,8 +110,8 @@ def _check_received(where: str, arguments: Tuple[Any, ...], received: Tuple[Any,
         raise ValueError(
             f"{rule}, got {len(received)} positional arguments; pass all of them by position"
         )
-    for name, one, other in list(zip(names, arguments, received, strict=True))[1:]:
-        if one is not other:
+    for name, argument, other in list(zip(names, arguments, received, strict=True))[1:]:
+        if argument is not other:
             raise ValueError(
                 f"{where}: expected {name} to be passed to the block unchanged, got another "
                 "value; pass on the argument of forward"
@@ -134,13 +134,13 @@ def _check_returned(where: str, returned: Any, states: List[Tensor]) -> int:
         raise ValueError(f"{rule}, got {type(returned).__name__}; return output, states")
     output, passed_on = returned
     if output.dim() != 3 or output.shape[:2] != (BATCH, LENGTH) or output.dtype != torch.float32:
-        found = (
+        got = (
             f"an output {list(output.shape)} of {str(output.dtype).removeprefix('torch.')} for "
             f"B={BATCH}, S={LENGTH}"
         )
-        raise ValueError(f"{rule}, got {found}; return N numbers in float32 for each token")
+        raise ValueError(f"{rule}, got {got}; return N numbers in float32 for each token")
     if len(passed_on) != len(states) or any(
-        one is not other for one, other in zip(passed_on, states, strict=True)
+        state is not other for state, other in zip(passed_on, states, strict=True)
     ):
         raise ValueError(f"{rule}, got other states; return the states from the block unchanged")
     return output.size(2)

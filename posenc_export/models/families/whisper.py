@@ -27,9 +27,10 @@ from posenc_export.models.families.shared.rules import (
 
 NORM = {"name": "layer", "epsilon": 1e-5}
 # Keys of training, of other tasks, of transformers' `generate` and of the other part.
-UNREAD = """apply_spec_augment begin_suppress_tokens classifier_proj_size forced_decoder_ids is_encoder_decoder mask_feature_length mask_feature_min_masks
-    mask_feature_prob mask_time_length mask_time_min_masks mask_time_prob max_length median_filter_width suppress_tokens use_weighted_layer_sum
-    num_mel_bins tie_word_embeddings vocab_size""".split()
+UNREAD = """apply_spec_augment begin_suppress_tokens classifier_proj_size forced_decoder_ids
+    is_encoder_decoder mask_feature_length mask_feature_min_masks mask_feature_prob mask_time_length
+    mask_time_min_masks mask_time_prob max_length median_filter_width suppress_tokens
+    use_weighted_layer_sum num_mel_bins tie_word_embeddings vocab_size""".split()
 # Keys of each part, without the part's prefix, to the names in models with one part.
 PART_KEYS = {
     "layers": "num_hidden_layers",

@@ -192,8 +192,8 @@ class GGUFCheckpoint:
                 if (index := pattern.search(name)) is not None:
                     row, plain = int(index[1]), pattern.sub(plainly, name)
             module, _, kind = plain.rpartition(".")
-            found = (
+            theirs = (
                 table.get_name(module) or table.get_name(module.removeprefix(self._base)) or name
             )
-            places.append((found if found == name else f"{found}.{kind}", row))
+            places.append((theirs if theirs == name else f"{theirs}.{kind}", row))
         return places

@@ -13,8 +13,9 @@ from posenc_export.shared.suggestion import download
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 # dtypes of the types of values in metadata; texts and arrays have types of their own.
 NUMBERS = {
-    0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8",
-}  # fmt: skip
+    **dict(enumerate(("u1", "i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?"))),
+    **{10: "<u8", 11: "<i8", 12: "<f8"},
+}
 FLOAT32, BOOL, TEXT, ARRAY = 6, 7, 8, 9
 # Limits of a file. The largest vocabularies have 2^18 entries, the longest names 64 bytes.
 MOST_KEYS, MOST_TENSORS, MOST_TEXTS, LONGEST_NAME, MOST_AXES = 2**16, 2**20, 2**24, 2**16, 4

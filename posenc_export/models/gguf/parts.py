@@ -45,13 +45,13 @@ def read_parts(path: Path) -> List[GGUFFile]:
 
 def tensors_of(files: List[GGUFFile]) -> Dict[str, GGUFTensor]:
     """Return the tensors of all parts by name. Raise ValueError if two parts have one."""
-    found: Dict[str, GGUFTensor] = {}
+    tensors: Dict[str, GGUFTensor] = {}
     for file in files:
         for tensor in file.tensors:
-            if tensor.name in found:
+            if tensor.name in tensors:
                 raise _refusal(file, "tensors that no other part has", tensor.name)
-            found[tensor.name] = tensor
-    return found
+            tensors[tensor.name] = tensor
+    return tensors
 
 
 def _whole(file: GGUFFile, key: str, default: int) -> int:

@@ -41,22 +41,22 @@ def rotation(
         raise ValueError(
             f"gguf: expected rope.freq_base to be above 0, got {base}; convert the model again"
         )
-    found: Dict[str, Any] = {"rope_theta": float(base)}
+    keys: Dict[str, Any] = {"rope_theta": float(base)}
     if turned != head_size:
-        found["partial_rotary_factor"] = turned / head_size
+        keys["partial_rotary_factor"] = turned / head_size
     kind, linear = metadata.take("rope.scaling.type"), metadata.take("rope.scale_linear")
     if metadata.holds(SHORT) and metadata.holds(LONG):
-        return {**found, **_longrope(metadata, read, turned)}
+        return {**keys, **_longrope(metadata, read, turned)}
     if metadata.holds(FACTORS):
         factors = _factors(FACTORS, read, turned)
         if factors.max() != 1:  # if all are 1, nothing is scaled
-            return {**found, "rope_scaling": _llama3(factors, float(base), turned)}
+            return {**keys, "rope_scaling": _llama3(factors, float(base), turned)}
     if kind == "yarn":
-        return {**found, "rope_scaling": _yarn(metadata)}
+        return {**keys, "rope_scaling": _yarn(metadata)}
     if kind == "linear" or linear is not None:
         factor = metadata.number("rope.scaling.factor", linear)
         return {
-            **found,
+            **keys,
             **(
                 {}
                 if factor == 1
@@ -68,11 +68,11 @@ def rotation(
             "gguf: expected rope.scaling.type to be none, linear, yarn or longrope with its "
             f"factors, got {kind!r}; convert the model to safetensors"
         )
-    return found
+    return keys
 
 
 def _yarn(metadata: Metadata) -> Dict[str, Any]:
-    given = {key: metadata.take(f"rope.scaling.{name}") for key, name in YARN.items()}
+    yarn = {key: metadata.take(f"rope.scaling.{name}") for key, name in YARN.items()}
     for key in ("attn_factor", "yarn_attn_factor", "yarn_ext_factor"):
         if metadata.take(f"rope.scaling.{key}", 1.0) != 1.0:
             raise ValueError(
@@ -81,7 +81,7 @@ def _yarn(metadata: Metadata) -> Dict[str, Any]:
             )
     return {
         "rope_type": "yarn",
-        **{key: value for key, value in given.items() if value is not None},
+        **{key: value for key, value in yarn.items() if value is not None},
     }
 
 
@@ -123,7 +123,7 @@ def _llama3(factors: np.ndarray, theta: float, turned: int) -> Dict[str, Any]:
     """
     frequencies = theta ** (-np.arange(0, turned, 2) / turned)
     greatest = float(factors.max())
-    found: Optional[Dict[str, Any]] = {
+    keys: Optional[Dict[str, Any]] = {
         "rope_type": "llama3",
         "factor": float(round(greatest, 4)),
         **LLAMA3,
@@ -133,15 +133,15 @@ def _llama3(factors: np.ndarray, theta: float, turned: int) -> Dict[str, Any]:
             f"gguf: expected {FACTORS} to hold numbers of 1 or more, got {factors.min()}; "
             "convert the model to safetensors"
         )
-    if not _follow(found, factors, frequencies):
-        found = _fitted(factors, frequencies, greatest)
-    if not _follow(found, factors, frequencies):
+    if not _follow(keys, factors, frequencies):
+        keys = _fitted(factors, frequencies, greatest)
+    if not _follow(keys, factors, frequencies):
         raise ValueError(
             f"gguf: expected {FACTORS} to be factors of Llama 3's scaling, got others; "
             "convert the model to safetensors"
         )
-    assert found is not None
-    return found
+    assert keys is not None
+    return keys
 
 
 def _fitted(
@@ -158,9 +158,12 @@ def _fitted(
     width = float(-1 / start)  # high_freq_factor - low_freq_factor
     original = round(float(slope) * 2 * math.pi * width)
     return {
-        "rope_type": "llama3", "factor": float(round(greatest, 4)), "low_freq_factor": 1.0, "high_freq_factor": float(round(1 + width, 3)),
+        "rope_type": "llama3",
+        "factor": float(round(greatest, 4)),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": float(round(1 + width, 3)),
         "original_max_position_embeddings": original,
-    }  # fmt: skip
+    }
 
 
 def _follow(

@@ -33,7 +33,8 @@ class Split(NamedTuple):
 
 def _by_case(endings: str, digits: str) -> str:
     """Words whose capitals begin them, as in o200k and Tekken."""
-    return rf"{BEFORE}{LARGE}*{SMALL}+{endings}|{BEFORE}{LARGE}+{SMALL}*{endings}|{digits}{REST_OF_CASES}"
+    words = rf"{BEFORE}{LARGE}*{SMALL}+{endings}|{BEFORE}{LARGE}+{SMALL}*{endings}"
+    return rf"{words}|{digits}{REST_OF_CASES}"
 
 
 GPT2 = Split((WORDS,))

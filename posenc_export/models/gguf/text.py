@@ -58,14 +58,14 @@ def settings_of(values: Mapping[str, Any]) -> Dict[str, bytes]:
     }
     named = {name: tokens[index] for name, index in ids.items() if index is not None}
     whether = {f"add_{name}_token": _adds(values, name) for name in ("bos", "eos")}
-    found = {
+    files = {
         "generation_config.json": _json(generation),
         "tokenizer_config.json": _json(
             {"tokenizer_class": "PreTrainedTokenizerFast", **named, **whether}
         ),
     }
     template = values.get("tokenizer.chat_template")
-    return found if template is None else {**found, "chat_template.jinja": template.encode()}
+    return files if template is None else {**files, "chat_template.jinja": template.encode()}
 
 
 def stop_ids(values: Mapping[str, Any]) -> List[int]:
@@ -103,10 +103,10 @@ def tokenizer_of(values: Mapping[str, Any]) -> Any:
     if kind == "gpt2":
         _check_split(values)
     with explained("gguf: expected a vocabulary that the tokenizers package can read", REMEDY):
-        made = BUILDERS[kind](values, tokens, kinds)
-        _add_whole(made, tokens, kinds)
-        _add_ends(made, values, tokens)
-    return made
+        tokenizer = BUILDERS[kind](values, tokens, kinds)
+        _add_whole(tokenizer, tokens, kinds)
+        _add_ends(tokenizer, values, tokens)
+    return tokenizer
 
 
 def _check_split(values: Mapping[str, Any]) -> None:
@@ -125,19 +125,19 @@ def _byte_level(values: Mapping[str, Any], tokens: List[str], kinds: List[int]) 
 
     split = SPLITS[values["tokenizer.ggml.pre"]]
     merges = [tuple(pair.split(" ", 1)) for pair in values.get("tokenizer.ggml.merges", [])]
-    made = Tokenizer(
+    tokenizer = Tokenizer(
         models.BPE(
             {token: index for index, token in enumerate(tokens)}, merges, ignore_merges=split.whole
         )
     )
     if split.composed:
-        made.normalizer = normalizers.NFC()
+        tokenizer.normalizer = normalizers.NFC()
     parts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in split.patterns]
-    made.pre_tokenizer = pre_tokenizers.Sequence(
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [*parts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
-    made.decoder = decoders.ByteLevel()
-    return made
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def _sentencepiece(values: Mapping[str, Any], tokens: List[str], kinds: List[int]) -> Any:
@@ -150,7 +150,7 @@ def _sentencepiece(values: Mapping[str, Any], tokens: List[str], kinds: List[int
     vocabulary = {token: index for index, token in enumerate(spelled)}
     pairs = list(_merges(spelled, kinds, values.get("tokenizer.ggml.scores", []), vocabulary))
     unknown = _id(values, "unknown")
-    made = Tokenizer(
+    tokenizer = Tokenizer(
         models.BPE(
             vocabulary,
             pairs,
@@ -161,12 +161,12 @@ def _sentencepiece(values: Mapping[str, Any], tokens: List[str], kinds: List[int
     )
     prefixed = bool(values.get("tokenizer.ggml.add_space_prefix", True))
     before: List[Any] = [normalizers.Prepend(SPACE)] if prefixed else []
-    made.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", SPACE)])
+    tokenizer.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", SPACE)])
     after: List[Any] = [decoders.Strip(" ", 1, 0)] if prefixed else []
-    made.decoder = decoders.Sequence(
+    tokenizer.decoder = decoders.Sequence(
         [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *after]
     )
-    return made
+    return tokenizer
 
 
 def _merges(
@@ -199,21 +199,21 @@ def _merges(
         )
 
 
-def _add_whole(made: Any, tokens: List[str], kinds: List[int]) -> None:
+def _add_whole(tokenizer: Any, tokens: List[str], kinds: List[int]) -> None:
     """Add the tokens that are found whole in a text: control tokens, which decoding leaves out,
     and user-defined ones.
     """
     from tokenizers import AddedToken
 
-    known = made.get_vocab()
-    made.add_special_tokens(
+    known = tokenizer.get_vocab()
+    tokenizer.add_special_tokens(
         [
             AddedToken(t, normalized=False, special=True)
             for t, kind in zip(tokens, kinds, strict=False)
             if kind in (UNKNOWN, CONTROL) and t in known
         ]
     )
-    made.add_tokens(
+    tokenizer.add_tokens(
         [
             AddedToken(t, normalized=False)
             for t, kind in zip(tokens, kinds, strict=False)
@@ -222,7 +222,7 @@ def _add_whole(made: Any, tokens: List[str], kinds: List[int]) -> None:
     )
 
 
-def _add_ends(made: Any, values: Mapping[str, Any], tokens: List[str]) -> None:
+def _add_ends(tokenizer: Any, values: Mapping[str, Any], tokens: List[str]) -> None:
     """Put bos before a text and eos after it, where the file says so."""
     from tokenizers import processors
 
@@ -232,7 +232,7 @@ def _add_ends(made: Any, values: Mapping[str, Any], tokens: List[str]) -> None:
     before, after = ([] if index is None else [tokens[index]] for index in (bos, eos))
     second = [f"{part}:1" for part in (*before, "$B", *after)]
     used = [(tokens[index], index) for index in dict.fromkeys((bos, eos)) if index is not None]
-    made.post_processor = processors.TemplateProcessing(
+    tokenizer.post_processor = processors.TemplateProcessing(
         [*before, "$A", *after], [*before, "$A", *after, *second], used
     )
 

@@ -31,7 +31,7 @@ def vocabulary_of(values: Mapping[str, Any]) -> Dict[str, Any]:
     Raises:
         ValueError: a value of another type than llama.cpp writes.
     """
-    start, found = "tokenizer.", {}
+    start, vocabulary = "tokenizer.", {}
     for key, (kind, rule) in SINGLE.items():
         value = values.get(start + key)
         if value is not None and type(value) is not kind:
@@ -39,7 +39,7 @@ def vocabulary_of(values: Mapping[str, Any]) -> Dict[str, Any]:
                 f"gguf: expected {start}{key} to be {rule}, got {_brief(value)}; {REMEDY}"
             )
         if value is not None:
-            found[start + key] = value
+            vocabulary[start + key] = value
     for name, kind, _ in LISTS:
         key = f"{start}ggml.{name}"
         value = values.get(key)
@@ -50,8 +50,8 @@ def vocabulary_of(values: Mapping[str, Any]) -> Dict[str, Any]:
             rule = f"a list of {'texts' if kind is str else 'numbers'}"
             raise ValueError(f"gguf: expected {key} to be {rule}, got {_brief(value)}; {REMEDY}")
         if value is not None:
-            found[key] = entries
-    return found
+            vocabulary[key] = entries
+    return vocabulary
 
 
 def _brief(value: Any) -> str:

@@ -219,13 +219,12 @@ class Experts(torch.nn.Module):
         logits, y = float64.linear(self.router, x), np.zeros_like(x)
         for token, row in enumerate(x):
             chosen = self.choose.exact(logits[token])
-            weights = self.factor * self.weigh.exact(logits[token], chosen)  # type: ignore[operator]
-            for expert, weight in zip(chosen, weights, strict=True):
-                y[token] += (
-                    self._exact_expert(int(expert), row * weight)
-                    if self.on_input
-                    else weight * self._exact_expert(int(expert), row)
-                )
+            weights = self.weigh.exact(logits[token], chosen)  # type: ignore[operator]
+            for expert, weight in zip(chosen, self.factor * weights, strict=True):
+                if self.on_input:
+                    y[token] += self._exact_expert(int(expert), row * weight)
+                else:
+                    y[token] += weight * self._exact_expert(int(expert), row)
         return y if self.shared is None else y + self.shared.exact(x)
 
     def _exact_expert(self, expert: int, row: np.ndarray) -> np.ndarray:

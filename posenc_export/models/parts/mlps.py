@@ -32,7 +32,8 @@ class Plain(torch.nn.Module):
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         """x [n,E], float64."""
-        return float64.linear(self.down, self.activation.exact(float64.linear(self.up, x)))  # type: ignore[operator]
+        hidden = self.activation.exact(float64.linear(self.up, x))  # type: ignore[operator]
+        return float64.linear(self.down, hidden)
 
 
 class Gated(torch.nn.Module):

@@ -2,7 +2,7 @@
 states.
 """
 
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import numpy as np
 import torch
@@ -174,7 +174,8 @@ class Latent(torch.nn.Module):
         """Compute x [n,E] to q and k [n,H,D], v [n,H,value_size], float64, one head at a time."""
         inputs = x
         if isinstance(self.query_down, torch.nn.Linear):
-            inputs = self.query_norm.exact(float64.linear(self.query_down, x))  # type: ignore[operator]
+            norm: Any = self.query_norm
+            inputs = norm.exact(float64.linear(self.query_down, x))
         q = float64.linear(self.query_up, inputs).reshape(len(x), self.heads, -1)
         compressed = float64.linear(self.down, x)
         rotated, latent = compressed[:, self.rank :], compressed[:, : self.rank]

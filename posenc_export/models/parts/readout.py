@@ -168,7 +168,10 @@ class Readout(torch.nn.Module):
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         """Compute the hidden states of a row [n,E] to [N], or [n,N] without pooling, float64."""
-        rows = np.concatenate([pool.exact(x) for pool in self.pooling])[None] if self.pooled else x  # type: ignore[operator]
+        if self.pooled:
+            pooled: List[Any] = list(self.pooling)
+            x = np.concatenate([pool.exact(x) for pool in pooled])[None]
+        rows = x
         for layer in self.layers:
             rows = layer.exact(rows)  # type: ignore[operator]
         return rows[0] if self.pooled else rows

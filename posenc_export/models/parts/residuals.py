@@ -5,7 +5,7 @@ A layer calls the four methods of an arrangement in order: x is the input of the
 of a sublayer, and `between` the result of `after_attention`. `exact` computes the whole layer.
 """
 
-from typing import Callable, Sequence
+from typing import Any, Callable, Sequence
 
 import numpy as np
 import torch
@@ -64,23 +64,21 @@ class Residual(torch.nn.Module):
 
     def exact(self, x: np.ndarray, attention: Exact, mlp: Exact) -> np.ndarray:
         """x [n,E], float64."""
-        read = self.attention_norm.exact(x) if self.of_input else x  # type: ignore[operator]
+        attention_norm: Any = self.attention_norm
+        mlp_norm: Any = self.mlp_norm
+        read = attention_norm.exact(x) if self.of_input else x
         if self.parallel:
-            return x + (attention(read) + mlp(read if self.one_norm else self.mlp_norm.exact(x)))  # type: ignore[operator]
-        between = self._added(x, attention(read), self.attention_norm, self.attention_output_norm)
-        read = self.mlp_norm.exact(between) if self.of_input else between  # type: ignore[operator]
-        return (
-            self._added(between, mlp(read), self.mlp_norm, self.mlp_output_norm)
-            if self.adds_mlp
-            else mlp(read)
-        )
+            return x + (attention(read) + mlp(read if self.one_norm else mlp_norm.exact(x)))
+        between = self._added(x, attention(read), attention_norm, self.attention_output_norm)
+        read = mlp_norm.exact(between) if self.of_input else between
+        if not self.adds_mlp:
+            return mlp(read)
+        return self._added(between, mlp(read), mlp_norm, self.mlp_output_norm)
 
-    def _added(
-        self, x: np.ndarray, y: np.ndarray, norm: torch.nn.Module, output_norm: torch.nn.Module
-    ) -> np.ndarray:
+    def _added(self, x: np.ndarray, y: np.ndarray, norm: Any, output_norm: Any) -> np.ndarray:
         if self.of_sum:
-            return norm.exact(x + y)  # type: ignore[no-any-return,operator]
-        return x + (norm if self.of_output else output_norm).exact(y)  # type: ignore[no-any-return,operator]
+            return np.asarray(norm.exact(x + y))
+        return x + np.asarray((norm if self.of_output else output_norm).exact(y))
 
 
 class PreNorm(Residual):

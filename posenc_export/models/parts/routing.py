@@ -24,7 +24,7 @@ class SoftmaxOverAll(torch.nn.Module):
 
     def exact(self, logits: np.ndarray, chosen: np.ndarray) -> np.ndarray:
         """logits [N] of a token, chosen [k] to weights [k], float64."""
-        return np.array([1 / np.exp(logits - logits[one]).sum() for one in chosen])
+        return np.array([1 / np.exp(logits - logits[expert]).sum() for expert in chosen])
 
 
 class SoftmaxOverChosen(torch.nn.Module):
@@ -34,7 +34,7 @@ class SoftmaxOverChosen(torch.nn.Module):
         return torch.softmax(top, -1)
 
     def exact(self, logits: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        return np.array([1 / np.exp(logits[chosen] - logits[one]).sum() for one in chosen])
+        return np.array([1 / np.exp(logits[chosen] - logits[expert]).sum() for expert in chosen])
 
 
 class Sigmoid(torch.nn.Module):
@@ -57,7 +57,7 @@ class SigmoidOfChosen(torch.nn.Module):
         return weights / (weights.sum(-1, keepdim=True) + 1e-20)  # as DeepSeek-V3
 
     def exact(self, logits: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        weights = [(1 + np.tanh(logits[one] / 2)) / 2 for one in chosen]
+        weights = [(1 + np.tanh(logits[expert] / 2)) / 2 for expert in chosen]
         return np.array([weight / sum(weights) for weight in weights])
 
 
@@ -133,8 +133,8 @@ class TopExpertsOfBestGroups(torch.nn.Module):
         scores = (1 + np.tanh(logits / 2)) / 2 + float64.numbers(self.correction)
         members = np.split(np.arange(len(scores)), self.groups)
         ranked = sorted(members, key=lambda group: -sum(sorted(scores[group])[-2:]))
-        allowed = [int(one) for group in ranked[: self.kept] for one in group]
-        return np.array(sorted(allowed, key=lambda one: -scores[one])[: self.chosen])
+        allowed = [int(expert) for group in ranked[: self.kept] for expert in group]
+        return np.array(sorted(allowed, key=lambda expert: -scores[expert])[: self.chosen])
 
 
 WEIGHTS = {

@@ -13,12 +13,16 @@ from posenc_export.models.families.shared.rules import OURS, QKV, Table, joined,
 Further = Callable[[StackConfig, Mapping[str, Any]], Table]
 
 # Keys that do not affect hidden states: dropout, initialisation, heads of other tasks.
-UNREAD = """attention_probs_dropout_prob chunk_size_feed_forward classifier_activation classifier_bias classifier_dropout classifier_pooling cls_dropout cls_token_id
-    decoder_bias deterministic_flash_attn directionality dropout embedding_dropout finetuning_task gradient_checkpointing hidden_dropout_prob
-    initializer_cutoff_factor language legacy mlp_dropout name output_past padding_idx pooler_dropout pooler_fc_size pooler_hidden_act pooler_hidden_size
-    pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type qa_dropout reference_compile repad_logits_with_grad sep_token_id
-    seq_classif_dropout sparse_pred_ignore_index sparse_prediction summary_activation summary_first_dropout summary_last_dropout summary_type
-    summary_use_proj task_specific_params tie_word_embeddings tokenizer_class""".split()
+UNREAD = """attention_probs_dropout_prob chunk_size_feed_forward classifier_activation
+    classifier_bias classifier_dropout classifier_pooling cls_dropout cls_token_id decoder_bias
+    deterministic_flash_attn directionality dropout embedding_dropout finetuning_task
+    gradient_checkpointing hidden_dropout_prob initializer_cutoff_factor language legacy mlp_dropout
+    name output_past padding_idx pooler_dropout pooler_fc_size pooler_hidden_act pooler_hidden_size
+    pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type qa_dropout
+    reference_compile repad_logits_with_grad sep_token_id seq_classif_dropout
+    sparse_pred_ignore_index sparse_prediction summary_activation summary_first_dropout
+    summary_last_dropout summary_type summary_use_proj task_specific_params tie_word_embeddings
+    tokenizer_class""".split()
 # Keys of decoders, and of positions and heads that transformers no longer supports, with the only
 # value allowed in an encoder.
 ENCODER = {
@@ -29,12 +33,12 @@ ENCODER = {
     "pruned_heads": {},
 }
 # Tensors to ignore: heads of other tasks, buffers of older versions.
-UNUSED = (
-    r"^(\w+\.)?pooler\.",
-    r"^(classifier|cls|discriminator_predictions|generator_lm_head|generator_predictions|lm_head|lm_predictions|mask_predictions|pre_classifier)\.",
-    r"^(qa_outputs|sequence_summary|vocab_layer_norm|vocab_projector|vocab_transform)\.",
-    r"embeddings\.position_ids$",
-)
+HEADS = (
+    "classifier cls discriminator_predictions generator_lm_head generator_predictions lm_head "
+    "lm_predictions mask_predictions pre_classifier qa_outputs sequence_summary vocab_layer_norm "
+    "vocab_projector vocab_transform"
+).split()
+UNUSED = (r"^(\w+\.)?pooler\.", rf"^({'|'.join(HEADS)})\.", r"embeddings\.position_ids$")
 
 
 def post_norm(

@@ -172,7 +172,7 @@ def decoder(
 def uniform(
     config: Settings, kind: LayerConfig, in_layers: Sequence[Named], **options: Any
 ) -> StackConfig:
-    """Describe a decoder whose layers are all of one kind, with these encodings in them. options: as for
+    """Describe a decoder whose layers are all of one kind, with these encodings. options: as for
     `decoder`.
     """
     kind = kind.with_attention(encodings=tuple(in_layers))

@@ -31,8 +31,8 @@ MOST: Tuple[Tuple[str, str, int], ...] = (
 )
 # Keys whose values are names.
 NAMES = re.compile(
-    r"^(hidden_|ff_)?activation(_function)?$|^hidden_act$|feed_forward_proj|^rope_type$|scoring_func$|topk_method$|^attn_type$|norm_type$|norm_rel_ebd$"
-    r"|layer_types\[\]$"
+    r"^(hidden_|ff_)?activation(_function)?$|^hidden_act$|feed_forward_proj|^rope_type$|"
+    r"scoring_func$|topk_method$|^attn_type$|norm_type$|norm_rel_ebd$|layer_types\[\]$"
 )
 FLOAT32 = 3.4e38  # the largest number
 LONGEST = 2**14  # entries of a list; the longest are factors of rotary pairs
@@ -99,12 +99,12 @@ def _check(family: str, key: str, value: Any, depth: int) -> None:
             )
 
 
-def check_sizes(family: str, config: StackConfig, held: Sequence[int]) -> None:
+def check_sizes(family: str, config: StackConfig, sizes: Sequence[int]) -> None:
     """Check that the files of a checkpoint can hold a model: its token table, and a tensor and an
     MLP for each layer. Check its tables of positions.
 
     Args:
-        held: number of entries of each tensor in the files.
+        sizes: number of entries of each tensor in the files.
 
     Raises:
         ValueError: the files hold too few tensors or numbers, a table has more than TABLE entries.
@@ -115,13 +115,13 @@ def check_sizes(family: str, config: StackConfig, held: Sequence[int]) -> None:
         config.width * int(kind.mlp.get("hidden", 0)) * int(kind.mlp.get("experts", 1))
         for kind in config.kinds
     )
-    if layers > len(held) or numbers > sum(held):
+    if layers > len(sizes) or numbers > sum(sizes):
         rule = (
             f"expected files with at least {layers} tensors and {numbers} numbers for the sizes "
             "in config.json"
         )
         raise ValueError(
-            f"{family}: {rule}, got {len(held)} and {sum(held)}; use the config.json that "
+            f"{family}: {rule}, got {len(sizes)} and {sum(sizes)}; use the config.json that "
             "belongs to the weights"
         )
     widths = [config.width for spec in config.tokens.encodings if spec["name"] == "sinusoidal"]

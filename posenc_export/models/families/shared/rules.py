@@ -70,12 +70,11 @@ def permuted(name: str, axes: Tuple[int, ...]) -> Rule:
     """A tensor whose axes, in our order, are `axes` of the tensor in the checkpoint, as for
     torch.permute.
     """
-    return Rule(
-        lambda kind, shape, attention: {
-            name: tuple(shape[axes.index(axis)] for axis in range(len(shape)))
-        },
-        lambda tensors, attention: tensors[0].permute(axes).contiguous(),
-    )
+
+    def shapes(kind: str, shape: Shape, attention: AttentionConfig) -> Dict[str, Shape]:
+        return {name: tuple(shape[axes.index(axis)] for axis in range(len(shape)))}
+
+    return Rule(shapes, lambda tensors, attention: tensors[0].permute(axes).contiguous())
 
 
 def joined(q: str, k: str, v: str) -> Rule:
@@ -116,9 +115,8 @@ def grouped(module: str) -> Rule:
 
     def form(tensors: List[Tensor], attention: AttentionConfig) -> Tensor:
         groups = tensors[0].unflatten(0, (attention.kv_heads, -1, attention.head_size))
-        return torch.cat(
-            [part.flatten(0, 2) for part in (groups[:, :-2], groups[:, -2:-1], groups[:, -1:])]
-        )
+        parts = (groups[:, :-2], groups[:, -2:-1], groups[:, -1:])
+        return torch.cat([part.flatten(0, 2) for part in parts])
 
     return Rule(_of_module(module), form)
 
@@ -255,30 +253,28 @@ def biases_without_keys(q: str, v: str) -> Rule:
     """Bias of a packed projection from the biases of queries and values, by full name; keys get
     0 (DeBERTa, Whisper).
     """
-    return Rule(
-        lambda kind, shape, attention: {
-            q: (attention.heads * attention.head_size,),
-            v: (attention.kv_heads * attention.head_size,),
-        },
-        lambda tensors, attention: torch.cat(
-            (tensors[0], torch.zeros_like(tensors[1]), tensors[1])
-        ),
-    )
+
+    def shapes(kind: str, shape: Shape, attention: AttentionConfig) -> Dict[str, Shape]:
+        size = attention.head_size
+        return {q: (attention.heads * size,), v: (attention.kv_heads * size,)}
+
+    def form(tensors: List[Tensor], attention: AttentionConfig) -> Tensor:
+        return torch.cat((tensors[0], torch.zeros_like(tensors[1]), tensors[1]))
+
+    return Rule(shapes, form)
 
 
 def no_bias() -> Rule:
     """A bias of zeros over all query heads, for models without that bias."""
     return Rule(
-        lambda kind, shape, attention: {},
+        lambda *_: {},
         lambda tensors, attention: torch.zeros(attention.heads * attention.head_size),
     )
 
 
 def no_table(rows: int, columns: int) -> Rule:
     """A table of zeros, for models without that table."""
-    return Rule(
-        lambda kind, shape, attention: {}, lambda tensors, attention: torch.zeros(rows, columns)
-    )
+    return Rule(lambda *_: {}, lambda *_: torch.zeros(rows, columns))
 
 
 def keys_and_values(k: str, v: str, layers: int, k_bias: bool = True) -> Rule:
@@ -287,17 +283,14 @@ def keys_and_values(k: str, v: str, layers: int, k_bias: bool = True) -> Rule:
 
     Args:
         k, v: names of the modules; `{row}` is replaced by the layer of the decoder.
-        layers: number of layers of the decoder.
         k_bias: whether the checkpoint has biases of keys; else they are 0.
     """
 
     def shapes(kind: str, shape: Shape, attention: AttentionConfig) -> Dict[str, Shape]:
-        modules = (k, v) if kind == "weight" or k_bias else (v,)
-        return {
-            f"{module.replace('{row}', str(row))}.{kind}": (shape[0] // (2 * layers), *shape[1:])
-            for row in range(layers)
-            for module in modules
-        }
+        modules = [k, v] if kind == "weight" or k_bias else [v]
+        names = zip(*(_names(f"{module}.{kind}", layers) for module in modules), strict=True)
+        part = (shape[0] // (2 * layers), *shape[1:])
+        return {name: part for of_layer in names for name in of_layer}
 
     def form(tensors: List[Tensor], attention: AttentionConfig) -> Tensor:
         if len(tensors) == layers:

@@ -11,8 +11,9 @@ from posenc_export.models.hugging_face import rope_spec
 
 # Keys about images. The text model does not need them: positions of image tokens are an input.
 IMAGE_KEYS = frozenset(
-    """image_end_token_id image_start_token_id image_token_id video_end_token_id video_start_token_id video_token_id
-    vision_config vision_end_token_id vision_start_token_id vision_token_id""".split()
+    """image_end_token_id image_start_token_id image_token_id video_end_token_id
+    video_start_token_id video_token_id vision_config vision_end_token_id vision_start_token_id
+    vision_token_id""".split()
 )
 TIED = "tie_word_embeddings"
 
@@ -34,9 +35,9 @@ def text_keys(config: Mapping[str, Any]) -> Dict[str, Any]:
         )
     outside = sorted(set(outer) - set(nested) - IGNORED - {"model_type", TIED})
     if outside:
-        found = f"{outside[0]}={outer[outside[0]]!r} outside"
+        got = f"{outside[0]}={outer[outside[0]]!r} outside"
         raise ValueError(
-            f"{family}: expected keys of the text model inside text_config, got {found}; "
+            f"{family}: expected keys of the text model inside text_config, got {got}; "
             "remove it or move it there"
         )
     return {**nested, "model_type": family, TIED: outer.get(TIED, False)}
