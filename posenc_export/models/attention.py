@@ -93,12 +93,12 @@ class Attention(torch.nn.Module):
         Without a cache, `states` is empty or holds the token types [B,S].
         """
         q, k, v = self.projection(x)
-        q = ops.split_heads(self.q_norm(q), self.heads)
-        k = ops.split_heads(self.k_norm(k), self.kv_heads)
+        q = ops.split_heads(self.q_norm(q), self.heads)  # [B,S,H,D]
+        k = ops.split_heads(self.k_norm(k), self.kv_heads)  # [B,S,K,D]
         v = ops.split_heads(v, self.kv_heads)
         q, k = self.encoding.rotate(q, k, coordinates)
         if self.cached:
-            keys = ops.append(states[0], k, write_index)
+            keys = ops.append(states[0], k, write_index)  # [B,K,T,D]
             values = ops.append(states[1], v, write_index)
             carried = self.encoding.observe(x, k, positions, write_index, states[2:])
             present = [keys, values] + carried[: self.kept]
@@ -111,7 +111,7 @@ class Attention(torch.nn.Module):
             )
         else:
             y = ops.attend(q, keys, values, mask, None, self.scale, self.softcap, self.sinks)
-        return self.projection.output(y), present
+        return self.projection.output(y), present  # y [B,S,H*D] to [B,S,E]
 
     def exact(
         self,

@@ -18,12 +18,12 @@ def check(holds: bool, rule: str, got: object, remedy: str) -> None:
         raise ValueError(f"config: expected {rule}, got {got}; {remedy}")
 
 
-def at_least_one(config: object, *names: str) -> None:
+def at_least(least: int, config: object, *names: str) -> None:
     """Check sizes."""
     for name in names:
         size = getattr(config, name)
-        rule = f"{name} to be at least 1 and below 2^62"
-        check(1 <= size < LARGEST, rule, size, "choose another size")
+        rule = f"{name} to be at least {least} and below 2^62"
+        check(least <= size < LARGEST, rule, size, "choose another size")
 
 
 def finite_above_zero(config: object, *names: str) -> None:
@@ -74,7 +74,7 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     mechanism: str = "softmax"
 
     def __post_init__(self) -> None:
-        at_least_one(self, "heads", "kv_heads", "head_size")
+        at_least(1, self, "heads", "kv_heads", "head_size")
         finite_above_zero(self, "scale", "softcap")
         divisible = self.heads % self.kv_heads == 0
         got = f"{self.heads} and {self.kv_heads}"

@@ -5,8 +5,8 @@ one at a time; only tensors are unpickled.
 import math
 from contextlib import ExitStack
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type
+from types import MappingProxyType
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 from torch import Tensor
@@ -95,12 +95,7 @@ class Checkpoint:
     def __enter__(self) -> "Checkpoint":
         return self
 
-    def __exit__(
-        self,
-        kind: Optional[Type[BaseException]],
-        error: Optional[BaseException],
-        trace: Optional[TracebackType],
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._sources.clear()
         self._opened.close()
 

@@ -15,10 +15,9 @@ import msgspec
 
 from posenc_export.encodings.shared.base import Geometry
 from posenc_export.models.attention_config import (
-    LARGEST,
     AttentionConfig,
     Named,
-    at_least_one,
+    at_least,
     check,
     finite_above_zero,
 )
@@ -45,7 +44,12 @@ class BlockConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     encodings: Tuple[Named, ...] = ()
 
     def __post_init__(self) -> None:
-        at_least_one(self, "width", "max_positions")
+        at_least(1, self, "width", "max_positions")
+
+    @property
+    def attentions(self) -> Tuple[AttentionConfig, ...]:
+        """The attention, as that of each layer of a stack."""
+        return (self.attention,)
 
 
 HIDDEN_STATES = "hidden_states"  # the only features that a model with a cache may read
@@ -78,21 +82,20 @@ class TokensConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     def __post_init__(self) -> None:
         if self.features is None:
-            at_least_one(self, "vocabulary")
+            at_least(1, self, "vocabulary")
         elif self.vocabulary or self.segments:
             got = f"{self.vocabulary} and {self.segments}"
             check(False, "no vocabulary and no segments with features", got, "leave them out")
+        at_least(0, self, "segments")
         finite_above_zero(self, "scale")
-        rule = "segments to be at least 0 and below 2^62"
-        check(0 <= self.segments < LARGEST, rule, self.segments, "choose another number")
 
 
 class LayerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One kind of layer.
 
     Args:
-        residual: arrangement of norms and residual sums.
-        norms: norms of the layer in the order of computation; `residual` determines their number.
+        residual: arrangement of norms and residual sums, which determines the number of norms.
+        norms: norms of the layer in the order of computation.
         attention, mlp: the two sublayers.
     """
 
@@ -103,8 +106,8 @@ class LayerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     def with_attention(self, **changes: Any) -> "LayerConfig":
         """Return the layer with changed fields of its attention."""
-        attention = msgspec.structs.replace(self.attention, **changes)
-        return msgspec.structs.replace(self, attention=attention)
+        changed = msgspec.structs.replace(self.attention, **changes)
+        return msgspec.structs.replace(self, attention=changed)
 
     def with_mlp(self, **changes: Any) -> "LayerConfig":
         """Return the layer with changed parameters of its MLP."""
@@ -150,7 +153,7 @@ class KeyValuesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     bias: bool = False
 
     def __post_init__(self) -> None:
-        at_least_one(self, "size")
+        at_least(1, self, "size")
 
 
 class ReadoutConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -220,7 +223,7 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     readout: Optional[ReadoutConfig] = None
 
     def __post_init__(self) -> None:
-        at_least_one(self, "width", "max_positions")
+        at_least(1, self, "width", "max_positions")
         names, order = sorted(self.layers), sorted(set(self.order))
         rule = f"order to name each kind in layers ({', '.join(names) or 'none'}) and no other"
         check(names == order, rule, ", ".join(order) or "none", "correct order")
@@ -230,11 +233,10 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     @property
     def _directions(self) -> Set[bool]:
         """Whether layers are causal; those that read an encoder do not count."""
-        attentions = [kind.attention for kind in self.layers.values()]
-        return {attention.causal for attention in attentions if not attention.reads_encoder}
+        return {attention.causal for attention in self.attentions if not attention.reads_encoder}
 
     def _check_layers(self) -> None:
-        reads = any(kind.attention.reads_encoder for kind in self.layers.values())
+        reads = any(attention.reads_encoder for attention in self.attentions)
         rule = "all layers to be causal or none"
         check(len(self._directions) < 2, rule, "both", "describe them as two models")
         rule = "causal layers in a decoder that reads an encoder"
@@ -248,9 +250,8 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         features = self.tokens.features
         hidden = features is not None and features.get("name") == HIDDEN_STATES
         rule = "features only in an encoder without a head"
-        remedy = "give a vocabulary, or hidden_states as features and no head"
         allowed = features is None or encoder or hidden and self.head is None
-        check(allowed, rule, "a decoder", remedy)
+        check(allowed, rule, "a decoder", "give a vocabulary, or hidden_states without a head")
         rule = "key_values only in an encoder without a head"
         check(self.key_values is None or encoder, rule, "a decoder", "leave them out")
         rule = "readout only in an encoder with hidden states as output"
@@ -263,16 +264,16 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return tuple(self.layers[name] for name in self.order)
 
     @property
+    def attentions(self) -> Tuple[AttentionConfig, ...]:
+        """The attention of each layer."""
+        return tuple(kind.attention for kind in self.kinds)
+
+    @property
     def token_geometry(self) -> Geometry:
-        """Sizes that token encodings are built from: those of the first layer, or without layers
-        those of one bidirectional head of size E.
-        """
-        kinds = self.kinds
-        return (
-            kinds[0].attention.geometry(self.width, self.max_positions)
-            if kinds
-            else Geometry(self.width, 1, self.width, self.max_positions, causal=False)
-        )
+        """Sizes of token encodings: those of the first layer, or of a bidirectional head."""
+        if self.order:
+            return self.attentions[0].geometry(self.width, self.max_positions)
+        return Geometry(self.width, 1, self.width, self.max_positions, causal=False)
 
 
 class ModuleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

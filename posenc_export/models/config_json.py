@@ -68,30 +68,14 @@ def from_json(values: Mapping[str, Any]) -> AnyConfig:
 
 def encodings_of(config: AnyConfig) -> Tuple[str, ...]:
     """Return the names of the encodings of a model, each once."""
-    attentions = (
-        [config.attention]
-        if isinstance(config, BlockConfig)
-        else [kind.attention for kind in config.kinds]
-    )
     on_tokens = config.encodings if isinstance(config, BlockConfig) else config.tokens.encodings
-    return tuple(
-        dict.fromkeys(
-            spec["name"]
-            for spec in (
-                *on_tokens,
-                *(spec for attention in attentions for spec in attention.encodings),
-            )
-        )
-    )
+    in_layers = [spec for attention in config.attentions for spec in attention.encodings]
+    return tuple(dict.fromkeys(spec["name"] for spec in (*on_tokens, *in_layers)))
 
 
 def widest(config: AnyConfig) -> int:
     """Return the longest reduction over activations: the model width or the largest hidden width
     of an MLP.
     """
-    hidden = (
-        []
-        if isinstance(config, BlockConfig)
-        else [int(kind.mlp.get("hidden", 0)) for kind in config.layers.values()]
-    )
-    return max(config.width, *hidden) if hidden else config.width
+    kinds = () if isinstance(config, BlockConfig) else config.layers.values()
+    return max([config.width, *(int(kind.mlp.get("hidden", 0)) for kind in kinds)])

@@ -56,7 +56,7 @@ class CrossAttention(torch.nn.Module):
         """x [B,S,E], mask [B,1,S,Q], states: keys and values of the encoder [B,K,Q,D], to
         [B,S,E] and no states. Other inputs as for Attention.forward.
         """
-        q = ops.split_heads(self.projection(x), self.heads)
+        q = ops.split_heads(self.projection(x), self.heads)  # [B,S,H,D]
         y = ops.attend(q, states[0], states[1], mask, None, self.scale, self.softcap, None)
         return self.projection.output(y), states[:0]
 

@@ -51,22 +51,20 @@ def from_outside(model: Inner) -> Dict[str, str]:
 def placed(model: Inner) -> List[Placed]:
     """Return the encoding of tokens, then that of each layer."""
     config = model.config
-    attentions = (
-        [config.attention]
-        if isinstance(config, BlockConfig)
-        else [kind.attention for kind in config.kinds]
-    )
     geometries = [
-        attention.geometry(config.width, config.max_positions) for attention in attentions
+        attention.geometry(config.width, config.max_positions) for attention in config.attentions
     ]
     on_tokens = (
         (config.encodings, geometries[0])
         if isinstance(config, BlockConfig)
         else (config.tokens.encodings, config.token_geometry)
     )
-    places = [Placed(None, *on_tokens, model.token_encoding)]
-    for layer, (attention, geometry, built) in enumerate(
-        zip(attentions, geometries, model.attentions(), strict=True)
-    ):
-        places.append(Placed(layer, attention.encodings, geometry, built.encoding))
-    return places
+    built = [attention.encoding for attention in model.attentions()]
+    layers = zip(config.attentions, geometries, built, strict=True)
+    return [
+        Placed(None, *on_tokens, model.token_encoding),
+        *(
+            Placed(index, attention.encodings, geometry, encoding)
+            for index, (attention, geometry, encoding) in enumerate(layers)
+        ),
+    ]

@@ -211,10 +211,9 @@ def _encodings(config: StackConfig) -> List[PositionEncoding]:
     """
     shared: Dict[Tuple[str, Geometry], PositionEncoding] = {}
     built: List[PositionEncoding] = []
-    attentions = [kind.attention for kind in config.kinds]
     in_layers = [
         (attention.encodings, attention.geometry(config.width, config.max_positions))
-        for attention in attentions
+        for attention in config.attentions
     ]
     for specs, geometry in ((config.tokens.encodings, config.token_geometry), *in_layers):
         key = (json.dumps(specs, sort_keys=True), geometry)

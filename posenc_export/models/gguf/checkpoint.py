@@ -6,8 +6,7 @@ import functools
 import math
 import re
 from pathlib import Path
-from types import TracebackType
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Type
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -86,12 +85,7 @@ class GGUFCheckpoint:
     def __enter__(self) -> "GGUFCheckpoint":
         return self
 
-    def __exit__(
-        self,
-        kind: Optional[Type[BaseException]],
-        error: Optional[BaseException],
-        trace: Optional[TracebackType],
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._tensors = {}
 
     def names(self) -> List[str]:
