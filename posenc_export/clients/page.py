@@ -46,8 +46,8 @@ def inputs_page() -> str:
         "|---|---|---|---|---|",
     ]
     lines += [
-        f"| `{name}` | {each.shape} | {each.says} | {each.when} | {each.first} |"
-        for name, each in {**INPUTS, **OF_ENCODER}.items()
+        f"| `{name}` | {row.shape} | {row.says} | {row.when} | {row.first} |"
+        for name, row in {**INPUTS, **OF_ENCODER}.items()
     ]
     outputs = {
         **OUTPUTS,

@@ -33,13 +33,12 @@ def groups(manifest: Manifest) -> List[Group]:
     alone: List[Group] = []
     parts: Dict[Tuple[str, Layout], List[Tuple[int, State]]] = {}
     for state in manifest.states:
-        found = LAYERED.match(state.past)
-        if found is None:
+        match = LAYERED.match(state.past)
+        if match is None:
             alone.append(Group((), (state.past, state.present), state))
         else:
-            parts.setdefault((found[2], (state.dtype, state.axes, state.fill)), []).append(
-                (int(found[1]), state)
-            )
+            layout = (state.dtype, state.axes, state.fill)
+            parts.setdefault((match[2], layout), []).append((int(match[1]), state))
     together: Dict[Tuple[Tuple[int, ...], Layout], List[Tuple[str, State]]] = {}
     for (part, layout), states in parts.items():
         layers = tuple(layer for layer, _ in states)

@@ -29,9 +29,8 @@ from posenc_export.runtime.artefact.publish import StagingFolder
 from posenc_export.runtime.artefact.summary import summary
 from posenc_export.runtime.artefact.tokenizer import BYTES
 
-SHARED = {
-    name: name for name in ("model.js", "certificate.js", "style.css")
-}  # assets by their names in a page
+# Assets by their names in a page.
+SHARED = {name: name for name in ("model.js", "certificate.js", "style.css")}
 BYTE_PAGE = {**SHARED, "index.html": "index.html", "page.js": "page.js"}
 TEXT_PAGE = {
     **SHARED,
@@ -41,16 +40,14 @@ TEXT_PAGE = {
     "pieces.js": "pieces.js",
 }
 TOKENIZER = "tokenizer.json"
-WEB = (
-    "ort.wasm.min.mjs",
-    "ort-wasm-simd-threaded.mjs",
-    "ort-wasm-simd-threaded.wasm",
-)  # WebAssembly-only build: 14 MB
+# The build for WebAssembly alone: 14 MB.
+WEB = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
+# That for WebGPU: 27 MB, which a browser fetches only to use WebGPU.
 WEBGPU = (
     "ort.webgpu.min.mjs",
     "ort-wasm-simd-threaded.asyncify.mjs",
     "ort-wasm-simd-threaded.asyncify.wasm",
-)  # 27 MB, which a browser fetches only to use WebGPU
+)
 TARGETS = ("ort", "onnx")
 WEBGPU_TARGET = "onnx"  # the kernel of GroupQueryAttention on WebGPU writes no attention weights
 # By kind of a model that has no page: what runs it.
@@ -111,11 +108,10 @@ def _fill(page: Path, folder: Path, manifest: Manifest, web: Path) -> None:
         "onnxruntime_web": json.loads((web / "package.json").read_bytes())["version"],
         "webgpu": gpu,
     }
-    data |= (
-        _text_part(page, folder, manifest, web)
-        if has_tokenizer
-        else _byte_part(page, folder, manifest)
-    )
+    if has_tokenizer:
+        data |= _text_part(page, folder, manifest, web)
+    else:
+        data |= _byte_part(page, folder, manifest)
     for name, asset in (TEXT_PAGE if has_tokenizer else BYTE_PAGE).items():
         (page / name).write_bytes(_asset(asset))
     written = sorted(
@@ -144,16 +140,12 @@ def _text_part(page: Path, folder: Path, manifest: Manifest, web: Path) -> Dict[
     for name in ("model.onnx", TOKENIZER):
         shutil.copyfile(folder / name, page / name)
     text.copy_libraries(web.parent, page)
-    found = text.text_data(folder, manifest)
+    data = text.text_data(folder, manifest)
     # GroupQueryAttention takes caches without free slots; a page copies less of them then.
-    states = _states(
-        manifest,
-        0
-        if graph.fuses_all_caches(folder / "model.onnx", manifest)
-        else min(manifest.max_positions, CONTEXT),
-    )
-    graph.check_calls(folder, manifest, states, found["samples"][0]["ids"])
-    return {"states": states, "attention": [], **found}
+    fused = graph.fuses_all_caches(folder / "model.onnx", manifest)
+    states = _states(manifest, 0 if fused else min(manifest.max_positions, CONTEXT))
+    graph.check_calls(folder, manifest, states, data["samples"][0]["ids"])
+    return {"states": states, "attention": [], **data}
 
 
 def _check(manifest: Manifest) -> None:
@@ -193,27 +185,21 @@ def _asset(name: str) -> bytes:
     return resources.files("posenc_export.page").joinpath("assets", name).read_bytes()
 
 
-def _web(given: Optional[Path]) -> Path:
+def _web(folder: Optional[Path]) -> Path:
     """Find the folder of onnxruntime-web.
 
     Raises:
-        ValueError: there is no such folder, or the given one lacks files that a page needs.
+        ValueError: there is no such folder, or it lacks files that a page needs.
     """
     here = Path.cwd()
-    places = (
-        [given]
-        if given is not None
-        else [
-            place / "node_modules" / "onnxruntime-web"
-            for place in (here, here / "build", *here.parents)
-        ]
-    )
-    for place in places:
+    above = (here, here / "build", *here.parents)
+    near = [place / "node_modules" / "onnxruntime-web" for place in above]
+    for place in near if folder is None else [folder]:
         if all((place / "dist" / name).is_file() for name in WEB):
             return place
-    found = "none" if given is None else f"{given} without dist/{WEB[-1]}"
+    got = "none" if folder is None else f"{folder} without dist/{WEB[-1]}"
     raise ValueError(
-        f"page: expected the npm package onnxruntime-web, got {found}; npm install "
+        f"page: expected the npm package onnxruntime-web, got {got}; npm install "
         "onnxruntime-web, or give --onnxruntime-web FOLDER"
     )
 

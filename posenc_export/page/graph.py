@@ -42,10 +42,9 @@ def with_attention(source: Path, written: Path) -> List[int]:
     for node in model.graph.node:
         if (node.op_type, node.domain) in ATTENTION:
             key = ATTENTION[node.op_type, node.domain][0]
-            found = re.match(
-                r"past_key_values\.(\d+)\.", node.input[key] if len(node.input) > key else ""
-            )
-            of_layer.setdefault(int(found[1]) if found else len(of_layer), []).append(node)
+            cache = node.input[key] if len(node.input) > key else ""
+            match = re.match(r"past_key_values\.(\d+)\.", cache)
+            of_layer.setdefault(int(match[1]) if match else len(of_layer), []).append(node)
     layers = []
     for layer, nodes in of_layer.items():
         _, output, attribute, after_softmax = ATTENTION[nodes[0].op_type, nodes[0].domain]
@@ -91,53 +90,41 @@ def check_calls(
         ValueError: the logits differ by more than the tolerance of the certificate.
         GraphError: the graph does not run.
     """
-    bound = manifest.reference.tolerance if manifest.reference else 1e-4
-    held = {
+    session = runtime.load(folder, provider="cpu", threads=1).session()
+    expected, middle = session.prefill([ids])[0], len(ids) // 2
+    cache = {
         state["past"]: np.full(state["shape"], state["fill"], state["dtype"]) for state in states
     }
-    expected, middle = (
-        runtime.load(folder, provider="cpu", threads=1).session().prefill([ids])[0],
-        len(ids) // 2,
-    )
+    outputs = []
     try:
-        session, outputs = _opened(folder / "model.onnx"), []
-        names = [value.name for value in session.get_outputs()]
+        opened = _opened(folder / "model.onnx")
+        names = [value.name for value in opened.get_outputs()]
         for begin, end in ((0, middle), (middle, middle + 1), (middle + 1, len(ids))):
-            found = dict(
-                zip(
-                    names,
-                    session.run(names, {**_inputs(manifest, ids[begin:end], begin), **held}),
-                    strict=True,
-                )
-            )
-            outputs.append(np.asarray(found[manifest.outputs[0].name])[0])
-            held = {state["past"]: found[state["present"]] for state in states}
+            feeds = {**_inputs(manifest, ids[begin:end], begin), **cache}
+            results = dict(zip(names, opened.run(names, feeds), strict=True))
+            outputs.append(np.asarray(results[manifest.outputs[0].name])[0])
+            cache = {state["past"]: results[state["present"]] for state in states}
     except RUN_ERRORS as stopped:
         raise GraphError(stopped) from None
-    error = worst_error(np.concatenate(outputs), np.asarray(expected))
-    if not error <= bound:
-        raise ValueError(
-            "page: expected calls of the graph to give the logits of a session within "
-            f"{bound:.1e}, got {error:.1e}; report this"
-        )
+    _check_equal("calls of the graph", np.concatenate(outputs), np.asarray(expected), manifest)
 
 
 def check_copy(source: Path, written: Path, manifest: Manifest) -> None:
-    """Check that the copy gives the same logits as the artefact.
-
-    Raises:
-        ValueError: the logits differ by more than the tolerance of the certificate.
-        GraphError: one of the graphs does not run.
-    """
-    bound = manifest.reference.tolerance if manifest.reference else 1e-4
+    """Check that the copy gives the same logits as the artefact. Raises as `check_calls`."""
     try:
-        error = worst_error(_logits(written, manifest), _logits(source, manifest))
+        copied, expected = _logits(written, manifest), _logits(source, manifest)
     except RUN_ERRORS as stopped:
         raise GraphError(stopped) from None
+    _check_equal("the copy of the graph", copied, expected, manifest)
+
+
+def _check_equal(what: str, logits: np.ndarray, expected: np.ndarray, manifest: Manifest) -> None:
+    bound = manifest.reference.tolerance if manifest.reference else 1e-4
+    error = worst_error(logits, expected)
     if not error <= bound:
         raise ValueError(
-            "page: expected the copy of the graph to give the logits of the artefact within "
-            f"{bound:.1e}, got {error:.1e}; report this"
+            f"page: expected {what} to give the logits of a session within {bound:.1e}, got "
+            f"{error:.1e}; report this"
         )
 
 

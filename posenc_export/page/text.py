@@ -56,20 +56,15 @@ def text_data(folder: Path, manifest: Manifest) -> Dict[str, Any]:
     samples: List[Dict[str, Any]] = [
         {"text": text, "ids": converter.encode(text)} for text in TEXTS
     ]
-    samples += (
-        []
-        if chat is None
-        else [
-            {"messages": talk, "ids": chat.encode(talk)} for talk in TALKS if _renders(chat, talk)
-        ]
-    )
-    found: Dict[str, Any] = {"template": None, "special": {}, "ends": manifest.stop_ids}
-    found |= (
-        {}
-        if chat is None
-        else {"template": chat.template, "special": chat.special, "ends": chat.ends}
-    )
-    return {**found, "samples": samples}
+    if chat is None:
+        return {"template": None, "special": {}, "ends": manifest.stop_ids, "samples": samples}
+    talks = [talk for talk in TALKS if _renders(chat, talk)]
+    return {
+        "template": chat.template,
+        "special": chat.special,
+        "ends": chat.ends,
+        "samples": [*samples, *({"messages": talk, "ids": chat.encode(talk)} for talk in talks)],
+    }
 
 
 def _renders(chat: ChatCodec, talk: List[Dict[str, str]]) -> bool:

@@ -1,13 +1,21 @@
-// The certificate: errors measured at export, and errors measured in this browser, of calls with 17, 5 and 1 tokens against a single call.
+// The certificate: errors measured at export, and errors measured in this browser, of calls with
+// 17, 5 and 1 tokens against a single call.
 
 import { empty, page, read } from "./model.js";
 
-export const BOUND = page.certificate?.tolerance ?? 1e-4; // largest difference between logits of the same text
-export const short = (number) => number === 0 ? "0" : number.toExponential(1).replace("-", "\u2011"); // a non-breaking hyphen
+// Largest difference between logits of the same text.
+export const BOUND = page.certificate?.tolerance ?? 1e-4;
+export const short = (number) =>
+  number === 0 ? "0" : number.toExponential(1).replace("-", "\u2011"); // a non-breaking hyphen
 
 export function line(list, title, text, state = "") {
   const [name, value] = [document.createElement("dt"), document.createElement("dd")];
-  document.getElementById(list).append(Object.assign(name, { textContent: title }), Object.assign(value, { textContent: text, className: state }));
+  document
+    .getElementById(list)
+    .append(
+      Object.assign(name, { textContent: title }),
+      Object.assign(value, { textContent: text, className: state }),
+    );
 }
 
 async function cut(runtime, tokens, size) {
@@ -21,19 +29,29 @@ async function cut(runtime, tokens, size) {
   return rows;
 }
 
-// Compares calls on a runtime with one call on WebAssembly. Returns the largest difference of a logit, relative to the largest logit.
+// Compares calls on a runtime with one call on WebAssembly. Returns the largest difference of a
+// logit, relative to the largest logit.
 export async function check(checked, wasm, tokens, unit, name) {
   const whole = await cut(wasm, tokens, tokens.length);
   const largest = whole.reduce((a, b) => Math.max(a, Math.abs(b)), 0);
   let worst = 0;
   for (const size of checked === wasm ? [1, 5, 17] : [tokens.length, 1, 5, 17]) {
     const rows = await cut(checked, tokens, size);
-    worst = rows.reduce((found, value, index) => Math.max(found, Math.abs(value - whole[index]) / largest), worst);
+    worst = rows.reduce(
+      (found, value, index) => Math.max(found, Math.abs(value - whole[index]) / largest),
+      worst,
+    );
     if (rows.some(Number.isNaN)) worst = NaN;
   }
   const holds = worst <= BOUND;
-  const said = `largest difference ${short(worst)} of the largest logit, ${holds ? "within" : "beyond"} ${short(BOUND)}`;
-  line("certificate", name, `${tokens.length} ${unit} in one call, by 17, by 5 and one by one: ${said}`, holds ? "good" : "bad");
+  const verdict = `${holds ? "within" : "beyond"} ${short(BOUND)}`;
+  const said = `largest difference ${short(worst)} of the largest logit, ${verdict}`;
+  line(
+    "certificate",
+    name,
+    `${tokens.length} ${unit} in one call, by 17, by 5 and one by one: ${said}`,
+    holds ? "good" : "bad",
+  );
   return { worst, holds };
 }
 
@@ -43,9 +61,16 @@ export function describe() {
   document.getElementById("name").textContent = page.name;
   const made = page.certificate;
   if (made) {
-    const exported = made.exported == null ? "" : ` in float32; ${short(made.exported)} with rounded activations`;
-    const said = `largest error ${short(made.worst)} of the largest logit, ${made.passed ? "within" : "beyond"} ${short(made.tolerance)}${exported}`;
-    line("certificate", "at export", `${made.cells} ways to split a text into calls: ${said}`, made.passed ? "good" : "bad");
+    const exported =
+      made.exported == null ? "" : ` in float32; ${short(made.exported)} with rounded activations`;
+    const verdict = `${made.passed ? "within" : "beyond"} ${short(made.tolerance)}${exported}`;
+    const said = `largest error ${short(made.worst)} of the largest logit, ${verdict}`;
+    line(
+      "certificate",
+      "at export",
+      `${made.cells} ways to split a text into calls: ${said}`,
+      made.passed ? "good" : "bad",
+    );
     line("certificate", "measured on", made.machine);
     if (made.against) line("certificate", "compared with", made.against);
   } else line("certificate", "at export", "not measured");

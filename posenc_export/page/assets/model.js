@@ -1,4 +1,5 @@
-// Runs the decoder of page.json with onnxruntime-web: feeds tokens after cached ones and returns logits, states and attention.
+// Runs the decoder of page.json with onnxruntime-web: feeds tokens after cached ones and returns
+// logits, states and attention.
 
 // Builds of onnxruntime-web. That of WebGPU is fetched only when it is chosen.
 const BUILDS = { wasm: "ort.wasm.min.mjs", webgpu: "ort.webgpu.min.mjs" };
@@ -9,21 +10,44 @@ export const page = await (await fetch("page.json")).json();
 
 function tensor(ort, dtype, shape, value) {
   const size = shape.reduce((a, b) => a * b, 1);
-  return new ort.Tensor(dtype, new ARRAYS[dtype](size).fill(dtype === "int64" ? BigInt(value) : value), shape);
+  return new ort.Tensor(
+    dtype,
+    new ARRAYS[dtype](size).fill(dtype === "int64" ? BigInt(value) : value),
+    shape,
+  );
 }
 
-const integers = (ort, values, shape) => new ort.Tensor("int64", BigInt64Array.from(values, BigInt), shape);
+const integers = (ort, values, shape) =>
+  new ort.Tensor("int64", BigInt64Array.from(values, BigInt), shape);
 
 // Graph inputs for new tokens after `held` cached tokens, and the logits of the last `kept`.
 const FEEDS = {
   input_ids: (ort, tokens) => integers(ort, tokens, [1, tokens.length]),
   position_ids: (ort, tokens, held) => {
     const positions = Array.from(tokens, (_, index) => held + index);
-    return page.axes ? integers(ort, Array(1 + page.axes).fill(positions).flat(), [1 + page.axes, 1, tokens.length]) : integers(ort, positions, [1, tokens.length]);
+    return page.axes
+      ? integers(
+          ort,
+          Array(1 + page.axes)
+            .fill(positions)
+            .flat(),
+          [1 + page.axes, 1, tokens.length],
+        )
+      : integers(ort, positions, [1, tokens.length]);
   },
-  logits_index: (ort, tokens, held, kept) => integers(ort, Array.from({ length: kept }, (_, index) => tokens.length - kept + index), [1, kept]),
+  logits_index: (ort, tokens, held, kept) =>
+    integers(
+      ort,
+      Array.from({ length: kept }, (_, index) => tokens.length - kept + index),
+      [1, kept],
+    ),
   attention_mask: (ort, tokens, held) => tensor(ort, "int64", [1, held + tokens.length], 1),
-  cache_position: (ort, tokens, held) => integers(ort, Array.from(tokens, (_, index) => held + index), [1, tokens.length]),
+  cache_position: (ort, tokens, held) =>
+    integers(
+      ort,
+      Array.from(tokens, (_, index) => held + index),
+      [1, tokens.length],
+    ),
   first_position: (ort) => tensor(ort, "int64", [1, 1], 0),
   seqlens_k: (ort, tokens, held) => tensor(ort, "int32", [1], held + tokens.length - 1),
   total_sequence_length: (ort, tokens, held) => tensor(ort, "int32", [], held + tokens.length),
@@ -35,27 +59,55 @@ export async function adapter() {
   return info ? [info.vendor, info.architecture].filter(Boolean).join(" ") || "unnamed" : null;
 }
 
-// Loads the model on "wasm" or "webgpu". Returns the build of onnxruntime-web and its session, which share tensors with no other build.
+// Loads the model on "wasm" or "webgpu". Returns the build of onnxruntime-web and its session,
+// which share tensors with no other build.
 export async function open(provider) {
   const ort = await import(`./onnxruntime-web/${BUILDS[provider]}`);
   ort.env.wasm.wasmPaths = new URL("./onnxruntime-web/", import.meta.url).href;
-  ort.env.wasm.numThreads = 1; // threads need cross-origin isolation headers, which a plain file server does not send
+  // Threads need cross-origin isolation headers, which a plain file server does not send.
+  ort.env.wasm.numThreads = 1;
   const extra = { session: { set_denormal_as_zero: "1" } }; // subnormal numbers are slow
-  const [externalData, executionProviders] = [[{ path: "model.onnx.data", data: "model.onnx.data" }], [provider]];
-  return { provider, ort, session: await ort.InferenceSession.create("model.onnx", { externalData, executionProviders, extra, logSeverityLevel: 3 }) };
+  const [externalData, executionProviders] = [
+    [{ path: "model.onnx.data", data: "model.onnx.data" }],
+    [provider],
+  ];
+  return {
+    provider,
+    ort,
+    session: await ort.InferenceSession.create("model.onnx", {
+      externalData,
+      executionProviders,
+      extra,
+      logSeverityLevel: 3,
+    }),
+  };
 }
 
 // Returns the cache of a row without tokens.
-export const empty = ({ ort }) => ({ tokens: [], states: Object.fromEntries(page.states.map(({ past, dtype, shape, fill }) => [past, tensor(ort, dtype, shape, fill)])) });
+export const empty = ({ ort }) => ({
+  tokens: [],
+  states: Object.fromEntries(
+    page.states.map(({ past, dtype, shape, fill }) => [past, tensor(ort, dtype, shape, fill)]),
+  ),
+});
 
-// Feeds `tokens` after those in `cache`. Returns a new cache, the logits of at least the last `kept` tokens and attention; the given cache is not changed.
+// Feeds `tokens` after those in `cache`. Returns a new cache, the logits of at least the last
+// `kept` tokens and attention; the given cache is not changed.
 export async function read({ ort, session }, cache, tokens, kept = tokens.length) {
   const held = cache.tokens.length;
-  const feeds = Object.fromEntries(page.inputs.map((name) => [name, FEEDS[name](ort, tokens, held, kept)]));
+  const feeds = Object.fromEntries(
+    page.inputs.map((name) => [name, FEEDS[name](ort, tokens, held, kept)]),
+  );
   const results = await session.run({ ...feeds, ...cache.states });
-  const states = Object.fromEntries(page.states.map(({ past, present }) => [past, results[present]]));
+  const states = Object.fromEntries(
+    page.states.map(({ past, present }) => [past, results[present]]),
+  );
   const attention = page.attention.map((layer) => results[`attention.${layer}`]);
-  return { cache: { tokens: [...cache.tokens, ...tokens], states }, logits: results[page.output], attention };
+  return {
+    cache: { tokens: [...cache.tokens, ...tokens], states },
+    logits: results[page.output],
+    attention,
+  };
 }
 
 // Returns the logits of the last token.
@@ -83,5 +135,10 @@ export function choose(scores, temperature, random) {
   if (!temperature) return order[0];
   const shares = order.map((id) => Math.exp((scores[id] - scores[order[0]]) / temperature));
   let remaining = random() * shares.reduce((a, b) => a + b);
-  return order[Math.max(0, shares.findIndex((share) => (remaining -= share) < 0))];
+  return order[
+    Math.max(
+      0,
+      shares.findIndex((share) => (remaining -= share) < 0),
+    )
+  ];
 }

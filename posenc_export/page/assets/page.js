@@ -1,17 +1,22 @@
-// The page: continues text while the user types, draws the attention of each head, and repeats the check of the certificate.
+// The page: continues text while the user types, draws the attention of each head, and repeats
+// the check of the certificate.
 
 import { BOUND, check, describe, short } from "./certificate.js";
 import { adapter, choose, empty, last, numbers, open, page, read } from "./model.js";
 
-// The URL may set text, temperature and provider: index.html?temperature=0&text=import&provider=webgpu
+// The URL may set text, temperature and provider:
+// index.html?temperature=0&text=import&provider=webgpu
 const asked = new URLSearchParams(location.search);
-const EXAMPLE = "def read_lines(path):\n    \"\"\"Return the lines of a file.\"\"\"\n    with open(path) as file:\n";
+const EXAMPLE =
+  'def read_lines(path):\n    """Return the lines of a file."""\n    with open(path) as file:\n';
 const LENGTH = Math.min(96, page.context >> 1); // bytes to generate
-const [WAIT, CHUNK, PAUSE] = [150, 128, 12]; // ms from a key press to generation, tokens per call, ms between two checks for input events
+// Ms from a key press to generation, tokens per call, ms between two checks for input events.
+const [WAIT, CHUNK, PAUSE] = [150, 128, 12];
 const $ = (id) => document.getElementById(id);
 
 const [encoder, decoder] = [new TextEncoder(), new TextDecoder()];
-const sample = Array.from(encoder.encode(EXAMPLE)).slice(0, Math.min(60, page.context)); // bytes that are read in calls of different lengths
+// Bytes that are read in calls of different lengths.
+const sample = Array.from(encoder.encode(EXAMPLE)).slice(0, Math.min(60, page.context));
 
 // Mean attention by distance in tokens, over all queries that have a key at that distance.
 
@@ -29,12 +34,14 @@ class Distances {
         for (let query = 0; query < queries; query++) {
           const own = keys - queries + query;
           const at = (head * queries + query) * keys + own;
-          for (let back = 0; back <= own && back < page.distances; back++) this.sums[layer][head][back] += weights.data[at - back];
+          for (let back = 0; back <= own && back < page.distances; back++)
+            this.sums[layer][head][back] += weights.data[at - back];
         }
     });
     const { dims } = attention[0] ?? { dims: [0, 0, 0, 0] };
     for (let query = 0; query < dims[2]; query++)
-      for (let back = 0; back <= dims[3] - dims[2] + query && back < page.distances; back++) this.counts[back]++;
+      for (let back = 0; back <= dims[3] - dims[2] + query && back < page.distances; back++)
+        this.counts[back]++;
   }
 
   copy() {
@@ -45,20 +52,38 @@ class Distances {
   }
 
   mean(layer, head) {
-    return Array.from(this.sums[layer][head], (sum, back) => (this.counts[back] ? sum / this.counts[back] : 0));
+    return Array.from(this.sums[layer][head], (sum, back) =>
+      this.counts[back] ? sum / this.counts[back] : 0,
+    );
   }
 }
 
 // The editor: the user's text, followed by the text that the model generates.
 
-const view = { typed: "", added: "", skipped: 0, attention: [], layer: 0, head: 0 }; // skipped: bytes at the start that were not fed
-let wasm, webgpu, runtime, base, timer, turn = 0, seed = 0;
+// Skipped: bytes at the start that were not fed.
+const view = { typed: "", added: "", skipped: 0, attention: [], layer: 0, head: 0 };
+let wasm,
+  webgpu,
+  runtime,
+  base,
+  timer,
+  turn = 0,
+  seed = 0;
 
-// Feeds the text, or only its new part if it continues the text of the last call. Returns null if another call has started meanwhile.
+// Feeds the text, or only its new part if it continues the text of the last call. Returns null
+// if another call has started meanwhile.
 async function readTyped(started, tokens) {
   const known = base?.cache.tokens ?? [];
-  const continues = known.length && known.length < tokens.length && known.every((token, index) => token === tokens[index]);
-  if (base && known.length === tokens.length && known.every((token, index) => token === tokens[index])) return base;
+  const continues =
+    known.length &&
+    known.length < tokens.length &&
+    known.every((token, index) => token === tokens[index]);
+  if (
+    base &&
+    known.length === tokens.length &&
+    known.every((token, index) => token === tokens[index])
+  )
+    return base;
   let state = continues ? base : { cache: empty(runtime), distances: new Distances() };
   for (let from = state.cache.tokens.length; from < tokens.length; from += CHUNK) {
     const made = await read(runtime, state.cache, tokens.slice(from, from + CHUNK));
@@ -74,14 +99,18 @@ async function generate() {
   const started = ++turn;
   const bytes = Array.from(encoder.encode($("typed").value || "\n"));
   const tokens = bytes.slice(LENGTH - page.context);
-  Object.assign(view, { typed: $("typed").value, added: "", skipped: bytes.length - tokens.length });
+  Object.assign(view, {
+    typed: $("typed").value,
+    added: "",
+    skipped: bytes.length - tokens.length,
+  });
   const began = performance.now();
   let state = await readTyped(started, tokens);
   if (!state) return;
   const from = performance.now();
   const [added, temperature, random] = [[], Number($("temperature").value), numbers(seed)];
   const distances = state.distances.copy();
-  for (let looked = from; added.length < LENGTH; ) {
+  for (let looked = from; added.length < LENGTH;) {
     const token = choose(last(state.logits), temperature, random);
     if (page.stop_ids.includes(token)) break;
     added.push(token);
@@ -94,12 +123,18 @@ async function generate() {
     if (started !== turn) return;
     looked = performance.now();
   }
-  Object.assign(view, { added: decoder.decode(Uint8Array.from(added)), attention: state.attention });
+  Object.assign(view, {
+    added: decoder.decode(Uint8Array.from(added)),
+    attention: state.attention,
+  });
   drawText();
   drawHeads(distances);
-  const milliseconds = Math.max(performance.now() - from, 1); // some browsers round their clock to coarse steps
+  // Some browsers round their clock to coarse steps.
+  const milliseconds = Math.max(performance.now() - from, 1);
   const [speed, place] = [(1000 * added.length) / milliseconds, state.cache.tokens.length];
-  $("status").textContent = `${speed.toFixed(0)} tokens per second · text read in ${(from - began).toFixed(0)} ms · position ${place} of ${page.positions}`;
+  $("status").textContent =
+    `${speed.toFixed(0)} tokens per second · text read in ${(from - began).toFixed(0)} ms · ` +
+    `position ${place} of ${page.positions}`;
   document.body.dataset.speed = speed.toFixed(1);
   document.body.dataset.added = view.added;
 }
@@ -112,13 +147,17 @@ function schedule(delay = WAIT) {
   timer = setTimeout(generate, delay);
 }
 
-// Draws the text, one span per character, shaded by the attention of the last byte in the selected head.
+// Draws the text, one span per character, shaded by the attention of the last byte in the
+// selected head.
 function drawText() {
   const shown = $("shown");
   shown.replaceChildren();
   const weights = view.attention[view.layer];
   if (!weights) {
-    const ghost = Object.assign(document.createElement("span"), { className: "ghost", textContent: view.added });
+    const ghost = Object.assign(document.createElement("span"), {
+      className: "ghost",
+      textContent: view.added,
+    });
     shown.append(view.typed, ghost, "\n");
     return;
   }
@@ -132,7 +171,8 @@ function drawText() {
   text.forEach((character, index) => {
     const from = Math.max(byte, 0);
     byte += encoder.encode(character).length;
-    const weight = given.subarray(from, Math.max(byte, 0)).reduce((a, b) => Math.max(a, b), 0) / strongest;
+    const weight =
+      given.subarray(from, Math.max(byte, 0)).reduce((a, b) => Math.max(a, b), 0) / strongest;
     const span = Object.assign(document.createElement("span"), { textContent: character });
     span.className = `${index < typed ? "" : "ghost"} ${index === text.length - 1 ? "last" : ""}`;
     if (weight > 0.02) span.style.background = `rgb(var(--tint) / ${(0.55 * weight).toFixed(3)})`;
@@ -148,24 +188,43 @@ function drawHeads(distances) {
   $("heads").replaceChildren();
   page.attention.forEach((layer, index) => {
     const row = Object.assign(document.createElement("div"), { className: "row" });
-    distances.sums[index].forEach((_, head) => row.append(chart(distances.mean(index, head), page.patterns[layer]?.heads[head], index, head)));
-    $("heads").append(Object.assign(document.createElement("div"), { className: "layer", textContent: `layer ${layer + 1}` }), row);
+    distances.sums[index].forEach((_, head) =>
+      row.append(
+        chart(distances.mean(index, head), page.patterns[layer]?.heads[head], index, head),
+      ),
+    );
+    $("heads").append(
+      Object.assign(document.createElement("div"), {
+        className: "layer",
+        textContent: `layer ${layer + 1}`,
+      }),
+      row,
+    );
   });
 }
 
 function chart(measured, pattern, layer, head) {
   const far = page.distances;
   const most = Math.max(...measured, 1e-9);
-  const bars = measured.map((value, back) => `M${back + 0.1} 40v${-(38 * value) / most}h.8V40z`).join("");
-  const line = pattern ? `<path class="pattern" d="M${pattern.map((value, back) => `${back + 0.5} ${40 - 38 * value}`).join("L")}"/>` : "";
-  const title = `layer ${page.attention[layer] + 1}, head ${head + 1}: at most ${(100 * most).toFixed(0)} %`;
+  const bars = measured
+    .map((value, back) => `M${back + 0.1} 40v${-(38 * value) / most}h.8V40z`)
+    .join("");
+  const point = (value, back) => `${back + 0.5} ${40 - 38 * value}`;
+  const line = pattern
+    ? `<path class="pattern" d="M${pattern.map(point).join("L")}"/>`
+    : "";
+  const name = `layer ${page.attention[layer] + 1}, head ${head + 1}`;
+  const title = `${name}: at most ${(100 * most).toFixed(0)} %`;
   const button = Object.assign(document.createElement("button"), { className: "head", title });
   button.setAttribute("aria-label", button.title);
   button.setAttribute("aria-pressed", String(layer === view.layer && head === view.head));
-  button.innerHTML = `<svg viewBox="0 0 ${far} 42" preserveAspectRatio="none" aria-hidden="true"><path class="measured" d="${bars}"/>${line}</svg>`;
+  button.innerHTML =
+    `<svg viewBox="0 0 ${far} 42" preserveAspectRatio="none" aria-hidden="true">` +
+    `<path class="measured" d="${bars}"/>${line}</svg>`;
   button.onclick = () => {
     Object.assign(view, { layer, head });
-    for (const each of document.querySelectorAll(".head")) each.setAttribute("aria-pressed", String(each === button));
+    for (const each of document.querySelectorAll(".head"))
+      each.setAttribute("aria-pressed", String(each === button));
     drawText();
   };
   return button;
@@ -176,7 +235,8 @@ function accept() {
   schedule(0);
 }
 
-// Uses the chosen provider. WebGPU is used only if its logits are those of WebAssembly; otherwise the page says why not and stays with WebAssembly.
+// Uses the chosen provider. WebGPU is used only if its logits are those of WebAssembly;
+// otherwise the page says why not and stays with WebAssembly.
 async function use(provider) {
   $("refused").textContent = "";
   runtime = wasm;
@@ -187,10 +247,14 @@ async function use(provider) {
       webgpu ??= { ...(await open(provider)), name };
       webgpu.checked ??= await check(webgpu, wasm, sample, "bytes", `WebGPU on ${name}`);
       const { worst, holds } = webgpu.checked;
-      if (!holds) throw new Error(`on ${name} it differs by ${short(worst)}, expected at most ${short(BOUND)}`);
+      if (!holds)
+        throw new Error(
+          `on ${name} it differs by ${short(worst)}, expected at most ${short(BOUND)}`,
+        );
       runtime = webgpu;
     } catch (error) {
-      $("refused").textContent = `WebGPU is not used: ${error.message}. The model runs on WebAssembly.`;
+      $("refused").textContent =
+        `WebGPU is not used: ${error.message}. The model runs on WebAssembly.`;
     }
   }
   base = undefined; // its tensors belong to the other build
@@ -198,7 +262,9 @@ async function use(provider) {
 }
 
 function describeEncoding() {
-  $("lead").textContent = `A decoder with ${page.summary.encoding}, ${page.weights.toLocaleString("en")} weights, exported by posenc.`;
+  $("lead").textContent =
+    `A decoder with ${page.summary.encoding}, ${page.weights.toLocaleString("en")} weights, ` +
+    "exported by posenc.";
   $("far").textContent = String(page.distances - 1);
   const said = page.patterns.find((pattern) => pattern)?.says;
   $("legend").hidden = !said;
@@ -236,7 +302,9 @@ try {
   wasm = await open("wasm");
   await use(asked.get("provider"));
   await generate();
-  document.body.dataset.checked = String((await check(wasm, wasm, sample, "bytes", "in this browser")).holds);
+  document.body.dataset.checked = String(
+    (await check(wasm, wasm, sample, "bytes", "in this browser")).holds,
+  );
 } catch (error) {
   $("status").textContent = `The model does not run in this browser: ${error.message}`;
   throw error;

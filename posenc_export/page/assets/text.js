@@ -13,20 +13,39 @@ const OPTIONS = { skip_special_tokens: true, clean_up_tokenization_spaces: false
 const decode = (ids) => (ids.length ? tokenizer.decode(ids, OPTIONS) : "");
 
 // Returns the token ids of a text.
-export const encode = (text, add_special_tokens = true) => Array.from(tokenizer.encode(text, { add_special_tokens }).ids, Number);
+export const encode = (text, add_special_tokens = true) =>
+  Array.from(tokenizer.encode(text, { add_special_tokens }).ids, Number);
 
-// Returns the token ids of a conversation, as its prompt for a reply. Without a chat template, its texts follow one another.
+// Returns the token ids of a conversation, as its prompt for a reply. Without a chat template,
+// its texts follow one another.
 export function prompt(messages) {
   if (!template) return encode(messages.map(({ content }) => content).join(""));
-  return encode(template.render({ messages, tools: null, documents: null, add_generation_prompt: true, ...page.special }), false);
+  return encode(
+    template.render({
+      messages,
+      tools: null,
+      documents: null,
+      add_generation_prompt: true,
+      ...page.special,
+    }),
+    false,
+  );
 }
 
 // Returns a decoder of the tokens that follow a prompt.
 export const following = (prompt) =>
-  new Pieces(decode, silent, endOf(prompt, silent, (token) => tokenizer.id_to_token(token)));
+  new Pieces(
+    decode,
+    silent,
+    endOf(prompt, silent, (token) => tokenizer.id_to_token(token)),
+  );
 
-// Returns the first sample of the page whose token ids are others here than where the page was written, or undefined.
+// Returns the first sample of the page whose token ids are others here than where the page was
+// written, or undefined.
 export function different() {
-  const same = (ids, others) => ids.length === others.length && ids.every((id, index) => id === others[index]);
-  return page.samples.find(({ text, messages, ids }) => !same(messages ? prompt(messages) : encode(text), ids));
+  const same = (ids, others) =>
+    ids.length === others.length && ids.every((id, index) => id === others[index]);
+  return page.samples.find(
+    ({ text, messages, ids }) => !same(messages ? prompt(messages) : encode(text), ids),
+  );
 }
