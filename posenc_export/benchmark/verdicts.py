@@ -8,6 +8,7 @@ from posenc_export.benchmark.results import Row
 from posenc_export.benchmark.spread import Spread, ratio, rounded
 
 UNDECIDED = 50  # percent; if larger differences are possible, a headline names no result
+MOST_NAMED = 2  # further contestants in a headline; a verdict names all
 WHAT = {"decode": "cached tokens", "prefill": "tokens of prompt"}
 
 
@@ -85,7 +86,8 @@ def _headline(comparisons: List[Comparison]) -> str:
         return f"undecided at {_tokens(undecided)} tokens, where the times of {names} vary too much"
     first, last = comparisons[0].fastest.tokens, comparisons[-1].fastest.tokens
     if len(comparisons) == 1:
-        return f"{comparisons[0]}, at {first} tokens"
+        nearest = comparisons[0]._replace(further=comparisons[0].further[:MOST_NAMED])
+        return f"{nearest}, at {first} tokens"
     decided = [comparison for comparison in comparisons if comparison.ratio is not None]
     winners = list(dict.fromkeys(comparison.fastest.contestant for comparison in decided))
     everywhere = f"from {first} to {last} tokens"

@@ -151,6 +151,13 @@ def test_a_headline_names_the_fastest_a_bound_or_that_nothing_is_decided(seconds
     assert headlines([row(name, samples) for name, samples in seconds.items()]) == [expected]
 
 
+def test_a_headline_names_the_nearest_contestants_and_a_verdict_all() -> None:
+    rows = [row(f"c{number}", [float(number)] * 5) for number in range(1, 7)]
+    (headline,), (verdict,) = headlines(rows), verdicts(rows)
+    assert [f"c{number}" in headline for number in range(1, 7)] == [True] * 4 + [False] * 2
+    assert all(f"c{number}" in verdict for number in range(1, 7))
+
+
 def test_a_verdict_is_undecided_where_the_headline_is() -> None:
     rows = [
         row("ort", [1e-3, 9e-3, 1e-3, 9e-3, 1e-3]),
