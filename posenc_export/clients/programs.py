@@ -1,5 +1,5 @@
-"""Write a program for an artefact: a template of templates/, filled with the values of the manifest.
-Needs jinja2.
+"""Write a program for an artefact: a template of templates/, filled with values of the manifest, by
+jinja2.
 """
 
 from typing import Any, Dict, List

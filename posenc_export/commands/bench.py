@@ -15,81 +15,74 @@ from posenc_export.commands.options import Table, add_options
 from posenc_export.runtime.artefact.places import check_file, write_file
 
 OPTIONS: Table = {
-    "folders": {
-        "type": Path,
-        "nargs": "+",
-        "help": "folders of artefacts or presets, all of one model unless --different-models is "
-        "given",
-    },
-    "--runtime": {
-        "action": "append",
-        "default": [],
-        "metavar": "NAME",
-        "help": "another runtime to time with the same model: "
+    "folders": dict(
+        type=Path,
+        nargs="+",
+        help="folders of artefacts or presets, all of one model unless --different-models is given",
+    ),
+    "--runtime": dict(
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="another runtime to time with the same model: "
         f"{', '.join(RUNTIMES)}; may be given several times",
-    },
-    "--provider": {
-        "action": "append",
-        "default": [],
-        "metavar": "NAME",
-        "help": "measure the artefacts with this provider too: openvino, openvino-bf16 or "
+    ),
+    "--provider": dict(
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="measure the artefacts with this provider too: openvino, openvino-bf16 or "
         "aotinductor; may be given several times",
-    },
-    "--different-models": {
-        "action": "store_true",
-        "help": "compare artefacts of different models in one table",
-    },
-    "--contexts": {
-        "default": ",".join(map(str, CONTEXTS)),
-        "metavar": "N,N,...",
-        "help": "numbers of cached tokens at which a decode step is timed; numbers beyond the "
+    ),
+    "--different-models": dict(
+        action="store_true", help="compare artefacts of different models in one table"
+    ),
+    "--contexts": dict(
+        default=",".join(map(str, CONTEXTS)),
+        metavar="N,N,...",
+        help="numbers of cached tokens at which a decode step is timed; numbers beyond the "
         "range of a model are skipped (default: %(default)s)",
-    },
-    "--prefill": {
-        "metavar": "N,N,...",
-        "help": "numbers of tokens of the timed prompts, or none for no prompts (default: the "
+    ),
+    "--prefill": dict(
+        metavar="N,N,...",
+        help="numbers of tokens of the timed prompts, or none for no prompts (default: the "
         "contexts)",
-    },
-    "--batch": {
-        "type": int,
-        "default": 1,
-        "metavar": "ROWS",
-        "help": "rows of every call (default: %(default)s)",
-    },
-    "--threads": {
-        "type": int,
-        "default": 2,
-        "help": "threads of each contestant; one contestant runs at a time (default: %(default)s)",
-    },
-    "--rounds": {
-        "type": int,
-        "default": 10,
-        "help": "samples of each contestant and number of tokens, in turns; a verdict needs 5 "
+    ),
+    "--batch": dict(
+        type=int, default=1, metavar="ROWS", help="rows of every call (default: %(default)s)"
+    ),
+    "--threads": dict(
+        type=int,
+        default=2,
+        help="threads of each contestant; one contestant runs at a time (default: %(default)s)",
+    ),
+    "--rounds": dict(
+        type=int,
+        default=10,
+        help="samples of each contestant and number of tokens, in turns; a verdict needs 5 "
         "(default: %(default)s)",
-    },
-    "--seconds": {
-        "type": float,
-        "default": 1.5,
-        "help": "measuring time in seconds for each contestant and number of tokens (default: "
+    ),
+    "--seconds": dict(
+        type=float,
+        default=1.5,
+        help="measuring time in seconds for each contestant and number of tokens (default: "
         "%(default)s)",
-    },
-    "--quick": {
-        "action": "store_true",
-        "help": "decide within about a minute: 512 tokens, 10 rounds, 25 seconds for all "
+    ),
+    "--quick": dict(
+        action="store_true",
+        help="decide within about a minute: 512 tokens, 10 rounds, 25 seconds for all "
         "contestants, in place of --contexts, --prefill, --rounds and --seconds",
-    },
-    "-o --output": {"type": Path, "help": "write the report to this file, as JSON"},
-    "--html": {"type": Path, "help": "write an HTML page with plots to this file"},
+    ),
+    "-o --output": dict(type=Path, help="write the report to this file, as JSON"),
+    "--html": dict(type=Path, help="write an HTML page with plots to this file"),
 }
 
 
 def add_arguments(timing: argparse.ArgumentParser) -> None:
-    """Add the arguments of `posenc bench`."""
     add_options(timing, OPTIONS)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command. Returns the exit status 0."""
     contexts = _numbers("contexts", options.contexts)
     prompts = None if options.prefill is None else _numbers("prefill", options.prefill)
     # Checked before the measurement, which takes minutes.

@@ -22,7 +22,6 @@ NEW = "/new"
 
 
 def add_arguments(chatting: argparse.ArgumentParser) -> None:
-    """Add the arguments of `posenc chat`."""
     add_folder(chatting, "a decoder's artefact with a chat template")
     chatting.add_argument("--system", help="text of the system message")
     chatting.add_argument(

@@ -9,7 +9,6 @@ from posenc_export.commands.terminal import FAILED_CHECK, refuse, show, summary
 
 
 def add_arguments(compiling: argparse.ArgumentParser) -> None:
-    """Add the arguments of `posenc compile`."""
     add_folder(compiling, "an artefact of target pt2")
     compiling.add_argument(
         "-o", "--output", type=Path, help="folder of the compiled artefact (default: FOLDER-native)"

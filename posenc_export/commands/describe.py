@@ -13,7 +13,6 @@ SIZES = {name: default for name, default in BLOCK.items() if name != "seed"}
 
 
 def add_arguments(describing: argparse.ArgumentParser) -> None:
-    """Add the arguments of `posenc describe`."""
     describing.add_argument(
         "model",
         help="a folder with a checkpoint (only config.json is read), the folder of an artefact, a "
@@ -24,7 +23,6 @@ def add_arguments(describing: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command. Returns the exit status 0."""
     from posenc_export.runtime.artefact.description import lines
 
     names = (*SIZES, "part")

@@ -15,7 +15,6 @@ ARRAY = ".npy"
 
 
 def add_arguments(embedding: argparse.ArgumentParser) -> None:
-    """Add the arguments of `posenc embed`."""
     add_folder(embedding, "an artefact with output sentence_embedding")
     embedding.add_argument(
         "file", help="text with one text per line, in UTF-8; - for standard input"
@@ -39,7 +38,6 @@ def add_arguments(embedding: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command. Returns the exit status 0."""
     from posenc_export.runtime import load
 
     texts = _lines(options.file)

@@ -22,121 +22,119 @@ from posenc_export.shared.suggestion import check_name, download, suggestion
 FILES = (".safetensors", ".pt", ".pth", ".bin")
 TARGETS = tuple(name for name in GRAPHS if name != "aotinductor")  # which `posenc compile` writes
 OPTIONS: Table = {
-    "model": {
-        "help": "a preset, a folder with a checkpoint, a GGUF file, the word block, or "
-        "package.module:name of a model or of a function that returns one",
-    },
-    "--target": {
-        "action": "append",
-        "required": True,
-        "help": "see posenc list targets; may be given several times, for one subfolder per target",
-    },
-    "-o --output": {"type": Path, "required": True, "help": "folder of the artefact"},
-    "--signature": {
-        "default": "positions",
-        "help": "positions: the graph takes position_ids; mask: it takes attention_mask and "
+    "model": dict(
+        help="a preset, a folder with a checkpoint, a GGUF file, the word block, or "
+        "package.module:name of a model or of a function that returns one"
+    ),
+    "--target": dict(
+        action="append",
+        required=True,
+        help="see posenc list targets; may be given several times, for one subfolder per target",
+    ),
+    "-o --output": dict(type=Path, required=True, help="folder of the artefact"),
+    "--signature": dict(
+        default="positions",
+        help="positions: the graph takes position_ids; mask: it takes attention_mask and "
         "computes positions from it (default: positions)",
-    },
-    "--dtype": {
-        "help": "of weights, activations and caches: float32, float16, or bfloat16 for ort-cuda "
-        "(default: float32; float16 for ort-cuda)",
-    },
-    "--weights": {
-        "action": "append",
-        "default": [],
-        "metavar": "FORMAT|FILE",
-        "help": "int8, int8-32, int4 or int4-128: format of linear layers and token table in few "
+    ),
+    "--dtype": dict(
+        help="of weights, activations and caches: float32, float16, or bfloat16 for ort-cuda "
+        "(default: float32; float16 for ort-cuda)"
+    ),
+    "--weights": dict(
+        action="append",
+        default=[],
+        metavar="FORMAT|FILE",
+        help="int8, int8-32, int4 or int4-128: format of linear layers and token table in few "
         "bits; keep: the blocks of a GGUF file, on target ort. For a block also a file, with or "
         "without a format, see below; ./int8 is a path",
-    },
-    "--cache": {
-        "metavar": "FORMAT",
-        "help": "int8: format of cached keys and values, on target ort; needs --calibrate "
+    ),
+    "--cache": dict(
+        metavar="FORMAT",
+        help="int8: format of cached keys and values, on target ort; needs --calibrate "
         "(default: --dtype)",
-    },
-    "--calibrate": {
-        "type": Path,
-        "metavar": "FILE",
-        "help": "calibration data for weights of 4 bits or int8, and --cache int8: a text; for a "
+    ),
+    "--calibrate": dict(
+        type=Path,
+        metavar="FILE",
+        help="calibration data for weights of 4 bits or int8, and --cache int8: a text; for a "
         "block .npy with hidden states, float32 [tokens,width]",
-    },
-    "--tolerance": {
-        "type": float,
-        "metavar": "E",
-        "help": "largest error, of the float32 form if activations are rounded, against the "
+    ),
+    "--tolerance": dict(
+        type=float,
+        metavar="E",
+        help="largest error, of the float32 form if activations are rounded, against the "
         "module with the same weights, above 0 and below 1 (default: that of float32)",
-    },
-    "--text": {
-        "type": Path,
-        "metavar": "FILE",
-        "help": "text to measure the loss of few bits on (default: part of --calibrate FILE that "
+    ),
+    "--text": dict(
+        type=Path,
+        metavar="FILE",
+        help="text to measure the loss of few bits on (default: part of --calibrate FILE that "
         "weights are not rounded with, or a text of the package)",
-    },
-    "--max-loss": {
-        "type": float,
-        "default": 1.10,
-        "metavar": "X",
-        "help": "largest perplexity on that text, relative to float32 (default: 1.10); an "
+    ),
+    "--max-loss": dict(
+        type=float,
+        default=1.10,
+        metavar="X",
+        help="largest perplexity on that text, relative to float32 (default: 1.10); an "
         "artefact that loses more is refused",
-    },
-    "--size": {
-        "type": float,
-        "metavar": "MB",
-        "help": "most megabytes (10^6 bytes) of graph and weights: 4 or 8 bits for each weight, "
+    ),
+    "--size": dict(
+        type=float,
+        metavar="MB",
+        help="most megabytes (10^6 bytes) of graph and weights: 4 or 8 bits for each weight, "
         "where they lose least on the calibration data; on target ort",
-    },
-    "--verify": {
-        "choices": ("whole", "quick"),
-        "default": "whole",
-        "help": "whole: every cell of the parity grid; quick: one scenario for each kind of call "
+    ),
+    "--verify": dict(
+        choices=("whole", "quick"),
+        default="whole",
+        help="whole: every cell of the parity grid; quick: one scenario for each kind of call "
         "(default: whole)",
-    },
-    "--all-or-none": {
-        "action": "store_true",
-        "help": "with several targets, publish none if one fails (default: publish those that "
-        "pass)",
-    },
-    "--no-verify": {"action": "store_true", "help": "write without a certificate"},
+    ),
+    "--all-or-none": dict(
+        action="store_true",
+        help="with several targets, publish none if one fails (default: publish those that pass)",
+    ),
+    "--no-verify": dict(action="store_true", help="write without a certificate"),
 }
 OF_BLOCK: Table = {
-    "--prefix": {
-        "metavar": "NAME",
-        "help": "beginning of the names of one attention in --weights, such as "
+    "--prefix": dict(
+        metavar="NAME",
+        help="beginning of the names of one attention in --weights, such as "
         "model.layers.0.self_attn.",
-    },
-    "--layout": {
-        "choices": ("half", "interleaved"),
-        "help": "order of the rotary pairs in --weights (default: that of the encoding)",
-    },
+    ),
+    "--layout": dict(
+        choices=("half", "interleaved"),
+        help="order of the rotary pairs in --weights (default: that of the encoding)",
+    ),
 }
 WEIGHTS = (
     "--weights FILE.safetensors or FILE.pt (a state_dict) has q, k, v, o or qkv, o, or the "
     "names of common models, which determine the sizes"
 )
 OF_CHECKPOINT: Table = {
-    "--layer": {"type": int, "help": "export only the attention of this layer, as a block"},
-    "--part": {"choices": ("encoder", "decoder", "embeddings"), "help": PART},
-    "--longer": {
-        "choices": ("copied", "interpolated", "hierarchical"),
-        "help": "how to extend trained positions to --max-positions N: copy rows, interpolate "
+    "--layer": dict(type=int, help="export only the attention of this layer, as a block"),
+    "--part": dict(choices=("encoder", "decoder", "embeddings"), help=PART),
+    "--longer": dict(
+        choices=("copied", "interpolated", "hierarchical"),
+        help="how to extend trained positions to --max-positions N: copy rows, interpolate "
         "rows, or use them as rows of the encoding hierarchical",
-    },
-    "--lengths": {
-        "choices": ("long", "short", "by_position"),
-        "help": "factors of LongRoPE in a decoder (default: long for all positions if the range "
+    ),
+    "--lengths": dict(
+        choices=("long", "short", "by_position"),
+        help="factors of LongRoPE in a decoder (default: long for all positions if the range "
         "is longer than the trained length, otherwise short)",
-    },
-    "--no-head": {
-        "action": "store_false",
-        "dest": "head",
-        "default": None,
-        "help": "export an encoder with a task head for its hidden states only",
-    },
+    ),
+    "--no-head": dict(
+        action="store_false",
+        dest="head",
+        default=None,
+        help="export an encoder with a task head for its hidden states only",
+    ),
 }
 
 
 def add_arguments(exporting: argparse.ArgumentParser) -> None:
-    """Add the arguments of `posenc export`."""
     add_options(exporting, OPTIONS)
     block = exporting.add_argument_group("options of a block", WEIGHTS)
     add_block(block)

@@ -22,46 +22,43 @@ from posenc_export.commands.options import (
 from posenc_export.commands.terminal import note_unverified, print_text
 
 OPTIONS: Table = {
-    "--prompt": {
-        "action": "append",
-        "help": "text to continue; with --encoder, text for the encoder",
-    },
-    "--encoder": {
-        "type": Path,
-        "help": "folder of the encoder's artefact, for a decoder that reads one",
-    },
-    "--features": {
-        "type": Path,
-        "metavar": "FILE",
-        "help": "in place of --prompt, features for the encoder, such as the spectrogram of "
+    "--prompt": dict(
+        action="append", help="text to continue; with --encoder, text for the encoder"
+    ),
+    "--encoder": dict(
+        type=Path, help="folder of the encoder's artefact, for a decoder that reads one"
+    ),
+    "--features": dict(
+        type=Path,
+        metavar="FILE",
+        help="in place of --prompt, features for the encoder, such as the spectrogram of "
         "Whisper: .npy with float32 [channels,frames] or [1,channels,frames]",
-    },
-    "--language": {
-        "help": "language of the speech for Whisper, such as en (default: that of the "
-        "checkpoint, or the one that the model detects)",
-    },
-    "--task": {"help": "transcribe or translate, for Whisper (default: that of the checkpoint)"},
-    "--max-tokens": {
-        "type": int,
-        "default": 64,
-        "help": "largest number of tokens to add; fewer if the text ends earlier (default: 64)",
-    },
-    "--chat": {
-        "action": "store_true",
-        "help": "answer the prompt as a message, by the chat template of the model; several "
+    ),
+    "--language": dict(
+        help="language of the speech for Whisper, such as en (default: that of the "
+        "checkpoint, or the one that the model detects)"
+    ),
+    "--task": dict(help="transcribe or translate, for Whisper (default: that of the checkpoint)"),
+    "--max-tokens": dict(
+        type=int,
+        default=64,
+        help="largest number of tokens to add; fewer if the text ends earlier (default: 64)",
+    ),
+    "--chat": dict(
+        action="store_true",
+        help="answer the prompt as a message, by the chat template of the model; several "
         "--prompt are several turns",
-    },
-    "--system": {"help": "text of the system message, with --chat"},
-    "--cache": {
-        "type": Path,
-        "metavar": "FILE",
-        "help": "keep what was read in FILE, so that a text that begins alike is not read again",
-    },
+    ),
+    "--system": dict(help="text of the system message, with --chat"),
+    "--cache": dict(
+        type=Path,
+        metavar="FILE",
+        help="keep what was read in FILE, so that a text that begins alike is not read again",
+    ),
 }
 
 
 def add_arguments(generating: argparse.ArgumentParser) -> None:
-    """Add the arguments of `posenc generate`."""
     add_folder(generating, "a decoder's artefact")
     add_options(generating, OPTIONS)
     add_sampling(generating)
@@ -70,7 +67,6 @@ def add_arguments(generating: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command. Returns the exit status 0."""
     from posenc_export.runtime import load
 
     if options.max_tokens < 1:

@@ -16,7 +16,6 @@ Line = Tuple[str, str]
 
 
 def add_arguments(inspecting: argparse.ArgumentParser) -> None:
-    """Add the arguments of `posenc inspect`."""
     add_folder(inspecting)
     runtimes = (
         "python, node, web or c (ONNX Runtime), libtorch (C++), openvino, tract, reference "
@@ -28,7 +27,6 @@ def add_arguments(inspecting: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command. Returns the exit status 0."""
     from posenc_export.runtime.artefact import description
     from posenc_export.runtime.artefact import manifest as manifests
 

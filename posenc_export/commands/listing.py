@@ -16,7 +16,6 @@ MEASURED = "properties"
 
 
 def add_arguments(listing: argparse.ArgumentParser) -> None:
-    """Add the arguments of `posenc list`."""
     what = (
         f"one of {', '.join(GROUPS)} (default: all of them), {MEASURED} of encodings, or the "
         "name of an encoding, for its formula and parameters"

@@ -11,22 +11,22 @@ from posenc_export.shared.preset_folders import NAMES
 # By the names of an option with spaces between, the keyword arguments of add_argument.
 Table = Dict[str, Dict[str, Any]]
 SAMPLING: Table = {
-    "--temperature": {
-        "type": float,
-        "default": 0.0,
-        "help": "divisor of the logits before the softmax; 0 for the likeliest token (default: 0)",
-    },
-    "--top-k": {
-        "type": int,
-        "default": 0,
-        "help": "sample from this many of the likeliest tokens; 0 for all (default: 0)",
-    },
-    "--top-p": {
-        "type": float,
-        "default": 1.0,
-        "help": "sample from the likeliest tokens with this total probability (default: 1)",
-    },
-    "--seed": {"type": int, "default": 0, "help": "seed of the sampling (default: 0)"},
+    "--temperature": dict(
+        type=float,
+        default=0.0,
+        help="divisor of the logits before the softmax; 0 for the likeliest token (default: 0)",
+    ),
+    "--top-k": dict(
+        type=int,
+        default=0,
+        help="sample from this many of the likeliest tokens; 0 for all (default: 0)",
+    ),
+    "--top-p": dict(
+        type=float,
+        default=1.0,
+        help="sample from the likeliest tokens with this total probability (default: 1)",
+    ),
+    "--seed": dict(type=int, default=0, help="seed of the sampling (default: 0)"),
 }
 PART = (
     "encoder or decoder of a model that has both (T5, Whisper); embeddings: tokens, positions, "

@@ -8,7 +8,6 @@ from posenc_export.commands.options import add_folder
 
 
 def add_arguments(paging: argparse.ArgumentParser) -> None:
-    """Add the arguments of `posenc page`."""
     add_folder(
         paging, "the artefact of a decoder with a tokenizer or byte by byte, target ort or onnx"
     )
@@ -27,7 +26,6 @@ def add_arguments(paging: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command. Returns the exit status 0."""
     from posenc_export.page import write
 
     options.say(f"{options.folder}: writing a page")

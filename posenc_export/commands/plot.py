@@ -12,7 +12,6 @@ MADE_BY = "posenc plot"  # in the metadata of every picture, by which an earlier
 
 
 def add_arguments(plotting: argparse.ArgumentParser) -> None:
-    """Add the arguments of `posenc plot`."""
     plotting.add_argument(
         "encoding",
         help="NAME or NAME:PARAMETER=VALUE,... of an encoding; or the folder of an artefact or a "
@@ -45,7 +44,6 @@ def add_arguments(plotting: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command. Returns the exit status 0."""
     from posenc_export.runtime.artefact.places import Form, check_file, write_file
 
     form = Form("plot", MADE_BY.encode())

@@ -20,86 +20,76 @@ from posenc_export.commands.terminal import FAILED_CHECK, note_unverified
 
 KEY = "POSENC_API_KEY"
 OPTIONS: Table = {
-    "--host": {
-        "default": "127.0.0.1",
-        "help": "address to listen on; 0.0.0.0 for all addresses (default: 127.0.0.1)",
-    },
-    "--port": {
-        "type": int,
-        "default": 8000,
-        "help": "port to listen on; 0 for any free port (default: 8000)",
-    },
-    "--name": {
-        "help": "name of the model in requests (default: name of the checkpoint, or else of the "
-        "folder)",
-    },
-    "--rows": {
-        "type": int,
-        "default": 16,
-        "help": "requests that are decoded together (default: 16)",
-    },
-    "--queue": {
-        "type": int,
-        "default": 64,
-        "help": "requests that wait for a row; further requests are answered with 429 (default: "
-        "64)",
-    },
-    "--context": {
-        "type": int,
-        "help": "largest number of tokens of prompt and continuation (default: the range of "
+    "--host": dict(
+        default="127.0.0.1",
+        help="address to listen on; 0.0.0.0 for all addresses (default: 127.0.0.1)",
+    ),
+    "--port": dict(
+        type=int, default=8000, help="port to listen on; 0 for any free port (default: 8000)"
+    ),
+    "--name": dict(
+        help="name of the model in requests (default: name of the checkpoint, or else of the "
+        "folder)"
+    ),
+    "--rows": dict(type=int, default=16, help="requests that are decoded together (default: 16)"),
+    "--queue": dict(
+        type=int,
+        default=64,
+        help="requests that wait for a row; further requests are answered with 429 (default: 64)",
+    ),
+    "--context": dict(
+        type=int,
+        help="largest number of tokens of prompt and continuation (default: the range of "
         "positions)",
-    },
-    "--max-prompt": {
-        "type": int,
-        "help": "largest number of tokens of a prompt (default: context - 1)",
-    },
-    "--max-tokens": {
-        "type": int,
-        "help": "largest number of tokens of a continuation (default: context - 1)",
-    },
-    "--chunk": {
-        "type": int,
-        "default": 256,
-        "help": "most tokens of prompts that are read between two decode steps (default: 256)",
-    },
-    "--prefix-memory": {
-        "type": int,
-        "default": 256,
-        "metavar": "MB",
-        "help": "memory in MB for the caches of prompts, which requests that begin alike share; "
+    ),
+    "--max-prompt": dict(
+        type=int, help="largest number of tokens of a prompt (default: context - 1)"
+    ),
+    "--max-tokens": dict(
+        type=int, help="largest number of tokens of a continuation (default: context - 1)"
+    ),
+    "--chunk": dict(
+        type=int,
+        default=256,
+        help="most tokens of prompts that are read between two decode steps (default: 256)",
+    ),
+    "--prefix-memory": dict(
+        type=int,
+        default=256,
+        metavar="MB",
+        help="memory in MB for the caches of prompts, which requests that begin alike share; "
         "0 for none (default: 256)",
-    },
-    "--speculate": {
-        "choices": ["lookup"],
-        "help": "read tokens that are looked up in the text so far in one pass where that is "
+    ),
+    "--speculate": dict(
+        choices=["lookup"],
+        help="read tokens that are looked up in the text so far in one pass where that is "
         "faster, with the same result (default: one token per pass)",
-    },
-    "--grace": {
-        "type": int,
-        "default": 30,
-        "help": "seconds that running requests have to finish after SIGTERM (default: 30)",
-    },
-    "--timeout": {
-        "type": int,
-        "default": 600,
-        "help": "seconds from the arrival of a request to the end of its response (default: 600)",
-    },
-    "--connections": {
-        "type": int,
-        "help": "connections at a time; further ones get status 503 (default: as the limit of "
+    ),
+    "--grace": dict(
+        type=int,
+        default=30,
+        help="seconds that running requests have to finish after SIGTERM (default: 30)",
+    ),
+    "--timeout": dict(
+        type=int,
+        default=600,
+        help="seconds from the arrival of a request to the end of its response (default: 600)",
+    ),
+    "--connections": dict(
+        type=int,
+        help="connections at a time; further ones get status 503 (default: as the limit of "
         "open files allows, at most 512)",
-    },
-    "--allow-origin": {
-        "action": "append",
-        "default": [],
-        "metavar": "ORIGIN",
-        "help": "scheme://host:port of web pages that may send requests; may be repeated",
-    },
+    ),
+    "--allow-origin": dict(
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="scheme://host:port of web pages that may send requests; may be repeated",
+    ),
 }
 
 
 def add_arguments(serving: argparse.ArgumentParser) -> None:
-    """Add the arguments of `posenc serve`."""
     add_folder(
         serving,
         "an artefact of a decoder, target ort or onnx-static with signature positions, or of "

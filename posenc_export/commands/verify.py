@@ -18,27 +18,26 @@ from posenc_export.runtime.artefact.certificate import (
 
 SHOWN = 10  # cells that are printed
 OPTIONS: Table = {
-    "--quick": {
-        "action": "store_true",
-        "help": "run one scenario for each kind of call instead of every cell of the grid",
-    },
-    "--all": {"action": "store_true", "help": f"print every cell (default: the {SHOWN} worst)"},
-    "--no-record": {
-        "action": "store_true",
-        "help": "do not write the certificate to the manifest, for folders that cannot be written",
-    },
-    "--tolerance": {
-        "type": float,
-        "metavar": "E",
-        "help": "largest error that passes, above 0 and below 1; of the float32 form of an "
+    "--quick": dict(
+        action="store_true",
+        help="run one scenario for each kind of call instead of every cell of the grid",
+    ),
+    "--all": dict(action="store_true", help=f"print every cell (default: the {SHOWN} worst)"),
+    "--no-record": dict(
+        action="store_true",
+        help="do not write the certificate to the manifest, for folders that cannot be written",
+    ),
+    "--tolerance": dict(
+        type=float,
+        metavar="E",
+        help="largest error that passes, above 0 and below 1; of the float32 form of an "
         "artefact that rounds activations and runs on the CPU (default: the tolerance of the "
         "export)",
-    },
+    ),
 }
 
 
 def add_arguments(verifying: argparse.ArgumentParser) -> None:
-    """Add the arguments of `posenc verify`."""
     add_folder(verifying)
     add_provider(verifying)
     add_options(verifying, OPTIONS)
