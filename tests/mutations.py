@@ -75,8 +75,8 @@ GPTQ = "tests/export/quantization/test_calibration.py"
 ENCODINGS = (
     (
         "encodings/rope_proportional.py",
-        "size, dtype) / factor",
-        "size, dtype)",
+        "size, numerics) / factor",
+        "size, numerics)",
         _oracle("rotate", "rope_proportional-factor"),
     ),
     (
@@ -111,8 +111,8 @@ ENCODINGS = (
     ),
     (
         "encodings/rope_yarn.py",
-        ') ** 2 if temperature == "scores" else 1.0',
-        ') if temperature == "scores" else 1.0',
+        "stretched(factor, mscale_all_dim) ** 2",
+        "stretched(factor, mscale_all_dim)",
         "tests/encodings/test_oracles.py -k yarn_scales_scores",
     ),
     (
@@ -140,9 +140,9 @@ ENCODINGS = (
         f"'{CORRECT}[fox]'",
     ),
     (
-        "encodings/deberta.py",
-        "// (geometry.heads // (geometry.kv_heads or geometry.heads)),",
-        "% (geometry.heads // (geometry.kv_heads or geometry.heads)),",
+        "encodings/shared/base.py",
+        "torch.arange(self.heads) // (",
+        "torch.arange(self.heads) % (",
         _parity("deberta", "torchscript"),
     ),
 )

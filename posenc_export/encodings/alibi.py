@@ -51,9 +51,8 @@ class ALiBi(PositionEncoding):
             bias = of_keys.permute(0, 2, 1).unsqueeze(2) - of_queries.permute(0, 2, 1).unsqueeze(3)
         else:
             bias = ops.distances(q_positions, k_positions) * self.slopes.rows.view(-1, 1, 1)
-        return (
-            bias if self.causal else -bias.abs()
-        )  # a causal mask hides later keys, and for earlier keys the bias is below 0
+        # A causal mask hides later keys, and for earlier keys the bias is below 0.
+        return bias if self.causal else -bias.abs()
 
     def __init__(
         self,
@@ -70,20 +69,14 @@ class ALiBi(PositionEncoding):
                 f"alibi: expected heads within 0 .. {geometry.heads}, the heads of the "
                 f"attention, got {heads}; set heads=0 for all"
             )
-        self.max_bias, self.heads, self.causal = (
-            float(max_bias),
-            heads or geometry.heads,
-            geometry.causal,
-        )
+        self.max_bias, self.heads = float(max_bias), heads or geometry.heads
+        self.causal, self.rounded = geometry.causal, numerics == "bfloat16"
         self.scale = float(scale) / (math.sqrt(geometry.head_size) if added == "before" else 1.0)
         slopes = np.zeros(geometry.heads)
         slopes[: self.heads] = _slopes(self.heads, self.max_bias)
-        self.rounded = numerics == "bfloat16"
         self.slopes = Table(self.scale * slopes)
-        products = (
-            torch.arange(geometry.max_positions if self.rounded else 1).bfloat16()[:, None]
-            * torch.from_numpy(slopes).float().bfloat16()
-        )
+        positions = torch.arange(geometry.max_positions if self.rounded else 1)[:, None].bfloat16()
+        products = positions * torch.from_numpy(slopes).float().bfloat16()
         self.products = Table(products.double().numpy() * self.scale)
 
 
@@ -92,9 +85,8 @@ def _slopes(count: int, max_bias: float) -> np.ndarray:
     that power.
     """
     below = 2 ** int(math.log2(count))
-    exponents = np.concatenate(
-        (np.arange(1, below + 1) / below, np.arange(1, 2 * below, 2) / (2 * below))
-    )
+    further = np.arange(1, 2 * below, 2) / (2 * below)
+    exponents = np.concatenate((np.arange(1, below + 1) / below, further))
     return 2.0 ** (-max_bias * exponents[:count])  # type: ignore[no-any-return]
 
 
@@ -111,9 +103,8 @@ class ALiBiOracle(Oracle, of=ALiBi):
             return 0.0
         if e.rounded:
             slope = _rounded(self.slope(head))
-            return -abs(
-                _rounded(slope * _rounded(key)) - _rounded(slope * _rounded(query))
-            ) * float(e.scale)
+            of_key, of_query = (_rounded(slope * _rounded(p)) for p in (key, query))
+            return -abs(of_key - of_query) * float(e.scale)
         return -self.slope(head) * float(e.scale) * abs(query - key)
 
     def slope(self, head: int) -> float:

@@ -21,9 +21,8 @@ class Binary(PositionEncoding):
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
-        bits = torch.remainder(
-            torch.div(positions.clamp(min=0).unsqueeze(2), self.powers, rounding_mode="floor"), 2
-        )
+        places = positions.clamp(min=0).unsqueeze(2)
+        bits = torch.remainder(torch.div(places, self.powers, rounding_mode="floor"), 2)
         return x + bits.to(x.dtype)
 
     def __init__(self, geometry: Geometry) -> None:
@@ -36,9 +35,8 @@ class Binary(PositionEncoding):
                 f"{geometry.max_positions}; choose a larger width"
             )
         self.powers: Tensor
-        powers = 2 ** torch.arange(geometry.width - 1, -1, -1).clamp(
-            max=used
-        )  # entries in front are bits that no position has
+        # Clamped: entries in front are bits that no position has.
+        powers = 2 ** torch.arange(geometry.width - 1, -1, -1).clamp(max=used)
         self.register_buffer("powers", powers, persistent=False)
 
     def oracle(self) -> Oracle:

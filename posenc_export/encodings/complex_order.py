@@ -48,14 +48,12 @@ class ComplexOrder(PositionEncoding):
         amplitude, frequency, phase = x.split(self.parts, dim=-1)
         if self.frequency is not None:
             frequency = self.frequency()
-        angle = ops.reduced_angle(
-            positions.unsqueeze(2).to(torch.float64) * frequency.to(torch.float64)
-        )
+        places = positions.unsqueeze(2).to(torch.float64)
+        angle = ops.reduced_angle(places * frequency.to(torch.float64))  # [B,S,E/2]
         if self.parts[2] > 0:
             angle = angle + phase.to(torch.float32)
-        return torch.cat(
-            (amplitude * angle.cos().to(x.dtype), amplitude * angle.sin().to(x.dtype)), dim=-1
-        )
+        real, imaginary = amplitude * angle.cos().to(x.dtype), amplitude * angle.sin().to(x.dtype)
+        return torch.cat((real, imaginary), dim=-1)
 
     def __init__(
         self,
@@ -71,13 +69,9 @@ class ComplexOrder(PositionEncoding):
             )
         self.pairs, self.base = geometry.width // 2, float(base)
         columns = {"own": self.pairs, "words": 0, "dimensions": 1}[frequencies]
-        self.parts = [
-            self.pairs,
-            columns,
-            self.pairs if phases == "own" else 0,
-        ]  # columns of amplitudes, frequencies and phases in the token table
-        start = self.base ** (-torch.arange(self.pairs, dtype=torch.float64) / self.pairs)
-        self.frequency = Exact(start) if frequencies == "words" else None
+        # Columns of amplitudes, frequencies and phases in the token table.
+        self.parts = [self.pairs, columns, self.pairs if phases == "own" else 0]
+        self.frequency = Exact(self._initial(self.pairs)) if frequencies == "words" else None
 
     def token_width(self, width: int) -> int:
         return sum(self.parts)
@@ -87,13 +81,13 @@ class ComplexOrder(PositionEncoding):
         amplitudes, frequencies, phases = table.split(self.parts, dim=1)
         torch.nn.init.normal_(amplitudes, std=1.0)
         if frequencies.size(1):
-            start = self.base ** (
-                -torch.arange(frequencies.size(1), dtype=torch.float64) / self.pairs
-            )
-            frequencies[:] = (
-                start * (1 + 0.1 * torch.randn(frequencies.shape, dtype=torch.float64))
-            ).to(table.dtype)
+            spread = 1 + 0.1 * torch.randn(frequencies.shape, dtype=torch.float64)
+            frequencies[:] = (self._initial(frequencies.size(1)) * spread).to(table.dtype)
         phases.uniform_(-math.pi, math.pi)
+
+    def _initial(self, count: int) -> Tensor:
+        """The first initial frequencies [count], float64."""
+        return self.base ** (-torch.arange(count, dtype=torch.float64) / self.pairs)
 
 
 class ComplexOrderOracle(Oracle, of=ComplexOrder):
@@ -102,8 +96,7 @@ class ComplexOrderOracle(Oracle, of=ComplexOrder):
         shared = self.weights.get("frequency.value", frequencies)
         waves = []
         for k, amplitude in enumerate(amplitudes):
-            angle = position * shared[k if len(shared) > 1 else 0] + (
-                phases[k] if len(phases) else 0.0
-            )
+            angle = position * shared[k if len(shared) > 1 else 0]
+            angle += phases[k] if len(phases) else 0.0
             waves.append(amplitude * cmath.exp(1j * angle))
         return np.array([wave.real for wave in waves] + [wave.imag for wave in waves])

@@ -41,10 +41,9 @@ class ConditionalConv(PositionEncoding):
         wide = order.unsqueeze(2).expand(-1, -1, self.width)
         tokens = torch.cat((states[0], torch.zeros_like(x).scatter(1, wide, x)), dim=1)
         y = self.convolution(tokens.transpose(1, 2)).transpose(1, 2)
-        last = count + torch.arange(self.kernel - 1, device=x.device)
-        return x + y.gather(1, wide), [
-            tokens.gather(1, last.unsqueeze(2).expand(-1, -1, self.width))
-        ]
+        last = count + torch.arange(self.kernel - 1, device=x.device)  # [B,kernel-1]
+        out = x + y.gather(1, wide)
+        return out, [tokens.gather(1, last.unsqueeze(2).expand(-1, -1, self.width))]
 
     def edges(self) -> List[Edge]:
         return [Edge(f"filter of {self.kernel} tokens", self.kernel)]
@@ -52,9 +51,8 @@ class ConditionalConv(PositionEncoding):
     def __init__(self, geometry: Geometry, kernel: int = 4) -> None:
         super().__init__()
         self.width, self.kernel = geometry.width, kernel
-        self.convolution = torch.nn.Conv1d(
-            geometry.width, geometry.width, kernel, groups=geometry.width
-        )
+        width = geometry.width
+        self.convolution = torch.nn.Conv1d(width, width, kernel, groups=width)
 
     def embed_states(self) -> List[StateSpec]:
         return [StateSpec("tail", (self.kernel - 1, self.width))]

@@ -40,15 +40,12 @@ class ConditionalConv2D(PositionEncoding):
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], positions [B,S] int64 (-1 padding) to [B,S,E]."""
         cells = self.rows * self.columns
-        cell = (
-            torch.where(positions.lt(0), cells, positions).unsqueeze(2).expand(-1, -1, x.size(2))
-        )  # padding goes to an extra cell after the grid
-        image = torch.zeros(
-            [x.size(0), cells + 1, x.size(2)], dtype=x.dtype, device=x.device
-        ).scatter(1, cell, x)
-        y = self.convolution(
-            image[:, :cells].transpose(1, 2).unflatten(2, [self.rows, self.columns])
-        )
+        # Padding goes to an extra cell after the grid.
+        cell = torch.where(positions.lt(0), cells, positions).unsqueeze(2)
+        cell = cell.expand(-1, -1, x.size(2))  # [B,S,E]
+        image = torch.zeros([x.size(0), cells + 1, x.size(2)], dtype=x.dtype, device=x.device)
+        image = image.scatter(1, cell, x)[:, :cells].transpose(1, 2)
+        y = self.convolution(image.unflatten(2, [self.rows, self.columns]))
         return x + y.flatten(2).transpose(1, 2).gather(1, cell.clamp(max=cells - 1))
 
     def __init__(
@@ -61,21 +58,19 @@ class ConditionalConv2D(PositionEncoding):
             raise ValueError(
                 f"conditional_conv_2d: expected an odd kernel, got {kernel}; choose another kernel"
             )
-        self.convolution = torch.nn.Conv2d(
-            geometry.width, geometry.width, kernel, padding=kernel // 2, groups=geometry.width
-        )
+        width = geometry.width
+        self.convolution = torch.nn.Conv2d(width, width, kernel, padding=kernel // 2, groups=width)
 
 
 class ConditionalConv2DOracle(Oracle, of=ConditionalConv2D):
     def embed_rows(self, x: np.ndarray, positions: Sequence[int]) -> np.ndarray:
         columns, reach = self.encoding.columns, self.encoding.kernel // 2
         at = {divmod(p, columns): token for p, token in zip(positions, x, strict=True)}
+        filters = self.weights["convolution.weight"][:, 0]
         out = x + self.weights["convolution.bias"]
         for index, p in enumerate(positions):
             for m, n in itertools.product(range(-reach, reach + 1), repeat=2):
                 place = p // columns + m, p % columns + n
                 if place in at:
-                    out[index] += (
-                        self.weights["convolution.weight"][:, 0, m + reach, n + reach] * at[place]
-                    )
+                    out[index] += filters[:, m + reach, n + reach] * at[place]
         return out

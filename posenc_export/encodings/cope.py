@@ -49,9 +49,8 @@ class CoPE(PositionEncoding):
         """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T] to [B,S,H*D]."""
         by_query = q.to(torch.float32)
         rows = by_query.transpose(1, 2) @ self.table.to(torch.float32)
-        return ops.attend(
-            q, keys, values, mask, ops.rows_at_counts(scale * by_query, keys, mask, rows), scale
-        )
+        content = ops.rows_at_counts(scale * by_query, keys, mask, rows)
+        return ops.attend(q, keys, values, mask, content, scale)
 
     def edges(self) -> List[Edge]:
         return [Edge(f"{self.table.size(1)} counts", self.table.size(1))]
@@ -73,7 +72,6 @@ class CoPEOracle(Oracle, of=CoPE):
             counted += 1 / (1 + math.exp(-plain[j]))
             place = min(counted, float(last))
             below, part = int(place), place - int(place)
-            scores[j] += (1 - part) * float(q @ table[:, below]) + part * float(
-                q @ table[:, min(below + 1, last)]
-            )
+            above = min(below + 1, last)
+            scores[j] += float(q @ ((1 - part) * table[:, below] + part * table[:, above]))
         return np.array(scores)

@@ -75,25 +75,19 @@ class DeBERTa(PositionEncoding):
         """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S],
         key_positions [B,T], states [products with Qr [B,H,T,2 span]] or [] to [B,S,H*D].
         """
-        behind = (-ops.distances(positions, key_positions)).clamp(
-            -self.reach, self.reach
-        ) + self.reach
-        index = torch.nn.functional.embedding(
-            behind.to(torch.int64), self.of_distance.unsqueeze(1)
-        ).squeeze(4)
+        behind = (-ops.distances(positions, key_positions)).clamp(-self.reach, self.reach)
+        place = (behind + self.reach).to(torch.int64)
+        index = torch.nn.functional.embedding(place, self.of_distance.unsqueeze(1)).squeeze(4)
         content: Optional[Tensor] = None
         if self.of_keys is not None:
-            content = ops.pick(
-                q.to(torch.float32).transpose(1, 2)
-                @ self.projected(self.of_keys.weight, self.of_keys.bias),
-                index,
-            )
+            by_query = q.to(torch.float32).transpose(1, 2)  # [B,H,S,D]
+            rows = by_query @ self.projected(self.of_keys.weight, self.of_keys.bias)
+            content = ops.pick(rows, index)
         if self.of_queries is not None:
             of_keys = ops.pick(states[0], index.transpose(2, 3)).transpose(2, 3)
             content = of_keys if content is None else content + of_keys
-        return ops.attend(
-            q, keys, values, mask, None if content is None else scale * content, scale
-        )
+        content = None if content is None else scale * content
+        return ops.attend(q, keys, values, mask, content, scale)
 
     def edges(self) -> List[Edge]:
         one_side = self.of_distance[self.reach :]
@@ -114,44 +108,22 @@ class DeBERTa(PositionEncoding):
                 "deberta: expected span of at least 2, in v2 even and below max_relative, "
                 f"got span={span}, max_relative={max_relative}"
             )
-        self.version, self.span, self.max_relative, self.count = (
-            version,
-            span,
-            max_relative,
-            TERMS[terms],
-        )
-        self.reach = span if version == "v1" else max_relative
+        self.version, self.span, self.max_relative = version, span, max_relative
+        self.count, self.reach = TERMS[terms], span if version == "v1" else max_relative
+        self.heads, self.head_size = geometry.heads, geometry.head_size
+        self.causal, width = geometry.causal, geometry.width
         self.of_head: Tensor
         self.of_distance: Tensor
-        self.register_buffer(
-            "of_head",
-            torch.arange(geometry.heads)
-            // (geometry.heads // (geometry.kv_heads or geometry.heads)),
-            persistent=False,
-        )
-        distances = np.arange(-self.reach, self.reach + 1)
-        deltas = distances if version == "v1" else _log_buckets(distances, span, max_relative)
-        self.register_buffer(
-            "of_distance",
-            torch.from_numpy(np.clip(deltas + span, 0, 2 * span - 1)),
-            persistent=False,
-        )
-        self.heads, self.head_size, self.causal = (
-            geometry.heads,
-            geometry.head_size,
-            geometry.causal,
-        )
-        self.table = torch.nn.Parameter(torch.randn(2 * span, geometry.width))
-        self.of_keys = (
-            None
-            if terms == "p2c"
-            else torch.nn.Linear(geometry.width, geometry.heads * geometry.head_size)
-        )
-        self.of_queries = (
-            None
-            if terms == "c2p"
-            else torch.nn.Linear(geometry.width, geometry.heads * geometry.head_size)
-        )
+        self.register_buffer("of_head", geometry.key_head(), persistent=False)
+        deltas = np.arange(-self.reach, self.reach + 1)
+        if version == "v2":
+            deltas = _log_buckets(deltas, span, max_relative)
+        rows = torch.from_numpy(np.clip(deltas + span, 0, 2 * span - 1))
+        self.register_buffer("of_distance", rows, persistent=False)
+        self.table = torch.nn.Parameter(torch.randn(2 * span, width))
+        size = self.heads * self.head_size
+        self.of_keys = None if terms == "p2c" else torch.nn.Linear(width, size)
+        self.of_queries = None if terms == "c2p" else torch.nn.Linear(width, size)
 
     def observe(
         self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]
@@ -161,23 +133,19 @@ class DeBERTa(PositionEncoding):
         """
         if self.of_queries is None:
             return states
-        by_key = k.index_select(2, self.of_head).to(torch.float32).transpose(1, 2) @ self.projected(
-            self.of_queries.weight, self.of_queries.bias
-        )
+        by_key = k.index_select(2, self.of_head).to(torch.float32).transpose(1, 2)  # [B,H,S,D]
+        by_key = by_key @ self.projected(self.of_queries.weight, self.of_queries.bias)
         if not self.causal:
             return [by_key]
         # Padding may hold NaN or infinities, which a cache would keep.
-        by_key = torch.where(
-            positions.ge(0).unsqueeze(1).unsqueeze(3), by_key, torch.zeros_like(by_key)
-        )
+        valid = positions.ge(0).unsqueeze(1).unsqueeze(3)
+        by_key = torch.where(valid, by_key, torch.zeros_like(by_key))
         return [ops.append(states[0], by_key.transpose(1, 2), write_index)]
 
     def layer_states(self) -> List[StateSpec]:
-        return (
-            [StateSpec("products", (self.heads, 2 * self.span), grows=True, dtype="float32")]
-            if self.causal and self.of_queries is not None
-            else []
-        )
+        if not self.causal or self.of_queries is None:
+            return []
+        return [StateSpec("products", (self.heads, 2 * self.span), grows=True, dtype="float32")]
 
     def projected(self, weight: Tensor, bias: Tensor) -> Tensor:
         """Project the table: [1,H,D,2 span] float32."""
@@ -194,16 +162,10 @@ def _log_buckets(distances: np.ndarray, span: int, max_relative: int) -> np.ndar
     """Buckets [n] of signed distances [n], with borders from float32 logarithms."""
     middle = span // 2
     far = np.maximum(np.abs(distances), middle).astype(np.float32)
-    steps = (
-        np.log(far / np.float32(middle))
-        / np.log(np.float32((max_relative - 1) / middle))
-        * np.float32(middle - 1)
-    )
-    return np.where(
-        np.abs(distances) <= middle,
-        distances,
-        np.sign(distances) * (np.ceil(steps).astype(np.int64) + middle),
-    )
+    widest = np.log(np.float32((max_relative - 1) / middle))
+    steps = np.log(far / np.float32(middle)) / widest * np.float32(middle - 1)
+    buckets = np.sign(distances) * (np.ceil(steps).astype(np.int64) + middle)
+    return np.where(np.abs(distances) <= middle, distances, buckets)
 
 
 class DeBERTaOracle(Oracle, of=DeBERTa):
@@ -218,25 +180,22 @@ class DeBERTaOracle(Oracle, of=DeBERTa):
         e, table = self.encoding, self.weights["table"]
         if f"{part}.weight" not in self.weights:
             return np.zeros((len(table), e.heads, e.head_size))
-        return (table @ self.weights[f"{part}.weight"].T + self.weights[f"{part}.bias"]).reshape(
-            len(table), e.heads, -1
-        )  # type: ignore[no-any-return]
+        rows = table @ self.weights[f"{part}.weight"].T + self.weights[f"{part}.bias"]
+        return rows.reshape(len(table), e.heads, -1)  # type: ignore[no-any-return]
 
     def score_scale(self, head_size: int) -> float:
         return float((1 + self.encoding.count) * head_size) ** -0.5
 
     def content(self, head: int, q: np.ndarray, k: np.ndarray, query: int, key: int) -> float:
         row = self.row(query - key)
-        return self.score_scale(len(q)) * float(
-            q @ self.keys[row, head] + k @ self.queries[row, head]
-        )
+        terms = q @ self.keys[row, head] + k @ self.queries[row, head]
+        return self.score_scale(len(q)) * float(terms)
 
     def row(self, behind: int) -> int:
         e = self.encoding
         delta, middle = behind, e.span // 2
         if e.version == "v2" and abs(behind) > middle:
-            ratio = torch.log(torch.tensor(abs(behind) / middle)) / torch.log(
-                torch.tensor((e.max_relative - 1) / middle)
-            )
+            widest = torch.log(torch.tensor((e.max_relative - 1) / middle))
+            ratio = torch.log(torch.tensor(abs(behind) / middle)) / widest
             delta = int(math.copysign(math.ceil(float(ratio * (middle - 1))) + middle, behind))
         return int(min(max(delta + e.span, 0), 2 * e.span - 1))

@@ -10,13 +10,8 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import (
-    Geometry,
-    Oracle,
-    PositionEncoding,
-    Table,
-    prepare_loaded,
-)
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.prepared import prepare_loaded
 
 EPSILON = 1e-5  # default of torch.nn.LayerNorm
 BLOCK = 1 << 14  # distances per pass through the MLP
@@ -74,9 +69,8 @@ class DynamicBias(PositionEncoding):
         """
         behind = (-ops.distances(q_positions, k_positions)).squeeze(1)
         index = behind.clamp(-self.ahead, self.furthest) + self.ahead
-        return torch.nn.functional.embedding(index.to(torch.int64), self.table.rows).permute(
-            0, 3, 1, 2
-        )
+        rows = torch.nn.functional.embedding(index.to(torch.int64), self.table.rows)
+        return rows.permute(0, 3, 1, 2)
 
     def __init__(
         self,
@@ -87,20 +81,15 @@ class DynamicBias(PositionEncoding):
         norm: Literal["none", "layer"] = "none",
     ) -> None:
         super().__init__()
-        self.distance, self.furthest, self.ahead = (
-            distance,
-            geometry.max_positions - 1,
-            0 if geometry.causal else geometry.max_positions - 1,
-        )
+        self.distance, self.furthest = distance, geometry.max_positions - 1
+        self.ahead = 0 if geometry.causal else self.furthest
         self.first, self.second = ExactLinear(1, hidden), ExactLinear(hidden, geometry.heads)
         if distance == "linear":
-            torch.nn.init.uniform_(
-                self.first.weight, -1 / 64, 1 / 64
-            )  # untrained biases of far keys stay small enough for float16
+            # Untrained biases of far keys stay small enough for float16.
+            torch.nn.init.uniform_(self.first.weight, -1 / 64, 1 / 64)
         self.between = torch.nn.ModuleList(ExactLinear(hidden, hidden) for _ in range(depth - 1))
-        self.norms = torch.nn.ModuleList(
-            torch.nn.LayerNorm(hidden, EPSILON) for _ in range(depth if norm == "layer" else 0)
-        )
+        norms = depth if norm == "layer" else 0
+        self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(hidden, EPSILON) for _ in range(norms))
         self.prepare()
         self.register_load_state_dict_post_hook(prepare_loaded)
 
@@ -108,14 +97,8 @@ class DynamicBias(PositionEncoding):
         distances = np.arange(-self.ahead, self.furthest + 1, dtype=np.float64)
         if self.distance == "log":
             distances = np.sign(distances) * np.log1p(np.abs(distances))
-        self.table = Table(
-            np.concatenate(
-                [
-                    self.network(block)
-                    for block in np.array_split(distances, -(-len(distances) // BLOCK))
-                ]
-            )
-        )
+        blocks = np.array_split(distances, -(-len(distances) // BLOCK))
+        self.table = Table(np.concatenate([self.network(block) for block in blocks]))
 
     def network(self, distances: np.ndarray) -> np.ndarray:
         """Biases [n,H] float64 of scaled distances s [n] float64."""
@@ -124,13 +107,8 @@ class DynamicBias(PositionEncoding):
             x = _double(linear, x)
             if len(self.norms):
                 norm: Any = self.norms[index]
-                x = torch.nn.functional.layer_norm(
-                    x,
-                    x.shape[1:],
-                    norm.weight.detach().double(),
-                    norm.bias.detach().double(),
-                    EPSILON,
-                )
+                weight, bias = norm.weight.detach().double(), norm.bias.detach().double()
+                x = torch.nn.functional.layer_norm(x, x.shape[1:], weight, bias, EPSILON)
             x = torch.nn.functional.silu(x)
         return _double(self.second, x).numpy()
 
@@ -152,28 +130,22 @@ class DynamicBiasOracle(Oracle, of=DynamicBias):
         return self.rows[query - key][head]
 
     def row(self, d: int) -> List[float]:
-        values = [
-            float(d) if self.encoding.distance == "linear" else math.copysign(math.log1p(abs(d)), d)
-        ]
+        linear = self.encoding.distance == "linear"
+        values = [float(d) if linear else math.copysign(math.log1p(abs(d)), d)]
         for index in range(1 + len(self.encoding.between)):
             sums = self.sums("first" if index == 0 else f"between.{index - 1}", values)
             if f"norms.{index}.weight" in self.weights:
-                mean = math.fsum(sums) / len(sums)
-                deviation = math.sqrt(
-                    math.fsum((value - mean) ** 2 for value in sums) / len(sums) + EPSILON
-                )
-                factors, offsets = (
-                    self.weights[f"norms.{index}.weight"],
-                    self.weights[f"norms.{index}.bias"],
-                )
-                sums = [
-                    (value - mean) / deviation * factor + offset
-                    for value, factor, offset in zip(sums, factors, offsets, strict=True)
-                ]
-            values = [
-                value / (1 + math.exp(-value)) if value > -700 else 0.0 for value in sums
-            ]  # exp overflows above 709
+                sums = self.normed(f"norms.{index}", sums)
+            # exp overflows above 709.
+            values = [value / (1 + math.exp(-value)) if value > -700 else 0.0 for value in sums]
         return self.sums("second", values)
+
+    def normed(self, layer: str, values: List[float]) -> List[float]:
+        mean = math.fsum(values) / len(values)
+        variance = math.fsum((value - mean) ** 2 for value in values) / len(values)
+        scaled = (np.array(values) - mean) / math.sqrt(variance + EPSILON)
+        factors, offsets = self.weights[f"{layer}.weight"], self.weights[f"{layer}.bias"]
+        return (scaled * factors + offsets).tolist()  # type: ignore[no-any-return]
 
     def sums(self, layer: str, values: List[float]) -> List[float]:
         rows, offsets = self.weights[f"{layer}.weight"], self.weights[f"{layer}.bias"]

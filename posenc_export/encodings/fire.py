@@ -3,6 +3,7 @@
 import math
 from typing import List, Optional
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,28 +64,18 @@ class FIRE(PositionEncoding):
 
     def __init__(self, geometry: Geometry, hidden: int = 32, threshold: float = 512.0) -> None:
         super().__init__()
-        self.first, self.second = (
-            torch.nn.Linear(1, hidden),
-            torch.nn.Linear(hidden, geometry.heads),
-        )
-        self.slope, self.threshold = (
-            Exact(torch.tensor([0.1])),
-            Exact(torch.tensor([float(threshold)])),
-        )
+        self.first = torch.nn.Linear(1, hidden)
+        self.second = torch.nn.Linear(hidden, geometry.heads)
+        self.slope = Exact(torch.tensor([0.1]))
+        self.threshold = Exact(torch.tensor([float(threshold)]))
         torch.nn.init.normal_(self.second.weight, std=1.0)  # so that scores differ before training
 
 
 class FIREOracle(Oracle, of=FIRE):
     def bias(self, head: int, query: int, key: int) -> float:
         w = self.weights
-        slope, threshold = abs(float(w["slope.value"][0])), abs(float(w["threshold.value"][0]))
-        x = math.log(slope * max(query - key, 0) + 1) / (
-            math.log(slope * max(threshold, query) + 1) + 1e-6
-        )
-        inner = [
-            max(0.0, float(w["first.weight"][n, 0]) * x + float(w["first.bias"][n]))
-            for n in range(len(w["first.bias"]))
-        ]
-        return sum(
-            float(w["second.weight"][head, n]) * value for n, value in enumerate(inner)
-        ) + float(w["second.bias"][head])
+        slope, threshold = abs(w["slope.value"][0]), abs(w["threshold.value"][0])
+        reach = math.log(slope * max(threshold, query) + 1) + 1e-6
+        x = math.log(slope * max(query - key, 0) + 1) / reach
+        inner = np.maximum(0.0, w["first.weight"][:, 0] * x + w["first.bias"])
+        return float(w["second.weight"][head] @ inner + w["second.bias"][head])

@@ -57,10 +57,8 @@ class FLOATER(Trajectory):
         h = self.step / self.substeps
 
         def field(p: Any, t: float) -> Any:
-            return (
-                outer @ library.tanh(inner[:, :-1] @ p + inner[:, -1] * t + inner_offset)
-                + outer_offset
-            )
+            hidden = library.tanh(inner[:, :-1] @ p + inner[:, -1] * t + inner_offset)
+            return outer @ hidden + outer_offset
 
         yield p
         for k in range(1, count):

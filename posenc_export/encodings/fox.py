@@ -55,18 +55,14 @@ class FoX(PositionEncoding):
         """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S],
         key_positions [B,T], states [log gates [B,H or 2H,T,1]] to [B,S,H*D].
         """
-        logs, distances = (
-            states[0].to(torch.float64).squeeze(3),
-            ops.distances(positions, key_positions),
-        )
+        logs = states[0].to(torch.float64).squeeze(3)  # [B,H or 2H,T]
+        distances = ops.distances(positions, key_positions)
         after = distances.gt(0).to(torch.float64).squeeze(1).transpose(1, 2)
-        between = ops.suffix_sum(logs.unsqueeze(2), False) - (logs @ after).unsqueeze(
-            3
-        )  # sum after the key minus sum after the query
+        # Sum after the key minus sum after the query.
+        between = ops.suffix_sum(logs.unsqueeze(2), False) - (logs @ after).unsqueeze(3)
         if not self.causal:
-            between = torch.where(
-                distances.gt(0), -between[:, self.heads :], between[:, : self.heads]
-            )
+            is_later = distances.gt(0)
+            between = torch.where(is_later, -between[:, self.heads :], between[:, : self.heads])
         return ops.attend(q, keys, values, mask, between.to(torch.float32), scale)
 
     def __init__(self, geometry: Geometry, remember: float = 3.0, scale: float = 1.0) -> None:
@@ -107,7 +103,7 @@ class FoXOracle(Oracle, of=FoX):
         self.first, self.logs = first, -np.logaddexp(0, -gates) * self.encoding.scale
 
     def content(self, head: int, q: np.ndarray, k: np.ndarray, query: int, key: int) -> float:
-        gate, (low, high) = (
-            (head, (key, query)) if key <= query else (self.encoding.heads + head, (query, key))
-        )
+        gate, low, high = head, key, query
+        if key > query:
+            gate, low, high = self.encoding.heads + head, query, key
         return math.fsum(self.logs[low + 1 - self.first : high + 1 - self.first, gate])

@@ -57,9 +57,8 @@ class FoXPair(PositionEncoding):
         key_positions [B,T], states [b, a / sqrt(size)] to [B,S,H*D].
         """
         logs = log_sigmoid(ops.products(states[1], states[0]))
-        behind = ops.distances(positions, key_positions).lt(0) & key_positions.ge(0).unsqueeze(
-            1
-        ).unsqueeze(2)
+        behind = ops.distances(positions, key_positions).lt(0)
+        behind = behind & key_positions.ge(0).unsqueeze(1).unsqueeze(2)  # [B,1,S,T]
         sums = ops.suffix_sum(torch.where(behind, logs, torch.zeros_like(logs)))
         return ops.attend(q, keys, values, mask, (self.scale * sums).to(torch.float32), scale)
 
@@ -74,12 +73,9 @@ class FoXPair(PositionEncoding):
         """x [B,S,E], write_index as in `ops.append`, states [b [B,H,P,size]] to b [B,H,T,size],
         and a / sqrt(size) [B,S,H,size] for the `rescore` of this call.
         """
-        a, b = (
-            self.gate(x)
-            .to(torch.float32)
-            .view(x.size(0), x.size(1), 2 * self.heads, self.size)
-            .split(self.heads, dim=2)
-        )
+        both = self.gate(x).to(torch.float32)
+        both = both.view(x.size(0), x.size(1), 2 * self.heads, self.size)
+        a, b = both.split(self.heads, dim=2)  # [B,S,H,size] each
         b = torch.where(positions.ge(0).unsqueeze(2).unsqueeze(3), b, torch.zeros_like(b))
         return [ops.append(states[0], b, write_index), a * (1 / math.sqrt(self.size))]
 
@@ -96,9 +92,4 @@ class FoXPairOracle(Oracle, of=FoXPair):
         a, b = of_query @ self.x[query - self.first], self.x[: query - self.first] @ of_key.T
         logs = [-float(np.logaddexp(0, -(a @ row) / math.sqrt(len(a)))) for row in b]
         decays = [e.scale * math.fsum(logs[p - self.first :]) for p in positions]
-        return np.array(
-            [
-                float(q @ key) / math.sqrt(len(q)) + decay
-                for key, decay in zip(keys, decays, strict=True)
-            ]
-        )
+        return keys @ q / math.sqrt(len(q)) + np.array(decays)  # type: ignore[no-any-return]

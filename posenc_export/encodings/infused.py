@@ -2,7 +2,7 @@
 Position-Infused Attention; here after the projections).
 """
 
-from typing import Literal, Mapping, Tuple
+from typing import Literal, Mapping, Optional, Tuple
 
 import numpy as np
 import torch
@@ -55,19 +55,14 @@ class Infused(PositionEncoding):
                 "choose another head size"
             )
         self.base = float(base)
-        self.table = (
-            torch.nn.Embedding(geometry.max_positions, size) if table == "trained" else None
-        )
-        if self.table is not None:
-            torch.nn.init.normal_(
-                self.table.weight, std=0.02
-            )  # the standard deviation of BERT and GPT-2
-        # A trained table leaves one unused row of sinusoids, because torch.export writes no empty
-        # table.
-        positions = np.arange(1 if table == "trained" else geometry.max_positions)
-        self.waves = Table(
-            sinusoids.rows(positions[:, None] * sinusoids.frequencies(size, self.base))
-        )
+        self.table: Optional[torch.nn.Embedding] = None
+        count = geometry.max_positions
+        if table == "trained":
+            self.table = torch.nn.Embedding(count, size)
+            torch.nn.init.normal_(self.table.weight, std=0.02)  # as BERT and GPT-2
+            count = 1  # unused, because torch.export writes no empty table
+        angles = np.arange(count)[:, None] * sinusoids.frequencies(size, self.base)
+        self.waves = Table(sinusoids.rows(angles))
 
     def rows(self, positions: Tensor) -> Tensor:
         """positions [B,S] int64 (-1 is read as 0) to p [B,S,D]."""
@@ -83,8 +78,6 @@ class InfusedOracle(Oracle, of=Infused):
 
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
         trained = self.weights.get("table.weight")
-        return x + (
-            sinusoids.row(position, len(x), self.encoding.base)
-            if trained is None
-            else trained[position]
-        )
+        if trained is None:
+            return x + sinusoids.row(position, len(x), self.encoding.base)
+        return x + trained[position]  # type: ignore[no-any-return]

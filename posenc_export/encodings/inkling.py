@@ -58,9 +58,8 @@ class Inkling(PositionEncoding):
         """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S],
         key_positions [B,T], states [weights [B,H,S,basis]] to [B,S,H*D].
         """
-        rows = torch.nn.functional.pad(
-            states[0] @ self.table.to(torch.float32), [0, 1]
-        )  # a column of zeros for all other distances
+        # A column of zeros for all other distances.
+        rows = torch.nn.functional.pad(states[0] @ self.table.to(torch.float32), [0, 1])
         behind = -ops.distances(positions, key_positions)
         inside = behind.ge(0) & behind.lt(self.extent)
         index = torch.where(inside, behind, float(self.extent)).to(torch.int64)
@@ -87,12 +86,8 @@ class Inkling(PositionEncoding):
         """x [B,S,E] to weights of curves [B,H,S,basis] float32, which the `rescore` of this call
         reads.
         """
-        return [
-            self.query(x)
-            .view(x.size(0), x.size(1), self.heads, self.basis)
-            .transpose(1, 2)
-            .to(torch.float32)
-        ]
+        weights = self.query(x).view(x.size(0), x.size(1), self.heads, self.basis)
+        return [weights.transpose(1, 2).to(torch.float32)]
 
     def score_scale(self, head_size: int) -> float:
         return 1 / head_size if self.scores == "by_size" else 1 / math.sqrt(head_size)
@@ -103,16 +98,11 @@ class InklingOracle(Oracle, of=Inkling):
         return float(head_size) ** (-1.0 if self.encoding.scores == "by_size" else -0.5)
 
     def content(self, head: int, q: np.ndarray, k: np.ndarray, query: int, key: int) -> float:
-        weight, offset, curves = (
-            self.weights["query.weight"],
-            self.weights["query.bias"],
-            self.weights["table"],
-        )
+        weight, offset = self.weights["query.weight"], self.weights["query.bias"]
+        curves = self.weights["table"]
         basis, extent = curves.shape
         if not 0 <= query - key < extent:
             return 0.0
-        rows = range(head * basis, (head + 1) * basis)
-        of_curves = [
-            math.fsum(weight[row] * self.x[query - self.first]) + offset[row] for row in rows
-        ]
-        return math.fsum(w * curves[n, query - key] for n, w in enumerate(of_curves))
+        rows = slice(head * basis, (head + 1) * basis)
+        of_curves = weight[rows] @ self.x[query - self.first] + offset[rows]
+        return float(of_curves @ curves[:, query - key])

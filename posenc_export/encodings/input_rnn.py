@@ -48,12 +48,8 @@ class InputRNN(PositionEncoding):
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
         self.width, bound = geometry.width, 1 / math.sqrt(geometry.width)
-        shapes = (
-            (3 * self.width, self.width),
-            (3 * self.width, self.width),
-            (3 * self.width,),
-            (3 * self.width,),
-        )
+        matrix, vector = (3 * self.width, self.width), (3 * self.width,)
+        shapes: List[Tuple[int, ...]] = [matrix, matrix, vector, vector]
         self.weight, self.recurrent, self.offset, self.recurrent_offset = (
             torch.nn.Parameter(torch.empty(shape).uniform_(-bound, bound)) for shape in shapes
         )
@@ -76,30 +72,10 @@ class InputRNNOracle(Oracle, of=InputRNN):
         out = np.zeros_like(hidden)
         for n in range(len(hidden)):
             reset, update, new = n, len(hidden) + n, 2 * len(hidden) + n
-            r = 1 / (
-                1
-                + math.exp(
-                    -(
-                        of_x[reset] @ x
-                        + bias_x[reset]
-                        + of_hidden[reset] @ hidden
-                        + bias_hidden[reset]
-                    )
-                )
-            )
-            z = 1 / (
-                1
-                + math.exp(
-                    -(
-                        of_x[update] @ x
-                        + bias_x[update]
-                        + of_hidden[update] @ hidden
-                        + bias_hidden[update]
-                    )
-                )
-            )
-            candidate = math.tanh(
-                of_x[new] @ x + bias_x[new] + r * (of_hidden[new] @ hidden + bias_hidden[new])
-            )
-            out[n] = (1 - z) * candidate + z * hidden[n]
+            from_x = [of_x[row] @ x + bias_x[row] for row in (reset, update, new)]
+            from_hidden = [
+                of_hidden[row] @ hidden + bias_hidden[row] for row in (reset, update, new)
+            ]
+            r, z = (1 / (1 + math.exp(-(from_x[i] + from_hidden[i]))) for i in (0, 1))
+            out[n] = (1 - z) * math.tanh(from_x[2] + r * from_hidden[2]) + z * hidden[n]
         return out

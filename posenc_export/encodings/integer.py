@@ -24,9 +24,8 @@ class Integer(PositionEncoding):
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
-        return (x.to(torch.float32) + positions.clamp(min=0).to(torch.float32).unsqueeze(2)).to(
-            x.dtype
-        )
+        wide = x.to(torch.float32)
+        return (wide + positions.clamp(min=0).to(torch.float32).unsqueeze(2)).to(x.dtype)
 
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()

@@ -60,9 +60,7 @@ class Learned(PositionEncoding):
         super().__init__()
         self.offset = offset
         self.table = torch.nn.Embedding(geometry.max_positions + offset, geometry.width)
-        torch.nn.init.normal_(
-            self.table.weight, std=0.02
-        )  # the standard deviation of BERT and GPT-2
+        torch.nn.init.normal_(self.table.weight, std=0.02)  # as BERT and GPT-2
 
     def extended(self, max_positions: int, by: str) -> "Learned":
         """Make an encoding with a range of max_positions from these rows; the unused rows at the
@@ -99,9 +97,8 @@ class Learned(PositionEncoding):
                 f"learned: expected max_positions up to {len(rows) ** 2}, the square of the "
                 f"rows, got {max_positions}; give a shorter range"
             )
-        longer = Hierarchical(
-            Geometry(rows.size(1), 1, rows.size(1), max_positions), len(rows), share
-        )
+        geometry = Geometry(rows.size(1), 1, rows.size(1), max_positions)
+        longer = Hierarchical(geometry, len(rows), share)
         longer.table = torch.nn.Parameter(rows.clone())
         return longer
 

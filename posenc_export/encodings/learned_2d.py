@@ -37,12 +37,11 @@ class Learned2D(PositionEncoding):
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], coordinates [2,B,S] int64 to [B,S,E] in x's dtype."""
-        row = self.inside(
-            self.of_row(positions[0].clamp(0, self.counts[0] - 1)), positions[0], self.counts[0]
-        )
-        column = self.inside(
-            self.of_column(positions[1].clamp(0, self.counts[1] - 1)), positions[1], self.counts[1]
-        )
+        rows, columns = self.counts
+        row = self.of_row(positions[0].clamp(0, rows - 1))  # [B,S,E or E/2]
+        row = row.masked_fill(positions[0].ge(rows).unsqueeze(2), 0.0)
+        column = self.of_column(positions[1].clamp(0, columns - 1))
+        column = column.masked_fill(positions[1].ge(columns).unsqueeze(2), 0.0)
         if self.join == "sum":
             return x + row + column
         return x + torch.cat((row, column) if self.join == "row_column" else (column, row), dim=-1)
@@ -67,10 +66,6 @@ class Learned2D(PositionEncoding):
         for table in (self.of_row, self.of_column):
             torch.nn.init.normal_(table.weight, std=0.02)  # the standard deviation of BERT and ViT
 
-    def inside(self, rows: Tensor, coordinates: Tensor, count: int) -> Tensor:
-        """rows [B,S,n] where coordinates [B,S] are below count, zeros elsewhere."""
-        return rows.masked_fill(coordinates.ge(count).unsqueeze(2), 0.0)
-
 
 class Learned2DOracle(Oracle, of=Learned2D):
     def embed(self, x: np.ndarray, position: Place) -> np.ndarray:
@@ -78,9 +73,8 @@ class Learned2DOracle(Oracle, of=Learned2D):
         out = x.copy()
         for axis, table in enumerate(self.weights.values()):
             place = position if isinstance(position, int) else position[axis]
-            second = (
-                self.encoding.join == ("column_row", "row_column")[axis]
-            )  # whether the entries of the other table come first
+            # Whether the entries of the other table come first.
+            second = self.encoding.join == ("column_row", "row_column")[axis]
             if place < len(table):
                 out[len(x) // 2 if second else 0 :][: table.shape[1]] += table[place]
         return out

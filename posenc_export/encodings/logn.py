@@ -67,19 +67,13 @@ class LogN(PositionEncoding):
                 f"logn: expected first of 1, or 0 with form=steps, got {first} with "
                 f"form={form}; the logarithm of 0 is not finite"
             )
-        self.trained, self.form, self.temperature, self.period, self.first = (
-            trained,
-            form,
-            float(temperature),
-            period,
-            first,
-        )
+        self.trained, self.form, self.temperature = trained, form, float(temperature)
+        self.period, self.first = period, first
         counts = np.arange(first, geometry.max_positions + first)
-        factors = (
-            1 + temperature * np.log1p(counts // period)
-            if form == "steps"
-            else np.maximum(1.0, np.log(counts) / math.log(trained))
-        )
+        if form == "steps":
+            factors = 1 + temperature * np.log1p(counts // period)
+        else:
+            factors = np.maximum(1.0, np.log(counts) / math.log(trained))
         self.factors = Table(factors[:, None])
 
 
@@ -97,9 +91,8 @@ class LogNOracle(Oracle, of=LogN):
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
         e = self.encoding
         if e.form == "steps":
-            return x * (
-                1 + e.temperature * math.log(1 + math.floor((position + e.first) / e.period))
-            )
+            steps = math.floor((position + e.first) / e.period)
+            return x * (1 + e.temperature * math.log(1 + steps))
         return x * max(1.0, math.log(position + 1, e.trained))
 
     def rotate_key(self, x: np.ndarray, position: int) -> np.ndarray:

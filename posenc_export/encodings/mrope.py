@@ -6,7 +6,7 @@ from typing import List, Literal, Optional
 
 from posenc_export.encodings.shared.base import Geometry
 from posenc_export.encodings.shared.rotary import Layout, Numerics, rotary_size
-from posenc_export.encodings.shared.yarn import Truncate, YaRNGrid
+from posenc_export.encodings.shared.yarn import Truncate, YaRN, YaRNGrid
 
 
 class MRoPE(YaRNGrid):
@@ -57,13 +57,11 @@ class MRoPE(YaRNGrid):
         truncate: Truncate = "yes",
     ) -> None:
         size = rotary_size("mrope", geometry, rotary, least=6)
-        axis_of_pair = (
-            _sections(size, time, height)
-            if order == "sections"
-            else _alternating(size, time, height)
-        )
-        yarn = (factor, original_max_positions, beta_fast, beta_slow, attention_factor, truncate)
-        super().__init__("mrope", geometry, axis_of_pair, layout, theta, numerics, *yarn)
+        axes = _sections if order == "sections" else _alternating
+        axis_of_pair = axes(size, time, height)
+        length = original_max_positions
+        yarn = YaRN(factor, length, beta_fast, beta_slow, attention_factor, truncate)
+        super().__init__("mrope", geometry, axis_of_pair, layout, theta, numerics, yarn)
 
 
 def _sections(size: int, time: int, height: int) -> List[int]:

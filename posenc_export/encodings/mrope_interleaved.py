@@ -6,7 +6,7 @@ from typing import Optional
 
 from posenc_export.encodings.shared.base import Geometry
 from posenc_export.encodings.shared.rotary import Layout, Numerics, rotary_size
-from posenc_export.encodings.shared.yarn import Truncate, YaRNGrid
+from posenc_export.encodings.shared.yarn import Truncate, YaRN, YaRNGrid
 
 
 class MRoPEInterleaved(YaRNGrid):
@@ -58,7 +58,6 @@ class MRoPEInterleaved(YaRNGrid):
                 f"mrope_interleaved: expected {rule}, got {height} and {width}; choose others"
             )
         axis_of_pair = [k % 3 if k < 3 * (0, second, third)[k % 3] else 0 for k in range(pairs)]
-        yarn = (factor, original_max_positions, beta_fast, beta_slow, attention_factor, truncate)
-        super().__init__(
-            "mrope_interleaved", geometry, axis_of_pair, layout, theta, numerics, *yarn
-        )
+        length = original_max_positions
+        yarn = YaRN(factor, length, beta_fast, beta_slow, attention_factor, truncate)
+        super().__init__("mrope_interleaved", geometry, axis_of_pair, layout, theta, numerics, yarn)

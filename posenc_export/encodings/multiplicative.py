@@ -42,19 +42,16 @@ class Multiplicative(PositionEncoding):
                 "multiplicative: expected an even width for table=sinusoidal, got "
                 f"{geometry.width}; choose another width or table=learned"
             )
-        self.factors = Table(
-            sinusoids.rows(
-                np.arange(geometry.max_positions)[:, None] * sinusoids.frequencies(geometry.width)
-            )
-        )
+        positions = np.arange(geometry.max_positions)[:, None]
+        self.factors = Table(sinusoids.rows(positions * sinusoids.frequencies(geometry.width)))
 
 
 class MultiplicativeOracle(Oracle, of=Multiplicative):
     def tables(self) -> Mapping[str, Rows]:
         factors = self.encoding.factors
-        return (
-            {"factors": sinusoids.formula(factors.rows.size(1))} if hasattr(factors, "rows") else {}
-        )
+        if not hasattr(factors, "rows"):
+            return {}
+        return {"factors": sinusoids.formula(factors.rows.size(1))}
 
     def embed(self, x: np.ndarray, position: int) -> np.ndarray:
         trained = self.weights.get("factors.weight")

@@ -28,10 +28,8 @@ class Normalized(PositionEncoding):
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
-        return (
-            x.to(torch.float32)
-            + (positions.clamp(min=0).to(torch.float32) / self.length).unsqueeze(2)
-        ).to(x.dtype)
+        wide, places = x.to(torch.float32), positions.clamp(min=0).to(torch.float32)
+        return (wide + (places / self.length).unsqueeze(2)).to(x.dtype)
 
     def __init__(self, geometry: Geometry, length: int = 0) -> None:
         super().__init__()

@@ -45,23 +45,19 @@ class PoPE(PositionEncoding):
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to [B,S,H,2D], [B,S,K,2D] in the same
         dtypes.
         """
-        of_q, of_k = (
-            torch.nn.functional.softplus(q.to(torch.float32)),
-            torch.nn.functional.softplus(k.to(torch.float32)),
-        )
+        of_q = torch.nn.functional.softplus(q.to(torch.float32))
+        of_k = torch.nn.functional.softplus(k.to(torch.float32))
         cos, sin = self.cos(positions).unsqueeze(2), self.sin(positions).unsqueeze(2)
         phase = self.phase().clamp(0.0, 2 * math.pi)
         q_cos, q_sin = cos * phase.cos() + sin * phase.sin(), sin * phase.cos() - cos * phase.sin()
-        return torch.cat((of_q * q_cos, of_q * q_sin), dim=-1).to(q.dtype), torch.cat(
-            (of_k * cos, of_k * sin), dim=-1
-        ).to(k.dtype)
+        turned_q = torch.cat((of_q * q_cos, of_q * q_sin), dim=-1).to(q.dtype)
+        return turned_q, torch.cat((of_k * cos, of_k * sin), dim=-1).to(k.dtype)
 
     def __init__(self, geometry: Geometry, theta: float = 10000.0) -> None:
         super().__init__()
         self.theta = float(theta)
-        angles = np.arange(geometry.max_positions)[:, None] * self.theta ** (
-            -np.arange(geometry.head_size) / geometry.head_size
-        )
+        frequencies = self.theta ** (-np.arange(geometry.head_size) / geometry.head_size)
+        angles = np.arange(geometry.max_positions)[:, None] * frequencies
         self.cos, self.sin = Table(np.cos(angles)), Table(np.sin(angles))
         self.phase = Exact(2 * math.pi * torch.rand(geometry.heads, geometry.head_size))
 
@@ -80,19 +76,14 @@ class PoPEOracle(Oracle, of=PoPE):
         """Rotate x [D] to [2D]."""
         vectors = []
         for c, value in enumerate(x):
-            angle = position / math.pow(self.encoding.theta, c / len(x)) - min(
-                max(phase[c], 0.0), 2 * math.pi
-            )
+            angle = position / math.pow(self.encoding.theta, c / len(x))
+            angle -= min(max(phase[c], 0.0), 2 * math.pi)
             vectors.append(math.log1p(math.exp(value)) * cmath.exp(1j * angle))
         return np.array([v.real for v in vectors] + [v.imag for v in vectors])
 
     def rotate_heads(self, x: np.ndarray, position: int) -> np.ndarray:
-        return np.stack(
-            [
-                self.rotated(head, position, phase)
-                for head, phase in zip(x, self.weights["phase.value"], strict=True)
-            ]
-        )
+        phases = self.weights["phase.value"]
+        return np.stack([self.rotated(x[h], position, phases[h]) for h in range(len(x))])
 
     def rotate_key(self, x: np.ndarray, position: int) -> np.ndarray:
         return self.rotated(x, position, np.zeros(len(x)))

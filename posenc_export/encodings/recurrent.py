@@ -34,12 +34,10 @@ class Recurrent(Trajectory):
     def __init__(self, geometry: Geometry) -> None:
         super().__init__("recurrent", geometry)
         width, bound = geometry.width, 0.1 / math.sqrt(geometry.width)
-        self.weight = torch.nn.Parameter(
-            torch.cat((torch.empty(2 * width, width).uniform_(-bound, bound), 4 * _turning(width)))
-        )
-        self.offset = torch.nn.Parameter(
-            torch.cat((torch.empty(2 * width).uniform_(-0.1, 0.1), torch.zeros(width)))
-        )
+        gates = torch.empty(2 * width, width).uniform_(-bound, bound)
+        offsets = torch.empty(2 * width).uniform_(-0.1, 0.1)
+        self.weight = torch.nn.Parameter(torch.cat((gates, 4 * _turning(width))))
+        self.offset = torch.nn.Parameter(torch.cat((offsets, torch.zeros(width))))
         self.prepare()
 
     def weights(self) -> Tuple[Tensor, ...]:
@@ -51,10 +49,8 @@ class Recurrent(Trajectory):
         yield row
         for _ in range(count - 1):
             gates = weight @ row + offset
-            reset, update = (
-                1 / (1 + library.exp(-gates[:width])),
-                1 / (1 + library.exp(-gates[width : 2 * width])),
-            )
+            reset = 1 / (1 + library.exp(-gates[:width]))
+            update = 1 / (1 + library.exp(-gates[width : 2 * width]))
             row = (1 - update) * library.tanh(reset * gates[2 * width :]) + update * row
             yield row
 
@@ -77,11 +73,8 @@ class RecurrentOracle(Oracle, of=Recurrent):
         first, weight, offset = map(torch.from_numpy, self.weights.values())
         width = len(first)
         self.cell = torch.nn.GRUCell(1, width).double()
-        for part, value in zip(
-            self.cell.parameters(),
-            (torch.zeros(3 * width, 1), weight, torch.zeros(3 * width), offset),
-            strict=True,
-        ):
+        values = (torch.zeros(3 * width, 1), weight, torch.zeros(3 * width), offset)
+        for part, value in zip(self.cell.parameters(), values, strict=True):
             part.data = value.double()
         self.rows = [first[None]]
 

@@ -3,14 +3,7 @@
 from typing import Optional
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import (
-    Layout,
-    Numerics,
-    Rotary,
-    dtype_of,
-    inverse_powers,
-    rotary_size,
-)
+from posenc_export.encodings.shared.rotary import Layout, Numerics, Rotary, powers_of, rotary_size
 
 
 class RoPE(Rotary):
@@ -45,5 +38,5 @@ class RoPE(Rotary):
         numerics: Numerics = "exact",
     ) -> None:
         size = rotary_size("rope", geometry, rotary)
-        super().__init__(geometry, inverse_powers(float(theta), size, dtype_of(numerics)), layout)
+        super().__init__(geometry, powers_of(theta, size, numerics), layout)
         self.theta = float(theta)

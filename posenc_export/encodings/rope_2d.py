@@ -2,7 +2,6 @@
 et al. 2024, Rotary Position Embedding for Vision Transformer, 3.3).
 """
 
-import cmath
 import math
 from typing import Optional, Tuple
 
@@ -45,19 +44,17 @@ class RoPE2D(PositionEncoding):
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], coordinates [axes,B,S] int64 to the same shapes and dtypes."""
-        places, along = (
-            positions.to(torch.float64).unsqueeze(3).unsqueeze(4),
-            self.along().to(torch.float64),
-        )
+        places = positions.to(torch.float64).unsqueeze(3).unsqueeze(4)  # [axes,B,S,1,1]
+        along = self.along().to(torch.float64)  # [axes,K,r/2]
         turns = places[0] * along[0]
         for axis in range(1, along.size(0)):
             turns = turns + places[axis] * along[axis]
         angles = ops.reduced_angle(turns)
-        cos, sin = angles.cos(), angles.sin()
-        each = q.size(2) // k.size(2)
-        return ops.apply_rotation(
-            q, cos.repeat_interleave(each, 2), sin.repeat_interleave(each, 2), self.interleaved
-        ), ops.apply_rotation(k, cos, sin, self.interleaved)
+        cos, sin = angles.cos(), angles.sin()  # [B,S,K,r/2]
+        group = q.size(2) // k.size(2)
+        q_cos, q_sin = cos.repeat_interleave(group, 2), sin.repeat_interleave(group, 2)
+        turned_q = ops.apply_rotation(q, q_cos, q_sin, self.interleaved)
+        return turned_q, ops.apply_rotation(k, cos, sin, self.interleaved)
 
     def __init__(
         self,
@@ -74,10 +71,9 @@ class RoPE2D(PositionEncoding):
                 f"rope_2d: expected axes to be 2 or 3, got {axes}; set axes=2 for images, "
                 "axes=3 for videos"
             )
-        self.interleaved, kv_heads = layout == "interleaved", geometry.kv_heads or geometry.heads
-        self.along = Exact(
-            theta ** (-torch.arange(0, size, 2) / size) * _directions(kv_heads, axes)
-        )
+        directions = _directions(geometry.kv_heads or geometry.heads, axes)
+        self.along = Exact(theta ** (-torch.arange(0, size, 2) / size) * directions)
+        self.interleaved = layout == "interleaved"
         self.heads, self.axes, self.size = geometry.heads, axes, size
 
 
@@ -92,12 +88,8 @@ def _directions(heads: int, axes: int) -> Tensor:
 class RoPE2DOracle(Oracle, of=RoPE2D):
     def rotate_heads(self, x: np.ndarray, position: Place) -> np.ndarray:
         along = self.weights["along.value"]
-        return np.stack(
-            [
-                self.rotated(head, position, along[:, index * along.shape[1] // len(x)])
-                for index, head in enumerate(x)
-            ]
-        )
+        of_key = [head * along.shape[1] // len(x) for head in range(len(x))]
+        return np.stack([self.rotated(x[h], position, along[:, n]) for h, n in enumerate(of_key)])
 
     def rotate_key_heads(self, x: np.ndarray, position: Place) -> np.ndarray:
         return self.rotate_heads(x, position)
@@ -105,10 +97,5 @@ class RoPE2DOracle(Oracle, of=RoPE2D):
     def rotated(self, x: np.ndarray, place: Place, frequencies: np.ndarray) -> np.ndarray:
         """x [D] rotated with the frequencies [axes,r/2] of its head."""
         places = [place] * len(frequencies) if isinstance(place, int) else place
-        angles = [
-            math.fsum(p * w for p, w in zip(places, of_pair, strict=True))
-            for of_pair in frequencies.T
-        ]
-        return multiply_pairs(
-            x, [cmath.exp(1j * angle) for angle in angles], self.encoding.interleaved
-        )
+        angles = np.array(places, np.float64) @ frequencies
+        return multiply_pairs(x, np.exp(1j * angles), self.encoding.interleaved)

@@ -7,13 +7,7 @@ from typing import Literal, Optional
 import torch
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import (
-    Layout,
-    Numerics,
-    dtype_of,
-    inverse_powers,
-    rotary_size,
-)
+from posenc_export.encodings.shared.rotary import Layout, Numerics, powers_of, rotary_size
 from posenc_export.encodings.shared.rotary_grid import RotaryGrid
 
 
@@ -49,11 +43,9 @@ class RoPEAxial(RotaryGrid):
     most = {"axes": 8}  # of the manifest
 
     def frequency(self, k: int) -> float:
-        axis, index = divmod(k, self.each)
-        share = (
-            index / self.each if self.spectrum == "each" else (index + axis / self.axes) / self.each
-        )
-        return float(self.theta**-share)
+        axis, index = divmod(k, self.pairs)
+        step = axis / self.axes if self.spectrum == "alternating" else 0.0
+        return float(self.theta ** -((index + step) / self.pairs))
 
     def __init__(
         self,
@@ -72,14 +64,12 @@ class RoPEAxial(RotaryGrid):
                 f"rope_axial: expected {what} to be a multiple of {2 * axes}, got {size}; "
                 f"choose another {what}"
             )
-        each, dtype = size // (2 * axes), dtype_of(numerics)
+        pairs = size // (2 * axes)
         if spectrum == "each":
-            frequencies = inverse_powers(float(theta), 2 * each, dtype).repeat(axes)
+            frequencies = powers_of(theta, 2 * pairs, numerics).repeat(axes)
         else:
-            frequencies = torch.cat(
-                [inverse_powers(float(theta), size, dtype)[axis::axes] for axis in range(axes)]
-            )
-        super().__init__(
-            geometry, frequencies, [axis for axis in range(axes) for _ in range(each)], layout
-        )
-        self.theta, self.each, self.axes, self.spectrum = float(theta), each, axes, spectrum
+            whole = powers_of(theta, size, numerics)
+            frequencies = torch.cat([whole[axis::axes] for axis in range(axes)])
+        axis_of_pair = [axis for axis in range(axes) for _ in range(pairs)]
+        super().__init__(geometry, frequencies, axis_of_pair, layout)
+        self.theta, self.pairs, self.axes, self.spectrum = float(theta), pairs, axes, spectrum

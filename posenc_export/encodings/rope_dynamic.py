@@ -2,7 +2,6 @@
 transformers as rope_type "dynamic").
 """
 
-import cmath
 import math
 from typing import List, Literal, Mapping, Optional, Sequence, Tuple
 
@@ -22,7 +21,7 @@ from posenc_export.encodings.shared.base import (
 from posenc_export.encodings.shared.rotary import (
     Layout,
     Numerics,
-    angle_of,
+    angles_of,
     dtype_of,
     multiply_pairs,
     rotary_size,
@@ -81,9 +80,8 @@ class RoPEDynamic(PositionEncoding):
         if self.lengths == "per_call":
             longest = positions.amax(dim=1, keepdim=True)
             cos, sin = self.waves(positions, longest)
-            return ops.apply_rotation(q, cos, sin, self.interleaved), ops.apply_rotation(
-                k, cos, sin, self.interleaved
-            )
+            turned_q = ops.apply_rotation(q, cos, sin, self.interleaved)
+            return turned_q, ops.apply_rotation(k, cos, sin, self.interleaved)
         linear = self.keys == "raw" and not self.single
         return ops.rotate_both(
             q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, linear
@@ -139,44 +137,34 @@ class RoPEDynamic(PositionEncoding):
         size, dtype = rotary_size("rope_dynamic", geometry, rotary, least=4), dtype_of(numerics)
         check_lengths("rope_dynamic", lengths, keys)
         self.theta, self.factor, self.original = float(theta), float(factor), original_max_positions
-        self.interleaved, self.size, self.keys, self.lengths = (
-            layout == "interleaved",
-            size,
-            keys,
-            lengths,
-        )
+        self.interleaved, self.size = layout == "interleaved", size
+        self.keys, self.lengths = keys, lengths
         if lengths == "per_call":
             self.works_in = ("bidirectional",)
         self.single = dtype == torch.float32
         frequencies = self.frequencies(geometry.max_positions, dtype)
-        self.rounded = (
-            frequencies.numpy() if self.single else None
-        )  # for the oracle, which does not repeat the roundings of float32
-        angles = torch.arange(
-            geometry.max_positions if lengths == "by_position" else 1, dtype=dtype
-        )[:, None] * (frequencies if keys == "rotated" else frequencies[0])
+        # For the oracle, which does not repeat the roundings of float32.
+        self.rounded = frequencies.numpy() if self.single else None
+        count = geometry.max_positions if lengths == "by_position" else 1
+        positions = torch.arange(count, dtype=dtype)[:, None]
+        angles = positions * (frequencies if keys == "rotated" else frequencies[0])
         self.cos, self.sin = Table(angles.cos().numpy()), Table(angles.sin().numpy())
-        leading = frequencies.to(torch.float32)[
-            : None if keys == "raw" else 1
-        ]  # keys that are cached rotated are not rotated further
-        rest = (
-            frequencies[: len(leading)] - leading
-        )  # two float32 parts have together 48 significant bits
-        self.first, self.second = Table(leading.numpy()), Table(rest.numpy())
+        # Keys that are cached rotated are not rotated further.
+        read = frequencies if keys == "raw" else frequencies[:1]
+        leading = read.to(torch.float32)
+        # Two float32 parts have together 48 significant bits.
+        self.first, self.second = Table(leading.numpy()), Table((read - leading).numpy())
 
     def frequencies(self, count: int, dtype: torch.dtype) -> Tensor:
         """w_k(n) [count,r/2] for n = 1 .. count; in float32 with the roundings of transformers,
         which computes the power of one length at a time.
         """
-        shares, exponent = (
-            torch.arange(0, self.size, 2, dtype=dtype) / self.size,
-            self.size / (self.size - 2),
-        )
+        shares = torch.arange(0, self.size, 2, dtype=dtype) / self.size
+        exponent = self.size / (self.size - 2)
         seen = torch.arange(self.original + 1, max(count, self.original) + 1).to(dtype)
         grown = self.factor * seen / self.original - (self.factor - 1)
-        bases = self.theta * (grown.to(torch.float64) ** exponent).to(
-            dtype
-        )  # torch rounds the power of a single number only once
+        # torch rounds the power of a single number only once.
+        bases = self.theta * (grown.to(torch.float64) ** exponent).to(dtype)
         kept = (1.0 / self.theta**shares).expand(min(count, self.original), -1)
         return torch.cat((kept, 1.0 / bases[:, None] ** shares))
 
@@ -188,9 +176,8 @@ class RoPEDynamic(PositionEncoding):
         if self.single:
             angles = (places.to(torch.float32) * first).to(torch.float64)
         else:
-            angles = places.to(torch.float64) * (
-                first.to(torch.float64) + self.second(longest).to(torch.float64)
-            )
+            whole = first.to(torch.float64) + self.second(longest).to(torch.float64)
+            angles = places.to(torch.float64) * whole
         reduced = ops.reduced_angle(angles).unsqueeze(2)
         return reduced.cos(), reduced.sin()
 
@@ -235,21 +222,19 @@ class RoPEDynamicOracle(Oracle, of=RoPEDynamic):
             "first": frequencies,
         }
 
-    def angle(self, k: int, position: int, seen: int) -> float:
-        return angle_of(position, self.frequency(k, seen), self.encoding.single)
+    def angles(self, position: int, seen: int) -> np.ndarray:
+        e = self.encoding
+        frequencies = [self.frequency(k, seen) for k in range(e.size // 2)]
+        return angles_of(position, frequencies, e.single)
 
     def rotated(self, x: np.ndarray, position: int, seen: int, rotated_for: int = 0) -> np.ndarray:
         """Rotate x [D] for a length; if it is already rotated for another length, by the
         difference.
         """
-        angles = [
-            self.angle(k, position, seen)
-            - (self.angle(k, position, rotated_for) if rotated_for else 0.0)
-            for k in range(self.encoding.size // 2)
-        ]
-        return multiply_pairs(
-            x, [cmath.exp(1j * angle) for angle in angles], self.encoding.interleaved
-        )
+        angles = self.angles(position, seen)
+        if rotated_for:
+            angles = angles - self.angles(position, rotated_for)
+        return multiply_pairs(x, np.exp(1j * angles), self.encoding.interleaved)
 
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
         if self.encoding.lengths == "per_call":
@@ -261,10 +246,6 @@ class RoPEDynamicOracle(Oracle, of=RoPEDynamic):
     ) -> np.ndarray:
         if self.encoding.keys == "raw" and self.encoding.lengths == "by_position":
             q = self.rotated(q, query, query + 1, rotated_for=1)
-            keys = np.stack(
-                [
-                    self.rotated(key, p, query + 1, rotated_for=1)
-                    for key, p in zip(keys, positions, strict=True)
-                ]
-            )
+            pairs = zip(keys, positions, strict=True)
+            keys = np.stack([self.rotated(key, p, query + 1, rotated_for=1) for key, p in pairs])
         return keys @ q / math.sqrt(len(q))

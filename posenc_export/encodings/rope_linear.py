@@ -5,14 +5,7 @@ via Positional Interpolation, 2.3).
 from typing import Optional
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import (
-    Layout,
-    Numerics,
-    Rotary,
-    dtype_of,
-    inverse_powers,
-    rotary_size,
-)
+from posenc_export.encodings.shared.rotary import Layout, Numerics, Rotary, powers_of, rotary_size
 
 
 class RoPELinear(Rotary):
@@ -46,7 +39,5 @@ class RoPELinear(Rotary):
         numerics: Numerics = "exact",
     ) -> None:
         size = rotary_size("rope_linear", geometry, rotary)
-        super().__init__(
-            geometry, inverse_powers(float(theta), size, dtype_of(numerics)) / factor, layout
-        )
+        super().__init__(geometry, powers_of(theta, size, numerics) / factor, layout)
         self.theta, self.factor = float(theta), float(factor)

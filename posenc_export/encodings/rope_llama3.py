@@ -8,14 +8,7 @@ from typing import Optional
 import torch
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import (
-    Layout,
-    Numerics,
-    Rotary,
-    dtype_of,
-    inverse_powers,
-    rotary_size,
-)
+from posenc_export.encodings.shared.rotary import Layout, Numerics, Rotary, powers_of, rotary_size
 
 
 class RoPELlama3(Rotary):
@@ -69,13 +62,10 @@ class RoPELlama3(Rotary):
                 "rope_llama3: expected high_freq_factor above low_freq_factor above 0, got "
                 f"{high_freq_factor} and {low_freq_factor}"
             )
-        kept = inverse_powers(float(theta), size, dtype_of(numerics))
+        kept = powers_of(theta, size, numerics)
         turns = original_max_positions / (2 * math.pi / kept)
         share = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0, 1)
-        super().__init__(
-            geometry,
-            torch.where(share == 1, kept, (1 - share) * kept / factor + share * kept),
-            layout,
-        )
+        blended = (1 - share) * kept / factor + share * kept
+        super().__init__(geometry, torch.where(share == 1, kept, blended), layout)
         self.theta, self.factor, self.length = float(theta), float(factor), original_max_positions
         self.lower, self.upper = float(low_freq_factor), float(high_freq_factor)

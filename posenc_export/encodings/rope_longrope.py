@@ -2,7 +2,6 @@
 al. 2024, LongRoPE, 3.3; as in Phi-3).
 """
 
-import cmath
 import math
 from typing import List, Literal, Mapping, Optional, Sequence, Tuple, Union
 
@@ -23,7 +22,7 @@ from posenc_export.encodings.shared.base import (
 from posenc_export.encodings.shared.rotary import (
     Layout,
     Numerics,
-    angle_of,
+    angles_of,
     dtype_of,
     multiply_pairs,
     rotary_size,
@@ -99,24 +98,16 @@ class RoPELongRoPE(PositionEncoding):
             )
         if self.lengths == "per_call":
             beyond = positions.amax(dim=1).ge(self.original)[:, None, None, None]
-            of_q = torch.where(
-                beyond, self.rotate_long(q, positions), self.rotate_short(q, positions)
-            )
-            return of_q, torch.where(
-                beyond, self.rotate_long(k, positions), self.rotate_short(k, positions)
-            )
+            far, near = self.rotate_long(q, positions), self.rotate_short(q, positions)
+            of_q = torch.where(beyond, far, near)
+            far, near = self.rotate_long(k, positions), self.rotate_short(k, positions)
+            return of_q, torch.where(beyond, far, near)
         if self.keys == "rotated":
             return self.rotate_short(q, positions), self.rotate_short(k, positions)
-        of_q = two_rotations.query(
-            self.rotate_short(q, positions),
-            self.rotate_long(q, positions),
-            positions,
-            self.size,
-            self.original,
-        )
-        return of_q, two_rotations.key(
-            self.rotate_short(k, positions), self.rotate_long(k, positions), self.size
-        )
+        near, far = self.rotate_short(q, positions), self.rotate_long(q, positions)
+        of_q = two_rotations.query(near, far, positions, self.size, self.original)
+        near, far = self.rotate_short(k, positions), self.rotate_long(k, positions)
+        return of_q, two_rotations.key(near, far, self.size)
 
     def edges(self) -> List[Edge]:
         if self.fixed:
@@ -141,42 +132,44 @@ class RoPELongRoPE(PositionEncoding):
         size, dtype = rotary_size("rope_longrope", geometry, rotary), dtype_of(numerics)
         check_lengths("rope_longrope", lengths, keys)
         self.theta, self.original, self.size = float(theta), original_max_positions, size
-        self.interleaved, self.keys, self.lengths, self.fixed = (
-            layout == "interleaved",
-            keys,
-            lengths,
-            lengths in FIXED,
-        )
+        self.interleaved, self.keys = layout == "interleaved", keys
+        self.lengths, self.fixed = lengths, lengths in FIXED
+        self.cached_twice = keys == "raw" and lengths == "by_position"
         if lengths == "per_call":
             self.works_in = ("bidirectional",)
-        self.cached_twice = keys == "raw" and lengths == "by_position"
+        stretch = max(geometry.max_positions / original_max_positions, 1.0)
+        self.magnitude = math.sqrt(1 + math.log(stretch) / math.log(original_max_positions))
+        if attention_factor is not None:
+            self.magnitude = float(attention_factor)
         self.factors = [
             _factors("short_factor", short_factor, size // 2),
             _factors("long_factor", long_factor, size // 2),
         ]
-        stretch = max(geometry.max_positions / original_max_positions, 1.0)
-        self.magnitude = (
-            math.sqrt(1 + math.log(stretch) / math.log(original_max_positions))
-            if attention_factor is None
-            else float(attention_factor)
-        )
         powers = self.theta ** (torch.arange(0, size, 2, dtype=dtype) / size)
         frequencies = [
-            1.0 / (torch.tensor(factors, dtype=dtype) * powers) for factors in self.factors
+            1.0 / (torch.tensor(set_of, dtype=dtype) * powers) for set_of in self.factors
         ]
         self.single = [set_of.tolist() for set_of in frequencies] if dtype == torch.float32 else []
         self.linear = keys == "raw" and not self.single
-        positions = torch.arange(geometry.max_positions, dtype=dtype)[:, None]
-        chosen = [frequencies[lengths == "long"]] if self.fixed else frequencies
-        angles = [positions * set_of for set_of in chosen]
-        if keys == "rotated":
-            angles = [torch.where(positions < self.original, angles[0], angles[1])]
-        ends = (
-            angles[0],
-            angles[-1][:1] if self.fixed else angles[-1],
-        )  # TorchScript compiles the calls that read the second table
-        self.cos, self.long_cos = (Table((angle.cos() * self.magnitude).numpy()) for angle in ends)
-        self.sin, self.long_sin = (Table((angle.sin() * self.magnitude).numpy()) for angle in ends)
+        near, far = self._angles(geometry.max_positions, frequencies)
+        self.cos, self.sin = self._table(near.cos()), self._table(near.sin())
+        self.long_cos, self.long_sin = self._table(far.cos()), self._table(far.sin())
+
+    def _angles(self, count: int, frequencies: List[Tensor]) -> Tuple[Tensor, Tensor]:
+        """Angles [count,r/2] of the two pairs of tables. With fixed factors the second pair has one
+        row: it is not read, but TorchScript compiles the calls that read it.
+        """
+        positions = torch.arange(count, dtype=frequencies[0].dtype)[:, None]
+        near, far = positions * frequencies[0], positions * frequencies[1]
+        if self.fixed:
+            chosen = far if self.lengths == "long" else near
+            return chosen, chosen[:1]
+        if self.keys == "rotated":
+            near = far = torch.where(positions < self.original, near, far)
+        return near, far
+
+    def _table(self, waves: Tensor) -> Table:
+        return Table((waves * self.magnitude).numpy())
 
     def key_size(self, head_size: int) -> int:
         return head_size + self.size if self.cached_twice else head_size
@@ -215,41 +208,36 @@ def _factors(name: str, text: Factors, count: int) -> List[float]:
 class RoPELongRoPEOracle(Oracle, of=RoPELongRoPE):
     def frequency(self, k: int, far: bool) -> float:
         e = self.encoding
-        return float(
-            e.single[far][k]
-            if e.single
-            else 1 / (e.factors[far][k] * math.pow(e.theta, 2 * k / e.size))
-        )
+        if e.single:
+            return float(e.single[far][k])
+        return float(1 / (e.factors[far][k] * math.pow(e.theta, 2 * k / e.size)))
+
+    def frequencies(self, far: bool) -> List[float]:
+        return [self.frequency(k, far) for k in range(self.encoding.size // 2)]
 
     def tables(self) -> Mapping[str, Rows]:
         e = self.encoding
         if e.single:
             self.table_ulps = 2.0
-        near, far = (
-            [self.frequency(k, long) for k in range(e.size // 2)] for long in (False, True)
-        )
+        near, far = self.frequencies(False), self.frequencies(True)
         if e.fixed:  # the second pair of tables has one row and is not read
             near = far = near if e.lengths != "long" else far
         waves = waves_of(near, e.magnitude, bool(e.single))
         long = waves_of(far, e.magnitude, bool(e.single), ("long_cos", "long_sin"))
-        if e.keys == "rotated":
+        if e.keys != "rotated":
+            return {**waves, **long}
 
-            def chosen(name: str) -> Rows:
-                return lambda p: np.where(p < e.original, waves[name](p), long[f"long_{name}"](p))
+        def chosen(name: str) -> Rows:
+            return lambda p: np.where(p < e.original, waves[name](p), long[f"long_{name}"](p))
 
-            both = {name: chosen(name) for name in waves}
-            return {**both, **{f"long_{name}": rows for name, rows in both.items()}}
-        return {**waves, **long}
+        both = {name: chosen(name) for name in waves}
+        return {**both, **{f"long_{name}": rows for name, rows in both.items()}}
 
     def rotated(self, x: np.ndarray, position: int, seen: int) -> np.ndarray:
+        """Rotate x [D] for a query that has seen `seen` tokens."""
         e = self.encoding
-        angles = [
-            angle_of(position, self.frequency(k, seen > e.original), bool(e.single))
-            for k in range(e.size // 2)
-        ]
-        return multiply_pairs(
-            x, [cmath.rect(e.magnitude, angle) for angle in angles], e.interleaved
-        )
+        angles = angles_of(position, self.frequencies(seen > e.original), bool(e.single))
+        return multiply_pairs(x, e.magnitude * np.exp(1j * angles), e.interleaved)
 
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
         e = self.encoding
@@ -261,22 +249,17 @@ class RoPELongRoPEOracle(Oracle, of=RoPELongRoPE):
             return self.rotated(x, position, position + 1)
         whole = self.rotated(x, position, position + 1)
         own, none = whole[: e.size], np.zeros(e.size)
-        return np.concatenate(
-            (none, whole[e.size :], own)
-            if position + 1 > e.original
-            else (own, whole[e.size :], none)
-        )
+        first, last = (none, own) if position + 1 > e.original else (own, none)
+        return np.concatenate((first, whole[e.size :], last))
 
     def rotate_key(self, x: np.ndarray, position: int) -> np.ndarray:
         e = self.encoding
         if not e.cached_twice:
             return self.rotate(x, position)
-        return np.concatenate(
-            (self.rotated(x, position, 0), self.rotated(x, position, e.original + 1)[: e.size])
-        )
+        near, far = self.rotated(x, position, 0), self.rotated(x, position, e.original + 1)
+        return np.concatenate((near, far[: e.size]))
 
     def score_scale(self, head_size: int) -> float:
         """1 / sqrt(D), where head_size is the size of rotated keys."""
-        return 1 / math.sqrt(
-            head_size - self.encoding.size if self.encoding.cached_twice else head_size
-        )
+        added = self.encoding.size if self.encoding.cached_twice else 0
+        return 1 / math.sqrt(head_size - added)

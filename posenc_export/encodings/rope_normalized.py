@@ -3,17 +3,19 @@ lucidrains' rotary-embedding-torch).
 """
 
 import math
-from typing import Literal, Optional
+from typing import Literal, Mapping, Optional
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.shared.base import Geometry
+from posenc_export.encodings.shared.base import Geometry, Rows
 from posenc_export.encodings.shared.rotary import (
     Layout,
     Numerics,
+    RotationOracle,
     dtype_of,
-    inverse_powers,
+    powers_of,
     rotary_size,
 )
 from posenc_export.encodings.shared.rotary_grid import RotaryGrid
@@ -55,10 +57,10 @@ class RoPENormalized(RotaryGrid):
     least = {"rows": 0, "columns": 0, "frames": 0}
 
     def frequency(self, k: int) -> float:
-        index = k % self.each
+        index = k % self.pairs
         if self.powers:
-            return float(self.theta ** (-index / self.each))
-        return math.pi * (1 + (self.highest / 2 - 1) * index / max(self.each - 1, 1))
+            return float(self.theta ** (-index / self.pairs))
+        return math.pi * (1 + (self.highest / 2 - 1) * index / max(self.pairs - 1, 1))
 
     def __init__(
         self,
@@ -81,49 +83,45 @@ class RoPENormalized(RotaryGrid):
                 f"rope_normalized: expected a rotary size that is a multiple of {2 * axes}, "
                 f"got {size}; set rotary=R"
             )
-        each, dtype, longest = size // (2 * axes), dtype_of(numerics), geometry.max_positions
-        powers = spectrum == "powers"
-        of_axis = (
-            inverse_powers(float(theta), 2 * each, dtype)
-            if powers
-            else torch.linspace(1.0, highest / 2, each, dtype=dtype) * math.pi
-        )
+        pairs, turns = size // (2 * axes), 2 * math.pi if spectrum == "powers" else 1
+        if spectrum == "powers":
+            of_axis = powers_of(theta, 2 * pairs, numerics)
+        else:
+            of_axis = math.pi * torch.linspace(1.0, highest / 2, pairs, dtype=dtype_of(numerics))
+        longest = geometry.max_positions
         counts = [frames] * (axes - 2) + [rows or longest, columns or longest]
-        numbers = torch.stack([_points(count, longest, points, dtype) for count in counts]) * (
-            2 * math.pi if powers else 1
-        )
-        super().__init__(
-            geometry,
-            of_axis.repeat(axes),
-            [axis for axis in range(axes) for _ in range(each)],
-            layout,
-            numbers,
-        )
-        self.axes, self.each, self.counts, self.points, self.powers = (
-            axes,
-            each,
-            counts,
-            points,
-            powers,
-        )
-        self.theta, self.highest = float(theta), float(highest)
+        numbers = torch.stack([_points(n, longest, points, dtype_of(numerics)) for n in counts])
+        axis_of_pair = [axis for axis in range(axes) for _ in range(pairs)]
+        super().__init__(geometry, of_axis.repeat(axes), axis_of_pair, layout, turns * numbers)
+        self.axes, self.pairs, self.counts, self.points = axes, pairs, counts, points
+        self.powers, self.theta = spectrum == "powers", float(theta)
+        self.highest = float(highest)
 
     def point(self, axis: int, coordinate: int) -> float:
         count = self.counts[axis]
         if coordinate >= count:
             return 0.0
-        along = (
-            (coordinate + 0.5) / count
-            if self.points == "centres"
-            else coordinate / max(count - 1, 1)
-        )
+        if self.points == "centres":
+            along = (coordinate + 0.5) / count
+        else:
+            along = coordinate / max(count - 1, 1)
         return (2 * math.pi if self.powers else 1) * (2 * along - 1)
 
 
 def _points(count: int, longest: int, points: Points, dtype: torch.dtype) -> Tensor:
     """Numbers c [longest] of coordinates 0 .. longest - 1 on an axis of `count` places."""
     places = torch.arange(longest, dtype=dtype)
-    inside = (
-        2 * ((places + 0.5) / count) if points == "centres" else 2 * places / max(count - 1, 1)
-    ) - 1
+    shares = (places + 0.5) / count if points == "centres" else places / max(count - 1, 1)
+    inside = 2 * shares - 1
     return torch.where(places < count, inside, 0.0)
+
+
+class RoPENormalizedOracle(RotationOracle, of=RoPENormalized):
+    def tables(self) -> Mapping[str, Rows]:
+        # Points that are computed in float32 depend on the order of operations.
+        return {} if self.encoding.single else super().tables()
+
+    def numbers(self, positions: np.ndarray) -> np.ndarray:
+        e, places = self.encoding, [int(place) for place in positions[:, 0]]
+        of_axis = {axis: [e.point(axis, place) for place in places] for axis in set(e.axis_of_pair)}
+        return np.stack([of_axis[axis] for axis in e.axis_of_pair], axis=1)

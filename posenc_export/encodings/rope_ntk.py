@@ -5,14 +5,7 @@
 from typing import Optional
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import (
-    Layout,
-    Numerics,
-    Rotary,
-    dtype_of,
-    inverse_powers,
-    rotary_size,
-)
+from posenc_export.encodings.shared.rotary import Layout, Numerics, Rotary, powers_of, rotary_size
 
 
 class RoPENTK(Rotary):
@@ -48,5 +41,5 @@ class RoPENTK(Rotary):
     ) -> None:
         size = rotary_size("rope_ntk", geometry, rotary, least=4)
         stretched = float(theta) * factor ** (size / (size - 2))
-        super().__init__(geometry, inverse_powers(stretched, size, dtype_of(numerics)), layout)
+        super().__init__(geometry, powers_of(stretched, size, numerics), layout)
         self.theta, self.factor = float(theta), float(factor)

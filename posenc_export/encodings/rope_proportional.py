@@ -5,14 +5,7 @@ p-RoPE; as in Gemma).
 import torch
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import (
-    Layout,
-    Numerics,
-    Rotary,
-    dtype_of,
-    inverse_powers,
-    rotary_size,
-)
+from posenc_export.encodings.shared.rotary import Layout, Numerics, Rotary, powers_of, rotary_size
 
 
 class RoPEProportional(Rotary):
@@ -49,14 +42,13 @@ class RoPEProportional(Rotary):
         numerics: Numerics = "exact",
     ) -> None:
         size = rotary_size("rope_proportional", geometry, None)
-        rotated, dtype = int(share * size // 2), dtype_of(numerics)
+        rotated = int(share * size // 2)
         if not rotated:
             raise ValueError(
                 f"rope_proportional: expected at least one rotated pair, got share={share} "
                 f"of {size // 2} pairs; choose a larger share"
             )
-        frequencies = inverse_powers(float(theta), size, dtype) / factor
-        super().__init__(
-            geometry, torch.where(torch.arange(size // 2) < rotated, frequencies, 0.0), layout
-        )
+        frequencies = powers_of(theta, size, numerics) / factor
+        frequencies = torch.where(torch.arange(size // 2) < rotated, frequencies, 0.0)
+        super().__init__(geometry, frequencies, layout)
         self.theta, self.factor, self.rotated = float(theta), float(factor), rotated

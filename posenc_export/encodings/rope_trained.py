@@ -9,15 +9,13 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import (
-    Exact,
-    Geometry,
-    Table,
+from posenc_export.encodings.shared.base import Exact, Geometry, Table
+from posenc_export.encodings.shared.prepared import (
     prepare_if_changed,
     prepare_loaded,
     weight_versions,
 )
-from posenc_export.encodings.shared.rotary import Layout, Rotary, inverse_powers, rotary_size
+from posenc_export.encodings.shared.rotary import Layout, Rotary, powers_of, rotary_size
 
 
 class RoPETrained(Rotary):
@@ -50,11 +48,9 @@ class RoPETrained(Rotary):
 
     def frequency(self, k: int) -> float:
         weight = self.weight.value.detach().double()
-        return (
-            float(weight[k])
-            if self.trains == "frequencies"
-            else float((self.theta * math.exp(float(weight))) ** (-2 * k / self.size))
-        )
+        if self.trains == "frequencies":
+            return float(weight[k])
+        return float((self.theta * math.exp(float(weight))) ** (-2 * k / self.size))
 
     def __init__(
         self,
@@ -65,7 +61,7 @@ class RoPETrained(Rotary):
         rotary: Optional[int] = None,
     ) -> None:
         size = rotary_size("rope_trained", geometry, rotary)
-        start = inverse_powers(float(theta), size, torch.float64)
+        start = powers_of(theta, size)
         super().__init__(geometry, start, layout)
         self.count, self.theta, self.trains = geometry.max_positions, float(theta), trains
         self.weight = Exact(start if trains == "frequencies" else torch.zeros(()))
@@ -78,21 +74,15 @@ class RoPETrained(Rotary):
         weight = self.weight().to(torch.float64)
         if self.trains == "frequencies":
             return weight
-        exponents = (
-            torch.arange(0, self.size, 2, dtype=torch.float64, device=weight.device) / self.size
-        )
-        return torch.exp(-exponents * (math.log(self.theta) + weight))
+        k = torch.arange(self.size // 2, dtype=torch.float64, device=weight.device)
+        return torch.exp(-(2 * k / self.size) * (math.log(self.theta) + weight))
 
     def prepare(self) -> None:
-        frequencies = self.frequencies().detach()
-        angles = (
-            torch.arange(self.count, dtype=torch.float64, device=frequencies.device)[:, None]
-            * frequencies
-        )
-        self.cos, self.sin = (
-            Table(turned.cpu().numpy()).to(frequencies.device)
-            for turned in (angles.cos(), angles.sin())
-        )
+        frequencies = self.frequencies().detach().cpu()
+        angles = torch.arange(self.count, dtype=torch.float64)[:, None] * frequencies
+        device = self.weight.value.device
+        self.cos, self.sin = Table(angles.cos().numpy()), Table(angles.sin().numpy())
+        self.cos, self.sin = self.cos.to(device), self.sin.to(device)
         self.prepared = weight_versions(self)
 
     def train(self, mode: bool = True) -> "RoPETrained":
@@ -108,10 +98,7 @@ class RoPETrained(Rotary):
     def trained(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """`rotate` for the current weights, with gradients."""
         angles = positions.clamp(min=0).to(torch.float64).unsqueeze(2) * self.frequencies()
-        cos, sin = (
-            angles.cos().to(torch.float32).unsqueeze(2),
-            angles.sin().to(torch.float32).unsqueeze(2),
-        )
-        return ops.apply_rotation(q, cos, sin, self.interleaved), ops.apply_rotation(
-            k, cos, sin, self.interleaved
-        )
+        cos = angles.cos().to(torch.float32).unsqueeze(2)  # [B,S,1,r/2]
+        sin = angles.sin().to(torch.float32).unsqueeze(2)
+        turned_q = ops.apply_rotation(q, cos, sin, self.interleaved)
+        return turned_q, ops.apply_rotation(k, cos, sin, self.interleaved)

@@ -16,12 +16,12 @@ from posenc_export.encodings.shared.rotary import (
     Place,
     Rotary,
     RotationOracle,
-    dtype_of,
     rotary_size,
 )
 from posenc_export.encodings.shared.yarn import (
     RampBy,
     Truncate,
+    YaRN,
     magnitude_of,
     ramp_of,
     scaled_powers,
@@ -94,34 +94,24 @@ class RoPEYaRN(Rotary):
         ramp: RampBy = "pairs",
         temperature: Temperature = "rotation",
     ) -> None:
-        size, dtype = rotary_size("rope_yarn", geometry, rotary), dtype_of(numerics)
-        scaling = ramp_of(
-            "rope_yarn",
-            size,
-            theta,
-            factor,
-            original_max_positions,
-            beta_fast,
-            beta_slow,
-            truncate,
-            ramp,
-        )
-        magnitude, on_scores = _temperatures(
-            factor, temperature, attention_factor, mscale, mscale_all_dim
-        )
+        size = rotary_size("rope_yarn", geometry, rotary)
+        length = original_max_positions
+        yarn = YaRN(factor, length, beta_fast, beta_slow, attention_factor, truncate)
+        scaling = ramp_of("rope_yarn", yarn, theta, size, ramp)
+        _check_temperature(temperature, attention_factor, mscale, mscale_all_dim)
+        magnitude = on_scores = 1.0
+        if temperature != "off":
+            magnitude = magnitude_of(yarn, mscale, mscale_all_dim)
+        if temperature == "scores":
+            on_scores = stretched(factor, mscale_all_dim) ** 2
         # All entries are rotated: fold the factor on scores into the tables, which a fused kernel
         # reads.
         if size == geometry.head_size:
             magnitude, on_scores = magnitude * math.sqrt(on_scores), 1.0
-        super().__init__(
-            geometry, scaled_powers(float(theta), size, dtype, scaling), layout, magnitude
-        )
-        self.theta, self.factor, self.scaling, self.on_scores = (
-            float(theta),
-            float(factor),
-            scaling,
-            on_scores,
-        )
+        frequencies = scaled_powers(theta, size, numerics, scaling)
+        super().__init__(geometry, frequencies, layout, magnitude)
+        self.theta, self.factor = float(theta), float(factor)
+        self.scaling, self.on_scores = scaling, on_scores
 
 
 class RoPEYaRNOracle(RotationOracle, of=RoPEYaRN):
@@ -134,27 +124,18 @@ class RoPEYaRNOracle(RotationOracle, of=RoPEYaRN):
         return super().rotate(x, position)
 
 
-def _temperatures(
-    factor: float,
-    temperature: Temperature,
-    given: Optional[float],
-    mscale: float,
-    mscale_all_dim: float,
-) -> Tuple[float, float]:
-    """The factor on cos and sin, and the factor on scores."""
-    if temperature == "off":
-        if given is not None or mscale or mscale_all_dim:
-            found = f"attention_factor={given}, mscale={mscale} and mscale_all_dim={mscale_all_dim}"
-            raise ValueError(
-                "rope_yarn: expected no attention_factor, mscale or mscale_all_dim with "
-                f"temperature=off, got {found}; leave them out"
-            )
-        return 1.0, 1.0
+def _check_temperature(
+    temperature: Temperature, factor: Optional[float], mscale: float, mscale_all_dim: float
+) -> None:
+    """Raise ValueError for factors that a temperature does not read, or for one that it lacks."""
+    if temperature == "off" and (factor is not None or mscale or mscale_all_dim):
+        raise ValueError(
+            "rope_yarn: expected no attention_factor, mscale or mscale_all_dim with "
+            f"temperature=off, got attention_factor={factor}, mscale={mscale} and "
+            f"mscale_all_dim={mscale_all_dim}; leave them out"
+        )
     if temperature == "scores" and not mscale_all_dim:
         raise ValueError(
             "rope_yarn: expected mscale_all_dim above 0 with temperature=scores, got "
             f"{mscale_all_dim}; set mscale_all_dim"
         )
-    return magnitude_of(factor, given, mscale, mscale_all_dim), stretched(
-        factor, mscale_all_dim
-    ) ** 2 if temperature == "scores" else 1.0

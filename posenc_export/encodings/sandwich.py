@@ -40,12 +40,10 @@ class Sandwich(PositionEncoding):
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
-        distances = (
-            ops.distances(q_positions, k_positions).abs().clamp(max=self.sums.rows.size(0) - 1)
-        )
-        return torch.nn.functional.embedding(distances.to(torch.int64), self.sums.rows).squeeze(
-            4
-        ) * self.ratios.rows.view(-1, 1, 1)
+        last = self.sums.rows.size(0) - 1
+        distances = ops.distances(q_positions, k_positions).abs().clamp(max=last).to(torch.int64)
+        sums = torch.nn.functional.embedding(distances, self.sums.rows).squeeze(4)  # [B,1,S,T]
+        return sums * self.ratios.rows.view(-1, 1, 1)
 
     def __init__(self, geometry: Geometry, dims: int = 128, base: float = 10000.0) -> None:
         super().__init__()
@@ -67,7 +65,6 @@ class SandwichOracle(Oracle, of=Sandwich):
 
     def bias(self, head: int, query: int, key: int) -> float:
         e = self.encoding
-        product = math.fsum(
-            sinusoids.row(query, e.dims, e.base) * sinusoids.row(key, e.dims, e.base)
-        )
+        of_query, of_key = (sinusoids.row(p, e.dims, e.base) for p in (query, key))
+        product = math.fsum(of_query * of_key)
         return (product - e.dims / 2) / (8 * (head + 1) / e.heads)  # type: ignore[no-any-return]

@@ -64,17 +64,15 @@ class Shaw(PositionEncoding):
         """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S],
         key_positions [B,T] to [B,S,H*D].
         """
-        index = (
-            ops.distances(positions, key_positions).clamp(-self.left, self.right) + self.left
-        ).to(torch.int64)
+        clipped = ops.distances(positions, key_positions).clamp(-self.left, self.right)
+        index = (clipped + self.left).to(torch.int64)  # [B,1,S,T]
         trained, of_values = self.keys, self.values
         table = self.waves.rows if trained is None else trained.to(torch.float32)
         content = ops.pick((scale * q.to(torch.float32)).transpose(1, 2) @ table.t(), index)
         if self.score == "query_key":
-            of_keys = keys.to(torch.float32) @ table.t()
-            content = content + scale * ops.pick(
-                of_keys.index_select(1, self.of_head), index.transpose(2, 3)
-            ).transpose(2, 3)
+            of_keys = (keys.to(torch.float32) @ table.t()).index_select(1, self.of_head)
+            picked = ops.pick(of_keys, index.transpose(2, 3)).transpose(2, 3)  # [B,H,S,T]
+            content = content + scale * picked
         if not self.relative_values:
             return ops.attend(q, keys, values, mask, content, scale)
         y, weights = ops.attend_with_weights(q, keys, values, mask, content, scale)
@@ -85,10 +83,8 @@ class Shaw(PositionEncoding):
         return y + relative.transpose(1, 2).flatten(2).to(values.dtype)
 
     def edges(self) -> List[Edge]:
-        return [
-            Edge(f"{side} {reach}", reach + 1)
-            for side, reach in (("left", self.left), ("right", self.right))
-        ]
+        sides = (("left", self.left), ("right", self.right))
+        return [Edge(f"{side} {reach}", reach + 1) for side, reach in sides]
 
     def __init__(
         self,
@@ -105,49 +101,31 @@ class Shaw(PositionEncoding):
                 "shaw: expected an even head size for a sinusoidal table, got "
                 f"{geometry.head_size}; choose another head size"
             )
-        self.left, self.right, self.score, self.relative_values, size = (
-            left,
-            right,
-            score,
-            values == "relative",
-            geometry.head_size,
-        )
+        self.left, self.right, self.score = left, right, score
+        self.relative_values, size = values == "relative", geometry.head_size
         rows, fixed = left + right + 1, table == "sinusoidal"
         # A trained table leaves one unused row of sinusoids, because torch.export writes no empty
         # table.
-        self.waves = Table(
-            sinusoids.rows(np.arange(rows if fixed else 1)[:, None] * sinusoids.frequencies(size))
-        )
+        places = np.arange(rows if fixed else 1)[:, None]
+        self.waves = Table(sinusoids.rows(places * sinusoids.frequencies(size)))
         self.of_head: Tensor
-        self.register_buffer(
-            "of_head",
-            torch.arange(geometry.heads)
-            // (geometry.heads // (geometry.kv_heads or geometry.heads)),
-            persistent=False,
-        )
+        self.register_buffer("of_head", geometry.key_head(), persistent=False)
         for name, count in (("keys", rows), ("values", rows if values == "relative" else 0)):
-            self.register_parameter(
-                name,
-                None if fixed else torch.nn.Parameter(torch.randn(count, size) / math.sqrt(size)),
-            )
+            trained = None if fixed else torch.randn(count, size) / math.sqrt(size)
+            self.register_parameter(name, None if trained is None else torch.nn.Parameter(trained))
 
 
 class ShawOracle(Oracle, of=Shaw):
     def __init__(self, encoding: Shaw) -> None:
         super().__init__(encoding)
         if "keys" not in self.weights:
-            waves = np.stack(
-                [
-                    sinusoids.row(n, encoding.waves.exact.shape[1])
-                    for n in range(encoding.left + encoding.right + 1)
-                ]
-            )
+            count, size = encoding.left + encoding.right + 1, encoding.waves.exact.shape[1]
+            waves = np.stack([sinusoids.row(n, size) for n in range(count)])
             self.weights = {"keys": waves, "values": waves}
 
     def row(self, query: int, key: int) -> int:
-        return int(
-            min(max(key - query, -self.encoding.left), self.encoding.right) + self.encoding.left
-        )
+        e = self.encoding
+        return int(min(max(key - query, -e.left), e.right) + e.left)
 
     def content(self, head: int, q: np.ndarray, k: np.ndarray, query: int, key: int) -> float:
         a = self.weights["keys"][self.row(query, key)]

@@ -65,29 +65,20 @@ class Sinusoidal(PositionEncoding):
                 "width or odd=zero"
             )
         half, self.unencoded = divmod(geometry.width, 2)
-        self.base, self.interleaved, self.steps = (
-            float(base),
-            layout == "interleaved",
-            half - (divisor == "fairseq"),
-        )
+        self.base, self.interleaved = float(base), layout == "interleaved"
+        self.steps = half - (divisor == "fairseq")
         self.offset, self.scale, self.factor = offset, float(scale), float(factor)
+        self.computed = angles == "computed"
         frequencies = self.base ** (-np.arange(half) / max(self.steps, 1))
-        self.computed, high = angles == "computed", frequencies.astype(np.float32)
-        self.frequencies = Table(
-            np.stack((high, frequencies - high))
-        )  # two float32 parts, which together have 48 significant bits
+        # Two float32 parts, which together have 48 significant bits.
+        high = frequencies.astype(np.float32)
+        self.frequencies = Table(np.stack((high, frequencies - high)))
         # Computed rows leave one unused row in the table, because torch.export writes no empty
         # table.
-        positions = (
-            np.arange(1 if self.computed else geometry.max_positions, dtype=np.float64) + offset
-        )
-        self.table = Table(
-            self.factor
-            * np.pad(
-                sinusoids.rows(positions[:, None] * frequencies, self.interleaved),
-                ((0, 0), (0, self.unencoded)),
-            )
-        )
+        count = 1 if self.computed else geometry.max_positions
+        positions = np.arange(count, dtype=np.float64)[:, None] + offset
+        rows = sinusoids.rows(positions * frequencies, self.interleaved)
+        self.table = Table(self.factor * np.pad(rows, ((0, 0), (0, self.unencoded))))
 
     def waves(self, positions: Tensor) -> Tensor:
         """Compute the rows [B,S,E] float32 at positions [B,S] int64."""
@@ -96,20 +87,18 @@ class Sinusoidal(PositionEncoding):
             (positions.clamp(min=0) + self.offset).unsqueeze(2).to(torch.float64)
             * (frequencies[0] + frequencies[1])
         )
-        sines, cosines = angles.sin(), angles.cos()
-        rows = (
-            torch.stack((sines, cosines), dim=-1).flatten(-2)
-            if self.interleaved
-            else torch.cat((sines, cosines), dim=-1)
-        )
+        waves = (angles.sin(), angles.cos())
+        if self.interleaved:
+            rows = torch.stack(waves, dim=-1).flatten(-2)
+        else:
+            rows = torch.cat(waves, dim=-1)
         if self.factor != 1.0:
             rows = rows * self.factor
         return torch.nn.functional.pad(rows, [0, self.unencoded]) if self.unencoded else rows
 
     def initialise_tokens(self, table: Tensor) -> None:
-        torch.nn.init.normal_(
-            table, std=table.size(1) ** -0.5
-        )  # as in the paper: with scale sqrt(d), tokens are as large as the sinusoids
+        # As in the paper: with scale sqrt(d), tokens are as large as the sinusoids.
+        torch.nn.init.normal_(table, std=table.size(1) ** -0.5)
 
 
 class SinusoidalOracle(Oracle, of=Sinusoidal):

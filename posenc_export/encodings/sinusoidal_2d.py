@@ -66,20 +66,14 @@ class Sinusoidal2D(PositionEncoding):
                 "sinusoidal_2d: expected a width that is a multiple of 4, got "
                 f"{geometry.width}; choose another width"
             )
-        self.base, self.first, self.interleaved = (
-            float(base),
-            1 if first == "column" else 0,
-            layout == "interleaved",
-        )
-        self.scale, self.factor = float(scale), float(factor)
-        longest, pairs = geometry.max_positions, geometry.width // 4
-        self.counts = (rows or longest, columns or longest)
-        table = sinusoids.rows(
-            np.arange(longest)[:, None] * self.base ** (-np.arange(pairs) / pairs), self.interleaved
-        )
+        self.base, self.interleaved = float(base), layout == "interleaved"
+        self.first, self.scale, self.factor = int(first == "column"), float(scale), float(factor)
+        places, pairs = np.arange(geometry.max_positions)[:, None], geometry.width // 4
+        frequencies = self.base ** (-np.arange(pairs) / pairs)
+        rows_of_all = self.factor * sinusoids.rows(places * frequencies, self.interleaved)
+        self.counts = (rows or len(places), columns or len(places))
         self.of_row, self.of_column = (
-            Table(self.factor * table * (np.arange(longest) < count)[:, None])
-            for count in self.counts
+            Table(rows_of_all * (places < count)) for count in self.counts
         )
 
 

@@ -34,16 +34,15 @@ class Swin(PositionEncoding):
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
         index = offset_index(q_positions, k_positions, self.rows, self.columns)
-        return torch.nn.functional.embedding(index, self.table.weight.to(torch.float32)).permute(
-            0, 3, 1, 2
-        )
+        rows = torch.nn.functional.embedding(index, self.table.weight.to(torch.float32))
+        return rows.permute(0, 3, 1, 2)
 
     def __init__(self, geometry: Geometry, rows: int = 0, columns: int = 0) -> None:
         super().__init__()
         self.rows, self.columns = self.window = window_of("swin", geometry, rows, columns)
-        self.table = torch.nn.Embedding(
-            (2 * self.rows - 1) * (2 * self.columns - 1), geometry.heads
-        )  # initialised from N(0, 1), so that scores differ before training
+        count = (2 * self.rows - 1) * (2 * self.columns - 1)
+        # Initialised from N(0, 1), so that scores differ before training.
+        self.table = torch.nn.Embedding(count, geometry.heads)
 
 
 class SwinOracle(Oracle, of=Swin):

@@ -49,12 +49,10 @@ class SwinV2(PositionEncoding):
                 self.first.bias.to(torch.float32),
             )
         )
-        table = 16 * torch.sigmoid(
-            torch.nn.functional.linear(inner, self.second.weight.to(torch.float32))
-        )
-        return torch.nn.functional.embedding(
-            offset_index(q_positions, k_positions, self.rows, self.columns), table
-        ).permute(0, 3, 1, 2)
+        scores = torch.nn.functional.linear(inner, self.second.weight.to(torch.float32))
+        table = 16 * torch.sigmoid(scores)
+        index = offset_index(q_positions, k_positions, self.rows, self.columns)
+        return torch.nn.functional.embedding(index, table).permute(0, 3, 1, 2)
 
     def __init__(
         self,
@@ -67,26 +65,19 @@ class SwinV2(PositionEncoding):
     ) -> None:
         super().__init__()
         self.rows, self.columns = self.window = window_of("swin_v2", geometry, rows, columns)
-        for name, size in (
-            ("pretrained_rows", pretrained_rows),
-            ("pretrained_columns", pretrained_columns),
-        ):
+        pretrained = {"pretrained_rows": pretrained_rows, "pretrained_columns": pretrained_columns}
+        for name, size in pretrained.items():
             if size < 0 or size == 1:
                 raise ValueError(
                     f"swin_v2: expected {name} to be 0 or at least 2, got {size}; set "
                     f"{name}=0 for the size of the window"
                 )
         self.spans = (pretrained_rows or self.rows) - 1, (pretrained_columns or self.columns) - 1
-        down, right = (
-            _spaced(n, span) for n, span in zip((self.rows, self.columns), self.spans, strict=True)
-        )
-        self.offsets = Table(
-            np.stack(np.broadcast_arrays(down[:, None], right[None]), axis=-1).reshape(-1, 2)
-        )
-        self.first, self.second = (
-            torch.nn.Linear(2, hidden),
-            torch.nn.Linear(hidden, geometry.heads, bias=False),
-        )
+        down, right = _spaced(self.rows, self.spans[0]), _spaced(self.columns, self.spans[1])
+        offsets = np.stack(np.broadcast_arrays(down[:, None], right[None]), axis=-1)
+        self.offsets = Table(offsets.reshape(-1, 2))
+        self.first = torch.nn.Linear(2, hidden)
+        self.second = torch.nn.Linear(hidden, geometry.heads, bias=False)
         torch.nn.init.normal_(self.second.weight, std=1.0)  # so that scores differ before training
 
 
@@ -104,8 +95,5 @@ class SwinV2Oracle(Oracle, of=SwinV2):
             for d, span in zip((i - j, m - n), self.encoding.spans, strict=True)
         ]
         first, offset, second = self.weights.values()
-        inner = [
-            max(0.0, first[c, 0] * x[0] + first[c, 1] * x[1] + offset[c])
-            for c in range(len(offset))
-        ]
-        return 16 / (1 + math.exp(-sum(second[head, c] * value for c, value in enumerate(inner))))
+        inner = np.maximum(0.0, first @ x + offset)
+        return 16 / (1 + math.exp(-float(second[head] @ inner)))

@@ -73,20 +73,13 @@ class T5(PositionEncoding):
                 f"t5: expected max_distance above {exact}, the number of buckets of single "
                 f"distances, got {max_distance}; set max_distance=N"
             )
-        self.buckets, self.max_distance, self.causal, self.scores = (
-            buckets,
-            max_distance,
-            geometry.causal,
-            scores,
-        )
+        self.buckets, self.max_distance = buckets, max_distance
+        self.causal, self.scores = geometry.causal, scores
         self.of_distance: Tensor
-        near = _buckets(np.arange(max_distance + 1), buckets // sides, max_distance)
-        whole = (
-            near
-            if geometry.causal
-            else np.concatenate((near[:0:-1], near[:1], near[1:] + buckets // 2))
-        )
-        self.register_buffer("of_distance", torch.from_numpy(whole), persistent=False)
+        index = _buckets(np.arange(max_distance + 1), buckets // sides, max_distance)
+        if not geometry.causal:
+            index = np.concatenate((index[:0:-1], index[:1], index[1:] + buckets // 2))
+        self.register_buffer("of_distance", torch.from_numpy(index), persistent=False)
         self.table = torch.nn.Embedding(buckets, geometry.heads)
         torch.nn.init.normal_(self.table.weight, std=geometry.width**-0.5)  # as T5
 
@@ -97,9 +90,8 @@ class T5(PositionEncoding):
 def _buckets(distances: np.ndarray, buckets: int, max_distance: int) -> np.ndarray:
     """Buckets [n] int64 of distances [n] on one side."""
     exact = buckets // 2
-    ratio = (
-        torch.from_numpy(np.maximum(distances, 1)).to(torch.float32) / exact
-    )  # in torch: numpy's float32 logarithm may differ in the last digit
+    # In torch: numpy's float32 logarithm may differ in the last digit.
+    ratio = torch.from_numpy(np.maximum(distances, 1)).to(torch.float32) / exact
     steps = torch.log(ratio) / math.log(max_distance / exact) * (buckets - exact)
     far = np.minimum(exact + steps.to(torch.int64).numpy(), buckets - 1)
     return np.where(distances < exact, distances, far)
@@ -114,15 +106,11 @@ class T5Oracle(Oracle, of=T5):
 
     def bucket(self, ahead: int) -> int:
         e = self.encoding
-        count, first = (
-            (e.buckets, 0) if e.causal else (e.buckets // 2, e.buckets // 2 if ahead > 0 else 0)
-        )
+        count = e.buckets if e.causal else e.buckets // 2
+        first = count if ahead > 0 and not e.causal else 0
         distance, exact = abs(ahead), count // 2
         if distance < exact:
             return int(first + distance)
-        ratio = (
-            torch.log(torch.tensor(distance, dtype=torch.float32) / exact)
-            / math.log(e.max_distance / exact)
-            * (count - exact)
-        )
-        return int(first + min(exact + int(ratio), count - 1))
+        ratio = torch.log(torch.tensor(distance, dtype=torch.float32) / exact)
+        steps = int(ratio / math.log(e.max_distance / exact) * (count - exact))
+        return int(first + min(exact + steps, count - 1))

@@ -79,11 +79,8 @@ class TransformerXL(PositionEncoding):
         projected = by_head @ self.weight.to(torch.float32)
         s, c = projected.split(self.width // 2, dim=-1)
         cos, sin = self.waves(positions).unsqueeze(1).split(self.width // 2, dim=-1)
-        relative = ops.wave_products(
-            torch.cat((s * sin + c * cos, c * sin - s * cos), dim=-1),
-            key_positions,
-            self.waves.rows,
-        )
+        turned = torch.cat((s * sin + c * cos, c * sin - s * cos), dim=-1)  # [B,H,S,E]
+        relative = ops.wave_products(turned, key_positions, self.waves.rows)
         if self.clamp > 0:
             behind, ahead = (projected @ self.ends.rows).split(1, dim=-1)
             distances = ops.distances(positions, key_positions)
@@ -94,13 +91,11 @@ class TransformerXL(PositionEncoding):
             )
         added, segment = self.s, self.segment
         if added is not None and segment is not None and len(states) > 0:
-            of_pairs = (q.to(torch.float32) + added.to(torch.float32)).transpose(1, 2) @ segment.to(
-                torch.float32
-            ).permute(1, 2, 0)
+            by_head = (q.to(torch.float32) + added.to(torch.float32)).transpose(1, 2)
+            of_pairs = by_head @ segment.to(torch.float32).permute(1, 2, 0)  # [B,H,S,2]
             same, other = of_pairs.split(1, dim=-1)
-            relative = relative + torch.where(
-                ops.distances(states[0], states[0]).eq(0), same, other
-            )
+            is_same = ops.distances(states[0], states[0]).eq(0)
+            relative = relative + torch.where(is_same, same, other)
         return ops.attend((q + self.u.to(q.dtype)), keys, values, mask, scale * relative, scale)
 
     def edges(self) -> List[Edge]:
@@ -118,22 +113,18 @@ class TransformerXL(PositionEncoding):
         self.width, self.clamp = geometry.width, clamp
         frequencies = sinusoids.frequencies(geometry.width)
         angles = np.arange(geometry.max_positions)[:, None] * frequencies
-        self.waves = Table(
-            np.concatenate((np.cos(angles), np.sin(angles)), axis=1)
-        )  # cosines first, in the order of the rotated queries
+        # Cosines first, in the order of the rotated queries.
+        self.waves = Table(np.concatenate((np.cos(angles), np.sin(angles)), axis=1))
         ends = np.outer(frequencies, (clamp, -clamp))  # before and after the query
         self.ends = Table(np.concatenate((np.sin(ends), np.cos(ends))))
-        self.u = torch.nn.Parameter(0.5 * torch.randn(geometry.heads, geometry.head_size))
-        self.v = torch.nn.Parameter(0.5 * torch.randn(geometry.heads, geometry.head_size))
-        self.weight = torch.nn.Parameter(
-            torch.randn(geometry.heads, geometry.head_size, geometry.width)
-            / math.sqrt(geometry.width)
-        )
         pairs, size = segments == "pairs", (geometry.heads, geometry.head_size)
-        self.register_parameter("s", torch.nn.Parameter(0.5 * torch.randn(size)) if pairs else None)
-        self.register_parameter(
-            "segment", torch.nn.Parameter(torch.randn(2, *size)) if pairs else None
+        self.u = torch.nn.Parameter(0.5 * torch.randn(size))
+        self.v = torch.nn.Parameter(0.5 * torch.randn(size))
+        self.weight = torch.nn.Parameter(
+            torch.randn(*size, geometry.width) / math.sqrt(geometry.width)
         )
+        self.s = torch.nn.Parameter(0.5 * torch.randn(size)) if pairs else None
+        self.segment = torch.nn.Parameter(torch.randn(2, *size)) if pairs else None
 
 
 class TransformerXLOracle(Oracle, of=TransformerXL):
@@ -151,9 +142,8 @@ class TransformerXLOracle(Oracle, of=TransformerXL):
         clamp, d = self.encoding.clamp, query - key
         waves = sinusoids.row(min(max(d, -clamp), clamp) if clamp else d, weight.shape[1])
         r = np.concatenate((waves[::2], waves[1::2]))
-        return float(
-            u @ k + (q + v) @ (weight @ r) + self.segment_term(head, q, query, key)
-        ) / math.sqrt(len(q))
+        score = u @ k + (q + v) @ (weight @ r) + self.segment_term(head, q, query, key)
+        return float(score) / math.sqrt(len(q))
 
     def segment_term(self, head: int, q: np.ndarray, query: int, key: int) -> float:
         if self.types is None or "segment" not in self.weights:

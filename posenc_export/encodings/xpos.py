@@ -43,14 +43,10 @@ class XPos(PositionEncoding):
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
-        return (
-            ops.rotate_pairs(
-                q, positions, self.q_cos.rows, self.q_sin.rows, self.interleaved, False
-            ),
-            ops.rotate_pairs(
-                k, positions, self.k_cos.rows, self.k_sin.rows, self.interleaved, False
-            ),
-        )
+        q_rows, k_rows = (self.q_cos.rows, self.q_sin.rows), (self.k_cos.rows, self.k_sin.rows)
+        of_q = ops.rotate_pairs(q, positions, q_rows[0], q_rows[1], self.interleaved, False)
+        of_k = ops.rotate_pairs(k, positions, k_rows[0], k_rows[1], self.interleaved, False)
+        return of_q, of_k
 
     def __init__(
         self,
@@ -62,12 +58,8 @@ class XPos(PositionEncoding):
     ) -> None:
         super().__init__()
         size = rotary_size("xpos", geometry, None)
-        self.theta, self.gamma, self.base, self.size = (
-            float(theta),
-            float(gamma),
-            float(scale_base),
-            size,
-        )
+        self.theta, self.size = float(theta), size
+        self.gamma, self.base = float(gamma), float(scale_base)
         self.interleaved, self.centre = layout == "interleaved", geometry.max_positions // 2
         k = np.arange(0, size, 2) / size
         decay = np.log((k + gamma) / (1 + gamma))
@@ -79,10 +71,8 @@ class XPos(PositionEncoding):
                 f"max_positions={geometry.max_positions}; set a larger scale_base"
             )
         positions = np.arange(geometry.max_positions)[:, None]
-        angles, factors = (
-            positions * self.theta**-k,
-            np.exp((positions - self.centre) / self.base * decay),
-        )
+        angles = positions * self.theta**-k
+        factors = np.exp((positions - self.centre) / self.base * decay)
         self.q_cos, self.q_sin = Table(np.cos(angles) * factors), Table(np.sin(angles) * factors)
         self.k_cos, self.k_sin = Table(np.cos(angles) / factors), Table(np.sin(angles) / factors)
 
@@ -110,16 +100,10 @@ class XPosOracle(Oracle, of=XPos):
 
     def rotated(self, x: np.ndarray, position: int, sign: int) -> np.ndarray:
         e = self.encoding
-        shares = [2 * k / e.size for k in range(e.size // 2)]
-        factors = [
-            math.pow((share + e.gamma) / (1 + e.gamma), sign * (position - e.centre) / e.base)
-            for share in shares
-        ]
-        return multiply_pairs(
-            x,
-            [
-                f * cmath.exp(1j * position / math.pow(e.theta, s))
-                for f, s in zip(factors, shares, strict=True)
-            ],
-            e.interleaved,
-        )
+        factors = []
+        for k in range(e.size // 2):
+            share = 2 * k / e.size
+            base = (share + e.gamma) / (1 + e.gamma)
+            magnitude = math.pow(base, sign * (position - e.centre) / e.base)
+            factors.append(cmath.rect(magnitude, position / math.pow(e.theta, share)))
+        return multiply_pairs(x, factors, e.interleaved)

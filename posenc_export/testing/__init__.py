@@ -65,19 +65,18 @@ def check_encoding(
             )
     say = progress or _print
     say(f"{cls.__name__}: comparing with its oracle")
+    spec = {"name": NAME, **(parameters or {})}
     with _registered(cls):
-        config = _config({"name": NAME, **(parameters or {})}, cls, max_positions)
-        found: Dict[str, Any] = {
-            "oracle": against_oracle.check(cls, {"name": NAME, **(parameters or {})}, max_positions)
-        }
-        _check_float16(cls, {"name": NAME, **(parameters or {})}, max_positions)
+        config = _config(spec, cls, max_positions)
+        errors = against_oracle.check(cls, spec, max_positions)
+        _check_float16(cls, spec, max_positions)
         sources, certificates = Sources(seeded(config)), {}
         with tempfile.TemporaryDirectory() as folder:
             for target in targets:
-                certificates[target] = export(
-                    sources, target, Path(folder) / target, progress=say
-                ).certificate
-        return {**found, "targets": certificates, "faults": _check_faults(cls, config, faults, say)}
+                manifest = export(sources, target, Path(folder) / target, progress=say)
+                certificates[target] = manifest.certificate
+        detected = _check_faults(cls, config, faults, say)
+        return {"oracle": errors, "targets": certificates, "faults": detected}
 
 
 def _print(line: str) -> None:

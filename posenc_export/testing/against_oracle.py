@@ -9,18 +9,14 @@ import numpy as np
 import torch
 
 from posenc_export import encodings
-from posenc_export.encodings import Geometry, PositionEncoding
+from posenc_export.encodings import Geometry, Oracle, PositionEncoding
 from posenc_export.encodings.shared.combined import overrides
 from posenc_export.encodings.shared.functions import FunctionBias, FunctionRotation
 from posenc_export.models.randomness import drawn_from
 from posenc_export.shared.numerics import tolerance, worst_error
 
-HEADS, KV_HEADS, HEAD_SIZE, WIDTH = (
-    6,
-    3,
-    16,
-    48,
-)  # grouped heads, and numbers of heads and a width that are not powers of two
+# Grouped heads, and numbers of heads and a width that are not powers of two.
+HEADS, KV_HEADS, HEAD_SIZE, WIDTH = 6, 3, 16, 48
 # Errors below it may be those of angles in float32, 6e-8 of the position, or of tables in float16.
 ROUNDING = 1e-2
 PLACES = (0, 1, 2, 255, 1000)  # positions that are compared, besides the last one
@@ -64,61 +60,86 @@ def check(
         AssertionError: a hook that differs from the oracle; the message names the place of the
             largest difference.
     """
-    found: Dict[str, Worst] = {}
+    by_hook: Dict[str, Worst] = {}
     places = sorted({place for place in PLACES if place < max_positions} | {max_positions - 1})
     for kind in cls.works_in:
         with drawn_from(0):
             encoding = encodings.build(spec, geometry_of(max_positions, kind == "causal"))
-            for compared in (
-                *_rows(encoding, places),
-                *_scores(encoding, places, kind == "causal"),
-            ):
-                worst = _worst(compared)
-                if compared.hook not in found or worst.error > found[compared.hook].error:
-                    found[compared.hook] = worst
+            results = (*_rows(encoding, places), *_scores(encoding, places, kind == "causal"))
+        for compared in results:
+            worst = _worst(compared)
+            if compared.hook not in by_hook or worst.error > by_hook[compared.hook].error:
+                by_hook[compared.hook] = worst
     bound = tolerance("float32", 1, 1)
-    for hook, worst in found.items():
+    for hook, worst in by_hook.items():
         if not worst.error <= bound:
             raise AssertionError(
                 f"check_encoding {cls.__name__}: {_problem(encoding, hook, worst, bound)}"
             )
-    return {hook: worst.error for hook, worst in found.items()}
+    return {hook: worst.error for hook, worst in by_hook.items()}
 
 
 def _problem(encoding: PositionEncoding, hook: str, worst: Worst, bound: float) -> str:
     """Return the message about a hook that differs from its oracle."""
     derived = isinstance(encoding, (FunctionBias, FunctionRotation))
     if not (math.isfinite(worst.actual) and math.isfinite(worst.expected)):
-        got = (
-            f"{worst.actual:.8g} from your function"
-            if derived
-            else f"{worst.actual:.8g} from {hook} and {worst.expected:.8g} from its oracle"
-        )
-        remedy = (
-            "compute with the absolute distance, or select with torch.where"
-            if worst.ahead
-            else "correct the formula there"
-        )
-        causal = (
-            ', or set works_in = ("causal",) in the class' if worst.ahead and not derived else ""
-        )
-        return f"expected finite numbers at {worst.place}, got {got}; {remedy}{causal}"
-    found = (
+        return _not_finite(hook, worst, derived)
+    got = (
         f"{worst.error:.1e}, worst at {worst.place}: expected {worst.expected:.8g}, got "
         f"{worst.actual:.8g}"
     )
     if derived:
         return (
-            f"expected {hook} within {bound:.1e} of your function in float64, got {found}; "
+            f"expected {hook} within {bound:.1e} of your function in float64, got {got}; "
             "subtract positions before any division"
         )
-    remedy = (
-        _precision(encoding, hook) if worst.error < ROUNDING else "correct the hook or the oracle"
-    )
+    if worst.error < ROUNDING:
+        remedy = _precision(encoding, hook)
+    else:
+        remedy = "correct the hook or the oracle"
+        if hook == "rotate" and _by_head(encoding):
+            remedy = (
+                "it rotates heads, or queries and keys, differently: override `rotate_heads` of "
+                "the oracle, which gets all query heads of a token, and for keys `rotate_key` or "
+                "`rotate_key_heads`"
+            )
     return (
-        f"expected {hook} within {bound:.1e} of its oracle, got {found}: your module disagrees "
+        f"expected {hook} within {bound:.1e} of its oracle, got {got}: your module disagrees "
         f"with your oracle; {remedy}"
     )
+
+
+def _not_finite(hook: str, worst: Worst, derived: bool) -> str:
+    """Return the message about numbers that are not finite."""
+    got = f"{worst.actual:.8g} from {hook} and {worst.expected:.8g} from its oracle"
+    if derived:
+        got = f"{worst.actual:.8g} from your function"
+    remedy = "correct the formula there"
+    if worst.ahead:
+        remedy = "compute with the absolute distance, or select with torch.where"
+        if not derived:
+            remedy += ', or set works_in = ("causal",) in the class'
+    return f"expected finite numbers at {worst.place}, got {got}; {remedy}"
+
+
+def _by_head(encoding: PositionEncoding) -> bool:
+    """Whether heads, or queries and keys, are rotated differently, and the oracle has no hook
+    that knows it.
+    """
+    oracle = type(encoding.oracle())
+    if any(
+        getattr(oracle, hook) is not getattr(Oracle, hook)
+        for hook in ("rotate_heads", "rotate_key", "rotate_key_heads")
+    ):
+        return False
+    head, positions = torch.ones(HEAD_SIZE), torch.tensor([[3]])
+    if encoding.axes:
+        positions = positions.expand(encoding.axes, 1, 1)
+    rotated = encoding.rotate(
+        head.expand(1, 1, HEADS, -1), head.expand(1, 1, KV_HEADS, -1), positions
+    )
+    heads = torch.cat(rotated, dim=2)  # [1,1,H+K,*]
+    return not torch.allclose(heads, heads[:, :, :1].expand_as(heads), atol=ROUNDING)
 
 
 def _precision(encoding: PositionEncoding, hook: str) -> str:
@@ -145,13 +166,8 @@ def _worst(compared: Compared) -> Worst:
     )
     ahead = compared.hook == "bias" and entry[-1] > entry[-2]
     error = worst_error(compared.actual, compared.expected)
-    return Worst(
-        error,
-        compared.name(*entry),
-        float(compared.actual[entry]) + 0.0,
-        float(compared.expected[entry]) + 0.0,
-        ahead,
-    )  # + 0.0: no -0
+    actual, expected = float(compared.actual[entry]) + 0.0, float(compared.expected[entry]) + 0.0
+    return Worst(error, compared.name(*entry), actual, expected, ahead)  # + 0.0: no -0
 
 
 def _rows(encoding: PositionEncoding, places: List[int]) -> Iterator[Compared]:
@@ -162,29 +178,19 @@ def _rows(encoding: PositionEncoding, places: List[int]) -> Iterator[Compared]:
             x = torch.randn(1, len(places), encoding.token_width(WIDTH))
             states = [torch.zeros(1, *carried.sizes) for carried in encoding.embed_states()]
             expected = oracle.embed_rows(_numbers(x[0]), of_tokens)
-            yield Compared(
-                "embed",
-                _numbers(encoding.embed_next(x, coordinates, states)[0][0]),
-                expected,
-                _namer(of_tokens),
-            )
+            actual = _numbers(encoding.embed_next(x, coordinates, states)[0][0])
+            yield Compared("embed", actual, expected, _namer(of_tokens))
         if overrides(encoding, "rotate"):
-            heads = (
-                torch.randn(1, len(places), HEADS, HEAD_SIZE),
-                torch.randn(1, len(places), KV_HEADS, HEAD_SIZE),
-            )
-            turned = zip(
-                ("query", "key"),
-                heads,
-                (oracle.rotate_heads, oracle.rotate_key_heads),
-                encoding.rotate(*heads, coordinates),
-                strict=True,
-            )
-            for what, x, turn, actual in turned:
-                expected = np.stack(
-                    [turn(_numbers(row), place) for row, place in zip(x[0], of_tokens, strict=True)]
-                )
-                yield Compared("rotate", _numbers(actual[0]), expected, _namer(of_tokens, what))
+            q = torch.randn(1, len(places), HEADS, HEAD_SIZE)
+            k = torch.randn(1, len(places), KV_HEADS, HEAD_SIZE)
+            turned_q, turned_k = encoding.rotate(q, k, coordinates)
+            for what, x, turn, turned in (
+                ("query", q, oracle.rotate_heads, turned_q),
+                ("key", k, oracle.rotate_key_heads, turned_k),
+            ):
+                rows = zip(_numbers(x[0]), of_tokens, strict=True)
+                expected = np.stack([turn(row, place) for row, place in rows])
+                yield Compared("rotate", _numbers(turned[0]), expected, _namer(of_tokens, what))
 
 
 def _namer(of_tokens: List[Any], what: str = "") -> Callable[..., str]:
@@ -221,21 +227,20 @@ def _scores(encoding: PositionEncoding, places: List[int], causal: bool) -> Iter
     oracle is not asked for them.
     """
     index, oracle = torch.tensor([places]), encoding.oracle()
-    made: Optional[torch.Tensor] = encoding.bias(index, index)
-    if made is None:
+    bias: Optional[torch.Tensor] = encoding.bias(index, index)
+    if bias is None:
         return
     shape = (HEADS, len(places), len(places))
     seen = np.tril(np.ones(shape, bool)) if causal else np.ones(shape, bool)
     expected = np.zeros(shape)
     for head, query, key in np.argwhere(seen).tolist():
         expected[head, query, key] = oracle.bias(head, places[query], places[key])
-    actual = np.where(seen, np.broadcast_to(_numbers(made[0]), shape), 0.0)
-    yield Compared(
-        "bias",
-        actual,
-        expected,
-        lambda head, query, key: f"query {places[query]}, key {places[key]}, head {head}",
-    )
+    actual = np.where(seen, np.broadcast_to(_numbers(bias[0]), shape), 0.0)
+
+    def name(head: int, query: int, key: int) -> str:
+        return f"query {places[query]}, key {places[key]}, head {head}"
+
+    yield Compared("bias", actual, expected, name)
 
 
 def _numbers(x: torch.Tensor) -> np.ndarray:

@@ -20,12 +20,8 @@ class Faulty(PositionEncoding):
     def __init__(self, inner: PositionEncoding) -> None:
         super().__init__()
         self.inner = inner
-        self.shared, self.works_in, self.axes, self.chunk = (
-            inner.shared,
-            inner.works_in,
-            inner.axes,
-            inner.chunk,
-        )
+        self.shared, self.works_in = inner.shared, inner.works_in
+        self.axes, self.chunk = inner.axes, inner.chunk
 
     def changed_positions(self, positions: Tensor) -> Tensor:
         """Positions of queries and tokens that the encoding receives."""
@@ -51,9 +47,8 @@ class Faulty(PositionEncoding):
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         changed = self.changed_positions(positions)
-        return self.inner.rotate(q, k, changed)[0], self.inner.rotate(
-            q, k, self.changed_key_positions(changed, changed)
-        )[1]
+        of_keys = self.changed_key_positions(changed, changed)
+        return self.inner.rotate(q, k, changed)[0], self.inner.rotate(q, k, of_keys)[1]
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         return self.inner.bias(

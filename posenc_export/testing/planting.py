@@ -67,31 +67,23 @@ class CorrectModel:
     def __init__(self, model: Model, another: Callable[[], Model]) -> None:
         self.model, self.another = model, another
         self.module, self.manifest = eager(model)
-        self.accuracy, self.expected = (
-            accuracy_of(model, self.manifest),
-            expected_outputs(model, self.manifest, long=False),
-        )
+        self.accuracy = accuracy_of(model, self.manifest)
+        self.expected = expected_outputs(model, self.manifest, long=False)
 
     def measured(self, fault: Optional[Fault] = None) -> Measured:
         """Measure the model with a fault until a cell fails. Without a fault, or with one in a
         function that the eager module calls, compare with the oracle too.
         """
+        in_function = fault is not None and fault.place == "function"
         with replaced(fault):
-            expected = (
-                expected_outputs(self.model, self.manifest, long=False)
-                if fault and fault.place == "function"
-                else self.expected
-            )
-            found = (
-                Measured(oracle_cells(self.model, self.manifest, expected))
-                if fault is None or fault.place == "function"
-                else Measured()
-            )
-            return (
-                found
-                if found.exceeds(self.accuracy.tolerance)
-                else _until_failure(self._session(fault), expected, self.accuracy)
-            )
+            expected, measured = self.expected, Measured()
+            if in_function:
+                expected = expected_outputs(self.model, self.manifest, long=False)
+            if fault is None or in_function:
+                measured = Measured(oracle_cells(self.model, self.manifest, expected))
+            if measured.exceeds(self.accuracy.tolerance):
+                return measured
+            return _until_failure(self._session(fault), expected, self.accuracy)
 
     def detects(self, fault: Optional[Fault] = None) -> bool:
         """Whether the grid detects a fault; without one, whether the correct model fails."""
@@ -131,11 +123,8 @@ class CorrectArtefact:
         self, folder: Path, manifest: Manifest, open_graph: Callable[[Path, Manifest], Any] = on_cpu
     ) -> None:
         assert manifest.reference is not None
-        self.model, self.manifest, self.open_graph = (
-            onnx.load(folder / "model.onnx"),
-            manifest,
-            open_graph,
-        )
+        self.model, self.manifest = onnx.load(folder / "model.onnx"), manifest
+        self.open_graph = open_graph
         self.graph = open_graph(folder / "model.onnx", manifest)
         accuracy = accuracy_on(self.graph.provider, manifest.reference)
         self.accuracy = Accuracy(accuracy.float32) if accuracy.float32 else accuracy
@@ -156,12 +145,9 @@ class CorrectArtefact:
         with tempfile.TemporaryDirectory() as scratch:
             model, path = copy.deepcopy(self.model), Path(scratch) / "model.onnx"
             fault.plant(model)
+            data, least = "model.onnx.data", 1024
             onnx.save_model(
-                model,
-                path,
-                save_as_external_data=True,
-                location="model.onnx.data",
-                size_threshold=1024,
+                model, path, save_as_external_data=True, location=data, size_threshold=least
             )
             return self.open_graph(path, self.manifest)
 

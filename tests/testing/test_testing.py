@@ -1,7 +1,7 @@
 """The checks for authors of encodings: correct encodings pass, and faults are detected."""
 
 import math
-from typing import Any, Optional, Sequence, Union
+from typing import Any, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import pytest
@@ -44,6 +44,30 @@ class RootedOracle(Oracle):
 class AnotherOracle(Rooted):
     def oracle(self) -> Oracle:
         return RootedOracle(1.001 * self.slopes.exact)
+
+
+class ByHead(PositionEncoding):
+    """Query head h divided by 1 + h p; its oracle does not know the head."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__()
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes."""
+        return q / (1 + torch.arange(q.size(2))[:, None] * positions[:, :, None, None]), k
+
+
+class QueriesOnly(ByHead):
+    """Queries times position + 1; the oracle does the same to keys."""
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes."""
+        return q * (positions[:, :, None, None] + 1), k
+
+
+class QueriesOnlyOracle(Oracle, of=QueriesOnly):
+    def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
+        return x * (position + 1)
 
 
 class NoOracle(Rooted):
@@ -213,6 +237,8 @@ def test_a_lost_state_is_detected() -> None:
             "compute with the absolute distance, or select with",
         ),
         (NoOracle, "check_encoding NoOracle: expected bias within"),
+        (ByHead, "ByHead: expected rotate within .* override `rotate_heads` .* `rotate_key` or"),
+        (QueriesOnly, "QueriesOnly: expected rotate .* `rotate_heads` .* `rotate_key` or"),
         (
             Nothing,
             "expected the grid to detect the planted fault 'offset ignored', got no difference",

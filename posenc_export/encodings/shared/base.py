@@ -4,15 +4,16 @@ range of positions, and a float64 oracle.
 
 import math
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Literal, Mapping, Optional, Sequence, Tuple, Type
+from typing import List, Literal, Mapping, Optional, Tuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export import ops
+from posenc_export.encodings.shared.oracles import Oracle, Rows
+from posenc_export.encodings.shared.tables import Exact, Table
 
-Rows = Callable[[np.ndarray], np.ndarray]
+__all__ = ["Edge", "Exact", "Geometry", "Oracle", "PositionEncoding", "Rows", "StateSpec", "Table"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,10 @@ class Geometry:
     max_positions: int
     causal: bool = True
     kv_heads: int = 0
+
+    def key_head(self) -> Tensor:
+        """The key head of each query head, [H] int64."""
+        return torch.arange(self.heads) // (self.heads // (self.kv_heads or self.heads))
 
 
 @dataclass(frozen=True)
@@ -67,150 +72,6 @@ class Edge:
     name: str
     at: int
     by: Literal["distance", "position"] = "distance"
-
-
-class Weights(Dict[str, np.ndarray]):
-    """Trained numbers of an encoding by name, float64.
-
-    Args:
-        encoding: encoding that has them, or None for none.
-
-    Raises:
-        ValueError: a name that is not that of a trained number is read.
-    """
-
-    def __init__(self, encoding: Any) -> None:
-        super().__init__(
-            {}
-            if encoding is None
-            else {name: in_float64(value) for name, value in encoding.named_parameters()}
-        )
-        self.cls, self.fixed = (
-            type(encoding).__name__,
-            () if encoding is None else tuple(name for name, _ in encoding.named_buffers()),
-        )
-
-    def __missing__(self, name: str) -> np.ndarray:
-        found, remedy = repr(name), "read one of these, or an attribute of self.encoding"
-        if name in self.fixed:
-            found, remedy = (
-                f"{name}, a buffer",
-                "keep fixed numbers in a Table and trained ones in an Exact",
-            )
-        rule = f"the name of a trained number ({', '.join(self) or 'it has none'})"
-        raise ValueError(
-            f"encoding {self.cls}: expected its oracle to read {rule}, got {found}; {remedy}"
-        )
-
-
-class Oracle:
-    """An independent float64 implementation of the formula, one entry at a time. Each method is the
-    identity unless overridden.
-
-    `class XOracle(Oracle, of=X)` makes a subclass the oracle of the encoding X.
-
-    Args:
-        encoding: the encoding that the oracle judges; an oracle reads its parameters, and its
-            trained numbers from `weights`, by name, in float64.
-    """
-
-    table_ulps = 0.5  # largest rounding of a table's numbers to float32, in units of the last place
-
-    def __init_subclass__(cls, of: Optional[Type["PositionEncoding"]] = None) -> None:
-        super().__init_subclass__()
-        if of is not None:
-            of.oracle_class = cls
-
-    def __init__(self, encoding: Any = None) -> None:
-        self.encoding = encoding
-        self.weights: Dict[str, np.ndarray] = Weights(encoding)
-
-    def tables(self) -> Mapping[str, Rows]:
-        """State tables of positions: their rows [n,*] float64 by positions [n,1] float64.
-
-        By name of the Table in the encoding. An export compares every row of these tables.
-        """
-        return {}
-
-    def begin(self, positions: Sequence[int]) -> None:
-        """Keep the largest position of a row, before its tokens are rotated; for encodings that
-        depend on the length of a call.
-        """
-        self.longest = max(positions)
-
-    def embed(self, x: np.ndarray, position: int) -> np.ndarray:
-        """Encode one token x [E], float64."""
-        return x
-
-    def embed_rows(self, x: np.ndarray, positions: Sequence[int]) -> np.ndarray:
-        """Encode x [n,E], the tokens of a row from its first token on; for encodings where a
-        token depends on earlier tokens.
-        """
-        return np.stack([self.embed(row.copy(), p) for row, p in zip(x, positions, strict=True)])
-
-    def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
-        """Rotate one query head x [D], float64; also one key head, unless `rotate_key` is
-        overridden.
-        """
-        return x
-
-    def rotate_key(self, x: np.ndarray, position: int) -> np.ndarray:
-        """Rotate one key head x [D], float64."""
-        return self.rotate(x, position)
-
-    def rotate_heads(self, x: np.ndarray, position: int) -> np.ndarray:
-        """Rotate all query heads of a token, x [H,D]; for encodings that rotate heads
-        differently.
-        """
-        return np.stack([self.rotate(head, position) for head in x])
-
-    def rotate_key_heads(self, x: np.ndarray, position: int) -> np.ndarray:
-        """Rotate all key heads of a token, x [K,D]."""
-        return np.stack([self.rotate_key(head, position) for head in x])
-
-    def observe(self, x: np.ndarray, first: int = 0, types: Optional[np.ndarray] = None) -> None:
-        """Keep x [n,E], the input of the attention at positions first, first + 1, ..., and the
-        token types [n] or None, for `content`.
-        """
-        self.x, self.first, self.types = x, first, types
-
-    def score_scale(self, head_size: int) -> float:
-        """Factor on the products q k."""
-        return 1 / math.sqrt(head_size)
-
-    def bias(self, head: int, query: int, key: int) -> float:
-        """Bias added to the score of one head and one pair of positions."""
-        return 0.0
-
-    def content(self, head: int, q: np.ndarray, k: np.ndarray, query: int, key: int) -> float:
-        """Term of the score of one query q [D] and one rotated key k [D], at positions query and
-        key, that depends on content.
-        """
-        return 0.0
-
-    def scores(
-        self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]
-    ) -> np.ndarray:
-        """Scores [n] of one query q [D] at position query against rotated keys [n,D] at
-        positions, oldest first.
-        """
-        scale = self.score_scale(len(q))
-        return np.array(
-            [
-                scale * float(q @ k)
-                + self.bias(head, query, p)
-                + self.content(head, q, k, query, p)
-                for k, p in zip(keys, positions, strict=True)
-            ]
-        )
-
-    def values(
-        self, head: int, values: np.ndarray, query: int, positions: Sequence[int]
-    ) -> np.ndarray:
-        """Values [n,D] that a query at position query mixes, given the values [n,D] at
-        positions.
-        """
-        return values
 
 
 class PositionEncoding(torch.nn.Module):
@@ -335,79 +196,3 @@ class PositionEncoding(torch.nn.Module):
     def oracle(self) -> Oracle:
         """Return the oracle, with the current weights."""
         return self.oracle_class(self)
-
-
-def in_float64(value: Tensor) -> np.ndarray:
-    """A copy of a trained tensor for an oracle."""
-    return value.detach().double().numpy()
-
-
-class Table(torch.nn.Module):
-    """Rows [M,n] computed in float64, kept in float32 when the model is cast, and read with Gather.
-
-    Raises:
-        ValueError: rows that are not finite.
-    """
-
-    rows: Tensor
-
-    def __init__(self, rows: np.ndarray) -> None:
-        super().__init__()
-        with np.errstate(over="ignore"):  # reported below
-            self.exact = np.ascontiguousarray(rows, dtype=np.float32)
-        if not np.isfinite(self.exact).all():
-            raise ValueError(
-                "encoding: expected tables of finite numbers, got infinity or NaN; choose "
-                "parameters closer to their defaults"
-            )
-        self.register_buffer("rows", torch.from_numpy(self.exact), persistent=False)
-
-    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
-        super()._apply(fn, recurse)
-        if (
-            self.rows.device.type != "meta"
-        ):  # a cast to float16 loses digits: restore the exact rows
-            self.rows = torch.from_numpy(self.exact).to(self.rows.device)
-        return self
-
-    def forward(self, positions: Tensor) -> Tensor:
-        """positions [B,S] int64 (-1 is read as 0) to [B,S,n] float32."""
-        return torch.nn.functional.embedding(positions.clamp(min=0), self.rows)
-
-
-class Exact(torch.nn.Module):
-    """A trained tensor that stays float32 when the model is cast, because it multiplies
-    positions.
-    """
-
-    def __init__(self, value: Tensor) -> None:
-        super().__init__()
-        self.value = torch.nn.Parameter(value.to(torch.float32))
-
-    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
-        self.value.data = self.value.data.to(fn(torch.empty(0, device=self.value.device)).device)
-        return self
-
-    def forward(self) -> Tensor:
-        """Return the tensor, float32."""
-        return self.value
-
-
-def prepare_loaded(encoding: PositionEncoding, _: object) -> None:
-    """Rebuild tables after load_state_dict."""
-    encoding.prepare()
-
-
-def weight_versions(encoding: PositionEncoding) -> List[int]:
-    """Return the version counter of each parameter. It grows when the parameter is modified in
-    place, as optimisers do.
-    """
-    return [parameter._version for parameter in encoding.parameters()]
-
-
-def prepare_if_changed(encoding: PositionEncoding) -> None:
-    """Rebuild tables if weights have changed since `prepare`, which stores weight_versions in
-    the attribute `prepared`.
-    """
-    if encoding.prepared != weight_versions(encoding):
-        encoding.prepare()

@@ -2,7 +2,6 @@
 tables; the oracle uses complex numbers in float64.
 """
 
-import cmath
 import math
 from typing import Any, Dict, Literal, Mapping, Optional, Sequence, Tuple, Union
 
@@ -37,7 +36,7 @@ def dtype_of(numerics: Numerics) -> torch.dtype:
     return torch.float64 if numerics == "exact" else torch.float32
 
 
-def inverse_powers(theta: float, size: int, dtype: torch.dtype) -> Tensor:
+def powers_of(theta: float, size: int, numerics: Numerics = "exact") -> Tensor:
     """Frequencies theta^(-2k/r) [r/2], k = 0 .. r/2 - 1.
 
     Raises:
@@ -45,7 +44,7 @@ def inverse_powers(theta: float, size: int, dtype: torch.dtype) -> Tensor:
     """
     if not math.isfinite(theta):
         raise ValueError(f"rope: expected a finite theta, got {theta}")
-    return 1.0 / (theta ** (torch.arange(0, size, 2, dtype=dtype) / size))
+    return 1.0 / (float(theta) ** (torch.arange(0, size, 2, dtype=dtype_of(numerics)) / size))
 
 
 class Rotation(PositionEncoding):
@@ -79,21 +78,14 @@ class Rotation(PositionEncoding):
         super().__init__()
         if not 0 < magnitude < math.inf:
             raise ValueError(f"rope: expected attention_factor above 0 and finite, got {magnitude}")
-        self.interleaved, self.size, self.magnitude = (
-            layout == "interleaved",
-            2 * len(frequencies),
-            magnitude,
-        )
+        self.interleaved, self.magnitude = layout == "interleaved", magnitude
+        self.size = 2 * len(frequencies)
         self.single = frequencies.tolist() if frequencies.dtype == torch.float32 else []
-        angles = (
-            torch.arange(geometry.max_positions, dtype=frequencies.dtype)[:, None]
-            if numbers is None
-            else numbers
-        ) * frequencies
-        self.cos, self.sin = (
-            Table((angles.cos() * magnitude).numpy()),
-            Table((angles.sin() * magnitude).numpy()),
-        )
+        if numbers is None:
+            numbers = torch.arange(geometry.max_positions, dtype=frequencies.dtype)[:, None]
+        angles = numbers * frequencies  # [max_positions,r/2]
+        self.cos = Table((angles.cos() * magnitude).numpy())
+        self.sin = Table((angles.sin() * magnitude).numpy())
 
     def frequency(self, k: int) -> float:
         """The frequency w_k of pair k, float64."""
@@ -113,9 +105,8 @@ class Rotary(Rotation):
         self, geometry: Geometry, frequencies: Tensor, layout: Layout, magnitude: float = 1.0
     ) -> None:
         super().__init__(geometry, frequencies, layout, magnitude)
-        self.linear = (
-            not self.single
-        )  # angles rounded to float32 are not proportional to the position
+        # Angles rounded to float32 are not proportional to the position.
+        self.linear = not self.single
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
@@ -127,10 +118,8 @@ class Rotary(Rotation):
 class RotationOracle(Oracle, of=Rotation):
     def __init__(self, encoding: Rotation) -> None:
         super().__init__(encoding)
-        self.frequencies = encoding.single or [
-            encoding.frequency(k) for k in range(encoding.size // 2)
-        ]
-
+        pairs = range(encoding.size // 2)
+        self.frequencies = encoding.single or [encoding.frequency(k) for k in pairs]
         if encoding.single:  # a cosine in float32, and then the product with the magnitude
             self.table_ulps = 1.0 if encoding.magnitude == 1 else 2.0
 
@@ -144,13 +133,9 @@ class RotationOracle(Oracle, of=Rotation):
 
     def rotate(self, x: np.ndarray, position: Place) -> np.ndarray:
         e = self.encoding
-        angles = [
-            angle_of(e.number(k, position), frequency, bool(e.single))
-            for k, frequency in enumerate(self.frequencies)
-        ]
-        return multiply_pairs(
-            x, [cmath.rect(e.magnitude, angle) for angle in angles], e.interleaved
-        )
+        numbers = [e.number(k, position) for k in range(e.size // 2)]
+        angles = angles_of(numbers, self.frequencies, bool(e.single))
+        return multiply_pairs(x, e.magnitude * np.exp(1j * angles), e.interleaved)
 
 
 def waves_of(
@@ -165,10 +150,9 @@ def waves_of(
     Args:
         numbers: the numbers n_k of positions; the positions themselves by default.
     """
-    steps = np.array(frequencies, np.float32 if single else np.float64)
 
     def angles(positions: np.ndarray) -> np.ndarray:
-        return (numbers(positions).astype(steps.dtype) * steps).astype(np.float64)
+        return angles_of(numbers(positions), frequencies, single)
 
     cos, sin = names
     return {
@@ -177,14 +161,15 @@ def waves_of(
     }
 
 
-def angle_of(number: float, frequency: float, single: bool) -> float:
-    """number times frequency, an angle; rounded to float32 if single, as in transformers."""
-    return float(np.float32(number) * np.float32(frequency)) if single else number * frequency
+def angles_of(numbers: Any, frequencies: Sequence[float], single: bool) -> np.ndarray:
+    """Numbers times frequencies, float64; rounded to float32 if single, as in transformers."""
+    steps = np.array(frequencies, np.float32 if single else np.float64)
+    return (np.asarray(numbers).astype(steps.dtype) * steps).astype(np.float64)
 
 
-def multiply_pairs(x: np.ndarray, factors: Sequence[complex], interleaved: bool) -> np.ndarray:
-    """x [D] with each pair of entries, as a complex number, multiplied by its factor; for
-    oracles.
+def multiply_pairs(x: np.ndarray, factors: Any, interleaved: bool) -> np.ndarray:
+    """x [D] with each pair of entries, as a complex number, multiplied by its factor
+    [pairs]; for oracles.
     """
     out, pairs = x.copy(), len(factors)
     for k, factor in enumerate(factors):

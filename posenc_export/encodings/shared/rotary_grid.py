@@ -1,14 +1,13 @@
 """Base of rotations on grids: every pair is rotated by one of several coordinates."""
 
-from typing import List, Mapping, Optional, Tuple
+from typing import List, Optional, Tuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Geometry, Rows
-from posenc_export.encodings.shared.rotary import Layout, Place, Rotation, RotationOracle
+from posenc_export.encodings.shared.base import Geometry
+from posenc_export.encodings.shared.rotary import Layout, Place, Rotation
 
 
 class RotaryGrid(Rotation):
@@ -40,27 +39,18 @@ class RotaryGrid(Rotation):
         points: Optional[Tensor] = None,
         magnitude: float = 1.0,
     ) -> None:
-        super().__init__(
-            geometry,
-            frequencies,
-            layout,
-            magnitude,
-            None if points is None else points.t()[:, axis_of_pair],
-        )
+        numbers = None if points is None else points.t()[:, axis_of_pair]  # [max_positions,r/2]
+        super().__init__(geometry, frequencies, layout, magnitude, numbers)
         self.axis_of_pair = axis_of_pair
         self.of_axis: Tensor
-        self.register_buffer(
-            "of_axis",
-            torch.tensor(axis_of_pair)[None] == torch.arange(max(axis_of_pair) + 1)[:, None],
-            persistent=False,
-        )
+        of_axis = torch.tensor(axis_of_pair)[None] == torch.arange(max(axis_of_pair) + 1)[:, None]
+        self.register_buffer("of_axis", of_axis, persistent=False)  # [axes,r/2]
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], coordinates [axes,B,S] int64 to the same shapes and dtypes."""
         cos, sin = self.select_axes(self.cos(positions)), self.select_axes(self.sin(positions))
-        return ops.apply_rotation(q, cos, sin, self.interleaved), ops.apply_rotation(
-            k, cos, sin, self.interleaved
-        )
+        turned_q = ops.apply_rotation(q, cos, sin, self.interleaved)
+        return turned_q, ops.apply_rotation(k, cos, sin, self.interleaved)
 
     def select_axes(self, rows: Tensor) -> Tensor:
         """Select the axis of each pair from rows [axes,B,S,r/2]: [B,S,1,r/2]."""
@@ -76,21 +66,3 @@ class RotaryGrid(Rotation):
     def number(self, k: int, place: Place) -> float:
         axis = self.axis_of_pair[k]
         return self.point(axis, place if isinstance(place, int) else place[axis])
-
-
-class RotaryGridOracle(RotationOracle, of=RotaryGrid):
-    def tables(self) -> Mapping[str, Rows]:
-        # Points that are computed in float32 depend on the order of operations.
-        return {} if self.encoding.single and self.has_points else super().tables()
-
-    @property
-    def has_points(self) -> bool:
-        """Whether other numbers take the place of coordinates."""
-        return type(self.encoding).point is not RotaryGrid.point
-
-    def numbers(self, positions: np.ndarray) -> np.ndarray:
-        if not self.has_points:
-            return positions
-        e, places = self.encoding, [int(place) for place in positions[:, 0]]
-        of_axis = {axis: [e.point(axis, place) for place in places] for axis in set(e.axis_of_pair)}
-        return np.stack([of_axis[axis] for axis in e.axis_of_pair], axis=1)

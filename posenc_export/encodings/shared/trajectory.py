@@ -6,10 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.shared.base import (
-    Geometry,
-    PositionEncoding,
-    Table,
+from posenc_export.encodings.shared.base import Geometry, PositionEncoding, Table
+from posenc_export.encodings.shared.prepared import (
     prepare_if_changed,
     prepare_loaded,
     weight_versions,
@@ -37,9 +35,8 @@ class Trajectory(PositionEncoding):
     def __init__(self, name: str, geometry: Geometry, substeps: int = 1) -> None:
         super().__init__()
         if geometry.max_positions * substeps > MOST_STEPS:
-            positions = f"{geometry.max_positions} positions" + (
-                f" of {substeps} substeps" if substeps > 1 else ""
-            )
+            positions = f"{geometry.max_positions} positions"
+            positions += f" of {substeps} substeps" if substeps > 1 else ""
             raise ValueError(
                 f"{name}: expected at most {MOST_STEPS} steps, which run one after the "
                 f"other, got {positions}; choose fewer"
@@ -87,5 +84,6 @@ class Trajectory(PositionEncoding):
         to the largest position.
         """
         weights = [weight.to(torch.float64) for weight in self.weights()]
-        rows = torch.stack(list(self.rows(weights, int(positions.max().clamp(min=0)) + 1, torch)))
+        count = int(positions.max().clamp(min=0)) + 1
+        rows = torch.stack(list(self.rows(weights, count, torch)))  # [count,E]
         return torch.nn.functional.embedding(positions.clamp(min=0), rows)

@@ -10,18 +10,25 @@ import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout, Numerics, dtype_of, inverse_powers
+from posenc_export.encodings.shared.rotary import Layout, Numerics, dtype_of, powers_of
 from posenc_export.encodings.shared.rotary_grid import RotaryGrid
 
 Truncate = Literal["yes", "no"]
 RampBy = Literal["pairs", "turns"]
-UNSCALED = (
-    32768,
-    32.0,
-    1.0,
-    None,
-    "yes",
-)  # defaults of the YaRN parameters of rotations by coordinates
+
+
+@dataclass(frozen=True)
+class YaRN:
+    """Parameters of YaRN, as those of RoPEYaRN; length is original_max_positions. A factor of 1
+    scales nothing.
+    """
+
+    factor: float = 1.0
+    length: int = 32768
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: Optional[float] = None
+    truncate: Truncate = "yes"
 
 
 @dataclass(frozen=True)
@@ -46,14 +53,11 @@ class Ramp:
     def frequencies(self, powers: Tensor) -> Tensor:
         """powers 1 / w_k [r/2] to scaled frequencies [r/2], in the dtype of powers."""
         if self.by_turns:
-            interpolated = 1 - (
-                (self.length / (2 * math.pi * powers) - self.low) / (self.high - self.low)
-            ).clamp(0, 1)
+            turns = self.length / (2 * math.pi * powers)
+            interpolated = 1 - ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
         else:
-            interpolated = (
-                (torch.arange(len(powers), dtype=powers.dtype) - self.low)
-                / (self.high - self.low or 0.001)
-            ).clamp(0, 1)
+            pairs = torch.arange(len(powers), dtype=powers.dtype)
+            interpolated = ((pairs - self.low) / (self.high - self.low or 0.001)).clamp(0, 1)
         kept = 1 - interpolated
         return 1.0 / (self.factor * powers) * (1 - kept) + 1.0 / powers * kept
 
@@ -65,66 +69,55 @@ class Ramp:
         return kept * (1 - share + share / self.factor)
 
 
-def ramp_of(
-    name: str,
-    size: int,
-    theta: float,
-    factor: float,
-    length: int,
-    beta_fast: float,
-    beta_slow: float,
-    truncate: Truncate,
-    ramp: RampBy = "pairs",
-) -> Ramp:
-    """The ramp for rotary size r and base theta. For the arguments see RoPEYaRN.
+def ramp_of(name: str, yarn: YaRN, theta: float, size: int, ramp: RampBy = "pairs") -> Ramp:
+    """The ramp for rotary size r and base theta.
 
     Raises:
         ValueError: theta not above 1, beta_fast not above beta_slow above 0, truncate "no" with
             ramp "turns".
     """
+    fast, slow, length = float(yarn.beta_fast), float(yarn.beta_slow), yarn.length
     if not theta > 1:
         raise ValueError(f"{name}: expected theta above 1, got {theta}")
-    if not beta_fast > beta_slow > 0:
+    if not fast > slow > 0:
         raise ValueError(
-            f"{name}: expected beta_fast above beta_slow above 0, got {beta_fast} and {beta_slow}"
+            f"{name}: expected beta_fast above beta_slow above 0, got {yarn.beta_fast} and "
+            f"{yarn.beta_slow}"
         )
     if ramp == "turns":
-        if truncate == "no":
+        if yarn.truncate == "no":
             raise ValueError(
                 f"{name}: expected truncate=yes with ramp=turns, which has no ends in pairs, "
                 "got truncate=no; leave it out"
             )
-        return Ramp(float(factor), length, float(beta_slow), float(beta_fast), True)
-    first, last = (_pair(turns, size, float(theta), length) for turns in (beta_fast, beta_slow))
-    if truncate == "yes":
+        return Ramp(float(yarn.factor), length, slow, fast, True)
+    first, last = (_pair(turns, size, float(theta), length) for turns in (fast, slow))
+    if yarn.truncate == "yes":
         first, last = math.floor(first), math.ceil(last)
-    return Ramp(float(factor), length, max(first, 0), min(last, size - 1), False)
+    return Ramp(float(yarn.factor), length, max(first, 0), min(last, size - 1), False)
 
 
-def scaled_powers(theta: float, size: int, dtype: torch.dtype, scaling: Optional[Ramp]) -> Tensor:
+def scaled_powers(theta: float, size: int, numerics: Numerics, scaling: Optional[Ramp]) -> Tensor:
     """Frequencies theta^(-2k/r) [r/2], scaled along the ramp unless it is None.
 
     Raises:
         ValueError: a theta that is not finite.
     """
     if scaling is None:
-        return inverse_powers(theta, size, dtype)
-    return scaling.frequencies(theta ** (torch.arange(0, size, 2, dtype=dtype) / size))
+        return powers_of(theta, size, numerics)
+    shares = torch.arange(0, size, 2, dtype=dtype_of(numerics)) / size
+    return scaling.frequencies(float(theta) ** shares)
 
 
-def magnitude_of(
-    factor: float, given: Optional[float], mscale: float = 0.0, mscale_all_dim: float = 0.0
-) -> float:
-    """The factor on cos and sin: `given`, else m(mscale) / m(mscale_all_dim) if both are above
-    0, else m(1).
+def magnitude_of(yarn: YaRN, mscale: float = 0.0, mscale_all_dim: float = 0.0) -> float:
+    """The factor on cos and sin: attention_factor, else m(mscale) / m(mscale_all_dim) if both are
+    above 0, else m(1).
     """
-    if given is not None:
-        return float(given)
-    return (
-        stretched(factor, mscale) / stretched(factor, mscale_all_dim)
-        if mscale > 0 and mscale_all_dim > 0
-        else stretched(factor, 1.0)
-    )
+    if yarn.attention_factor is not None:
+        return float(yarn.attention_factor)
+    if mscale > 0 and mscale_all_dim > 0:
+        return stretched(yarn.factor, mscale) / stretched(yarn.factor, mscale_all_dim)
+    return stretched(yarn.factor, 1.0)
 
 
 def stretched(factor: float, scale: float) -> float:
@@ -145,7 +138,7 @@ class YaRNGrid(RotaryGrid):
         name: registry key, for messages.
         geometry, axis_of_pair, layout: see RotaryGrid.
         theta, numerics: see RoPE.
-        factor, length, beta_fast, beta_slow, attention_factor, truncate: see RoPEYaRN.
+        yarn: parameters of YaRN.
 
     Raises:
         ValueError: see ramp_of; a parameter of YaRN that is set with a factor of 1.
@@ -162,36 +155,18 @@ class YaRNGrid(RotaryGrid):
         layout: Layout,
         theta: float,
         numerics: Numerics,
-        factor: float,
-        length: int,
-        beta_fast: float,
-        beta_slow: float,
-        attention_factor: Optional[float],
-        truncate: Truncate,
+        yarn: YaRN,
     ) -> None:
-        size = 2 * len(axis_of_pair)
-        scaling = (
-            None
-            if factor == 1
-            else ramp_of(name, size, theta, factor, length, beta_fast, beta_slow, truncate)
-        )
-        if (
-            scaling is None
-            and (length, beta_fast, beta_slow, attention_factor, truncate) != UNSCALED
-        ):
+        if yarn.factor == 1 and yarn != YaRN():
             names = "original_max_positions, beta_fast, beta_slow, attention_factor and truncate"
             raise ValueError(
-                f"{name}: expected factor above 1 with {names} of YaRN, got {factor}; set "
+                f"{name}: expected factor above 1 with {names} of YaRN, got {yarn.factor}; set "
                 "factor or leave them out"
             )
-        frequencies = scaled_powers(float(theta), size, dtype_of(numerics), scaling)
-        super().__init__(
-            geometry,
-            frequencies,
-            axis_of_pair,
-            layout,
-            magnitude=magnitude_of(factor, attention_factor),
-        )
+        size = 2 * len(axis_of_pair)
+        scaling = None if yarn.factor == 1 else ramp_of(name, yarn, theta, size)
+        frequencies = scaled_powers(theta, size, numerics, scaling)
+        super().__init__(geometry, frequencies, axis_of_pair, layout, magnitude=magnitude_of(yarn))
         self.theta, self.scaling = float(theta), scaling
 
     def frequency(self, k: int) -> float:

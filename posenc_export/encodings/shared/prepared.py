@@ -1,0 +1,25 @@
+"""Tables that `prepare` computes from trained weights, and computes again after they have changed."""
+
+from typing import List
+
+from posenc_export.encodings.shared.base import PositionEncoding
+
+
+def prepare_loaded(encoding: PositionEncoding, _: object) -> None:
+    """Rebuild tables after load_state_dict."""
+    encoding.prepare()
+
+
+def weight_versions(encoding: PositionEncoding) -> List[int]:
+    """Return the version counter of each parameter. It grows when the parameter is modified in
+    place, as optimisers do.
+    """
+    return [parameter._version for parameter in encoding.parameters()]
+
+
+def prepare_if_changed(encoding: PositionEncoding) -> None:
+    """Rebuild tables if weights have changed since `prepare`, which stores weight_versions in
+    the attribute `prepared`.
+    """
+    if encoding.prepared != weight_versions(encoding):
+        encoding.prepare()

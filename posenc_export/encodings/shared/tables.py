@@ -1,0 +1,56 @@
+"""Numbers of encodings that keep their precision when a model is cast: tables that are computed
+in float64, and trained tensors that multiply positions.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Table(torch.nn.Module):
+    """Rows [M,n] computed in float64, kept in float32 when the model is cast, and read with Gather.
+
+    Raises:
+        ValueError: rows that are not finite.
+    """
+
+    rows: Tensor
+
+    def __init__(self, rows: np.ndarray) -> None:
+        super().__init__()
+        with np.errstate(over="ignore"):  # reported below
+            self.exact = np.ascontiguousarray(rows, dtype=np.float32)
+        if not np.isfinite(self.exact).all():
+            raise ValueError(
+                "encoding: expected tables of finite numbers, got infinity or NaN; choose "
+                "parameters closer to their defaults"
+            )
+        self.register_buffer("rows", torch.from_numpy(self.exact), persistent=False)
+
+    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
+        super()._apply(fn, recurse)
+        if self.rows.device.type != "meta":  # a cast to float16 loses digits: restore them
+            self.rows = torch.from_numpy(self.exact).to(self.rows.device)
+        return self
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """positions [B,S] int64 (-1 is read as 0) to [B,S,n] float32."""
+        return torch.nn.functional.embedding(positions.clamp(min=0), self.rows)
+
+
+class Exact(torch.nn.Module):
+    """A trained tensor that stays float32 when the model is cast, because it multiplies
+    positions.
+    """
+
+    def __init__(self, value: Tensor) -> None:
+        super().__init__()
+        self.value = torch.nn.Parameter(value.to(torch.float32))
+
+    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
+        self.value.data = self.value.data.to(fn(torch.empty(0, device=self.value.device)).device)
+        return self
+
+    def forward(self) -> Tensor:
+        """Return the tensor, float32."""
+        return self.value
