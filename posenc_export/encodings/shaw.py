@@ -136,4 +136,5 @@ class ShawOracle(Oracle, of=Shaw):
     ) -> np.ndarray:
         if not self.encoding.relative_values:
             return values
-        return values + self.weights["values"][[self.row(query, p) for p in positions]]  # type: ignore[no-any-return]
+        relative: np.ndarray = self.weights["values"][[self.row(query, p) for p in positions]]
+        return values + relative

@@ -1,6 +1,7 @@
 """Errors of memory allocation as ValueError, with the name and the size of what was allocated."""
 
 import contextlib
+import math
 import re
 from typing import Iterator
 
@@ -20,13 +21,9 @@ def enough_memory(what: str) -> Iterator[None]:
     try:
         yield
     except MemoryError as error:
-        shape, dtype = (
-            getattr(error, "shape", None),
-            getattr(error, "dtype", None),
-        )  # numpy's MemoryError has both, Python's has neither
-        asked = dtype.itemsize if dtype is not None else 0
-        for axis in shape or ():
-            asked *= int(axis)
+        # numpy's MemoryError has both, Python's has neither.
+        shape, dtype = getattr(error, "shape", ()), getattr(error, "dtype", None)
+        asked = 0 if dtype is None else dtype.itemsize * math.prod(map(int, shape))
         raise ValueError(_line(what, asked)) from None
     except RuntimeError as error:
         refused = REFUSED.search(str(error))

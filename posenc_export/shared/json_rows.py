@@ -16,15 +16,13 @@ def write(path: Path, value: Any) -> None:
 
 def _text(value: Any, indent: str) -> str:
     line = json.dumps(value)
-    nested = isinstance(value, (dict, list)) and any(
-        isinstance(each, (dict, list))
-        for each in (value.values() if isinstance(value, dict) else value)
-    )
+    items = value.values() if isinstance(value, dict) else value
+    nested = isinstance(value, (dict, list)) and any(isinstance(i, (dict, list)) for i in items)
     if not nested or (indent and len(line) <= WIDTH):
         return line
     inner = indent + " "
     if isinstance(value, dict):
-        lines = [f"{inner}{json.dumps(key)}: {_text(each, inner)}" for key, each in value.items()]
+        lines = [f"{inner}{json.dumps(key)}: {_text(item, inner)}" for key, item in value.items()]
     else:
-        lines = [inner + json.dumps(each) for each in value]
+        lines = [inner + json.dumps(item) for item in value]
     return ",\n".join([line[0] + "\n" + lines[0], *lines[1:]]) + "\n" + indent + line[-1]

@@ -11,9 +11,8 @@ BFLOAT16 = 2.0**-8  # unit roundoff of bfloat16
 # Root mean square error, relative to the exact number; errors of numbers are uniform within the
 # unit roundoff u, with a root mean square of u / sqrt(3).
 FLOAT16_NOISE = UNIT_ROUNDOFF["float16"] / math.sqrt(3)  # of a number that is rounded to float16
-BFLOAT16_NOISE = BFLOAT16 * math.sqrt(
-    2 / 3
-)  # of a product of two numbers that are both rounded to bfloat16
+# Of a product of two numbers that are both rounded to bfloat16.
+BFLOAT16_NOISE = BFLOAT16 * math.sqrt(2 / 3)
 BUFFER = 1 << 16  # numbers compared at a time
 # Largest representable cached value, relative to the largest value of the channel in the
 # calibration data.
@@ -156,11 +155,9 @@ class Errors:
         """Root mean square of actual - expected over all pairs, divided by the root mean square
         of expected; infinite if a number is not finite.
         """
-        return (
-            math.sqrt(self._squares / (self._expected_squares or 1.0))
-            if math.isfinite(self.largest)
-            else math.inf
-        )
+        if not math.isfinite(self.largest):
+            return math.inf
+        return math.sqrt(self._squares / (self._expected_squares or 1.0))
 
     def add(self, actual: np.ndarray, expected: np.ndarray) -> None:
         """Compare two arrays of the same shape, or raise ValueError."""
@@ -175,22 +172,18 @@ class Errors:
             self.largest = math.inf
             return
         scale = float(np.maximum(expected.max(), -expected.min())) or 1.0
-        largest, both = (
-            0.0,
-            np.nditer(
-                [actual, expected],
-                ["external_loop", "buffered"],
-                op_dtypes=[np.float64, np.float64],
-                casting="safe",
-                buffersize=BUFFER,
-            ),
+        largest = 0.0
+        # In parts, because a float64 copy of the outputs of a decoder would be large.
+        parts = np.nditer(
+            [actual, expected],
+            ["external_loop", "buffered"],
+            op_dtypes=[np.float64, np.float64],
+            casting="safe",
+            buffersize=BUFFER,
         )
-        for (
-            one,
-            other,
-        ) in both:  # in parts, because a float64 copy of the outputs of a decoder would be large
-            difference = one - other
+        for of_actual, of_expected in parts:
+            difference = of_actual - of_expected
             largest = max(largest, float(np.abs(difference).max()))
             self._squares += float(np.square(difference).sum())
-            self._expected_squares += float(np.square(other).sum())
+            self._expected_squares += float(np.square(of_expected).sum())
         self.largest = max(self.largest, largest / scale)

@@ -17,22 +17,17 @@ def places() -> List[Path]:
     installed package.
     """
     installed = importlib.util.find_spec(PACKAGE)
-    return (
-        [SOURCE_TREE, *map(Path, installed.submodule_search_locations or ())]
-        if installed
-        else [SOURCE_TREE]
-    )
+    folders = installed.submodule_search_locations if installed else None
+    return [SOURCE_TREE, *map(Path, folders or ())]
 
 
 def preset_folder(name: str) -> Optional[Path]:
     """Return the folder of a preset's artefact; None for another name, or if the package is not
     installed.
     """
-    return (
-        next((place / name for place in places() if (place / name).is_dir()), None)
-        if name in NAMES
-        else None
-    )
+    if name not in NAMES:
+        return None
+    return next((place / name for place in places() if (place / name).is_dir()), None)
 
 
 def is_preset(folder: Path) -> bool:

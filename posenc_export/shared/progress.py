@@ -39,9 +39,7 @@ class Steps:
         self._done = self._done + 1 if done is None else done
         now = time.monotonic()
         if self._done and now - self._said >= EVERY:
-            self._said, left = now, (now - self._start) * (self._total - self._done) / self._done
-            self._say(
-                Step(
-                    f"{self._phase}: {self._done} of {self._total} {self._what}, {left:.0f} s left"
-                )
-            )
+            self._said = now
+            remaining = (now - self._start) * (self._total - self._done) / self._done
+            counted = f"{self._done} of {self._total} {self._what}"
+            self._say(Step(f"{self._phase}: {counted}, {remaining:.0f} s left"))

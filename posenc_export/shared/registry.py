@@ -12,10 +12,7 @@ from posenc_export.shared.suggestion import suggestion
 
 # Limits for floats and integers: float32 is infinite from 2^128 on, and sums of larger int64 may
 # overflow.
-LARGEST, WHOLE = (
-    2.0**128,
-    1 << 62,
-)
+LARGEST, WHOLE = 2.0**128, 1 << 62
 MANY = 20  # names that a message does not list if it suggests one
 Spec = Mapping[str, Any]
 # Limits that a class declares by parameter: its attribute, the rule in messages, the comparison of
@@ -50,11 +47,8 @@ def parameters(
         raise ValueError(
             f"{kind}: expected name to be one of {', '.join(classes)}, got {name!r}; {near}"
         )
-    return dict(
-        list(inspect.signature(classes[name].__init__, eval_str=True).parameters.items())[
-            1 + context :
-        ]
-    )
+    signature = inspect.signature(classes[name].__init__, eval_str=True)
+    return dict(list(signature.parameters.items())[1 + context :])
 
 
 def build(kind: str, classes: Mapping[str, Type[Any]], spec: Spec, *context: Any) -> Any:
@@ -123,14 +117,8 @@ def kind_of(parameter: inspect.Parameter) -> Type[Any]:
     """The type of a parameter: bool, float, int or str. If it accepts several types, the type
     that text is converted to.
     """
-    return next(
-        (
-            k
-            for k in (parameter.annotation, *getattr(parameter.annotation, "__args__", ()))
-            if k in (bool, float, int, str)
-        ),
-        str,
-    )
+    accepted = (parameter.annotation, *getattr(parameter.annotation, "__args__", ()))
+    return next((kind for kind in accepted if kind in (bool, float, int, str)), str)
 
 
 def _check_type(kind: str, name: str, key: str, value: Any, parameter: inspect.Parameter) -> None:
@@ -154,9 +142,8 @@ def _check_type(kind: str, name: str, key: str, value: Any, parameter: inspect.P
         raise ValueError(
             f"{kind} {name}: expected {key} to be a whole number below 2^62, got {value!r}"
         )
-    if (
-        not number or value != value or abs(value) == math.inf
-    ):  # math.isfinite raises for integers beyond the range of float64
+    # math.isfinite raises for integers beyond the range of float64.
+    if not number or value != value or abs(value) == math.inf:
         raise ValueError(f"{kind} {name}: expected {key} to be a finite number, got {value!r}")
     if abs(value) >= LARGEST:
         raise ValueError(

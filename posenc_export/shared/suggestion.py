@@ -7,7 +7,8 @@ from typing import Collection, Iterable
 
 # org/name, as people copy it from the Hugging Face hub, and a file of it in the format GGUF.
 HUB = re.compile(
-    r"(?:hf:/+|https:/+huggingface\.co/)?([A-Za-z0-9][\w.-]*)/([A-Za-z0-9][\w.-]*)(?:/([\w./-]+\.gguf))?"
+    r"(?:hf:/+|https:/+huggingface\.co/)?([A-Za-z0-9][\w.-]*)/([A-Za-z0-9][\w.-]*)"
+    r"(?:/([\w./-]+\.gguf))?"
 )
 
 CLOSE = 0.7  # ratio of difflib; 0.6, its default, takes cosin for swin
@@ -17,7 +18,7 @@ def suggestion(name: object, names: Iterable[str]) -> str:
     """Return the remedy for an unknown name: the closest of `names` if one is close, otherwise
     the advice to choose one of them.
     """
-    known = {each.lower(): each for each in names}
+    known = {text.lower(): text for text in names}
     near = difflib.get_close_matches(str(name).lower(), known, 1, CLOSE)
     return f"did you mean {known[near[0]]}?" if near else "choose one of these"
 
@@ -39,8 +40,8 @@ def download(name: object) -> str:
     """Return the command that downloads a model, for a name of the Hugging Face hub whose first
     part is no local folder; otherwise an empty string.
     """
-    found = HUB.fullmatch(str(name))
-    if found is None or Path(found[1]).exists():
+    match = HUB.fullmatch(str(name))
+    if match is None or Path(match[1]).exists():
         return ""
-    organization, model, file = found.groups()
+    organization, model, file = match.groups()
     return f"hf download {organization}/{model} {f'{file} ' if file else ''}--local-dir {model}"

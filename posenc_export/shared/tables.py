@@ -46,15 +46,11 @@ def _fitted(table: Sequence[Sequence[str]], width: Optional[int]) -> List[int]:
     """
     columns = list(zip(*table, strict=True))
     sizes = [max(1, *map(len, column)) for column in columns]
-    least = [
-        max([1, *(len(word) for cell in column for word in cell.split())]) for column in columns
-    ]
+    least = [max([1, *map(len, " ".join(column).split())]) for column in columns]
     over = 0 if width is None else sum(sizes) + len(GAP) * (len(sizes) - 1) - width
     while over > 0 and sizes != least:
-        widest = max(
-            (index for index in range(len(sizes)) if sizes[index] > least[index]),
-            key=lambda index: sizes[index],
-        )
+        wide = [index for index in range(len(sizes)) if sizes[index] > least[index]]
+        widest = max(wide, key=lambda index: sizes[index])
         sizes[widest] -= 1
         over -= 1
     return sizes

@@ -2,7 +2,7 @@
 3) or trained rows and a bias (MPNet).
 """
 
-from typing import List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -66,14 +66,11 @@ class Combined(PositionEncoding):
                     f"encodings: expected at most one encoding that overrides {hooks[0]}, "
                     f"got {' and '.join(both)}; leave one out"
                 )
-        self.parts = torch.nn.ModuleList(parts)
+        self.parts: Any = torch.nn.ModuleList(parts)
         self.axes, self.chunk = axes_of(parts), min(part.chunk for part in parts)
         self.shared = all(part.shared for part in parts)
-        self.works_in = tuple(
-            kind
-            for kind in ("causal", "bidirectional")
-            if all(kind in part.works_in for part in parts)
-        )
+        kinds = ("causal", "bidirectional")
+        self.works_in = tuple(k for k in kinds if all(k in part.works_in for part in parts))
         self.counts = [len(part.embed_states()) for part in parts]
         self.by_content = [overrides(part, "rescore", "observe") for part in parts]
 
@@ -85,23 +82,23 @@ class Combined(PositionEncoding):
         first = 0
         for index, part in enumerate(self.parts):
             end = first + self.counts[index]
-            x, next_states = part.embed_next(x, positions, states[first:end])  # type: ignore[operator]
+            x, next_states = part.embed_next(x, positions, states[first:end])
             present, first = present + next_states, end
         return x, present
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """`rotate` of every part."""
         for part in self.parts:
-            q, k = part.rotate(q, k, positions)  # type: ignore[operator]
+            q, k = part.rotate(q, k, positions)
         return q, k
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         """The sum of the biases of the parts; None if all are None."""
         total: Optional[Tensor] = None
         for part in self.parts:
-            one = part.bias(q_positions, k_positions)  # type: ignore[operator]
-            if one is not None:
-                total = one if total is None else total + one
+            bias = part.bias(q_positions, k_positions)
+            if bias is not None:
+                total = bias if total is None else total + bias
         return total
 
     def observe(
@@ -112,7 +109,7 @@ class Combined(PositionEncoding):
         """
         for index, part in enumerate(self.parts):
             if self.by_content[index]:
-                states = part.observe(x, k, positions, write_index, states)  # type: ignore[operator]
+                states = part.observe(x, k, positions, write_index, states)
         return states
 
     def rescore(
@@ -130,54 +127,54 @@ class Combined(PositionEncoding):
         y: Optional[Tensor] = None
         for index, part in enumerate(self.parts):
             if self.by_content[index]:
-                y = part.rescore(q, keys, values, mask, positions, key_positions, scale, states)  # type: ignore[operator]
+                y = part.rescore(q, keys, values, mask, positions, key_positions, scale, states)
         return ops.attend(q, keys, values, mask, None, scale) if y is None else y
 
     def prepare(self) -> None:
         """Prepare all parts."""
         for part in self.parts:
-            part.prepare()  # type: ignore[operator]
+            part.prepare()
 
     def key_size(self, head_size: int) -> int:
         for part in self.parts:
-            head_size = part.key_size(head_size)  # type: ignore[operator]
+            head_size = part.key_size(head_size)
         return head_size
 
     def token_width(self, width: int) -> int:
-        return next((w for part in self.parts if (w := part.token_width(width)) != width), width)  # type: ignore[operator]
+        return next((w for part in self.parts if (w := part.token_width(width)) != width), width)
 
     def initialise_tokens(self, table: Tensor) -> None:
         """Initialise the token table as the first part does."""
-        self.parts[0].initialise_tokens(table)  # type: ignore[operator]
+        self.parts[0].initialise_tokens(table)
 
     def embed_states(self) -> List[StateSpec]:
-        return [state for part in self.parts for state in part.embed_states()]  # type: ignore[operator]
+        return [state for part in self.parts for state in part.embed_states()]
 
     def edges(self) -> List[Edge]:
         """The edges of the parts."""
-        return [edge for part in self.parts for edge in part.edges()]  # type: ignore[operator]
+        return [edge for part in self.parts for edge in part.edges()]
 
     def layer_states(self) -> List[StateSpec]:
-        return [state for part in self.parts for state in part.layer_states()]  # type: ignore[operator]
+        return [state for part in self.parts for state in part.layer_states()]
 
     def score_scale(self, head_size: int) -> float:
         """`score_scale` of the part that overrides it, or 1 / sqrt(D)."""
-        scales = (part for part in self.parts if overrides(part, "score_scale"))  # type: ignore[arg-type]
+        scales = (part for part in self.parts if overrides(part, "score_scale"))
         scaling = next(scales, self.parts[0])
-        return float(scaling.score_scale(head_size))  # type: ignore[operator]
+        return float(scaling.score_scale(head_size))
 
 
 class CombinedOracle(Oracle, of=Combined):
     def __init__(self, encoding: Combined) -> None:
         super().__init__(encoding)
-        self.parts: List[Oracle] = [part.oracle() for part in encoding.parts]  # type: ignore[operator]
+        self.parts: List[Oracle] = [part.oracle() for part in encoding.parts]
 
     def _overriding(self, hook: str) -> Oracle:
         """The part that overrides a hook, or the first part."""
-        return next(
-            (part for part in self.parts if getattr(type(part), hook) is not getattr(Oracle, hook)),
-            self.parts[0],
-        )
+        for part in self.parts:
+            if getattr(type(part), hook) is not getattr(Oracle, hook):
+                return part
+        return self.parts[0]
 
     def begin(self, positions: Sequence[int]) -> None:
         for part in self.parts:

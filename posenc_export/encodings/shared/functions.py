@@ -19,11 +19,8 @@ Function = Callable[..., Tensor]
 # Start of torch's warning about a trace that depends on a value.
 CONVERTED = "Converting a tensor to a Python"
 ROUNDED = 2.0**-50  # relative error of angles in float64: a product of three rounded numbers
-ALLOWED = (
-    torch.float64,
-    torch.int64,
-    torch.bool,
-)  # result dtypes of a function that keeps the precision of float64
+# Result dtypes of a function that keeps the precision of float64.
+ALLOWED = (torch.float64, torch.int64, torch.bool)
 
 
 def bias(function: Function) -> Type[PositionEncoding]:
@@ -139,10 +136,8 @@ class FunctionRotation(PositionEncoding):
                 f"rotation {name}: expected an even head size, got {geometry.head_size}; "
                 "choose another head size"
             )
-        positions, pairs = (
-            torch.arange(geometry.max_positions)[:, None],
-            torch.arange(geometry.head_size // 2),
-        )
+        positions = torch.arange(geometry.max_positions)[:, None]
+        pairs = torch.arange(geometry.head_size // 2)
         with float64():
             angles = _double(self.function(pairs, positions), type(self))
         if not _broadcasts(tuple(angles.shape), (len(positions), len(pairs))):
@@ -151,12 +146,9 @@ class FunctionRotation(PositionEncoding):
                 f"{list(angles.shape)}; keep the axes of pair and position"
             )
         angles = angles.expand(len(positions), len(pairs))
-        self.interleaved, self.linear = (
-            layout == "interleaved",
-            torch.allclose(
-                angles, positions * angles[min(1, len(angles) - 1)], rtol=ROUNDED, atol=0.0
-            ),
-        )
+        self.interleaved = layout == "interleaved"
+        multiples = positions * angles[min(1, len(angles) - 1)]
+        self.linear = torch.allclose(angles, multiples, rtol=ROUNDED, atol=0.0)
         self.cos, self.sin = Table(angles.cos().numpy()), Table(angles.sin().numpy())
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
@@ -172,11 +164,8 @@ class FunctionRotationOracle(Oracle, of=FunctionRotation):
         self.angles: Dict[Tuple[int, int], float] = {}  # all heads are rotated alike
 
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
-        return multiply_pairs(
-            x,
-            [cmath.exp(1j * self._angle(k, position)) for k in range(len(x) // 2)],
-            self.encoding.interleaved,
-        )
+        factors = [cmath.exp(1j * self._angle(k, position)) for k in range(len(x) // 2)]
+        return multiply_pairs(x, factors, self.encoding.interleaved)
 
     def _angle(self, pair: int, position: int) -> float:
         if (pair, position) not in self.angles:
@@ -205,19 +194,13 @@ def _named(base: Type[PositionEncoding], function: Function) -> Type[PositionEnc
             "that takes tensors"
         )
     name = getattr(function, "__name__", type(function).__name__)
-    where = {
+    attributes = {
+        "function": staticmethod(function),
+        "__qualname__": getattr(function, "__qualname__", name),
         "__module__": getattr(function, "__module__", base.__module__),
         "__doc__": getattr(function, "__doc__", None) or base.__doc__,
     }
-    return type(
-        name,
-        (base,),
-        {
-            "function": staticmethod(function),
-            "__qualname__": getattr(function, "__qualname__", name),
-            **where,
-        },
-    )
+    return type(name, (base,), attributes)
 
 
 def _tensor(result: Any, cls: Type[PositionEncoding]) -> Tensor:
@@ -233,13 +216,10 @@ def _double(result: Any, cls: Type[PositionEncoding]) -> Tensor:
     """The result of a function as float64; refused if it was computed in a lower precision."""
     tensor = _tensor(result, cls)
     if tensor.dtype not in ALLOWED:
-        rule, remedy = (
-            "a function that keeps the precision of float64",
-            "remove casts and tensors of that dtype",
-        )
+        dtype = str(tensor.dtype).removeprefix("torch.")
         raise ValueError(
-            f"encoding {cls.__name__}: expected {rule}, got a result in "
-            f"{str(tensor.dtype).removeprefix('torch.')}; {remedy}"
+            f"encoding {cls.__name__}: expected a function that keeps the precision of float64, "
+            f"got a result in {dtype}; remove casts and tensors of that dtype"
         )
     return tensor.to(torch.float64)
 
@@ -265,19 +245,14 @@ def _traced(
 ) -> torch.nn.Module:
     """Trace a function, for TorchScript."""
     with warnings.catch_warnings(record=True) as raised:
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # torch.jit warns of its deprecation at every call
+        # torch.jit warns of its deprecation at every call.
+        warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("always", torch.jit.TracerWarning)
         traced: torch.nn.Module = torch.jit.trace(_Called(function), example, check_trace=False)
-    branch = next(
-        (str(warning.message) for warning in raised if str(warning.message).startswith(CONVERTED)),
-        None,
-    )
-    if branch is not None:  # a trace would record one side of the branch only
-        problem = branch.partition(" might ")[0]
-        raise ValueError(
-            f"encoding {cls.__name__}: expected a function that does not branch on values, "
-            f"got {problem}; use torch.where"
-        )
+    for message in (str(warning.message) for warning in raised):
+        if message.startswith(CONVERTED):  # a trace would record one side of the branch only
+            raise ValueError(
+                f"encoding {cls.__name__}: expected a function that does not branch on values, "
+                f"got {message.partition(' might ')[0]}; use torch.where"
+            )
     return traced

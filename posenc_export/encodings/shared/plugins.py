@@ -82,7 +82,7 @@ class Known(Encodings):
         others = [
             str(_package(point))
             for point in _offered().get(name, ())
-            if cls is None or not _refers_to(point, cls)
+            if cls is None or point.value != _place(cls)
         ]
         first = [] if cls is None else [str(self.origin(name) or "this package")]
         if len(first + others) > 1:
@@ -102,18 +102,15 @@ class Known(Encodings):
             )
         check_class(where, cls)
         before = self.registered.get(name)
-        again = before is not None and (before.__module__, before.__qualname__) == (
-            cls.__module__,
-            cls.__qualname__,
-        )  # as when a notebook cell is run again
-        if name in self.built_in or (before is not None and not again):
+        # The same class again, as when a notebook cell is run again, replaces the earlier one.
+        taken = before is not None and _place(before) != _place(cls)
+        if name in self.built_in or taken:
             raise ValueError(
                 f"{where}: expected an unused name, got the name of "
                 f"{(before or self.built_in[name]).__qualname__}; choose another name"
             )
-        others = [
-            str(_package(point)) for point in _offered().get(name, ()) if not _refers_to(point, cls)
-        ]
+        points = _offered().get(name, ())
+        others = [str(_package(point)) for point in points if point.value != _place(cls)]
         if others:
             raise ValueError(
                 f"{where}: expected an unused name, got the name of an entry point of "
@@ -141,14 +138,9 @@ def check_class(where: str, cls: Any) -> None:
         ValueError: not a subclass of PositionEncoding, a constructor without a geometry, a
             parameter without a name or a type.
     """
-    if (
-        not isinstance(cls, type)
-        or not issubclass(cls, PositionEncoding)
-        or cls is PositionEncoding
-    ):
-        kind = (
-            cls.__qualname__ if isinstance(cls, type) else f"an object of {type(cls).__qualname__}"
-        )
+    is_class = isinstance(cls, type)
+    if not is_class or not issubclass(cls, PositionEncoding) or cls is PositionEncoding:
+        kind = cls.__qualname__ if is_class else f"an object of {type(cls).__qualname__}"
         raise ValueError(
             f"{where}: expected a subclass of posenc_export.encodings.PositionEncoding, got "
             f"{kind}; derive the class from it"
@@ -160,11 +152,10 @@ def check_class(where: str, cls: Any) -> None:
             f"{where}: expected annotations that can be evaluated, got {error}; import the "
             "name at run time"
         ) from None
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    if not parameters or parameters[0].kind not in (
-        inspect.Parameter.POSITIONAL_ONLY,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    ):
+    kinds = inspect.Parameter
+    first = (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
+    named = (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
+    if not parameters or parameters[0].kind not in first:
         raise ValueError(
             f"{where}: expected a constructor that takes a Geometry first, got "
             f"{cls.__qualname__} without it; write __init__(self, geometry: Geometry)"
@@ -182,11 +173,8 @@ def modules() -> Set[str]:
     classes: List[Type[PositionEncoding]] = [PositionEncoding]
     for cls in classes:  # the list grows until it has every subclass
         classes += cls.__subclasses__()
-    return {
-        cls.__module__
-        for cls in classes
-        if cls.__module__.partition(".")[0] != GROUP.partition(".")[0]
-    }
+    own = GROUP.partition(".")[0]
+    return {cls.__module__ for cls in classes if cls.__module__.partition(".")[0] != own}
 
 
 def _offered() -> Dict[str, Tuple[metadata.EntryPoint, ...]]:
@@ -236,13 +224,11 @@ def _loaded(point: metadata.EntryPoint) -> Type[PositionEncoding]:
 
 
 def _package(point: metadata.EntryPoint) -> Package:
-    return (
-        Package(point.dist.name, point.dist.version)
-        if point.dist is not None
-        else Package(point.value, "")
-    )
+    if point.dist is None:
+        return Package(point.value, "")
+    return Package(point.dist.name, point.dist.version)
 
 
-def _refers_to(point: metadata.EntryPoint, cls: Type[PositionEncoding]) -> bool:
-    """Whether an entry point refers to a class."""
-    return point.value == f"{cls.__module__}:{cls.__qualname__}"
+def _place(cls: Type[PositionEncoding]) -> str:
+    """Module and name of a class, as an entry point refers to it."""
+    return f"{cls.__module__}:{cls.__qualname__}"

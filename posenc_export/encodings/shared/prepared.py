@@ -1,4 +1,4 @@
-"""Tables that `prepare` computes from trained weights, and computes again after they have changed."""
+"""Tables that `prepare` computes from trained weights, again after weights have changed."""
 
 from typing import List
 

@@ -20,25 +20,18 @@ def rows(angles: np.ndarray, interleaved: bool = True) -> np.ndarray:
     unless interleaved.
     """
     waves = (np.sin(angles), np.cos(angles))
-    return (
-        np.stack(waves, axis=-1).reshape(len(angles), -1)
-        if interleaved
-        else np.concatenate(waves, axis=1)
-    )
+    if interleaved:
+        return np.stack(waves, axis=-1).reshape(len(angles), -1)
+    return np.concatenate(waves, axis=1)
 
 
 def formula(size: int, base: float = BASE) -> Callable[[np.ndarray], np.ndarray]:
     """Return the function of positions [n,1] to interleaved sinusoids [n,size]; for oracles."""
     powers = np.array([math.pow(base, (n - n % 2) / size) for n in range(size)])
-    quarter = np.arange(size) % 2 == 1
-    return lambda positions: np.where(
-        quarter, np.cos(positions / powers), np.sin(positions / powers)
-    )
+    odd = np.arange(size) % 2 == 1
+    return lambda p: np.where(odd, np.cos(p / powers), np.sin(p / powers))
 
 
 def row(position: int, size: int, base: float = BASE) -> np.ndarray:
-    """The interleaved sinusoid [size] of a position, one entry at a time; for oracles."""
-    angles = [position / math.pow(base, (n - n % 2) / size) for n in range(size)]
-    return np.array(
-        [math.cos(angle) if n % 2 else math.sin(angle) for n, angle in enumerate(angles)]
-    )
+    """The interleaved sinusoid [size] of a position; for oracles."""
+    return formula(size, base)(np.array([[position]]))[0]

@@ -34,10 +34,8 @@ def offset_index(q_positions: Tensor, k_positions: Tensor, rows: int, columns: i
     Position p is at row p // columns and column p % columns. Entries at padding are arbitrary.
     """
     q, k = q_positions.clamp(min=0).unsqueeze(2), k_positions.clamp(min=0).unsqueeze(1)
-    down = (
-        torch.div(q, columns, rounding_mode="floor")
-        - torch.div(k, columns, rounding_mode="floor")
-        + (rows - 1)
-    )
+    q_row = torch.div(q, columns, rounding_mode="floor")  # [B,S,1]
+    k_row = torch.div(k, columns, rounding_mode="floor")  # [B,1,T]
+    down = q_row - k_row + (rows - 1)
     right = torch.remainder(q, columns) - torch.remainder(k, columns) + (columns - 1)
     return (down * (2 * columns - 1) + right).clamp(0, (2 * rows - 1) * (2 * columns - 1) - 1)
