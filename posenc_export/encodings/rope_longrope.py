@@ -152,8 +152,8 @@ class RoPELongRoPE(PositionEncoding):
         self.single = [set_of.tolist() for set_of in frequencies] if dtype == torch.float32 else []
         self.linear = keys == "raw" and not self.single
         near, far = self._angles(geometry.max_positions, frequencies)
-        self.cos, self.sin = self._table(near.cos()), self._table(near.sin())
-        self.long_cos, self.long_sin = self._table(far.cos()), self._table(far.sin())
+        self.cos, self.long_cos = self._table(near.cos()), self._table(far.cos())
+        self.sin, self.long_sin = self._table(near.sin()), self._table(far.sin())
 
     def _angles(self, count: int, frequencies: List[Tensor]) -> Tuple[Tensor, Tensor]:
         """Angles [count,r/2] of the two pairs of tables. With fixed factors the second pair has one
