@@ -176,8 +176,8 @@ class RoPEDynamic(PositionEncoding):
         if self.single:
             angles = (places.to(torch.float32) * first).to(torch.float64)
         else:
-            whole = first.to(torch.float64) + self.second(longest).to(torch.float64)
-            angles = places.to(torch.float64) * whole
+            wide, leading = places.to(torch.float64), first.to(torch.float64)
+            angles = wide * (leading + self.second(longest).to(torch.float64))
         reduced = ops.reduced_angle(angles).unsqueeze(2)
         return reduced.cos(), reduced.sin()
 
