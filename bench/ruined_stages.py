@@ -23,6 +23,7 @@ from posenc_export.export.targets import (
 )
 from posenc_export.export.targets.group_query import GroupQuery
 from posenc_export.export.targets.rewriter import Builder
+from posenc_export.ops import graph
 from posenc_export.runtime.artefact import graph_inputs
 
 STORED_BLOCKS = ("int8-32", "int4", "int4-128", "keep")  # formats whose codes are packed in blocks
@@ -143,14 +144,14 @@ def _unwritten(scattered: Callable[..., Any]) -> Callable[..., Any]:
     return lambda op, call, heads, slot: op.Identity(heads.past)
 
 
-def _distances_short(distances: Callable[..., Any]) -> Callable[..., Any]:
+def _distances_short(distances: Callable[..., Any]) -> Dict[Any, Callable[..., Any]]:
     """Let distances of more than 300 tokens be one shorter."""
 
     def wrong(op: Builder, node: Any) -> Any:
         steps = distances(op, node)
         return op.Add(steps, op.Cast(op.Less(steps, op.constant(-300, "float32")), to=1))
 
-    return wrong
+    return {graph.Distances: wrong}
 
 
 def _input(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Any:
@@ -217,7 +218,7 @@ STAGE_RUINS = (
     StageRuin("lowering: slots shifted from 300 cached tokens on", "rope",
               _patched(ort_slots, "lengths", _last_slot_lost)),
     StageRuin("lowering: distances past 300 one shorter", "alibi",
-              _patched(ort, "distances", _distances_short),
+              lambda _: mock.patch.dict(ort.LOWERING[0], _distances_short(ort.distances)),
               tuple(name for name in FORMATS if name != "float16")),  # has another lowering
     StageRuin("lowering: second cache never written", "longrope",
               _patched(ort_two_rotations, "_scattered", _unwritten),
