@@ -14,15 +14,15 @@ import numpy as np
 
 from bench.ruined_graphs import BLOCKED, FEW_BITS, FORMATS, ORIGINAL, WEIGHT
 from posenc_export.export.targets import (
+    fused_weights,
     ort,
     ort_attention,
     ort_slots,
     ort_two_rotations,
-    quantized_weights,
     standard,
 )
+from posenc_export.export.targets.builder import Builder
 from posenc_export.export.targets.group_query import GroupQuery
-from posenc_export.export.targets.rewriter import Builder
 from posenc_export.ops import graph
 from posenc_export.runtime.artefact import graph_inputs
 
@@ -202,10 +202,10 @@ STAGE_RUINS = (
     StageRuin("packer: zero points one lower", "rope",
               _stored(f"{BLOCKED}.zeros", lambda zeros: zeros ^ 1), ("int4", "int4-128")),
     StageRuin("packer: high nibble first", "rope",
-              _patched(quantized_weights, "_packed_codes", _high_nibble_first),
+              _patched(fused_weights, "_packed_codes", _high_nibble_first),
               ("int4", "int4-128", "keep")),
     StageRuin("packer: first output of every weight zero", "rope",
-              _patched(quantized_weights, "_packed_codes", _first_output_zero), STORED_BLOCKS),
+              _patched(fused_weights, "_packed_codes", _first_output_zero), STORED_BLOCKS),
     StageRuin("lowering: softmax scale 1 % off", "rope",
               _patched(standard, "scores_of", _scale_off)),
     StageRuin("lowering: cos and sin exchanged", "rope",

@@ -327,7 +327,7 @@ QUANTIZATION = (
     ("export/quantization/gptq.py", "remaining[end:] -= (lost", "remaining[end:] += (lost", GPTQ),
     ("export/quantization/gptq.py", "found[columns.argsort()]", "found[columns]", GPTQ),
     (
-        "export/targets/quantized_weights.py",
+        "export/targets/fused_weights.py",
         "unsigned[..., 0::2] | unsigned[..., 1::2] << 4",
         "unsigned[..., 1::2] | unsigned[..., 0::2] << 4",
         f"{FORMATS} -k 'int4 and verified'",

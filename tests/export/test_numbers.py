@@ -14,7 +14,7 @@ from posenc_export.export.facts import with_graph
 from posenc_export.export.quantization.grid import Codes
 from posenc_export.export.quantization.rounding import rounded
 from posenc_export.export.sources import Sources
-from posenc_export.export.targets.rewriter import Builder
+from posenc_export.export.targets.builder import Builder
 from posenc_export.export.trace import Source
 from posenc_export.export.verify import VerificationError
 from posenc_export.models.config_json import from_json

@@ -8,9 +8,10 @@ from posenc_export.export.describe import ROWS, TORCH, Caches
 from posenc_export.export.facts import Graph
 from posenc_export.export.quantization.formats import FORMATS, KEEP, MIXED
 from posenc_export.export.targets import onnx_growing, onnx_static, ort, ort_cuda, ort_layers
+from posenc_export.export.targets.fused_weights import Fused
 from posenc_export.export.targets.onnx_file import Lowerings, write_onnx
 from posenc_export.export.targets.pt2_file import write_pt2
-from posenc_export.export.targets.quantized_weights import Fused, Standard
+from posenc_export.export.targets.standard_weights import Standard
 from posenc_export.export.targets.torchscript_file import write_torchscript
 from posenc_export.export.trace import Source
 from posenc_export.runtime.artefact.manifest import Manifest

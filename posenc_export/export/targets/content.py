@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from posenc_export.export.targets import standard
-from posenc_export.export.targets.rewriter import Builder, size
+from posenc_export.export.targets.builder import Builder, size
 from posenc_export.ops import graph
 
 # Keys of a block, for each query of a call: larger blocks rotate queries less often and copy more

@@ -5,7 +5,7 @@ counts only the last keys if all earlier ones have the largest count.
 import onnx_ir as ir
 
 from posenc_export.export.targets import standard
-from posenc_export.export.targets.rewriter import DOUBLE, FLOAT, INT64, Builder, size
+from posenc_export.export.targets.builder import DOUBLE, FLOAT, INT64, Builder, size
 from posenc_export.ops.graph import Append, RowsAtCounts
 
 KEYS_PER_ROW = (

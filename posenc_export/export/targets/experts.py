@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from posenc_export.export.quantization.grid import Codes, OnGrid
-from posenc_export.export.targets.rewriter import MICROSOFT, Builder, constant_of, numbers_of, size
+from posenc_export.export.targets.builder import MICROSOFT, Builder, constant_of, numbers_of, size
 from posenc_export.ops.graph import Experts
 
 SMALLEST = float(np.finfo(np.float32).tiny)  # lower bound of weights, whose logarithm is taken

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from posenc_export.export.graph_values import input_names, output_names
-from posenc_export.export.targets.rewriter import Builder
+from posenc_export.export.targets.builder import Builder
 from posenc_export.runtime.artefact.manifest import Manifest, State, Value
 from posenc_export.runtime.artefact.rules import present_axes
 

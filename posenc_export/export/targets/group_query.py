@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import onnx_ir as ir
 
 from posenc_export.export.targets import ort_slots, standard
-from posenc_export.export.targets.rewriter import FLOAT, MICROSOFT, Builder, size
+from posenc_export.export.targets.builder import FLOAT, MICROSOFT, Builder, size
 from posenc_export.ops.graph import Append, Attend, Mask, Rotate
 
 AFTER_SOFTMAX = 2  # value of the attribute qk_output

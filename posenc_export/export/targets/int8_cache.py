@@ -7,7 +7,7 @@ from typing import Any, Dict, Mapping, Optional
 import numpy as np
 import onnx_ir as ir
 
-from posenc_export.export.targets.rewriter import Builder, size
+from posenc_export.export.targets.builder import Builder, size
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.summary import summary
 

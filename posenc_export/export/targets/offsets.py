@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from posenc_export.export.quantization.grid import Codes
-from posenc_export.export.targets.rewriter import Builder
+from posenc_export.export.targets.builder import Builder
 
 ZERO = 8  # code that a 4-bit code has 0 at; the minimum of a block is its offset less ZERO scales
 

@@ -14,15 +14,8 @@ from onnx_ir.passes import common
 
 from posenc_export.export.facts import Graph, with_graph
 from posenc_export.export.targets import external_data, graph_ends, int8_cache
-from posenc_export.export.targets.rewriter import (
-    Builder,
-    Fusion,
-    Table,
-    finish,
-    fuse,
-    lower,
-    replace_nodes,
-)
+from posenc_export.export.targets.builder import Builder
+from posenc_export.export.targets.rewriter import Fusion, Table, finish, fuse, lower, replace_nodes
 from posenc_export.export.trace import OPSET, Source
 from posenc_export.runtime.artefact import files, meanings
 from posenc_export.runtime.artefact.manifest import Manifest

@@ -12,7 +12,8 @@ from posenc_export.export.targets import (
     turned_keys,
     two_rotations,
 )
-from posenc_export.export.targets.rewriter import Builder, Table
+from posenc_export.export.targets.builder import Builder
+from posenc_export.export.targets.rewriter import Table
 from posenc_export.ops import graph
 
 

@@ -5,7 +5,8 @@ by TensorScatter.
 import onnx_ir as ir
 
 from posenc_export.export.targets import onnx_growing, standard
-from posenc_export.export.targets.rewriter import Builder, Table
+from posenc_export.export.targets.builder import Builder
+from posenc_export.export.targets.rewriter import Table
 from posenc_export.ops import graph
 
 

@@ -20,7 +20,8 @@ from posenc_export.export.targets import (
     ort_slots,
     standard,
 )
-from posenc_export.export.targets.rewriter import FLOAT, Builder, Table
+from posenc_export.export.targets.builder import FLOAT, Builder
+from posenc_export.export.targets.rewriter import Table
 from posenc_export.ops import graph
 
 

@@ -13,8 +13,8 @@ from posenc_export.export.targets import (
     standard,
     turned_keys,
 )
+from posenc_export.export.targets.builder import Builder, size
 from posenc_export.export.targets.group_query import GroupQuery, group_query
-from posenc_export.export.targets.rewriter import Builder, size
 from posenc_export.ops.graph import (
     Append,
     Attend,

@@ -12,9 +12,10 @@ import onnx_ir as ir
 from posenc_export.encodings.shared.base import PositionEncoding
 from posenc_export.export.facts import Graph
 from posenc_export.export.targets import ort, ort_attention, ort_layers, ort_slots, standard
+from posenc_export.export.targets.builder import FLOAT, MICROSOFT, Builder
+from posenc_export.export.targets.fused_weights import Fused
 from posenc_export.export.targets.onnx_file import FILE_NAME, Lowerings, write_onnx
-from posenc_export.export.targets.quantized_weights import Fused
-from posenc_export.export.targets.rewriter import FLOAT, MICROSOFT, Builder, Replaced, Table
+from posenc_export.export.targets.rewriter import Replaced, Table
 from posenc_export.export.trace import Source
 from posenc_export.ops import graph
 from posenc_export.runtime.artefact.manifest import Manifest

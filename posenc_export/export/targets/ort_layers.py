@@ -12,7 +12,8 @@ from typing import Optional, TypeGuard
 
 import onnx_ir as ir
 
-from posenc_export.export.targets.rewriter import MICROSOFT, Builder, Replaced
+from posenc_export.export.targets.builder import MICROSOFT, Builder
+from posenc_export.export.targets.rewriter import Replaced
 
 
 def transposed_product(op: Builder, node: ir.Node) -> Replaced:

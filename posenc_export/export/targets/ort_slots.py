@@ -8,7 +8,7 @@ from typing import Optional, Tuple
 
 import onnx_ir as ir
 
-from posenc_export.export.targets.rewriter import INT32, INT64, Builder
+from posenc_export.export.targets.builder import INT32, INT64, Builder
 from posenc_export.ops.graph import Append
 
 

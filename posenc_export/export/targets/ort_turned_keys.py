@@ -18,8 +18,8 @@ import numpy as np
 import onnx_ir as ir
 
 from posenc_export.export.targets import ort_slots, standard, turned_keys
+from posenc_export.export.targets.builder import DOUBLE, Builder, size
 from posenc_export.export.targets.group_query import GroupQuery, padded, rotated
-from posenc_export.export.targets.rewriter import DOUBLE, Builder, size
 from posenc_export.ops import graph
 from posenc_export.ops.graph import Append, AttendTurnedKeys, Mask, Rotate
 

@@ -13,8 +13,8 @@ import numpy as np
 import onnx_ir as ir
 
 from posenc_export.export.targets import ort_slots, two_rotations
+from posenc_export.export.targets.builder import Builder, size
 from posenc_export.export.targets.group_query import GroupQuery, padded, rotated
-from posenc_export.export.targets.rewriter import Builder, size
 from posenc_export.ops.graph import Append, Attend, ChooseRotation, JoinRotations
 
 CACHE = "far_key"  # name of the second cache of a layer

@@ -1,23 +1,16 @@
-"""Nodes for weights that were rounded to the grid of a quantized format, which nodes OnGrid
-name. All other weights stay float32 constants.
+"""Rounded weights that nodes of a graph read, which nodes OnGrid name, and their products with
+DequantizeLinear. All other weights stay float32 constants.
 """
 
-from typing import Any, Callable, Dict, Mapping, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Optional, Set
 
 import numpy as np
 import onnx_ir as ir
 
-from posenc_export.export.quantization.grid import Codes, Grid, OnGrid
-from posenc_export.export.targets import experts, offsets
-from posenc_export.export.targets.rewriter import MICROSOFT, Builder, NodeLowering, transposed
+from posenc_export.export.quantization.grid import Codes, OnGrid
+from posenc_export.export.targets import experts
+from posenc_export.export.targets.builder import Builder, transposed
 
-# Accuracy_level of MatMulNBits; activations are rounded in blocks of one token, so outputs do not
-# depend on other tokens.
-ACCURACY = {
-    "int8": 4,
-    "float32": 0,
-}
-ZERO_POINT = 128  # of activations in uint8, which has the faster kernel
 # Takes the MatMul, its left operand or the part of it that an expert reads, and name and codes of
 # the weight.
 Product = Callable[[Builder, ir.Node, Optional[ir.Value], str, OnGrid], ir.Value]
@@ -50,12 +43,12 @@ class Weights:
         ):
             return {}
         grid, codes = found
-        each = {
+        by_expert = {
             f"{name}.{expert}": (grid, Codes(*parts, codes.inputs))
             for expert, parts in enumerate(zip(codes.codes, codes.scales, strict=True))
         }
-        self.stored |= set(each)
-        return each
+        self.stored |= set(by_expert)
+        return by_expert
 
     def of_table(self, op: Builder, node: ir.Node) -> Dict[str, OnGrid]:
         """Return the table [N,K] from which a Gather reads rows by name; empty if it is not
@@ -78,204 +71,27 @@ class Weights:
         return {} if found is None else {name: found}
 
 
-class Fused:
-    """Lower to com.microsoft operators.
-
-    Grids with blocks use MatMulNBits and GatherBlockQuantized, which share codes and scales if the
-    head is tied. Grids with one scale per output use integer products.
-
-    Args:
-        activations: "int8" to round activations to 8 bits in products, or "float32".
+def product(op: Builder, node: ir.Node, weights: Weights, emit: Product) -> Optional[ir.Value]:
+    """Replace a MatMul by the product `emit` with a rounded weight, or by one for each expert;
+    return None if its weights are not rounded.
     """
-
-    def __init__(self, activations: str) -> None:
-        self.weights, self.accuracy = Weights(), ACCURACY[activations]
-        self._zeros: Dict[Tuple[Any, ...], ir.Value] = {}  # by the axes of tokens
-
-    def table(self) -> Mapping[str, NodeLowering]:
-        """Lowerings by operator."""
-        return {"MatMul": self.product, "Gather": self.rows, "MoE": self.experts}
-
-    def product(self, op: Builder, node: ir.Node) -> Optional[ir.Value]:
-        """x W for x [B,S,K], or for the weights of all experts."""
-        return _product(op, node, self.weights, self._product)
-
-    def experts(self, op: Builder, node: ir.Node) -> Optional[ir.Value]:
-        """MoE as QMoE."""
-        first, second = (self.weights.of_all(op, node.inputs[index]) for index in (2, 4))
-        return (
-            experts.quantized(op, node, first, second, self.accuracy)
-            if first and second and first[0] == second[0]
-            else None
-        )
-
-    def _product(
-        self, op: Builder, node: ir.Node, x: Optional[ir.Value], name: str, found: OnGrid
-    ) -> ir.Value:
-        grid, codes = found
-        if grid.block is None:
-            return (
-                _dequantized(op, node, x, name, found)
-                if self.accuracy == ACCURACY["float32"]
-                else self._by_token(op, node, x, name, codes)
-            )
-        sizes = {
-            "K": codes.inputs,
-            "N": len(codes.codes),
-            "bits": grid.bits,
-            "block_size": grid.block,
-            "accuracy_level": self.accuracy,
-        }
-        inputs, zeros = (
-            [
-                x,
-                self._packed(op, name, grid, codes),
-                offsets.scales(op, f"{name}.scales", codes.scales),
-            ],
-            codes.zeros(grid.bits),
-        )
-        if zeros is not None:
-            packed = op.weight(
-                f"{name}.zeros",
-                lambda: _packed_codes(np.pad(zeros, ((0, 0), (0, zeros.shape[1] % 2))), grid),
-            )
-            return op.MatMulNBits(*inputs, packed, domain=MICROSOFT, **sizes)
-        return offsets.add_to_product(
-            op, op.MatMulNBits(*inputs, domain=MICROSOFT, **sizes), x, name, codes
-        )
-
-    def rows(self, op: Builder, node: ir.Node) -> Optional[ir.Value]:
-        """Rows of a table for ids [B,S]."""
-        for name, (grid, codes) in self.weights.of_table(op, node).items():
-            return self._rows(op, node, name, grid, codes)
-        return None
-
-    def _rows(self, op: Builder, node: ir.Node, name: str, grid: Grid, codes: Codes) -> ir.Value:
-        # Those of a tied head; computed once, when the graph is loaded.
-        scales = op.Unsqueeze(offsets.scales(op, f"{name}.scales", codes.scales), [2])
-        attributes = {
-            "bits": grid.bits,
-            "block_size": grid.block,
-            "gather_axis": 0,
-            "quantize_axis": 2,
-        }
-        stored, zeros = self._packed(op, name, grid, codes), codes.zeros(grid.bits)
-        # Each block has a byte for its zero point, also with 4 bits.
-        of_blocks = (
-            []
-            if zeros is None
-            else [
-                op.weight(
-                    f"{name}.zeros_of_blocks",
-                    lambda: (zeros.astype(np.int16) + grid.half).astype(np.uint8)[..., None],
-                )
-            ]
-        )
-        blocks = op.GatherBlockQuantized(
-            stored, node.inputs[1], scales, *of_blocks, domain=MICROSOFT, **attributes
-        )
-        flat = op.Reshape(
-            blocks if of_blocks else offsets.add_to_rows(op, blocks, node.inputs[1], name, codes),
-            [0, 0, -1],
-        )
-        if codes.codes[0].size == codes.inputs:
-            return flat
-        return op.Slice(flat, [0], [codes.inputs], [2])
-
-    def _by_token(
-        self, op: Builder, node: ir.Node, x: Optional[ir.Value], name: str, codes: Codes
-    ) -> ir.Value:
-        """Round activations to 8 bits with one scale per token, and multiply integers.
-        DynamicQuantizeMatMul has one scale for all tokens, so that outputs would depend on the
-        other tokens of a call. If all activations of a token are 0, so is its scale: their codes
-        are arbitrary, and their products are multiplied by 0.
-        """
-        # The axis is at least 0: ONNX Runtime 1.31 leaves a tensor without tokens as it is if the
-        # axis is negative, and QuantizeLinear refuses such scales.
-        assert node.outputs[0].shape is not None
-        last = op.constant([len(node.outputs[0].shape) - 1])
-        largest = op.ReduceMax(op.Abs(x), last, keepdims=1)
-        of_token = op.Mul(largest, op.constant(1 / 127, "float32"))
-        one, zero = op.constant(1, "float32"), op.constant(ZERO_POINT, "uint8")
-        # One block per token. With Div and then QuantizeLinear with scale 1, a product takes 1.01
-        # to 1.06 of the time.
-        whole = op.QuantizeLinear(
-            x, of_token, self._zero_points(op, node, of_token), axis=-1, block_size=codes.inputs
-        )
-        weight = op.weight(f"{name}.codes", lambda: codes.codes[:, 0].T)
-        scales = op.weight(f"{name}.scales", lambda: codes.scales[:, 0].copy())
-        return op.Mul(
-            op.MatMulIntegerToFloat(whole, weight, one, scales, zero, domain=MICROSOFT), of_token
-        )
-
-    def _zero_points(self, op: Builder, node: ir.Node, of_token: ir.Value) -> ir.Value:
-        """Return a zero point for each token, in the shape of the scales. Products whose outputs
-        have the same axes before the last share it.
-        """
-        axes = node.outputs[0].shape
-        known = (
-            None
-            if axes is None
-            else tuple(axis if isinstance(axis, int) else axis.value for axis in axes[:-1])
-        )
-        if known is None or None in known:
-            return _filled(op, of_token)
-        if known not in self._zeros:
-            self._zeros[known] = _filled(op, of_token)
-        return self._zeros[known]
-
-    def _packed(self, op: Builder, name: str, grid: Grid, codes: Codes) -> ir.Value:
-        """Return the codes as unsigned integers [N,blocks,bytes] uint8."""
-        return op.weight(f"{name}.codes", lambda: _packed_codes(codes.codes, grid))
+    rounded = weights.of_product(op, node)
+    if len(rounded) < 2:
+        return next((emit(op, node, node.inputs[0], *of) for of in rounded.items()), None)
+    read = experts.parts(op, node.inputs[0], len(rounded))
+    return op.Concat(
+        *(emit(op, node, x, *of) for x, of in zip(read, rounded.items(), strict=True)), axis=1
+    )
 
 
-class Standard:
-    """Lower to ai.onnx operators: DequantizeLinear before MatMul, which ONNX Runtime fuses to
-    MatMulNBits, and Gather of codes before DequantizeLinear.
-
-    A tied head has its own copy of the codes. If it shared the table's codes, ONNX Runtime would
-    dequantize the whole table at each step. Whether products round activations is an option of the
-    session (runtime/graphs/ort_options.py).
-    """
-
-    def __init__(self, activations: str) -> None:
-        self.weights = Weights()
-
-    def table(self) -> Mapping[str, NodeLowering]:
-        """Lowerings by operator."""
-        return {"MatMul": self.product, "Gather": self.rows}
-
-    def product(self, op: Builder, node: ir.Node) -> Optional[ir.Value]:
-        """x W for x [B,S,K], or for the weights of all experts."""
-        return _product(op, node, self.weights, _dequantized)
-
-    def rows(self, op: Builder, node: ir.Node) -> Optional[ir.Value]:
-        """Rows of a table for ids [B,S]. 4-bit codes are stored as int8, which Gather supports."""
-        for name, (grid, codes) in self.weights.of_table(op, node).items():
-            return self._rows(op, node, name, grid, codes)
-        return None
-
-    def _rows(self, op: Builder, node: ir.Node, name: str, grid: Grid, codes: Codes) -> ir.Value:
-        table = op.weight(f"{name}.codes_to_gather", lambda: np.ascontiguousarray(_flat(codes)))
-        scales = op.weight(f"{name}.scales_to_gather", lambda: codes.scales)
-        zeros = codes.zeros(grid.bits)
-        parts = (
-            [table, scales]
-            if zeros is None
-            else [table, scales, op.weight(f"{name}.zeros_to_gather", lambda: zeros)]
-        )
-        gathered = [op.Gather(part, node.inputs[1]) for part in parts]
-        return op.DequantizeLinear(*gathered, axis=2, block_size=grid.block)
-
-
-def _dequantized(
+def dequantized(
     op: Builder, node: ir.Node, x: Optional[ir.Value], name: str, found: OnGrid
 ) -> ir.Value:
     """x W with DequantizeLinear before MatMul."""
     grid, codes = found
     stored = op.weight(
         f"{name}.codes",
-        lambda: np.ascontiguousarray(_flat(codes).T),
+        lambda: np.ascontiguousarray(flat(codes).T),
         ir.DataType.INT4 if grid.bits == 4 else None,
     )
     scales = op.weight(
@@ -304,32 +120,6 @@ def _dequantized(
     return op.MatMul(x, op.DequantizeLinear(stored, scales, *of_blocks, **how))
 
 
-def _packed_codes(codes: np.ndarray, grid: Grid) -> np.ndarray:
-    """Return codes as unsigned integers in uint8. A byte holds two 4-bit codes, the first one in
-    its lower half.
-    """
-    unsigned = (codes.astype(np.int16) + grid.half).astype(np.uint8)
-    return unsigned if grid.bits == 8 else unsigned[..., 0::2] | unsigned[..., 1::2] << 4
-
-
-def _flat(codes: Codes) -> np.ndarray:
+def flat(codes: Codes) -> np.ndarray:
     """Return the codes without padding [N,K] int8."""
     return codes.codes.reshape(len(codes.codes), -1)[:, : codes.inputs]
-
-
-def _filled(op: Builder, of_token: ir.Value) -> ir.Value:
-    """Return ZERO_POINT in the shape of the scales [...,1], uint8."""
-    return op.ConstantOfShape(op.Shape(of_token), value=ir.tensor(np.array([ZERO_POINT], np.uint8)))
-
-
-def _product(op: Builder, node: ir.Node, weights: Weights, one: Product) -> Optional[ir.Value]:
-    """Replace a MatMul by the product `one` with a rounded weight, or by one for each expert;
-    return None if its weights are not rounded.
-    """
-    found = weights.of_product(op, node)
-    if len(found) < 2:
-        return next((one(op, node, node.inputs[0], *of) for of in found.items()), None)
-    read = experts.parts(op, node.inputs[0], len(found))
-    return op.Concat(
-        *(one(op, node, x, *of) for x, of in zip(read, found.items(), strict=True)), axis=1
-    )

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from posenc_export.export.targets import standard
-from posenc_export.export.targets.rewriter import DOUBLE, FLOAT, Builder, numbers_of, size
+from posenc_export.export.targets.builder import DOUBLE, FLOAT, Builder, numbers_of, size
 from posenc_export.ops.graph import AttendTurnedKeys
 
 

@@ -2,7 +2,7 @@
 
 import onnx_ir as ir
 
-from posenc_export.export.targets.rewriter import Builder, size
+from posenc_export.export.targets.builder import Builder, size
 from posenc_export.ops.graph import ChooseRotation, JoinRotations
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from onnx import parser
 
-from posenc_export.export.targets.rewriter import Builder, finish, replace_nodes
+from posenc_export.export.targets.builder import Builder
+from posenc_export.export.targets.rewriter import finish, replace_nodes
 from posenc_export.ops import graph
 
 PLAIN = (

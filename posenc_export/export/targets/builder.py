@@ -1,0 +1,284 @@
+"""The builder that lowerings emit the nodes of an ONNX graph with."""
+
+import copy
+import functools
+import itertools
+from types import MappingProxyType
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+import numpy as np
+import onnx_ir as ir
+
+from posenc_export.export.quantization.grid import OnGrid as Rounding
+from posenc_export.ops import graph
+from posenc_export.ops.graph import OnGrid, SplitHeads
+from posenc_export.runtime.artefact.graph_inputs import INPUTS
+
+FLOAT, DOUBLE, INT32, INT64 = (
+    int(dtype)
+    for dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64)
+)
+MICROSOFT = "com.microsoft"  # domain of ONNX Runtime's own operators
+
+# Emits the nodes of a branch of If, and returns its outputs.
+Branch = Callable[["Builder"], Sequence[ir.Value]]
+Input = Union[ir.Value, int, Sequence[int], np.ndarray, None]
+
+
+class Builder:
+    """Collects new nodes of a graph: `op.Transpose(x, perm=[1, 0])` appends a node and returns its
+    output. Integers and lists among inputs become int64 constants.
+
+    Args:
+        model: contains the graph, which gets new constants and inputs.
+        dtype: numpy dtype name of activations.
+        max_positions: the range of positions is 0 .. max_positions - 1.
+        cache: format of quantized caches; empty for caches in `dtype`.
+        on_grid: grids and codes of rounded weights by the name that their nodes OnGrid have.
+
+    Attributes:
+        nodes: the new nodes, which are not in the graph yet.
+        added: caches from `add_cache`: the cache beside which each one stands, its input and its
+            output.
+    """
+
+    def __init__(
+        self,
+        model: ir.Model,
+        dtype: str,
+        max_positions: int,
+        cache: str = "",
+        on_grid: Mapping[str, Rounding] = MappingProxyType({}),
+    ) -> None:
+        self.model, self.graph, self.dtype, self.max_positions, self.cache = (
+            model,
+            model.graph,
+            dtype,
+            max_positions,
+            cache,
+        )
+        self.onnx_dtype = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}.get(
+            dtype, ir.DataType.FLOAT
+        )
+        self.nodes: List[ir.Node] = []
+        self.added: List[Tuple[ir.Value, ir.Value, ir.Value]] = []
+        self.constants: Dict[Any, ir.Value] = {}
+        self._on_grid, self._names = dict(on_grid), itertools.count(1)
+
+    def empty(self) -> "Builder":
+        """Return a builder for the same graph without nodes."""
+        other = copy.copy(self)
+        other.nodes = []
+        return other
+
+    def __getattr__(self, name: str) -> Callable[..., ir.Value]:
+        """Return a function that appends a node of the operator `name`."""
+        if not name[0].isupper():
+            raise AttributeError(name)
+        return functools.partial(self.node, name)
+
+    def node(self, operator: str, *inputs: Input, domain: str = "", **attributes: Any) -> ir.Value:
+        """Append a node with one output, and return the output."""
+        return self.several(1, operator, *inputs, domain=domain, **attributes)[0]
+
+    def several(
+        self, outputs: int, operator: str, *inputs: Input, domain: str = "", **attributes: Any
+    ) -> Tuple[ir.Value, ...]:
+        """Append a node with some number of outputs, and return them."""
+        sources = [
+            value if value is None or isinstance(value, ir.Value) else self.constant(value)
+            for value in inputs
+        ]
+        while sources and sources[-1] is None:  # trailing optional inputs are omitted
+            sources.pop()
+        node = ir.node(operator, sources, attributes=attributes, domain=domain, num_outputs=outputs)
+        for value in node.outputs:
+            value.name = f"lowered.{operator.lower()}_{next(self._names)}"
+        self.nodes.append(node)
+        return tuple(node.outputs)
+
+    def choose(self, condition: ir.Value, then: Branch, otherwise: Branch) -> Tuple[ir.Value, ...]:
+        """Append an If node, and return its outputs, which have the dtype of activations.
+
+        Args:
+            condition: bool [].
+            then, otherwise: emit the nodes of a branch with the builder they get. Each output is
+                made by a node of the branch, which may read values of the graph.
+        """
+        branches: Dict[str, Any] = {
+            "then_branch": self._branch("then", then),
+            "else_branch": self._branch("else", otherwise),
+        }
+        outputs = self.several(len(branches["then_branch"].outputs), "If", condition, **branches)
+        for value in outputs:
+            value.type = ir.TensorType(self.onnx_dtype)
+        return outputs
+
+    def for_each(
+        self,
+        sources: Sequence[ir.Value],
+        axis: int,
+        emits: Callable[..., ir.Value],
+        axis_of_outputs: int,
+    ) -> ir.Value:
+        """Append a Scan node over one axis of float32 sources, and return its outputs, stacked on a
+        new axis.
+
+        Args:
+            emits: emits the nodes for one entry of each source, which follow the builder in its
+                arguments, and returns their output. Nodes may read values of the graph.
+        """
+        inside = self.empty()
+        entries = [
+            ir.Value(
+                name=f"lowered.entry_{next(self._names)}", type=ir.TensorType(ir.DataType.FLOAT)
+            )
+            for _ in sources
+        ]
+        body = ir.Graph(entries, [emits(inside, *entries)], nodes=inside.nodes, name="each")
+        body.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+        axes: Dict[str, Any] = {
+            "scan_input_axes": [axis] * len(entries),
+            "scan_output_axes": [axis_of_outputs],
+        }
+        return self.node("Scan", *sources, body=body, num_scan_inputs=len(entries), **axes)
+
+    def _branch(self, name: str, emits: Branch) -> ir.Graph:
+        inside = self.empty()
+        outputs = emits(inside)
+        for value in outputs:
+            value.type = ir.TensorType(self.onnx_dtype)
+        return ir.Graph([], outputs, nodes=inside.nodes, name=name)
+
+    def constant(self, array: Any, dtype: Any = np.int64) -> ir.Value:
+        """Return an initialiser with the content of `array`; equal arrays share one."""
+        data = np.asarray(array, dtype=dtype)
+        key = (data.dtype.str, data.shape, data.tobytes())
+        if key not in self.constants:
+            name = f"lowered.constant_{next(self._names)}"
+            self.constants[key] = self._initialiser(ir.tensor(data, name=name))
+        return self.constants[key]
+
+    def weight(
+        self, name: str, made: Callable[[], np.ndarray], dtype: Optional[ir.DataType] = None
+    ) -> ir.Value:
+        """Return the initialiser with this name; if there is none, create it from the array that
+        `made` returns. Contents are not compared.
+
+        Args:
+            dtype: None for the dtype of the array; INT4 stores an int8 array in 4 bits.
+        """
+        if name not in self.graph.initializers:
+            self._initialiser(
+                ir.tensor(
+                    made() if dtype is None else made().astype(dtype.numpy()),
+                    dtype=dtype,
+                    name=name,
+                )
+            )
+        return self.graph.initializers[name]
+
+    def _initialiser(self, tensor: ir.TensorProtocol) -> ir.Value:
+        value = ir.Value(
+            name=tensor.name,
+            shape=ir.Shape(tensor.shape.numpy()),
+            type=ir.TensorType(tensor.dtype),
+            const_value=tensor,
+        )
+        self.graph.register_initializer(value)
+        return value
+
+    def input(self, name: str) -> ir.Value:
+        """Return the graph input of this name in the table of graph inputs; create it if there is
+        none.
+        """
+        row = INPUTS[name]
+        return self._input(name, ir.DataType[row.dtype.upper()], row.forms[0])
+
+    def _input(self, name: str, dtype: ir.DataType, axes: Sequence[Union[int, str]]) -> ir.Value:
+        for value in self.graph.inputs:
+            if value.name == name:
+                return value
+        value = ir.Value(name=name, shape=ir.Shape(axes), type=ir.TensorType(dtype))
+        self.graph.inputs.append(value)
+        return value
+
+    def cache_beside(self, past: ir.Value, name: str) -> ir.Value:
+        """Add an input for another cache of the same layer, with the shape of the cache `past`.
+        `add_cache` makes it a state.
+        """
+        assert past.name is not None and past.shape is not None
+        layer = past.name.rpartition(".")[0]
+        return self._input(f"{layer}.{name}", self.onnx_dtype, list(past.shape))  # type: ignore[arg-type]
+
+    def add_cache(self, beside: ir.Value, past: ir.Value, present: ir.Value) -> None:
+        """Make an input and a value that will be its next content a state of the graph."""
+        self.added.append((beside, past, present))
+
+    def table(self, value: ir.Value) -> ir.Value:
+        """Return a constant float32 table in the dtype of activations.
+
+        The file has the numbers in float32, and ONNX Runtime casts them when it loads the graph, so
+        that the float32 form of the file reads them exactly (verification/float32_form.py).
+        """
+        if value.const_value is None:
+            raise ValueError(
+                f"export: expected constant tables, got {value.name}, which is computed in "
+                "the graph; compute it when the module is built"
+            )
+        if self.dtype == "float32":
+            return value
+        rounded = self.Cast(value, to=int(self.onnx_dtype))
+        rounded.shape, rounded.type = value.shape, ir.TensorType(self.onnx_dtype)
+        return rounded
+
+    def merge_heads(self, value: ir.Value) -> ir.Value:
+        """Merge heads [B,S,N,D] to [B,S,N*D]."""
+        split = SplitHeads.of(value)
+        return self.Reshape(value, [0, 0, -1]) if split is None else split.x
+
+    def split_heads(self, value: ir.Value, heads: int) -> ir.Value:
+        """Split [B,S,N*D] to heads [B,S,N,D] with a semantic node, which `finish` lowers."""
+        return self.SplitHeads(value, domain=graph.DOMAIN, heads=heads)
+
+    def rounded(self, value: Optional[ir.Value]) -> Tuple[str, Optional[Rounding]]:
+        """Return the name of the rounded weight that `value` is, its grid and its codes; the
+        grid and codes are None for another value.
+        """
+        read = OnGrid.of(value)
+        name = "" if read is None else read.name
+        return name, self._on_grid.get(name)
+
+    def mark(self, weight: ir.Value, name: str, rounding: Rounding) -> ir.Value:
+        """Return a constant as the rounded weight `name`, whose codes are those of the constant."""
+        self._on_grid[name] = rounding
+        marked = self.OnGrid(weight, domain=graph.DOMAIN, name=name)
+        marked.shape, marked.type = weight.shape, weight.type
+        return marked
+
+
+def constant_of(value: ir.Value) -> ir.Value:
+    """Return the constant that a node OnGrid returns, or the value itself."""
+    read = OnGrid.of(value)
+    return value if read is None else read.weight
+
+
+def transposed(value: Optional[ir.Value]) -> Optional[ir.Value]:
+    """Return what the Transpose node reads that produces `value`; None if another node produces
+    it.
+    """
+    node = None if value is None else value.producer()
+    return node.inputs[0] if node is not None and node.op_type == "Transpose" else None
+
+
+def numbers_of(value: ir.Value) -> np.ndarray:
+    """Return the content of a constant."""
+    assert value.const_value is not None, f"{value.name} is computed in the graph"
+    return value.const_value.numpy()
+
+
+def size(value: ir.Value, axis: int) -> int:
+    """Return the static size of one axis of a value."""
+    length = None if value.shape is None else value.shape[axis]
+    assert isinstance(length, int), f"axis {axis} of {value.name} is dynamic"
+    return length

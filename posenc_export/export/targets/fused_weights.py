@@ -1,0 +1,181 @@
+"""Nodes of com.microsoft for rounded weights, of target `ort`."""
+
+from typing import Any, Dict, Mapping, Optional, Tuple
+
+import numpy as np
+import onnx_ir as ir
+
+from posenc_export.export.quantization.grid import Codes, Grid, OnGrid
+from posenc_export.export.targets import experts, offsets
+from posenc_export.export.targets.builder import MICROSOFT, Builder
+from posenc_export.export.targets.quantized_weights import Weights, dequantized, product
+from posenc_export.export.targets.rewriter import NodeLowering
+
+# Accuracy_level of MatMulNBits; activations are rounded in blocks of one token, so outputs do not
+# depend on other tokens.
+ACCURACY = {"int8": 4, "float32": 0}
+ZERO_POINT = 128  # of activations in uint8, which has the faster kernel
+
+
+class Fused:
+    """Lower to com.microsoft operators.
+
+    Grids with blocks use MatMulNBits and GatherBlockQuantized, which share codes and scales if the
+    head is tied. Grids with one scale per output use integer products.
+
+    Args:
+        activations: "int8" to round activations to 8 bits in products, or "float32".
+    """
+
+    def __init__(self, activations: str) -> None:
+        self.weights, self.accuracy = Weights(), ACCURACY[activations]
+        self._zeros: Dict[Tuple[Any, ...], ir.Value] = {}  # by the axes of tokens
+
+    def table(self) -> Mapping[str, NodeLowering]:
+        """Lowerings by operator."""
+        return {"MatMul": self.product, "Gather": self.rows, "MoE": self.experts}
+
+    def product(self, op: Builder, node: ir.Node) -> Optional[ir.Value]:
+        """x W for x [B,S,K], or for the weights of all experts."""
+        return product(op, node, self.weights, self._product)
+
+    def experts(self, op: Builder, node: ir.Node) -> Optional[ir.Value]:
+        """MoE as QMoE."""
+        first, second = (self.weights.of_all(op, node.inputs[index]) for index in (2, 4))
+        return (
+            experts.quantized(op, node, first, second, self.accuracy)
+            if first and second and first[0] == second[0]
+            else None
+        )
+
+    def _product(
+        self, op: Builder, node: ir.Node, x: Optional[ir.Value], name: str, found: OnGrid
+    ) -> ir.Value:
+        grid, codes = found
+        if grid.block is None:
+            return (
+                dequantized(op, node, x, name, found)
+                if self.accuracy == ACCURACY["float32"]
+                else self._by_token(op, node, x, name, codes)
+            )
+        sizes = {
+            "K": codes.inputs,
+            "N": len(codes.codes),
+            "bits": grid.bits,
+            "block_size": grid.block,
+            "accuracy_level": self.accuracy,
+        }
+        inputs, zeros = (
+            [
+                x,
+                self._packed(op, name, grid, codes),
+                offsets.scales(op, f"{name}.scales", codes.scales),
+            ],
+            codes.zeros(grid.bits),
+        )
+        if zeros is not None:
+            packed = op.weight(
+                f"{name}.zeros",
+                lambda: _packed_codes(np.pad(zeros, ((0, 0), (0, zeros.shape[1] % 2))), grid),
+            )
+            return op.MatMulNBits(*inputs, packed, domain=MICROSOFT, **sizes)
+        return offsets.add_to_product(
+            op, op.MatMulNBits(*inputs, domain=MICROSOFT, **sizes), x, name, codes
+        )
+
+    def rows(self, op: Builder, node: ir.Node) -> Optional[ir.Value]:
+        """Rows of a table for ids [B,S]."""
+        for name, (grid, codes) in self.weights.of_table(op, node).items():
+            return self._rows(op, node, name, grid, codes)
+        return None
+
+    def _rows(self, op: Builder, node: ir.Node, name: str, grid: Grid, codes: Codes) -> ir.Value:
+        # Those of a tied head; computed once, when the graph is loaded.
+        scales = op.Unsqueeze(offsets.scales(op, f"{name}.scales", codes.scales), [2])
+        attributes = {
+            "bits": grid.bits,
+            "block_size": grid.block,
+            "gather_axis": 0,
+            "quantize_axis": 2,
+        }
+        stored, zeros = self._packed(op, name, grid, codes), codes.zeros(grid.bits)
+        # Each block has a byte for its zero point, also with 4 bits.
+        of_blocks = (
+            []
+            if zeros is None
+            else [
+                op.weight(
+                    f"{name}.zeros_of_blocks",
+                    lambda: (zeros.astype(np.int16) + grid.half).astype(np.uint8)[..., None],
+                )
+            ]
+        )
+        blocks = op.GatherBlockQuantized(
+            stored, node.inputs[1], scales, *of_blocks, domain=MICROSOFT, **attributes
+        )
+        flat = op.Reshape(
+            blocks if of_blocks else offsets.add_to_rows(op, blocks, node.inputs[1], name, codes),
+            [0, 0, -1],
+        )
+        if codes.codes[0].size == codes.inputs:
+            return flat
+        return op.Slice(flat, [0], [codes.inputs], [2])
+
+    def _by_token(
+        self, op: Builder, node: ir.Node, x: Optional[ir.Value], name: str, codes: Codes
+    ) -> ir.Value:
+        """Round activations to 8 bits with one scale per token, and multiply integers.
+        DynamicQuantizeMatMul has one scale for all tokens, so that outputs would depend on the
+        other tokens of a call. If all activations of a token are 0, so is its scale: their codes
+        are arbitrary, and their products are multiplied by 0.
+        """
+        # The axis is at least 0: ONNX Runtime 1.31 leaves a tensor without tokens as it is if the
+        # axis is negative, and QuantizeLinear refuses such scales.
+        assert node.outputs[0].shape is not None
+        last = op.constant([len(node.outputs[0].shape) - 1])
+        largest = op.ReduceMax(op.Abs(x), last, keepdims=1)
+        of_token = op.Mul(largest, op.constant(1 / 127, "float32"))
+        one, zero = op.constant(1, "float32"), op.constant(ZERO_POINT, "uint8")
+        # One block per token. With Div and then QuantizeLinear with scale 1, a product takes 1.01
+        # to 1.06 of the time.
+        whole = op.QuantizeLinear(
+            x, of_token, self._zero_points(op, node, of_token), axis=-1, block_size=codes.inputs
+        )
+        weight = op.weight(f"{name}.codes", lambda: codes.codes[:, 0].T)
+        scales = op.weight(f"{name}.scales", lambda: codes.scales[:, 0].copy())
+        return op.Mul(
+            op.MatMulIntegerToFloat(whole, weight, one, scales, zero, domain=MICROSOFT), of_token
+        )
+
+    def _zero_points(self, op: Builder, node: ir.Node, of_token: ir.Value) -> ir.Value:
+        """Return a zero point for each token, in the shape of the scales. Products whose outputs
+        have the same axes before the last share it.
+        """
+        axes = node.outputs[0].shape
+        known = (
+            None
+            if axes is None
+            else tuple(axis if isinstance(axis, int) else axis.value for axis in axes[:-1])
+        )
+        if known is None or None in known:
+            return _filled(op, of_token)
+        if known not in self._zeros:
+            self._zeros[known] = _filled(op, of_token)
+        return self._zeros[known]
+
+    def _packed(self, op: Builder, name: str, grid: Grid, codes: Codes) -> ir.Value:
+        """Return the codes as unsigned integers [N,blocks,bytes] uint8."""
+        return op.weight(f"{name}.codes", lambda: _packed_codes(codes.codes, grid))
+
+
+def _packed_codes(codes: np.ndarray, grid: Grid) -> np.ndarray:
+    """Return codes as unsigned integers in uint8. A byte holds two 4-bit codes, the first one in
+    its lower half.
+    """
+    unsigned = (codes.astype(np.int16) + grid.half).astype(np.uint8)
+    return unsigned if grid.bits == 8 else unsigned[..., 0::2] | unsigned[..., 1::2] << 4
+
+
+def _filled(op: Builder, of_token: ir.Value) -> ir.Value:
+    """Return ZERO_POINT in the shape of the scales [...,1], uint8."""
+    return op.ConstantOfShape(op.Shape(of_token), value=ir.tensor(np.array([ZERO_POINT], np.uint8)))
