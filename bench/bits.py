@@ -25,7 +25,7 @@ from bench.bits_contestants import OTHERS, Contestant, Own, peer
 from bench.timing import in_turn, spread
 from posenc_export.export import Sources, export
 from posenc_export.export.quality import Loss
-from posenc_export.export.quantization import calibration
+from posenc_export.export.quantization import samples
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.runtime.artefact.machine import processor
 from posenc_export.shared import json_rows
@@ -74,7 +74,7 @@ def windows(model: Path, tokens: int) -> np.ndarray:
     """Return windows [n,256] of the text, about `tokens` tokens together."""
     topics = pydoc_data.topics.topics
     content = "\n\n".join(topics[name] for name in sorted(topics)).encode()
-    text = calibration.of_text(content, from_pretrained(str(model))).windows
+    text = samples.of_text(content, from_pretrained(str(model))).windows
     count = min(len(text), -(-tokens // text.shape[1]))
     return text[np.linspace(0, len(text) - 1, count).astype(int)]
 

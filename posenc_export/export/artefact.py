@@ -22,7 +22,7 @@ from posenc_export.export.compile_errors import explain_errors
 from posenc_export.export.describe import Model, describe, text_of
 from posenc_export.export.expected import expected_outputs
 from posenc_export.export.options import MAX_LOSS, ExportOptions
-from posenc_export.export.quantization import calibration, mixed
+from posenc_export.export.quantization import mixed, samples
 from posenc_export.export.quantization.formats import format_of
 from posenc_export.export.quantization.text import default_sample, with_text
 from posenc_export.export.sources import Sources
@@ -159,9 +159,7 @@ def _forget(staging: StagingFolder, place: Path, folder: Path) -> None:
 
 def _read_data(sources: Sources, options: ExportOptions) -> quality.Inputs:
     """Read calibration data and the text that the loss is measured on."""
-    sample = (
-        None if options.calibrate is None else calibration.read(options.calibrate, sources.model)
-    )
+    sample = None if options.calibrate is None else samples.read(options.calibrate, sources.model)
     kept, measured = (
         with_text(sample, options.text, sources.model) if options.rounds else (sample, None)
     )

@@ -11,8 +11,8 @@ import numpy as np
 from posenc_export.export.describe import Model
 from posenc_export.export.expected import eager_session, expected_outputs
 from posenc_export.export.facts import Verified
-from posenc_export.export.quantization.calibration import Sample
 from posenc_export.export.quantization.formats import MIXED, format_of
+from posenc_export.export.quantization.samples import Sample
 from posenc_export.export.quantization.text import MeasuredText, is_default
 from posenc_export.export.sources import in_few_bits
 from posenc_export.runtime import load

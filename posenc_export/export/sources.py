@@ -9,10 +9,10 @@ from posenc_export.export.describe import FewBits, Model
 from posenc_export.export.graph_values import dtype_of
 from posenc_export.export.paging import page_out
 from posenc_export.export.quantization import calibration, mixed
-from posenc_export.export.quantization.calibration import Sample
 from posenc_export.export.quantization.formats import KEEP, format_of
 from posenc_export.export.quantization.kept import kept
 from posenc_export.export.quantization.rounding import Rounded, activations_of, rounded
+from posenc_export.export.quantization.samples import Sample
 from posenc_export.export.quantization.smoothing import smoothed
 from posenc_export.export.trace import Source
 from posenc_export.export.weight_file import Keep, WeightFile, in_memory

@@ -18,9 +18,9 @@ from posenc_export.export.expected import expected_outputs
 from posenc_export.export.facts import Verified
 from posenc_export.export.options import ExportOptions
 from posenc_export.export.oracle_cells import against, oracle_cells
-from posenc_export.export.quantization import calibration
-from posenc_export.export.quantization.calibration import Sample
+from posenc_export.export.quantization import samples
 from posenc_export.export.quantization.formats import format_of
+from posenc_export.export.quantization.samples import Sample
 from posenc_export.export.quantization.text import default_sample, is_default
 from posenc_export.export.sources import in_dtype, in_few_bits
 from posenc_export.export.trace import Source
@@ -173,7 +173,7 @@ def _sample(described: Calibration, model: Model, calibrate: Union[str, Path, No
         ValueError: no file, or one with other content.
     """
     wanted = described.sha256
-    sample = None if calibrate is None else calibration.read(calibrate, model)
+    sample = None if calibrate is None else samples.read(calibrate, model)
     if sample is None and is_default(wanted):
         sample = default_sample(model)
     if sample is None or sample.sha256 != wanted:
@@ -207,10 +207,8 @@ def check(
     Raises:
         VerificationError: a cell exceeds the tolerance.
     """
-    model, say = source.model, options.say
-    edges = Measured()
-    if not options.quick:
-        edges = edge_errors(source, manifest, folder.with_name(f"{folder.name}.edges"), say)
+    model, say, scratch = source.model, options.say, folder.with_name(f"{folder.name}.edges")
+    edges = Measured() if options.quick else edge_errors(source, manifest, scratch, say)
     say(f"{manifest.target}: comparing the module with its formula")
     # Before the graph is loaded, so that its weights and the float64 head are not in memory
     # together.
@@ -219,9 +217,7 @@ def check(
         ("oracle", *grid_of(manifest)), lambda: oracle_cells(model, manifest, expected, say)
     )
     source.release()
-    tables_check = source.once(("tables",), lambda: tables.compare(model))
-    known = {"numbers": compared, "tables": tables_check}
-    known |= index_functions.of_module(model, manifest)
+    known = {"numbers": compared, **_known(source, manifest)}
     runs = manifest.dtype != "bfloat16"
     loaded = single_threaded(folder, "cpu") if runs else load_form(folder, manifest, 1)
     if runs:
@@ -240,6 +236,12 @@ def check(
     if not certificate["passed"]:
         raise VerificationError(certificate, from_outside(inner_of(model)))
     return Verified(certificate if runs else None, accuracy)
+
+
+def _known(source: Source, manifest: Manifest) -> Dict[str, Check]:
+    """Return the checks that need the module, besides that of its numbers."""
+    of_tables = source.once(("tables",), lambda: tables.compare(source.model))
+    return {"tables": of_tables, **index_functions.of_module(source.model, manifest)}
 
 
 def _joined(whole: Measured, edges: Measured) -> Measured:

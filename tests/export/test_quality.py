@@ -14,7 +14,7 @@ from tokenizers.processors import TemplateProcessing
 from posenc_export.export import export, quality, verify
 from posenc_export.export.describe import TORCH, describe
 from posenc_export.export.expected import eager_session
-from posenc_export.export.quantization import calibration, grid, text
+from posenc_export.export.quantization import grid, samples, text
 from posenc_export.models.presets import load_preset, seeded
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.models.stack import Text
@@ -42,7 +42,7 @@ def test_a_decoder_of_bytes_is_measured_on_the_text_of_the_package(made: Quality
     content = text.TEXT.read_bytes()
     assert (
         made.inputs == "text of the package"
-        and made.sha256 == calibration.of_text(content, seeded(BYTES)).sha256
+        and made.sha256 == samples.of_text(content, seeded(BYTES)).sha256
     )
     assert 0.9 * text.TOKENS < made.tokens <= text.TOKENS and 0 < made.agreement < 1
 
@@ -81,7 +81,7 @@ def test_a_model_that_reads_no_text_is_measured_on_random_tokens_and_never_refus
 def test_windows_of_calibration_data_are_held_out_to_measure_the_loss(tmp_path: Path) -> None:
     model, path = seeded(BYTES), tmp_path / "text"
     path.write_bytes(bytes(range(256)) * 10)
-    sample = calibration.read(path, model)
+    sample = samples.read(path, model)
     kept, measured = text.with_text(sample, None, model)
     assert (
         kept is not None and measured is not None and measured.name == "held-out calibration text"
@@ -96,7 +96,7 @@ def test_windows_of_calibration_data_are_held_out_to_measure_the_loss(tmp_path: 
 def test_a_given_text_is_measured_and_all_calibration_data_is_used(tmp_path: Path) -> None:
     model, path = seeded(BYTES), tmp_path / "text"
     path.write_bytes(bytes(range(256)) * 100)
-    sample = calibration.read(path, model)
+    sample = samples.read(path, model)
     kept, measured = text.with_text(sample, path, model)
     assert (
         kept is sample
@@ -201,7 +201,7 @@ def test_models_with_a_tokenizer_are_calibrated_with_a_text_of_the_package() -> 
         and text.is_default(sample.sha256)
         and text.default_sample(seeded(BYTES)) is None
     )
-    assert not text.is_default(calibration.of_text(text.TEXT.read_bytes(), seeded(BYTES)).sha256)
+    assert not text.is_default(samples.of_text(text.TEXT.read_bytes(), seeded(BYTES)).sha256)
 
 
 @pytest.mark.exhaustive

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from posenc_export.export.describe import Model
-from posenc_export.export.quantization.calibration import Sample
 from posenc_export.export.quantization.formats import FORMATS
 from posenc_export.export.quantization.grid import Grid, OnGrid
 from posenc_export.export.quantization.rounding import activations_of, linear_layers, tables
+from posenc_export.export.quantization.samples import Sample
 from posenc_export.export.quantization.text import reads_text
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import WEIGHTS

@@ -83,14 +83,8 @@ def rounded(
     places = slots(copied)
     names = {id(parameter): name for name, parameter in copied.named_parameters()}
     read_by = {layer: names[id(part.weight)] for layer, part in linear_layers(copied).items()}
-    remaining: Dict[str, Tuple[torch.Tensor, Optional[Grid]]] = {
-        names[id(weight)]: (weight, grid)
-        for weight, grid in (
-            *_matrices(copied, kind),
-            *((weight, None) for weight in _of_experts(copied)),
-        )
-    }
-    on_grid: Dict[str, Optional[OnGrid]] = dict.fromkeys(remaining)
+    remaining = {names[id(weight)]: (weight, grid) for weight, grid in _grids(copied, kind)}
+    order, on_grid = list(remaining), {}
     done: List[torch.Tensor] = []
     steps = Steps(say, f"rounding to {weights}", len(remaining), "weights")
     for group in itertools.chain(moments, [{}]):
@@ -98,13 +92,9 @@ def rounded(
         known = {read_by[layer]: moment for layer, moment in group.items()}
         for name in [name for name in remaining if name in known or not known]:
             weight, grid = remaining.pop(name)
-            if grid is not None and formats is not None:
+            if formats is not None:
                 grid = FORMATS[formats[name]].projections
-            grid, codes = (
-                _rounded_experts(weight, kind)
-                if grid is None
-                else (grid, _rounded_matrix(weight, grid, known.get(name)))
-            )
+            codes = _codes(weight, grid, known.get(name))
             on_grid[name] = grid, codes.kept(keep)
             numbers = codes.weight
             if weight.dim() > 2:
@@ -117,51 +107,41 @@ def rounded(
                 done.clear()
             steps.advance()
         del group, known  # before the next group is allocated
-    return Rounded(copied, {name: codes for name, codes in on_grid.items() if codes is not None})
+    return Rounded(copied, {name: on_grid[name] for name in order})
 
 
-def _rounded_matrix(weight: torch.Tensor, grid: Grid, moments: Optional[torch.Tensor]) -> Codes:
-    numbers = weight.detach().numpy()
-    return (
-        grid.rounded(numbers)
-        if moments is None or grid.bits == 8
-        else grid.compensated(numbers, moments)
-    )
+def _codes(weight: torch.Tensor, grid: Grid, moments: Optional[torch.Tensor]) -> Codes:
+    """Round a weight [N,K], or weights of experts [experts,K,N]."""
+    numbers = weight.detach()
+    if weight.dim() > 2:
+        experts = [grid.rounded(expert.T.contiguous().numpy()) for expert in numbers]
+        return Codes.joined(experts, np.stack)
+    if moments is None or grid.bits == 8:
+        return grid.rounded(numbers.numpy())
+    return grid.compensated(numbers.numpy(), moments)
 
 
-def _rounded_experts(weights: torch.Tensor, kind: Format) -> OnGrid:
-    grid = replace(kind.projections, zeros=False)  # operators of experts have none
-    return grid, Codes.joined(
-        [grid.rounded(expert.T.contiguous().numpy()) for expert in weights.detach()], np.stack
-    )
-
-
-def _matrices(model: Model, kind: Format) -> List[Tuple[torch.Tensor, Optional[Grid]]]:
-    """Return the weights [N,K] of linear layers and token tables that are rounded, each once,
+def _grids(model: Model, kind: Format) -> Iterator[Tuple[torch.Tensor, Grid]]:
+    """Yield the weights of linear layers, token tables and experts that are rounded, each once,
     with their grids.
     """
-    if activations_of(model) == "float32" and kind.projections.bits == 8:
-        return []
-    downs = {
-        id(part.down): kind.downs or kind.projections
-        for part in model.modules()
-        if isinstance(part, (Gated, Plain))
-    }
-    grids = {
-        id(layer.weight): (layer.weight, downs.get(id(layer), kind.projections))
-        for layer in linear_layers(model).values()
-    }
-    grids |= {
-        id(table.weight): (table.weight, kind.tables) for table in tables(model)
-    }  # a tied head has the grid of its table
-    return list(grids.values())
-
-
-def _of_experts(model: Model) -> Iterator[torch.Tensor]:
-    """Yield the weights [experts,K,N] of gates, ups and downs."""
+    if activations_of(model) == "int8" or kind.projections.bits < 8:
+        downs = {
+            id(part.down): kind.downs or kind.projections
+            for part in model.modules()
+            if isinstance(part, (Gated, Plain))
+        }
+        grids = {
+            id(layer.weight): (layer.weight, downs.get(id(layer), kind.projections))
+            for layer in linear_layers(model).values()
+        }
+        # A tied head has the grid of its table.
+        grids |= {id(table.weight): (table.weight, kind.tables) for table in tables(model)}
+        yield from grids.values()
+    of_experts = replace(kind.projections, zeros=False)  # operators of experts have no zero points
     for part in model.modules():
         if isinstance(part, Experts):
-            yield from (part.gates, part.ups, part.downs)
+            yield from ((weight, of_experts) for weight in (part.gates, part.ups, part.downs))
 
 
 def linear_layers(model: Model) -> Dict[str, torch.nn.Linear]:

@@ -10,8 +10,8 @@ from typing import Optional, Tuple, Union
 import numpy as np
 
 from posenc_export.export.describe import Model, eager, text_of
-from posenc_export.export.quantization import calibration
-from posenc_export.export.quantization.calibration import Sample
+from posenc_export.export.quantization import samples
+from posenc_export.export.quantization.samples import Sample
 from posenc_export.runtime.artefact.tokenizer import BYTES
 
 TEXT = Path(__file__).with_name("text.txt")
@@ -57,7 +57,7 @@ def with_text(
                 "export: expected a decoder with a tokenizer or of bytes, which reads no "
                 "encoder, for a text to measure it on, got another; omit the text"
             )
-        text = calibration.read(given, model, "text")
+        text = samples.read(given, model, "text")
         return sample, MeasuredText(FILE, _spread(text, MOST))
     if not reads_text(model):
         return sample, None
@@ -68,7 +68,7 @@ def with_text(
             for part in (sample.windows[:-count], sample.windows[-count:])
         )
         return kept, MeasuredText(HELD_OUT, held)
-    text = calibration.of_text(TEXT.read_bytes(), model)
+    text = samples.of_text(TEXT.read_bytes(), model)
     if not len(text.windows):
         return sample, None  # its tokenizer reads the text as too few tokens
     return sample, MeasuredText(PACKAGE, _spread(text, -(-TOKENS // text.windows.shape[1])))
@@ -80,7 +80,7 @@ def default_sample(model: Model) -> Optional[Sample]:
     """
     if not text_of(model).tokenizer or not reads_text(model):
         return None
-    sample = calibration.of_text(CALIBRATION.read_bytes(), model)
+    sample = samples.of_text(CALIBRATION.read_bytes(), model)
     return sample if len(sample.windows) else None
 
 

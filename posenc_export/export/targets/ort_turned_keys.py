@@ -42,19 +42,7 @@ def attend(
         return call.emit(op, q, new, key.past)
 
     def beyond(op: Builder) -> Sequence[ir.Value]:
-        first, total = ort_slots.written(op, key)
-        slots = ort_slots.cache_position(op) if call.rotation(q, new) else None
-        # In this branch only, as the mask below.
-        value = _like(call.new_value, op.split_heads(op.merge_heads(call.new_value), node.kv_heads))
-        query, *parts = (
-            padded(op, part, call.wide)
-            for part in (*(rotated(op, heads, slots) for heads in (q, new)), value)
-        )
-        pasts = key.past, call.past_value
-        keys, values = (
-            op.TensorScatter(past, op.Transpose(part, perm=[0, 2, 1, 3]), first, axis=2)
-            for past, part in zip(pasts, parts, strict=True)
-        )
+        query, keys, values, total = _written(op, call, node, key, (q, new))
         if in_blocks:
             scores = _scores_in_blocks(op, node, query, keys, total)
         else:
@@ -71,6 +59,32 @@ def attend(
         )
 
     return op.choose(turned_keys.any_turns(op, node), beyond, within)
+
+
+def _written(
+    op: Builder,
+    call: GroupQuery,
+    node: AttendTurnedKeys,
+    key: Append,
+    new: Tuple[ir.Value, ir.Value],
+) -> Tuple[ir.Value, ...]:
+    """Rotate queries and new keys, and write both caches: queries [B,S,H,W], keys and values
+    [B,K,M,W], and the number of valid slots [1].
+    """
+    first, total = ort_slots.written(op, key)
+    slots = ort_slots.cache_position(op) if call.rotation(*new) else None
+    # In this branch only, as the mask.
+    value = _like(call.new_value, op.split_heads(op.merge_heads(call.new_value), node.kv_heads))
+    query, *parts = (
+        padded(op, part, call.wide)
+        for part in (*(rotated(op, heads, slots) for heads in new), value)
+    )
+    pasts = key.past, call.past_value
+    keys, values = (
+        op.TensorScatter(past, op.Transpose(part, perm=[0, 2, 1, 3]), first, axis=2)
+        for past, part in zip(pasts, parts, strict=True)
+    )
+    return query, keys, values, total
 
 
 def _scores_in_blocks(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from posenc_export.export import export, verify
-from posenc_export.export.quantization import calibration, gptq
+from posenc_export.export.quantization import calibration, gptq, samples
 from posenc_export.export.quantization.formats import FORMATS
 from posenc_export.export.quantization.gptq import DAMPING
 from posenc_export.export.quantization.grid import Grid
@@ -119,7 +119,7 @@ def test_for_inputs_that_are_all_0_compensated_weights_are_the_nearest_weights()
 def test_moments_of_the_first_layer_are_those_of_the_sample(tmp_path: Path) -> None:
     model, x = seeded(BLOCK), np.random.default_rng(0).standard_normal((200, 24)).astype(np.float32)
     np.save(tmp_path / "x.npy", x)
-    sample = calibration.read(tmp_path / "x.npy", model)
+    sample = samples.read(tmp_path / "x.npy", model)
     (found,) = calibration.moments(model, sample)
     assert sample.windows.shape == (3, 64, 24) and set(found) == {
         "attention.projection.qkv",
@@ -135,7 +135,7 @@ def test_moments_do_not_depend_on_the_number_of_passes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = seeded(BYTES)
-    sample = calibration.read(_text(tmp_path), model)
+    sample = samples.read(_text(tmp_path), model)
     (at_once,) = calibration.moments(model, sample)
     monkeypatch.setattr(calibration, "MEMORY", 1)
     apart = dict(collections.ChainMap(*calibration.moments(model, sample)))
@@ -144,7 +144,7 @@ def test_moments_do_not_depend_on_the_number_of_passes(
 
 def test_a_tied_table_is_rounded_with_the_moments_of_the_inputs_of_its_head(tmp_path: Path) -> None:
     model = seeded(BYTES)
-    (moments,) = calibration.moments(model, calibration.read(_text(tmp_path), model))
+    (moments,) = calibration.moments(model, samples.read(_text(tmp_path), model))
     made = rounded(model, "int4", [moments]).model
     wanted = (
         FORMATS["int4"]
@@ -201,7 +201,7 @@ def test_calibration_data_that_the_model_cannot_read_is_refused(
     config: Any, make: Any, more: dict, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        calibration.read(make(tmp_path, **more), seeded(config))
+        samples.read(make(tmp_path, **more), seeded(config))
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_hidden_states_of_another_width_or_dtype_or_with_nan_are_refused(
         match=r"expected hidden states float32 \[tokens,24\] in a .npy file for calibration, all "
         r"finite, got",
     ):
-        calibration.read(tmp_path / "x.npy", seeded(BLOCK))
+        samples.read(tmp_path / "x.npy", seeded(BLOCK))
 
 
 @pytest.mark.parametrize("weights", [None, "int8-32"])

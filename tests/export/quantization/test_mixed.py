@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from posenc_export.export import export, verify
-from posenc_export.export.quantization import calibration, mixed
-from posenc_export.export.quantization.calibration import Sample
+from posenc_export.export.quantization import mixed, samples
 from posenc_export.export.quantization.mixed import Choice
+from posenc_export.export.quantization.samples import Sample
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.runtime.artefact import rules
@@ -22,7 +22,7 @@ TEXT = bytes(range(32, 127)) * 6
 
 @pytest.fixture(scope="module")
 def sample() -> Sample:
-    return calibration.of_text(TEXT, MODEL)
+    return samples.of_text(TEXT, MODEL)
 
 
 def _bits(formats: Dict[str, str]) -> int:

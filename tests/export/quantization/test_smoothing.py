@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from posenc_export.export.expected import eager_session
-from posenc_export.export.quantization import calibration
+from posenc_export.export.quantization import samples
 from posenc_export.export.quantization.formats import FORMATS
 from posenc_export.export.quantization.rounding import rounded
 from posenc_export.export.quantization.smoothing import smoothed
@@ -48,7 +48,7 @@ def _inputs(model: Any) -> Dict[str, torch.Tensor]:
 def test_a_smoothed_model_has_the_same_outputs_bit_by_bit_and_leaves_the_model_unchanged() -> None:
     model, tokens = _with_outlier(), np.frombuffer(TEXT, np.uint8)[None, :48].astype(np.int64)
     before = {name: weight.clone() for name, weight in model.named_parameters()}
-    made = smoothed(model, calibration.of_text(TEXT, model))
+    made = smoothed(model, samples.of_text(TEXT, model))
     np.testing.assert_array_equal(
         eager_session(made).prefill(tokens), eager_session(model).prefill(tokens)
     )
@@ -59,7 +59,7 @@ def test_a_smoothed_model_has_the_same_outputs_bit_by_bit_and_leaves_the_model_u
 @pytest.mark.parametrize("name", ["qkv", "gate"])
 def test_the_largest_input_of_a_token_is_closer_to_the_others_after_smoothing(name: str) -> None:
     model = _with_outlier()
-    made = smoothed(model, calibration.of_text(TEXT, model))
+    made = smoothed(model, samples.of_text(TEXT, model))
     before, after = (_inputs(one)[name].abs() for one in (model, made))
     ratios = [float((x.amax(1) / x.median(1).values).median()) for x in (before, after)]
     assert ratios[1] < 0.3 * ratios[0]

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from posenc_export.benchmark.limits import cache_bytes
 from posenc_export.export import export
 from posenc_export.export.expected import eager_session
-from posenc_export.export.quantization import calibration
+from posenc_export.export.quantization import calibration, samples
 from posenc_export.export.targets.int8_cache import QUANTISED
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
@@ -141,7 +141,7 @@ def test_the_scale_of_a_channel_maps_its_largest_value_with_headroom_to_the_last
     tmp_path: Path,
 ) -> None:
     model = seeded(block_config(24, 2, 64, encoding={"name": "nope"}))
-    sample = calibration.read(_hidden(tmp_path, 24), model)
+    sample = samples.read(_hidden(tmp_path, 24), model)
     projected = (
         sample.windows.reshape(-1, 24).astype(np.float64)
         @ model.attention.projection.qkv.weight.detach().double().numpy().T
@@ -161,7 +161,7 @@ def test_windows_are_placed_over_the_whole_range_of_positions(tmp_path: Path) ->
     x = np.zeros((4096, 16), np.float32)
     x[:, 0] = 1.0
     np.save(tmp_path / "x.npy", x)
-    found = calibration.cache_scales(model, calibration.read(tmp_path / "x.npy", model))[
+    found = calibration.cache_scales(model, samples.read(tmp_path / "x.npy", model))[
         "past_key_values.0.key"
     ][0]
     key = model.attention.projection.qkv.weight.detach().numpy()[16:32, 0]  # type: ignore[union-attr,operator]
