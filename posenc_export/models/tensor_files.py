@@ -21,6 +21,7 @@ NESTED = (
     "model_state_dict",
     "model",
 )  # keys under which training loops save the weights beside other values
+SAVE = "save the state_dict of the model, or save it as safetensors"
 # Exceptions of torch.load for a damaged file: those of its pickle reader, too.
 DAMAGED: Tuple[Type[Exception], ...] = (*FOREIGN, pickle.UnpicklingError)
 Shape = Tuple[int, ...]
@@ -90,44 +91,28 @@ class TorchFile:
 
     def __init__(self, path: Path, _: ExitStack) -> None:
         self.path = existing(path)
+        expected = f"checkpoint: expected {path.name} to"
         if not zipfile.is_zipfile(path):
-            raise ValueError(
-                f"checkpoint: expected {path.name} to be a file of torch.save, in the zip format "
-                "of torch 1.6 and later, got a file in another format; save the state_dict of "
-                "the model, or save it as safetensors"
-            )
+            rule = "be a file of torch.save, in the zip format of torch 1.6 and later"
+            raise ValueError(f"{expected} {rule}, got a file in another format; {SAVE}")
         try:
             stored = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except DAMAGED as error:
-            rule = (
-                f"checkpoint: expected {path.name} to hold only tensors, in the zip format of "
-                "torch 1.6 and later"
-            )
-            raise ValueError(
-                f"{rule}, got {_reason(error)}; save the state_dict of the model, or save it "
-                "as safetensors"
-            ) from None
+            rule = "hold only tensors, in the zip format of torch 1.6 and later"
+            raise ValueError(f"{expected} {rule}, got {_reason(error)}; {SAVE}") from None
         if isinstance(stored, dict):
-            stored = next(
-                (stored[key] for key in NESTED if isinstance(stored.get(key), dict)), stored
-            )
+            inside = [stored[key] for key in NESTED if isinstance(stored.get(key), dict)]
+            stored = inside[0] if inside else stored
         if not isinstance(stored, dict) or not all(
             isinstance(name, str) and isinstance(value, Tensor) for name, value in stored.items()
         ):
-            rule = f"checkpoint: expected {path.name} to be a dictionary of tensors by name"
-            raise ValueError(
-                f"{rule}, got other objects; save the state_dict of the model, or save it as "
-                "safetensors"
-            )
+            rule = "be a dictionary of tensors by name"
+            raise ValueError(f"{expected} {rule}, got other objects; {SAVE}")
         for name, value in stored.items():
             if not _is_plain(value):
-                rule = (
-                    f"checkpoint: expected {path.name} to hold dense tensors with all their numbers"
-                )
-                raise ValueError(
-                    f"{rule}, got {name[:80]} with layout {value.layout} on {value.device}; "
-                    "save the model as safetensors"
-                )
+                got = f"{name[:80]} with layout {value.layout} on {value.device}"
+                rule = f"{expected} hold dense tensors with all their numbers"
+                raise ValueError(f"{rule}, got {got}; save the model as safetensors")
         self._held: Dict[str, Tensor] = stored
 
     def names(self) -> List[str]:
