@@ -31,7 +31,14 @@ OPTIONS: Table = {
         help="name of the model in requests (default: name of the checkpoint, or else of the "
         "folder)"
     ),
-    "--rows": dict(type=int, default=16, help="requests that are decoded together (default: 16)"),
+    "--rows": dict(
+        type=int, default=16, help="most requests that are decoded together (default: 16)"
+    ),
+    "--memory": dict(
+        metavar="BYTES",
+        help="memory for the caches of rows, such as 2GB; a request whose row does not fit waits "
+        "(default: half of the available memory, less that of prefixes)",
+    ),
     "--queue": dict(
         type=int,
         default=64,
@@ -40,7 +47,7 @@ OPTIONS: Table = {
     "--context": dict(
         type=int,
         help="largest number of tokens of prompt and continuation (default: the range of "
-        "positions)",
+        "positions, as far as the memory allows)",
     ),
     "--max-prompt": dict(
         type=int, help="largest number of tokens of a prompt (default: context - 1)"
@@ -119,7 +126,7 @@ def run(options: argparse.Namespace) -> int:
     options.say(f"{options.folder}: loading")
     model = load(options.folder, options.provider, options.threads)
     note_unverified(options.say, options.folder, model.manifest)
-    limits = _limits(options, model.manifest.max_positions)
+    limits = _limits(options, model)
     _check(model, limits)
     name = options.name or str(
         model.manifest.source.get("checkpoint", options.folder.resolve().name)
@@ -156,17 +163,14 @@ def _embeds(model: Any) -> bool:
 
 
 def _check(model: Any, limits: Any) -> None:
-    """Raise ValueError for a model that cannot be served, or whose caches do not fit the memory."""
+    """Raise ValueError for a model that cannot be served."""
     from posenc_export.runtime.session import sentences
-    from posenc_export.serve.memory import available_memory, check_memory
     from posenc_export.serve.requests import check_model
 
     if _embeds(model):
         sentences.check_model(model)
-        return
-    check_model(model.manifest, limits)
-    available = None if model.provider == "cuda" else available_memory()
-    check_memory(model.manifest, limits, available)
+    else:
+        check_model(model.manifest, limits)
 
 
 def _application(
@@ -190,10 +194,17 @@ def _application(
     return application(name, model, text, limits, allowed, chat, stop)
 
 
-def _limits(options: argparse.Namespace, positions: int) -> Any:
+def _limits(options: argparse.Namespace, model: Any) -> Any:
+    from posenc_export.serve.memory import available_memory, longest_row, rows_memory
     from posenc_export.serve.requests import Limits
 
-    context = positions if options.context is None else options.context
+    available = None if model.provider == "cuda" else available_memory()
+    prefixes = options.prefix_memory * 1_000_000
+    memory = rows_memory(options.memory, prefixes, available)
+    context = options.context
+    if context is None:
+        context = longest_row(model.session(), memory, model.manifest.max_positions, options.chunk)
+        context = max(context, 2)
     return Limits(
         options.rows,
         options.queue,
@@ -202,8 +213,9 @@ def _limits(options: argparse.Namespace, positions: int) -> Any:
         context - 1 if options.max_tokens is None else options.max_tokens,
         options.chunk,
         options.timeout,
-        options.prefix_memory * 1_000_000,
+        prefixes,
         bool(options.speculate),
+        memory,
     )
 
 

@@ -94,7 +94,7 @@ class Service:
 
     async def complete(self, request: Request, format: protocol.Format) -> Response:
         """Handle a POST of completions in the format of its route."""
-        deadline = self.loop.time() + self.limits.seconds
+        deadline, waits = self.loop.time() + self.limits.seconds, False
         try:
             async with asyncio.timeout_at(deadline):
                 body = await read_body(request)
@@ -112,12 +112,15 @@ class Service:
                 try:
                     return await self._whole(asked, completion, request, format)
                 finally:
+                    waits = self.engine.waits(completion.choices)
                     self._end(completion)
         except ClientDisconnect:
             return Response(status_code=GONE)
         except tuple(STATUS) as error:
             return self.refuse(STATUS[type(error)], str(error))
         except TimeoutError:
+            if waits:
+                return self.refuse(429, self._full())
             return self.refuse(504, self._late())
         except asyncio.CancelledError:  # the server ends before the request
             return self.refuse(503, STOPPED)
@@ -149,6 +152,12 @@ class Service:
         return (
             f"server: expected the response within {self.limits.seconds} seconds, got a longer "
             "one; reduce max_tokens, or start the server with --timeout"
+        )
+
+    def _full(self) -> str:
+        return (
+            f"engine: expected a row and its memory within {self.limits.seconds} seconds, got "
+            "none; try again later, or reduce max_tokens"
         )
 
     def refuse(

@@ -22,9 +22,17 @@ from posenc_export.runtime.session.speculation import (
     drafts_of,
 )
 from posenc_export.runtime.session.token_rules import TokenRules
-from posenc_export.serve.memory import bytes_per_slot
+from posenc_export.serve.memory import bytes_per_slot, longest_row, most_needed
 from posenc_export.serve.pace import Pace
-from posenc_export.serve.requests import FAILED, LENGTH, STOP, Limits, Request, Token
+from posenc_export.serve.requests import (
+    FAILED,
+    LENGTH,
+    STOP,
+    Limits,
+    Request,
+    Token,
+    most_tokens,
+)
 
 LOG = logging.getLogger(__name__)
 
@@ -78,7 +86,7 @@ class Batch:
             each call replaces.
 
     Raises:
-        ValueError: the caches of all rows do not fit the memory.
+        ValueError: the caches of a row do not fit the memory.
         GraphError: the graph cannot run.
     """
 
@@ -102,17 +110,18 @@ class Batch:
                 else 0
             )
             self.prefixes = Prefixes(model.graph, blocks) if blocks else None
-            self.probe(1)  # allocates the caches of all rows
-            self.probe(limits.rows)  # and the memory that a step of all rows needs
-        except (
-            MemoryError,
-            ValueError,
-        ) as error:  # numpy raises ValueError for sizes beyond 64 bits
-            rule = f"memory for caches of {limits.rows} rows of {limits.context} tokens"
+            self.probe(1)
+        except MemoryError as error:
             raise ValueError(
-                f"serve: expected {rule}, got an error ({error}); give fewer --rows or a "
-                "smaller --context"
+                f"serve: expected memory to read two tokens, got an error ({error}); free memory"
             ) from None
+        most = longest_row(self.session, limits.memory, limits.context, limits.chunk)
+        if most < limits.context:
+            rule = f"memory for caches of a row of {limits.context} tokens"
+            raise ValueError(
+                f"serve: expected {rule}, got {limits.memory / 1e9:.1f} GB; give more --memory or "
+                f"a --context of at most {most}"
+            )
 
     def probe(self, rows: int) -> None:
         """Feed two tokens to each of `rows` new rows of an empty session, and remove the rows.
@@ -137,11 +146,20 @@ class Batch:
             if not row.generated:
                 tokens += self._continue_prompt(index, row)
         self._leave_ended(tokens)
-        while waiting and len(self.rows) < self.limits.rows and self.pace.count(0):
+        while waiting and self._has_room_for(waiting[0]) and self.pace.count(0):
             tokens += self._enter(waiting[0])
             # Last, so that the request is in the queue or has a row whatever is raised.
             waiting.popleft()
         return tokens
+
+    def _has_room_for(self, request: Request) -> bool:
+        """Whether there is a row for a request, and memory for the tokens that its row and the
+        running ones may reach.
+        """
+        rows = len(self.rows) + 1
+        tokens = max(most_tokens(other) for other in (request, *(row.request for row in self.rows)))
+        needed = most_needed(self.session, rows, tokens, self.limits.chunk)
+        return rows <= self.limits.rows and needed <= self.limits.memory
 
     def step(self) -> List[Token]:
         """Feed one token of every row whose prompt was read, or drafted ones too. Return the

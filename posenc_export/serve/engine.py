@@ -5,7 +5,7 @@ tokens.
 import logging
 import threading
 from collections import deque
-from typing import Callable, Deque, List, Optional, Sequence, Set
+from typing import Callable, Deque, Iterable, List, Optional, Sequence, Set
 
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Model
@@ -42,7 +42,7 @@ class Engine:
         state: "ready"; "stopping" after `close`; "failed" if the thread has ended unexpectedly.
 
     Raises:
-        ValueError: the model cannot be served, or the caches of all rows do not fit the memory.
+        ValueError: the model cannot be served, or the caches of a row do not fit the memory.
         GraphError: the graph cannot run.
     """
 
@@ -117,6 +117,11 @@ class Engine:
                 )
             self._waiting.extend(requests)
             self._changed.notify()
+
+    def waits(self, requests: Iterable[Request]) -> bool:
+        """Whether one of these requests waits for a row."""
+        with self._changed:
+            return not set(self._waiting).isdisjoint(requests)
 
     def cancel(self, requests: Sequence[Request]) -> None:
         """Cancel requests before the next turn. Requests that have ended are ignored."""

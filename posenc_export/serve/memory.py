@@ -1,38 +1,66 @@
-"""Memory of the caches of all rows, compared with what the machine has before anything is
-allocated.
-"""
+"""Memory for caches: what the machine has, and what rows need."""
 
+import bisect
 import math
+import re
+import sys
 from pathlib import Path
 from typing import Optional
 
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.serve.requests import Limits
+from posenc_export.runtime.session.session import Session
 
 MEMINFO = Path("/proc/meminfo")
+SHARE = 0.5  # of the available memory that caches of rows may take by default
+UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
-def check_memory(manifest: Manifest, limits: Limits, available: Optional[int]) -> None:
-    """Raise ValueError if the caches of all rows and those of prefixes need more memory than there
-    is.
+def number_of_bytes(text: str) -> int:
+    """Read a number of bytes such as 2GB. Raise ValueError for other text."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Z]*)", text.upper())
+    if not match or match[2] not in UNITS or int(float(match[1]) * UNITS[match[2]]) < 1:
+        raise ValueError(f"serve: expected a number of bytes, such as 2GB, got {text}")
+    return int(float(match[1]) * UNITS[match[2]])
+
+
+def rows_memory(asked: Optional[str], prefixes: int, available: Optional[int]) -> int:
+    """Return the bytes that caches of rows may take.
 
     Args:
+        asked: what the user gives; None for a share of what is available.
+        prefixes: bytes for the caches of prefixes.
         available: bytes; None if they are not known.
+
+    Raises:
+        ValueError: less memory is available.
     """
-    each = bytes_per_slot(manifest) * limits.rows
-    needed = each * limits.context + limits.prefix_memory
-    if available is not None and needed > available:
-        rule, got = (
-            f"memory for caches of {limits.rows} rows of {limits.context} tokens",
-            f"{available / 1e9:.1f} GB for {needed / 1e9:.1f} GB",
-        )
-        fits = max(available - limits.prefix_memory, 0) // each
+    if asked is None:
+        return sys.maxsize if available is None else max(int(available * SHARE) - prefixes, 1)
+    memory = number_of_bytes(asked)
+    if available is not None and memory + prefixes > available:
         raise ValueError(
-            f"serve: expected {rule}, got {got}; give fewer --rows or a smaller --context, "
-            f"with these rows at most {fits}"
+            f"serve: expected memory for caches of {(memory + prefixes) / 1e9:.1f} GB, with those "
+            f"of prefixes, got {available / 1e9:.1f} GB; give a smaller --memory or --prefix-memory"
         )
+    return memory
+
+
+def most_needed(session: Session, rows: int, tokens: int, chunk: int) -> int:
+    """Return the most bytes of caches while they grow to rows of that many tokens, which are read
+    in chunks.
+    """
+    # Rows that are read together are padded.
+    padding = 0 if session.manifest.continuation_rows == 1 else chunk
+    return session.memory_of(rows, tokens + padding)
+
+
+def longest_row(session: Session, memory: int, context: int, chunk: int) -> int:
+    """Return the most tokens, at most `context`, of which a single row fits into the memory."""
+    return bisect.bisect_right(
+        range(1, context + 1), memory, key=lambda tokens: most_needed(session, 1, tokens, chunk)
+    )
 
 
 def bytes_per_slot(manifest: Manifest) -> int:

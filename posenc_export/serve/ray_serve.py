@@ -39,14 +39,21 @@ def application(arguments: Arguments) -> Any:
         from posenc_export.runtime.artefact.chat_template import chat_codec
         from posenc_export.runtime.artefact.tokenizer import codec
         from posenc_export.serve.app import application as http
-        from posenc_export.serve.memory import available_memory, check_memory
-        from posenc_export.serve.requests import Limits
+        from posenc_export.serve.memory import available_memory, longest_row, rows_memory
+        from posenc_export.serve.requests import CHUNK, Limits
 
         folder = Path(arguments.folder)
         model = load(folder, threads=arguments.cpus)
-        context = model.manifest.max_positions
-        limits = Limits(arguments.rows, WAITING * arguments.rows, context, context - 1, context - 1)
-        check_memory(model.manifest, limits, available_memory())
+        memory = rows_memory(None, 0, available_memory())
+        context = longest_row(model.session(), memory, model.manifest.max_positions, CHUNK)
+        limits = Limits(
+            arguments.rows,
+            WAITING * arguments.rows,
+            context,
+            context - 1,
+            context - 1,
+            memory=memory,
+        )
         return http(
             folder.name,
             model,

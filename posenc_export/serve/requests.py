@@ -1,5 +1,6 @@
 """Requests and tokens of the engine, without HTTP and text."""
 
+import sys
 from dataclasses import dataclass
 from typing import NamedTuple, Optional, Tuple
 
@@ -7,6 +8,7 @@ from posenc_export.runtime.artefact.manifest import Manifest
 
 STOP, LENGTH, FAILED = "stop", "length", "error"  # why a row ended
 CONTEXT = 4096  # default number of tokens of a row
+CHUNK = 256  # default of the largest number of prompt tokens fed between two steps
 
 
 @dataclass(frozen=True)
@@ -17,18 +19,17 @@ class Limits:
         ValueError: a limit is below 1, or the memory of prefixes below 0.
     """
 
-    rows: int = 16  # number of requests decoded together
+    rows: int = 16  # largest number of requests decoded together
     queue: int = 64  # number of requests waiting for a row
-    context: int = (
-        CONTEXT  # tokens of a prompt and its continuation together; also the cache slots per row
-    )
+    context: int = CONTEXT  # tokens of a prompt and its continuation together
     prompt: int = CONTEXT - 1  # tokens of a prompt
     tokens: int = 4095  # tokens of a continuation
-    chunk: int = 256  # largest number of prompt tokens fed between two steps
+    chunk: int = CHUNK  # largest number of prompt tokens fed between two steps
     seconds: int = 600  # time from the arrival of a request to the end of its response
     prefix_memory: int = 0  # bytes for the caches of prompts, kept for requests that begin alike
     # Read tokens that are looked up in the text of a row in one pass, where that is faster.
     speculate: bool = False
+    memory: int = sys.maxsize  # bytes for the caches of rows, while they grow too
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -88,6 +89,11 @@ class Full(RuntimeError):
 
 class Stopping(RuntimeError):
     """The engine accepts no more requests."""
+
+
+def most_tokens(request: Request) -> int:
+    """Return the number of tokens that the row of a request may reach."""
+    return len(request.prompt) + request.max_tokens
 
 
 def check_model(manifest: Manifest, limits: Limits) -> None:

@@ -17,6 +17,7 @@ import pytest
 from posenc_export.runtime.artefact.chat_template import ChatCodec
 from posenc_export.runtime.artefact.tokenizer import ByteCodec, TokenizerCodec
 from posenc_export.runtime.session.model import Model
+from posenc_export.serve.batch import Batch
 from tests.serve.models import artefact, slow  # noqa: F401
 from tests.serve.test_http import JSON, LIMITS, LONG, Client, app, folder, model, port, running  # noqa: F401
 
@@ -194,6 +195,15 @@ def test_an_answer_that_takes_too_long_is_refused(app: Any, port: int, short: No
     assert (
         status == 504 and answer["error"]["type"] == "server_error" and not app.state.service.open
     )
+
+
+def test_a_request_that_got_no_memory_in_its_time_is_answered_with_429(
+    app: Any, port: int, short: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Batch, "_has_room_for", lambda batch, request: False)
+    status, answer = Client(port).ask("/v1/completions", LONG)
+    assert status == 429 and "expected a row and its memory" in answer["error"]["message"]
+    assert not app.state.service.open
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -145,14 +145,14 @@ class Caches:
     def bound(self, first: int, rows: int, new: int) -> List[Bound]:
         """Return the memory for a run of `new` columns on `rows` rows from row `first` on."""
         states = []
-        part = slice(first, first + rows)
+        part, plain = slice(first, first + rows), self.updates == {"in_place"}
         for state, past, present in zip(self.states, self.past, self.present, strict=True):
             before = after = (rows, *past.shape[1:])
             offset = first * past.row_bytes
-            if state.grows:
+            if not plain and state.grows:
                 before, offset = _shape(state, rows, self.columns), 0
                 after = _shape(state, rows, self.columns + new)
-            elif self.capacity < self.extent and state.in_place:
+            elif self.capacity < self.extent and (plain or state.in_place):
                 before = after = _shape(state, rows, self.capacity)
             addresses = (past.address + offset, present.address + offset)
             states.append(Bound(state, past, present, part, before, after, addresses))
@@ -187,13 +187,19 @@ class Caches:
             return self._resized(slots, count, capacity, extent, room)
         return self if capacity == self.capacity else dataclasses.replace(self, capacity=capacity)
 
-    def bytes(self, rows: int, slots: int) -> int:
-        """Return the bytes of caches that have grown to `rows` rows of `slots` slots."""
+    def peak(self, rows: int, slots: int) -> int:
+        """Return the most bytes that these caches take while they grow to `rows` rows of `slots`
+        slots, where buffers are moved to larger ones.
+        """
         count, extent = 1 << (rows - 1).bit_length(), self._extent(slots)
-        return sum(
+        allocated = self.allocated
+        if rows <= self.rows and extent <= self.extent:
+            return allocated
+        needed = sum(
             math.prod(_shape(state, count, extent)) * Buffer.element_bytes(state.dtype)
             for state in self.states
         )
+        return needed + max(allocated, needed // 2)
 
     @property
     def allocated(self) -> int:

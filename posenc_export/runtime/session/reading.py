@@ -64,10 +64,15 @@ class Reading:
         """
         tokens = self.feeder.tokens(state, first, rows, attributes, requested)
         counts, new = tokens.counts, int(tokens.counts.max())
-        caches = state.caches.reserve(state.used + new, tokens.end)
+        # Padding of shorter rows is written behind their tokens, unless each row is fed alone.
+        slots = state.used + new
+        if self.manifest.continuation_rows == 1 and not state.columns:
+            settled = state.settled_length[first : tokens.end]
+            slots = max(state.used, int((settled + counts).max()))
+        caches = state.caches.reserve(slots, tokens.end)
         if state.histories:
             _record(state, caches, tokens)
-        caches.memory.written = max(caches.memory.written, state.used + new)
+        caches.memory.written = max(caches.memory.written, slots)
         outputs: Dict[int, np.ndarray] = {}
         for call in self.feeder.calls(state, tokens):
             states = caches.bound(call.first, call.rows, call.new)
@@ -78,12 +83,12 @@ class Reading:
             self.feeder.last(outputs.get(row, self._no_output), *size)
             for row, size in enumerate(sizes, first)
         ]
-        length, slots = state.settled_length.copy(), state.slots
+        length, inside = state.settled_length.copy(), state.slots
         length[first : tokens.end] += counts
         if state.columns:
-            slots = np.concatenate((slots, np.arange(new)[None] < counts[:, None]), axis=1)
+            inside = np.concatenate((inside, np.arange(new)[None] < counts[:, None]), axis=1)
         caches = caches.after(new, idle)
-        return last, state.replace(settled_length=length, slots=slots, caches=caches)
+        return last, state.replace(settled_length=length, slots=inside, caches=caches)
 
     def read_out(self, state: SessionState, prefill: PrefillArguments) -> np.ndarray:
         """Feed whole rows, and return the second output of the graph: [B,N], or [B,S,N] with

@@ -98,6 +98,17 @@ class Session:
         return arguments.room(self.manifest, now.caches.most, now.start, now.length)
 
     @property
+    def memory(self) -> int:
+        """Bytes of the caches. They follow the rows and the longest of them, in powers of two."""
+        return self._now.caches.allocated
+
+    def memory_of(self, rows: int, tokens: int) -> int:
+        """Return the most bytes that the caches take while they grow to `rows` rows of `tokens`
+        tokens. They are moved to larger memory then, and are in both for a moment.
+        """
+        return self._now.caches.peak(rows, tokens)
+
+    @property
     def position(self) -> np.ndarray:
         """Position of the next token of each row [B] int64."""
         now = self._now

@@ -156,9 +156,11 @@ class SessionState:
         last = self.rows - 1
         order = np.arange(last)
         order[row:] = np.where(order[row:] == row, last, order[row:])
-        caches, histories = self.caches, self.histories
+        caches = self.caches if last else self.caches.empty()
+        histories = self.histories
         if self.replaces:
-            caches = caches.restored({row: caches.snapshot(last)})
+            if last:
+                caches = caches.restored({row: caches.snapshot(last)})
             histories = tuple(histories[index] for index in order)
         outputs = self.encoder_outputs
         return self.replace(

@@ -49,6 +49,7 @@ BUILT_IN_CALLS = {
     "torchscript": 9,
     "pt2": 102,
 }  # built-in functions that a step calls
+COLD_CALLS = 120  # functions of the package that the first prefill of a session enters on ort
 PASS_CALLS = 20  # Python functions that a pass of a few tokens calls on caches in place
 SMALL = 1024  # most bytes of Python objects that a step allocates besides its output
 IN_PLACE = ("ort", "onnx-static")
@@ -172,6 +173,51 @@ def test_the_functions_that_a_step_enters_do_not_grow_with_the_context(
     )
     short, long = (profiled(lambda one=session: one.step(token)) for session in sessions)  # type: ignore[misc]
     assert short == long
+
+
+def test_the_first_prefill_of_a_session_enters_few_functions(
+    folders: Callable[..., Path],
+) -> None:
+    model, count = load(folders("ort"), provider="cpu", threads=1), 0
+    model.session().prefill(np.zeros((1, 12), np.int64))  # imports what the first call needs
+    session = model.session()
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event == "call" and "posenc_export" in frame.f_code.co_filename
+
+    sys.setprofile(note)
+    try:
+        session.prefill(np.zeros((1, 12), np.int64))
+    finally:
+        sys.setprofile(None)
+    assert 0 < count <= COLD_CALLS
+
+
+@pytest.mark.parametrize("target", IN_PLACE)
+def test_steps_after_any_prefill_bind_nothing_again(
+    target: str, folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, token = stepping(folders(target)), np.zeros((1, 1), np.int64)
+    other = session.fork()
+    session.prefill([[1, 2, 3, 4]], chunk=3)
+    other.prefill([[1, 2, 3, 4]], chunk=3)
+    expected = other.step(token[0])
+    monkeypatch.setattr(onnxruntime.IOBinding, "bind_input", None)
+    monkeypatch.setattr(onnxruntime.IOBinding, "bind_output", None)
+    assert np.array_equal(session.step(token[0]), expected)
+
+
+@pytest.mark.parametrize("target", PYTHON_CALLS)
+def test_a_prefill_of_one_token_is_a_step(target: str, folders: Callable[..., Path]) -> None:
+    session, token = stepping(folders(target)), np.zeros((1, 1), np.int64)
+    other = session.fork()
+    session.prefill(token)
+    found = profiled(lambda: session.prefill(token))
+    assert found["call"] <= PYTHON_CALLS[target] + 6
+    other.step(token[0])
+    other.step(token[0])
+    assert np.array_equal(session.prefill(token)[:, 0], other.step(token[0]))
 
 
 @pytest.mark.parametrize("target", IN_PLACE)
