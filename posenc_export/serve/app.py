@@ -2,260 +2,24 @@
 
 import asyncio
 import contextlib
-import secrets
-import time
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, AsyncIterator, Callable, Dict, List, Mapping, Optional, Tuple, Type
+from typing import Any, AsyncIterator, Callable, Dict, Optional
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 
 from posenc_export.runtime.artefact.chat_template import ChatCodec
 from posenc_export.runtime.artefact.tokenizer import Codec
 from posenc_export.runtime.session.model import Model
 from posenc_export.serve import protocol
 from posenc_export.serve.access import Access
-from posenc_export.serve.chat import Chat
-from posenc_export.serve.completion import Completion, Part
-from posenc_export.serve.engine import Engine
-from posenc_export.serve.http import GONE, KIND, card, check_model, message_of, read_body
-from posenc_export.serve.metrics import Metrics
+from posenc_export.serve.http import card, message_of
 from posenc_export.serve.requests import (
-    FAILED,
-    Full,
     Limits,
-    Refused,
-    Stopping,
-    Token,
-    check_request,
 )
-from posenc_export.serve.stream import STOPPED, Stream, event
+from posenc_export.serve.service import Service
 from posenc_export.shared.version import VERSION
-
-FAILURE = (
-    "engine: expected every token to be computed and decoded, got an error; the server's log has "
-    "its message"
-)
-
-LONG = 1 << 16  # bytes of a body whose text can take longer than 0.1 s to tokenize
-
-STATUS: Dict[Type[Exception], int] = {Refused: 400, Full: 429, Stopping: 503}
-
-
-class Service:
-    """One model served over HTTP. `loop`, the event loop that serves it, must be set before the
-    first request.
-
-    Args:
-        name: name of the model in requests.
-        model: a decoder whose target supports admit and retire.
-        codec: converts between text and token ids.
-        limits: limits of requests.
-        chat: converts conversations to token ids; None for a model without a chat template.
-        failed: called on another thread if the engine ends unexpectedly.
-
-    Attributes:
-        long_texts: a thread that tokenizes long texts, one after the other, so that they leave
-            threads and cores to short ones.
-
-    Raises:
-        ValueError, GraphError: as for Engine.
-    """
-
-    loop: asyncio.AbstractEventLoop
-
-    def __init__(
-        self,
-        name: str,
-        model: Model,
-        codec: Codec,
-        limits: Limits,
-        chat: Optional[ChatCodec],
-        failed: Callable[[], object],
-    ) -> None:
-        self.name, self.codec, self.manifest, self.limits = name, codec, model.manifest, limits
-        self.created = int(time.time())
-        self.completions, self.chat = (
-            protocol.Completions(codec, model.manifest.stop_ids),
-            Chat(chat),
-        )
-        self.open: Dict[Any, Completion] = {}  # running completions by request of the engine
-        self.long_texts = ThreadPoolExecutor(1, "posenc long texts")
-        self.engine = Engine(
-            model,
-            limits,
-            lambda tokens: self.loop.call_soon_threadsafe(self._dispatch, tokens),
-            failed,
-        )
-        self.metrics = Metrics(name, model.manifest, self.engine)
-
-    async def complete(self, request: Request, format: protocol.Format) -> Response:
-        """Handle a POST of completions in the format of its route."""
-        deadline, waits = self.loop.time() + self.limits.seconds, False
-        try:
-            async with asyncio.timeout_at(deadline):
-                body = await read_body(request)
-                asked, completion = await self.loop.run_in_executor(
-                    self.long_texts if len(body) > LONG else None, self._built, body, format
-                )
-                self._begin(completion)
-                if asked.stream:
-                    return Stream(
-                        self._events(asked, completion, format),
-                        lambda: self._end(completion),
-                        deadline,
-                        self._late(),
-                    )
-                try:
-                    return await self._whole(asked, completion, request, format)
-                finally:
-                    waits = self.engine.waits(completion.choices)
-                    self._end(completion)
-        except ClientDisconnect:
-            return Response(status_code=GONE)
-        except tuple(STATUS) as error:
-            return self.refuse(STATUS[type(error)], str(error))
-        except TimeoutError:
-            if waits:
-                return self.refuse(429, self._full())
-            return self.refuse(504, self._late())
-        except asyncio.CancelledError:  # the server ends before the request
-            return self.refuse(503, STOPPED)
-
-    def _built(
-        self, body: bytearray, format: protocol.Format
-    ) -> Tuple[protocol.SamplingRequest, Completion]:
-        """Read a request and its prompts. Nothing is queued before everything has succeeded."""
-        asked = protocol.parse(body, format.request)
-        check_model(asked.model, self.name)
-        rows = protocol.rows(asked, format, self.codec, self.limits)
-        for row in rows:
-            check_request(row, self.manifest, self.limits)
-        try:
-            return asked, Completion(
-                self.engine, rows, asked.n, self.codec, protocol.stops(asked), self.metrics
-            )
-        except ValueError as error:  # the tokenizer cannot decode the prompt
-            raise Refused(str(error)) from None
-
-    def _begin(self, completion: Completion) -> None:
-        """Queue the rows of a completion, or raise as Engine.submit. Their first tokens arrive
-        after this method has returned to the event loop.
-        """
-        self.engine.submit(list(completion.choices))
-        self.open.update(dict.fromkeys(completion.choices, completion))
-
-    def _late(self) -> str:
-        return (
-            f"server: expected the response within {self.limits.seconds} seconds, got a longer "
-            "one; reduce max_tokens, or start the server with --timeout"
-        )
-
-    def _full(self) -> str:
-        return (
-            f"engine: expected a row and its memory within {self.limits.seconds} seconds, got "
-            "none; try again later, or reduce max_tokens"
-        )
-
-    def refuse(
-        self, status: int, message: str, headers: Optional[Mapping[str, str]] = None
-    ) -> JSONResponse:
-        """Count a refused request and return the response with the error message."""
-        self.metrics.refused.labels(str(status)).inc()
-        again = {"Retry-After": "1"} if status in (429, 503) else {}
-        return JSONResponse(
-            protocol.failure(message, KIND.get(status, "invalid_request_error")),
-            status,
-            {**again, **(headers or {})},
-        )
-
-    async def _whole(
-        self,
-        asked: protocol.SamplingRequest,
-        completion: Completion,
-        request: Request,
-        format: protocol.Format,
-    ) -> Response:
-        """Return the whole completion as one JSON response, or GONE if the client disconnects
-        first.
-        """
-        collecting = asyncio.ensure_future(_collected(completion))
-        disconnected = asyncio.ensure_future(
-            request.receive()
-        )  # after the body, the only further message is the disconnection
-        try:
-            await asyncio.wait({collecting, disconnected}, return_when=asyncio.FIRST_COMPLETED)
-            if not collecting.done():
-                return Response(status_code=GONE)
-            parts = collecting.result()
-        finally:
-            collecting.cancel()
-            disconnected.cancel()
-        if any(part.ended == FAILED for part in parts):
-            return self.refuse(500, FAILURE)
-        choices = [format.answer(part, asked) for part in parts]
-        return JSONResponse(
-            {
-                **self._head(format, format.whole),
-                "choices": choices,
-                "usage": protocol.usage(completion.prompt_tokens, completion.completion_tokens),
-            }
-        )
-
-    async def _events(
-        self, asked: protocol.SamplingRequest, completion: Completion, format: protocol.Format
-    ) -> AsyncIterator[str]:
-        """Yield server-sent events: one per piece of a choice, the token counts if requested,
-        then [DONE]; or an error as the last one.
-        """
-        head, counts = (
-            self._head(format, format.part),
-            asked.stream_options is not None and asked.stream_options.include_usage,
-        )
-        without_counts, begun = {"usage": None} if counts else {}, set()
-        async for part in completion.parts():
-            if part.ended == FAILED:
-                yield event(protocol.failure(FAILURE, "server_error"))
-                return
-            piece = format.piece(part, asked, part.choice not in begun)
-            if piece is not None:
-                begun.add(part.choice)
-                yield event({**head, "choices": [piece], **without_counts})
-        if counts:
-            yield event(
-                {
-                    **head,
-                    "choices": [],
-                    "usage": protocol.usage(completion.prompt_tokens, completion.completion_tokens),
-                }
-            )
-        yield "data: [DONE]\n\n"
-
-    def _head(self, format: protocol.Format, kind: str) -> Dict[str, Any]:
-        name = f"{format.prefix}-{secrets.token_hex(12)}"
-        return {
-            "id": name,
-            "object": kind,
-            "created": int(time.time()),
-            "model": self.name,
-            "system_fingerprint": self.manifest.digest[:16],
-        }
-
-    def _dispatch(self, tokens: List[Token]) -> None:
-        """Pass the tokens of an engine turn to their completions. Tokens of completions that
-        have ended are dropped.
-        """
-        for token in tokens:
-            if token.request in self.open:
-                self.open[token.request].tokens.put_nowait(token)
-
-    def _end(self, completion: Completion) -> None:
-        completion.end()
-        for request in completion.choices:
-            del self.open[request]
 
 
 def application(
@@ -355,11 +119,3 @@ def _described(format: protocol.Format) -> Dict[str, Any]:
             "content": {"application/json": {"schema": format.request.model_json_schema()}},
         }
     }
-
-
-async def _collected(completion: Completion) -> List[Part]:
-    """Collect all pieces of each choice into one."""
-    wholes = [Part(index, "", [], [], "") for index in range(len(completion.choices))]
-    async for part in completion.parts():
-        wholes[part.choice] = wholes[part.choice].joined(part)
-    return wholes

@@ -3,14 +3,11 @@
 import logging
 import time
 from collections import deque
-from typing import Deque, List, Optional, Sequence, Tuple
+from typing import Deque, List, Optional, Sequence
 
 import numpy as np
 
-from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.session.drafts import Drafts
 from posenc_export.runtime.session.errors import GraphError
-from posenc_export.runtime.session.generation import choose
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.prefixes import BLOCK, Prefixes, can_share
 from posenc_export.runtime.session.session import Session
@@ -21,50 +18,18 @@ from posenc_export.runtime.session.speculation import (
     Speculator,
     drafts_of,
 )
-from posenc_export.runtime.session.token_rules import TokenRules
 from posenc_export.serve.memory import bytes_per_slot, longest_row, most_needed
 from posenc_export.serve.pace import Pace
 from posenc_export.serve.requests import (
     FAILED,
-    LENGTH,
-    STOP,
     Limits,
     Request,
     Token,
     most_tokens,
 )
+from posenc_export.serve.row import Row
 
 LOG = logging.getLogger(__name__)
-
-
-class Row:
-    """A request with a row of the session.
-
-    Args:
-        request: the request.
-        manifest: manifest of the artefact.
-        known: number of tokens of its prompt that are not read.
-
-    Attributes:
-        unread: tokens that were not fed yet: the rest of the prompt, later the last generated
-            token.
-        generated: the generated tokens.
-        rules: what the artefact forbids or forces among them.
-        kept: number of blocks of its tokens that were given to the prefixes.
-        drafts: drafts of its next tokens, from its first step with drafts on.
-    """
-
-    def __init__(self, request: Request, manifest: Manifest, known: int = 0) -> None:
-        self.request, self.kept = request, known // BLOCK
-        self.rules = TokenRules(manifest.generation, np.array([len(request.prompt)]))
-        self.unread: Deque[int] = deque(request.prompt[known:])
-        self.generated: List[int] = []
-        self.random = np.random.default_rng(request.seed)
-        self.drafts: Optional[Drafts] = None
-
-    def take(self, count: int) -> List[int]:
-        """Remove and return the next `count` tokens to feed."""
-        return [self.unread.popleft() for _ in range(min(count, len(self.unread)))]
 
 
 class Batch:
@@ -99,22 +64,17 @@ class Batch:
             limits.chunk, time.thread_time if model.provider == "cpu" else time.perf_counter
         )
 
-        try:
-            self.session = Session(
-                model.graph, capacity=limits.context, rewind=LEAST_REWIND if limits.speculate else 1
-            )
-            self.speculator = Speculator(self.session) if limits.speculate else None
-            blocks = (
-                limits.prefix_memory // (bytes_per_slot(model.manifest) * BLOCK)
-                if can_share(model.manifest)
-                else 0
-            )
-            self.prefixes = Prefixes(model.graph, blocks) if blocks else None
-            self.probe(1)
-        except MemoryError as error:
-            raise ValueError(
-                f"serve: expected memory to read two tokens, got an error ({error}); free memory"
-            ) from None
+        self.session = Session(
+            model.graph, capacity=limits.context, rewind=LEAST_REWIND if limits.speculate else 1
+        )
+        self.speculator = Speculator(self.session) if limits.speculate else None
+        blocks = (
+            limits.prefix_memory // (bytes_per_slot(model.manifest) * BLOCK)
+            if can_share(model.manifest)
+            else 0
+        )
+        self.prefixes = Prefixes(model.graph, blocks) if blocks else None
+        self.probe(1)
         most = longest_row(self.session, limits.memory, limits.context, limits.chunk)
         if most < limits.context:
             rule = f"memory for caches of a row of {limits.context} tokens"
@@ -177,7 +137,7 @@ class Batch:
             logits = self._stepped(len(running) == len(self.rows))
             likeliest = logits.argmax(-1).tolist()
             tokens = [
-                self._next(self.rows[index], likeliest[index], logits[index : index + 1])
+                self.rows[index].next_token(likeliest[index], logits[index : index + 1])
                 for index in running
             ]
         for index in running:
@@ -207,7 +167,7 @@ class Batch:
                 return None
 
             def chosen(index: int, logits: np.ndarray) -> int:
-                tokens.append(self._next(row, int(logits.argmax()), logits[None]))
+                tokens.append(row.next_token(int(logits.argmax()), logits[None]))
                 return tokens[-1].id
 
             request = row.request
@@ -297,7 +257,7 @@ class Batch:
         """
         self._share(index)
         self.pace.read(count, offset, self.pace.clock() - since)
-        return [] if row.unread else [self._next(row, int(logits[0].argmax()), logits)]
+        return [] if row.unread else [row.next_token(int(logits[0].argmax()), logits)]
 
     def _share(self, index: int) -> None:
         """Keep the caches of what a row has read, for requests that begin alike, if a block was
@@ -313,42 +273,3 @@ class Batch:
                 self.prefixes,
                 row.request.sharing,
             )
-
-    def _next(self, row: Row, likeliest: int, logits: np.ndarray) -> Token:
-        """Choose the next token of a row from its logits [1,V]. The next step feeds it."""
-        request, allowed = row.request, row.rules.applied(logits, len(row.generated))
-        if request.temperature == 0:
-            token = likeliest if allowed is logits else int(allowed[0].argmax())
-        else:
-            token = int(
-                choose(allowed, request.temperature, request.top_k, request.top_p, row.random)[0]
-            )
-        row.generated.append(token)
-        row.unread.append(token)
-        ended = (
-            STOP
-            if token in request.stop_ids
-            else LENGTH
-            if len(row.generated) == request.max_tokens
-            else ""
-        )
-        return Token(
-            request,
-            token,
-            ended,
-            ()
-            if request.logprobs is None
-            else log_probabilities(logits[0], token, request.logprobs),
-        )
-
-
-def log_probabilities(logits: np.ndarray, token: int, count: int) -> Tuple[Tuple[int, float], ...]:
-    """Return id and logarithm of the probability (softmax of logits [V], before temperature and
-    sampling) of a token, then of the `count` most probable ones.
-    """
-    shifted = logits.astype(np.float64) - logits.max()
-    logarithms = shifted - np.log(np.exp(shifted).sum())
-    return tuple(
-        (int(one), float(logarithms[one]))
-        for one in (token, *np.argsort(-logarithms, kind="stable")[:count])
-    )

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from posenc_export.runtime.session.caches import Bound, Call, Feeds
+from posenc_export.runtime.session.graph import Bound, Call, Feeds
 from posenc_export.testing.planting import Fault
 
 ChangeInputs = Callable[[Feeds], Feeds]
@@ -20,7 +20,7 @@ ChangeGraph = Callable[[Any], Any]
 
 class ChangedGraph:
     """A graph whose inputs and outputs are changed at every call
-    (runtime.session.caches.Graph).
+    (runtime.session.graph.Graph).
     """
 
     def __init__(self, graph: Any, inputs: ChangeInputs, output: ChangeOutput) -> None:

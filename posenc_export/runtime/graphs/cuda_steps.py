@@ -15,8 +15,8 @@ import onnxruntime
 
 from posenc_export.runtime.graphs import cuda
 from posenc_export.runtime.session import device_memory
-from posenc_export.runtime.session.caches import Feeds
 from posenc_export.runtime.session.errors import RUN_ERRORS
+from posenc_export.runtime.session.graph import Feeds
 
 ON_HOST = "total_sequence_length"  # GroupQueryAttention reads it in host memory
 ALIGNMENT = 256  # bytes, as cudaMalloc aligns memory

@@ -20,8 +20,8 @@ from posenc_export.runtime.artefact.graph_inputs import B, R, S
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import check_graph
 from posenc_export.runtime.graphs.onnx_files import check_external
-from posenc_export.runtime.session.caches import Bound, Call, Feeds
 from posenc_export.runtime.session.errors import GraphError
+from posenc_export.runtime.session.graph import Bound, Call, Feeds
 
 PRECISIONS = {"openvino": openvino.Type.f32, "openvino-bf16": openvino.Type.bf16}
 TYPES = {
@@ -45,7 +45,7 @@ class Port(NamedTuple):
 
 
 class OpenVinoGraph:
-    """A loaded model.onnx (runtime.session.caches.Graph).
+    """A loaded model.onnx (runtime.session.graph.Graph).
 
     Args:
         path: path of model.onnx.

@@ -27,12 +27,12 @@ from posenc_export.runtime.graphs.cuda_steps import DeviceSteps
 from posenc_export.runtime.graphs.onnx_files import check_external, load_errors, refused
 from posenc_export.runtime.graphs.ort_options import FOLDER, PROVIDERS, SLOWER, session_options
 from posenc_export.runtime.session import device_memory
-from posenc_export.runtime.session.caches import Bound, Call, Feeds
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
+from posenc_export.runtime.session.graph import Bound, Call, Feeds
 
 
 class OrtGraph:
-    """A loaded model.onnx (runtime.session.caches.Graph).
+    """A loaded model.onnx (runtime.session.graph.Graph).
 
     Args:
         path: the file model.onnx.

@@ -8,8 +8,8 @@ from typing import Any, Callable, List, Sequence, Tuple
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.session.caches import Bound, Call, Feeds
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
+from posenc_export.runtime.session.graph import Bound, Call, Feeds
 
 _lock = threading.Lock()
 _limits: List[int] = []  # one entry per running call: the number of threads of its graph
@@ -17,7 +17,7 @@ _outside = [0]  # the number of threads when the first of these calls started
 
 
 class TorchGraph:
-    """A torch module as a graph (runtime.session.caches.Graph).
+    """A torch module as a graph (runtime.session.graph.Graph).
 
     Its arguments are the inputs, past_positions if there is a cache, and the list of states and
     encoder outputs.

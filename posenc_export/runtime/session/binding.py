@@ -1,5 +1,6 @@
 """Graph inputs for repeated runs of the graph: their memory is bound once, and changed in place."""
 
+from dataclasses import dataclass, field
 from typing import Callable, Collection, Dict, List, Tuple
 
 import numpy as np
@@ -46,6 +47,15 @@ class Binding:
             for counter in self.counters:
                 counter += count - self.taken
             self.taken = count
+
+
+@dataclass
+class Memory:
+    """What is known of the content of buffers, and where they are bound."""
+
+    # Slots of a row that may have been written in place and not filled since: the most of all rows.
+    written: int = 0
+    bindings: Dict[object, Binding] = field(default_factory=dict)
 
 
 def _joined(feeds: Dict[str, np.ndarray], counters: Collection[str]) -> List[np.ndarray]:

@@ -7,92 +7,18 @@ Shapes: R rows in memory, S new tokens, M slots of caches that are written in pl
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Protocol, Sequence, Tuple
+from typing import Callable, Dict, FrozenSet, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
-from posenc_export.runtime.artefact.manifest import Manifest, State
-from posenc_export.runtime.session.binding import Binding
+from posenc_export.runtime.artefact.manifest import State
+from posenc_export.runtime.session.binding import Binding, Memory
 from posenc_export.runtime.session.buffer import Buffer, Slots
+from posenc_export.runtime.session.graph import Bound, Graph, shape_of
 
 FIRST = 256  # slots of the first caches of a graph whose cost does not follow the capacity
 GROWTH = 256  # slots added at a time to buffers of growing states
 MOST_BINDINGS = 64
-Feeds = Dict[str, np.ndarray]  # graph inputs of a call by name, without the caches
-Shape = Tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Call:
-    """One run of the graph on consecutive rows."""
-
-    first: int  # index of the first row
-    rows: int  # number of rows
-    new: int  # number of columns S; calls for single rows may differ in it
-    feeds: Feeds
-    output: int = 0  # index of the output to return, in Manifest.outputs
-
-
-class Bound(NamedTuple):
-    """The memory of a state that one run of the graph reads and writes."""
-
-    state: State
-    past: Buffer
-    present: Buffer
-    rows: slice
-    before: Shape  # shape that the graph reads
-    after: Shape  # shape that the graph writes
-    addresses: Tuple[int, int]  # of what the graph reads and writes
-
-    @property
-    def arrays(self) -> Tuple[np.ndarray, np.ndarray]:
-        """Views of the memory on the host that the graph reads and writes."""
-        return self._view(self.past, self.before), self._view(self.present, self.after)
-
-    def _view(self, buffer: Buffer, shape: Shape) -> np.ndarray:
-        if self.state.grows:
-            return buffer.array[: math.prod(shape)].reshape(shape)
-        return buffer.array[(self.rows, *[slice(size) for size in shape[1 : self.state.axis + 1]])]
-
-
-class Graph(Protocol):
-    """A loaded graph.
-
-    Attributes:
-        manifest: manifest of the artefact.
-        provider: provider that runs the graph, a name that `load` takes.
-        device: device of the buffers, "cpu" or "cuda".
-        strided: whether the graph accepts a view of the first slots of a buffer. Other graphs are
-            given whole buffers.
-    """
-
-    manifest: Manifest
-    provider: str
-    device: str
-    strided: bool
-
-    def run(self, call: Call, states: Sequence[Bound]) -> np.ndarray:
-        """Run the graph on a call and return its output [rows,S,*], or [rows,*] if it is pooled.
-
-        Raises:
-            GraphError: the graph failed.
-        """
-
-    def repeat(
-        self, feeds: Feeds, states: Sequence[Bound], result: np.ndarray
-    ) -> Callable[[], object]:
-        """Return a function that runs the graph on the current content of `feeds` and `states`, and
-        writes the first output to `result` [B,S,*]. It raises RUN_ERRORS if the graph fails.
-        """
-
-
-@dataclass
-class Memory:
-    """What is known of the content of buffers, and where they are bound."""
-
-    # Slots of a row that may have been written in place and not filled since: the most of all rows.
-    written: int = 0
-    bindings: Dict[object, Binding] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -150,10 +76,10 @@ class Caches:
             before = after = (rows, *past.shape[1:])
             offset = first * past.row_bytes
             if not plain and state.grows:
-                before, offset = _shape(state, rows, self.columns), 0
-                after = _shape(state, rows, self.columns + new)
+                before, offset = shape_of(state, rows, self.columns), 0
+                after = shape_of(state, rows, self.columns + new)
             elif self.capacity < self.extent and (plain or state.in_place):
-                before = after = _shape(state, rows, self.capacity)
+                before = after = shape_of(state, rows, self.capacity)
             addresses = (past.address + offset, present.address + offset)
             states.append(Bound(state, past, present, part, before, after, addresses))
         return states
@@ -196,7 +122,7 @@ class Caches:
         if rows <= self.rows and extent <= self.extent:
             return allocated
         needed = sum(
-            math.prod(_shape(state, count, extent)) * Buffer.element_bytes(state.dtype)
+            math.prod(shape_of(state, count, extent)) * Buffer.element_bytes(state.dtype)
             for state in self.states
         )
         return needed + max(allocated, needed // 2)
@@ -221,7 +147,7 @@ class Caches:
         """
         columns = int(np.flatnonzero(keep.any(0)).max(initial=-1)) + 1
         for state, past, present in self._each("append"):
-            shape = _shape(state, self.rows, self.columns)
+            shape = shape_of(state, self.rows, self.columns)
             content = np.moveaxis(past.read()[: math.prod(shape)].reshape(shape), state.axis, 1)[
                 :, :columns
             ].copy()  # [R,T,*]
@@ -295,34 +221,6 @@ class Caches:
         other.memory.written = slots
         return other
 
-    def contents(self, rows: int, slots: int) -> List[np.ndarray]:
-        """Return the first `slots` slots of the first `rows` rows of each state, as views where
-        they are on the host. A growing state has one axis.
-        """
-        return [
-            buffer.read()[self._index(state, rows, slots)]
-            for state, buffer in zip(self.states, self.past, strict=True)
-        ]
-
-    def filled(self, contents: Sequence[np.ndarray], rows: int, slots: int) -> "Caches":
-        """Return these caches, which are empty, with what `contents` of the same rows and slots
-        returned.
-        """
-        for state, buffer, content in zip(self.states, self.past, contents, strict=True):
-            whole = buffer.read()
-            whole[self._index(state, rows, slots)] = content
-            buffer.write(whole)
-        return dataclasses.replace(self, columns=slots)
-
-    def _index(self, state: State, rows: int, slots: int) -> Tuple[slice, ...]:
-        """Return the part of a buffer that holds the first slots of some rows; of a growing
-        state, all rows.
-        """
-        if state.grows:
-            return (slice(math.prod(_shape(state, self.rows, slots))),)
-        within = (*(slice(None),) * (state.axis - 1), slice(slots)) if state.in_place else ()
-        return (slice(rows), *within)
-
     def _swapped(self, updates: Sequence[str], columns: int) -> "Caches":
         """Return the caches with `past` and `present` exchanged for states with these update
         rules.
@@ -358,7 +256,7 @@ class Caches:
         past, present = [], []
         for index, state in enumerate(self.states):
             grows = state.grows
-            shape = _shape(state, rows, room if grows else extent)
+            shape = shape_of(state, rows, room if grows else extent)
             shape = (math.prod(shape),) if grows else shape
             old = self.past[index] if self.past else None
             if old is not None and old.shape == shape:
@@ -390,11 +288,3 @@ class Caches:
             present=written if self.updates <= {"in_place"} else tuple(present),
             memory=Memory(min(self.memory.written, slots)),
         )
-
-
-def _shape(state: State, rows: int, slots: int) -> Shape:
-    """Return the shape of a state of some rows, with this number of slots if it has them."""
-    axis = state.axis
-    if not axis:
-        return (rows, *state.axes[1:])  # type: ignore[arg-type]
-    return (rows, *state.axes[1:axis], slots, *state.axes[axis + 1 :])  # type: ignore[arg-type]

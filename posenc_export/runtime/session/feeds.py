@@ -12,7 +12,7 @@ from posenc_export.runtime.artefact import graph_inputs
 from posenc_export.runtime.artefact.graph_inputs import INPUTS, NewTokens
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.arguments import TokenAttributes
-from posenc_export.runtime.session.caches import Call, Feeds
+from posenc_export.runtime.session.graph import Call, Feeds
 from posenc_export.runtime.session.state import SessionState
 
 STEP_SLOTS = 128  # least multiple of slots that steps count

@@ -13,8 +13,9 @@ from posenc_export.runtime.session.arguments import (
     TokenAttributes,
     check_room,
 )
-from posenc_export.runtime.session.caches import Caches, Feeds, Graph
+from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.feeds import Feeder, Tokens
+from posenc_export.runtime.session.graph import Feeds, Graph
 from posenc_export.runtime.session.state import SessionState
 from posenc_export.runtime.session.stepper import Stepper
 

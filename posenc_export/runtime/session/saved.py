@@ -6,6 +6,7 @@ their names, dtypes and shapes, the digest of the artefact and the sha256 of all
 line and of the header itself without this entry.
 """
 
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -14,7 +15,7 @@ import mmap
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Dict, Iterator, List, Literal, Optional, Union
+from typing import Annotated, Any, Dict, Iterator, List, Literal, Optional, Tuple, Union
 
 import msgspec
 import numpy as np
@@ -25,7 +26,9 @@ from posenc_export.runtime.artefact.records import MOST, Size
 from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.session import saved_rules
 from posenc_export.runtime.session.arguments import Rows, check_tokens
+from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.encoder_outputs import EncoderOutputs
+from posenc_export.runtime.session.graph import shape_of
 from posenc_export.runtime.session.saved_rules import ENCODER, STATE
 
 LINE = 1 << 20  # longest header in bytes
@@ -74,7 +77,7 @@ def write(session: Any, file: Union[str, Path], tokens: Optional[Rows]) -> None:
     if state.encoder_outputs is not None and state.rows:
         arrays |= {ENCODER + name: array for name, array in state.encoder_outputs.arrays.items()}
     if state.rows:
-        contents = state.caches.contents(state.rows, state.used)
+        contents = _contents(state.caches, state.rows, state.used)
         arrays |= {
             STATE + kept.past: content
             for kept, content in zip(manifest.states, contents, strict=True)
@@ -166,14 +169,41 @@ def fill(session: Any, arrays: Arrays) -> None:
     used = slots.shape[1] or int(length.max())
     state = now.opened(start, used)
     contents = [arrays[STATE + kept.past] for kept in manifest.states]
-    caches = state.caches.filled(contents, state.rows, used) if contents else state.caches
-    caches.memory.written = used
+    for buffer, part, content in zip(
+        state.caches.past, _parts(state.caches, state.rows, used), contents, strict=True
+    ):
+        whole = buffer.read()
+        whole[part] = content
+        buffer.write(whole)
+    state.caches.memory.written = used
     session._now = state.replace(
-        caches=caches,
+        caches=dataclasses.replace(state.caches, columns=used),
         settled_length=length,
         slots=slots,
         encoder_outputs=EncoderOutputs(encoder) if encoder else None,
     )
+
+
+def _contents(caches: Caches, rows: int, slots: int) -> List[np.ndarray]:
+    """Return the first slots of the first rows of each state, as views where they are on the host.
+    A growing state has one axis.
+    """
+    parts = _parts(caches, rows, slots)
+    return [buffer.read()[part] for buffer, part in zip(caches.past, parts, strict=True)]
+
+
+def _parts(caches: Caches, rows: int, slots: int) -> List[Tuple[slice, ...]]:
+    """Return the part of each buffer that holds the first slots of the first rows; of a growing
+    state, of all rows.
+    """
+    parts: List[Tuple[slice, ...]] = []
+    for state in caches.states:
+        if state.grows:
+            parts.append((slice(math.prod(shape_of(state, caches.rows, slots))),))
+        else:
+            within = (*[slice(None)] * (state.axis - 1), slice(slots)) if state.in_place else ()
+            parts.append((slice(rows), *within))
+    return parts
 
 
 def tokens(file: Union[str, Path], manifest: Manifest) -> Optional[List[np.ndarray]]:

@@ -73,7 +73,7 @@ def _encoder_forms(manifest: Manifest, rows: int, source: int) -> Dict[str, Form
 
 
 def _form(state: State, rows: int, used: int) -> Form:
-    """Return the form of a state of `used` slots, as Caches.contents returns it."""
+    """Return the form of a state of `used` slots, as it is saved."""
     shape = (rows, *(axis if isinstance(axis, int) else used for axis in state.axes[1:]))
     dtype, _ = ELEMENTS.get(state.dtype, (state.dtype, 0))
     return dtype, (math.prod(shape),) if state.update == "append" else shape

@@ -18,9 +18,10 @@ from posenc_export.runtime.session import (
     saved,
 )
 from posenc_export.runtime.session.arguments import Numbers, PrefillArguments, Rows
-from posenc_export.runtime.session.caches import Caches, Graph
+from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.call_guard import BUSY, CallGuard, exclusive
 from posenc_export.runtime.session.draft_length import PassCosts
+from posenc_export.runtime.session.graph import Graph
 from posenc_export.runtime.session.prefixes import Prefix, Prefixes
 from posenc_export.runtime.session.reading import Reading
 from posenc_export.runtime.session.speculation import Speculate

@@ -8,8 +8,9 @@ import numpy as np
 
 from posenc_export.runtime.session.arguments import array_of, check_tokens
 from posenc_export.runtime.session.binding import Binding
-from posenc_export.runtime.session.caches import Caches, Feeds
+from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
+from posenc_export.runtime.session.graph import Feeds
 
 WIDEST = 32  # most tokens per row of a pass whose binding is kept
 IN_PLACE = ()  # the place of caches whose states are all written in place

@@ -15,8 +15,8 @@ from posenc_export.runtime.graphs import onnx_parts
 from posenc_export.runtime.graphs.onnx_nodes import Node
 from posenc_export.runtime.graphs.ort_graph import OrtGraph
 from posenc_export.runtime.graphs.ort_options import SLOWER, session_options
-from posenc_export.runtime.session.caches import Bound, Call, Feeds
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
+from posenc_export.runtime.session.graph import Bound, Call, Feeds
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.verification.inputs import encoder_rows, inputs
 from posenc_export.runtime.verification.kernels import Graph

@@ -26,8 +26,8 @@ class OnAnotherProvider(OrtGraph):
 class WrongPrompts(OnAnotherProvider):
     """Answers of calls with several tokens are wrong."""
 
-    def run(self, caches: Any, call: Any) -> np.ndarray:
-        return super().run(caches, call) * np.float32(1.001 if call.new > 1 else 1)
+    def run(self, call: Any, states: Any) -> np.ndarray:
+        return super().run(call, states) * np.float32(1.001 if call.new > 1 else 1)
 
 
 @pytest.fixture
