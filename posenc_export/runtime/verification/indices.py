@@ -226,7 +226,8 @@ def _roles(
         yield Role(place, axes, tuple(layers) or (0,), windows)
     for table in part.tables.get(name, []):
         names = integer_rules.allowed(manifest, axes)
-        if not cells and table.shape[0] >= manifest.max_positions:
+        own = bool(manifest.packages)  # encodings that may index by a formula of their own
+        if not cells and table.shape[0] >= manifest.max_positions and not own:
             names = integer_rules.by_position(manifest)
         yield Role(f"{place} of {table.name}"[:128], axes, allowed=names, rows=table.shape[0])
     if not uses or masks or hides:
