@@ -193,7 +193,7 @@ def build(spec: Mapping[str, Any], geometry: Geometry) -> PositionEncoding:
         ValueError: unknown name or parameter, a number that is not finite, sizes that exceed the
             memory, or a value that the encoding refuses.
     """
-    return registry.build("encoding", KNOWN, spec, geometry)  # type: ignore[no-any-return]
+    return registry.build("encoding", KNOWN, spec, geometry)
 
 
 def build_all(specs: Sequence[Mapping[str, Any]], geometry: Geometry) -> PositionEncoding:

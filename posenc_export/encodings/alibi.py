@@ -87,7 +87,7 @@ def _slopes(count: int, max_bias: float) -> np.ndarray:
     below = 2 ** int(math.log2(count))
     further = np.arange(1, 2 * below, 2) / (2 * below)
     exponents = np.concatenate((np.arange(1, below + 1) / below, further))
-    return 2.0 ** (-max_bias * exponents[:count])  # type: ignore[no-any-return]
+    return 2.0 ** (-max_bias * exponents[:count])
 
 
 def _rounded(value: float) -> float:

@@ -181,7 +181,7 @@ class DeBERTaOracle(Oracle, of=DeBERTa):
         if f"{part}.weight" not in self.weights:
             return np.zeros((len(table), e.heads, e.head_size))
         rows = table @ self.weights[f"{part}.weight"].T + self.weights[f"{part}.bias"]
-        return rows.reshape(len(table), e.heads, -1)  # type: ignore[no-any-return]
+        return rows.reshape(len(table), e.heads, -1)
 
     def score_scale(self, head_size: int) -> float:
         return float((1 + self.encoding.count) * head_size) ** -0.5

@@ -145,7 +145,7 @@ class DynamicBiasOracle(Oracle, of=DynamicBias):
         variance = math.fsum((value - mean) ** 2 for value in values) / len(values)
         scaled = (np.array(values) - mean) / math.sqrt(variance + EPSILON)
         factors, offsets = self.weights[f"{layer}.weight"], self.weights[f"{layer}.bias"]
-        return (scaled * factors + offsets).tolist()  # type: ignore[no-any-return]
+        return (scaled * factors + offsets).tolist()
 
     def sums(self, layer: str, values: List[float]) -> List[float]:
         rows, offsets = self.weights[f"{layer}.weight"], self.weights[f"{layer}.bias"]

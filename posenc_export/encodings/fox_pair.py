@@ -92,4 +92,4 @@ class FoXPairOracle(Oracle, of=FoXPair):
         a, b = of_query @ self.x[query - self.first], self.x[: query - self.first] @ of_key.T
         logs = [-float(np.logaddexp(0, -(a @ row) / math.sqrt(len(a)))) for row in b]
         decays = [e.scale * math.fsum(logs[p - self.first :]) for p in positions]
-        return keys @ q / math.sqrt(len(q)) + np.array(decays)  # type: ignore[no-any-return]
+        return keys @ q / math.sqrt(len(q)) + np.array(decays)

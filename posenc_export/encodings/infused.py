@@ -80,4 +80,4 @@ class InfusedOracle(Oracle, of=Infused):
         trained = self.weights.get("table.weight")
         if trained is None:
             return x + sinusoids.row(position, len(x), self.encoding.base)
-        return x + trained[position]  # type: ignore[no-any-return]
+        return x + trained[position]

@@ -38,4 +38,4 @@ class Normalized(PositionEncoding):
 
 class NormalizedOracle(Oracle, of=Normalized):
     def embed(self, x: np.ndarray, position: int) -> np.ndarray:
-        return x + position / self.encoding.length  # type: ignore[no-any-return]
+        return x + position / self.encoding.length

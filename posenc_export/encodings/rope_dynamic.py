@@ -211,7 +211,7 @@ class RoPEDynamicOracle(Oracle, of=RoPEDynamic):
             grown = np.maximum(e.factor * (positions + 1) / e.original - e.factor + 1, 1.0)
             bases = e.theta * grown ** (e.size / (e.size - 2))
             bases = np.where(positions + 1 > e.original, bases, e.theta)
-            return bases**-shares  # type: ignore[no-any-return]
+            return bases**-shares
 
         def angles(positions: np.ndarray) -> np.ndarray:
             steps = frequencies(positions if e.keys == "rotated" else np.zeros_like(positions))

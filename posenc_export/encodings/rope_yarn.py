@@ -118,7 +118,7 @@ class RoPEYaRNOracle(RotationOracle, of=RoPEYaRN):
     """Scales queries after their rotation."""
 
     def rotate(self, x: np.ndarray, position: Place) -> np.ndarray:
-        return self.encoding.on_scores * super().rotate(x, position)  # type: ignore[no-any-return]
+        return self.encoding.on_scores * super().rotate(x, position)
 
     def rotate_key(self, x: np.ndarray, position: Place) -> np.ndarray:
         return super().rotate(x, position)

@@ -67,4 +67,4 @@ class SandwichOracle(Oracle, of=Sandwich):
         e = self.encoding
         of_query, of_key = (sinusoids.row(p, e.dims, e.base) for p in (query, key))
         product = math.fsum(of_query * of_key)
-        return (product - e.dims / 2) / (8 * (head + 1) / e.heads)  # type: ignore[no-any-return]
+        return (product - e.dims / 2) / (8 * (head + 1) / e.heads)

@@ -113,7 +113,7 @@ class SinusoidalOracle(Oracle, of=Sinusoidal):
                 (slice(0, 2 * len(powers), 2), slice(1, None, 2)) if e.interleaved else half
             )
             rows[:, sines], rows[:, cosines] = np.sin(angles), np.cos(angles)
-            return e.factor * rows  # type: ignore[no-any-return]
+            return e.factor * rows
 
         return {"table": table}
 
@@ -125,4 +125,4 @@ class SinusoidalOracle(Oracle, of=Sinusoidal):
             at_sine, at_cosine = (2 * k, 2 * k + 1) if e.interleaved else (k, half + k)
             out[at_sine] += e.factor * math.sin(angle)
             out[at_cosine] += e.factor * math.cos(angle)
-        return out  # type: ignore[no-any-return]
+        return out

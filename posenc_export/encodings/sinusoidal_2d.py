@@ -108,4 +108,4 @@ class Sinusoidal2DOracle(Oracle, of=Sinusoidal2D):
             angle = place / math.pow(e.base, k / pairs)
             if place < e.counts[axis]:
                 out[n] += e.factor * (math.cos(angle) if cosine else math.sin(angle))
-        return out  # type: ignore[no-any-return]
+        return out

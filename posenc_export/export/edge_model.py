@@ -75,7 +75,7 @@ def _fewer_rows(model: Model) -> Dict[int, Any]:
         return {}
     tables: List[Tensor] = [model.tokens.embedding.weight]
     if model.config.head is not None:
-        linear: Any = model.head.linear  # type: ignore[union-attr]
+        linear: Any = model.head.linear
         tables += [linear.weight] if linear.bias is None else [linear.weight, linear.bias]
     return {id(table): _parameter(table[:VOCABULARY].detach().clone()) for table in tables}
 

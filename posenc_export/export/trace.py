@@ -57,7 +57,7 @@ class Source:
         """
         if key not in self._computed:
             self._computed[key] = compute()
-        return self._computed[key]  # type: ignore[no-any-return]
+        return self._computed[key]
 
     def release(self) -> None:
         """Release the memory of weights and codes that are mapped from a file, until they are

@@ -122,7 +122,7 @@ def _with_range(
         (longer.token_encoding, *(attention.encoding for attention in longer.attentions()))
     ):
         built.prepare()
-    return longer.train(model.training)  # type: ignore[no-any-return]
+    return longer.train(model.training)
 
 
 def _config(config: Any, max_positions: int, index: int, spec: Dict[str, Any]) -> Any:

@@ -127,7 +127,7 @@ class Features(torch.nn.Module):
 
     def weight(self) -> Tensor:
         """Return a weight whose dtype is that of activations."""
-        return next(self.stem.parameters(), torch.empty(0))  # type: ignore[no-any-return]
+        return next(self.stem.parameters(), torch.empty(0))
 
     def exact(
         self, x: np.ndarray, segments: Optional[np.ndarray], places: Sequence[Any]
@@ -153,7 +153,7 @@ class Head(torch.nn.Module):
         self.scale, self.softcap = config.scale, config.softcap or 0.0
         self.linear = torch.nn.Linear(width, size, bias=config.bias)
         if table is not None:
-            self.linear.weight = table  # type: ignore[assignment]
+            self.linear.weight = table
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B,S,E] to logits [B,S,V]."""

@@ -119,7 +119,7 @@ class PackedTensor:
         return torch.from_numpy(self.weight())
 
     def weight(self) -> np.ndarray:
-        return self._read(self._layout.weight)  # type: ignore[no-any-return]
+        return self._read(self._layout.weight)
 
     def blocks(self) -> Optional[Blocks]:
         return None if self._layout.whole is None else self._read(self._layout.whole).blocks()

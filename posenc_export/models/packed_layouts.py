@@ -38,7 +38,7 @@ class Whole(NamedTuple):
     def weight(self) -> np.ndarray:
         """Return the weights [N,K] float32."""
         weights = (self.codes - self.zeros[:, self.groups]) * self.scales[:, self.groups]
-        return weights.astype(np.float32)  # type: ignore[no-any-return]
+        return weights.astype(np.float32)
 
     def blocks(self) -> Optional[Blocks]:
         """Return the weights as blocks of 128, 64 or 32 inputs; None if groups are not of such
@@ -225,12 +225,12 @@ def _scaled(parts: Parts, end: str = ".weight_scale") -> np.ndarray:
     """Weights in float8 with a scale for all, for each output, or for each block of both axes."""
     weight, scales = parts[".weight"].float(), parts[end].float()
     if scales.ndim < 2:
-        return (weight * scales.reshape(-1, 1)).numpy()  # type: ignore[no-any-return]
+        return (weight * scales.reshape(-1, 1)).numpy()
     for axis, (length, count) in enumerate(zip(weight.shape, scales.shape, strict=True)):
         block = -(-length // count)
         block = 1 << (block - 1).bit_length() if count > 1 else block
         scales = scales.repeat_interleave(block, axis).narrow(axis, 0, length)
-    return (weight * scales).numpy()  # type: ignore[no-any-return]
+    return (weight * scales).numpy()
 
 
 def _fp8(config: Mapping[str, Any]) -> List[Layout]:

@@ -172,7 +172,7 @@ def _json(path: Path, kind: Type[Any] = dict) -> Any:
 def _typed(path: Path, kind: Type[Settings]) -> Settings:
     """Return the content of a JSON file as a Struct."""
     name = f"{path.parent.name}/{path.name}"
-    return typed(WHERE, name, _json(path), kind, AGAIN)  # type: ignore[no-any-return]
+    return typed(WHERE, name, _json(path), kind, AGAIN)
 
 
 def _modules(folder: Path) -> List[Tuple[str, Path]]:

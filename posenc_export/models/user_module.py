@@ -110,7 +110,7 @@ class OwnModule(torch.nn.Module):
     @torch.jit.unused
     def attentions(self) -> List[Any]:
         """Return the attention of each layer."""
-        return list(self.inner().attentions())  # type: ignore[operator]
+        return list(self.inner().attentions())
 
     @property
     def token_encoding(self) -> PositionEncoding:

@@ -84,11 +84,11 @@ class ChatRequest(SamplingRequest):
     max_tokens: Optional[Whole] = Field(None, description="Older name of max_completion_tokens.")
     max_completion_tokens: Optional[Whole] = Field(
         None,
-        description="Largest number of tokens of the reply; null for as many as the context allows.",
+        description="Most tokens of the reply; null for as many as the context allows.",
     )
     logprobs: bool = Field(
         False,
-        description="Whether choices have the logarithms of the probabilities of their tokens, before "
+        description="Whether choices have the logarithms of their tokens' probabilities, before "
         "temperature.",
     )
     top_logprobs: int = Field(

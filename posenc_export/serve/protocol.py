@@ -107,7 +107,7 @@ class SamplingRequest(Fields):
     stream_options: Optional[StreamOptions] = None
     return_token_ids: bool = Field(
         False,
-        description="Whether choices have token_ids: all generated ids, including those of a stop string.",
+        description="Whether choices have token_ids: all generated ids, also of a stop string.",
     )
     user: str = Field(
         "", description="Computed prefixes of prompts are shared by requests with the same user."
@@ -129,7 +129,7 @@ class CompletionRequest(SamplingRequest):
         None,
         ge=0,
         le=MOST_LOGPROBS,
-        description="Number of most probable tokens with each token and the logarithm of its probability.",
+        description="Number of most probable tokens, with their log probabilities, for each token.",
     )
     suffix: Literal[None] = None
     best_of: Literal[None, 1] = None

@@ -65,11 +65,9 @@ class Token(NamedTuple):
     request: Request
     id: int  # -1 if the row has failed
     ended: str  # STOP, LENGTH or FAILED for the last token of a row, otherwise empty
-    logprobs: Tuple[
-        Tuple[int, float], ...
-        # Ids and logarithms of their probabilities: this token, then the most probable ones; empty if
-        # not requested.
-    ] = ()
+    # Ids and logarithms of their probabilities: this token, then the most probable ones; empty if
+    # not requested.
+    logprobs: Tuple[Tuple[int, float], ...] = ()
 
     @property
     def is_end(self) -> bool:

@@ -104,7 +104,7 @@ def on_cpu(path: Path, manifest: Manifest) -> OrtGraph:
     has one.
     """
     if manifest.reference is not None and manifest.reference.float32:
-        return load_form(path.parent, manifest, 1).graph  # type: ignore[no-any-return]
+        return load_form(path.parent, manifest, 1).graph
     return OrtGraph(path, manifest, "cpu", 1)
 
 
@@ -155,7 +155,7 @@ class CorrectArtefact:
 def opened(graph: Any, fault: Optional[Fault]) -> Session:
     """Open a session on a graph, with a fault of a graph or a session planted."""
     if fault and fault.place == "session":
-        return fault.plant(graph)  # type: ignore[no-any-return]
+        return fault.plant(graph)
     return Loaded(fault.plant(graph) if fault and fault.place == "graph" else graph).session()
 
 

@@ -138,7 +138,7 @@ class HandGraph:
         imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)]
         return helper.make_model(
             graph, opset_imports=imports, ir_version=IR_VERSION
-        ).SerializeToString()  # type: ignore[no-any-return]
+        ).SerializeToString()
 
 
 def block(config: Dict[str, Any], weights: Arrays) -> bytes:

@@ -220,7 +220,7 @@ def _loaded(point: metadata.EntryPoint) -> Type[PositionEncoding]:
             f"{where}: expected a name of lower-case letters, digits and _, got {described}; "
             "rename it in the package"
         )
-    return cls  # type: ignore[no-any-return]
+    return cls
 
 
 def _package(point: metadata.EntryPoint) -> Package:

@@ -12,7 +12,7 @@ BASE = 10000.0
 
 def frequencies(size: int, base: float = BASE) -> np.ndarray:
     """w_k = base^(-2k/size), float64, k = 0 .. (size - 1) / 2."""
-    return base ** (-np.arange(0, size, 2) / size)  # type: ignore[no-any-return]
+    return base ** (-np.arange(0, size, 2) / size)
 
 
 def rows(angles: np.ndarray, interleaved: bool = True) -> np.ndarray:

@@ -1,5 +1,5 @@
-"""What calibration data shows: second moments of the inputs of linear layers, and scales of cached keys and
-values.
+"""What calibration data shows: second moments of the inputs of linear layers, and scales of cached
+keys and values.
 """
 
 from contextlib import ExitStack

@@ -209,7 +209,8 @@ class Builder:
         """
         assert past.name is not None and past.shape is not None
         layer = past.name.rpartition(".")[0]
-        return self._input(f"{layer}.{name}", self.onnx_dtype, list(past.shape))  # type: ignore[arg-type]
+        axes: Any = list(past.shape)
+        return self._input(f"{layer}.{name}", self.onnx_dtype, axes)
 
     def add_cache(self, beside: ir.Value, past: ir.Value, present: ir.Value) -> None:
         """Make an input and a value that will be its next content a state of the graph."""

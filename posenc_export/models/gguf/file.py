@@ -70,7 +70,7 @@ def dequantized(tensor: GGUFTensor, rows: Optional[slice] = None) -> np.ndarray:
 
     data = tensor.data if rows is None else tensor.data[rows]
     if data.dtype == np.float64:  # llama.cpp writes no other whole types for weights
-        return data.astype(np.float32)  # type: ignore[no-any-return]
+        return data.astype(np.float32)
     try:
         return np.asarray(dequantize(data, tensor.tensor_type), np.float32)
     except NotImplementedError as error:

@@ -113,7 +113,7 @@ class Dense(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B,S,width] to [B,S,size]."""
-        return self.activation(self.linear(x))  # type: ignore[no-any-return]
+        return self.activation(self.linear(x))
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         """x [n,width] to [n,size], float64."""

@@ -84,7 +84,7 @@ def _opened(stream: BinaryIO) -> Iterator[zipfile.ZipFile]:
     bounded = _Bounded(stream)
     try:
         # A reader needs only the methods of _Bounded.
-        with zipfile.ZipFile(bounded) as archive:  # type: ignore[call-overload]
+        with zipfile.ZipFile(bounded) as archive:
             bounded.most = None
             _check(archive.infolist(), stream.seek(0, os.SEEK_END))
             yield archive
@@ -191,7 +191,7 @@ class Repacked(io.RawIOBase):
         self._parts: Dict[int, Entry] = {}  # by first byte in this archive
         self._source: Optional[int] = None  # byte of the file whose content is being written
         # It calls only the methods below.
-        with zipfile.ZipFile(self, "w") as archive:  # type: ignore[call-overload]
+        with zipfile.ZipFile(self, "w") as archive:
             for name, content in entries.items():
                 info = zipfile.ZipInfo(name, EPOCH)
                 info.file_size = len(content)

@@ -138,7 +138,7 @@ def _template(stored: Any) -> Optional[str]:
     kind = Union[str, List[NamedTemplate], None]
     templates = typed("chat", f"chat_template of {SETTINGS}", stored, kind, remedy)
     if not isinstance(templates, list):
-        return templates  # type: ignore[no-any-return]
+        return templates
     named = {entry.name: entry.template for entry in templates}
     if "default" not in named:
         raise ValueError(

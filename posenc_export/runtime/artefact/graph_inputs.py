@@ -56,7 +56,7 @@ class NewTokens:
     @property
     def places(self) -> np.ndarray:
         """Index of each column in its row, counted from the row's first token [B,S]."""
-        return self.length[:, None] + np.arange(self.x.shape[1])  # type: ignore[no-any-return]
+        return self.length[:, None] + np.arange(self.x.shape[1])
 
     @property
     def longest(self) -> int:

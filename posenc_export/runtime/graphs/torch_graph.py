@@ -43,9 +43,9 @@ class TorchGraph:
         except RUN_ERRORS as error:
             raise GraphError(error) from None
         if call.output:  # encoders have no states, and return further outputs in their place
-            return present[call.output - 1].numpy()  # type: ignore[no-any-return]
+            return present[call.output - 1].numpy()
         self._keep(states, present)
-        return output.numpy()  # type: ignore[no-any-return]
+        return output.numpy()
 
     def repeat(
         self, feeds: Feeds, states: Sequence[Bound], result: np.ndarray

@@ -67,7 +67,7 @@ class Buffer:
         if self.device == "cpu":
             return self.array
         with device_memory.TURN:
-            return self.value.numpy()  # type: ignore[no-any-return]
+            return self.value.numpy()
 
     def write(self, content: np.ndarray) -> None:
         """Overwrite the content with an array of the same shape."""

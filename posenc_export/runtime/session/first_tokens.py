@@ -47,7 +47,7 @@ def feed(session: Any, first: First) -> np.ndarray:
                 f"session: expected a prompt with a token in every row, got rows of {counts} "
                 "tokens; leave empty rows out"
             )
-        return session.prefill(prompt, encoder=first.encoder, logits_to_keep=1)[:, -1]  # type: ignore[no-any-return]
+        return session.prefill(prompt, encoder=first.encoder, logits_to_keep=1)[:, -1]
     before, after = _around_language(manifest, check(manifest), first.language, first.task)
     logits = session.prefill(
         [before] * first.rows,
@@ -55,11 +55,11 @@ def feed(session: Any, first: First) -> np.ndarray:
         logits_to_keep=1,
     )[:, -1]
     if after is None:
-        return logits  # type: ignore[no-any-return]
+        return logits
     ids = np.array(sorted((manifest.generation or Generation()).languages.values()))
     return session.prefill(
         [[int(one), *after] for one in ids[logits[:, ids].argmax(-1)]], logits_to_keep=1
-    )[:, -1]  # type: ignore[no-any-return]
+    )[:, -1]
 
 
 def check(manifest: Manifest) -> int:

@@ -25,7 +25,7 @@ class Model:
     @property
     def manifest(self) -> Manifest:
         """The manifest of the artefact."""
-        return self.graph.manifest  # type: ignore[no-any-return]
+        return self.graph.manifest
 
     @property
     def provider(self) -> str:

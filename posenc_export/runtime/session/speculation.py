@@ -167,8 +167,8 @@ class Speculator:
         """Read the tokens of each row and return the logits [B,S,V], those of a row first."""
         lengths = {len(row) for row in rows}
         if lengths == {1}:
-            return self._session.step(np.array(rows)[:, 0], copy=False)[:, None]  # type: ignore[no-any-return]
-        return self._session.prefill(np.array(rows) if len(lengths) == 1 else rows)  # type: ignore[no-any-return]
+            return self._session.step(np.array(rows)[:, 0], copy=False)[:, None]
+        return self._session.prefill(np.array(rows) if len(lengths) == 1 else rows)
 
     def _learn(self, proposal: Proposal, draft: List[int], chosen: List[int]) -> None:
         """Compare the drafted tokens with those that were chosen. A token that was proposed and

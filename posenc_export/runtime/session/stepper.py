@@ -168,8 +168,8 @@ class Stepper:
 
 
 def binding_of(caches: Caches, feeds: Feeds, counters: Collection[str]) -> Binding:
-    """Return a binding of caches whose graph inputs are `feeds`, for S tokens of each row. Of caches
-    that are written in place, it is made once for inputs of the same shapes.
+    """Return a binding of caches whose graph inputs are `feeds`, for S tokens of each row. It is
+    made once for inputs of the same shapes if caches are written in place.
     """
     graph, manifest = caches.graph, caches.graph.manifest
     encoder = [value.name for value in manifest.encoder]

@@ -130,7 +130,7 @@ def encodings(manifest: Manifest) -> List[Described]:
 
 
 def _mapping(value: Any) -> Dict[str, Any]:
-    return _convert(value, Dict[str, Any])  # type: ignore[no-any-return]
+    return _convert(value, Dict[str, Any])
 
 
 def _convert(value: Any, kind: Any) -> Any:
