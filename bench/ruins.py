@@ -137,8 +137,8 @@ def target_of(format_: str) -> str:
     return "ort-cuda" if format_ == "float16" else "ort"
 
 
-def ruined(folder: Path, manifest: Manifest, plant: Callable[[Graph], None]) -> Manifest:
-    """Change the graph of an artefact, and return the manifest with the digests of its files."""
+def ruined(folder: Path, plant: Callable[[Graph], None]) -> Dict[str, Any]:
+    """Change the graph of an artefact, and return its files with their digests."""
     model = onnx.load(str(folder / "model.onnx"))
     plant(model.graph)
     (folder / "model.onnx.data").unlink(missing_ok=True)
@@ -150,8 +150,7 @@ def ruined(folder: Path, manifest: Manifest, plant: Callable[[Graph], None]) -> 
         size_threshold=1024,
     )
     names = ("model.onnx", "model.onnx.data")
-    listed = {name: files.entry(folder / name) for name in names if (folder / name).is_file()}
-    return manifest.replace(files={**manifest.files, **listed})
+    return {name: files.entry(folder / name) for name in names if (folder / name).is_file()}
 
 
 @contextlib.contextmanager
@@ -159,16 +158,18 @@ def exporting(target: str, plant: Callable[[Graph], None]) -> Iterator[None]:
     """Context in which the exporter writes ruined graphs for a target."""
     kind = TARGETS[target]
 
-    def write(source: Any, manifest: Manifest, folder: Path) -> Manifest:
+    def write(source: Any, manifest: Manifest, folder: Path) -> Any:
         written = kind.write(source, manifest, folder)
         reduced = folder.name.endswith(".edges")  # without a ruin, so that other parts are tried
-        return written if reduced else ruined(folder, written, plant)
+        if reduced:
+            return written
+        return dataclasses.replace(written, files={**written.files, **ruined(folder, plant)})
 
     with mock.patch.dict(TARGETS, {target: replace_write(kind, write)}):
         yield
 
 
-def replace_write(kind: Any, write: Callable[..., Manifest]) -> Any:
+def replace_write(kind: Any, write: Callable[..., Any]) -> Any:
     """Return a target that writes graphs with another function."""
     return dataclasses.replace(kind, write=write)
 
@@ -187,7 +188,8 @@ def in_file(correct: Path, ruin: Ruin) -> Set[str]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "artefact"
         shutil.copytree(correct, folder)
-        manifests.write(ruined(folder, manifests.read(folder), ruin.plant), folder)
+        manifest, changed = manifests.read(folder), ruined(folder, ruin.plant)
+        manifests.write(manifest.replace(files={**manifest.files, **changed}), folder)
         return in_artefact(folder)
 
 

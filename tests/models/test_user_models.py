@@ -132,7 +132,7 @@ WRONG = {
     ),
     "a layer of a preset": (
         ["tiny-rope", "--layer", "1"],
-        "expected no options of a block or checkpoint for the preset tiny-rope, got --layer",
+        "expected no options of a block or checkpoint for tiny-rope, got --layer",
     ),
     "a longer range without a number": (
         ["{checkpoint}", "--longer", "copied"],

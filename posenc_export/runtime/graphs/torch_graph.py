@@ -79,10 +79,10 @@ class TorchGraph:
         """
         import torch
 
-        module, inference = self.module, torch.inference_mode()
+        module = self.module
 
         def take(arguments: List[Any]) -> Tuple[Any, List[Any]]:
-            with inference:
+            with torch.inference_mode():
                 outputs = module(*arguments)
             return outputs[0], outputs[-1]
 

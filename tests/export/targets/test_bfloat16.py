@@ -106,9 +106,9 @@ def test_the_rounded_weights_are_verified_in_float32(
     def wrong(op: Any, node: Any) -> Any:
         return op.Mul(ort_cuda.attend(op, node), op.constant(1.5, op.dtype))
 
-    monkeypatch.setattr(
-        ort_cuda, "LOWERING", ({**ort_cuda.LOWERING[0], Attend: wrong}, ort_cuda.LOWERING[1])
-    )
+    first, *others = ort_cuda.LOWERINGS.tables
+    lowerings = ort_cuda.LOWERINGS._replace(tables=({**first, Attend: wrong}, *others))
+    monkeypatch.setattr(ort_cuda, "LOWERINGS", lowerings)
     with pytest.raises(VerificationError):
         export(sources(block("rope")), "ort-cuda", tmp_path / "wrong", dtype="bfloat16")
 

@@ -56,7 +56,8 @@ def test_a_layer_launches_no_kernel_for_its_residuals_and_prompts_without_scores
 def test_what_a_cuda_kernel_refuses_is_refused_at_export_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ort_cuda, "LOWERING", ort.LOWERING)
+    lowerings = ort_cuda.LOWERINGS._replace(tables=ort.LOWERING)
+    monkeypatch.setattr(ort_cuda, "LOWERINGS", lowerings)
     with pytest.raises(
         ValueError,
         match=r"for target ort-cuda, got one that cannot run: GroupQueryAttention .* head_sink "
