@@ -35,15 +35,15 @@ ATTENTION = "aten::scaled_dot_product_attention"
 # Operators of torch in a step: before the first attention, from one attention to the next, after
 # the last one with the conversion to numpy.
 OPERATORS = {"torchscript": (41, 35, 21), "pt2": (43, 33, 21)}
-# Python functions that a step calls. Three of those of torch make a context of inference mode:
+# Python functions that a step calls. In torch, three of them and two built-in ones make a context of inference mode:
 # sessions in several threads cannot share one.
 PYTHON_CALLS = {"ort": 4, "onnx-static": 4, "onnx": 182, "torchscript": 11, "pt2": 105}
 BUILT_IN_CALLS = {
     "ort": 7,
     "onnx-static": 7,
     "onnx": 100,
-    "torchscript": 9,
-    "pt2": 102,
+    "torchscript": 11,
+    "pt2": 104,
 }  # built-in functions that a step calls
 COLD_CALLS = 120  # functions of the package that the first prefill of a session enters on ort
 PASS_CALLS = 20  # Python functions that a pass of a few tokens calls on caches in place
