@@ -64,9 +64,7 @@ class Attention(torch.nn.Module):
 
     @torch.jit.unused
     def states(self) -> List[StateSpec]:
-        """Return the states that are kept between calls, in the order in which `forward` takes
-        them.
-        """
+        """Return the states that are kept between calls, in the order of `forward`."""
         if not self.cached:
             return []
         key = (self.kv_heads, self.encoding.key_size(self.head_size))
@@ -120,9 +118,7 @@ class Attention(torch.nn.Module):
         places: Sequence[Any],
         types: Optional[np.ndarray] = None,
     ) -> np.ndarray:
-        """Compute one row x [n,E] at positions and coordinates, with optional token types [n],
-        to [n,E], in float64, one head and one query at a time.
-        """
+        """One row x [n,E], positions, coordinates, token types [n] to [n,E], float64, by query."""
         oracle = self.encoding.oracle()
         oracle.begin(positions)
         q, k, v = self.projection.exact(x)

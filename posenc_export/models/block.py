@@ -1,6 +1,4 @@
-"""An attention block: one attention layer with its encodings, as a model to export or to use
-inside another module.
-"""
+"""An attention block: one attention layer with its encodings, to export or to use in a module."""
 
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 

@@ -1,6 +1,4 @@
-"""Weights of few bits as checkpoints hold them: codes with a scale and an offset for each block
-of inputs.
-"""
+"""Weights of few bits as checkpoints hold them: codes with a scale and an offset for each block."""
 
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Mapping, Optional, Protocol, Sequence, Tuple

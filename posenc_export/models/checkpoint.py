@@ -1,6 +1,4 @@
-"""Reader of checkpoint folders as transformers saves them. Tensors are memory-mapped and read
-one at a time; only tensors are unpickled.
-"""
+"""Reader of checkpoint folders of transformers. Tensors are mapped and read one at a time."""
 
 import math
 from contextlib import ExitStack

@@ -19,9 +19,7 @@ def kind_of(config: Union[AnyConfig, ModuleConfig]) -> str:
 
 
 def to_json(config: Union[AnyConfig, ModuleConfig]) -> Dict[str, Any]:
-    """Return a description as JSON values, "kind" first, defaults included, except those of
-    OMITTED_IF_NONE.
-    """
+    """Return a description as JSON values, "kind" first, with defaults except OMITTED_IF_NONE."""
     values = msgspec.json.decode(msgspec.json.encode(config))
     return {
         "kind": kind_of(config),
@@ -74,8 +72,6 @@ def encodings_of(config: AnyConfig) -> Tuple[str, ...]:
 
 
 def widest(config: AnyConfig) -> int:
-    """Return the longest reduction over activations: the model width or the largest hidden width
-    of an MLP.
-    """
+    """Return the longest reduction over activations: the width, or the largest hidden width."""
     kinds = () if isinstance(config, BlockConfig) else config.layers.values()
     return max([config.width, *(int(kind.mlp.get("hidden", 0)) for kind in kinds)])

@@ -1,6 +1,4 @@
-"""Extension of models with learned positions to a longer range: by copied rows, interpolated
-rows or a hierarchy of rows.
-"""
+"""Extension of learned positions to a longer range: copied, interpolated or hierarchical rows."""
 
 from typing import Any, Dict, Tuple, TypeVar, Union
 
@@ -76,9 +74,7 @@ def _parts(encoding: PositionEncoding) -> Tuple[Any, ...]:
 
 
 def _learned(model: Any) -> Tuple[int, Learned]:
-    """Return the index of the learned encoding among the token encodings of a model, and the
-    encoding.
-    """
+    """Return the learned encoding among the token encodings of a model, and its index."""
     if not isinstance(model, (Stack, AttentionBlock)):
         raise ValueError(
             f"longer: expected a Stack or an AttentionBlock, got {type(model).__name__}; "
@@ -98,9 +94,7 @@ def _learned(model: Any) -> Tuple[int, Learned]:
 def _with_range(
     model: M, max_positions: int, index: int, spec: Dict[str, Any], encoding: PositionEncoding
 ) -> M:
-    """Return a copy of a model with another range, and the token encoding `index` replaced by
-    `encoding`, which `spec` describes.
-    """
+    """Return a copy with another range and the token encoding `index` replaced, as `spec` says."""
     longer: Any = MODELS[type(model.config)](_config(model.config, max_positions, index, spec))
     replaced, weights = _parts(longer.token_encoding)[index], dict(model.named_parameters())
     new = {id(parameter) for parameter in replaced.parameters()}

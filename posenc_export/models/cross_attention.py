@@ -68,9 +68,7 @@ class CrossAttention(torch.nn.Module):
         keys: np.ndarray,
         values: np.ndarray,
     ) -> np.ndarray:
-        """Compute one row x [n,E] with keys and values [K,Q,D] to [n,E], in float64, one head
-        and one query at a time.
-        """
+        """One row x [n,E], keys and values [K,Q,D] to [n,E], float64, one query at a time."""
         q = self.projection.exact(x).reshape(len(x), self.heads, -1)
         weighted_values = np.zeros((len(x), self.heads, values.shape[-1]))
         for head in range(self.heads):

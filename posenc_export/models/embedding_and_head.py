@@ -1,6 +1,4 @@
-"""The parts of a model before and after its layers: embeddings, output head, and the tokenizer
-that belongs to them.
-"""
+"""The parts of a model before and after its layers: embeddings, output head, tokenizer."""
 
 from dataclasses import dataclass, field
 from typing import Any, List, Mapping, Optional, Sequence, Tuple

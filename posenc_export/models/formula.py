@@ -26,9 +26,7 @@ class Formula(torch.nn.Module):
         self.block = (inner, rows, dtype)
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the block. A module may use attributes as well as call the
-        block, for example a tied table.
-        """
+        """Return an attribute of the block, such as a tied table."""
         block = self.__dict__.get("block")
         if block and hasattr(block[0], name):
             return getattr(block[0], name)

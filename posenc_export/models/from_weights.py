@@ -1,6 +1,4 @@
-"""Conversion of existing attention weights to those of a block: separate or packed projections,
-either layout of rotary pairs.
-"""
+"""Conversion of existing attention weights to those of a block, in either layout of pairs."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -81,9 +79,7 @@ def pack(
 
 
 def _is_separate(tensors: Mapping[str, Tensor]) -> bool:
-    """Return whether queries, keys and values have separate weights. Raises ValueError unless all
-    weights of one form are there.
-    """
+    """Return whether q, k and v have separate weights. ValueError unless one form is complete."""
     separate = {"q", "k", "v"} & tensors.keys()
     whole = len(separate) == 3 if separate else "qkv" in tensors
     if "o" not in tensors or not whole or (separate and "qkv" in tensors):
@@ -100,9 +96,7 @@ def _other_heads(output: Tensor, heads: Any) -> ValueError:
 
 
 def _biases(tensors: Dict[str, Tensor], sizes: Dict[str, int]) -> Dict[str, Tensor]:
-    """Return the biases by parameter of the projection. If only some of q, k and v have one, the
-    others are 0, as for the keys of Whisper.
-    """
+    """Return the biases by parameter. If only some of q, k and v have one, the others are 0."""
     biases = {"output.bias": tensors["o_bias"]} if "o_bias" in tensors else {}
     if "qkv_bias" in tensors:
         biases["qkv.bias"] = tensors["qkv_bias"]
@@ -238,9 +232,7 @@ def _check_shapes(
 def _convert_layout(
     attention: Any, encoding: Any, parameters: Dict[str, Tensor], layout: str
 ) -> None:
-    """Reorder rows of queries and keys in `parameters` from a layout of rotary pairs to that of
-    the encoding.
-    """
+    """Reorder rows of queries and keys in `parameters` to the encoding's layout of pairs."""
     interleaved = getattr(encoding, "interleaved", None)
     if layout not in LAYOUTS or interleaved is None:
         rule = (

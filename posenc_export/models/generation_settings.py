@@ -1,6 +1,4 @@
-"""Reader of generation_config.json: tokens that are forbidden or forced, and the first tokens of
-Whisper.
-"""
+"""Reader of generation_config.json: forbidden and forced tokens, first tokens of Whisper."""
 
 from typing import Any, Dict, List, Mapping, Sequence
 
@@ -66,9 +64,7 @@ def _given(files: Mapping[str, bytes]) -> Dict[str, Any]:
 
 
 def _speech(values: Mapping[str, Any], config: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the fields of the first tokens of Whisper. forced_decoder_ids are [place, id] from
-    place 1 on; an id of None is that of the language.
-    """
+    """Return the fields of Whisper's first tokens. An id of None is that of the language."""
     forced = values.get("forced_decoder_ids") or config.get("forced_decoder_ids") or []
     places = [pair[0] for pair in forced if isinstance(pair, list) and len(pair) == 2]
     if (

@@ -1,6 +1,4 @@
-"""Conversion of rotary settings in a transformers configuration to the specification of an
-encoding. Every key is used or refused by name.
-"""
+"""Rotary settings of a transformers configuration as the specification of an encoding."""
 
 import math
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
@@ -91,9 +89,7 @@ def _error(rule: str, got: Any, remedy: str) -> ValueError:
 
 
 def _with_current_names(config: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the configuration with current names for older keys of theta and of the rotated
-    share of a head.
-    """
+    """Return the configuration with current names for older keys of the rotation."""
     plain = dict(config)
     if plain.get("rope_local_base_freq") is not None:
         rule = "rope_parameters nested by layer type for a model with several rotations"
@@ -178,9 +174,7 @@ def _with_sections(
 
 
 def _order_of_axes(model_type: str, interleaved: Any) -> str:
-    """Return a value of AXES. Like transformers, prefer model_type to mrope_interleaved; they
-    must not contradict each other.
-    """
+    """Return a value of AXES. model_type and mrope_interleaved must not contradict each other."""
     known = next((order for begin, order in AXES.items() if model_type.startswith(begin)), None)
     if interleaved is None and known is None:
         rule = f"mrope_interleaved, or a model_type that begins with one of {', '.join(AXES)}"
@@ -197,9 +191,7 @@ def _order_of_axes(model_type: str, interleaved: Any) -> str:
 def _with_derived_values(
     config: Mapping[str, Any], kind: str, spec: Spec, partial: Optional[float]
 ) -> Spec:
-    """Add the parameters that depend on several keys: the rotated share of a head, the original
-    length, LongRoPE's magnitude.
-    """
+    """Add the parameters that depend on several keys."""
     if kind == "dynamic":
         length = config.get("max_position_embeddings")
         if not length:

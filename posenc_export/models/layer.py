@@ -89,9 +89,7 @@ class Layer(torch.nn.Module):
         types: Optional[np.ndarray] = None,
         encoded: Sequence[np.ndarray] = (),
     ) -> np.ndarray:
-        """Compute one row x [n,E] with optional token types [n] and, for cross-attention, keys
-        and values [K,Q,D] of an encoder to [n,E], float64.
-        """
+        """One row x [n,E], token types [n], an encoder's keys and values [K,Q,D] to [n,E]."""
         attention: Any = self.attention
         further = encoded or (types,)
 

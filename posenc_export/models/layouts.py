@@ -1,6 +1,4 @@
-"""Conversion between layouts of rotary pairs: interleaved (the RoFormer paper, Meta's
-checkpoints) and half (transformers), by permuting rows of q and k projections.
-"""
+"""Layouts of rotary pairs, interleaved (RoFormer, Meta) and half (transformers), by rows."""
 
 from typing import Dict, Optional
 
@@ -24,9 +22,7 @@ def to_half(weight: Tensor, heads: int, rotary: Optional[int] = None) -> Tensor:
 
 
 def to_interleaved(weight: Tensor, heads: int, rotary: Optional[int] = None) -> Tensor:
-    """Reorder rows from layout half to layout interleaved: the inverse of `to_half`, with the
-    same arguments and errors.
-    """
+    """Reorder rows from layout half to interleaved: the inverse of `to_half`."""
     return weight.index_select(0, torch.argsort(_rows(weight, heads, rotary)))
 
 

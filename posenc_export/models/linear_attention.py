@@ -1,6 +1,4 @@
-"""Linear attention with rotation (Katharopoulos et al. 2020, Transformers are RNNs; Su et al.
-2021, RoFormer, eq. 19).
-"""
+"""Linear attention with rotation (Katharopoulos et al. 2020; Su et al. 2021, RoFormer, eq. 19)."""
 
 from typing import Any, List, Optional, Sequence, Tuple
 
@@ -70,9 +68,7 @@ class LinearAttention(torch.nn.Module):
 
     @torch.jit.unused
     def states(self) -> List[StateSpec]:
-        """Return the states that are kept between calls, in the order in which `forward` takes
-        them.
-        """
+        """Return the states that are kept between calls, in the order of `forward`."""
         if not self.cached:
             return []
         summed = (self.heads, self.encoding.key_size(self.head_size), self.head_size)
@@ -129,9 +125,7 @@ class LinearAttention(torch.nn.Module):
         places: Sequence[Any],
         types: Optional[np.ndarray] = None,
     ) -> np.ndarray:
-        """Compute one row x [n,E] at positions and coordinates to [n,E], in float64 and in
-        quadratic form. Token types are not used.
-        """
+        """One row x [n,E], positions and coordinates to [n,E], float64, in quadratic form."""
         oracle = self.encoding.oracle()
         q, k, v = self.projection.exact(x)
         q, k = (np.where(part > 0, part + 1, np.exp(np.minimum(part, 0))) for part in (q, k))

@@ -1,6 +1,4 @@
-"""Heads for masked language modelling: a dense layer, a norm, and a logit for each token id,
-whose weights are often the token table.
-"""
+"""Heads for masked language modelling: dense, norm, and logits often by the token table."""
 
 from dataclasses import dataclass
 from typing import Any, Dict, Mapping, Optional, Tuple
@@ -149,9 +147,7 @@ def _tied(config: Mapping[str, Any]) -> bool:
 
 
 def _weight(checkpoint: Checkpoint, config: Mapping[str, Any], head: MaskedHead) -> Tensor:
-    """Return the weight of the logits: its own tensor or, if the checkpoint does not repeat it,
-    the token table.
-    """
+    """Return the weight of the logits: its own tensor, or the token table."""
     own = f"{head.logits}.weight"
     if own in checkpoint.names() or (head.logits and not _tied(config)):
         return _tensor(checkpoint, own)

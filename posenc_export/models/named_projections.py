@@ -1,6 +1,4 @@
-"""Find the projections of one attention among the tensors of a state_dict, by the names that
-torch and common models give them.
-"""
+"""Find the projections of one attention in a state_dict, by names of torch and common models."""
 
 import re
 from dataclasses import dataclass
@@ -186,9 +184,7 @@ def _check_unused(name: str, shape: Tuple[int, ...]) -> None:
 
 
 def _places(shapes: Mapping[str, Tuple[int, ...]]) -> List[str]:
-    """Return the beginnings of names under which a query or packed projection stands with two
-    axes, in order.
-    """
+    """Return the prefixes of query or packed projections with two axes, in order."""
     places: Dict[str, None] = {}
     for name, shape in shapes.items():
         path = re.sub(r"(\.weight|_weight)$", "", name)
@@ -203,9 +199,7 @@ def _places(shapes: Mapping[str, Tuple[int, ...]]) -> List[str]:
 
 
 def _is_transposed(shapes: Mapping[str, Tuple[int, ...]]) -> bool:
-    """Whether a packed matrix [E,3E] shows that matrices are stored as [inputs, outputs], as
-    Conv1D of GPT-2 does. Square matrices alone do not show it.
-    """
+    """Whether a packed matrix [E,3E] shows that matrices are [inputs, outputs] as in GPT-2."""
     packed, output = shapes.get("qkv"), shapes.get("o")
     return (
         packed is not None

@@ -1,6 +1,4 @@
-"""Reference computation of a model in float64 numpy, one token and one head at a time. The eager
-module is checked against it.
-"""
+"""Reference computation of a model in float64 numpy, which checks the eager module."""
 
 from typing import Any, Optional
 

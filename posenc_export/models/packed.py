@@ -1,6 +1,4 @@
-"""Checkpoints of transformers that others quantized: their tensors are read as float32 weights,
-one at a time.
-"""
+"""Checkpoints of transformers that others quantized, read as float32, one tensor at a time."""
 
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
@@ -78,16 +76,12 @@ def unpacked(config: Mapping[str, Any], sources: Dict[str, Source]) -> Dict[str,
 
 
 def _is_packed(sources: Mapping[str, Source], name: str, layout: Layout) -> bool:
-    """Whether a tensor has codes: modules that a method left out have plain weights of the same
-    name.
-    """
+    """Whether a tensor has codes: modules that were left out have plain weights of that name."""
     return layout.mark != ".weight" or name.removesuffix(layout.mark) + layout.others[0] in sources
 
 
 class PackedTensor:
-    """A file of one tensor (models.checkpoint.TensorFile), a weight that others hold, and a
-    matrix (models.blocks.Matrix).
-    """
+    """A file of one tensor (TensorFile), and a matrix (models.blocks.Matrix)."""
 
     quantized = True
 

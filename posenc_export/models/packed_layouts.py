@@ -1,6 +1,4 @@
-"""How GPTQ, AWQ, compressed-tensors, fp8 and MXFP4 store weights in the safetensors of a
-checkpoint.
-"""
+"""How GPTQ, AWQ, compressed-tensors, fp8 and MXFP4 store weights in safetensors."""
 
 import math
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
@@ -41,9 +39,7 @@ class Whole(NamedTuple):
         return weights.astype(np.float32)
 
     def blocks(self) -> Optional[Blocks]:
-        """Return the weights as blocks of 128, 64 or 32 inputs; None if groups are not of such
-        blocks, or codes have another number of bits.
-        """
+        """Return blocks of 128, 64 or 32 inputs; None if groups or bits do not fit."""
         rows, inputs = self.codes.shape
         sizes = [size for size in (128, 64, 32) if inputs % size == 0]
         alike = (
@@ -122,9 +118,7 @@ def _of_codes(
 
 
 def _gptq(config: Mapping[str, Any]) -> List[Layout]:
-    """Codes packed along inputs, zeros along outputs. The first version of the format stores
-    zeros less 1.
-    """
+    """Codes packed along inputs, zeros along outputs, in format version 1 less 1."""
     bits = _only(config, "bits", (2, 4, 8), None)
     version = _only(config, "checkpoint_format", ("gptq", "gptq_v2"), "gptq")
     less = 1 if version == "gptq" else 0
@@ -240,9 +234,7 @@ def _fp8(config: Mapping[str, Any]) -> List[Layout]:
 
 
 def _mxfp4(config: Mapping[str, Any]) -> List[Layout]:
-    """Experts [experts,inputs,outputs] in blocks of 32 inputs with 4-bit floating-point numbers
-    and a power of 2 (gpt-oss).
-    """
+    """Experts [experts,inputs,outputs], 32 inputs with 4-bit floats and a power of 2 (gpt-oss)."""
 
     def weight(parts: Parts) -> np.ndarray:
         words, powers = parts["_blocks"].numpy(), parts["_scales"].numpy().astype(np.int32) - 127
@@ -275,9 +267,7 @@ def _groups(indices: Optional[Tensor], inputs: int, size: int) -> np.ndarray:
 
 
 def _bits(words: Tensor, bits: int) -> np.ndarray:
-    """Return the codes [R, C * 32 / bits] int16 in integers of 32 bits [R,C], the lowest bits
-    first.
-    """
+    """Return the codes [R, C*32/bits] int16 in 32-bit integers [R,C], lowest bits first."""
     whole = np.ascontiguousarray(words.numpy()).astype(np.int64) & 0xFFFFFFFF
     codes = whole[..., None] >> np.arange(0, WORD, bits) & ((1 << bits) - 1)
     return codes.reshape(len(whole), math.prod(codes.shape[1:])).astype(np.int16)

@@ -1,6 +1,4 @@
-"""Parameters in the modules that hold them: copies of a model that share parameters, and the
-replacement of one parameter by another.
-"""
+"""Parameters in the modules that hold them: their places, replacement and shared copies."""
 
 import copy
 from typing import Collection, Dict, List, Sequence, Tuple, TypeVar
@@ -27,9 +25,7 @@ def fill(places: Sequence[Slot], parameter: torch.nn.Parameter) -> None:
 
 
 def sharing_weights(model: Module, apart: Collection[int] = ()) -> Module:
-    """Return a copy of a model that shares its parameters, except those whose ids are in
-    `apart`, which are copied. Buffers are copied.
-    """
+    """Return a copy that shares parameters, except those with ids in `apart`, and no buffers."""
     return copy.deepcopy(
         model,
         {

@@ -29,17 +29,13 @@ class Placed:
 
     @property
     def parts(self) -> List[Tuple[Mapping[str, Any], PositionEncoding]]:
-        """Each specification with the encoding that was built from it; none for a place without
-        encodings.
-        """
+        """Each specification with the encoding built from it; none without encodings."""
         parts: Any = self.encoding.parts if isinstance(self.encoding, Combined) else [self.encoding]
         return list(zip(self.specs, parts, strict=True)) if self.specs else []
 
 
 def from_outside(model: Inner) -> Dict[str, str]:
-    """Return the class names of the encodings of a model that come from outside this package, by
-    the names that they are registered under.
-    """
+    """Return the class names of encodings from other packages, by registered name."""
     parts = [part for place in placed(model) for part in place.parts]
     return {
         spec["name"]: type(part).__name__

@@ -1,6 +1,4 @@
-"""Trained decoders: byte-level models of Python source code. The package posenc-export-presets
-contains an artefact of each, whose graph holds its weights.
-"""
+"""Trained byte-level decoders of Python source code, from the package posenc-export-presets."""
 
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple, Type, Union
@@ -28,9 +26,7 @@ TRAINED_LENGTH = 256  # tokens (bytes) of context in training
 
 
 def small(encoding: Mapping[str, Any]) -> StackConfig:
-    """Return the description of a decoder with 0.33 million parameters, which the study of
-    length extrapolation trains with each encoding (bench/length_study.py of commit 8419f2b).
-    """
+    """Return a decoder with 0.33 million parameters, as the study of lengths trained it."""
     return decoder_config(256, 4, 216, block_config(80, 5, 2048, head_size=16, encoding=encoding))
 
 
@@ -75,9 +71,7 @@ def load_preset(name: str) -> Stack:
 
 
 def weights_of(name: str) -> Optional[Dict[str, Tensor]]:
-    """Return the weights of a preset by name of the parameter, float32, with constants of its
-    graph; None if the package is not installed.
-    """
+    """Return the weights of a preset by parameter, float32; None if it is not installed."""
     folder = preset_folder(name)
     if folder is None:
         return None
@@ -93,9 +87,7 @@ def weights_of(name: str) -> Optional[Dict[str, Tensor]]:
 
 
 def graph_weights(path: Path) -> Dict[str, Tensor]:
-    """Return the constants of an exported graph by name of the parameter; the graph holds
-    matrices of products transposed (export.trace).
-    """
+    """Return the constants of a graph by parameter; matrices of products are transposed there."""
     import onnx
 
     arrays = {

@@ -122,9 +122,7 @@ def opened(path: Path) -> Union[Checkpoint, GGUFCheckpoint]:
 def _text(
     files: Mapping[str, bytes], values: Mapping[str, Any], config: StackConfig, part: Optional[str]
 ) -> Text:
-    """Return the tokenizer of a checkpoint and, for models with a head, its stop ids, the start
-    ids of a part, and its settings of generation.
-    """
+    """Return a checkpoint's tokenizer and, with a head, stop ids, start ids and generation."""
     others = {name: content for name, content in files.items() if name != TOKENIZER}
     tokenizer, vocabulary = files.get(TOKENIZER, b""), config.tokens.vocabulary
     if not config.head:
@@ -188,9 +186,7 @@ def _sources(
 def _check(
     checkpoint: Union[Checkpoint, GGUFCheckpoint], config: StackConfig, sources: Dict[str, Source]
 ) -> None:
-    """Check that the checkpoint holds exactly the tensors of the description. A tied head may be
-    saved as a copy of the token table.
-    """
+    """Check that the checkpoint holds exactly the tensors. A tied head may be saved, too."""
     needed = {name: shape for _, _, shapes in sources.values() for name, shape in shapes.items()}
     heads = (
         [name for name in HEADS if name in checkpoint.names()]

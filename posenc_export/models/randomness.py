@@ -1,6 +1,4 @@
-"""Random numbers that depend only on a seed, drawn from torch's default generator without
-changing it for others.
-"""
+"""Random numbers from a seed, drawn from torch's default generator, which is restored."""
 
 import contextlib
 import threading

@@ -211,9 +211,7 @@ def _pooling(place: Path) -> Tuple[str, ...]:
 
 
 def _text_settings(encoder: Path) -> Tuple[Optional[int], bool]:
-    """Return the maximal number of tokens, None if it is not given, and whether text is
-    converted to lower case.
-    """
+    """Return the maximal number of tokens or None, and whether text is converted to lower case."""
     files = [encoder / name for name in LENGTHS if (encoder / name).is_file()]
     settings = _typed(files[0], TextSettings) if files else TextSettings()
     task = settings.transformer_task

@@ -167,9 +167,7 @@ def encoder_config(
 
 
 def _placed(encoding: Spec) -> Tuple[Tuple[Dict[str, Any], ...], Tuple[Dict[str, Any], ...]]:
-    """Return the encodings on tokens and those in layers: the given encoding in one of the two,
-    by its hook.
-    """
+    """Return the encodings on tokens and those in layers: the given one at its place."""
     if isinstance(encoding, str):
         encoding = parse(encoding)
     registry.parameters("encoding", KNOWN, encoding.get("name", ""))
@@ -184,9 +182,7 @@ def _placed(encoding: Spec) -> Tuple[Tuple[Dict[str, Any], ...], Tuple[Dict[str,
 def _attentions(
     attention: AttentionConfig, encodings: Sequence[Spec]
 ) -> Dict[str, AttentionConfig]:
-    """Return the attention with each of the encodings, or with its own if there are none, by
-    name of the kind of layer.
-    """
+    """Return the attention with each of the encodings, by name of the kind of layer."""
     if not encodings:
         return {"layer": attention}
     placed = [_placed(encoding) for encoding in encodings]

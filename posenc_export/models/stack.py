@@ -163,9 +163,7 @@ class Stack(torch.nn.Module):
         segments: Optional[np.ndarray] = None,
         encoded: Optional[np.ndarray] = None,
     ) -> np.ndarray:
-        """Compute one row of ids [n] at positions and coordinates, with optional outputs [Q,N]
-        of an encoder, to [n,V], [n,E] or [n,N], float64.
-        """
+        """One row of ids [n], an encoder's outputs [Q,N] to [n,V], [n,E] or [n,N], float64."""
         rows = self.tokens.exact(x, segments, places)
         for layer, pair in zip(
             self.layers, _keys_and_values(self.config.kinds, encoded), strict=True
@@ -206,9 +204,7 @@ def readout(config: StackConfig, tokens: Optional[torch.nn.Embedding]) -> Option
 
 
 def _encodings(config: StackConfig) -> List[PositionEncoding]:
-    """Build the encoding of tokens and that of each layer. Equal specifications share one object
-    and its tables, if the encoding can be shared.
-    """
+    """Build the encoding of tokens and of each layer. Equal specifications share one."""
     shared: Dict[Tuple[str, Geometry], PositionEncoding] = {}
     built: List[PositionEncoding] = []
     in_layers = [
@@ -226,9 +222,7 @@ def _encodings(config: StackConfig) -> List[PositionEncoding]:
 def _keys_and_values(
     kinds: Sequence[LayerConfig], encoded: Optional[np.ndarray]
 ) -> List[List[np.ndarray]]:
-    """Split the outputs [Q,N] of an encoder into key and value [K,Q,D] for each cross-attention
-    layer, float64. Other layers get an empty list.
-    """
+    """Split outputs [Q,N] of an encoder into [key, value] [K,Q,D] of each layer that reads them."""
     pairs: List[List[np.ndarray]] = []
     end = 0
     for kind in kinds:

@@ -1,6 +1,4 @@
-"""Task heads of encoders, as the readout `logits`, by `architectures` of config.json:
-classification of sequences and tokens, question answering, masked tokens.
-"""
+"""Task heads of encoders as the readout `logits`, by `architectures` of config.json."""
 
 import re
 from pathlib import Path
@@ -40,9 +38,7 @@ TASKS: Dict[str, Dict[str, Linears]] = {
 
 
 def task_of(config: Mapping[str, Any]) -> str:
-    """Return the task in `architectures` of config.json, such as SequenceClassification; empty
-    for a model without a head.
-    """
+    """Return the task in `architectures`, such as SequenceClassification, or an empty text."""
     named = config.get("architectures")
     architecture = (
         named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
@@ -125,9 +121,7 @@ def put(model: Stack, description: ReadoutConfig, tensors: Mapping[str, Tensor])
 
 
 def left_out(model: Any, config: Mapping[str, Any]) -> Optional[str]:
-    """Return the task of config.json whose head the model lacks, or None: an encoder with hidden
-    states as its only output.
-    """
+    """Return the task whose head an encoder with hidden states as only output lacks, or None."""
     plain = (
         isinstance(model, Stack)
         and bool(model.config.order)
@@ -139,9 +133,7 @@ def left_out(model: Any, config: Mapping[str, Any]) -> Optional[str]:
 
 
 def _labels(task: str, config: Mapping[str, Any], size: int) -> Tuple[str, ...]:
-    """Return id2label in the order of ids, if it names every output; start and end for question
-    answering.
-    """
+    """Return id2label in the order of ids, if complete; start and end for question answering."""
     if task == "QuestionAnswering":
         return ("start", "end") if size == 2 else ()
     by_id = config.get("id2label")

@@ -1,6 +1,4 @@
-"""Files of named tensors: safetensors, and dictionaries of tensors of torch.save. Only tensors
-are unpickled.
-"""
+"""Files of tensors: safetensors, and dictionaries of torch.save. Only tensors are unpickled."""
 
 import pickle
 import re
@@ -63,9 +61,7 @@ class SafetensorsFile:
         return tuple(self._file.get_slice(name).get_shape())
 
     def raw(self, name: str) -> Tensor:
-        """Return a tensor in its own dtype, also after the checkpoint was closed: codes of few
-        bits are read when a model is exported.
-        """
+        """Return a tensor in its own dtype, also after the checkpoint was closed."""
         with safe_open(self.path, framework="pt") as file:
             return file.get_tensor(name)
 
@@ -133,9 +129,7 @@ class TorchFile:
 
 
 def _reason(error: Exception) -> str:
-    """What torch.load found, in one line: the class of an object that is no tensor, as after
-    torch.save(model), or its error.
-    """
+    """What torch.load found, in one line: the class of another object, or its error."""
     other = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
     return (
         f"an object of {other[1][:200]}"
@@ -160,9 +154,7 @@ def existing(path: Path) -> Path:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is not sparse, nested, without memory, or larger than its memory, as an
-    expanded one is.
-    """
+    """Whether a tensor is dense, on the CPU, and no larger than its memory."""
     return (
         not tensor.is_nested
         and tensor.layout is torch.strided

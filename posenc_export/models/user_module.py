@@ -74,9 +74,7 @@ class OwnModule(torch.nn.Module):
         self._check_tokens_separate()
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call `forward`; with x alone compute the output of whole sequences at positions 0 ..
-        S-1 (whole_pass), as for training.
-        """
+        """Call `forward`; with x alone, whole sequences at positions 0 .. S-1 (whole_pass)."""
         if len(arguments) == 1 and not named:
             return whole_pass(self, *arguments)
         return super().__call__(*arguments, **named)
@@ -90,9 +88,7 @@ class OwnModule(torch.nn.Module):
         write_index: Tensor,
         states: List[Tensor],
     ) -> Tuple[Tensor, List[Tensor]]:
-        """x [B,S] int64 or [B,S,width], other inputs as for AttentionBlock.forward, to output
-        [B,S,N] and new states.
-        """
+        """x [B,S] int64 or [B,S,width], others as AttentionBlock, to [B,S,N] and new states."""
         y, present = self.module(
             x, positions, coordinates, key_positions, write_index, states
         )  # [B,S,N]
@@ -125,9 +121,7 @@ class OwnModule(torch.nn.Module):
 
     @torch.jit.unused
     def extent(self) -> Tuple[int, int]:
-        """Return the depth, the number of layers with weights, and the longest reduction in
-        them. Tolerances depend on both.
-        """
+        """Return the depth, and the longest reduction in it. Tolerances depend on both."""
         own = {id(weight): weight for weight in self.own_weights()}
         layers = [
             part
@@ -145,9 +139,7 @@ class OwnModule(torch.nn.Module):
         places: Sequence[Any],
         segments: Optional[np.ndarray] = None,
     ) -> np.ndarray:
-        """Compute one row x [n] or [n,width] at positions and coordinates to [n,N]. The block is
-        computed in float64 numpy, other layers in `exact_dtype`.
-        """
+        """One row x [n] or [n,width] to [n,N]: block in float64, other layers in `exact_dtype`."""
         inner, index = self.inner(), torch.tensor(list(positions))[None]
         # Without a grid, all axes have the position as coordinate.
         axes = np.broadcast_to(np.array(list(places)).T, (self.axes, len(positions)))
@@ -157,9 +149,7 @@ class OwnModule(torch.nn.Module):
         )
 
     def _around(self, rows: Rows, x: np.ndarray, index: Tensor, coordinates: Tensor) -> np.ndarray:
-        """Run the module on one row x at positions index [1,n] in `exact_dtype`, with the
-        function `rows` in place of its block.
-        """
+        """Run the module on one row at positions [1,n], with `rows` in place of its block."""
         inner, dtype = self.inner(), getattr(torch, self.exact_dtype)
         around = (
             copy.deepcopy(self.module, {id(inner): Formula(inner, rows, dtype)}).to(dtype).eval()
@@ -199,9 +189,7 @@ class OwnModule(torch.nn.Module):
             )
 
     def _each_token(self, cut: slice) -> np.ndarray:
-        """Run the module on a slice of LENGTH test tokens, with a function of each token in
-        place of the block.
-        """
+        """Run the module on a slice of test tokens, with a function in place of the block."""
         config, tokens = self.inner().config, np.arange(LENGTH) % max(self.vocabulary, 1)
         width = (
             config.tokens.vocabulary

@@ -1,6 +1,4 @@
-"""The call of a model without a cache, as in training: a block or a stack is called with its
-input only, at positions 0 .. S-1.
-"""
+"""The call of a model without a cache, as in training, with its input only."""
 
 from typing import Any, List, Optional
 
@@ -30,9 +28,7 @@ def check_dtype(model: Any) -> None:
 
 
 def empty_states(model: Any, x: Tensor) -> List[Tensor]:
-    """Return the states of a block, a stack or a module around one before the first token of x
-    [B,S,*], in the order in which `forward` takes them.
-    """
+    """Return the states before the first token of x [B,S,*], in the order of `forward`."""
     attentions, dtype = model.attentions(), weight_dtype(model)
     carried: List[StateSpec] = [
         *model.token_encoding.embed_states(),

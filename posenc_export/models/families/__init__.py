@@ -1,6 +1,4 @@
-"""Registry of model families. Each family has a file that converts its config.json to a
-description and maps its weights.
-"""
+"""Registry of model families. The file of a family reads its config.json and maps its weights."""
 
 import difflib
 import importlib
@@ -89,9 +87,7 @@ UNREAD = {
 
 
 def parts_of(name: str) -> Tuple[str, ...]:
-    """Return the parts in which a known model_type must be read; empty if it can be read as a
-    whole model.
-    """
+    """Return the parts in which a model_type must be read; empty if it is read as a whole."""
     family: Family = importlib.import_module(f"{__name__}.{FILES[name]}").FAMILY
     return () if family.weights else tuple(family.parts)
 
@@ -103,9 +99,7 @@ def _why(name: Any) -> str:
 
 
 def _nearest(name: Any) -> str:
-    """Return the beginning of a remedy: the text model of a model with towers, or the model_type
-    with the most similar name.
-    """
+    """Return the beginning of a remedy: the text model, or the model_type with a similar name."""
     if f"{name}_text" in FILES:
         return f"save its text model, whose type is {name}_text, or "
     near = difflib.get_close_matches(str(name).lower(), FILES, 1, 0.7)

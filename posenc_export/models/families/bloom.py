@@ -1,6 +1,4 @@
-"""BLOOM (Scao et al. 2022, BLOOM: A 176B-Parameter Open-Access Multilingual Language Model,
-3.2): ALiBi, a norm after the token embedding.
-"""
+"""BLOOM (Scao et al. 2022, 3.2): ALiBi, a norm after the token embedding."""
 
 import msgspec
 
@@ -23,9 +21,7 @@ WEIGHTS: Table = {
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. The number of positions is seq_length or given, since ALiBi has no
-    limit.
-    """
+    """Describe the decoder. Its range is seq_length or given: ALiBi has no limit."""
     config.ignore(MEGATRON)
     slices = config.values.get("pretraining_tp", 1)
     # Transformers then leaves out the biases of two projections.

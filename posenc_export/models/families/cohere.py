@@ -1,6 +1,4 @@
-"""Command R (Cohere 2024): parallel attention and MLP after one LayerNorm without bias,
-interleaved rotary pairs, scaled logits.
-"""
+"""Command R (Cohere 2024): parallel sublayers after one LayerNorm, interleaved rotary pairs."""
 
 from posenc_export.models.families.shared import gated, plain
 from posenc_export.models.families.shared.family import (
@@ -19,9 +17,7 @@ def layer_norm(config: Settings) -> Named:
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. With use_qk_norm (Command R+), each head of queries and keys has a
-    norm with separate weights.
-    """
+    """Describe the decoder. With use_qk_norm (Command R+), each head has a norm of its own."""
     config.take("model_max_length", None)  # not read by transformers
     rotation = config.rotation(theta=500000.0, layout="interleaved")
     norm, bias = layer_norm(config), config.flag("attention_bias", False)

@@ -1,6 +1,4 @@
-"""Command R7B and Command A (Cohere 2025, Command A: An Enterprise-Ready Large Language Model):
-Command R with rotation only in layers with a window.
-"""
+"""Command R7B and Command A (Cohere 2025): Command R, with rotation in layers with a window."""
 
 from posenc_export.models.families.cohere import layer_norm
 from posenc_export.models.families.shared import gated
@@ -20,9 +18,7 @@ FIXED = {
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. Without layer_types and sliding_window_pattern, every fourth layer
-    attends to all keys, the others to a window.
-    """
+    """Describe the decoder. By default every fourth layer sees all keys, the others a window."""
     config.needs("sliding_window")
     # Distribution of the table over devices in training.
     config.flag("use_parallel_embedding", False)

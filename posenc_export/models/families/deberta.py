@@ -1,6 +1,4 @@
-"""DeBERTa (He et al. 2021, Decoding-enhanced BERT with Disentangled Attention): BERT with scores
-of content and distance, without absolute positions.
-"""
+"""DeBERTa (He et al. 2021): BERT with scores of content and distance in place of positions."""
 
 from posenc_export.models.families.shared.encoders import encoder, post_norm
 from posenc_export.models.families.shared.family import UNSUPPORTED, Named, Settings, StackConfig
@@ -31,18 +29,14 @@ TERMS = {("c2p", "p2c"): "both", ("c2p",): "c2p", ("p2c",): "p2c"}
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the encoder. Distances of max_relative_positions and more share the last row of
-    their direction.
-    """
+    """Describe the encoder. Distances from max_relative_positions on share the last row."""
     config.fixed({"talking_head": False})
     span = {"version": "v1", "span": distances(config)}
     return post_norm(config, None, [{"name": "deberta", **span, **terms(config)}])
 
 
 def terms(config: Settings) -> Named:
-    """Return the parameter `terms` of the encoding from pos_att_type; empty if both terms are
-    used, which is the default.
-    """
+    """Return the parameter `terms` from pos_att_type; empty for both terms, the default."""
     value = config.take("pos_att_type")
     names = [term.strip() for term in value.lower().split("|")] if isinstance(value, str) else value
     name = TERMS.get(tuple(sorted(names, key=str))) if isinstance(names, list) else None
@@ -52,9 +46,7 @@ def terms(config: Settings) -> Named:
 
 
 def distances(config: Settings) -> int:
-    """Return the number of distances in each direction, and take the keys that all versions
-    share.
-    """
+    """Return the number of distances in each direction; take the keys that all versions share."""
     config.only("relative_attention", True, False)
     config.only("position_biased_input", False, True)
     config.fixed({"embedding_size": config.width})

@@ -1,6 +1,4 @@
-"""DeBERTa-v2 and v3 (He et al. 2021, DeBERTaV3): DeBERTa with log buckets of distances, which
-may share the projections of content.
-"""
+"""DeBERTa-v2 and v3 (He et al. 2021, DeBERTaV3): log buckets of distances, shared projections."""
 
 from typing import Any, Mapping
 
@@ -31,9 +29,7 @@ SHARED: Table = {
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the encoder. Without position_buckets, every distance has a row. The convolution
-    after the first layer (v2-xlarge, v2-xxlarge) is refused.
-    """
+    """Describe the encoder. Without position_buckets every distance has a row."""
     config.fixed({"conv_kernel_size": 0, "attention_head_size": config.width // config.heads})
     config.flag("share_att_key", False)
     norm = config.take("norm_rel_ebd", "none")

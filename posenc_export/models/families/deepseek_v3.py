@@ -1,6 +1,4 @@
-"""DeepSeek-V3 and R1 (DeepSeek-AI 2024, DeepSeek-V3 Technical Report): latent attention, experts
-chosen from the best groups.
-"""
+"""DeepSeek-V3 and R1 (DeepSeek-AI 2024): latent attention, experts from the best groups."""
 
 import math
 from typing import Any, Mapping, Optional, Tuple
@@ -61,9 +59,7 @@ def _attention(config: Settings) -> AttentionConfig:
 
 
 def _scale(rotation: Mapping[str, Any], size: int) -> Optional[float]:
-    """Return the factor on scores with the square of YaRN's magnitude; None, for the default,
-    without mscale_all_dim.
-    """
+    """Return the factor on scores with YaRN's squared magnitude; None without mscale_all_dim."""
     if not rotation.get("mscale_all_dim"):
         return None
     return (
@@ -73,9 +69,7 @@ def _scale(rotation: Mapping[str, Any], size: int) -> Optional[float]:
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. Layers from first_k_dense_replace on have experts. Layers for
-    multi-token prediction are left out.
-    """
+    """Describe the decoder. Layers for multi-token prediction are left out."""
     config.fixed(FIXED)
     config.ignore(("num_nextn_predict_layers", "num_mtp_layers"))
     dense = gated.layer(config, _attention(config))
@@ -102,9 +96,7 @@ def _queries(description: StackConfig, config: Mapping[str, Any]) -> Table:
 
 
 def _prediction_layers(description: StackConfig, config: Mapping[str, Any]) -> Tuple[str, ...]:
-    """Return a pattern for the layers for multi-token prediction, which follow the last layer of
-    the model.
-    """
+    """Return a pattern of the layers for multi-token prediction, which follow the model's last."""
     inside = "|".join(str(index) for index in range(len(description.order)))
     return (
         (rf"^model\.layers\.(?!(?:{inside})\.)",)

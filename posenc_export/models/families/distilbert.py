@@ -16,9 +16,7 @@ WEIGHTS: Table = {
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the encoder. With sinusoidal_pos_embds, sinusoids are saved in the position
-    table, so nothing differs here.
-    """
+    """Describe the encoder. With sinusoidal_pos_embds the position table holds sinusoids."""
     config.flag("sinusoidal_pos_embds", False)
     config.take("tie_weights_", None)
     return post_norm(config, 0, segments=0, activation="activation", epsilon=1e-12)

@@ -1,6 +1,4 @@
-"""ELECTRA (Clark et al. 2020): BERT's architecture. Small models, whose token table is narrower
-than the model, are refused.
-"""
+"""ELECTRA (Clark et al. 2020): BERT. Small models, whose token table is narrower, are refused."""
 
 from posenc_export.models.families.shared.encoders import encoder, post_norm
 from posenc_export.models.families.shared.family import Settings, StackConfig

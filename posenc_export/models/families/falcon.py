@@ -1,6 +1,4 @@
-"""Falcon (Almazrouei et al. 2023, The Falcon Series of Open Language Models): parallel attention
-and MLP, few key heads; ALiBi in older models.
-"""
+"""Falcon (Almazrouei et al. 2023): parallel sublayers, few key heads; ALiBi in older models."""
 
 from typing import Any, Mapping, Tuple
 
@@ -18,9 +16,7 @@ WEIGHTS: Table = {
 
 
 def norms(description: StackConfig, config: Mapping[str, Any]) -> Table:
-    """Return the rules for the norms of a layer, whose names depend on whether attention and MLP
-    have separate norms.
-    """
+    """Return the rules of a layer's norms, whose names depend on their number."""
     if description.kinds[0].residual["name"] != "parallel_norms":
         return {}
     return {
@@ -30,9 +26,7 @@ def norms(description: StackConfig, config: Mapping[str, Any]) -> Table:
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. ALiBi is rounded to bfloat16, as the models were trained, and added
-    before scores are divided by sqrt(D).
-    """
+    """Describe the decoder. ALiBi is rounded to bfloat16 and added before division by sqrt(D)."""
     config.fixed({"apply_residual_connection_post_layernorm": False})
     config.take("ff_factor", None)  # transformers reads ffn_hidden_size
     kv_heads, residual = _arrangement(config)

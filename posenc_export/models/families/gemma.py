@@ -1,6 +1,4 @@
-"""Gemma (Gemma Team 2024, Open Models Based on Gemini Research and Technology): embeddings times
-sqrt(E), norms with weight 1 + w, GELU in the gated MLP.
-"""
+"""Gemma (Gemma Team 2024): embeddings times sqrt(E), norms with weight 1 + w, GELU in the MLP."""
 
 import math
 
@@ -11,9 +9,7 @@ from posenc_export.models.families.shared.rules import OURS, one_plus
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. Like transformers, read hidden_act "gelu" of the first checkpoints
-    as the tanh approximation.
-    """
+    """Describe the decoder. Like transformers, read hidden_act "gelu" as the tanh approximation."""
     config.needs("num_key_value_heads", "head_dim")
     config.off("use_bidirectional_attention")
     if (other := config.take("hidden_activation", None)) not in (None, "gelu_pytorch_tanh"):

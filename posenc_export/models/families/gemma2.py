@@ -1,6 +1,4 @@
-"""Gemma 2 (Gemma Team 2024, Improving Open Language Models at a Practical Size): norms before
-and after sublayers, softcaps, a window in every second layer.
-"""
+"""Gemma 2 (Gemma Team 2024): sandwich norms, softcaps, a window in every second layer."""
 
 import math
 

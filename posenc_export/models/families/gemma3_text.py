@@ -1,6 +1,4 @@
-"""The text model of Gemma 3 (Gemma Team 2025, Gemma 3 Technical Report): Gemma 2 with norms of
-queries and keys in place of softcaps, and two rotations.
-"""
+"""The text model of Gemma 3 (Gemma Team 2025): norms of queries and keys, two rotations."""
 
 import math
 
@@ -44,9 +42,7 @@ def _rotations(config: Settings) -> Spec:
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. Without layer_types and sliding_window_pattern, every sixth layer
-    attends to all keys, the others to a window.
-    """
+    """Describe the decoder. By default every sixth layer sees all keys, the others a window."""
     config.off("use_bidirectional_attention")
     config.off("attn_logit_softcapping")  # transformers has the key but ignores it
     # Transformers reads hidden_activation.

@@ -1,6 +1,4 @@
-"""GLM-4 (Team GLM 2024, ChatGLM: A Family of Large Language Models): Llama with partial
-rotation, interleaved rotary pairs, and packed gate and up.
-"""
+"""GLM-4 (Team GLM 2024): Llama with partial rotation of interleaved pairs, packed gate and up."""
 
 from posenc_export.models.families.shared import gated
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
@@ -8,9 +6,7 @@ from posenc_export.models.families.shared.rules import gate_and_up
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. attention_bias applies to queries, keys and values, not to the
-    output.
-    """
+    """Describe the decoder. attention_bias applies to queries, keys and values only."""
     config.needs("num_key_value_heads", "head_dim")
     rotation = config.rotation(partial=True, layout="interleaved", share=0.5)
     attention = gated.attention(config, bias=config.flag("attention_bias", True))

@@ -1,6 +1,4 @@
-"""The text model of GLM-4.1V and GLM-4.6V (GLM-V Team 2025, GLM-4.1V-Thinking): four norms,
-packed gate and up, rotation by time, height and width.
-"""
+"""The text model of GLM-4.1V and GLM-4.6V (GLM-V Team 2025): four norms, rotation by axes."""
 
 from posenc_export.models.families.shared import gated, vision
 from posenc_export.models.families.shared.family import Settings, StackConfig
@@ -26,9 +24,7 @@ def decoder(config: Settings, bias: bool) -> StackConfig:
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. The head size is width / heads; transformers reads head_dim only for
-    the rotation.
-    """
+    """Describe the decoder. transformers reads head_dim only for the rotation."""
     config.needs("num_key_value_heads")
     config.fixed({"head_dim": config.width // config.heads})
     return decoder(config, bias=True)

@@ -1,6 +1,4 @@
-"""The text model of GLM-OCR (Z.ai 2026, GLM-OCR): that of GLM-4.1V without biases, with any head
-size.
-"""
+"""The text model of GLM-OCR (Z.ai 2026): that of GLM-4.1V without biases, with any head size."""
 
 from posenc_export.models.families.glm4v import WEIGHTS, decoder
 from posenc_export.models.families.shared.family import Settings, StackConfig

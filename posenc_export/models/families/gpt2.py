@@ -1,6 +1,4 @@
-"""GPT-2 (Radford et al. 2019, Language Models are Unsupervised Multitask Learners): LayerNorm
-before attention and MLP, learned positions.
-"""
+"""GPT-2 (Radford et al. 2019): LayerNorm before attention and MLP, learned positions."""
 
 from typing import Any, Dict
 

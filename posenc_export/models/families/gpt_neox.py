@@ -1,6 +1,4 @@
-"""GPT-NeoX and Pythia (Black et al. 2022, GPT-NeoX-20B, 2.1; Biderman et al. 2023, Pythia):
-parallel attention and MLP, partial rotation.
-"""
+"""GPT-NeoX (Black et al. 2022, 2.1), Pythia (Biderman et al. 2023): parallel, partial rotation."""
 
 from posenc_export.models.families.shared import gated, plain
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig, layer_of
@@ -15,9 +13,7 @@ WEIGHTS: Table = {
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. With use_parallel_residual, the default, attention and MLP both read
-    the input of the layer, each after its own norm.
-    """
+    """Describe the decoder. By default attention and MLP both read the input of the layer."""
     config.take("is_decoder", None)
     config.rename("rotary_emb_base", "rope_theta")
     config.rename("rotary_pct", "partial_rotary_factor")

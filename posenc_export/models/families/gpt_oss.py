@@ -1,6 +1,4 @@
-"""gpt-oss (OpenAI 2025, gpt-oss-120b & gpt-oss-20b Model Card): sinks, biases, a window in every
-second layer, experts with clamped units.
-"""
+"""gpt-oss (OpenAI 2025): sinks, biases, a window in every second layer, clamped experts."""
 
 from posenc_export.models.families.shared import gated
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig

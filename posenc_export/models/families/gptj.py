@@ -1,6 +1,4 @@
-"""GPT-J (Wang and Komatsuzaki 2021): parallel attention and MLP after one norm, partial rotation
-of interleaved pairs, an output head with bias.
-"""
+"""GPT-J (Wang and Komatsuzaki 2021): parallel sublayers after one norm, a head with bias."""
 
 from posenc_export.models.families.shared import gated, plain
 from posenc_export.models.families.shared.family import (
@@ -26,9 +24,7 @@ WEIGHTS: Table = {
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. rotary_dim entries of each head are rotated. transformers does not
-    have the switches `rotary` and `scale_attn_weights`.
-    """
+    """Describe the decoder. transformers has no switches `rotary` and `scale_attn_weights`."""
     config.fixed({"rotary": True, "scale_attn_weights": True})
     rotation = {"name": "rope", "rotary": config.whole("rotary_dim", 64), "layout": "interleaved"}
     mlp = plain.mlp(config, "activation_function", "gelu_new", hidden=4 * config.width)

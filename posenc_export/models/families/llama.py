@@ -1,6 +1,4 @@
-"""Llama 1 to 3 (Touvron et al. 2023, LLaMA; Grattafiori et al. 2024, The Llama 3 Herd of Models)
-and other models saved as Llama.
-"""
+"""Llama 1 to 3 (Touvron et al. 2023; Grattafiori et al. 2024) and other models saved as Llama."""
 
 from posenc_export.models.families.shared import gated
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig

@@ -1,6 +1,4 @@
-"""The text model of Llama 4 (Meta 2025): chunked attention in layers with rotation, a
-temperature in layers without, experts with a shared expert.
-"""
+"""The text model of Llama 4 (Meta 2025): chunks with rotation, others with a temperature."""
 
 from typing import Any, Dict, List
 
@@ -16,9 +14,7 @@ from posenc_export.models.families.shared.rules import OURS, Table, half_of_colu
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. Without moe_layers, every interleave_moe_layer_step-th layer has
-    experts. Weights multiply the inputs of experts.
-    """
+    """Describe the decoder. Weights multiply the inputs of experts."""
     config.needs("num_key_value_heads", "head_dim", "attention_chunk_size")
     config.fixed({"for_llm_compressor": False})
     step = config.whole("interleave_moe_layer_step", 1)
@@ -66,9 +62,7 @@ def _layers(config: Settings) -> List[LayerConfig]:
 
 
 def _rotated(config: Settings) -> List[bool]:
-    """Return whether each layer has rotation, from no_rope_layers (1 for rotation) or, if that
-    is missing or empty, from no_rope_layer_interval.
-    """
+    """Return whether each layer has rotation: no_rope_layers, or no_rope_layer_interval."""
     interval = config.whole("no_rope_layer_interval", 4)
     default = [(index + 1) % interval for index in range(config.layers)]
     return [bool(flag) for flag in config.per_layer("no_rope_layers", default, or_empty=True)]

@@ -1,6 +1,4 @@
-"""Ministral 3 (Mistral AI 2025): Mistral with queries scaled by position (Nakanishi 2025,
-Scalable-Softmax Is Superior for Attention).
-"""
+"""Ministral 3 (Mistral AI 2025): Mistral with queries scaled by position (Nakanishi 2025)."""
 
 from posenc_export.models.families.shared import gated
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig

@@ -1,6 +1,4 @@
-"""Mixtral (Jiang et al. 2024, Mixtral of Experts): Mistral with two of eight experts for each
-token.
-"""
+"""Mixtral (Jiang et al. 2024): Mistral with two of eight experts for each token."""
 
 from posenc_export.models.families.shared import gated
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig

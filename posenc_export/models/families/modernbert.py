@@ -1,6 +1,4 @@
-"""ModernBERT (Warner et al. 2024): pre-norm layers, a gated MLP, rotation; most layers attend to
-nearby keys only and have another theta.
-"""
+"""ModernBERT (Warner et al. 2024): pre-norm, gated MLP, rotation; most layers see near keys."""
 
 from typing import Dict, List
 
@@ -40,9 +38,7 @@ THETAS = {
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the encoder. The attention of the first layer has no norm, since the token
-    embedding ends with one.
-    """
+    """Describe the encoder. The first attention has no norm: the token embedding ends with one."""
     encoder_only(config)
     config.take("layer_norm_eps", None)  # in published configs, but only norm_eps is read
     norm = {**plain.layer_norm(config, "norm_eps"), "bias": config.flag("norm_bias", False)}

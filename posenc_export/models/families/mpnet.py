@@ -1,6 +1,4 @@
-"""MPNet (Song et al. 2020): BERT without segments, with learned positions that begin at row 2,
-and T5's relative bias shared by all layers.
-"""
+"""MPNet (Song et al. 2020): BERT without segments, T5's relative bias shared by all layers."""
 
 from posenc_export.models.families.shared.encoders import encoder, post_norm
 from posenc_export.models.families.shared.family import Settings, StackConfig
@@ -16,9 +14,7 @@ WEIGHTS: Table = {
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the encoder. transformers always uses 32 buckets, so another number is refused,
-    and padding_idx 1 for all configs.
-    """
+    """Describe the encoder. transformers uses 32 buckets and padding_idx 1 for all configs."""
     config.fixed({"relative_attention_num_buckets": 32})
     buckets = {"name": "t5", "buckets": 32, "max_distance": 128, "scores": "scaled"}
     return post_norm(config, 2, [buckets], segments=0)

@@ -1,6 +1,4 @@
-"""MPT (MosaicML 2023, Introducing MPT-7B): ALiBi, norms without biases, optional clipping of
-queries, keys and values.
-"""
+"""MPT (MosaicML 2023): ALiBi, norms without biases, clipping of queries, keys and values."""
 
 from posenc_export.models.families.shared import gated, plain
 from posenc_export.models.families.shared.family import (

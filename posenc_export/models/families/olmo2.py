@@ -1,6 +1,4 @@
-"""OLMo 2 (OLMo Team 2025, 2 OLMo 2 Furious): norms of the outputs of attention and MLP, and
-RMSNorm over all heads of queries and keys.
-"""
+"""OLMo 2 (OLMo Team 2025): norms of the outputs of sublayers, and over all heads of q and k."""
 
 from posenc_export.models.families.shared import gated
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig

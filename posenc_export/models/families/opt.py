@@ -1,6 +1,4 @@
-"""OPT (Zhang et al. 2022, Open Pre-trained Transformer Language Models): GPT-2 with ReLU; the
-position table begins with two unused rows.
-"""
+"""OPT (Zhang et al. 2022): GPT-2 with ReLU; the position table begins with two unused rows."""
 
 from posenc_export.models.families.shared import gated, plain
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig, layer_of
@@ -16,9 +14,7 @@ WEIGHTS: Table = {
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. Without do_layer_norm_before, layers are post-norm. Then, or with
-    _remove_final_layer_norm, there is no final norm.
-    """
+    """Describe the decoder, post-norm without do_layer_norm_before; then it has no final norm."""
     config.fixed({"word_embed_proj_dim": config.width})
     before, bias = config.flag("do_layer_norm_before", True), config.flag("enable_bias", True)
     removed = config.flag("_remove_final_layer_norm", False)

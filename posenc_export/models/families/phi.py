@@ -1,6 +1,4 @@
-"""Phi-1, Phi-1.5 and Phi-2 (Gunasekar et al. 2023, Textbooks Are All You Need; Li et al. 2023):
-GPT-J's layer with biases, partial rotation.
-"""
+"""Phi-1, Phi-1.5 and Phi-2 (Li et al. 2023): GPT-J's layer with biases, partial rotation."""
 
 from posenc_export.models.families.shared import gated, plain
 from posenc_export.models.families.shared.family import (
@@ -25,9 +23,7 @@ WEIGHTS: Table = {
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. qk_layernorm normalises each head of queries and keys before
-    rotation. partial_rotary_factor defaults to 0.5.
-    """
+    """Describe the decoder. qk_layernorm normalises each head of q and k before rotation."""
     rotation, norm = config.rotation(partial=True, share=0.5), plain.layer_norm(config)
     attention = gated.attention(config, bias=True, output_bias=True)
     kind = layer_of(attention, plain.mlp(config, "hidden_act", "gelu_new"), norm, "parallel")

@@ -1,6 +1,4 @@
-"""Phi-3, Phi-3.5 and Phi-4-mini (Abdin et al. 2024, Phi-3 Technical Report): Llama with packed
-projections, LongRoPE and partial rotation.
-"""
+"""Phi-3, Phi-3.5 and Phi-4-mini (Abdin et al. 2024): Llama with packed projections, LongRoPE."""
 
 from posenc_export.models.families.shared import gated
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig

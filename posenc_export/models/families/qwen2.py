@@ -1,15 +1,11 @@
-"""Qwen2 and Qwen2.5 (Yang et al. 2024, Qwen2 Technical Report): Llama with biases of queries,
-keys and values, and none of the output.
-"""
+"""Qwen2 and Qwen2.5 (Yang et al. 2024): Llama with biases of queries, keys and values."""
 
 from posenc_export.models.families.shared import gated
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. With use_sliding_window, layers from max_window_layers on have a
-    window.
-    """
+    """Describe the decoder. use_sliding_window: a window in layers from max_window_layers on."""
     config.needs("num_key_value_heads")
     config.fixed({"use_mrope": False})
     rotation = config.rotation()

@@ -1,15 +1,11 @@
-"""The text model of Qwen2-VL and Qwen2.5-VL (Wang et al. 2024, Qwen2-VL, 2.1; Bai et al. 2025,
-Qwen2.5-VL): Qwen2 with rotation by time, height and width.
-"""
+"""The text model of Qwen2-VL (Wang et al. 2024, 2.1) and Qwen2.5-VL (Bai et al. 2025)."""
 
 from posenc_export.models.families.shared import gated, vision
 from posenc_export.models.families.shared.family import Settings, StackConfig
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. Without layer_types but with use_sliding_window, layers from
-    max_window_layers on have a window.
-    """
+    """Describe the decoder. use_sliding_window: a window in layers from max_window_layers on."""
     config.needs("num_key_value_heads")
     config.fixed({"head_dim": config.width // config.heads})
     rotation = vision.rotation_of_axes(config, 1000000.0, (16, 24, 24))

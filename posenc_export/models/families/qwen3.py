@@ -1,15 +1,11 @@
-"""Qwen3 (Yang et al. 2025, Qwen3 Technical Report): Llama with RMSNorm over each head of queries
-and keys.
-"""
+"""Qwen3 (Yang et al. 2025): Llama with RMSNorm over each head of queries and keys."""
 
 from posenc_export.models.families.shared import gated
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. With use_sliding_window, layers from max_window_layers on have a
-    window. head_dim is required: transformers' default is 128.
-    """
+    """Describe the decoder. head_dim is required: transformers' default is 128."""
     config.needs("num_key_value_heads", "head_dim")
     rotation, bias = config.rotation(), config.flag("attention_bias", False)
     kind = gated.head_norm(gated.layer(config, gated.attention(config, bias, bias)))

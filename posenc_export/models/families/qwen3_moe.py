@@ -1,6 +1,4 @@
-"""Qwen3 with experts (Yang et al. 2025, Qwen3 Technical Report): Qwen3's attention, and eight of
-128 experts for each token.
-"""
+"""Qwen3 with experts (Yang et al. 2025): Qwen3's attention, 8 of 128 experts for each token."""
 
 from posenc_export.models.families.shared import gated
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig

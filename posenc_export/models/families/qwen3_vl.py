@@ -1,15 +1,11 @@
-"""The text model of Qwen3-VL (Qwen 2025, Qwen3-VL Technical Report): Qwen3 with rotation by
-time, height and width, interleaved over the frequencies.
-"""
+"""The text model of Qwen3-VL (Qwen 2025): Qwen3 with axes interleaved over the frequencies."""
 
 from posenc_export.models.families.shared import gated, vision
 from posenc_export.models.families.shared.family import Settings, StackConfig
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. head_dim is required: transformers' default is 128. Image features
-    that DeepStack adds after the first layers are not supported.
-    """
+    """Describe the decoder, without image features that DeepStack adds after the first layers."""
     config.needs("num_key_value_heads", "head_dim")
     rotation = vision.rotation_of_axes(config, 500000.0, (24, 20, 20))
     bias = config.flag("attention_bias", False)

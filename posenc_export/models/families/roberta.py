@@ -1,15 +1,11 @@
-"""RoBERTa (Liu et al. 2019), XLM-RoBERTa (Conneau et al. 2020), CamemBERT (Martin et al. 2020):
-BERT with positions that begin at row padding_idx + 1.
-"""
+"""RoBERTa (Liu et al. 2019), XLM-RoBERTa, CamemBERT: BERT with positions after padding_idx."""
 
 from posenc_export.models.families.shared.encoders import encoder, post_norm
 from posenc_export.models.families.shared.family import Settings, StackConfig
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the encoder. Positions count all valid tokens; transformers does not count
-    padding ids inside a row.
-    """
+    """Describe the encoder. Positions count all tokens; transformers skips padding ids in a row."""
     return post_norm(config, unused=config.padding(1) + 1)
 
 

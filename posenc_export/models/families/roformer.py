@@ -1,6 +1,4 @@
-"""RoFormer (Su et al. 2021): BERT with rotation of interleaved pairs in place of learned
-positions.
-"""
+"""RoFormer (Su et al. 2021): BERT with rotation of interleaved pairs, no learned positions."""
 
 from posenc_export.models.families.shared.encoders import encoder, post_norm
 from posenc_export.models.families.shared.family import Settings, StackConfig

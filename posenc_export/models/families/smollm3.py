@@ -1,15 +1,11 @@
-"""SmolLM3 (Bakouch et al. 2025): Llama without rotation in every fourth layer (Yang et al. 2025,
-Rope to Nope and Back Again).
-"""
+"""SmolLM3 (Bakouch et al. 2025): Llama without rotation in every fourth layer."""
 
 from posenc_export.models.families.shared import gated
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. no_rope_layers is 1 for layers with rotation; if it is missing,
-    no_rope_layer_interval applies.
-    """
+    """Describe the decoder. no_rope_layers is 1 for layers with rotation."""
     config.needs("num_key_value_heads")
     config.fixed({"use_sliding_window": False})
     # No effect while use_sliding_window is false.

@@ -1,6 +1,4 @@
-"""StableLM (Bellagente et al. 2024, Stable LM 2 1.6B Technical Report): LayerNorm, a gated MLP,
-rotation of a quarter of each head.
-"""
+"""StableLM (Bellagente et al. 2024): LayerNorm, a gated MLP, rotation of a quarter of each head."""
 
 from posenc_export.models.families.shared import gated, plain
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig

@@ -1,6 +1,4 @@
-"""T5 and mT5 (Raffel et al. 2020, Exploring the Limits of Transfer Learning; Xue et al. 2021,
-mT5): pre-norm layers, no biases, buckets of distances.
-"""
+"""T5 (Raffel et al. 2020) and mT5 (Xue et al. 2021): pre-norm, no biases, buckets of distances."""
 
 from typing import Any, Dict, Mapping, Tuple
 
@@ -65,9 +63,7 @@ def describe_decoder(config: Settings) -> StackConfig:
 
 
 def _decoder_size(config: Settings) -> Tuple[int, HeadConfig]:
-    """Return the number of decoder layers, and the head. T5 scales logits by 1/sqrt(E) with
-    scale_decoder_outputs, by default if the head is tied.
-    """
+    """Return the number of decoder layers, and the head, which T5 scales by 1/sqrt(E)."""
     config.ignore(("task_specific_params", "tokenizer_class"))
     tied = config.flag("tie_word_embeddings", True)
     scaled = config.flag("scale_decoder_outputs", tied)
@@ -77,9 +73,7 @@ def _decoder_size(config: Settings) -> Tuple[int, HeadConfig]:
 
 
 def _layer(config: Settings, sees: str) -> LayerConfig:
-    """Describe a layer. Scores are not divided by sqrt(D). Buckets cover all distances, so any
-    number of positions is possible.
-    """
+    """Describe a layer. Scores are not divided by sqrt(D); buckets cover all distances."""
     config.ignore(UNREAD)
     config.fixed({"is_decoder": False})
     norm = {"name": "rms", "epsilon": config.number("layer_norm_epsilon")}
@@ -146,9 +140,7 @@ def names(description: StackConfig, config: Mapping[str, Any]) -> Table:
 
 
 def names_of_encoder(description: StackConfig, config: Mapping[str, Any]) -> Table:
-    """Return the rules of `names`, and those for the keys and values of the decoder's
-    cross-attention.
-    """
+    """Return the rules of `names`, and of keys and values of the decoder's cross-attention."""
     module = "decoder.block.{row}.layer.1.EncDecAttention."
     layers = int(config.get("num_decoder_layers") or len(description.order))
     return {
@@ -158,9 +150,7 @@ def names_of_encoder(description: StackConfig, config: Mapping[str, Any]) -> Tab
 
 
 def names_of_decoder(description: StackConfig, config: Mapping[str, Any]) -> Table:
-    """Return the rules of the decoder. Layers 2i and 2i + 1 of our model are layer i of the
-    checkpoint.
-    """
+    """Return the rules. Layers 2i and 2i + 1 of our model are layer i of the checkpoint."""
     table: Dict[str, Rule] = {
         "tokens.embedding": same("shared"),
         "norm": same("decoder.final_layer_norm"),

@@ -1,6 +1,4 @@
-"""Whisper (Radford et al. 2022, Robust Speech Recognition via Large-Scale Weak Supervision):
-spectrogram to text; pre-norm layers, learned positions.
-"""
+"""Whisper (Radford et al. 2022): spectrogram to text; pre-norm layers, learned positions."""
 
 from typing import Any, Callable, Dict, Mapping, NoReturn
 
@@ -41,9 +39,7 @@ POSITIONS = {"encoder": "max_source_positions", "decoder": "max_target_positions
 
 
 def keys_of(part: str) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
-    """Return a function that selects the keys of one part of config.json, under their usual
-    names.
-    """
+    """Return a function that selects the keys of one part, under their usual names."""
 
     def keys(config: Mapping[str, Any]) -> Mapping[str, Any]:
         own = {f"{part}_{name}": usual for name, usual in PART_KEYS.items()} | {
@@ -70,9 +66,7 @@ def describe(config: Settings) -> NoReturn:
 
 
 def describe_encoder(config: Settings) -> StackConfig:
-    """Describe the encoder: two frames of the spectrogram for each token to the keys and values
-    of the decoder's cross-attention.
-    """
+    """Describe the encoder: two frames a token to keys and values of the decoder."""
     kind = _layer(config, "both")
     channels, size = config.whole("num_mel_bins"), 2 * config.whole("decoder_layers") * config.width
     _unread(config)
@@ -112,18 +106,14 @@ def _layer_rules(ours: str, theirs: str) -> Dict[str, Rule]:
 
 
 def names_of_encoder(description: StackConfig, config: Mapping[str, Any]) -> Table:
-    """Return the rule for the keys and values of cross-attention, which the checkpoint stores in
-    the decoder.
-    """
+    """Return the rule for keys and values of cross-attention, stored in the decoder."""
     read = "model.decoder.layers.{row}.encoder_attn."
     layers = int(config["decoder_layers"])
     return {"head.linear": keys_and_values(read + "k_proj", read + "v_proj", layers, k_bias=False)}
 
 
 def names_of_decoder(description: StackConfig, config: Mapping[str, Any]) -> Table:
-    """Return the rules of the decoder. Layers 2i and 2i + 1 of our model are layer i of the
-    checkpoint. Rules of parts that a layer does not have are not used.
-    """
+    """Return the rules. Layers 2i and 2i + 1 of our model are layer i of the checkpoint."""
     table: Dict[str, Rule] = {}
     for row in range(len(description.order) // 2):
         theirs, reading = f"model.decoder.layers.{row}.", f"layers.{2 * row + 1}."

@@ -1,6 +1,4 @@
-"""XGLM (Lin et al. 2021, Few-shot Learning with Multilingual Language Models): GPT-2 with
-fairseq's sinusoids, in which the first token has row 2.
-"""
+"""XGLM (Lin et al. 2021): GPT-2 with fairseq's sinusoids, in which the first token has row 2."""
 
 import math
 
@@ -17,9 +15,7 @@ WEIGHTS: Table = {
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. transformers sets the sinusoids at row pad_token_id to zero, which
-    has no effect for rows 0 and 1.
-    """
+    """Describe the decoder. transformers sets row pad_token_id to zero: no position if 0 or 1."""
     config.fixed({"add_cross_attention": False})
     if (padding := config.values.get("pad_token_id")) not in (None, 0, 1):
         raise config.refusal("pad_token_id to be null, 0 or 1, which are no positions", padding)

@@ -1,6 +1,4 @@
-"""XLNet (Yang et al. 2019): Transformer-XL's relative sinusoids, bidirectional attention,
-post-norm layers. Only the content stream, without memory.
-"""
+"""XLNet (Yang et al. 2019): Transformer-XL's sinusoids, post-norm. Only the content stream."""
 
 from posenc_export.models.families.shared import plain
 from posenc_export.models.families.shared.encoders import UNUSED, encoder_only
@@ -51,9 +49,7 @@ FIXED = {"attn_type": "bi", "bi_data": False, "same_length": False}
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the encoder. Token types act on scores, not on embedded tokens, so the table of
-    segments is zero.
-    """
+    """Describe the encoder. Token types act on scores, so the table of segments is zero."""
     config.fixed({**FIXED, "d_head": config.width // config.heads})
     config.ignore(UNREAD)
     clamp = config.integer("clamp_len", -1)

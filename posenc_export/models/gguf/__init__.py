@@ -1,3 +1,1 @@
-"""GGUF files as checkpoints: their metadata as config.json, their tensors under transformers'
-names, their vocabulary as tokenizer.json.
-"""
+"""GGUF files as checkpoints: config.json, tensors under transformers' names, tokenizer.json."""

@@ -1,6 +1,4 @@
-"""Architectures of GGUF files: the metadata of each as a config.json of transformers, and what
-llama.cpp's conversion changed in its tensors.
-"""
+"""Architectures of GGUF files: metadata as config.json, and what the conversion changed."""
 
 from dataclasses import dataclass, field
 from typing import Any, Callable, Mapping, Tuple

@@ -1,6 +1,4 @@
-"""Blocks of GGUF's quantized types as codes of at most 8 bits with a scale and an offset for 32
-weights, without rounding them again.
-"""
+"""Blocks of GGUF's types as codes of at most 8 bits with scale and offset for 32 weights."""
 
 from typing import Any, Optional, Tuple
 

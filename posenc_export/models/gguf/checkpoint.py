@@ -1,6 +1,4 @@
-"""A GGUF file as a checkpoint: config.json, tokenizer files, and tensors under transformers'
-names (compare models/checkpoint.py).
-"""
+"""A GGUF file as a checkpoint (compare models/checkpoint.py)."""
 
 import functools
 import math
@@ -156,9 +154,7 @@ class GGUFCheckpoint:
         )
 
     def matrix(self, name: str) -> Optional[Numbered]:
-        """Return a matrix of the file, with the index of each row in it, [N,1] as its conversion
-        to GGUF is undone; None for other tensors.
-        """
+        """Return a matrix and the index [N,1] of each row in it; None for other tensors."""
         place, row = self._places[name]
         tensor = self._tensors[place]
         if row is not None or len(tensor.shape) != 2:
@@ -171,9 +167,7 @@ class GGUFCheckpoint:
         return dequantized(self._tensors[name])
 
     def _found(self, names: List[str]) -> List[Place]:
-        """Return the places of tensors by transformers' names, from the table of the library
-        gguf.
-        """
+        """Return the places of tensors by transformers' names, from gguf's table."""
         from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
         number = next(

@@ -24,9 +24,7 @@ def undone(name: str, rows: np.ndarray, undo: Mapping[str, Change], config: Conf
 
 
 def _heads_apart(count: Callable[[Config], int]) -> Change:
-    """Return what undoes the permutation of rows that turns pairs (k, k + D/2) of a head into
-    pairs (2k, 2k + 1).
-    """
+    """Return what undoes the turn of pairs (k, k + D/2) of a head into (2k, 2k + 1)."""
 
     def undo(rows: np.ndarray, config: Config) -> np.ndarray:
         heads = rows.reshape(count(config), -1, 2, *rows.shape[1:])
@@ -36,9 +34,7 @@ def _heads_apart(count: Callable[[Config], int]) -> Change:
 
 
 def _in_groups(rows: np.ndarray, config: Config) -> np.ndarray:
-    """Undo the sorting of a packed projection into queries, keys and values: for each kv head
-    its queries, its key, its value.
-    """
+    """Undo the sorting of packed groups (queries, key, value) into queries, keys and values."""
     groups = heads = int(config["num_attention_heads"])
     if config["model_type"] == "falcon":
         groups = int(config["num_kv_heads"]) if config["new_decoder_architecture"] else 1

@@ -1,6 +1,4 @@
-"""Typed access to the metadata of a GGUF file. Each key of the architecture is taken once, and
-keys that were not taken are refused by name.
-"""
+"""Typed access to the metadata of a GGUF file. Each key is taken once, others are refused."""
 
 import math
 from typing import Any, Collection, Dict, Mapping, Optional

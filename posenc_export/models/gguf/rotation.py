@@ -147,9 +147,7 @@ def _llama3(factors: np.ndarray, theta: float, turned: int) -> Dict[str, Any]:
 def _fitted(
     factors: np.ndarray, frequencies: np.ndarray, greatest: float
 ) -> Optional[Dict[str, Any]]:
-    """Return parameters with low_freq_factor 1 from the factors between the two bounds; None if
-    there are fewer than two.
-    """
+    """Return parameters fitted to two or more factors between the bounds, else None."""
     between = (factors > 1 + CLOSE) & (factors < greatest * (1 - CLOSE))
     if between.sum() < 2:
         return None

@@ -1,6 +1,4 @@
-"""How byte-level vocabularies split a text before merging, by the names that llama.cpp has for
-it (tokenizer.ggml.pre).
-"""
+"""How byte-level vocabularies split a text, by llama.cpp's names (tokenizer.ggml.pre)."""
 
 from typing import Dict, NamedTuple, Tuple
 

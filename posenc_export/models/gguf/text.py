@@ -1,6 +1,4 @@
-"""The text side of a GGUF file: its vocabulary as tokenizer.json, and the files that
-transformers writes beside it.
-"""
+"""The vocabulary of a GGUF file as tokenizer.json, and the files that belong to it."""
 
 import json
 from typing import Any, Dict, Iterator, List, Mapping, Tuple
@@ -69,9 +67,7 @@ def settings_of(values: Mapping[str, Any]) -> Dict[str, bytes]:
 
 
 def stop_ids(values: Mapping[str, Any]) -> List[int]:
-    """Return the tokens that end a text or a turn: those that the file names, the first first,
-    and control tokens with a name among ENDS.
-    """
+    """Return the tokens that end a text or a turn: named ones, and control tokens among ENDS."""
     tokens = values.get("tokenizer.ggml.tokens", [])
     kinds = values.get("tokenizer.ggml.token_type", [])
     named = [_id(values, key) for key in ("eos", "eot", "eom")]
@@ -200,9 +196,7 @@ def _merges(
 
 
 def _add_whole(tokenizer: Any, tokens: List[str], kinds: List[int]) -> None:
-    """Add the tokens that are found whole in a text: control tokens, which decoding leaves out,
-    and user-defined ones.
-    """
+    """Add tokens that a text holds whole: control tokens, which decoding omits, and user's."""
     from tokenizers import AddedToken
 
     known = tokenizer.get_vocab()
@@ -238,9 +232,7 @@ def _add_ends(tokenizer: Any, values: Mapping[str, Any], tokens: List[str]) -> N
 
 
 def _adds(values: Mapping[str, Any], name: str) -> bool:
-    """Whether a text begins with bos, or ends with eos. A vocabulary of sentencepiece begins
-    with bos if the file does not say.
-    """
+    """Whether a text begins with bos or ends with eos. sentencepiece begins with bos by default."""
     split = SPLITS.get(values.get("tokenizer.ggml.pre", ""))
     begins = values.get("tokenizer.ggml.model") == "llama" or (split is not None and split.begins)
     return bool(values.get(f"tokenizer.ggml.add_{name}_token", name == "bos" and begins))

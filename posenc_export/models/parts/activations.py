@@ -18,9 +18,7 @@ class SiLU(torch.nn.Module):
 
 
 class GELU(torch.nn.Module):
-    """x Phi(x), where Phi is the distribution function of the standard normal distribution
-    (Hendrycks and Gimpel 2016).
-    """
+    """x Phi(x), with Phi of the standard normal distribution (Hendrycks and Gimpel 2016)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.nn.functional.gelu(x)

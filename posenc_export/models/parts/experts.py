@@ -1,6 +1,4 @@
-"""Mixture of experts: a router selects a few experts for each token (Shazeer et al. 2017,
-Outrageously Large Neural Networks).
-"""
+"""Mixture of experts: a router selects a few experts for each token (Shazeer et al. 2017)."""
 
 import math
 from typing import Any, Mapping, Optional, Tuple
@@ -181,9 +179,7 @@ class Experts(torch.nn.Module):
         return y if self.shared is None else y + self.shared(x)
 
     def weighted_sum(self, x: Tensor, weights: Tensor) -> Tensor:
-        """Compute the sum over experts for x [B,S,E] and weights [B,S,N], which are 0 for
-        experts that were not chosen, to [B,S,E].
-        """
+        """Sum over experts for x [B,S,E], weights [B,S,N], 0 if not chosen, to [B,S,E]."""
         if not torch.jit.is_scripting():
             if emitting() and self.sparse:
                 return self._emitted(x, weights)
@@ -201,9 +197,7 @@ class Experts(torch.nn.Module):
 
     @torch.jit.unused
     def _emitted(self, x: Tensor, weights: Tensor) -> Tensor:
-        """Emit the node Experts (export/targets/experts.py). Its weights multiply outputs, so
-        the input is multiplied before the node if there is one expert.
-        """
+        """Emit the node Experts, whose weights multiply outputs; on_input multiplies x before."""
         if self.on_input:
             x, weights = x * weights.sum(-1, keepdim=True), (weights > 0).to(x.dtype)
         matrices = {
@@ -240,8 +234,6 @@ class Experts(torch.nn.Module):
 
 
 def _linear(x: Tensor, weights: Tensor, bias: Optional[Tensor]) -> Tensor:
-    """Apply the linear layers of all experts, weights [N,n,m] and bias [N,m], to x [B,1 or
-    N,S,n], to [B,N,S,m].
-    """
+    """Apply weights [N,n,m] and biases [N,m] of all experts to x [B,1 or N,S,n]: [B,N,S,m]."""
     y = x @ weights
     return y if bias is None else y + bias.unsqueeze(1)

@@ -1,6 +1,4 @@
-"""What a model reads in place of token ids: hidden states, or features, such as the spectrogram
-of speech, that are converted to them.
-"""
+"""What a model reads in place of token ids: hidden states, or features such as a spectrogram."""
 
 import numpy as np
 import torch

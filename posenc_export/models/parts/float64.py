@@ -1,6 +1,4 @@
-"""Conversion of weights to float64 for oracles, one tensor at a time, so that no second copy of
-a model is held in memory.
-"""
+"""Conversion of weights to float64 for oracles, one tensor at a time, to save memory."""
 
 from typing import Optional
 
@@ -18,9 +16,7 @@ def numbers(tensor: Optional[Tensor]) -> np.ndarray:
 
 
 def attend(scores: np.ndarray, values: np.ndarray, sink: float = -np.inf) -> np.ndarray:
-    """Return the softmax of scores [n], and of a sink without a value, times values [n,D]: [D],
-    in float64.
-    """
+    """Return softmax of scores [n] and a sink without value, times values [n,D]: [D], float64."""
     largest = max(scores.max(), sink)
     weights = np.exp(scores - largest)
     return weights @ values / (weights.sum() + np.exp(sink - largest))

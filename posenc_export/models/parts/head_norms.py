@@ -1,6 +1,4 @@
-"""Norms of projected queries and keys, before rotation (Henry et al. 2020, Query-Key
-Normalization; Dehghani et al. 2023).
-"""
+"""Norms of queries and keys before rotation (Henry et al. 2020; Dehghani et al. 2023)."""
 
 from typing import Any, Mapping
 

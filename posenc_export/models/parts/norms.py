@@ -1,6 +1,4 @@
-"""Norms over the last axis: RMSNorm (Zhang and Sennrich 2019), LayerNorm (Ba et al. 2016) and no
-norm.
-"""
+"""Norms over the last axis: RMSNorm (Zhang and Sennrich 2019), LayerNorm (Ba et al. 2016), none."""
 
 import numpy as np
 import torch

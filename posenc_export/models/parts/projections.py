@@ -1,6 +1,4 @@
-"""Projections of hidden states to queries, keys and values, and of attention outputs to hidden
-states.
-"""
+"""Projections of hidden states to queries, keys and values, and of outputs to hidden states."""
 
 from typing import Any, Optional, Tuple
 

@@ -20,9 +20,7 @@ class Mean(torch.nn.Module):
     """Mean of the tokens, sum_t x_t / n."""
 
     def forward(self, x: Tensor, counted: Tensor) -> Tensor:
-        """x [B,S,E] float32, counted [B,S] int64: number of each token in its row from 1 on, 0
-        at padding; to [B,E].
-        """
+        """x [B,S,E] float32, counted [B,S]: place in the row from 1, 0 at padding; to [B,E]."""
         inside = counted.gt(0).unsqueeze(2)
         return x.masked_fill(~inside, 0.0).sum(1) / inside.sum(1).clamp(min=1)
 
@@ -43,9 +41,7 @@ class MeanSqrtLength(torch.nn.Module):
 
 
 class WeightedMean(torch.nn.Module):
-    """Mean with weights that grow along the row, sum_t t x_t / sum_t t with t = 1 .. n
-    (Muennighoff 2022, SGPT).
-    """
+    """sum_t t x_t / sum_t t with t = 1 .. n (Muennighoff 2022, SGPT)."""
 
     def forward(self, x: Tensor, counted: Tensor) -> Tensor:
         weights = counted.unsqueeze(2).float()

@@ -88,9 +88,7 @@ class PreNorm(Residual):
 
 
 class AttentionOnly(Residual):
-    """mlp(x + attention(norm x)), for layers with attention only: self-attention in a decoder
-    that reads an encoder (T5, Whisper).
-    """
+    """mlp(x + attention(norm x)): self-attention in a decoder that reads an encoder."""
 
     NORMS = ("attention_norm",)
     of_input, adds_mlp = True, False
@@ -109,18 +107,14 @@ class OutputNorm(Residual):
 
 
 class SandwichNorm(Residual):
-    """x + norm(attention(norm x)), then x + norm(mlp(norm x)) (Ding et al. 2021, CogView; Gemma
-    2 and 3).
-    """
+    """x + norm(attention(norm x)), then x + norm(mlp(norm x)) (Ding et al. 2021; Gemma 2)."""
 
     NORMS = ("attention_norm", "attention_output_norm", "mlp_norm", "mlp_output_norm")
     of_input = True
 
 
 class ParallelOneNorm(Residual):
-    """x + attention(norm x) + mlp(norm x), with one norm for both (Wang and Komatsuzaki 2021,
-    GPT-J; Command R).
-    """
+    """x + attention(norm x) + mlp(norm x), one norm (Wang and Komatsuzaki 2021, GPT-J)."""
 
     NORMS = ("attention_norm",)
     of_input = parallel = True

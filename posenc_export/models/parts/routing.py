@@ -1,6 +1,4 @@
-"""Routers of mixtures of experts: which experts a token gets, and their weights (Shazeer et al.
-2017, Outrageously Large Neural Networks).
-"""
+"""Routers of mixtures of experts: chosen experts and their weights (Shazeer et al. 2017)."""
 
 from typing import Tuple
 
@@ -12,14 +10,10 @@ from posenc_export.models.parts import float64
 
 
 class SoftmaxOverAll(torch.nn.Module):
-    """Expert weights from the softmax over the logits of all experts (Qwen 3 without
-    norm_topk_prob).
-    """
+    """Softmax over the logits of all experts (Qwen 3 without norm_topk_prob)."""
 
     def forward(self, logits: Tensor, top: Tensor, chosen: Tensor) -> Tensor:
-        """logits [B,S,N], logits of the chosen experts top [B,S,k], their indices chosen [B,S,k]
-        to weights [B,S,k].
-        """
+        """logits [B,S,N], those of the chosen top [B,S,k], chosen [B,S,k] to weights [B,S,k]."""
         return torch.softmax(logits, -1).gather(-1, chosen)
 
     def exact(self, logits: np.ndarray, chosen: np.ndarray) -> np.ndarray:
@@ -48,9 +42,7 @@ class Sigmoid(torch.nn.Module):
 
 
 class SigmoidOfChosen(torch.nn.Module):
-    """Expert weights from the sigmoid of each logit, divided by the sum over the chosen experts
-    (DeepSeek-V3 with norm_topk_prob).
-    """
+    """Sigmoids divided by their sum over the chosen experts (DeepSeek-V3 with norm_topk_prob)."""
 
     def forward(self, logits: Tensor, top: Tensor, chosen: Tensor) -> Tensor:
         weights = torch.sigmoid(top)

@@ -20,9 +20,7 @@ class Visibility:
         pass
 
     def edges(self) -> List[Edge]:
-        """Distances and positions at which keys become invisible. Every export compares both
-        sides of them.
-        """
+        """Distances and positions where keys become invisible; exports compare both sides."""
         return []
 
     def exact(self, query: int, key: int) -> bool:
@@ -92,9 +90,7 @@ class Bidirectional(Visibility):
 
 
 class EncoderTokens(Bidirectional):
-    """All tokens of the encoder's sequence (Vaswani et al. 2017, 3.2.3, encoder-decoder
-    attention).
-    """
+    """All tokens of the encoder's sequence (Vaswani et al. 2017, 3.2.3)."""
 
 
 class BidirectionalWindow(Visibility):

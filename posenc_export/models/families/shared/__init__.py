@@ -1,3 +1,1 @@
-"""What several families use: rules for weights, checked settings, tables of common
-architectures.
-"""
+"""What several families use: rules for weights, checked settings, common architectures."""

@@ -1,6 +1,4 @@
-"""Common code of BERT-like encoders: embeddings of tokens, positions and segments with a norm,
-and post-norm layers (Devlin et al. 2018, BERT, 3).
-"""
+"""BERT-like encoders: positions, segments and a norm, post-norm layers (Devlin et al. 2018, 3)."""
 
 from types import MappingProxyType
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple

@@ -1,6 +1,4 @@
-"""What a family of checkpoints is. Its file imports from here what it describes a model with:
-settings and the classes of descriptions.
-"""
+"""What a family of checkpoints is, and the classes that its file describes a model with."""
 
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
@@ -31,9 +29,7 @@ def stack(
     tokens: TokensConfig,
     **parts: Any,
 ) -> StackConfig:
-    """Describe a model with the width and range in a config. parts: further fields of
-    StackConfig.
-    """
+    """Describe a model with the width and range of a config; `parts` are further fields."""
     sizes: Dict[str, Any] = {"width": config.width, "max_positions": config.max_positions}
     return StackConfig(**sizes, tokens=tokens, layers=layers, order=tuple(order), **parts)
 

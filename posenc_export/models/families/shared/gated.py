@@ -1,6 +1,4 @@
-"""Common code of Llama-like decoders: RMSNorm, grouped heads, a gated MLP (Touvron et al. 2023,
-LLaMA, 2.2).
-"""
+"""Llama-like decoders: RMSNorm, grouped heads, a gated MLP (Touvron et al. 2023, LLaMA, 2.2)."""
 
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
@@ -112,9 +110,7 @@ def with_experts(
 
 
 def windowed(config: Settings, kind: LayerConfig, window: Optional[int]) -> LayerConfig:
-    """Return the layer with an attention window, for families in which all layers have the same
-    window.
-    """
+    """Return the layer with an attention window, for families with one window for all layers."""
     if window is None:
         config.full_attention()
         return kind
@@ -172,9 +168,7 @@ def decoder(
 def uniform(
     config: Settings, kind: LayerConfig, in_layers: Sequence[Named], **options: Any
 ) -> StackConfig:
-    """Describe a decoder whose layers are all of one kind, with these encodings. options: as for
-    `decoder`.
-    """
+    """Describe a decoder with one kind of layers and these encodings; options of `decoder`."""
     kind = kind.with_attention(encodings=tuple(in_layers))
     return decoder(config, ({"layer": kind}, ["layer"] * config.layers), **options)
 

@@ -1,6 +1,4 @@
-"""Keys of config.json that no family uses, and their names in transformers where these differ
-between families.
-"""
+"""Keys of config.json that no family uses, and names of keys that differ between families."""
 
 from typing import Any, Dict, Tuple
 

@@ -1,6 +1,4 @@
-"""The factors of LongRoPE in a decoder: one set for all positions, as other runtimes choose, or
-by the position of each query.
-"""
+"""The factors of LongRoPE in a decoder: one set for all positions, or by each position."""
 
 from typing import Dict, Optional
 

@@ -1,6 +1,4 @@
-"""Limits on the values of config.json, checked before anything is built, so that a wrong file
-costs neither time nor memory.
-"""
+"""Limits on the values of config.json, checked before anything is built."""
 
 import re
 from typing import Any, Mapping, Sequence, Tuple

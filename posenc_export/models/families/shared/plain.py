@@ -1,6 +1,4 @@
-"""Common code of decoders like GPT-2: LayerNorm, as many key heads as query heads, an MLP
-without gate (Radford et al. 2019, 2.3).
-"""
+"""Decoders like GPT-2: LayerNorm, all heads with keys, no gate (Radford et al. 2019, 2.3)."""
 
 from typing import Any, Dict, Optional
 
@@ -55,9 +53,7 @@ def layer_norm(config: Settings, key: str = "layer_norm_eps") -> Dict[str, Any]:
 
 
 def learned(config: Settings) -> Dict[str, Any]:
-    """Describe learned positions, with a trained row for each position of the checkpoint. Raises
-    ValueError as `table_rows`.
-    """
+    """Describe learned positions, a row for each position. ValueError as `table_rows`."""
     table_rows(config)
     return {"name": "learned"}
 
@@ -86,9 +82,7 @@ def table_rows(config: Settings, unused: int = 0) -> int:
 
 
 def megatron_layer(theirs: str, attention: str = "self_attention.") -> Dict[str, Rule]:
-    """Return the rules of a layer of Megatron (BLOOM, Falcon, GPT-NeoX); `theirs` is the prefix
-    of names, `attention` that of the attention within it.
-    """
+    """Return the rules of a layer of Megatron (BLOOM, Falcon, GPT-NeoX), from prefixes of names."""
     return {
         OURS + "residual.attention_norm": same(theirs + "input_layernorm"),
         QKV: grouped(theirs + attention + "query_key_value"),
@@ -100,9 +94,7 @@ def megatron_layer(theirs: str, attention: str = "self_attention.") -> Dict[str,
 
 
 def fairseq_layer(ours: str, theirs: str) -> Dict[str, Rule]:
-    """Return the rules of a layer of fairseq (OPT, XGLM, Whisper); `ours` and `theirs` are the
-    prefixes of names.
-    """
+    """Return the rules of a layer of fairseq (OPT, XGLM, Whisper), from prefixes of names."""
     attention = theirs + "self_attn."
     return {
         ours + "residual.attention_norm": same(theirs + "self_attn_layer_norm"),

@@ -67,9 +67,7 @@ def transposed(module: str) -> Rule:
 
 
 def permuted(name: str, axes: Tuple[int, ...]) -> Rule:
-    """A tensor whose axes, in our order, are `axes` of the tensor in the checkpoint, as for
-    torch.permute.
-    """
+    """A tensor with other axes; `axes` are those of the checkpoint, as for torch.permute."""
 
     def shapes(kind: str, shape: Shape, attention: AttentionConfig) -> Dict[str, Shape]:
         return {name: tuple(shape[axes.index(axis)] for axis in range(len(shape)))}
@@ -109,9 +107,7 @@ def flat_heads(name: str) -> Rule:
 
 
 def grouped(module: str) -> Rule:
-    """A packed projection with a block for each kv head: the group's query heads, the key head,
-    the value head (GPT-NeoX, Bloom, Falcon).
-    """
+    """Packed groups: query heads, key head, value head of each (GPT-NeoX, Bloom, Falcon)."""
 
     def form(tensors: List[Tensor], attention: AttentionConfig) -> Tensor:
         groups = tensors[0].unflatten(0, (attention.kv_heads, -1, attention.head_size))
@@ -122,9 +118,7 @@ def grouped(module: str) -> Rule:
 
 
 def rotated_first(module: str) -> Rule:
-    """Queries with the rotated entries of each head moved from the end to the beginning
-    (DeepSeek).
-    """
+    """Queries with the rotated end of each head moved to its beginning (DeepSeek)."""
 
     def form(tensors: List[Tensor], attention: AttentionConfig) -> Tensor:
         heads = tensors[0].unflatten(0, (attention.heads, attention.head_size))
@@ -134,9 +128,7 @@ def rotated_first(module: str) -> Rule:
 
 
 def keys_then_values(module: str) -> Rule:
-    """Keys of all heads, then values of all heads, from a tensor with key and value of each head
-    in turn (DeepSeek).
-    """
+    """Keys of all heads, then values, from key and value of each head in turn (DeepSeek)."""
 
     def form(tensors: List[Tensor], attention: AttentionConfig) -> Tensor:
         heads = tensors[0].unflatten(0, (attention.heads, -1))
@@ -166,16 +158,12 @@ def _of_columns(name: str, half: Callable[[Tensor], Tensor]) -> Rule:
 
 
 def half_of_columns(name: str, index: int) -> Rule:
-    """One half of the last axis of a tensor that holds all gate entries, then all up entries
-    (Llama 4). index: 0 or 1.
-    """
+    """One half (0 or 1) of the last axis, which holds all gate, then all up entries (Llama 4)."""
     return _of_columns(name, lambda tensor: tensor.chunk(2, dim=-1)[index])
 
 
 def every_other_column(name: str, first: int) -> Rule:
-    """Every second entry, from 0 or 1, of the last axis of a tensor in which gate and up entries
-    alternate (gpt-oss).
-    """
+    """Every second entry, from 0 or 1, of the last axis, for gate and up in turn (gpt-oss)."""
     return _of_columns(name, lambda tensor: tensor[..., first::2].contiguous())
 
 
@@ -184,9 +172,7 @@ def _names(name: str, rows: int) -> List[str]:
 
 
 def stacked(name: str) -> Rule:
-    """A stack of tensors along a new first axis, one for each head; `{row}` in the name is its
-    index.
-    """
+    """A stack of tensors along a new first axis; `{row}` in the name is the index."""
     return Rule(
         lambda kind, shape, attention: dict.fromkeys(_names(name, shape[0]), shape[1:]),
         lambda tensors, attention: torch.stack(tensors),
@@ -194,9 +180,7 @@ def stacked(name: str) -> Rule:
 
 
 def experts(router: str, gate: str, up: str, down: str) -> Table:
-    """Rules for experts: the module of the router, and names of weights [outputs,inputs],
-    stacked to [experts,inputs,outputs]; `{row}` is the index of an expert.
-    """
+    """Rules for experts; weights [outputs,inputs] of expert `{row}` become [N,inputs,outputs]."""
 
     def linears(name: str) -> Rule:
         return Rule(
@@ -221,9 +205,7 @@ def rows_from(module: str, row: int) -> Rule:
 
 
 def plus_row(module: str, row: str) -> Rule:
-    """A table with the only row of another table added to each row, for models with a single
-    token type (RoBERTa).
-    """
+    """A table plus the only row of another, for models with one token type (RoBERTa)."""
     return Rule(
         lambda kind, shape, attention: {
             f"{module}.{kind}": shape,
@@ -234,9 +216,7 @@ def plus_row(module: str, row: str) -> Rule:
 
 
 def normalised_rows(table: str, norm: str, epsilon: float) -> Rule:
-    """A table after LayerNorm over each row, for models that normalise rows when they read them
-    (DeBERTa-v2). table, norm: names of modules.
-    """
+    """A table whose rows LayerNorm has normalised (DeBERTa-v2). table, norm: names of modules."""
     return Rule(
         lambda kind, shape, attention: {
             f"{table}.weight": shape,
@@ -250,9 +230,7 @@ def normalised_rows(table: str, norm: str, epsilon: float) -> Rule:
 
 
 def biases_without_keys(q: str, v: str) -> Rule:
-    """Bias of a packed projection from the biases of queries and values, by full name; keys get
-    0 (DeBERTa, Whisper).
-    """
+    """Packed bias from full names of those of queries and values; keys get 0 (DeBERTa, Whisper)."""
 
     def shapes(kind: str, shape: Shape, attention: AttentionConfig) -> Dict[str, Shape]:
         size = attention.head_size

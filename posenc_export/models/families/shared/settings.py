@@ -47,9 +47,7 @@ class Settings(Keys):
         self.trained_positions = trained or self.max_positions
 
     def _spell(self, other: str, key: str, read: bool) -> None:
-        """Rename a key. A name that transformers does not read in this family may only repeat
-        the value of the name that it reads.
-        """
+        """Rename a key. One that transformers does not read here may only repeat the other."""
         value = self._remaining.pop(other)
         if key not in self._remaining and not read:
             rule = f"{key} in place of {other}, which transformers does not read"
@@ -91,9 +89,7 @@ class Settings(Keys):
         return kinds, types
 
     def full_every(self, period: int) -> List[str]:
-        """Return layer types: full_attention for every `period`-th layer, sliding_attention for
-        the others.
-        """
+        """Return layer types: full_attention for every `period`-th layer, else with a window."""
         return [
             "sliding_attention" if (index + 1) % period else "full_attention"
             for index in range(self.layers)

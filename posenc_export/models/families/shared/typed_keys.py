@@ -1,6 +1,4 @@
-"""Typed access to config.json. Each key is taken once, and keys that were not taken are refused
-by name.
-"""
+"""Typed access to config.json. Each key is taken once, and keys that are left are refused."""
 
 import math
 from typing import Any, Iterable, List, Mapping, Optional, Sequence
@@ -84,9 +82,7 @@ class Keys:
         return value
 
     def needs(self, *keys: str) -> None:
-        """Refuse a config without one of these keys. Used for keys whose default in transformers
-        may not be that of the model.
-        """
+        """Refuse a config without these keys, whose defaults may not be those of the model."""
         for key in keys:
             if key not in self._remaining:
                 remedy = "add the value with which the model was trained"
@@ -98,9 +94,7 @@ class Keys:
             self._remaining.pop(key, None)
 
     def rename(self, key: str, usual: str) -> None:
-        """Rename a key to the usual name, which transformers does not read in this family, so
-        that it may only repeat the value of `key`.
-        """
+        """Rename a key to the usual name, which may only repeat its value in this family."""
         if usual in self._remaining and self._remaining[usual] != self._remaining.get(key):
             got = f"{usual}={self._remaining[usual]!r} and {key}={self._remaining.get(key)!r}"
             raise self.error(f"{key} in place of {usual}", got, f"remove {usual}")
@@ -123,9 +117,7 @@ class Keys:
             raise self.refusal(f"{key} to be {allowed!r}", value, UNSUPPORTED)
 
     def fixed(self, values: Mapping[str, Any]) -> None:
-        """Take keys, and refuse any value but the given one of each, which is also the value of
-        a missing key.
-        """
+        """Take keys, and refuse any value but the given one, which a missing key has, too."""
         for key, value in values.items():
             self.only(key, value, value)
 
@@ -149,16 +141,12 @@ class Keys:
         return ACTIVATIONS[value]
 
     def padding(self, default: int) -> int:
-        """Return the padding id, for families whose first position is the padding id + 1;
-        `default` if the key is missing.
-        """
+        """Return the padding id, for families whose first position is the padding id + 1."""
         self._remaining["pad_token_id"] = self.values.get("pad_token_id", default)
         return self.integer("pad_token_id", least=0)
 
     def per_layer(self, key: str, default: Sequence[Any], or_empty: bool = False) -> List[Any]:
-        """Take a list with an entry for each layer; `default` if it is missing or null or, with
-        or_empty, empty.
-        """
+        """Take a list with an entry for each layer; `default` if missing, null, or_empty: []."""
         entries = self.take(key, None)
         if entries is None or (or_empty and entries == []):
             return list(default)
@@ -177,9 +165,7 @@ class Keys:
         return indices
 
     def window(self, key: str, default: Any = REQUIRED) -> Optional[int]:
-        """Take the size of an attention window, which includes the query's own key; None for no
-        window.
-        """
+        """Take the size of a window, which includes the query's own key; None for no window."""
         value = self.take(key, default)
         if value is not None and (type(value) is not int or value < 1):
             raise self.refusal(f"{key} to be null or an integer above 0", value)

@@ -1,6 +1,4 @@
-"""Common code of text models of vision-language models: nested keys, and rotation by time,
-height and width (Wang et al. 2024, Qwen2-VL, 2.1).
-"""
+"""Text models of vision-language models: nested keys, rotation by axes (Wang et al. 2024, 2.1)."""
 
 from typing import Any, Callable, Dict, Mapping, Sequence
 
@@ -44,9 +42,7 @@ def text_keys(config: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def keys_tied_by_either(config: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return text_keys(config), with tie_word_embeddings true if it is true inside or outside
-    text_config.
-    """
+    """Return text_keys(config), tied if tie_word_embeddings is true inside or outside."""
     nested = config.get("text_config")
     tied = isinstance(nested, Mapping) and nested.get(TIED) is True
     return {**text_keys(config), **({TIED: True} if tied else {})}
@@ -79,9 +75,7 @@ def text_model(
     weights: Table,
     keys: Callable[[Mapping[str, Any]], Mapping[str, Any]],
 ) -> Family:
-    """Return the family of a text model, whose tensors may have either of two prefixes. Arguments
-    as for Family.
-    """
+    """Return the family of a text model, whose tensors may have either of two prefixes."""
     unused = (r"^(model\.)?visual\.",)
     bases = ("model.language_model.", "language_model.")
     return Family(describe, weights, other_bases=bases, unused=unused, keys=keys)
