@@ -43,9 +43,7 @@ class ALiBi(PositionEncoding):
     above = {"max_bias": 0, "scale": 0}
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
-        """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32; if causal, entries of
-        keys after the query are arbitrary.
-        """
+        """Positions [B,S], [B,T] to [B,H,S,T] float32; if causal, arbitrary after the query."""
         if self.rounded:
             of_keys, of_queries = self.products(k_positions), self.products(q_positions)
             bias = of_keys.permute(0, 2, 1).unsqueeze(2) - of_queries.permute(0, 2, 1).unsqueeze(3)
@@ -81,9 +79,7 @@ class ALiBi(PositionEncoding):
 
 
 def _slopes(count: int, max_bias: float) -> np.ndarray:
-    """Slopes m_h [count]: those of the next lower power of two, then every other slope of twice
-    that power.
-    """
+    """Slopes [count]: of the next lower power of two, then every other of twice that power."""
     below = 2 ** int(math.log2(count))
     further = np.arange(1, 2 * below, 2) / (2 * below)
     exponents = np.concatenate((np.arange(1, below + 1) / below, further))

@@ -34,9 +34,7 @@ class ConditionalConv(PositionEncoding):
     def embed_next(
         self, x: Tensor, positions: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
-        """x [B,S,E], positions [B,S] int64 (-1 padding), states [tail [B,kernel-1,E]] to [B,S,E]
-        and the next states.
-        """
+        """x [B,S,E], positions [B,S], states [tail [B,kernel-1,E]]."""
         order, count = recurrence.valid_first(positions)
         wide = order.unsqueeze(2).expand(-1, -1, self.width)
         tokens = torch.cat((states[0], torch.zeros_like(x).scatter(1, wide, x)), dim=1)

@@ -72,9 +72,7 @@ class DeBERTa(PositionEncoding):
         scale: float,
         states: List[Tensor],
     ) -> Tensor:
-        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S],
-        key_positions [B,T], states [products with Qr [B,H,T,2 span]] or [] to [B,S,H*D].
-        """
+        """As in PositionEncoding; states [products with Qr [B,H,T,2 span]] or []."""
         behind = (-ops.distances(positions, key_positions)).clamp(-self.reach, self.reach)
         place = (behind + self.reach).to(torch.int64)
         index = torch.nn.functional.embedding(place, self.of_distance.unsqueeze(1)).squeeze(4)
@@ -128,9 +126,7 @@ class DeBERTa(PositionEncoding):
     def observe(
         self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]
     ) -> List[Tensor]:
-        """k [B,S,K,D], positions [B,S], write_index as in `ops.append`, states [products with Qr
-        [B,H,P,2 span]] to [B,H,T,2 span]; without a cache to [B,H,S,2 span].
-        """
+        """states [products with Qr [B,H,P,2 span]] to [B,H,T,2 span], or of the call."""
         if self.of_queries is None:
             return states
         by_key = k.index_select(2, self.of_head).to(torch.float32).transpose(1, 2)  # [B,H,S,D]
@@ -174,9 +170,7 @@ class DeBERTaOracle(Oracle, of=DeBERTa):
         self.keys, self.queries = self.projected("of_keys"), self.projected("of_queries")
 
     def projected(self, part: str) -> np.ndarray:
-        """Rows of the table projected to [2 span,H,D]; zeros if the encoding has no such
-        projection.
-        """
+        """Rows of the table projected to [2 span,H,D]; zeros without a projection."""
         e, table = self.encoding, self.weights["table"]
         if f"{part}.weight" not in self.weights:
             return np.zeros((len(table), e.heads, e.head_size))

@@ -18,9 +18,7 @@ BLOCK = 1 << 14  # distances per pass through the MLP
 
 
 class ExactLinear(torch.nn.Linear):
-    """A linear layer that stays float32 when the model is cast, because it multiplies distances
-    of any size.
-    """
+    """A linear layer that stays float32, because it multiplies distances of any size."""
 
     def _apply(self, fn: Any, recurse: bool = True) -> "ExactLinear":
         for parameter in self.parameters():
@@ -64,9 +62,7 @@ class DynamicBias(PositionEncoding):
     most = {"hidden": 4096, "depth": 64}
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
-        """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32; if causal, entries of
-        keys after the query are arbitrary.
-        """
+        """As in PositionEncoding; arbitrary after the query if causal."""
         behind = (-ops.distances(q_positions, k_positions)).squeeze(1)
         index = behind.clamp(-self.ahead, self.furthest) + self.ahead
         rows = torch.nn.functional.embedding(index.to(torch.int64), self.table.rows)

@@ -72,9 +72,7 @@ class FLOATER(Trajectory):
 
 
 class FLOATEROracle(Oracle, of=FLOATER):
-    """Solves the same equation with the Runge-Kutta tableau written out, up to the largest
-    position requested.
-    """
+    """Solves the equation with the written Runge-Kutta tableau, to the largest position."""
 
     NODES, WEIGHTS = (0.0, 0.5, 0.5, 1.0), (1 / 6, 1 / 3, 1 / 3, 1 / 6)
 

@@ -52,9 +52,7 @@ class FoX(PositionEncoding):
         scale: float,
         states: List[Tensor],
     ) -> Tensor:
-        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S],
-        key_positions [B,T], states [log gates [B,H or 2H,T,1]] to [B,S,H*D].
-        """
+        """As in PositionEncoding; states [log gates [B,H or 2H,T,1]]."""
         logs = states[0].to(torch.float64).squeeze(3)  # [B,H or 2H,T]
         distances = ops.distances(positions, key_positions)
         after = distances.gt(0).to(torch.float64).squeeze(1).transpose(1, 2)
@@ -74,9 +72,7 @@ class FoX(PositionEncoding):
     def observe(
         self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]
     ) -> List[Tensor]:
-        """x [B,S,E], positions [B,S], write_index as in `ops.append`, states [log gates
-        [B,H,P,1]] to [B,H,T,1]; without a cache to [B,2H,S,1].
-        """
+        """states [log gates [B,H,P,1]] to [B,H,T,1]; without a cache to [B,2H,S,1]."""
         logs = log_sigmoid(self.gate(x)).to(torch.float32)
         if self.scale != 1.0:
             logs = logs * self.scale
@@ -90,9 +86,7 @@ class FoX(PositionEncoding):
 
 
 def log_sigmoid(gates: Tensor) -> Tensor:
-    """Logarithms of sigmoids in float64, for gates of any magnitude and dtype.
-
-    torch's logsigmoid is exported as the logarithm of a sigmoid, which may underflow to 0."""
+    """Logarithms of sigmoids in float64. torch's logsigmoid is exported as log(sigmoid)."""
     gates = gates.to(torch.float64)
     return gates.clamp(max=0.0) - (1 + (-gates.abs()).exp()).log()
 

@@ -53,9 +53,7 @@ class FoXPair(PositionEncoding):
         scale: float,
         states: List[Tensor],
     ) -> Tensor:
-        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S],
-        key_positions [B,T], states [b, a / sqrt(size)] to [B,S,H*D].
-        """
+        """As in PositionEncoding; states [b, a / sqrt(size)]."""
         logs = log_sigmoid(ops.products(states[1], states[0]))
         behind = ops.distances(positions, key_positions).lt(0)
         behind = behind & key_positions.ge(0).unsqueeze(1).unsqueeze(2)  # [B,1,S,T]
@@ -70,9 +68,7 @@ class FoXPair(PositionEncoding):
     def observe(
         self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]
     ) -> List[Tensor]:
-        """x [B,S,E], write_index as in `ops.append`, states [b [B,H,P,size]] to b [B,H,T,size],
-        and a / sqrt(size) [B,S,H,size] for the `rescore` of this call.
-        """
+        """states [b [B,H,P,size]] to b [B,H,T,size], and a / sqrt(size) [B,S,H,size]."""
         both = self.gate(x).to(torch.float32)
         both = both.view(x.size(0), x.size(1), 2 * self.heads, self.size)
         a, b = both.split(self.heads, dim=2)  # [B,S,H,size] each

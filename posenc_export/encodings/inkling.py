@@ -55,9 +55,7 @@ class Inkling(PositionEncoding):
         scale: float,
         states: List[Tensor],
     ) -> Tensor:
-        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S],
-        key_positions [B,T], states [weights [B,H,S,basis]] to [B,S,H*D].
-        """
+        """As in PositionEncoding; states [weights [B,H,S,basis]]."""
         # A column of zeros for all other distances.
         rows = torch.nn.functional.pad(states[0] @ self.table.to(torch.float32), [0, 1])
         behind = -ops.distances(positions, key_positions)
@@ -83,9 +81,7 @@ class Inkling(PositionEncoding):
     def observe(
         self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]
     ) -> List[Tensor]:
-        """x [B,S,E] to weights of curves [B,H,S,basis] float32, which the `rescore` of this call
-        reads.
-        """
+        """x [B,S,E] to weights of curves [B,H,S,basis] float32, for `rescore` of this call."""
         weights = self.query(x).view(x.size(0), x.size(1), self.heads, self.basis)
         return [weights.transpose(1, 2).to(torch.float32)]
 

@@ -28,9 +28,7 @@ class InputRNN(PositionEncoding):
     def embed_next(
         self, x: Tensor, positions: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
-        """x [B,S,E], positions [B,S] int64 (-1 padding), states [hidden [B,E]] to [B,S,E] and
-        the next states.
-        """
+        """x [B,S,E], positions [B,S], states [hidden [B,E]]."""
         order, count = recurrence.valid_first(positions)
         wide = order.unsqueeze(2).expand(-1, -1, self.width)
         packed = torch.zeros_like(x).scatter(1, wide, x)

@@ -103,9 +103,7 @@ class Learned(PositionEncoding):
         return longer
 
     def _rows(self, max_positions: int) -> Tuple[Tensor, Tensor]:
-        """The unused rows at the front, and the rows of positions 0, 1, ..., of which there are
-        at most max_positions.
-        """
+        """Unused rows at the front, and rows of at most max_positions positions."""
         table = self.table.weight.detach()
         front, rows = table[: self.offset], table[self.offset :]
         if max_positions < len(rows):

@@ -42,9 +42,7 @@ class PoPE(PositionEncoding):
     above = {"theta": 0}
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
-        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to [B,S,H,2D], [B,S,K,2D] in the same
-        dtypes.
-        """
+        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to [B,S,H,2D], [B,S,K,2D]."""
         of_q = torch.nn.functional.softplus(q.to(torch.float32))
         of_k = torch.nn.functional.softplus(k.to(torch.float32))
         cos, sin = self.cos(positions).unsqueeze(2), self.sin(positions).unsqueeze(2)

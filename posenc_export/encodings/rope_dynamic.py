@@ -74,9 +74,7 @@ class RoPEDynamic(PositionEncoding):
     least = {"factor": 1, "original_max_positions": 1}
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
-        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes, rotated with the
-        frequencies up to L if keys="raw".
-        """
+        """Rotate with the frequencies up to L if keys="raw"; shapes as in PositionEncoding."""
         if self.lengths == "per_call":
             longest = positions.amax(dim=1, keepdim=True)
             cos, sin = self.waves(positions, longest)
@@ -229,9 +227,7 @@ class RoPEDynamicOracle(Oracle, of=RoPEDynamic):
         return angles_of(position, frequencies, e.single)
 
     def rotated(self, x: np.ndarray, position: int, seen: int, rotated_for: int = 0) -> np.ndarray:
-        """Rotate x [D] for a length; if it is already rotated for another length, by the
-        difference.
-        """
+        """Rotate x [D] for a length; by the difference, if already rotated."""
         angles = self.angles(position, seen)
         if rotated_for:
             angles = angles - self.angles(position, rotated_for)

@@ -89,9 +89,7 @@ class RoPELongRoPE(PositionEncoding):
     least = {"original_max_positions": 2}
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
-        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes, with `key_size` in
-        place of D.
-        """
+        """Shapes as in PositionEncoding, with `key_size` in place of D."""
         if self.fixed:
             return ops.rotate_both(
                 q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear
@@ -175,9 +173,7 @@ class RoPELongRoPE(PositionEncoding):
         return head_size + self.size if self.cached_twice else head_size
 
     def rotate_short(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotate x [B,S,N,D] with the short factors; with keys="rotated", with the factors of
-        each position.
-        """
+        """Rotate x [B,S,N,D] by short factors; by each position's if "rotated"."""
         return ops.rotate_pairs(
             x, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear
         )

@@ -86,9 +86,7 @@ class RoPETrained(Rotary):
         self.prepared = weight_versions(self)
 
     def train(self, mode: bool = True) -> "RoPETrained":
-        """Set the mode, as torch.nn.Module.train; the return to eval mode rebuilds the table if
-        weights have changed.
-        """
+        """Set the mode; the return to eval rebuilds the table if weights changed."""
         super().train(mode)
         if not mode:
             prepare_if_changed(self)

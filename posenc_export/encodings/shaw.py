@@ -61,9 +61,7 @@ class Shaw(PositionEncoding):
         scale: float,
         states: List[Tensor],
     ) -> Tensor:
-        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S],
-        key_positions [B,T] to [B,S,H*D].
-        """
+        """As in PositionEncoding, without states."""
         clipped = ops.distances(positions, key_positions).clamp(-self.left, self.right)
         index = (clipped + self.left).to(torch.int64)  # [B,1,S,T]
         trained, of_values = self.keys, self.values

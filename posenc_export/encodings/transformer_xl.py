@@ -72,9 +72,7 @@ class TransformerXL(PositionEncoding):
         scale: float,
         states: List[Tensor],
     ) -> Tensor:
-        """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S],
-        key_positions [B,T], states [token types [B,S]] or [] to [B,S,H*D].
-        """
+        """As in PositionEncoding; states [token types [B,S]] or []."""
         by_head = (q.to(torch.float32) + self.v.to(torch.float32)).transpose(1, 2)
         projected = by_head @ self.weight.to(torch.float32)
         s, c = projected.split(self.width // 2, dim=-1)

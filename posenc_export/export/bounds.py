@@ -20,9 +20,7 @@ from posenc_export.shared.numerics import (
 
 
 def accuracy_of(model: Model, manifest: Manifest) -> Accuracy:
-    """Return how far the outputs of a correct artefact of this model may be from those of the
-    module with the same rounded weights.
-    """
+    """Return how far a correct artefact may be from the module with the same rounded weights."""
     noise, float32 = _noise(manifest), tolerance("float32", *extent(model))
     if not noise:
         return Accuracy(float32)
@@ -30,9 +28,7 @@ def accuracy_of(model: Model, manifest: Manifest) -> Accuracy:
 
 
 def _noise(manifest: Manifest) -> float:
-    """Return the rounding error of one product, relative to it: of float16 or bfloat16, of
-    activations in 8 bits and of caches in 8 bits; 0 in float32.
-    """
+    """Return the rounding error of one product, relative to it; 0 in float32."""
     of_dtype = {"float16": FLOAT16_NOISE, "bfloat16": BFLOAT16_NOISE}.get(manifest.dtype, 0.0)
     few_bits = manifest.weights
     of_activations = (

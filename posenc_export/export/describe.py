@@ -93,9 +93,7 @@ def describe(
 
 
 def text_of(model: Model) -> Text:
-    """Return the tokenizer and stop ids of a model; an empty Text for a model that reads hidden
-    states.
-    """
+    """Return the tokenizer and stop ids of a model; empty if it reads hidden states."""
     return Text() if isinstance(model, AttentionBlock) else model.text
 
 
@@ -110,7 +108,5 @@ def _packages(config: AnyConfig) -> Dict[str, Package]:
 
 
 def eager(model: Model, signature: str = "positions") -> Tuple[torch.nn.Module, Manifest]:
-    """Return the eager module wrapped in a calling convention, and the manifest that a session
-    needs to run it.
-    """
+    """Return the eager module in a calling convention, and the manifest to run it in a session."""
     return wrap(model, signature), describe(model, "eager", signature, TORCH)

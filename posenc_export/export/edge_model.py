@@ -37,9 +37,7 @@ SEED = 20
 
 
 def edge_model(model: Model, spread: float = SPREAD) -> Model:
-    """Return the reduced form of a model in float32 and in eval mode. Of a model in float32 it
-    shares the weights that it does not draw anew.
-    """
+    """Return the reduced model in float32, in eval mode; it shares weights that are not drawn."""
     inner = inner_of(model)
     part = RepeatedLayers.of(inner)
     reduced: Model = inner if part is None else part.model
@@ -54,9 +52,7 @@ def edge_model(model: Model, spread: float = SPREAD) -> Model:
 
 
 def _drawn(model: Model) -> Dict[int, Any]:
-    """Return new weights for the projections of attentions, by the identities of the old ones:
-    variance 1 for inputs of variance 1, without biases.
-    """
+    """Return projections of variance 1 without biases, by the identities of the old ones."""
     generator, drawn = torch.Generator().manual_seed(SEED), {}
     for attention in model.attentions():
         for weight in attention.projection.parameters():
@@ -99,9 +95,7 @@ def _complete(made: Stack, part: Optional[RepeatedLayers]) -> None:
 
 
 def _spread(model: Model, spread: float) -> None:
-    """Scale the scores of every attention to a standard deviation, measured on the inputs that
-    it gets for a few tokens.
-    """
+    """Scale the scores of every attention to a standard deviation, measured on a few tokens."""
     inputs: List[Tuple[Attention, Tensor]] = []
     with ExitStack() as hooks, torch.no_grad():
         for attention in model.attentions():

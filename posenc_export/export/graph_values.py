@@ -73,9 +73,7 @@ def outputs_of(model: Model, signature: str) -> List[Value]:
 
 
 def encoder_of(model: Model) -> List[Value]:
-    """Return the inputs that a decoder takes from an encoder; an empty list for a decoder
-    without cross-attention.
-    """
+    """Return the inputs that a decoder with cross-attention takes from an encoder."""
     dtype, values = passed(dtype_of(model)), []
     for layer, kind in enumerate(model.config.kinds if isinstance(model, Stack) else ()):
         if kind.attention.reads_encoder:
@@ -112,9 +110,7 @@ def states_of(model: Model, signature: str, update: str) -> List[State]:
 
 
 def step_weights(model: Model) -> int:
-    """Return the number of weights that a decode step reads: every matrix once, and one row of
-    the token table.
-    """
+    """Count the weights that a step reads: every matrix once, one row of the token table."""
     if isinstance(model, OwnModule):
         tables = {
             id(part.weight) for part in model.modules() if isinstance(part, torch.nn.Embedding)

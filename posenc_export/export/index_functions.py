@@ -21,9 +21,7 @@ Limits = Tuple[int, int, int]  # before, after and chunk of a rule of visibility
 
 
 def of_module(model: Model, manifest: Manifest) -> Dict[str, Check]:
-    """Return the check of a module whose target has no ONNX graph, by name; an empty dict for
-    other targets.
-    """
+    """Return the check, by name, of a module whose target has no ONNX graph; else nothing."""
     if manifest.target not in ("torchscript", "pt2", "aotinductor", "eager"):
         return {}
     compared, failures, skipped = 0, {}, {}
@@ -84,9 +82,7 @@ def _compared(facts: str, limits: Limits, lengths: _Range) -> Tuple[int, str]:
 
 
 def _positions(manifest: Manifest, places: Places, caches: bool) -> Tuple[Any, Any]:
-    """Return positions of tokens [B,S] and of keys [B,T], as the module's signature computes
-    them.
-    """
+    """Return positions of tokens [B,S] and of keys [B,T], computed by the module's signature."""
     feeds = {name: torch.from_numpy(np.array(x)) for name, x in places.feeds.items()}
     if manifest.signature == "mask":
         counted = counted_from(feeds["attention_mask"])

@@ -64,9 +64,7 @@ def write(model: Stack, manifest: Manifest, folder: Path) -> None:
 
 
 def _cache_shape(manifest: Manifest, layers: int) -> Optional[Tuple[Axis, Axis]]:
-    """Return the heads and the head size of all caches; None if they differ between layers or a
-    state is neither keys nor values.
-    """
+    """Return heads and head size of all caches; None if layers differ or have other states."""
     wanted = [
         f"past_key_values.{layer}.{part}" for layer in range(layers) for part in ("key", "value")
     ]
@@ -122,9 +120,7 @@ def _decoder(config: StackConfig, manifest: Manifest, shape: Tuple[Axis, Axis]) 
 
 
 def _genai(config: StackConfig, manifest: Manifest, shape: Tuple[Axis, Axis]) -> Dict[str, Any]:
-    """Return the keys of onnxruntime-genai 0.18. Its type selects the graph's inputs: "llama"
-    feeds input_ids, attention_mask and caches.
-    """
+    """Return the keys of onnxruntime-genai 0.18, whose type "llama" feeds the graph's inputs."""
     heads, size = shape
     decoder = {
         "filename": "model.onnx",

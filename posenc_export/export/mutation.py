@@ -30,9 +30,7 @@ def refuse_mutation(program: torch.export.ExportedProgram, caches: Collection[An
 
 
 def written_by(node: torch.fx.Node) -> Optional[torch.fx.Node]:
-    """Return the tensor whose memory an in-place operation writes, without the views between
-    them; None for other nodes.
-    """
+    """Return the tensor, behind views, that an in-place operation writes; else None."""
     if node.op != "call_function" or not getattr(
         getattr(node.target, "_schema", None), "is_mutable", False
     ):

@@ -161,9 +161,7 @@ def _compile(program: Any, manifest: Manifest, path: Path) -> None:
 
 
 def _prepare(program: Any, manifest: Manifest) -> None:
-    """Complete a program for Inductor: example inputs, caches with gaps, and writes into caches
-    that need no copy.
-    """
+    """Complete a program for Inductor: inputs, caches with gaps, writes without copies."""
     program.example_inputs = (trace_inputs(manifest, M)[0], {})
     graph, names = program.graph, program.graph_signature.user_inputs[len(manifest.inputs) :]
     placeholders = {node.name: node for node in graph.nodes if node.op == "placeholder"}
@@ -178,9 +176,7 @@ def _prepare(program: Any, manifest: Manifest) -> None:
 
 
 def _set_strides(nodes: List[torch.fx.Node], manifest: Manifest) -> None:
-    """Let caches be the first slots of larger memory. Without it, Inductor takes caches as
-    contiguous, and its code does not check that they are.
-    """
+    """Let caches be the first slots of larger memory. Inductor's code checks no strides."""
     made: Dict[int, torch.SymInt] = {}
     for node, state in zip(nodes, manifest.states, strict=True):
         if not state.in_place:

@@ -53,9 +53,7 @@ class RepeatedLayers:
         return cls(model, traced, kinds) if len(kinds) - len(traced) >= FEWEST else None
 
     def manifest(self, whole: Manifest) -> Manifest:
-        """Return the manifest of the traced part, in which states have the names that they have
-        in the whole model.
-        """
+        """Return the manifest of the traced part; states keep their names."""
         kept = {*self.traced, None}
         states = [state for state in whole.states if _layer_of(state.past) in kept]
         return whole.replace(
@@ -64,9 +62,7 @@ class RepeatedLayers:
         )
 
     def marking(self) -> ExitStack:
-        """Return a context in which each traced layer emits a node Passed for the hidden states
-        that it returns.
-        """
+        """Return a context in which each traced layer marks its outputs with Passed."""
         hooks = ExitStack()
         for layer in self.model.layers:
             hooks.callback(layer.register_forward_hook(_mark).remove)
@@ -143,9 +139,7 @@ class _Completion:
             value.name = f"{LAYER}{self.traced[place]}.{within}"
 
     def _parts(self) -> List[List[ir.Node]]:
-        """Return the nodes of each traced layer: those that depend on its states, its weights or
-        the hidden states that it reads, and on no later layer.
-        """
+        """Return the nodes of each traced layer, which depend on it and on no later layer."""
         place = {layer: index for index, layer in enumerate(self.traced)}
         tags = {
             value: place[layer]
@@ -168,9 +162,7 @@ class _Completion:
         return [sorted(part, key=_is_mark) for part in parts[:-1]]
 
     def _of_layer(self, name: str) -> Optional[Tuple[int, str]]:
-        """Return the layer and the name within it of a weight that only one layer has; None for
-        other weights.
-        """
+        """Return layer and inner name of a weight of one layer alone; else None."""
         layer, _, within = name.removeprefix(LAYER).partition(".")
         if not name.startswith(LAYER) or int(layer) not in self.traced:
             return None
@@ -199,9 +191,7 @@ class _Completion:
         return self.parts[index][-1]
 
     def _copied(self, index: int, layer: int, mark: ir.Node) -> ir.Node:
-        """Copy the nodes of a traced layer for another layer behind a mark, and return the mark
-        of the copy.
-        """
+        """Copy the nodes of a traced layer behind a mark; return the mark of the copy."""
         entry, template = self.entries[index], self.traced[index]
         assert entry is not None
         of: Dict[ir.Value, ir.Value] = {entry: mark.outputs[0], **self._states(template, layer)}

@@ -15,9 +15,7 @@ from posenc_export.models.user_module import Model
 
 
 class Signature(torch.nn.Module):
-    """A model in a calling convention. Each subclass is one list of arguments, which the file of
-    a TorchScript module fixes.
-    """
+    """A model in a calling convention; a subclass has one list of arguments for TorchScript."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -51,9 +49,7 @@ class PositionSignature(Signature):
 
 
 class LogitsSignature(Signature):
-    """PositionSignature for decoders: computes logits only for the tokens in the columns
-    logits_index.
-    """
+    """PositionSignature for decoders, with logits of the tokens logits_index only."""
 
     def forward(
         self,
@@ -63,9 +59,7 @@ class LogitsSignature(Signature):
         past_positions: Tensor,
         states: List[Tensor],
     ) -> Tuple[Tensor, Tensor, List[Tensor]]:
-        """Take logits_index [B,R] int64, and other arguments like PositionSignature.forward;
-        return logits [B,R,V], key positions, states.
-        """
+        """logits_index [B,R] int64; return logits [B,R,V], key positions, states."""
         places, coordinates = places_of(position_ids, self.axes)
         write_index = ops.write_index(past_positions.ge(0).sum(1), places)
         key_positions = ops.append_positions(past_positions, places, write_index)
@@ -76,16 +70,12 @@ class LogitsSignature(Signature):
 
 
 class CallSignature(Signature):
-    """Signature "positions" for models without cached keys: attention, if there is any, reads
-    only the keys of the same call.
-    """
+    """Signature "positions" without cached keys: attention reads the keys of the call."""
 
     def forward(
         self, x: Tensor, position_ids: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
-        """Take x [B,S] int64 or [B,S,E], position_ids [B,S] or [1+A,B,S] and states in layer
-        order; return output, states.
-        """
+        """x [B,S] or [B,S,E], position_ids [B,S] or [1+A,B,S], states; return output, states."""
         places, coordinates = places_of(position_ids, self.axes)
         output, present = self.model(
             x, places, coordinates, places, torch.zeros_like(places[:, 0]), states
@@ -94,16 +84,12 @@ class CallSignature(Signature):
 
 
 class CallLogitsSignature(Signature):
-    """CallSignature for decoders: computes logits only for the tokens in the columns
-    logits_index.
-    """
+    """CallSignature for decoders, with logits of the tokens logits_index only."""
 
     def forward(
         self, x: Tensor, position_ids: Tensor, logits_index: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
-        """Take logits_index [B,R] int64, and other arguments like CallSignature.forward; return
-        logits [B,R,V], states.
-        """
+        """logits_index [B,R] int64; return logits [B,R,V], states."""
         places, coordinates = places_of(position_ids, self.axes)
         output, present = self.model(
             x,
@@ -119,16 +105,12 @@ class CallLogitsSignature(Signature):
 
 
 class MaskSignature(Signature):
-    """Signature "mask", as in Hugging Face models: attention_mask [B,T] is 0 at padding, and
-    positions count its ones from 0.
-    """
+    """Signature "mask": attention_mask [B,T] is 0 at padding; positions count its ones."""
 
     def forward(
         self, x: Tensor, attention_mask: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
-        """Take x [B,S] int64 or [B,S,E], attention_mask [B,T] int64 and states in layer order;
-        return output, states.
-        """
+        """x [B,S] or [B,S,E], attention_mask [B,T] int64, states; return output, states."""
         counted = counted_from(attention_mask)
         past = attention_mask.size(1) - x.size(1)
         positions = counted[:, past:]
@@ -140,16 +122,12 @@ class MaskSignature(Signature):
 
 
 class SegmentSignature(Signature):
-    """Signature "positions" for models with token types: token_type_ids is another input. There
-    are no states.
-    """
+    """CallSignature for models with token types, an input, and without states."""
 
     def forward(
         self, x: Tensor, token_type_ids: Tensor, position_ids: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
-        """Take x and token_type_ids [B,S] int64, position_ids [B,S] or [1+A,B,S] and an empty
-        list of states; return output, empty list.
-        """
+        """x, token_type_ids [B,S], position_ids [B,S] or [1+A,B,S] int64."""
         places, coordinates = places_of(position_ids, self.axes)
         return self.model(
             x, places, coordinates, places, torch.zeros_like(places[:, 0]), states, token_type_ids
@@ -157,16 +135,12 @@ class SegmentSignature(Signature):
 
 
 class SegmentMaskSignature(Signature):
-    """Signature "mask" for models with token types: positions count the ones of attention_mask
-    [B,S] from 0. There are no states.
-    """
+    """Signature "mask" for models with token types, without states."""
 
     def forward(
         self, x: Tensor, token_type_ids: Tensor, attention_mask: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
-        """Take x, token_type_ids and attention_mask [B,S] int64 and an empty list of states;
-        return output, empty list.
-        """
+        """x, token_type_ids, attention_mask [B,S] int64; return output, []."""
         positions = counted_from(attention_mask)
         return self.model(
             x,
@@ -196,9 +170,7 @@ def places_of(position_ids: Tensor, axes: int) -> Tuple[Tensor, Tensor]:
 
 
 def counted_from(attention_mask: Tensor) -> Tensor:
-    """Return positions [B,T] int64, which count the ones of a mask [B,T] from 0; -1 where the
-    mask is 0.
-    """
+    """Return positions [B,T] int64 that count the ones of a mask from 0, -1 where it is 0."""
     return (attention_mask.cumsum(1) - 1).masked_fill(attention_mask.eq(0), -1)
 
 

@@ -52,9 +52,7 @@ class Source:
         self._computed: Dict[Tuple[Any, ...], Any] = {}
 
     def once(self, key: Tuple[Any, ...], compute: Callable[[], T]) -> T:
-        """Return what `compute` returned for this key first, such as the expected outputs of the
-        model, which several targets share.
-        """
+        """Return what `compute` returned for this key first, which targets share."""
         if key not in self._computed:
             self._computed[key] = compute()
         return self._computed[key]
@@ -130,9 +128,7 @@ def _traced(
 
 
 def _transposed_weights(graph: ir.Graph) -> Dict[str, str]:
-    """Return the name that a transposed weight gets if it becomes a constant, by the name of the
-    value: that of the parameter and ".T".
-    """
+    """Return names, parameter and ".T", of weights that may be folded transposed."""
     weights = {
         name: [node for node, _ in weight.uses() if node.op_type == "Transpose"]
         for name, weight in graph.initializers.items()
@@ -148,9 +144,7 @@ def _transposed_weights(graph: ir.Graph) -> Dict[str, str]:
 def _initializers(
     module: torch.nn.Module, model: Model, on_grid: Mapping[str, OnGrid]
 ) -> Dict[str, str]:
-    """Return the names of rounded parameters of `model` by their names in `module`, which
-    contains it. A tied weight has several.
-    """
+    """Return parameters of `model` by their names in `module`; a tied one has several."""
     known = {id(parameter): name for name, parameter in model.named_parameters() if name in on_grid}
     return {
         name: known[id(parameter)]

@@ -146,9 +146,7 @@ def attention_weights(scores: Tensor, mask: Tensor) -> Tensor:
 
 
 def weighted_values(weights: Tensor, values: Tensor) -> Tensor:
-    """Sum values [B,K,T,D] weighted by weights [B,H,S,T] float32: [B,S,H*D] in the dtype of
-    values.
-    """
+    """Sum values [B,K,T,D] weighted by [B,H,S,T] float32: [B,S,H*D] like values."""
     if not torch.jit.is_scripting() and emitting():
         shape = [weights.size(0), weights.size(2), weights.size(1) * values.size(3)]
         sizes = (weights.size(1), values.size(1))

@@ -129,17 +129,13 @@ class Node:
 
 
 class Passed(Node):
-    """The hidden states that a layer returns, where only some layers are traced
-    (export/repeated_layers.py).
-    """
+    """The hidden states that a traced layer returns (export/repeated_layers.py)."""
 
     x = Input()
 
 
 class OnGrid(Node):
-    """A rounded weight, which keeps the name of its parameter where the optimizer folds
-    constants. It is put into a traced graph (export/trace.py).
-    """
+    """A rounded weight in a traced graph, with the name of its parameter (export/trace.py)."""
 
     weight = Input()
     name = Attribute(str)

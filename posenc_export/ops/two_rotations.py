@@ -13,9 +13,7 @@ from posenc_export.ops.graph import emitting
 
 
 def key(near: Tensor, far: Tensor, rotary: int) -> Tensor:
-    """Join keys [B,S,K,D] rotated in two ways, which differ in the first `rotary` entries r:
-    [B,S,K,D+r].
-    """
+    """Join keys [B,S,K,D] that differ in the first r = `rotary` entries: [B,S,K,D+r]."""
     if not torch.jit.is_scripting() and emitting():
         shape = [*near.shape[:3], near.size(3) + rotary]
         return graph.JoinRotations.emit(near, shape, near, far, rotary)

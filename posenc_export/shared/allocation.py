@@ -15,9 +15,7 @@ UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 @contextlib.contextmanager
 def enough_memory(what: str) -> Iterator[None]:
-    """Context that turns failed allocations of numpy and torch into a ValueError that names
-    `what` and the size.
-    """
+    """Turn failed allocations of numpy and torch into a ValueError that names `what`."""
     try:
         yield
     except MemoryError as error:

@@ -13,18 +13,14 @@ SOURCE_TREE = Path(__file__).parents[2] / "packages" / "presets" / PACKAGE
 
 
 def places() -> List[Path]:
-    """Return the folders that may hold presets: that of the source tree, then those of the
-    installed package.
-    """
+    """Return the folders that may hold presets: the source tree's, then the package's."""
     installed = importlib.util.find_spec(PACKAGE)
     folders = installed.submodule_search_locations if installed else None
     return [SOURCE_TREE, *map(Path, folders or ())]
 
 
 def preset_folder(name: str) -> Optional[Path]:
-    """Return the folder of a preset's artefact; None for another name, or if the package is not
-    installed.
-    """
+    """Return the folder of a preset's artefact, or None."""
     if name not in NAMES:
         return None
     return next((place / name for place in places() if (place / name).is_dir()), None)

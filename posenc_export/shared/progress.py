@@ -14,9 +14,7 @@ def silent(line: str) -> None:
 
 
 class Step(str):
-    """A line about a step within a phase, which a terminal replaces by the next; elsewhere it is
-    not printed.
-    """
+    """A line about a step within a phase, which a terminal replaces by the next."""
 
 
 class Steps:

@@ -114,17 +114,13 @@ def check_known(kind: str, name: str, key: str, known: Mapping[str, Any]) -> Non
 
 
 def kind_of(parameter: inspect.Parameter) -> Type[Any]:
-    """The type of a parameter: bool, float, int or str. If it accepts several types, the type
-    that text is converted to.
-    """
+    """The type of a parameter, or of several the one that text is converted to."""
     accepted = (parameter.annotation, *getattr(parameter.annotation, "__args__", ()))
     return next((kind for kind in accepted if kind in (bool, float, int, str)), str)
 
 
 def _check_type(kind: str, name: str, key: str, value: Any, parameter: inspect.Parameter) -> None:
-    """Raise ValueError for a value that a Literal does not list, and for a number that is not
-    finite or not of the type of the parameter.
-    """
+    """Raise ValueError for a value that is not finite, not listed or of another type."""
     wanted, choices = kind_of(parameter), get_args(parameter.annotation)
     if get_origin(parameter.annotation) is Literal and value not in choices:
         raise ValueError(

@@ -15,9 +15,7 @@ CLOSE = 0.7  # ratio of difflib; 0.6, its default, takes cosin for swin
 
 
 def suggestion(name: object, names: Iterable[str]) -> str:
-    """Return the remedy for an unknown name: the closest of `names` if one is close, otherwise
-    the advice to choose one of them.
-    """
+    """Return the remedy for an unknown name: the closest of `names`, or to choose one."""
     known = {text.lower(): text for text in names}
     near = difflib.get_close_matches(str(name).lower(), known, 1, CLOSE)
     return f"did you mean {known[near[0]]}?" if near else "choose one of these"
@@ -37,9 +35,7 @@ def check_name(what: str, name: str, names: Collection[str]) -> None:
 
 
 def download(name: object) -> str:
-    """Return the command that downloads a model, for a name of the Hugging Face hub whose first
-    part is no local folder; otherwise an empty string.
-    """
+    """Return the command that downloads a model of the Hugging Face hub, or ""."""
     match = HUB.fullmatch(str(name))
     if match is None or Path(match[1]).exists():
         return ""

@@ -41,9 +41,7 @@ def aligned(
 
 
 def _fitted(table: Sequence[Sequence[str]], width: Optional[int]) -> List[int]:
-    """Widths of the columns. The widest column is narrowed first, but not below its longest
-    word.
-    """
+    """Widths of columns; the widest is narrowed first, not below its longest word."""
     columns = list(zip(*table, strict=True))
     sizes = [max(1, *map(len, column)) for column in columns]
     least = [max([1, *map(len, " ".join(column).split())]) for column in columns]

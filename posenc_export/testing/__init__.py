@@ -125,9 +125,7 @@ def _check_faults(
     faults: Sequence[str],
     say: Callable[[str], None],
 ) -> Dict[str, float]:
-    """Errors of the cells that detect each planted fault; they must exceed the bound on rounding
-    errors.
-    """
+    """Errors that detect each planted fault; they must exceed the bound on rounding."""
     correct, errors = CorrectModel(seeded(config), lambda: seeded(config)), {}
     steps = Steps(say, f"{cls.__name__}: planting faults", len(faults), "faults")
     for name in faults:

@@ -23,9 +23,7 @@ PLACES = (0, 1, 2, 255, 1000)  # positions that are compared, besides the last o
 
 
 class Compared(NamedTuple):
-    """Results of a hook and of its oracle, two arrays of one shape, and the name of the place of
-    an entry.
-    """
+    """Results of a hook and of its oracle, of one shape, and the name of an entry's place."""
 
     hook: str
     actual: np.ndarray
@@ -34,9 +32,7 @@ class Compared(NamedTuple):
 
 
 class Worst(NamedTuple):
-    """The largest error of a hook, relative to the largest expected number, and the entry where
-    it is.
-    """
+    """The largest error of a hook, relative to the largest expected number, and its entry."""
 
     error: float
     place: str
@@ -123,9 +119,7 @@ def _not_finite(hook: str, worst: Worst, derived: bool) -> str:
 
 
 def _by_head(encoding: PositionEncoding) -> bool:
-    """Whether heads, or queries and keys, are rotated differently, and the oracle has no hook
-    that knows it.
-    """
+    """Whether heads, or q and k, are rotated differently without a hook that knows it."""
     oracle = type(encoding.oracle())
     if any(
         getattr(oracle, hook) is not getattr(Oracle, hook)
@@ -143,9 +137,7 @@ def _by_head(encoding: PositionEncoding) -> bool:
 
 
 def _precision(encoding: PositionEncoding, hook: str) -> str:
-    """Return the remedy for a small error: the buffer or parameter that is rounded, otherwise
-    what to compute in float64.
-    """
+    """Return the remedy for a small error: what is rounded, or what to compute in float64."""
     for name, value in (*encoding.named_buffers(), *encoding.named_parameters()):
         if value.dtype in (torch.float16, torch.bfloat16):
             return (
@@ -209,9 +201,7 @@ def _namer(of_tokens: List[Any], what: str = "") -> Callable[..., str]:
 def _coordinates(
     encoding: PositionEncoding, places: List[int]
 ) -> Iterator[Tuple[torch.Tensor, List[Any]]]:
-    """Positions [1,n] and those of each token for its oracle; on a grid [axes,1,n], as for text,
-    and with other coordinates on each axis.
-    """
+    """Positions [1,n] and, for the oracle, each token's; on a grid [axes,1,n]."""
     index = torch.tensor([places])
     if not encoding.axes:
         yield index, places
@@ -223,9 +213,7 @@ def _coordinates(
 
 
 def _scores(encoding: PositionEncoding, places: List[int], causal: bool) -> Iterator[Compared]:
-    """The bias and its oracle, if the encoding has a bias; entries of hidden keys are 0, and the
-    oracle is not asked for them.
-    """
+    """The bias and its oracle, if there is one; 0 for hidden keys."""
     index, oracle = torch.tensor([places]), encoding.oracle()
     bias: Optional[torch.Tensor] = encoding.bias(index, index)
     if bias is None:

@@ -100,9 +100,7 @@ class CorrectModel:
 
 
 def on_cpu(path: Path, manifest: Manifest) -> OrtGraph:
-    """Load model.onnx with ONNX Runtime on the CPU, with one thread, in its float32 form if it
-    has one.
-    """
+    """Load model.onnx on one thread of the CPU, in its float32 form if it has one."""
     if manifest.reference is not None and manifest.reference.float32:
         return load_form(path.parent, manifest, 1).graph
     return OrtGraph(path, manifest, "cpu", 1)

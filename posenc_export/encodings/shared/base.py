@@ -109,9 +109,7 @@ class PositionEncoding(torch.nn.Module):
     def embed_next(
         self, x: Tensor, positions: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
-        """`embed` for encodings with states: takes the states that `embed_states` declares and
-        returns their next values too.
-        """
+        """`embed` with the states of `embed_states`, whose next values it returns."""
         return self.embed(x, positions), states
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
@@ -157,15 +155,11 @@ class PositionEncoding(torch.nn.Module):
         return ops.attend(q, keys, values, mask, None, scale)
 
     def edges(self) -> List[Edge]:
-        """Positions and distances at which the formula changes. Every export compares both sides
-        of them.
-        """
+        """Positions and distances at which the formula changes, for every proof."""
         return []
 
     def prepare(self) -> None:
-        """Rebuild tables that are derived from weights. Called before every export and
-        comparison.
-        """
+        """Rebuild tables derived from weights, before an export or comparison."""
 
     def key_size(self, head_size: int) -> int:
         """Size of the query and key heads that `rotate` returns for heads of size D."""

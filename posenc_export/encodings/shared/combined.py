@@ -104,9 +104,7 @@ class Combined(PositionEncoding):
     def observe(
         self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]
     ) -> List[Tensor]:
-        """`observe` of the part that computes scores from content; the other parts have no layer
-        states.
-        """
+        """`observe` of the part that reads content, the only one with layer states."""
         for index, part in enumerate(self.parts):
             if self.by_content[index]:
                 states = part.observe(x, k, positions, write_index, states)

@@ -98,9 +98,7 @@ class FunctionBias(PositionEncoding):
 
     @torch.jit.unused
     def evaluated(self, query: Tensor, key: Tensor) -> Tensor:
-        """Call the function itself; TorchScript cannot compile every function, such as a lambda,
-        and runs the trace instead.
-        """
+        """Call the function, which TorchScript may not compile; it runs the trace."""
         return self.function(self.head, query, key)
 
 

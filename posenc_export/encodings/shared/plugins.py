@@ -183,9 +183,7 @@ def _offered() -> Dict[str, Tuple[metadata.EntryPoint, ...]]:
 
 @functools.lru_cache(maxsize=4)
 def _offered_on(_: Tuple[str, ...]) -> Dict[str, Tuple[metadata.EntryPoint, ...]]:
-    """Entry points of installed packages by name, not yet imported; cached by the value of
-    sys.path.
-    """
+    """Entry points of installed packages by name, cached by the value of sys.path."""
     points: Dict[str, Tuple[metadata.EntryPoint, ...]] = {}
     for point in metadata.entry_points(group=GROUP):
         points[point.name] = (*points.get(point.name, ()), point)
@@ -194,9 +192,7 @@ def _offered_on(_: Tuple[str, ...]) -> Dict[str, Tuple[metadata.EntryPoint, ...]
 
 @functools.lru_cache(maxsize=4)
 def _owners(_: Tuple[str, ...]) -> Mapping[str, List[str]]:
-    """Names of the distributions of each top-level module; reads the list of files of every
-    distribution, once for a value of sys.path.
-    """
+    """Distributions of each top-level module; reads all lists of files, once for a sys.path."""
     return metadata.packages_distributions()
 
 

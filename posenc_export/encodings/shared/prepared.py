@@ -11,15 +11,11 @@ def prepare_loaded(encoding: PositionEncoding, _: object) -> None:
 
 
 def weight_versions(encoding: PositionEncoding) -> List[int]:
-    """Return the version counter of each parameter. It grows when the parameter is modified in
-    place, as optimisers do.
-    """
+    """Return the version counters of parameters, which grow when they are modified."""
     return [parameter._version for parameter in encoding.parameters()]
 
 
 def prepare_if_changed(encoding: PositionEncoding) -> None:
-    """Rebuild tables if weights have changed since `prepare`, which stores weight_versions in
-    the attribute `prepared`.
-    """
+    """Rebuild tables if weights differ from those of `prepared`, set by `prepare`."""
     if encoding.prepared != weight_versions(encoding):
         encoding.prepare()

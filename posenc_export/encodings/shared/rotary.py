@@ -168,9 +168,7 @@ def angles_of(numbers: Any, frequencies: Sequence[float], single: bool) -> np.nd
 
 
 def multiply_pairs(x: np.ndarray, factors: Any, interleaved: bool) -> np.ndarray:
-    """x [D] with each pair of entries, as a complex number, multiplied by its factor
-    [pairs]; for oracles.
-    """
+    """x [D] with each pair, as a complex number, times its factor [pairs]; for oracles."""
     out, pairs = x.copy(), len(factors)
     for k, factor in enumerate(factors):
         a, b = (2 * k, 2 * k + 1) if interleaved else (k, k + pairs)

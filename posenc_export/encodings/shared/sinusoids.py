@@ -16,9 +16,7 @@ def frequencies(size: int, base: float = BASE) -> np.ndarray:
 
 
 def rows(angles: np.ndarray, interleaved: bool = True) -> np.ndarray:
-    """Sines and cosines [n,2 pairs] of angles [n,pairs]; all sines come before all cosines
-    unless interleaved.
-    """
+    """Sines and cosines [n,2 pairs] of angles [n,pairs]: sines first unless interleaved."""
     waves = (np.sin(angles), np.cos(angles))
     if interleaved:
         return np.stack(waves, axis=-1).reshape(len(angles), -1)

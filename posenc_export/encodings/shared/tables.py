@@ -39,9 +39,7 @@ class Table(torch.nn.Module):
 
 
 class Exact(torch.nn.Module):
-    """A trained tensor that stays float32 when the model is cast, because it multiplies
-    positions.
-    """
+    """A trained tensor that stays float32, because it multiplies positions."""
 
     def __init__(self, value: Tensor) -> None:
         super().__init__()

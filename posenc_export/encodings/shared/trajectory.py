@@ -62,9 +62,7 @@ class Trajectory(PositionEncoding):
         self.prepared = weight_versions(self)
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode, as torch.nn.Module.train; the return to eval mode rebuilds the table if
-        weights have changed.
-        """
+        """Set the mode; the return to eval rebuilds the table if weights changed."""
         super().train(mode)
         if not mode:
             prepare_if_changed(self)
@@ -80,9 +78,7 @@ class Trajectory(PositionEncoding):
 
     @torch.jit.unused
     def trained(self, positions: Tensor) -> Tensor:
-        """Rows [B,S,E] float64 for the current weights, with gradients; the recurrence runs up
-        to the largest position.
-        """
+        """Rows [B,S,E] float64 of current weights, with gradients, from position 0 on."""
         weights = [weight.to(torch.float64) for weight in self.weights()]
         count = int(positions.max().clamp(min=0)) + 1
         rows = torch.stack(list(self.rows(weights, count, torch)))  # [count,E]

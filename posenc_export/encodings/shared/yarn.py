@@ -19,9 +19,7 @@ RampBy = Literal["pairs", "turns"]
 
 @dataclass(frozen=True)
 class YaRN:
-    """Parameters of YaRN, as those of RoPEYaRN; length is original_max_positions. A factor of 1
-    scales nothing.
-    """
+    """Parameters of RoPEYaRN; length is original_max_positions. A factor of 1 scales nothing."""
 
     factor: float = 1.0
     length: int = 32768

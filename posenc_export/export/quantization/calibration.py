@@ -31,9 +31,7 @@ Hook = Callable[
 
 
 def moments(model: Model, sample: Sample, say: Progress = silent) -> Iterator[Dict[str, Tensor]]:
-    """Yield the mean of x x' [K,K] float64 over the inputs x of each linear layer, by name, in
-    groups that take at most MEMORY. Each group takes a pass.
-    """
+    """Yield the mean of x x' [K,K] float64 of each layer's inputs x; a pass per group of MEMORY."""
     layers, same = (
         linear_layers(model),
         {
@@ -112,9 +110,7 @@ def _scales(largest: np.ndarray) -> np.ndarray:
 
 
 def _largest_of(attention: Any, prefix: str, largest: Dict[str, Tensor]) -> Hook:
-    """Return a hook that records the largest magnitude of each channel of the keys and values
-    that an attention layer caches in `largest`.
-    """
+    """Return a hook that records in `largest` the largest cached magnitude of each channel."""
     caches = [
         (index, prefix + spec.name)
         for index, spec in enumerate(attention.states())

@@ -26,16 +26,12 @@ class Format:
 
     @property
     def calibrated(self) -> bool:
-        """Whether calibration data is used: to round weights to 4 bits, and to smooth the inputs
-        of products with one scale per token (smoothing.py).
-        """
+        """Whether calibration data is used: to round to 4 bits, or to smooth inputs."""
         return self.smooth or self.projections.bits < 8
 
     @property
     def smooth(self) -> bool:
-        """Whether all inputs of a token share a scale in products, so that outliers cost
-        precision.
-        """
+        """Whether all inputs of a token share a scale, so that outliers cost precision."""
         return self.projections.block is None
 
     @property

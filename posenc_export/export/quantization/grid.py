@@ -42,18 +42,14 @@ class Codes:
 
     @property
     def weight(self) -> np.ndarray:
-        """The weights [...,N,K] float32. Scales are so short that products with codes are exact;
-        sums with offsets are rounded unless zero points are whole.
-        """
+        """The weights [...,N,K] float32: exact products, and rounded sums with offsets."""
         numbers = self.codes * self.scales[..., None]
         if self.offsets is not None:
             numbers += self.offsets[..., None]
         return numbers.reshape(*self.scales.shape[:-1], -1)[..., : self.inputs]
 
     def zeros(self, bits: int) -> Optional[np.ndarray]:
-        """Return whole zero points [N,blocks] int8 with which weights are (code - zero) * scale,
-        each one of the codes; None if offsets are other numbers.
-        """
+        """Return zero points [N,blocks] int8 that are equal to the offsets, or None."""
         if self.offsets is None:
             return None
         zeros = np.rint(-self.offsets / np.where(self.scales == 0, np.float32(1), self.scales))
@@ -78,9 +74,7 @@ class Codes:
     def joined(
         parts: Sequence["Codes"], how: Callable[[Sequence[np.ndarray]], np.ndarray] = np.concatenate
     ) -> "Codes":
-        """Return codes of several weights with the same inputs in one, joined by a function of
-        arrays.
-        """
+        """Return codes of weights with the same inputs in one, joined by a function of arrays."""
         offsets = [part.offsets for part in parts if part.offsets is not None]
         return Codes(
             how([part.codes for part in parts]),
@@ -152,9 +146,7 @@ class Grid:
     def _in_cache(
         self, blocks: np.ndarray, sizes: np.ndarray, nearest: bool
     ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return codes of few blocks, none if the nearest are not wanted, and the best scales
-        and zero points.
-        """
+        """Return codes of few blocks (none if not wanted), and the best scales and zeros."""
         scales, zeros = self._best(blocks, sizes)
         codes = self._nearest(blocks, scales, zeros) if nearest else blocks[:0]
         return codes.astype(np.int8), scales, zeros
@@ -223,9 +215,7 @@ class Grid:
         return padded.reshape(len(weight), count, block)
 
     def _fitting(self, blocks: np.ndarray, factor: float) -> Tuple[np.ndarray, np.ndarray]:
-        """Return scales and zero points [N,blocks]: with factor 1, the grid just covers each
-        block.
-        """
+        """Return scales and zeros [N,blocks]; with factor 1 the grid just covers a block."""
         if self.zeros:
             lowest, highest = np.minimum(blocks.min(2), 0), np.maximum(blocks.max(2), 0)
             scales = self._short((highest - lowest) * np.float32(factor / (2 * self.half - 1)))

@@ -65,9 +65,7 @@ class Sensitivity:
         self.outputs += _squares(derivatives)
 
     def loss(self, errors: Tensor, rows: Tensor) -> float:
-        """Return the estimated rise of the mean cross-entropy in nats by errors [n,K] of the
-        given rows [n] of a weight, extended to all its rows.
-        """
+        """Estimate the rise of the mean cross-entropy in nats by errors [n,K] of rows [n]."""
         if self.inputs is None:
             return float((errors.double().square() @ self.outputs).mean()) / self.tokens / 2
         of_rows = errors.double().square() @ self.inputs / self.tokens
@@ -151,9 +149,7 @@ def formats_of(on_grid: Mapping[str, OnGrid]) -> Dict[str, str]:
 
 
 def _readers(model: Model) -> Dict[str, List[Reader]]:
-    """Return the linear layers and tables that read each rounded weight, by name of the
-    parameter.
-    """
+    """Return the layers and tables that read each rounded weight, by name of the parameter."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     found: Dict[str, List[Reader]] = {}
     parts: List[Reader] = [*linear_layers(model).values(), *tables(model)]
@@ -209,9 +205,7 @@ def _cross_entropy(model: Model, tokens: Tensor) -> Tensor:
 
 
 def _choices(parts: Sequence[Tuple[Reader, Sensitivity]]) -> List[Choice]:
-    """Return the choices for one weight, the smallest first, without those that gain less per
-    byte than the step that follows.
-    """
+    """Return the choices for a weight by size, without those that gain least per byte."""
     weight = parts[0][0].weight.detach()
     rows = torch.arange(0, len(weight), max(len(weight) // ROWS, 1))
     sampled, found = weight[rows].numpy(), []
@@ -247,9 +241,7 @@ def _gain(one: Choice, other: Choice) -> float:
 
 
 def _within(choices: Sequence[Sequence[Choice]], most: int) -> List[Choice]:
-    """Return one choice for each weight, together at most `most` bytes. Of the steps to larger
-    formats that fit, the one that gains most per byte comes first.
-    """
+    """Return a choice for each weight, of at most `most` bytes together; best steps come first."""
     chosen, left = [0] * len(choices), most - sum(each[0].bytes for each in choices)
     steps = [(index, step) for index, each in enumerate(choices) for step in range(len(each) - 1)]
     # Gains of a weight fall from step to step.

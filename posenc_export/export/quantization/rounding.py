@@ -44,9 +44,7 @@ def activations_of(model: Model) -> str:
 
 
 class Rounded(NamedTuple):
-    """A model with rounded weights, and their grids and codes by name of the parameter. The name
-    of a tied weight is that of its table.
-    """
+    """A model with rounded weights, and grid and codes by parameter; tied weights as the table."""
 
     model: Model
     weights: Dict[str, OnGrid]
@@ -122,9 +120,7 @@ def _codes(weight: torch.Tensor, grid: Grid, moments: Optional[torch.Tensor]) ->
 
 
 def _grids(model: Model, kind: Format) -> Iterator[Tuple[torch.Tensor, Grid]]:
-    """Yield the weights of linear layers, token tables and experts that are rounded, each once,
-    with their grids.
-    """
+    """Yield each weight that is rounded (linear layers, token tables, experts) with its grid."""
     if activations_of(model) == "int8" or kind.projections.bits < 8:
         downs = {
             id(part.down): kind.downs or kind.projections

@@ -39,9 +39,7 @@ class Sample:
         return Calibration(self.sha256, int(np.prod(self.windows.shape[:2])))
 
     def kept(self, tokens: int) -> "Sample":
-        """Return the sample with its first windows, of `tokens` tokens together. Others may have
-        been held out to measure the artefact.
-        """
+        """Return the sample with its first windows, of `tokens` tokens together."""
         return dataclasses.replace(self, windows=self.windows[: tokens // self.windows.shape[1]])
 
 

@@ -33,9 +33,7 @@ Norm = Union[RMSNorm, LayerNorm]
 
 
 def smoothed(model: Model, sample: Sample, say: Progress = silent) -> Model:
-    """Return a model with the same outputs whose norms, and the weights that read them, are
-    scaled. Other parameters are shared with `model`.
-    """
+    """Return a model with equal outputs and scaled norms; it shares other weights."""
     groups = [part.weight for _, norm, linears in _groups(model) for part in (norm, *linears)]
     changed = {
         id(parameter)
@@ -49,9 +47,7 @@ def smoothed(model: Model, sample: Sample, say: Progress = silent) -> Model:
 
 
 def _largest(model: Model, sample: Sample, say: Progress) -> Dict[str, Tensor]:
-    """Return the largest magnitudes [K] of the channels of the output of each norm, by name of
-    the norm.
-    """
+    """Return the largest magnitude [K] of each channel of each norm's output, by name."""
     found: Dict[str, Tensor] = {}
     with ExitStack() as hooks:
         for name, norm, _ in _groups(model):

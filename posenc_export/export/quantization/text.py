@@ -75,9 +75,7 @@ def with_text(
 
 
 def default_sample(model: Model) -> Optional[Sample]:
-    """Return the calibration data of the package for a decoder with a tokenizer; None for other
-    models.
-    """
+    """Return the package's calibration data for decoders with a tokenizer, or None."""
     if not text_of(model).tokenizer or not reads_text(model):
         return None
     sample = samples.of_text(CALIBRATION.read_bytes(), model)

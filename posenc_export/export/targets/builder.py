@@ -189,9 +189,7 @@ class Builder:
         return value
 
     def input(self, name: str) -> ir.Value:
-        """Return the graph input of this name in the table of graph inputs; create it if there is
-        none.
-        """
+        """Return an input from the table of graph inputs, created if there is none."""
         row = INPUTS[name]
         return self._input(name, ir.DataType[row.dtype.upper()], row.forms[0])
 
@@ -204,9 +202,7 @@ class Builder:
         return value
 
     def cache_beside(self, past: ir.Value, name: str) -> ir.Value:
-        """Add an input for another cache of the same layer, with the shape of the cache `past`.
-        `add_cache` makes it a state.
-        """
+        """Add an input like the cache `past` of a layer; `add_cache` makes it a state."""
         assert past.name is not None and past.shape is not None
         layer = past.name.rpartition(".")[0]
         axes: Any = list(past.shape)
@@ -243,9 +239,7 @@ class Builder:
         return self.SplitHeads(value, domain=graph.DOMAIN, heads=heads)
 
     def rounded(self, value: Optional[ir.Value]) -> Tuple[str, Optional[Rounding]]:
-        """Return the name of the rounded weight that `value` is, its grid and its codes; the
-        grid and codes are None for another value.
-        """
+        """Return the name, and the grid and codes, of a rounded weight; else "", None."""
         read = OnGrid.of(value)
         name = "" if read is None else read.name
         return name, self._on_grid.get(name)
@@ -265,9 +259,7 @@ def constant_of(value: ir.Value) -> ir.Value:
 
 
 def transposed(value: Optional[ir.Value]) -> Optional[ir.Value]:
-    """Return what the Transpose node reads that produces `value`; None if another node produces
-    it.
-    """
+    """Return what the Transpose node that produces `value` reads, or None."""
     node = None if value is None else value.producer()
     return node.inputs[0] if node is not None and node.op_type == "Transpose" else None
 

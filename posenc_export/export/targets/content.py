@@ -20,9 +20,7 @@ def products(op: Builder, node: graph.Products) -> ir.Value:
 
 
 def wave_products(op: Builder, node: graph.WaveProducts) -> ir.Value:
-    """Gather a row for each key and multiply: [B,H,S,T]. Heads are rows of one product, so that
-    the gathered rows are read once.
-    """
+    """Gather rows once for all heads, which are rows of one product: [B,H,S,T]."""
     q, waves = node.q, node.waves
     index = op.Clip(node.key_positions, 0, size(waves, 0) - 1)
     rows = op.Unsqueeze(op.Gather(waves, index), [1])

@@ -100,9 +100,7 @@ def quantized(op: Builder, node: ir.Node, first: OnGrid, second: OnGrid, accurac
 
 
 def parts(op: Builder, x: Optional[ir.Value], experts: int) -> Sequence[Optional[ir.Value]]:
-    """Return the input [B,1,S,K] of each expert. x is [B,1,S,K] from Unsqueeze if all experts
-    read the same, otherwise [B,experts,S,K].
-    """
+    """Return x [B,1,S,K] of each expert: itself, if Unsqueeze made it, or a part of [B,N,S,K]."""
     producer = None if x is None else x.producer()
     if producer is not None and producer.op_type == "Unsqueeze":
         return [x] * experts
@@ -199,9 +197,7 @@ def _second(op: Builder, downs: ir.Value) -> ir.Value:
 def _alternating(
     op: Builder, gates: Optional[ir.Value], ups: Optional[ir.Value]
 ) -> Optional[ir.Value]:
-    """Return weights or biases of gates and ups in one constant, in which their outputs
-    alternate; None for no biases.
-    """
+    """Return weights or biases of gates and ups in turn, as a constant; None for none."""
     if gates is None or ups is None:
         return None
 

@@ -60,9 +60,7 @@ def move_out(graph: ir.Graph, folder: Path, counted: Callable[[int, str], Steps]
 
 
 def blocks(array: np.ndarray) -> Iterator[memoryview]:
-    """Yield the content of an array as little-endian bytes in row-major order. Memory that
-    already has this form is not copied.
-    """
+    """Yield little-endian bytes in row-major order, without a copy of memory in this form."""
     rows = (
         max(1, BLOCK * len(array) // max(array.nbytes, 1))
         if array.ndim and not array.flags.c_contiguous

@@ -148,9 +148,7 @@ class Fused:
         )
 
     def _zero_points(self, op: Builder, node: ir.Node, of_token: ir.Value) -> ir.Value:
-        """Return a zero point for each token, in the shape of the scales. Products whose outputs
-        have the same axes before the last share it.
-        """
+        """Return a zero point for each token, shared by products of equal shapes."""
         axes = node.outputs[0].shape
         known = (
             None
@@ -169,9 +167,7 @@ class Fused:
 
 
 def _packed_codes(codes: np.ndarray, grid: Grid) -> np.ndarray:
-    """Return codes as unsigned integers in uint8. A byte holds two 4-bit codes, the first one in
-    its lower half.
-    """
+    """Return codes as uint8; two 4-bit codes in a byte, the first in its lower half."""
     unsigned = (codes.astype(np.int16) + grid.half).astype(np.uint8)
     return unsigned if grid.bits == 8 else unsigned[..., 0::2] | unsigned[..., 1::2] << 4
 

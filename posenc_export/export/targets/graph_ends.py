@@ -25,9 +25,7 @@ def name(graph: ir.Graph, manifest: Manifest) -> None:
 
 
 def cast(graph: ir.Graph, manifest: Manifest) -> None:
-    """Cast hidden states, encoder outputs and the output between the dtype of activations and
-    the one in which they are passed.
-    """
+    """Cast inputs and output between the dtype of activations and the one they are passed in."""
     inner, outer = (ir.DataType[dtype] for dtype in (manifest.dtype.upper(), "FLOAT"))
     values = (*manifest.inputs, *manifest.encoder)
     passed = {value.name for value in values if value.dtype == manifest.passed_dtype}
@@ -45,9 +43,7 @@ def cast(graph: ir.Graph, manifest: Manifest) -> None:
 
 
 def with_added(op: Builder, manifest: Manifest) -> List[State]:
-    """Add the caches that the lowering added to the outputs of the graph, and return all states,
-    each after the one it stands beside.
-    """
+    """Make caches that the lowering added outputs; return all states, each after its neighbour."""
     states, outputs = list(manifest.states), op.graph.outputs
     for beside, past, present in op.added:
         index = next(index for index, state in enumerate(states) if state.past == beside.name)
@@ -64,9 +60,7 @@ def with_added(op: Builder, manifest: Manifest) -> List[State]:
 def without_unread(
     model: ir.Model, manifest: Manifest, states: Sequence[State]
 ) -> Tuple[List[Value], List[State]]:
-    """Remove inputs that the lowered graph does not read, and their states; return the inputs,
-    with those that the lowering added, and the states.
-    """
+    """Remove inputs that nothing reads, and their states; return inputs and states."""
     graph = model.graph
     count = len(manifest.outputs)
     kept, outputs = [], list(graph.outputs)[:count]
@@ -117,9 +111,7 @@ def _reads_hidden(graph: ir.Graph, state: State, manifest: Manifest) -> bool:
 
 
 def _stops_at_length(node: ir.Node) -> bool:
-    """Return whether a node reads no slot beyond a row's length. A TensorScatter whose output no
-    node reads only writes slots.
-    """
+    """Return whether a node reads no slot beyond a row's length, or only writes slots."""
     return node.op_type == "GroupQueryAttention" or (
         node.op_type == "TensorScatter" and not node.outputs[0].uses()
     )

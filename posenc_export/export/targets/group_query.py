@@ -98,9 +98,7 @@ class GroupQuery:
 
 
 def group_query(op: Builder, node: Attend, key: Append, value: Append) -> GroupQuery:
-    """Return what the nodes in place of an Attend have in common. The caches `key` and `value`
-    append to are widened to their head size.
-    """
+    """Return what the nodes in place of an Attend share; caches get their head size."""
     attention_mask, mask = ort_slots.by_columns(op), Mask.of(node.mask)
     assert mask is not None and not mask.after  # models with a cache are causal
     attributes: Dict[str, Any] = {
@@ -133,9 +131,7 @@ def group_query(op: Builder, node: Attend, key: Append, value: Append) -> GroupQ
 
 
 def rotated(op: Builder, value: ir.Value, positions: Optional[ir.Value] = None) -> ir.Value:
-    """Rotate heads before GroupQueryAttention if a Rotate node produces them, by the rows of
-    that node or by other positions [B,S].
-    """
+    """Rotate heads by their Rotate node, if there is one, at its or at other positions [B,S]."""
     node = Rotate.of(value)
     return (
         value
@@ -180,9 +176,7 @@ def _sum(op: Builder, *scores: Optional[ir.Value]) -> Optional[ir.Value]:
 
 
 def _projections(op: Builder, heads: Sequence[ir.Value]) -> List[Optional[ir.Value]]:
-    """Return q, k and v as [B,S,N*D], or a single packed input if they are the three parts of
-    one projection.
-    """
+    """Return q, k and v as [B,S,N*D], or one packed input for parts of one projection."""
     parts = [op.merge_heads(value) for value in heads]
     split = parts[0].producer()
     if split is not None and split.op_type == "Split" and list(split.outputs) == parts:

@@ -51,9 +51,7 @@ def add_to_rows(
 
 
 def _offsets(op: Builder, name: str, codes: Codes) -> ir.Value:
-    """Return the offsets [N,blocks]: minima in float16 plus ZERO scales, if these are the same
-    numbers.
-    """
+    """Return the offsets [N,blocks], as minima in float16 plus ZERO scales if these are equal."""
     offsets = codes.offsets
     assert offsets is not None
     shift = np.float32(ZERO) * codes.scales

@@ -103,9 +103,7 @@ def _in_few_bits(op: Builder, manifest: Manifest, few_bits: Callable[[str], Any]
 
 
 def _strip(model: ir.Model) -> None:
-    """Remove names, paths and metadata of the exporting machine, so that equal modules give
-    equal files; set versions and opsets.
-    """
+    """Remove names, paths and metadata of this machine; set versions and opsets."""
     model.ir_version, model.producer_name, model.producer_version = IR_VERSION, PRODUCER, VERSION
     common.ClearMetadataAndDocStringPass()(model)
     model.doc_string, model.graph.name = None, "posenc"
@@ -129,9 +127,7 @@ def _strip(model: ir.Model) -> None:
 
 
 def _explain(model: ir.Model, manifest: Manifest) -> None:
-    """Write the summary and doc strings of inputs and outputs into the graph. The certificate is
-    measured later and written to posenc.json.
-    """
+    """Write summary and doc strings into the graph; the certificate follows in posenc.json."""
     facts = summary(manifest)
     model.doc_string = "; ".join(f"{title}: {text}" for title, text in facts.items())
     facts |= {"interface": str(manifest.interface), "certificate": "in posenc.json"}

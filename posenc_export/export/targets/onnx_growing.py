@@ -26,9 +26,7 @@ def append(op: Builder, node: graph.Append) -> ir.Value:
 
 
 def attend(op: Builder, node: graph.Attend) -> ir.Value:
-    """Use one Attention-23 node with past and present, which appends and attends, if the dtype
-    is float32 and no other node reads keys and values.
-    """
+    """Emit one Attention-23 that appends and attends, in float32 if only it reads the caches."""
     appended = standard.appended_here(node)
     if (
         appended is None

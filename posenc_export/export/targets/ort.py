@@ -39,9 +39,7 @@ def wave_products(op: Builder, node: graph.WaveProducts) -> ir.Value:
 
 
 def rows_at_counts(op: Builder, node: graph.RowsAtCounts) -> ir.Value:
-    """Count only the last keys of a cache if that is enough; the whole cache is then read by
-    GroupQueryAttention alone. Without a cache, count all keys.
-    """
+    """Count only the last keys of a cache if that is enough (counts.py)."""
     append = graph.Append.of(node.keys)
     if append is None or op.dtype != "float32":
         return counts.rows_at_counts(op, node)
@@ -70,9 +68,7 @@ def collect_by_distance(op: Builder, node: graph.CollectByDistance) -> ir.Value:
 
 
 def append(op: Builder, node: graph.Append) -> ir.Value:
-    """Write new keys or values into the buffer in place, and return the whole buffer. Nodes that
-    read all slots get a slice of the valid ones.
-    """
+    """Write into the buffer in place; nodes that read all slots get a slice of the valid ones."""
     return append_at(op, node, *ort_slots.written(op, node))
 
 

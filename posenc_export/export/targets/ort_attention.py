@@ -70,9 +70,7 @@ def _finished(
     appended: Tuple[Append, Append],
     outputs: Sequence[ir.Value],
 ) -> ir.Value:
-    """Return y [B,S,H*D] of tokens, from output, keys and values with the head size of
-    GroupQueryAttention, which replace the outputs of the Append nodes.
-    """
+    """Return y [B,S,H*D] of tokens; keys and values replace the outputs of the Append nodes."""
     y, *presents = outputs
     for append, present in zip(appended, presents, strict=True):
         append.output.replace_all_uses_with(present, replace_graph_outputs=True)
@@ -84,9 +82,7 @@ def _finished(
 
 
 def _attended(op: Builder, call: GroupQuery, node: Attend, key: Append) -> Tuple[ir.Value, ...]:
-    """Return output, keys and values of one GroupQueryAttention. A reader of the softmax reads
-    the output of that node.
-    """
+    """Return output, keys and values of a node, which a reader of the softmax reads too."""
     readers = node.readers(AttentionWeights)
     outputs = call.emit(op, node.q, key.new, key.past, with_weights=bool(readers))
     for reader in readers:
@@ -104,9 +100,7 @@ def _sees_all(call: GroupQuery, node: Attend) -> bool:
 
 
 def _reads_slots(op: Builder, weights: AttentionWeights) -> bool:
-    """Return whether only weights of keys up to the query are read, which GroupQueryAttention
-    always writes.
-    """
+    """Return whether only weights up to the query are read, which the node always writes."""
     readers = weights.readers(CollectByDistance)
     return len(readers) == len(weights.output.uses()) and all(
         reader.left and ort_slots.in_slots(op, reader.key_positions) for reader in readers
@@ -114,17 +108,13 @@ def _reads_slots(op: Builder, weights: AttentionWeights) -> bool:
 
 
 def _where_seen(op: Builder, weights: ir.Value, mask: ir.Value) -> ir.Value:
-    """Set the weights [B,H,S,T] of keys that a query does not see to 0: GroupQueryAttention
-    leaves the entries past the end of a shorter row unwritten.
-    """
+    """Set weights of hidden keys to 0; the node leaves those past a row's end unwritten."""
     seen = op.Greater(mask, op.constant(standard.LEAST, "float32"))
     return op.Where(seen, weights, op.constant(0, "float32"))
 
 
 def _at_tokens(op: Builder, y: ir.Value, mask: ir.Value) -> ir.Value:
-    """Set y [B,S,H*D] to 0 at padding. Padding sees no key, and the softmax over -inf only gives
-    NaN.
-    """
+    """Set y [B,S,H*D] to 0 at padding, which sees no key and has NaN there."""
     semantic_mask = Mask.of(mask)
     assert semantic_mask is not None
     token = op.GreaterOrEqual(op.Unsqueeze(semantic_mask.positions, [2]), 0)

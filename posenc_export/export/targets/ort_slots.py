@@ -18,9 +18,7 @@ def by_columns(op: Builder) -> Optional[ir.Value]:
 
 
 def lengths(op: Builder) -> Tuple[ir.Value, ir.Value]:
-    """Return the inputs seqlens_k [B] int32, valid tokens of each row minus 1, and
-    total_sequence_length [] int32, valid tokens of the longest row.
-    """
+    """Return seqlens_k [B], a row's tokens minus 1, and total_sequence_length [], both int32."""
     return op.input("seqlens_k"), op.input("total_sequence_length")
 
 
@@ -61,23 +59,17 @@ def positions_of(op: Builder, slots: ir.Value) -> ir.Value:
 
 
 def of_call(op: Builder, key_positions: ir.Value) -> bool:
-    """Return whether the keys are not in slots of compact rows: with attention_mask, or without
-    a cache.
-    """
+    """Return whether keys are not in slots of compact rows: attention_mask, or no cache."""
     return by_columns(op) is not None or key_positions.is_graph_input()
 
 
 def in_slots(op: Builder, key_positions: ir.Value) -> bool:
-    """Return whether a lowering may find keys by slot instead of by position. Float16 was not
-    measured.
-    """
+    """Return whether keys may be found by slot. Float16 was not measured."""
     return op.dtype == "float32" and not of_call(op, key_positions)
 
 
 def written(op: Builder, append: Append) -> Tuple[ir.Value, ir.Value]:
-    """Return the slot of the first new token of each row [B], and the number of valid slots of
-    the longest row [1], int64.
-    """
+    """Return the first new slot of each row [B], and the valid slots of the longest row [1]."""
     attention_mask, first = by_columns(op), append.write_index
     if attention_mask is None:
         first = op.Gather(cache_position(op), 0, axis=1)

@@ -148,9 +148,7 @@ def _products(
 
 
 def _waves(op: Builder, distances: ir.Value, drift: ir.Value) -> List[ir.Value]:
-    """Cosine and sine of turns by distances, [N] or [B,S,N], and drift [B,S,1,W/2]: [B,S,N,W/2]
-    float32.
-    """
+    """Cosine and sine [B,S,N,W/2] of turns by distances, [N] or [B,S,N], and drift [B,S,1,W/2]."""
     angles = turned_keys.in_radians(
         op, op.Mul(op.Unsqueeze(op.Cast(distances, to=DOUBLE), [-1]), drift)
     )
@@ -158,9 +156,7 @@ def _waves(op: Builder, distances: ir.Value, drift: ir.Value) -> List[ir.Value]:
 
 
 def _side_by_side(op: Builder, value: ir.Value) -> ir.Value:
-    """Put the two entries of a pair next to each other in rotated heads [B,S,N,D], which leaves
-    products of queries and keys as they are.
-    """
+    """Put both entries of a pair of rotated heads [B,S,N,D] side by side."""
     rotation = Rotate.of(value)
     if rotation is None or rotation.interleaved:
         return value

@@ -22,9 +22,7 @@ CACHE = "far_key"  # name of the second cache of a layer
 
 @dataclass(frozen=True)
 class Heads:
-    """Queries [B,S,H,D] and new keys [B,S,K,D] in one rotation, and the cache of the keys
-    [B,K,M,D], an input of the graph.
-    """
+    """Queries [B,S,H,D] and new keys [B,S,K,D] in a rotation, and the cache of keys [B,K,M,D]."""
 
     query: ir.Value
     key: ir.Value
@@ -94,17 +92,13 @@ def attend(
 
 
 def _ends(op: Builder, positions: ir.Value) -> Tuple[ir.Value, ir.Value]:
-    """Return the largest and the smallest position of all tokens, []. Padding, at -1, is left
-    out of the smallest.
-    """
+    """Return the largest and the smallest position of all tokens, []."""
     of_tokens = op.Where(op.Less(positions, 0), op.constant(np.iinfo(np.int64).max), positions)
     return op.ReduceMax(positions, keepdims=0), op.ReduceMin(of_tokens, keepdims=0)
 
 
 def _scattered(op: Builder, call: GroupQuery, heads: Heads, slot: ir.Value) -> ir.Value:
-    """Write new keys into their cache, rotated as GroupQueryAttention rotates them, from slots
-    [B] on.
-    """
+    """Write new keys, rotated as the operator does, into their cache from slots [B] on."""
     by_slot = call.rotation(heads.query, heads.key) is not None
     turned = rotated(op, heads.key, ort_slots.cache_position(op) if by_slot else None)
     return op.TensorScatter(

@@ -109,9 +109,7 @@ def _merge_equal_nodes(graph: torch.fx.Graph, caches: Collection[Any]) -> None:
 
 
 def _lay_out_weights(program: torch.export.ExportedProgram) -> None:
-    """Store the weights of linear layers in the memory layout that a step reads fastest. A table
-    that is also looked up by row is left as it is.
-    """
+    """Store weights that only linear layers read in the layout a step reads fastest."""
     names, weights = program.graph_signature.inputs_to_parameters, program.state_dict
     for node in program.graph.nodes:
         if (

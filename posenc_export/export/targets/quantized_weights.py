@@ -51,9 +51,7 @@ class Weights:
         return by_expert
 
     def of_table(self, op: Builder, node: ir.Node) -> Dict[str, OnGrid]:
-        """Return the table [N,K] from which a Gather reads rows by name; empty if it is not
-        rounded.
-        """
+        """Return the rounded table [N,K] that a Gather reads, by name; else empty."""
         return (
             self._found(*op.rounded(node.inputs[0]))
             if node.attributes.get_int("axis", 0) == 0

@@ -27,9 +27,7 @@ def lower(op: Builder, table: Table) -> None:
 
 
 def replace_nodes(op: Builder, table: Mapping[str, NodeLowering]) -> None:
-    """Replace nodes of the target whose type is in the table, in graph order. A node stays if
-    its function returns None.
-    """
+    """Replace nodes by operator in graph order, except where the function returns None."""
     for node in list(op.graph):
         if node.domain != graph.DOMAIN and node.op_type in table:
             new = op.empty()
@@ -46,9 +44,7 @@ def _replace(node: ir.Node, value: ir.Value, nodes: Sequence[ir.Node]) -> None:
 
 
 def fuse(op: Builder, table: Mapping[str, Fusion]) -> None:
-    """Apply the fusions of a table to the standard nodes of their type, in graph order. Nodes
-    that a fusion replaces are removed at once.
-    """
+    """Apply fusions to standard nodes in graph order; replaced nodes are removed at once."""
     for node in list(op.graph):
         if node.graph is not None and not node.domain and node.op_type in table:
             new = op.empty()
@@ -89,9 +85,7 @@ def finish(op: Builder) -> None:
 
 
 def _read_constant(op: Builder, read: OnGrid) -> None:
-    """Let the readers of a node OnGrid read the constant, transposed here for those that read it
-    transposed.
-    """
+    """Let the readers of OnGrid read the constant, in a transposed copy if they do so."""
     weight = read.weight
     for reader, _ in list(read.output.uses()):
         if reader.op_type == "Transpose":

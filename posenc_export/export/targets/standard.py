@@ -45,18 +45,14 @@ def rotate_at(op: Builder, node: graph.Rotate, positions: ir.Value) -> ir.Value:
 
 
 def distances(op: Builder, node: graph.Distances) -> ir.Value:
-    """Subtract query positions from key positions as int64, which is exact at any offset:
-    [B,1,S,T] float32.
-    """
+    """Subtract positions as int64, which is exact at any offset: [B,1,S,T] float32."""
     queries = op.Unsqueeze(node.q_positions, [1, 3])
     keys = op.Unsqueeze(node.k_positions, [1, 2])
     return op.Cast(op.Sub(keys, queries), to=FLOAT)
 
 
 def mask(op: Builder, node: graph.Mask) -> ir.Value:
-    """Additive mask [B,1 or H,S,T] in the dtype of activations: the bias, or 0, for visible
-    keys, -inf for the others.
-    """
+    """Additive mask [B,1 or H,S,T]: the bias, or 0, for visible keys, -inf for the others."""
     return mask_at(op, node, node.key_positions)
 
 
@@ -100,9 +96,7 @@ def as_is(op: Builder, node: graph.FitPositions) -> ir.Value:
 
 
 def appended_here(node: Attend) -> Optional[Tuple[Append, Append]]:
-    """Return the Append nodes that produce keys and values of an Attend; None if another node
-    reads them or another kind of node produces them.
-    """
+    """Return the Append nodes of keys and values if only this Attend reads them."""
     key, value = Append.of(node.keys), Append.of(node.values)
     if (
         key is None
@@ -125,9 +119,7 @@ def scores_of(node: Attend) -> Dict[str, Any]:
 
 
 def attend(op: Builder, node: Attend) -> ir.Value:
-    """Attention over given keys and values [B,K,T,D] in float32. In float16, the products of
-    Attention could exceed 65504.
-    """
+    """Attention in float32: in float16, products of Attention could exceed 65504."""
     if node.readers(AttentionWeights):
         return _attend_in_steps(op, node)
     q, keys, values = (in_float(op, value) for value in (node.q, node.keys, node.values))
@@ -152,9 +144,7 @@ def _attend_in_steps(op: Builder, node: Attend) -> ir.Value:
 def _with_sinks(
     op: Builder, node: Attend, keys: ir.Value, values: ir.Value, mask: ir.Value
 ) -> Tuple[ir.Value, ir.Value, ir.Value]:
-    """Prepend a key and a value of zeros, and a mask column with the sink of each head as score.
-    Return keys, values and mask.
-    """
+    """Prepend zeros to keys and values, and the sink of each head to the mask."""
     assert node.sinks is not None
     front = [op.constant([1, 0]), op.constant(0, "float32"), op.constant([2])]
     keys, values = (op.Pad(value, *front) for value in (keys, values))
@@ -243,9 +233,7 @@ def _reordered(op: Builder, weight: ir.Value, width: int) -> ir.Value:
 
 
 def in_float(op: Builder, value: ir.Value) -> ir.Value:
-    """Return a value in the dtype of activations as float32. For a value that was cast from
-    float32, return the value before the cast.
-    """
+    """Return a value as float32; the value before the cast, if it was cast from float32."""
     if op.dtype == "float32":
         return value
     cast = value.producer()

@@ -37,9 +37,7 @@ def write_torchscript(source: Source, manifest: Manifest, folder: Path) -> Graph
 
 
 def _lay_out_weights(module: torch.jit.ScriptModule) -> None:
-    """Store the float32 weights of linear layers in the memory layout that a step reads fastest.
-    A table that is also looked up by row is left as it is.
-    """
+    """Store weights that only linear layers read in the layout a step reads fastest."""
     graph: Any = module.graph  # its type stub is incomplete
     for node in graph.findAllNodes("aten::linear"):
         weight = list(node.inputs())[1]

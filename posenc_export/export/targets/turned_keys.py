@@ -36,9 +36,7 @@ def _attend_turned(op: Builder, node: AttendTurnedKeys) -> ir.Value:
 def weighted(
     op: Builder, node: AttendTurnedKeys, scores: ir.Value, mask: ir.Value, values: ir.Value
 ) -> ir.Value:
-    """Sum values [B,K,T,D] with the softmax of scores [B,H,S,T], which are scaled and masked
-    here: [B,S,H*D].
-    """
+    """Sum values [B,K,T,D] with the softmax of unscaled, unmasked scores [B,H,S,T]: [B,S,H*D]."""
     masked = op.Add(op.Mul(scores, op.constant(node.scale, "float32")), mask)
     weights = op.Softmax(op.Clip(masked, op.constant(standard.LEAST, "float32")), axis=-1)
     return standard.weighted_sum(op, node, weights, values)
