@@ -211,7 +211,7 @@ def _make(
         return manifest
     verified = check(folder, manifest, source, written.expected, accuracy, written.numbers, options)
     lost = None
-    if accuracy.rounds and "float32" in kind.dtypes:
+    if accuracy.rounds and ("float32" in kind.dtypes or (options.weights and verified.certificate)):
         source.release()
         options.say(f"{target}: measuring the loss against float32")
         inputs = read._replace(model=sources.of("float32").model)
@@ -248,7 +248,7 @@ def _written(
     long = bool(options.verify)
     expected = source.once(
         ("expected", long, *grid_of(manifest)),
-        lambda: expected_outputs(source.model, manifest, long, options.say),
+        lambda: expected_outputs(source.exact, manifest, long, options.say),
     )
     stored = reference.write(manifest, expected, accuracy, folder)
     trained = trained_numbers.store(source.model, manifest, folder)

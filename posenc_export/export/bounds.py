@@ -18,6 +18,10 @@ from posenc_export.shared.numerics import (
     tolerance,
 )
 
+# Error of a weight of few bits that a kernel decodes in half precision: its products with the
+# scale and with the zero point, and their difference, are rounded one after the other.
+DECODED = 2.0
+
 
 def accuracy_of(model: Model, manifest: Manifest) -> Accuracy:
     """Return how far a correct artefact may be from the module with the same rounded weights."""
@@ -31,6 +35,7 @@ def _noise(manifest: Manifest) -> float:
     """Return the rounding error of one product, relative to it; 0 in float32."""
     of_dtype = {"float16": FLOAT16_NOISE, "bfloat16": BFLOAT16_NOISE}.get(manifest.dtype, 0.0)
     few_bits = manifest.weights
+    of_weights = DECODED * of_dtype if few_bits else 0.0
     of_activations = (
         rounding_noise(8, format_of(few_bits.format).shared)
         if few_bits and few_bits.activations == "int8"
@@ -39,6 +44,7 @@ def _noise(manifest: Manifest) -> float:
     return math.hypot(
         of_dtype,
         of_activations,
+        of_weights,
         cache_noise(manifest.calibration.tokens)
         if manifest.cache and manifest.calibration
         else 0.0,

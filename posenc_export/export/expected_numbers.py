@@ -26,10 +26,14 @@ class ExpectedNumbers:
 
     def __init__(self, source: Source, manifest: Manifest) -> None:
         module = wrap(source.model, manifest.signature)
-        self.tensors: Dict[str, torch.Tensor] = {
-            **dict(module.named_buffers(remove_duplicate=False)),
-            **dict(module.named_parameters(remove_duplicate=False)),
-        }
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        if source.exact is not source.model:  # in half precision, codes have more digits
+            read = {id(source.model.get_parameter(name)): name for name in source.on_grid}
+            for name, parameter in parameters.items():
+                if id(parameter) in read:
+                    parameters[name] = source.exact.get_parameter(read[id(parameter)])
+        buffers = dict(module.named_buffers(remove_duplicate=False))
+        self.tensors: Dict[str, torch.Tensor] = {**buffers, **parameters}
         self.traced = source.traced(manifest)
         self.seen: Set[str] = set()
         self._scales = source.cache_scales

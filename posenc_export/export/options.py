@@ -137,11 +137,14 @@ class ExportOptions:
             self._check_format(f"cache {self.cache}", target, able)
 
     def _check_format(self, what: str, target: str, able: Sequence[str]) -> None:
-        if target not in able or self.dtype not in (None, "float32"):
+        if target not in able or self.dtype not in (None, *TARGETS[target].few_bits_dtypes):
             got = target if self.dtype is None else f"{target} in {self.dtype}"
+            in_half = [name for name in able if "float32" not in TARGETS[name].dtypes]
+            plain = " or ".join(name for name in able if name not in in_half)
+            others = f", to {' or '.join(in_half)} for half precision," if in_half else ""
             raise ValueError(
-                f"export: expected target {' or '.join(able)} in float32 for {what}, got {got}; "
-                f"change the target or omit {what.partition(' ')[0]}"
+                f"export: expected target {plain} in float32 for {what}, got {got}; "
+                f"change the target{others} or omit {what.partition(' ')[0]}"
             )
 
     def _check_calibration(self) -> None:

@@ -1,7 +1,7 @@
 """The model behind several exports: cast once per dtype, and rounded once per format."""
 
 import copy
-from typing import Any, Dict, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple, Union
 
 import torch
 
@@ -10,12 +10,19 @@ from posenc_export.export.graph_values import dtype_of
 from posenc_export.export.paging import page_out
 from posenc_export.export.quantization import calibration, mixed
 from posenc_export.export.quantization.formats import KEEP, format_of
+from posenc_export.export.quantization.grid import OnGrid
 from posenc_export.export.quantization.kept import kept
-from posenc_export.export.quantization.rounding import Rounded, activations_of, rounded
+from posenc_export.export.quantization.rounding import (
+    Rounded,
+    activations_of,
+    parameter_of,
+    rounded,
+)
 from posenc_export.export.quantization.samples import Sample
 from posenc_export.export.quantization.smoothing import smoothed
 from posenc_export.export.trace import Source
 from posenc_export.export.weight_file import Keep, WeightFile, in_memory
+from posenc_export.models.parameters import fill, slots
 from posenc_export.models.parts.experts import Experts
 from posenc_export.models.user_module import as_model
 from posenc_export.runtime.artefact.records import Weights
@@ -67,8 +74,8 @@ class Sources:
         """
         key = dtype, weights, sample and sample.described, cache, size
         if key not in self._made:
-            model = in_dtype(self.model, dtype)
-            scales, formats = None, None
+            model = in_dtype(self.model, "float32" if weights else dtype)
+            scales, formats, exact = None, None, None
             if cache and sample is not None:
                 scales = calibration.cache_scales(model, sample, say)
             if size is not None and sample is not None:
@@ -78,14 +85,17 @@ class Sources:
                 if weights is None
                 else in_few_bits(model, weights, sample, formats, self._keep, say)
             )
+            activations = activations_of(model) if dtype == "float32" else dtype
+            if weights is not None and dtype != "float32":
+                rounded_model, exact, on_grid = in_half(rounded_model, on_grid, dtype, self._keep)
             few_bits = FewBits(
-                None if weights is None else Weights(weights, activations=activations_of(model)),
+                None if weights is None else Weights(weights, activations=activations),
                 {} if size is None else mixed.formats_of(on_grid),
                 cache,
                 None if sample is None else sample.described,
             )
             page_out(self.model.parameters())
-            self._made[key] = Source(rounded_model, scales, on_grid, few_bits, say)
+            self._made[key] = Source(rounded_model, scales, on_grid, few_bits, say, exact)
         return self._made[key]
 
 
@@ -110,6 +120,38 @@ def in_few_bits(
     if format_of(weights).smooth:
         return rounded(smoothed(model, sample, say), weights, (), None, keep, say)
     return rounded(model, weights, calibration.moments(model, sample, say), formats, keep, say)
+
+
+class Halved(NamedTuple):
+    """A model with rounded weights in half precision.
+
+    Args:
+        model: in half precision.
+        exact: in float32: the rounded weights as their codes have them, all others as `model`.
+        weights: grids and codes by name of the parameter.
+    """
+
+    model: Model
+    exact: Model
+    weights: Dict[str, OnGrid]
+
+
+def in_half(
+    model: Model, weights: Mapping[str, OnGrid], dtype: str, keep: Keep = in_memory
+) -> Halved:
+    """Cast a float32 model with rounded weights to half precision. Scales and offsets of blocks
+    are rounded to the dtype too.
+    """
+    on_grid = {
+        name: (grid, codes.in_dtype(dtype, grid.bits).kept(keep))
+        for name, (grid, codes) in weights.items()
+    }
+    half = in_dtype(model, dtype)
+    exact = in_dtype(half, "float32")
+    places = slots(exact)
+    for name, (_, codes) in on_grid.items():
+        fill(places[id(exact.get_parameter(name))], parameter_of(codes, keep))
+    return Halved(half, exact, on_grid)
 
 
 def in_dtype(model: Model, dtype: str) -> Model:

@@ -36,6 +36,7 @@ class Source:
             if none is rounded.
         few_bits: what is rounded, for the manifest.
         say: reports progress of tracing and writing.
+        exact: float32 model whose outputs are expected of the artefact; None for `model`.
     """
 
     def __init__(
@@ -45,8 +46,10 @@ class Source:
         on_grid: Optional[Mapping[str, OnGrid]] = None,
         few_bits: FewBits = FewBits(),
         say: Progress = silent,
+        exact: Optional[Model] = None,
     ) -> None:
         self.model, self.few_bits, self.say = model, few_bits, say
+        self.exact = model if exact is None else exact
         self.cache_scales, self.on_grid = cache_scales or {}, on_grid or {}
         self._graphs: Dict[str, Tuple[ir.Model, TracedConstants]] = {}
         self._computed: Dict[Tuple[Any, ...], Any] = {}

@@ -22,7 +22,7 @@ from posenc_export.export.quantization import samples
 from posenc_export.export.quantization.formats import format_of
 from posenc_export.export.quantization.samples import Sample
 from posenc_export.export.quantization.text import default_sample, is_default
-from posenc_export.export.sources import in_dtype, in_few_bits
+from posenc_export.export.sources import in_dtype, in_few_bits, in_half
 from posenc_export.export.trace import Source
 from posenc_export.models.config_json import from_json, to_json
 from posenc_export.models.placed import from_outside
@@ -142,28 +142,33 @@ def verify(
         raise ValueError(
             f"verify: expected an artefact with a reference, got none in {folder}; export it again"
         )
-    module = _in_few_bits(in_dtype(module, manifest.dtype), manifest, calibrate, progress or silent)
+    source = _source(module, manifest, calibrate, progress or silent)
     accuracy, say = accuracy_on(loaded.provider, manifest.reference, tolerance), progress or silent
     with tempfile.TemporaryDirectory() as scratch:
-        edges = edge_errors(Source(module), manifest, Path(scratch) / "edges", say)
-    expected = expected_outputs(module, manifest, say=say)
+        edges = edge_errors(source, manifest, Path(scratch) / "edges", say)
+    expected = expected_outputs(source.exact, manifest, say=say)
     measured = _joined(forms.measured(loaded, folder, expected, accuracy, say), edges)
-    exact = oracle_cells(module, manifest, expected)
-    certificate = _certificate(loaded, module, accuracy, measured, exact)
+    exact = oracle_cells(source.exact, manifest, expected)
+    certificate = _certificate(loaded, source.exact, accuracy, measured, exact)
     manifests.write(manifest.replace(certificate=certificate), folder)
     return certificate
 
 
-def _in_few_bits(
+def _source(
     model: Model, manifest: Manifest, calibrate: Union[str, Path, None], say: Progress
-) -> Model:
-    """Round the weights of a model as those of an artefact."""
+) -> Source:
+    """Return a float32 model in the dtype of an artefact, with weights rounded as there."""
     if manifest.weights is None:
-        return model
+        return Source(in_dtype(model, manifest.dtype))
     name, described, sample = manifest.weights.format, manifest.calibration, None
+    model = in_dtype(model, "float32")
     if described is not None and format_of(name).calibrated:
         sample = _sample(described, model, calibrate)
-    return in_few_bits(model, name, sample, manifest.formats or None, say=say).model
+    rounded, on_grid = in_few_bits(model, name, sample, manifest.formats or None, say=say)
+    if manifest.dtype == "float32":
+        return Source(rounded)
+    half, exact, _ = in_half(rounded, on_grid, manifest.dtype)
+    return Source(half, exact=exact)
 
 
 def _sample(described: Calibration, model: Model, calibrate: Union[str, Path, None]) -> Sample:
@@ -207,7 +212,7 @@ def check(
     Raises:
         VerificationError: a cell exceeds the tolerance.
     """
-    model, say, scratch = source.model, options.say, folder.with_name(f"{folder.name}.edges")
+    model, say, scratch = source.exact, options.say, folder.with_name(f"{folder.name}.edges")
     edges = Measured() if options.quick else edge_errors(source, manifest, scratch, say)
     say(f"{manifest.target}: comparing the module with its formula")
     # Before the graph is loaded, so that its weights and the float64 head are not in memory

@@ -61,6 +61,19 @@ class Codes:
         )
         return zeros.astype(np.int8) if whole else None
 
+    def in_dtype(self, dtype: str, bits: int) -> "Codes":
+        """Return the same codes with scales and offsets that a dtype of activations represents.
+        Whole zero points stay whole.
+        """
+        half = getattr(torch, dtype)
+        scales = torch.from_numpy(self.scales).to(half).float().numpy()
+        zeros, offsets = self.zeros(bits), self.offsets
+        if zeros is not None:
+            offsets = -zeros * scales
+        elif offsets is not None:
+            offsets = torch.from_numpy(offsets).to(half).float().numpy()
+        return Codes(self.codes, scales, self.inputs, offsets)
+
     def kept(self, keep: Keep) -> "Codes":
         """Return the same codes in arrays that `keep` returns."""
         return Codes(

@@ -94,11 +94,7 @@ def rounded(
                 grid = FORMATS[formats[name]].projections
             codes = _codes(weight, grid, known.get(name))
             on_grid[name] = grid, codes.kept(keep)
-            numbers = codes.weight
-            if weight.dim() > 2:
-                numbers = np.ascontiguousarray(numbers.swapaxes(1, 2))
-            rounded_weight = torch.from_numpy(keep(numbers))
-            fill(places[id(weight)], torch.nn.Parameter(rounded_weight, weight.requires_grad))
+            fill(places[id(weight)], parameter_of(codes, keep, weight.requires_grad))
             done.append(weight)
             if len(done) == RELEASED:
                 page_out(done)
@@ -106,6 +102,14 @@ def rounded(
             steps.advance()
         del group, known  # before the next group is allocated
     return Rounded(copied, {name: on_grid[name] for name in order})
+
+
+def parameter_of(codes: Codes, keep: Keep, requires_grad: bool = False) -> torch.nn.Parameter:
+    """Return the float32 weight that codes have: [N,K], or [experts,K,N]."""
+    numbers = codes.weight
+    if numbers.ndim > 2:
+        numbers = np.ascontiguousarray(numbers.swapaxes(1, 2))
+    return torch.nn.Parameter(torch.from_numpy(keep(numbers)), requires_grad)
 
 
 def _codes(weight: torch.Tensor, grid: Grid, moments: Optional[torch.Tensor]) -> Codes:

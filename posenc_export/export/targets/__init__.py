@@ -28,7 +28,7 @@ class Target(Caches):
         cache: description of the caches, in one line.
         write: writes the graph to a folder.
         dtypes: supported dtypes, the default first.
-        formats: formats of weights, with float32 activations. KEEP has blocks with offsets; for
+        formats: formats of weights, with activations in `few_bits_dtypes`. KEEP has blocks with offsets; for
             MIXED, the bytes of weights are known before the graph is written.
         cache_formats: formats of quantized caches, with float32 activations.
     """
@@ -39,6 +39,11 @@ class Target(Caches):
     dtypes: Tuple[str, ...] = ("float32", "float16")
     formats: Tuple[str, ...] = ()
     cache_formats: Tuple[str, ...] = ()
+
+    @property
+    def few_bits_dtypes(self) -> Tuple[str, ...]:
+        """Dtypes of activations beside weights and caches of few bits."""
+        return ("float32",) if "float32" in self.dtypes else self.dtypes
 
 
 # Slots; small, because the cost of standard operators depends on the capacity instead of the number
@@ -101,5 +106,6 @@ TARGETS = {
         continuation_rows=1,
         contiguous=True,
         dtypes=("float16", "bfloat16"),  # GroupQueryAttention has no float32 kernel for CUDA
+        formats=(*FORMATS, KEEP),
     ),
 }

@@ -13,7 +13,7 @@ from posenc_export.export.targets.rewriter import NodeLowering
 
 # Accuracy_level of MatMulNBits; activations are rounded in blocks of one token, so outputs do not
 # depend on other tokens.
-ACCURACY = {"int8": 4, "float32": 0}
+ROUNDED, PLAIN = 4, 0
 ZERO_POINT = 128  # of activations in uint8, which has the faster kernel
 
 
@@ -24,11 +24,11 @@ class Fused:
     head is tied. Grids with one scale per output use integer products.
 
     Args:
-        activations: "int8" to round activations to 8 bits in products, or "float32".
+        activations: "int8" to round activations to 8 bits in products, or their dtype.
     """
 
     def __init__(self, activations: str) -> None:
-        self.weights, self.accuracy = Weights(), ACCURACY[activations]
+        self.weights, self.accuracy = Weights(), ROUNDED if activations == "int8" else PLAIN
         self._zeros: Dict[Tuple[Any, ...], ir.Value] = {}  # by the axes of tokens
 
     def table(self) -> Mapping[str, NodeLowering]:
@@ -55,7 +55,7 @@ class Fused:
         if grid.block is None:
             return (
                 dequantized(op, node, x, name, found)
-                if self.accuracy == ACCURACY["float32"]
+                if self.accuracy == PLAIN
                 else self._by_token(op, node, x, name, codes)
             )
         sizes = {
@@ -76,7 +76,7 @@ class Fused:
         if zeros is not None:
             packed = op.weight(
                 f"{name}.zeros",
-                lambda: _packed_codes(np.pad(zeros, ((0, 0), (0, zeros.shape[1] % 2))), grid),
+                lambda: packed_codes(np.pad(zeros, ((0, 0), (0, zeros.shape[1] % 2))), grid),
             )
             return op.MatMulNBits(*inputs, packed, domain=MICROSOFT, **sizes)
         return offsets.add_to_product(
@@ -163,10 +163,10 @@ class Fused:
 
     def _packed(self, op: Builder, name: str, grid: Grid, codes: Codes) -> ir.Value:
         """Return the codes as unsigned integers [N,blocks,bytes] uint8."""
-        return op.weight(f"{name}.codes", lambda: _packed_codes(codes.codes, grid))
+        return op.weight(f"{name}.codes", lambda: packed_codes(codes.codes, grid))
 
 
-def _packed_codes(codes: np.ndarray, grid: Grid) -> np.ndarray:
+def packed_codes(codes: np.ndarray, grid: Grid) -> np.ndarray:
     """Return codes as uint8; two 4-bit codes in a byte, the first in its lower half."""
     unsigned = (codes.astype(np.int16) + grid.half).astype(np.uint8)
     return unsigned if grid.bits == 8 else unsigned[..., 0::2] | unsigned[..., 1::2] << 4

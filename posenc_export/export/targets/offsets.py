@@ -22,7 +22,11 @@ ZERO = 8  # code that a 4-bit code has 0 at; the minimum of a block is its offse
 
 
 def scales(op: Builder, name: str, numbers: np.ndarray) -> ir.Value:
-    """Return scales float32, stored as float16 if that changes none."""
+    """Return scales: in float32, stored as float16 if that changes none, or in the half precision
+    of activations.
+    """
+    if op.dtype != "float32":
+        return op.weight(name, lambda: numbers, op.onnx_dtype)
     half = _half(numbers)
     if half is None:
         return op.weight(name, lambda: numbers)
@@ -54,6 +58,8 @@ def _offsets(op: Builder, name: str, codes: Codes) -> ir.Value:
     """Return the offsets [N,blocks], as minima in float16 plus ZERO scales if these are equal."""
     offsets = codes.offsets
     assert offsets is not None
+    if op.dtype != "float32":
+        return op.weight(f"{name}.offsets", lambda: offsets, op.onnx_dtype)
     shift = np.float32(ZERO) * codes.scales
     minima = (offsets - shift).astype(np.float16)
     if _half(codes.scales) is None or not np.array_equal(

@@ -13,7 +13,7 @@ from posenc_export.encodings.shared.base import PositionEncoding
 from posenc_export.export.facts import Graph
 from posenc_export.export.targets import ort, ort_attention, ort_layers, ort_slots, standard
 from posenc_export.export.targets.builder import FLOAT, MICROSOFT, Builder
-from posenc_export.export.targets.fused_weights import Fused
+from posenc_export.export.targets.cuda_weights import InHalf
 from posenc_export.export.targets.onnx_file import FILE_NAME, Lowerings, write_onnx
 from posenc_export.export.targets.rewriter import Replaced, Table
 from posenc_export.export.trace import Source
@@ -112,7 +112,7 @@ LOWERING: Tuple[Table, ...] = (
     {**ort.LOWERING[1], graph.Append: append},
 )
 FUSIONS = {**ort_layers.FUSIONS, "RMSNormalization": sum_and_norm}
-LOWERINGS = Lowerings(LOWERING, Fused, FUSIONS)
+LOWERINGS = Lowerings(LOWERING, InHalf, FUSIONS)
 
 
 def write(source: Source, manifest: Manifest, folder: Path) -> Graph:

@@ -127,8 +127,8 @@ class Weights(Struct, frozen=True, forbid_unknown_fields=True):
         str, Meta(pattern=r"^(int8|int8-32|int4|int4-128|keep|mixed)\Z")
     ]  # format as `posenc export --weights` takes it; "mixed" for --size
     matrices: Size = 0  # number of constants in that format; all others are float32
-    activations: Annotated[str, Meta(pattern=r"^(int8|float32)\Z")] = (
-        "int8"  # whether inputs of products with these weights are rounded to 8 bits
+    activations: Annotated[str, Meta(pattern=r"^(int8|float32|float16|bfloat16)\Z")] = (
+        "int8"  # in which products with these weights read their inputs
     )
 
 

@@ -233,10 +233,16 @@ def _check_caches(manifest: Manifest) -> None:
 def _check_files(manifest: Manifest) -> None:
     graph, target, weights = GRAPHS[manifest.target], manifest.target, manifest.weights
     if weights is not None:
+        plain = manifest.dtype == "float32"
         expect(
-            graph == "model.onnx" and manifest.dtype == "float32",
+            graph == "model.onnx" and (plain or target == "ort-cuda"),
             "model.onnx in float32 for weights of few bits",
             f"{weights.format} for target {target} in {manifest.dtype}",
+        )
+        expect(
+            weights.activations in (("int8", "float32") if plain else (manifest.dtype,)),
+            f"activations of products in {'int8 or float32' if plain else manifest.dtype}",
+            weights.activations,
         )
     mixed = weights.matrices if weights is not None and weights.format == "mixed" else 0
     expect(len(manifest.formats) == mixed, f"formats of {mixed} weights", len(manifest.formats))

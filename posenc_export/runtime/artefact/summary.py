@@ -44,7 +44,7 @@ def _quantization(manifest: Manifest) -> Dict[str, str]:
         form = _formats(manifest) or SAID.get(weights.format, weights.format)
         lines["weights"] = (
             f"{form} in {weights.matrices} matrices, activations of products in "
-            f"{weights.activations} on the CPU"
+            f"{weights.activations}{' on the CPU' if manifest.dtype == 'float32' else ''}"
         )
     if manifest.cache:
         lines["cache"] = manifest.cache

@@ -18,6 +18,9 @@ SLOWER = {"cpu": ["SkipLayerNormFusion"], "cuda": [], "webgpu": []}
 # are slow, and weights are dequantized when they are loaded instead.
 FOUR_BITS = ("session.qdq_matmulnbits_accuracy_level", "0")
 EIGHT_BITS = ("session.disable_quant_qdq", "1")
+# Products of half precision and few bits by the kernels of TensorRT-LLM, where N, K and the block
+# allow it; ONNX Runtime's own otherwise.
+MIXED_PRODUCTS = ("ep.cuda.fpa_intb_gemm", "1")
 FOLDER = "session.model_external_initializers_file_folder_path"  # for models that are no file
 # Operators of target ort that have no float32 kernel for CUDA, or one with other rules.
 HOST_ONLY = {"GroupQueryAttention", "MoE", "QMoE"}
@@ -76,10 +79,11 @@ def choose_provider(name: str, manifest: Manifest) -> str:
 
 
 def _host_only(manifest: Manifest) -> str:
-    """Return what of an artefact runs on the CPU only; empty for nothing. CUDA's kernels for
-    weights of few bits refuse token tables, and are wrong for encoders.
+    """Return what of an artefact runs on the CPU only; empty for nothing. Other targets than
+    ort-cuda have weights of few bits in forms that CUDA's kernels refuse, or read otherwise
+    (export/targets/cuda_weights.py).
     """
-    if manifest.weights is not None:
+    if manifest.weights is not None and manifest.target != "ort-cuda":
         return f"weights in {manifest.weights.format}"
     needs = manifest.dtype == "float32" and not HOST_ONLY.isdisjoint(manifest.operators)
     return f"target {manifest.target} in float32" if needs else ""
@@ -109,7 +113,9 @@ def session_options(manifest: Manifest, threads: Optional[int]) -> Any:
     if manifest.operators.get("MatMulIntegerToFloat") and _saturates():
         # Uses products of unsigned bytes, which are exact but slower.
         options.add_session_config_entry("session.x64quantprecision", "1")
-    if manifest.weights is not None and manifest.weights.activations == "float32":
+    if manifest.target == "ort-cuda" and manifest.weights is not None:
+        options.add_session_config_entry(*MIXED_PRODUCTS)
+    elif manifest.weights is not None and manifest.weights.activations == "float32":
         four = manifest.weights.format.startswith("int4")
         options.add_session_config_entry(*(FOUR_BITS if four else EIGHT_BITS))
     if threads:

@@ -58,6 +58,11 @@ class Blocks:
         return int(self.codes.shape[2]) * 8 // self.bits
 
     @property
+    def weight(self) -> np.ndarray:
+        """The weights by input [K,N] float32."""
+        return self.columns(np.arange(self.inputs))[0].T.astype(np.float32)
+
+    @property
     def largest(self) -> np.ndarray:
         """Largest magnitude that a kernel can give zero points, [N,blocks] float64, in units of the
         scale.
@@ -239,8 +244,13 @@ def of_codes(x: np.ndarray, codes: np.ndarray, scales: np.ndarray) -> np.ndarray
 
 
 def of_rows(y: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return errors over bounds [M] of dequantized rows (code - zero) * scale: one rounding."""
-    return over(y, rows, _bound(np.abs(rows), 1))
+    """Return errors over bounds [M] of dequantized rows (code - zero) * scale: one rounding to
+    float32, and one to float16 if that is the dtype of y.
+    """
+    bound = _bound(np.abs(rows), 1)
+    if y.dtype == np.float16:
+        bound += np.abs(rows) * HALF_UNIT + 2.0**-25
+    return over(y, rows, bound)
 
 
 def of_half(x: np.ndarray, y: np.ndarray, weight: np.ndarray, unit: float) -> np.ndarray:
@@ -251,7 +261,7 @@ def of_half(x: np.ndarray, y: np.ndarray, weight: np.ndarray, unit: float) -> np
 
     Args:
         x, y: [M,K] and [M,N] float16.
-        weight: [K,N] float16.
+        weight: [K,N] float16, or float32 if it is decoded from codes.
     """
     exact, ratios, count = x.astype(np.float64), np.zeros(len(x)), x.shape[1] + 2
     for part in _slices(weight.shape[1], len(weight)):

@@ -11,7 +11,7 @@ import numpy as np
 from posenc_export.runtime.graphs.onnx_nodes import Node
 from posenc_export.runtime.verification import contracts
 from posenc_export.runtime.verification.contracts import BESIDE, UNDERFLOW, UNIT, Blocks
-from posenc_export.runtime.verification.kernels import LEVELS, CheckedNode, Graph, Record, rows
+from posenc_export.runtime.verification.kernels import CheckedNode, Graph, Record, rows
 
 # Absolute error of a sigmoid, which kernels approximate and limit near 0 and 1; and the largest
 # slope of z sigmoid(z).
@@ -39,7 +39,7 @@ def chosen_experts(graph: Graph, node: Node) -> CheckedNode:
                 bound[at] += share * (error + OF_SHARE * UNIT * (np.abs(numbers) + error))
         return contracts.over(y, value, np.where(sure[:, None], bound + UNDERFLOW, np.inf))
 
-    wrong = f"accuracy_level {level} in place of 0" if level != LEVELS["float32"] else ""
+    wrong = f"accuracy_level {level} in place of 0" if level else ""
     return CheckedNode(f"QMoE {node.inputs[2]}", output, (x, logits), ratios, wrong)
 
 

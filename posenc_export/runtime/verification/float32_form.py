@@ -99,7 +99,7 @@ def _float_products(graph: Nodes) -> Iterator[Node]:
     sources = {node.outputs[0]: node for node in graph.nodes}
     integer = {node.outputs[0]: node for node in graph.nodes if _multiplies_integers(node)}
     for node in graph.nodes:
-        if node.attributes.get("accuracy_level") == ROUNDED and node.attributes.get("bits") == 8:
+        if node.operator == "MatMulNBits" and node.attributes.get("bits") == 8:
             yield from _dequantized(graph, node)
         elif node.attributes.get("accuracy_level") == ROUNDED:
             yield with_attribute(node, "accuracy_level", FLOATS)

@@ -17,7 +17,7 @@ from posenc_export.runtime.verification.decoding import dequantized, of_blocks, 
 
 Record = Mapping[str, np.ndarray]  # values of a call by name
 UNMOVED = ("Cast", "Unsqueeze", "Reshape")  # keep the order of scales, and float16 as float32
-LEVELS = {"int8": 4, "float32": 0}  # accuracy_level by activations of the manifest
+LEVELS = {"int8": 4}  # accuracy_level by activations of the manifest; 0 for others
 # Block of activations of a product whose weight has one scale per output
 # (session.qdq_matmulnbits_block_size).
 BLOCK = 32
@@ -65,7 +65,7 @@ class Graph:
     @property
     def level(self) -> int:
         """accuracy_level of products, by the manifest."""
-        return LEVELS[self.manifest.weights.activations if self.manifest.weights else "float32"]
+        return LEVELS.get(self.manifest.weights.activations, 0) if self.manifest.weights else 0
 
     def maker(self, name: str, *operators: str) -> Optional[Node]:
         """Return the node that computes a value, if it has one of some operators."""
@@ -132,6 +132,8 @@ def _product(
 
     def ratios(records: Sequence[Record]) -> np.ndarray:
         read, inputs, outputs = weights(), rows(records, x), rows(records, output)
+        if outputs.dtype == np.float16:
+            return contracts.of_half(inputs, outputs, read.weight, _unit())
         if level != LEVELS["int8"]:
             return contracts.of_float(inputs, outputs, read)
         rounded = contracts.of_rounded(inputs, outputs, read)
@@ -192,16 +194,20 @@ def _half(graph: Graph, node: Node) -> Optional[CheckedNode]:
     described = graph.nodes.constants.get(stored)
     if described is None or described.element != "float16" or len(described.shape) != 2:
         return None
-    arm = platform.machine().lower() in ("arm64", "aarch64")
-    unit = contracts.HALF_UNIT if arm else contracts.UNIT
 
     def ratios(records: Sequence[Record]) -> np.ndarray:
         numbers = graph.numbers(stored)
         numbers = numbers.T if turned else numbers
-        return contracts.of_half(rows(records, x), rows(records, output), numbers, unit)
+        return contracts.of_half(rows(records, x), rows(records, output), numbers, _unit())
 
     alone = (turned, node) if turned else (node,)
     return CheckedNode(f"MatMul {stored}", output, (x,), ratios, alone=alone)
+
+
+def _unit() -> float:
+    """Return the unit roundoff of sums of products in float16."""
+    arm = platform.machine().lower() in ("arm64", "aarch64")
+    return contracts.HALF_UNIT if arm else contracts.UNIT
 
 
 def _of_integers(graph: Graph, node: Node) -> Optional[CheckedNode]:

@@ -376,7 +376,6 @@ REFUSALS: dict = {
         "target onnx or onnx-static or ort in float32 for weights int4, got torchscript",
     ),
     "a program of torch.export": (("pt2", "int8"), {}, "got pt2"),
-    "CUDA": (("ort-cuda", "int4"), {}, "got ort-cuda"),
     "float16": (("ort", "int4"), {"dtype": "float16"}, "got ort in float16"),
 }
 
