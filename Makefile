@@ -12,10 +12,10 @@ demo: $(VENV)/ready
 	$(BIN)/python -m posenc_export.commands.demo build/demo
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not exhaustive"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=30 -m "not exhaustive"
 
 test-all: lint docs
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=30
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

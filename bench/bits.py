@@ -151,9 +151,7 @@ def table(results: Dict[str, Any]) -> str:
 
 
 def options_of(arguments: Optional[List[str]]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path, help="a GGUF file")
     parser.add_argument(
         "--folder",

@@ -187,9 +187,7 @@ def _cell(rows: Sequence[Row]) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the clients and write the results; return exit status 0."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--environments", type=Path, default=TOP / "build" / "clients")
     parser.add_argument(
         "--only",

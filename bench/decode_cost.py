@@ -107,9 +107,7 @@ def measured(names: Sequence[str]) -> Dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="registry keys of encodings (default: all)"
     )

@@ -130,9 +130,7 @@ def main(arguments: Sequence[str]) -> int:
     from tests.models import checkpoints, encoders, pairs
 
     names = [*checkpoints.MODELS, *encoders.MODELS, *pairs.MODELS]
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--only",
         action="append",

@@ -130,9 +130,7 @@ def main(arguments: Sequence[str]) -> int:
     """Write the page; return exit status 0."""
     import transformers
 
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--markdown", type=Path, default=Path("docs/model-types.md"))
     options = parser.parse_args(arguments)
     options.markdown.write_text(table(rows(), transformers.__version__), encoding="utf-8")

@@ -147,9 +147,7 @@ def _medians(times: Dict[str, List[Dict[str, float]]]) -> Dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     options = parser.parse_args(arguments)
     rows = [row for name in MODELS for row in measured(name)]

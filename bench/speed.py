@@ -139,7 +139,6 @@ PARTS: Dict[str, Part] = {
 }
 # Parts with the models of another part, which share its artefacts.
 FOLDERS = {"bits": "model", "cache": "block"}
-OVERHEAD = Path("bench/results/hand_graph.json")
 SAMPLE = 4096  # hidden states for the calibration of caches
 
 
@@ -222,9 +221,7 @@ def measured(
 
 def main(arguments: Sequence[str]) -> int:
     """Measure the parts and write the results; return exit status 0."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--only",
         action="append",
@@ -250,7 +247,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{name}\n{report.table()}", flush=True)
         reports = {**committed(options.json), name: report}
         json_rows.write(options.json, {part: own.to_json() for part, own in reports.items()})
-        speed_page.write(reports, overhead(OVERHEAD), options.docs)
+        speed_page.write(reports, options.docs)
     return 0
 
 
@@ -258,13 +255,6 @@ def committed(path: Path) -> Dict[str, Report]:
     """Return the reports of a JSON file by part; an empty dict if the file does not exist."""
     content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return {name: Report.from_json(report) for name, report in content.items()}
-
-
-def overhead(path: Path) -> List[Dict[str, Any]]:
-    """Return the results of bench/hand_graph.py of commit dc58e7a; an empty list without the
-    file.
-    """
-    return json.loads(path.read_text(encoding="utf-8"))["results"] if path.is_file() else []
 
 
 if __name__ == "__main__":

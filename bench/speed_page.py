@@ -158,10 +158,10 @@ def _draw(axes: Any, reports: Dict[str, Report], tokens: int) -> None:
     axes.margins(x=0.12)
 
 
-def write(reports: Dict[str, Report], overhead: Sequence[Dict[str, Any]], folder: Path) -> None:
+def write(reports: Dict[str, Report], folder: Path) -> None:
     """Write both pages, and the chart if its parts are measured."""
     (folder / "speed.md").write_text(page(reports), encoding="utf-8")
-    (folder / "speed-targets.md").write_text(targets_page(reports, overhead), encoding="utf-8")
+    (folder / "speed-targets.md").write_text(targets_page(reports), encoding="utf-8")
     if SUMMARIZED <= reports.keys():
         save(figure(reports), folder / "speed.svg")
 
@@ -184,15 +184,10 @@ def page(reports: Dict[str, Report]) -> str:
     return text.format(machine=machine, summary="\n".join(compared), parts="\n".join(parts))
 
 
-def targets_page(reports: Dict[str, Report], overhead: Sequence[Dict[str, Any]] = ()) -> str:
-    """Return the page for developers. overhead: results of bench/hand_graph.py of commit
-    dc58e7a.
-    """
-    lines = [*_targets(reports), ""]
-    if overhead:
-        lines += ["## What the session adds to its graph", "", *_overhead(overhead), ""]
-    text = (TEXTS / "speed-targets.md").read_text(encoding="utf-8").rstrip("\n")
-    return text.format(targets="\n".join(lines))
+def targets_page(reports: Dict[str, Report]) -> str:
+    """Return the page for developers."""
+    text = (TEXTS / "speed-targets.md").read_text(encoding="utf-8")
+    return text.format(targets="\n".join(_targets(reports)))
 
 
 def _machine(report: Report) -> str:
@@ -229,21 +224,6 @@ def _targets(reports: Dict[str, Report]) -> List[str]:
             f"| {target.part} | {target.phase} {target.tokens} | `{target.ours}` | "
             f"`{target.theirs}` {measured}| {most} | {verdict} |"
         )
-    return lines
-
-
-def _overhead(results: Sequence[Dict[str, Any]]) -> List[str]:
-    heads = ("second / first", "first", "second", "ratio", "spread", "difference")
-    lines = [(TEXTS / "session.md").read_text(encoding="utf-8")]
-    lines += [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for result in results:
-        first, second = (duration(part["median"]) for part in result["seconds"])
-        measured = "| | | |"
-        if result["ratio"] is not None:
-            ratio, seconds = result["ratio"], result["difference"]["median"]
-            spread = f"{ratio['median']:.2f} | {ratio['low']:.2f} .. {ratio['high']:.2f}"
-            measured = f"| {spread} | {1e6 * seconds:+.1f} us |"
-        lines.append(f"| {result['what']} | {first} | {second} {measured}")
     return lines
 
 

@@ -120,9 +120,7 @@ def _failure(row: Dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("task", choices=("export", "run", "page"))
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--target", action="append", help="target to export (default: onnx)")

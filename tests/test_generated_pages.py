@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict
 import pytest
 
 from bench import clients, cuda_dry_run, families
-from posenc_export.catalogue import decode, length, pages, parity
+from posenc_export.catalogue import decode, pages, parity
 from posenc_export.encodings import REGISTRY
 
 TOP = Path(__file__).parents[1]
@@ -24,7 +24,6 @@ FROM_JSON: Dict[str, Callable[[], str]] = {
     "runtimes/table.md": lambda: clients.table(_read(RESULTS / "clients.json")),
     "runtimes/cuda-dry-run.md": lambda: cuda_dry_run.page(_read(RESULTS / "cuda_dry_run.json")),
     "decode.md": lambda: decode.page(_read(RESULTS / "decode_cost.json")),
-    "length.md": lambda: length.page(_read(RESULTS / "length_study.json")),
 }
 
 

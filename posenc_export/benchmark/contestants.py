@@ -4,7 +4,7 @@ runtimes of the same models.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import List, Optional, Sequence, Tuple, Union
+from typing import Dict, List, Optional, Sequence, Tuple, Union
 
 from posenc_export.benchmark.labels import folder_labels, model_label, numbered
 from posenc_export.benchmark.runtimes import ARTEFACT, RUNTIMES
@@ -108,10 +108,9 @@ def _of_folders(
     folders: Sequence[Path], different_models: bool, providers: Sequence[str]
 ) -> List[Contestant]:
     """Return the contestants that run artefacts: one per folder and provider."""
-    folder_manifests = [manifests.read(path) for path in folders]
-    paths = [path.resolve() for path in folders]
+    read, paths = [manifests.read(path) for path in folders], [path.resolve() for path in folders]
     models: List[Manifest] = []  # the first folder of each model
-    for manifest in folder_manifests:
+    for manifest in read:
         if all(manifest.config != other.config for other in models):
             models.append(manifest)
     names = numbered([model_label(manifest) for manifest in models])
@@ -120,13 +119,9 @@ def _of_folders(
             f"benchmark: expected folders of one model, got {', '.join(names)}; give folders "
             "of one model or pass --different-models"
         )
-    contestants = []
-    for path, label, manifest in zip(paths, folder_labels(paths), folder_manifests, strict=True):
-        name = next(
-            name
-            for name, other in zip(names, models, strict=True)
-            if other.config == manifest.config
-        )
+    configs, contestants = [manifest.config for manifest in models], []
+    for path, label, manifest in zip(paths, folder_labels(paths), read, strict=True):
+        name = names[configs.index(manifest.config)]
         chosen = (*_providers(manifest), *_added(providers, manifest)) or ("cpu",)
         check_name(chosen[0], manifest)
         contestants += [
@@ -135,24 +130,18 @@ def _of_folders(
         ]
     for provider in providers:
         if all(contestant.provider != provider for contestant in contestants):
-            remedy = (
-                "one that `posenc compile` wrote"
-                if provider == AOTINDUCTOR
-                else "one of target onnx or ort"
-            )
+            native = provider == AOTINDUCTOR
+            remedy = "that `posenc compile` wrote" if native else "of target onnx or ort"
             raise ValueError(
                 f"benchmark: expected a folder that provider {provider} runs, got "
-                f"{', '.join(folder_labels(paths))}; add {remedy}"
+                f"{', '.join(folder_labels(paths))}; add one {remedy}"
             )
     return contestants
 
 
 def usable(numbers: Sequence[int], contestants: Sequence[Contestant]) -> List[int]:
-    """Return the numbers of tokens that every contestant supports, ascending and without
-    duplicates.
-
-    Raises:
-        ValueError: a number is below 2, or all numbers exceed max_positions of a contestant.
+    """Return the numbers of tokens that every contestant supports, ascending, without duplicates.
+    Raise ValueError for a number below 2, or if all exceed max_positions of a contestant.
     """
     if any(number < 2 for number in numbers):
         raise ValueError(
@@ -180,38 +169,33 @@ def _of_runtime(name: str, artefacts: Sequence[Contestant]) -> List[Contestant]:
             f"benchmark {name}: expected {' and '.join(missing)} to be installed, got none; "
             f"pip install '{runtime.install}' or omit {name}"
         )
-    supported = [
-        artefact
-        for artefact in artefacts
-        if artefact.provider in ON_CPU and runtime.supports(artefact.folder, artefact.manifest)
-    ]
+    supported = [artefact for artefact in artefacts if artefact.provider in ON_CPU]
+    supported = [own for own in supported if runtime.supports(own.folder, own.manifest)]
     if not supported:
         raise ValueError(_unsupported(name, artefacts))
     if not runtime.builds:
-        return [
-            replace(artefact, label=f"{name} on {artefact.artefact}", runtime=name)
-            for artefact in supported
-        ]
-    first = {artefact.model: artefact for artefact in reversed(supported)}
+        return [replace(own, label=f"{name} on {own.artefact}", runtime=name) for own in supported]
+    models: Dict[str, Contestant] = {}
+    for own in supported:
+        models.setdefault(own.model, own)
     several = len({artefact.model for artefact in artefacts}) > 1
     return [
-        replace(artefact, label=f"{name} {model.split()[0]}" if several else name, runtime=name)
-        for model, artefact in reversed(first.items())
+        replace(own, label=f"{name} {model.split()[0]}" if several else name, runtime=name)
+        for model, own in models.items()
     ]
 
 
 def _unsupported(name: str, artefacts: Sequence[Contestant]) -> str:
     """Return the message for a runtime that supports none of the artefacts."""
-    described = (
-        f"{artefact.artefact} ({artefact.model}, target {artefact.manifest.target}, signature "
-        f"{artefact.manifest.signature})"
-        for artefact in artefacts
+    described = dict.fromkeys(
+        f"{own.artefact} ({own.model}, target {own.manifest.target}, signature "
+        f"{own.manifest.signature})"
+        for own in artefacts
     )
     provider = f", or give --provider {name}, which runs folders of target onnx and ort"
     return (
-        f"benchmark {name}: expected {RUNTIMES[name].rule}, got "
-        f"{', '.join(dict.fromkeys(described))}; add such a folder or omit {name}"
-        f"{provider if name in OPENVINO else ''}"
+        f"benchmark {name}: expected {RUNTIMES[name].rule}, got {', '.join(described)}; add such "
+        f"a folder or omit {name}{provider if name in OPENVINO else ''}"
     )
 
 
@@ -225,14 +209,13 @@ def _providers(manifest: Manifest) -> Tuple[str, ...]:
         return ("cuda",)
     from posenc_export.runtime.graphs import cuda
 
-    capable = manifest.target.startswith("onnx") or (
-        manifest.target == "ort" and manifest.dtype == "float16"
-    )
+    half = manifest.target == "ort" and manifest.dtype == "float16"
+    capable = half or manifest.target.startswith("onnx")
     return ("cpu", "cuda") if capable and cuda.obstacle() is None else ("cpu",)
 
 
 def _added(providers: Sequence[str], manifest: Manifest) -> List[str]:
-    """Return those of the given providers that can run an artefact."""
+    """Return those of the chosen providers that can run an artefact."""
     known = (*OPENVINO, AOTINDUCTOR)
     for name in providers:
         if name not in known:
@@ -241,10 +224,8 @@ def _added(providers: Sequence[str], manifest: Manifest) -> List[str]:
                 f"benchmark: expected provider to be one of {', '.join(known)}, got "
                 f"{name!r}; {remedy} cpu and cuda are always measured"
             )
-    able = {
-        AOTINDUCTOR: manifest.target == AOTINDUCTOR,
-        **dict.fromkeys(OPENVINO, not_for_openvino(manifest) is None),
-    }
+    able = dict.fromkeys(OPENVINO, not_for_openvino(manifest) is None)
+    able[AOTINDUCTOR] = manifest.target == AOTINDUCTOR
     return [name for name in dict.fromkeys(providers) if able[name]]
 
 

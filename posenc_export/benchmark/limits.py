@@ -4,13 +4,8 @@ from posenc_export.runtime.artefact.manifest import Manifest
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 # Bytes per weight, with its share of a float32 scale
-FORMAT_BYTES = {
-    "int8": 1.0,
-    "int8-32": 1 + 4 / 32,
-    "int4": 0.5 + 4 / 32,
-    "int4-128": 0.5 + 4 / 128,
-    "keep": 0.5 + 4 / 32,
-}
+FORMAT_BYTES = {"int8": 1.0, "int8-32": 1 + 4 / 32, "int4": 0.5 + 4 / 32, "int4-128": 0.5 + 4 / 128}
+FORMAT_BYTES["keep"] = FORMAT_BYTES["int4"]
 
 
 def cache_bytes(manifest: Manifest, context: int) -> int:
@@ -24,23 +19,13 @@ def cache_bytes(manifest: Manifest, context: int) -> int:
 def step_bytes(manifest: Manifest, context: int, batch: int = 1) -> int:
     """Return the bytes that a decode step of `batch` rows must read with `context` tokens in the
     cache: the weights once, and the valid cache of each row.
-
-    Raises:
-        ValueError: the manifest has an unknown dtype.
     """
-    if manifest.dtype not in ITEM_BYTES:
-        raise ValueError(
-            f"benchmark: expected dtype to be one of {', '.join(ITEM_BYTES)}, got "
-            f"{manifest.dtype!r}; export again"
-        )
     of_weight: float = ITEM_BYTES[manifest.dtype]
     if manifest.weights is not None:  # each weight may have a format of its own
-        of_weight = min(
-            FORMAT_BYTES[name] for name in (manifest.formats.values() or (manifest.weights.format,))
-        )
-    return round(
-        of_weight * (manifest.step_weights - _idle_weights(manifest))
-    ) + batch * cache_bytes(manifest, context)
+        names = manifest.formats.values() or (manifest.weights.format,)
+        of_weight = min(FORMAT_BYTES[name] for name in names)
+    weights = round(of_weight * (manifest.step_weights - _idle_weights(manifest)))
+    return weights + batch * cache_bytes(manifest, context)
 
 
 def _idle_weights(manifest: Manifest) -> int:

@@ -6,22 +6,15 @@ import contextlib
 import os
 import platform
 from importlib import metadata
-from typing import Any, Dict
+from typing import Any
 
 from posenc_export.benchmark.results import Limits, Machine, WorkingSet
 from posenc_export.benchmark.workers import Worker
 from posenc_export.runtime.artefact.machine import processor
 
 LIBRARIES = (
-    "posenc-export",
-    "numpy",
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "torch",
-    "transformers",
-    "onnxruntime-genai",
-    "openvino",
-)
+    "posenc-export numpy onnxruntime onnxruntime-gpu torch transformers onnxruntime-genai openvino"
+).split()
 # Bytes, from the smallest cache of current processors to main memory.
 WORKING_SETS = tuple(1 << power for power in range(18, 30, 2))
 SQUARE = 1024  # rows and columns of the multiplied matrices
@@ -33,12 +26,11 @@ def described(threads: int) -> Machine:
     """Return the processor, the number of cores and the versions of installed libraries.
     threads: threads of one contestant.
     """
-    return Machine(
-        processor(),
-        os.cpu_count() or 1,
-        threads,
-        {"python": platform.python_version(), **_versions()},
-    )
+    versions = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return Machine(processor(), os.cpu_count() or 1, threads, versions)
 
 
 def limits(worker: Worker, threads: int) -> Limits:
@@ -49,17 +41,7 @@ def limits(worker: Worker, threads: int) -> Limits:
     def quickest(do: str, **request: Any) -> Any:
         return min(worker.ask(do, duration=DURATION, **request)["seconds"] for _ in range(TIMES))
 
-    bandwidths = [
-        WorkingSet(size, size / quickest("bandwidth", bytes=size)) for size in WORKING_SETS
-    ]
+    read = [WorkingSet(size, size / quickest("bandwidth", bytes=size)) for size in WORKING_SETS]
     flops = 2 * SQUARE**3 / quickest("gemm", width=SQUARE)
     empty = worker.ask("empty_run", duration=DURATION, threads=threads)["seconds"]
-    return Limits(bandwidths, flops, empty)
-
-
-def _versions() -> Dict[str, str]:
-    versions = {}
-    for name in LIBRARIES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    return versions
+    return Limits(read, flops, empty)

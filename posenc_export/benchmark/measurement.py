@@ -24,11 +24,9 @@ class Measurement:
     """One run of a benchmark.
 
     Args:
-        contestants: what is measured.
-        workers: the worker of each contestant.
+        contestants, workers: what is measured, and the worker of each.
         limits_worker: the worker that measures the limits of the machine.
-        threads: threads of a contestant.
-        batch: rows of every call.
+        threads, batch: threads of a contestant, rows of every call.
         rounds: samples per contestant, number of tokens and phase; long prompts get fewer.
         seconds: time per contestant and number of tokens, without the prefill that fills the cache
             for decode.
@@ -54,82 +52,54 @@ class Measurement:
         """Load the contestants; measure decode with each number of cached tokens, then prefill
         with each number of tokens.
         """
-        replies = [
-            self._load(contestant, worker)
-            for contestant, worker in zip(self.contestants, self.workers, strict=True)
-        ]
+        pairs = zip(self.contestants, self.workers, strict=True)
+        replies = [self._load(contestant, worker) for contestant, worker in pairs]
         self.progress("limits of the machine")
         limits = machine.limits(self.limits_worker, self.threads)
+        calls = [("decode", tokens, self.decode) for tokens in contexts]
+        calls += [("prefill", tokens, self.prefill) for tokens in prompts]
+        self.steps = Steps(self.progress, "measuring", self.rounds * len(calls), "rounds")
+        how = f"{len(self.contestants)} contestants, {self.rounds} rounds"
         rows: List[Row] = []
-        self.steps = Steps(
-            self.progress, "measuring", self.rounds * (len(contexts) + len(prompts)), "rounds"
-        )
-        for phase, numbers, measure in (
-            ("decode", contexts, self.decode),
-            ("prefill", prompts, self.prefill),
-        ):
-            for tokens in numbers:
-                self.progress(
-                    f"{phase} at {tokens} tokens: {len(self.contestants)} contestants, "
-                    f"{self.rounds} rounds"
-                )
-                rows += measure(tokens)
-                self.measured += self.rounds
+        for phase, tokens, measure in calls:
+            self.progress(f"{phase} at {tokens} tokens: {how}")
+            rows += measure(tokens)
+            self.measured += self.rounds
         memory = [worker.ask("memory")["peak"] for worker in self.workers]
         loaded = list(map(_loaded, self.contestants, replies, memory))
-        return Report(
-            machine.described(self.threads),
-            limits,
-            loaded,
-            rows,
-            self.batch,
-            max(0.0, float(np.mean(self.other_cores))),
-            self.sleeping,
-        )
+        conditions = (self.batch, max(0.0, float(np.mean(self.other_cores))), self.sleeping)
+        return Report(machine.described(self.threads), limits, loaded, rows, *conditions)
 
     def decode(self, tokens: int) -> List[Row]:
         """Time steps of all contestants, and in the same rounds reads of as many bytes as a step
         must read.
         """
         duration = self.seconds * DECODE_SHARE / self.rounds
-        samples_by_worker: List[List[float]] = [[] for _ in self.workers]
-        reads: Dict[int, List[float]] = {
-            step_bytes(contestant.manifest, tokens, self.batch): []
-            for contestant in self.contestants
-        }
+        times: List[List[float]] = [[] for _ in self.workers]
+        reads: Dict[int, List[float]] = {self._bytes(own, tokens): [] for own in self.contestants}
         for turn in range(self.rounds):
-            for worker, samples in zip(self.workers, samples_by_worker, strict=True):
-                samples.append(
-                    self._sample(
-                        worker, "decode", context=tokens, duration=duration, fresh=turn == 0
-                    )
-                )
+            how = {"context": tokens, "duration": duration, "fresh": turn == 0}
+            for worker, samples in zip(self.workers, times, strict=True):
+                samples.append(self._sample(worker, "decode", **how))
             for size, samples in reads.items():
-                samples.append(
-                    self._sample(self.limits_worker, "bandwidth", bytes=size, duration=duration)
-                )
+                how = {"bytes": size, "duration": duration}
+                samples.append(self._sample(self.limits_worker, "bandwidth", **how))
             self._advance((turn + 1) / self.rounds)
-        return self._rows(
-            "decode",
-            tokens,
-            samples_by_worker,
-            {size: size / spread(samples).median for size, samples in reads.items()},
-        )
+        bandwidths = {size: size / spread(samples).median for size, samples in reads.items()}
+        return self._rows("decode", tokens, times, bandwidths)
 
     def prefill(self, tokens: int) -> List[Row]:
         """Time prompts of all contestants. Contestants with long prompts get fewer turns, above
         PREFILL_LIMIT one.
         """
-        prompts_by_worker = [self._prompts(worker, tokens) for worker in self.workers]
-        samples_by_worker: List[List[float]] = [[] for _ in self.workers]
-        for turn in range(max(prompts_by_worker)):
-            for worker, samples, count in zip(
-                self.workers, samples_by_worker, prompts_by_worker, strict=True
-            ):
+        counts = [self._prompts(worker, tokens) for worker in self.workers]
+        times: List[List[float]] = [[] for _ in self.workers]
+        for turn in range(max(counts)):
+            for worker, samples, count in zip(self.workers, times, counts, strict=True):
                 if turn < count:
                     samples.append(self._sample(worker, "prefill", context=tokens))
-            self._advance((turn + 1) / max(prompts_by_worker))
-        return self._rows("prefill", tokens, samples_by_worker, {})
+            self._advance((turn + 1) / max(counts))
+        return self._rows("prefill", tokens, times, {})
 
     def _advance(self, share: float) -> None:
         """Report progress after a share of the rounds with the current number of tokens."""
@@ -150,31 +120,23 @@ class Measurement:
 
     def _load(self, contestant: Contestant, worker: Worker) -> Dict[str, Any]:
         self.progress(f"load {contestant.label}")
-        where = {
-            "runtime": contestant.runtime,
-            "folder": str(contestant.folder),
-            "provider": contestant.provider,
-        }
-        return worker.ask("load", **where, threads=self.threads, batch=self.batch)
+        where = {"runtime": contestant.runtime, "folder": str(contestant.folder)}
+        how = {"provider": contestant.provider, "threads": self.threads, "batch": self.batch}
+        return worker.ask("load", **where, **how)
+
+    def _bytes(self, contestant: Contestant, tokens: int) -> int:
+        return step_bytes(contestant.manifest, tokens, self.batch)
 
     def _rows(
-        self,
-        phase: str,
-        tokens: int,
-        samples_by_worker: List[List[float]],
-        bandwidths: Dict[int, float],
+        self, phase: str, tokens: int, times: List[List[float]], bandwidths: Dict[int, float]
     ) -> List[Row]:
         """Return the rows of one phase, fastest first. bandwidths: bytes per second by bytes
         read; empty if no limit applies.
         """
-        pairs = sorted(
-            zip(self.contestants, samples_by_worker, strict=True),
-            key=lambda pair: spread(pair[1]).median,
-        )
-        return [
-            self._row(phase, tokens, contestant, samples, pairs[0][1], bandwidths)
-            for contestant, samples in pairs
-        ]
+        pairs = list(zip(self.contestants, times, strict=True))
+        pairs.sort(key=lambda pair: spread(pair[1]).median)
+        fastest = pairs[0][1]
+        return [self._row(phase, tokens, *pair, fastest, bandwidths) for pair in pairs]
 
     def _row(
         self,
@@ -186,7 +148,7 @@ class Measurement:
         bandwidths: Dict[int, float],
     ) -> Row:
         times, over = spread(samples), ratio(samples, fastest)
-        size = step_bytes(contestant.manifest, tokens, self.batch)
+        size = self._bytes(contestant, tokens)
         bandwidth = bandwidths.get(size) if contestant.reads_known_bytes else None
         return Row(
             phase=phase,

@@ -3,6 +3,7 @@
 import base64
 import html
 import io
+import itertools
 import math
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -37,17 +38,7 @@ READING = "A range in brackets holds the ratio to the fastest with 95 % confiden
 DRAWN = "Points are medians, bands hold the middle 80 % of the samples."
 TEXT_HEADS = ("phase", "contestant", "model", "target", "provider")
 # Distinguishable with colour vision deficiency (Okabe and Ito 2008).
-COLOURS = (
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#56b4e9",
-    "#e69f00",
-    "#444444",
-    "#8c510a",
-    "#999933",
-)
+COLOURS = "#0072b2 #d55e00 #009e73 #cc79a7 #56b4e9 #e69f00 #444444 #8c510a #999933".split()
 LINES = ("-", "--", ":")  # line styles; the next one is used when all colours are taken
 APART = 0.075  # least distance of two labels, in heights of the axes
 Mark = Callable[[Any, List[Row], Dict[str, Any]], None]
@@ -56,29 +47,17 @@ Styles = Mapping[str, Dict[str, Any]]
 
 
 def write(report: Report, path: Path) -> None:
-    """Write a report as one self-contained HTML page.
-
-    Raises:
-        ValueError: matplotlib is not installed, or the path is that of another file
-            (runtime.artefact.places.check_file).
+    """Write a report as one self-contained HTML page. Raise ValueError if the path is that of
+    another file, or matplotlib is not installed.
     """
     write_file(path, render(report).encode(), HTML)
 
 
 def render(report: Report) -> str:
-    """Return the HTML page of a report.
-
-    Raises:
-        ValueError: matplotlib is not installed.
-    """
+    """Return the HTML page of a report. Raise ValueError without matplotlib."""
+    looks = [{"color": color, "linestyle": line} for line in LINES for color in COLOURS]
     names = [loaded.contestant for loaded in report.contestants]
-    styles = {
-        name: {
-            "color": COLOURS[at % len(COLOURS)],
-            "linestyle": LINES[at // len(COLOURS) % len(LINES)],
-        }
-        for at, name in enumerate(names)
-    }
+    styles = dict(zip(names, itertools.cycle(looks)))  # noqa: B905
     models = " and ".join(dict.fromkeys(loaded.model for loaded in report.contestants))
     drawn = _plots(report, styles)
     notes = " ".join([READING, *([DRAWN] if drawn else []), *report.unsteady])
@@ -118,42 +97,25 @@ def _plots(report: Report, styles: Styles) -> str:
 
 
 def _medians(report: Report, styles: Styles) -> str:
-    """Return a table of the median times, one line for each contestant, the fastest of the first
-    column first, and how many times that of the fastest it is.
+    """Return a table of median times and ratios to the fastest: a line for each contestant, the
+    fastest of the first column first.
     """
-    columns = list(dict.fromkeys((row.phase, row.tokens) for row in report.rows))
-    measured = {
-        (row.phase, row.tokens, row.contestant): (row, slower)
-        for row, slower in zip(report.rows, ratios(report.rows), strict=True)
-    }
-    best = {column: _fastest(report, column) for column in columns}
-    order = sorted(
-        styles,
-        key=lambda name: (
-            measured[(*columns[0], name)][0].median_seconds
-            if (*columns[0], name) in measured
-            else math.inf
-        ),
-    )
+    columns: Dict[Tuple[str, int], Dict[str, Tuple[Row, Optional[Spread]]]] = {}
+    for row, slower in zip(report.rows, ratios(report.rows), strict=True):
+        columns.setdefault((row.phase, row.tokens), {})[row.contestant] = (row, slower)
+    first = {name: row.median_seconds for name, (row, _) in next(iter(columns.values())).items()}
     heads = "".join(f"<th>{phase}, {tokens} tokens</th>" for phase, tokens in columns)
     lines = []
-    for name in order:
+    for name in sorted(styles, key=lambda name: first.get(name, math.inf)):
         dot = f'<span class="dot" style="background:{styles[name]["color"]}"></span>'
         cells = [f'<td class="text">{dot}{html.escape(name)}</td>']
-        for column in columns:
-            pair = measured.get((*column, name))
-            cells.append("<td></td>" if pair is None else _median_cell(*pair, best[column]))
+        for column in columns.values():
+            best = min(row.median_seconds for row, _ in column.values())
+            cells.append(_median_cell(*column[name], best) if name in column else "<td></td>")
         lines.append("".join(cells))
     body = "\n".join(f"<tr>{line}</tr>" for line in lines)
-    return (
-        '<div class="scroll"><table><tr><th class="text">median '
-        f"time</th>{heads}</tr>\n{body}</table></div>"
-    )
-
-
-def _fastest(report: Report, column: Tuple[str, int]) -> float:
-    rows = (row for row in report.rows if (row.phase, row.tokens) == column)
-    return min(row.median_seconds for row in rows)
+    head = f'<tr><th class="text">median time</th>{heads}</tr>'
+    return f'<div class="scroll"><table>{head}\n{body}</table></div>'
 
 
 def _median_cell(row: Row, slower: Optional[Spread], fastest: float) -> str:
@@ -165,15 +127,12 @@ def _median_cell(row: Row, slower: Optional[Spread], fastest: float) -> str:
 def _times(factor: float) -> Mark:
     def mark(axes: Any, rows: List[Row], style: Dict[str, Any]) -> None:
         tokens = [row.tokens for row in rows]
-        axes.plot(tokens, [factor * row.median_seconds for row in rows], marker="o", **style)
-        axes.fill_between(
-            tokens,
+        low, high = (
             [factor * row.p10_seconds for row in rows],
             [factor * row.p90_seconds for row in rows],
-            alpha=0.2,
-            linewidth=0,
-            color=style["color"],
         )
+        axes.plot(tokens, [factor * row.median_seconds for row in rows], marker="o", **style)
+        axes.fill_between(tokens, low, high, alpha=0.2, linewidth=0, color=style["color"])
         axes.set_yscale("log")
         axes.yaxis.get_major_locator().set_params(subs=(1, 2, 5))
         axes.yaxis.set_major_formatter(lambda value, place: f"{value:,g}")
@@ -182,12 +141,8 @@ def _times(factor: float) -> Mark:
 
 
 def _shares(axes: Any, rows: List[Row], style: Dict[str, Any]) -> None:
-    axes.plot(
-        [row.tokens for row in rows],
-        [100 * (row.share_of_limit or 0.0) for row in rows],
-        marker="o",
-        **style,
-    )
+    percent = [100 * (row.share_of_limit or 0.0) for row in rows]
+    axes.plot([row.tokens for row in rows], percent, marker="o", **style)
     axes.set_ylim(bottom=0, auto=True)  # the top adapts to further contestants
 
 
@@ -206,9 +161,8 @@ def _figure(title: str, rows: List[Row], unit: str, mark: Mark, styles: Styles) 
             "install 'posenc-export[report]'"
         ) from None
     tokens = sorted({row.tokens for row in rows})
-    with matplotlib.rc_context(
-        {"svg.fonttype": "none", "svg.hashsalt": title, "font.family": "sans-serif"}
-    ):
+    fonts: Any = {"svg.fonttype": "none", "svg.hashsalt": title, "font.family": "sans-serif"}
+    with matplotlib.rc_context(fonts):
         figure = Figure(figsize=(5.6, 3.6), layout="constrained")
         axes: Any = figure.subplots()
         ends = []
@@ -223,10 +177,8 @@ def _figure(title: str, rows: List[Row], unit: str, mark: Mark, styles: Styles) 
         axes.grid(color="#d8dee4", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
         _label_ends(axes, ends, styles)
-        stream = io.BytesIO()
-        figure.savefig(
-            stream, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        )
+        stream, none = io.BytesIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(stream, format="svg", metadata=none)
     image = base64.b64encode(stream.getvalue()).decode()
     return (
         f'<h2>{html.escape(title)}</h2>\n<img alt="{html.escape(title, quote=True)}" '
@@ -236,9 +188,7 @@ def _figure(title: str, rows: List[Row], unit: str, mark: Mark, styles: Styles) 
 
 def _label_ends(axes: Any, ends: Sequence[Tuple[str, float]], styles: Styles) -> None:
     """Write the name of each line beside its last point, in its colour. Names that would overlap
-    are moved up.
-
-    A name may hold "$", which is no formula.
+    are moved up; "$" in a name is no formula.
     """
     to_axes = axes.transData + axes.transAxes.inverted()
     right = axes.get_xlim()[1]
@@ -246,15 +196,8 @@ def _label_ends(axes: Any, ends: Sequence[Tuple[str, float]], styles: Styles) ->
     last = -APART
     for height, name in sorted(heights):
         last = max(height, last + APART)
-        axes.text(
-            1.02,
-            last,
-            name,
-            color=styles[name]["color"],
-            transform=axes.transAxes,
-            va="center",
-            parse_math=False,
-        )
+        how = {"transform": axes.transAxes, "va": "center", "parse_math": False}
+        axes.text(1.02, last, name, color=styles[name]["color"], **how)
 
 
 def _folded(title: str, content: str) -> str:

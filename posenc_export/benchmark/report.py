@@ -1,6 +1,4 @@
-"""The report of a benchmark: as JSON with units in field names, as a table for the terminal, as
-an HTML page.
-"""
+"""The report of a benchmark: as JSON with units in field names, and as a table."""
 
 from itertools import compress
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -17,45 +15,27 @@ from posenc_export.shared.tables import aligned
 
 SCHEMA = 4
 # Of files that a report may replace: the first keys of its JSON, and the title of its page.
-JSON, HTML = (
-    Form("bench", b'"machine": {\n  "processor": '),
-    Form("bench", b"<title>posenc benchmark</title>"),
-)
+JSON = Form("bench", b'"machine": {\n  "processor": ')
+HTML = Form("bench", b"<title>posenc benchmark</title>")
 UNSTEADY = 3.0  # p90 / p10, above which a time is marked
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 ROW_HEADS = (
-    "phase",
-    "tokens",
-    "contestant",
-    "model",
-    "median",
-    "p10",
-    "p90",
-    "tokens/s",
-    "ratio",
-    "of limit",
-    "samples",
+    *("phase", "tokens", "contestant", "model", "median", "p10", "p90", "tokens/s", "ratio"),
+    *("of limit", "samples"),
 )
 OF_LIMIT = (
     "Column of limit: the bytes that a step must read (weights and valid cache), as a share of "
     "those that the machine reads in the same time."
 )
 LOAD_HEADS = (
-    "contestant",
-    "model",
-    "target",
-    "provider",
-    "perplexity",
-    "load",
-    "first call",
+    *("contestant", "model", "target", "provider", "perplexity", "load", "first call"),
     "peak memory",
 )
 Cells = List[Tuple[str, ...]]
 
 
 class Report(Struct, frozen=True, forbid_unknown_fields=True):
-    """All rows of one run: decode, then prefill, each with ascending tokens and the fastest
-    contestant first.
+    """One run: decode, then prefill, each with ascending tokens, the fastest contestant first.
 
     Args:
         batch_rows: rows of the batch.
@@ -88,69 +68,44 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
         return headlines(self.rows)
 
     def to_json(self) -> Dict[str, Any]:
-        """Return the report as dicts, lists, strings and numbers, which `Report.from_json`
-        reads.
-        """
+        """Return the report as dicts, lists, strings and numbers, which `from_json` reads."""
         return {**msgspec.to_builtins(self), "verdicts": self.verdicts}
 
     @staticmethod
     def from_json(content: Dict[str, Any]) -> "Report":
-        """Return the report that `to_json` wrote.
-
-        Raises:
-            ValueError: another schema version, or missing fields, unknown fields or fields of
-                another type.
-        """
+        """Return the report that `to_json` wrote. Raise ValueError for other schemas or fields."""
         if content.get("schema") != SCHEMA:
             raise ValueError(
                 f"report: expected schema {SCHEMA}, got {content.get('schema')!r}; measure "
                 "again with this version"
             )
+        fields = {name: value for name, value in content.items() if name != "verdicts"}
         try:
-            return msgspec.convert(
-                {name: value for name, value in content.items() if name != "verdicts"}, Report
-            )
+            return msgspec.convert(fields, Report)
         except msgspec.ValidationError as error:
             raise ValueError(
                 f"report: expected the fields of schema {SCHEMA}, got '{error}'; measure again"
             ) from None
 
     def table(self) -> str:
-        """Return the report as aligned plain text, with a verdict for each phase and number of
-        tokens.
-        """
-        lines = [
-            *aligned(*filled(LOAD_HEADS, self.load_cells())),
-            "",
-            *aligned(*filled(ROW_HEADS, self.row_cells())),
-            "",
-        ]
-        return "\n".join([*lines, *self.verdicts, *self.remarks()]) + "\n"
+        """Return the report as plain text: aligned tables, verdicts, and remarks on them."""
+        loading = aligned(*filled(LOAD_HEADS, self.load_cells()))
+        times = aligned(*filled(ROW_HEADS, self.row_cells()))
+        how, *others = self.conditions()
+        how = f"{how} {self.busy}" if self.busy else how
+        remarks = [how, *others, *self.limit, *self.unsteady]
+        return "\n".join([*loading, "", *times, "", *self.verdicts, *remarks]) + "\n"
 
     def row_cells(self) -> Cells:
         return [_cells(row, times) for row, times in zip(self.rows, ratios(self.rows), strict=True)]
 
     def load_cells(self) -> Cells:
-        return [
-            (
-                loaded.contestant,
-                loaded.model,
-                loaded.target,
-                loaded.provider,
-                loss(loaded.perplexity),
-                duration(loaded.load_seconds),
-                duration(loaded.first_calls_seconds),
-                size(loaded.peak_memory_bytes),
-            )
-            for loaded in self.contestants
-        ]
-
-    def remarks(self) -> List[str]:
-        """Return sentences on the conditions of the measurement, on the limits of the machine,
-        and on the marks of the table.
-        """
-        how, *others = self.conditions()
-        return [f"{how} {self.busy}" if self.busy else how, *others, *self.limit, *self.unsteady]
+        cells: Cells = []
+        for own in self.contestants:
+            names = own.contestant, own.model, own.target, own.provider, loss(own.perplexity)
+            times = duration(own.load_seconds), duration(own.first_calls_seconds)
+            cells.append((*names, *times, size(own.peak_memory_bytes)))
+        return cells
 
     @property
     def limit(self) -> List[str]:
@@ -171,43 +126,33 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
     def busy(self) -> str:
         """A sentence on other processes that used the machine; empty if they used little of it."""
         cores = self.other_cores or 0.0
-        return (
-            f"Measured on a busy machine: other processes used {cores:.1f} cores."
-            if cores > BUSY
-            else ""
-        )
+        text = f"Measured on a busy machine: other processes used {cores:.1f} cores."
+        return text if cores > BUSY else ""
 
     def conditions(self) -> List[str]:
         """Return a sentence on machine and contestants, and one on the limits of the machine."""
+        machine, limits = self.machine, self.limits
         batch = "1 row" if self.batch_rows == 1 else f"{self.batch_rows} rows"
         how = (
-            f"{self.machine.threads} threads on {self.machine.cores} cores "
-            f"({self.machine.processor}), {batch}, one contestant at a time."
-        )
-        read = ", ".join(
-            f"{size(working.bytes)} at {working.read_bytes_per_second / 1e9:.1f} GB/s"
-            for working in self.limits.read
-        )
-        empty = (
-            ""
-            if self.limits.empty_run_seconds is None
-            else f"; an empty run takes {duration(self.limits.empty_run_seconds)}"
+            f"{machine.threads} threads on {machine.cores} cores ({machine.processor}), {batch}, "
+            "one contestant at a time."
         )
         if self.sleeping_threads:
             how += (
                 " Threads of OpenMP (torch) sleep while they wait for each other, because the "
                 "machine was busy at the start."
             )
-        return [
-            how,
-            f"Reads {read}; multiplies at {self.limits.gemm_flops_per_second / 1e9:.0f} "
-            f"GFLOP/s{empty}.",
-        ]
+        rates = ((work.bytes, work.read_bytes_per_second / 1e9) for work in limits.read)
+        read = ", ".join(f"{size(count)} at {rate:.1f} GB/s" for count, rate in rates)
+        empty = limits.empty_run_seconds
+        fixed = "" if empty is None else f"; an empty run takes {duration(empty)}"
+        flops = f"{limits.gemm_flops_per_second / 1e9:.0f} GFLOP/s"
+        return [how, f"Reads {read}; multiplies at {flops}{fixed}."]
 
 
 def duration(seconds: float) -> str:
-    """Format a duration with at least three significant digits, in the largest unit in which it
-    is at least 1.
+    """Format a duration with three significant digits or more, in a unit of which it is at least
+    1.
     """
     factor, unit = next((pair for pair in UNITS if seconds >= pair[0]), UNITS[-1])
     value = seconds / factor
@@ -244,17 +189,9 @@ def filled(heads: Sequence[str], cells: Cells) -> Tuple[Sequence[str], Cells]:
 
 
 def _cells(row: Row, slower: Optional[Spread]) -> Tuple[str, ...]:
+    work = (row.phase, str(row.tokens), row.contestant, row.model)
     times = (median(row), duration(row.p10_seconds), duration(row.p90_seconds))
     ratio = "" if slower is None else str(slower)
     share = "-" if row.share_of_limit is None else f"{row.share_of_limit:.0%}"
-    return (
-        row.phase,
-        str(row.tokens),
-        row.contestant,
-        row.model,
-        *times,
-        rate(row.tokens_per_second),
-        ratio,
-        share,
-        str(len(row.samples_seconds)),
-    )
+    count = str(len(row.samples_seconds))
+    return (*work, *times, rate(row.tokens_per_second), ratio, share, count)

@@ -1,6 +1,4 @@
-"""Run a benchmark: check what is asked for, start one worker per contestant, and measure them in
-turn.
-"""
+"""Run a benchmark: check what is asked for, start one worker per contestant, and measure."""
 
 import math
 from pathlib import Path

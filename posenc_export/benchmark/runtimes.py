@@ -11,7 +11,7 @@ from posenc_export.benchmark import shapes
 from posenc_export.runtime.artefact.manifest import Manifest
 
 ARTEFACT = "artefact"  # the runtime of this package
-PEERS = "posenc_export.benchmark.peers"
+PEERS, EXPORT = "posenc_export.benchmark.peers", "posenc-export[export]"
 
 
 @dataclass(frozen=True)
@@ -48,21 +48,16 @@ def _any_described(folder: Path, manifest: Manifest) -> bool:
 
 
 def _llama(folder: Path, manifest: Manifest) -> bool:
-    return (
-        manifest.kind == "decoder"
-        and manifest.dtype == "float32"
-        and shapes.is_llama(manifest.config, ("rope",))
-    )
-
-
-def _hand_written(folder: Path, manifest: Manifest) -> bool:
-    return manifest.dtype == "float32" and (
-        shapes.is_plain_block(manifest.config) or shapes.is_llama(manifest.config)
-    )
+    return manifest.dtype == "float32" and shapes.is_llama(manifest.config, ("rope",))
 
 
 def _plain_block(folder: Path, manifest: Manifest) -> bool:
     return manifest.dtype == "float32" and shapes.is_plain_block(manifest.config)
+
+
+def _hand_written(folder: Path, manifest: Manifest) -> bool:
+    llama = manifest.dtype == "float32" and shapes.is_llama(manifest.config)
+    return llama or _plain_block(folder, manifest)
 
 
 def _genai(folder: Path, manifest: Manifest) -> bool:
@@ -70,13 +65,9 @@ def _genai(folder: Path, manifest: Manifest) -> bool:
 
 
 def _openvino(folder: Path, manifest: Manifest) -> bool:
+    described = (manifest.target, manifest.signature, manifest.kind)
     append_only = [state.grows and len(state.axes) == 4 for state in manifest.states]
-    return (
-        manifest.target == "onnx"
-        and manifest.signature == "mask"
-        and manifest.kind == "decoder"
-        and all(append_only)
-    )
+    return described == ("onnx", "mask", "decoder") and all(append_only)
 
 
 TORCH, WITH_MASK = ("torch", "safetensors"), "a decoder exported with --signature mask"
@@ -86,15 +77,9 @@ LLAMA = (
     "no biases"
 )
 RUNTIMES: Dict[str, Runtime] = {
-    "eager": Runtime(
-        f"{PEERS}.torch_module", TORCH, "posenc-export[export]", _any_described, DESCRIBED
-    ),
+    "eager": Runtime(f"{PEERS}.torch_module", TORCH, EXPORT, _any_described, DESCRIBED),
     "transformers": Runtime(
-        f"{PEERS}.llama",
-        (*TORCH, "transformers"),
-        "posenc-export[export] transformers",
-        _llama,
-        LLAMA,
+        f"{PEERS}.llama", (*TORCH, "transformers"), f"{EXPORT} transformers", _llama, LLAMA
     ),
     "hand-written": Runtime(
         f"{PEERS}.hand_written",
@@ -106,7 +91,7 @@ RUNTIMES: Dict[str, Runtime] = {
     "hand-written-torchscript": Runtime(
         f"{PEERS}.hand_torchscript",
         TORCH,
-        "posenc-export[export]",
+        EXPORT,
         _plain_block,
         "a float32 block; rope or nope alone",
     ),

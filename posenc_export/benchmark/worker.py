@@ -1,8 +1,6 @@
-"""Worker process of one contestant. Reads JSON requests from stdin, and writes one JSON reply to
-stdout for each.
-
-workers.Worker starts it as `python -m posenc_export.benchmark.worker`. It imports torch or
-onnxruntime only if the contestant needs them.
+"""Worker process of one contestant, which workers.Worker starts. Reads JSON requests from stdin,
+and writes one JSON reply to stdout for each. It imports torch or onnxruntime only if the contestant
+needs them.
 """
 
 import ctypes
@@ -31,6 +29,9 @@ READ_WIDTH = 512  # columns of the buffer for measuring bandwidth
 # Untimed steps after a pause, because other contestants used the processor's caches meanwhile.
 WARM = 5
 SET_PARENT_DEATH_SIGNAL = 1  # prctl(2)
+EMPTY = (
+    '<ir_version: 10, opset_import: ["": 23]> empty (float[1] x) => (float[1] y) {y = Identity(x)}'
+)
 Request = Dict[str, Any]
 
 
@@ -45,9 +46,9 @@ def open_session(request: Request) -> Tuple[Opened, Manifest]:
         opener = importlib.import_module(RUNTIMES[request["runtime"]].peer).open_session
     start = time.perf_counter()
     opened: Opened = opener(folder, manifest, threads, request["batch"])
-    return opened if opened.seconds is not None else opened._replace(
-        seconds=time.perf_counter() - start
-    ), manifest
+    if opened.seconds is None:
+        opened = opened._replace(seconds=time.perf_counter() - start)
+    return opened, manifest
 
 
 def _open_artefact(
@@ -62,9 +63,8 @@ def _import_runtime(manifest: Manifest, threads: int) -> None:
         importlib.import_module("torch").set_num_threads(threads)
     else:
         importlib.import_module("onnxruntime")
-    if (
-        "torch" in sys.modules and "onnxruntime" in sys.modules
-    ):  # two thread pools slow each other down
+    # Two thread pools slow each other down.
+    if "torch" in sys.modules and "onnxruntime" in sys.modules:
         raise RuntimeError(
             "benchmark: expected torch or onnxruntime in the process of an artefact, got "
             "both; report this as a bug"
@@ -72,11 +72,7 @@ def _import_runtime(manifest: Manifest, threads: int) -> None:
 
 
 class Bench:
-    """Timed calls of one session; each public method handles one kind of request.
-
-    Args:
-        open_session: returns an opened session and its manifest for a load request.
-    """
+    """Timed calls of one session; each public method handles one kind of request."""
 
     def __init__(self, open_session: Callable[[Request], Tuple[Opened, Manifest]]) -> None:
         self.open_session = open_session
@@ -123,21 +119,13 @@ class Bench:
         """Time reading `bytes` bytes once: the fastest of three numpy operations, a sum, a dot
         product, and a matrix-vector product on all threads.
         """
-        rows = -(-request["bytes"] // (4 * READ_WIDTH))
+        rows = max(1, -(-request["bytes"] // (4 * READ_WIDTH)))
         if self.buffer.shape[0] != rows:
-            self.buffer, self.vector = (
-                np.ones((rows, READ_WIDTH), np.float32),
-                np.ones(READ_WIDTH, np.float32),
-            )
-        matrix, vector, flat = self.buffer, self.vector, self.buffer.reshape(-1)
-        reads: List[Callable[[], Any]] = [
-            flat.sum,
-            lambda: flat.dot(flat),
-            lambda: matrix.dot(vector),
-        ]
-        return watched(
-            lambda: min(_median_of(read, request["duration"] / len(reads)) for read in reads)
-        )
+            self.buffer = np.ones((rows, READ_WIDTH), np.float32)
+        matrix, vector, flat = self.buffer, self.buffer[0], self.buffer.reshape(-1)
+        reads = (flat.sum, partial(flat.dot, flat), partial(matrix.dot, vector))
+        share = request["duration"] / len(reads)
+        return watched(lambda: min(_median_of(read, share) for read in reads))
 
     def gemm(self, request: Request) -> Dict[str, Any]:
         """Time numpy's float32 product of square matrices with `width` rows."""
@@ -145,24 +133,32 @@ class Bench:
         return {"seconds": _median_of(lambda: matrix @ matrix, request["duration"])}
 
     def empty_run(self, request: Request) -> Dict[str, Any]:
-        """Time a run of one Identity node with bound input and output; None without onnx and
-        onnxruntime.
+        """Time a run of one Identity node, the fixed cost of ONNX Runtime, with bound input and
+        output; None without onnx and onnxruntime.
         """
         try:
-            from posenc_export.benchmark.empty_graph import bound
+            import onnxruntime
+            from onnx import parser
         except ModuleNotFoundError:
             return {"seconds": None}
-        return {"seconds": _median_of(bound(request["threads"]), request["duration"])}
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = request["threads"]
+        graph = parser.parse_model(EMPTY).SerializeToString()
+        session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        x, y = np.zeros(1, np.float32), np.zeros(1, np.float32)  # an OrtValue does not own them
+        binding = session.io_binding()
+        binding.bind_ortvalue_input("x", onnxruntime.OrtValue.ortvalue_from_numpy(x))
+        binding.bind_ortvalue_output("y", onnxruntime.OrtValue.ortvalue_from_numpy(y))
+        run = partial(session.run_with_iobinding, binding)
+        return {"seconds": _median_of(run, request["duration"])}
 
     def _prompt(self, tokens: int) -> Any:
         """Return equal token ids [B,S] int64 or hidden states [B,S,E]; the cost of a call does
         not depend on values.
         """
         source = self.manifest.inputs[0]
-        if source.dtype == "int64":
-            return np.ones(
-                (self.batch, tokens), np.int64
-            )  # onnxruntime-genai 0.18 crashes on a prompt of padding tokens, which often have id 0
+        if source.dtype == "int64":  # not 0, often padding, on which onnxruntime-genai 0.18 crashes
+            return np.ones((self.batch, tokens), np.int64)
         return np.full((self.batch, tokens, source.axes[-1]), 0.5, source.dtype)
 
     def _prefill(self, tokens: int) -> float:
@@ -200,20 +196,10 @@ def serve(
     name the contestant.
     """
     bench = Bench(open_session)
-    named = (
-        bench.load,
-        bench.prefill,
-        bench.decode,
-        bench.memory,
-        bench.bandwidth,
-        bench.gemm,
-        bench.empty_run,
-    )
-    actions = {action.__name__: action for action in named}
     for line in requests:
         request = json.loads(line)
         try:
-            reply = actions[request["do"]](request)
+            reply = getattr(bench, request["do"])(request)
         except Exception as error:  # the caller reports every kind of error and ends all workers
             known = isinstance(error, ValueError)  # messages of this package name their origin
             reply = {"error": str(error) if known else f"{type(error).__name__}: {error}"}
@@ -226,9 +212,8 @@ def main(opener: Callable[[Request], Tuple[Opened, Manifest]] = open_session) ->
     is redirected to stderr.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(
-            SET_PARENT_DEATH_SIGNAL, signal.SIGKILL
-        )  # otherwise stopped workers remain when the caller is killed
+        # Otherwise stopped workers remain when the caller is killed.
+        ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as replies:
         os.dup2(2, 1)
         serve(opener, sys.stdin, replies)
@@ -247,9 +232,7 @@ def _median_of(call: Callable[[], Any], duration: float) -> float:
 
 
 def _median(turn: Callable[[], List[float]], duration: float) -> float:
-    """Call `turn` until its times add up to `duration` seconds, at least once; return the median
-    of all times.
-    """
+    """Call `turn` for `duration` seconds, at least once; return the median of all its times."""
     times = turn()
     end = time.perf_counter() + duration - sum(times)
     while time.perf_counter() < end:

@@ -2,41 +2,8 @@
 
 from typing import Any, Dict, List, Mapping
 
+from posenc_export.catalogue import text
 from posenc_export.catalogue.waves import COLOURS
-
-PAGE = """# Cost at decode
-
-Time of one decode step of a block, relative to the same block without an encoding, after {contexts} cached keys.
-{cheap} of {count} encodings add less than 10 % in both cases.
-
-![time of a step over that without an encoding](decode.svg)
-
-Bars are medians, and black lines their 95 % confidence intervals. The interval of `nope`, which is compared with itself,
-shows the influence of other processes. The numbers are in `bench/results/decode_cost.json`.
-
-## Why some encodings cost more
-
-Most encodings leave attention to one operator of ONNX Runtime, GroupQueryAttention. Some need more of it:
-
-- `deberta`, `transformer_xl`, `cope`, `fox` and `fox_pair` add a bias that depends on the content.
-- `shaw` adds a bias and reads the attention weights, to add positions to values.
-- `pope` has heads of twice the size.
-- `rope_dynamic` rotates all cached keys in each step beyond its trained length of 2048 tokens, and attends with standard
-  operators.
-
-This is what the operator alone takes at {keys} keys:
-
-| GroupQueryAttention | time | relative |
-|---|---|---|
-{kernels}
-
-## How it was measured
-
-A block of width {width} with {heads} heads on target `{target}`, in processor time of {threads} thread. All encodings are
-measured in one run: in each of {rounds} rounds, every block takes steps in turn with the block without an encoding, which
-gives one ratio. A step of that block took {times}. Written by `python -m bench.decode_cost` and
-`python -m posenc_export.catalogue.pages`.
-"""
 
 
 def page(cost: Mapping[str, Any]) -> str:
@@ -45,7 +12,7 @@ def page(cost: Mapping[str, Any]) -> str:
     """
     contexts, rows = list(cost["plain_microseconds"]), cost["rows"]
     plain = cost["plain_microseconds"].items()
-    return PAGE.format(
+    return text("decode").format(
         **{key: cost[key] for key in ("width", "heads", "target", "threads", "rounds")},
         contexts=" and ".join(contexts),
         cheap=sum(all(median < 1.1 for median, _, _ in row["over_plain"].values()) for row in rows),

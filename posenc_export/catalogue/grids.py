@@ -60,10 +60,8 @@ def _products(
     query: Sequence[int],
     places: Sequence[Sequence[int]],
 ) -> np.ndarray:
-    """Scores [n] of a query and keys at places, all of ones before rotation, as shares of the score
-    at the query's own place.
-
-    Ones give each pair the same weight, so that scores of a rotation are means of cosines.
+    """Scores [n] of a query and keys at places, as shares of the score at the query's own place.
+    All are ones before rotation, so that scores of a rotation are means of cosines.
     """
     oracle: Any = encoding.oracle()
     alike = heads_alike(oracle)
@@ -95,12 +93,8 @@ def _around(geometry: Geometry) -> Tuple[int, List[Tuple[int, ...]]]:
 
 
 def _map(axes: Any, values: np.ndarray, reach: int) -> None:
-    waves.heatmap(
-        axes,
-        values.reshape(2 * reach + 1, -1),
-        extent=(-reach, reach, reach, -reach),
-        cmap="viridis",
-    )
+    extent, square = (-reach, reach, reach, -reach), values.reshape(2 * reach + 1, -1)
+    waves.heatmap(axes, square, extent=extent, cmap="viridis")
     axes.plot(0, 0, "x", color=COLOURS[1])
     waves.labels(axes, "column", "row")
 

@@ -4,7 +4,8 @@ checkpoints; presets with their sizes.
 
 import importlib
 import inspect
-from typing import Dict, List
+import itertools
+from typing import Dict, List, Sequence
 
 from posenc_export import encodings as registry
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding
@@ -13,6 +14,7 @@ from posenc_export.models.families import __name__ as PLACE
 from posenc_export.models.presets import PRESETS
 
 HOOKS = ("embed", "embed_next", "rotate", "bias", "observe", "rescore")
+COLUMNS = ("name", "hook", "state", "parameters", "package", "source")
 SMALL = Geometry(width=32, heads=2, head_size=16, max_positions=16)
 
 
@@ -25,10 +27,8 @@ def hooks_of(name: str) -> str:
 
 def needs_parameters(name: str) -> bool:
     """Whether an encoding has a parameter without a default."""
-    return any(
-        parameter.default is inspect.Parameter.empty
-        for parameter in registry.parameters(name).values()
-    )
+    defaults = [parameter.default for parameter in registry.parameters(name).values()]
+    return inspect.Parameter.empty in defaults
 
 
 def states_of(name: str) -> str:
@@ -56,32 +56,22 @@ def encodings() -> List[Dict[str, str]]:
     """One row per encoding: name, hook, state, parameters with defaults, package, source. If an
     encoding cannot be used, its source is the reason.
     """
-    return [_row(name) for name in registry.KNOWN]
+    return [dict(zip(COLUMNS, (name, *_cells(name)), strict=True)) for name in registry.KNOWN]
 
 
-def _row(name: str) -> Dict[str, str]:
+def _cells(name: str) -> Sequence[str]:
     try:
         registry.KNOWN.check_one(name)
-        parameters = ", ".join(map(_parameter, registry.parameters(name).values()))
-        return {
-            "name": name,
-            "hook": hooks_of(name),
-            "state": states_of(name),
-            "parameters": parameters or "-",
-            "package": str(registry.origin(name) or "-"),
-            "source": source_of(name),
-        }
+        parameters = ", ".join(map(_parameter, registry.parameters(name).values())) or "-"
+        package = str(registry.origin(name) or "-")
+        return hooks_of(name), states_of(name), parameters, package, source_of(name)
     except ValueError as error:
-        cells = dict.fromkeys(("hook", "state", "parameters", "package"), "-")
-        return {"name": name, **cells, "source": f"refused: {error}"}
+        return "-", "-", "-", "-", f"refused: {error}"
 
 
 def _parameter(parameter: inspect.Parameter) -> str:
-    return (
-        parameter.name
-        if parameter.default is inspect.Parameter.empty
-        else f"{parameter.name}={parameter.default}"
-    )
+    required = parameter.default is inspect.Parameter.empty
+    return parameter.name if required else f"{parameter.name}={parameter.default}"
 
 
 def families() -> List[Dict[str, str]]:
@@ -96,11 +86,9 @@ def presets() -> List[Dict[str, str]]:
     """One row per trained model."""
     rows = []
     for name, config in PRESETS.items():
-        names = dict.fromkeys(
-            spec["name"]
-            for kind in config.layers.values()
-            for spec in (*config.tokens.encodings, *kind.attention.encodings)
-        )
+        of_layers = [kind.attention.encodings for kind in config.layers.values()]
+        specs = itertools.chain(config.tokens.encodings, *of_layers)
+        names = dict.fromkeys(spec["name"] for spec in specs)
         row = {"name": name, "encoding": ", ".join(names), "layers": str(len(config.order))}
         rows.append({**row, "width": str(config.width), "positions": str(config.max_positions)})
     return rows

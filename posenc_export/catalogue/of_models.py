@@ -14,22 +14,15 @@ Group = List[Tuple[Placed, PositionEncoding]]
 
 
 def subjects(model: Inner, name: str, layer: Optional[int] = None) -> List[Subject]:
-    """Return each different encoding of a model once: those of tokens, then those of layers. Of
-    layers with other trained numbers, the first one is drawn.
-
-    Args:
-        name: name of the model, for titles.
-        layer: index of the layer whose encodings are returned alone; None for those of the whole
-            model.
-
-    Raises:
-        ValueError: a model without encodings, or without that layer.
+    """Return each different encoding of a model, or of one layer, once: those of tokens, then those
+    of layers. Of layers with other trained numbers, the first one is drawn. Raise ValueError for a
+    model without encodings, or without that layer. name: that of the model, for titles.
     """
     layers = len(model.attentions())
     if layer is not None and not 0 <= layer < layers:
         raise ValueError(
-            f"plot: expected layer 0 .. {layers - 1} of {name}, got {layer}; choose one in "
-            "that range"
+            f"plot: expected layer 0 .. {layers - 1} of {name}, got {layer}; choose one in that "
+            "range"
         )
     groups: Dict[Tuple[bool, str, Geometry], Group] = {}
     for place in placed(model):

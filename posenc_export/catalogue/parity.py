@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
+from posenc_export.catalogue import text
 from posenc_export.encodings import REGISTRY
 from posenc_export.export import TARGETS, Sources, VerificationError, export
 from posenc_export.models.config import AnyConfig
@@ -44,55 +45,24 @@ COLUMNS: Dict[str, Dict[str, Tuple[str, ...]]] = {
     },
 }
 MAX_POSITIONS = 1100
-PAGE = """# Parity
-
-Every encoding is exported to every target, in a decoder and in an encoder, and run through the parity grid
-([reliability](reliability.md)). The table has the largest error of all encodings and calls, as a share of the tolerance,
-and the encoding that has it. Numbers up to 1.00 pass.
-
-{table}
-
-`docs/parity.json` has the errors of each encoding, target and kind of call.
-
-Not supported:
-
-{refused}
-
-The decoder has two layers, width 48, 6 heads over 3 kv heads of size 16 and 1100 positions, in float32; `ort-cuda` has
-float16 and runs on the CPU provider. The encoder has the same sizes, norms after attention and MLP, three segments and
-no cache: every call is a whole sequence. Written by `python -m posenc_export.catalogue.parity`.
-"""
 # Encodings that cannot be measured in a form, with the reason.
 REFUSED = {
     ("complex_order", "encoder"): "its token table is wider than the model; use it in a decoder",
-    (
-        "integer",
-        "encoder",
-    ): "LayerNorm subtracts the mean, and with it the digits that x + p keeps in float32",
+    ("integer", "encoder"): "LayerNorm subtracts the mean, and with it the digits that x + p keeps "
+    "in float32",
 }
 
 
 def forms_of(name: str) -> List[str]:
     """The forms of model, "decoder" and "encoder", that an encoding works in."""
-    works_in = REGISTRY[name].works_in
-    return [
-        form
-        for form, attention in (("decoder", "causal"), ("encoder", "bidirectional"))
-        if attention in works_in
-    ]
+    forms = {"causal": "decoder", "bidirectional": "encoder"}
+    return [form for attention, form in forms.items() if attention in REGISTRY[name].works_in]
 
 
 def config_of(name: str, form: str) -> AnyConfig:
     """Description of a small decoder or encoder with an encoding."""
-    block = block_config(
-        48,
-        6,
-        MAX_POSITIONS,
-        kv_heads=3,
-        head_size=16,
-        encoding={"name": name},
-        causal=form == "decoder",
-    )
+    how: Dict[str, Any] = {"encoding": {"name": name}, "causal": form == "decoder"}
+    block = block_config(48, 6, MAX_POSITIONS, kv_heads=3, head_size=16, **how)
     if form == "encoder":
         return encoder_config(61, 2, 40, block, segments=3)
     return decoder_config(61, 2, 40, block, tied=name != "complex_order")
@@ -102,14 +72,15 @@ def measured(name: str, form: str) -> List[Dict[str, Any]]:
     """One row per target: {"encoding", "model", "target", "tolerance", column: worst error}, or
     {"encoding", "model", "target", "refused": reason}.
     """
-    heads = [{"encoding": name, "model": form, "target": target} for target in TARGETS]
-    if (name, form) in REFUSED:
-        return [{**head, "refused": REFUSED[name, form]} for head in heads]
-    sources = Sources(seeded(config_of(name, form)))
-    return [{**head, **_row(sources, form, head["target"])} for head in heads]
+    refused, rows = REFUSED.get((name, form)), []
+    sources = None if refused else Sources(seeded(config_of(name, form)))
+    for target in TARGETS:
+        row = _measured(sources, form, target) if sources else {"refused": refused}
+        rows.append({"encoding": name, "model": form, "target": target, **row})
+    return rows
 
 
-def _row(sources: Sources, form: str, target: str) -> Dict[str, Any]:
+def _measured(sources: Sources, form: str, target: str) -> Dict[str, Any]:
     with tempfile.TemporaryDirectory() as temporary:
         try:
             certificate = export(sources, target, Path(temporary) / "artefact").certificate
@@ -127,20 +98,16 @@ def _row(sources: Sources, form: str, target: str) -> Dict[str, Any]:
 
 
 def table(rows: Sequence[Dict[str, Any]]) -> str:
-    """The summary page as Markdown: the worst encoding of each form and target, and why encodings
-    are refused.
-    """
+    """The page as Markdown: the worst encoding of each form and target, and refusals."""
     lines = ["| target | in a decoder | in an encoder |", "|---|---|---|"]
     for target in TARGETS:
-        worst = [
-            max(_share(row) for row in rows if (row["target"], row["model"]) == (target, form))
-            for form in COLUMNS
-        ]
+        own = [row for row in rows if row["target"] == target]
+        worst = [max(_share(row) for row in own if row["model"] == form) for form in COLUMNS]
         cells = " | ".join(f"{share:.2f} (`{name}`)" for share, name in worst)
         lines.append(f"| `{target}` | {cells} |")
     reasons = {row["refused"]: row for row in rows if "refused" in row}.values()
     refused = [f"- `{row['encoding']}` ({row['model']}): {row['refused']}" for row in reasons]
-    return PAGE.format(table="\n".join(lines), refused="\n".join(refused))
+    return text("parity").format(table="\n".join(lines), refused="\n".join(refused))
 
 
 def _share(row: Dict[str, Any]) -> Tuple[float, str]:
@@ -155,12 +122,8 @@ def passes(row: Dict[str, Any]) -> bool:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure all encodings and write the files; returns the exit status: 1 if a cell exceeds
-    its tolerance.
-    """
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Measure all encodings and write the files; returns 1 if a cell exceeds its tolerance."""
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, default=Path("docs/parity.json"))
     parser.add_argument("--markdown", type=Path, default=Path("docs/parity.md"))
     parser.add_argument("--jobs", type=int, default=2)

@@ -23,9 +23,6 @@ class View:
         positions: number of tokens in panels by position, 4 .. 65536. Where all later tokens get
             the same, as behind the filter of a convolution, eight times as many are drawn as get
             something else than the token before, or all.
-
-    Raises:
-        ValueError: a number outside its range.
     """
 
     distance: int = 255
@@ -34,11 +31,10 @@ class View:
 
     def __post_init__(self) -> None:
         for name, least in (("distance", 1), ("head_size", 1), ("positions", 4)):
-            value = getattr(self, name)
+            value, span = getattr(self, name), f"{least} .. {LONGEST}"
             if not least <= value <= LONGEST:
                 raise ValueError(
-                    f"plot: expected {name} {least} .. {LONGEST}, got {value}; choose one in "
-                    "that range"
+                    f"plot: expected {name} {span}, got {value}; choose one in that range"
                 )
 
     @property
@@ -66,19 +62,14 @@ class Subject:
     @property
     def title(self) -> str:
         """Specification and description of the weights."""
-        parameters = [
-            f", {key}={str(value)[:LETTERS]}" for key, value in self.spec.items() if key != "name"
-        ]
-        return "".join([self.spec["name"], *parameters, f" ({self.said})" if self.said else ""])
+        parameters = {key: str(value)[:LETTERS] for key, value in self.spec.items()}
+        name, weights = parameters.pop("name"), f" ({self.said})" if self.said else ""
+        return ", ".join([name, *map("=".join, parameters.items())]) + weights
 
 
 def draw(spec: Mapping[str, Any], view: View = View()) -> Any:
     """Draw a matplotlib figure of the encoding that spec describes, with panels for each hook. The
-    title says which weights are drawn.
-
-    Raises:
-        ValueError: unknown name or parameter, a head size that the encoding refuses.
-        ModuleNotFoundError: matplotlib is not installed.
+    title says which weights are drawn. Raise ValueError as encodings.build does.
     """
     return draw_all([Subject(spec, *build_for_picture(spec, view.geometry))], view)
 
@@ -93,9 +84,9 @@ def draw_all(subjects: Sequence[Subject], view: View = View()) -> Any:
     rows = [-(-len(of_subject) // ACROSS) for of_subject in drawn]
     columns = min(max(map(len, drawn)), ACROSS)
     figure = Figure(figsize=(4.4 * columns, 3.2 * sum(rows)), layout="constrained")
-    parts: Any = (
-        [figure] if len(drawn) == 1 else figure.subfigures(len(drawn), 1, height_ratios=rows)
-    )
+    parts: Any = [figure]
+    if len(drawn) > 1:
+        parts = figure.subfigures(len(drawn), 1, height_ratios=rows)
     for part, subject, count, of_subject in zip(parts, subjects, rows, drawn, strict=True):
         # The title holds the name of a folder, where "$" begins no formula.
         part.suptitle(subject.title, fontsize=10, parse_math=False)

@@ -33,16 +33,9 @@ BASE = 10000.0
 def build_for_picture(
     spec: Mapping[str, Any], geometry: Geometry
 ) -> Tuple[PositionEncoding, Geometry, str]:
-    """Build an encoding with weights for a picture. Returns it with its geometry and a description
-    of the weights; "" if nothing is trained.
-
-    Args:
-        spec: see encodings.build.
-        geometry: geometry of the picture; a trained encoding uses the width and heads of its preset
-            instead.
-
-    Raises:
-        ValueError: see encodings.build.
+    """Build an encoding with weights for a picture. Returns it with its geometry, which has the
+    width and heads of the preset if the weights come from one, and a description of the weights;
+    "" if nothing is trained. Raise ValueError as encodings.build does.
     """
     name = spec["name"]
     preset = f"small-{name}" if spec == {"name": name} else ""
@@ -61,38 +54,31 @@ def build_for_picture(
         shape(encoding, geometry.heads)
         return encoding, geometry, f"untrained, {description}"
     trained = dict(encoding.named_parameters())
-    tables = TABLES.get(name, {}).items()
-    filled = [(trained[key], axis) for key, axis in tables if key in trained]
-    filled = [(table, axis) for table, axis in filled if table.numel()]
-    for table, axis in filled:
+    tables = {trained[key]: axis for key, axis in TABLES.get(name, {}).items() if key in trained}
+    filled = {table: axis for table, axis in tables.items() if table.numel()}
+    for table, axis in filled.items():
         _fill(table, axis)
-    if filled:
-        return encoding, geometry, "untrained, tables of sinusoids"
-    return encoding, geometry, "untrained, seed 0" if trained else ""
+    drawn = "untrained, tables of sinusoids" if filled else "untrained, seed 0"
+    return encoding, geometry, drawn if trained else ""
 
 
 def _fill(table: torch.nn.Parameter, axis: int) -> None:
     """Replace a random table by rows [sin(n w_k), cos(n w_k)], w_k = BASE^(-2k/d), with the same
     mean and standard deviation.
     """
-    count, width = table.shape[axis], table.shape[1 - axis]
+    count, width, numbers = table.shape[axis], table.shape[1 - axis], table.double()
     columns = torch.arange(width, dtype=torch.float64)
-    angles = torch.arange(count, dtype=torch.float64)[:, None] * BASE ** (
-        -2 * (columns // 2) / width
-    )
-    rows = (
-        torch.where(columns % 2 == 0, angles.sin(), angles.cos()) * (2**0.5 * table.double().std())
-        + table.double().mean()
-    )
+    frequencies = BASE ** (-2 * (columns // 2) / width)
+    angles = torch.arange(count, dtype=torch.float64)[:, None] * frequencies
+    waves = torch.where(columns % 2 == 0, angles.sin(), angles.cos())
+    rows = waves * (2**0.5 * numbers.std()) + numbers.mean()
     table.copy_(rows if axis == 0 else rows.T)
 
 
 def _fall(encoding: Any, heads: int) -> None:
     """Set biases to -(h + 1) / H times the length of the offset in rows and columns."""
-    down, right = (
-        torch.arange(1 - count, count, dtype=torch.float32)
-        for count in (encoding.rows, encoding.columns)
-    )
+    down = torch.arange(1 - encoding.rows, encoding.rows, dtype=torch.float32)
+    right = torch.arange(1 - encoding.columns, encoding.columns, dtype=torch.float32)
     lengths = torch.hypot(down[:, None], right[None]).flatten()
     encoding.table.weight.copy_(-lengths[:, None] * (torch.arange(heads) + 1) / heads)
 
@@ -102,10 +88,9 @@ def _cosines(encoding: Any, heads: int) -> None:
     position term is an inner product of sinusoids.
     """
     waves = encoding.width // 2
+    count = min(waves, encoding.weight.size(1))
     encoding.weight.zero_()
-    encoding.weight[:, : min(waves, encoding.weight.size(1)), waves:] = torch.eye(waves)[
-        : encoding.weight.size(1)
-    ]
+    encoding.weight[:, :count, waves:] = torch.eye(waves)[:count]
     encoding.u.zero_()
     encoding.v.copy_((4 * (torch.arange(heads) + 1) / heads)[:, None].expand_as(encoding.v))
 
@@ -119,18 +104,17 @@ def _spread(encoding: Any, heads: int) -> None:
     """Replace the random directions of heads by equally spaced ones of the same lengths."""
     along = encoding.along.value
     angles = math.pi * (torch.arange(along.size(1)) + 0.5) / along.size(1)
-    directions = torch.stack(
-        [(angles + math.pi * axis / len(along)).cos() for axis in range(len(along))]
-    )
+    shifts = math.pi * torch.arange(len(along)) / len(along)
+    directions = (angles + shifts[:, None]).cos()
     along.copy_(along.norm(dim=0) * (directions / directions.norm(dim=0))[:, :, None])
 
 
 def _smooth(encoding: Any, heads: int) -> None:
     """Set filters to 2^-distance from the token itself, normalised to sum 1, without offsets."""
     weight, causal = encoding.convolution.weight, encoding.convolution.weight.dim() == 3
-    places = [
-        torch.arange(count) - (count - 1 if causal else count // 2) for count in weight.shape[2:]
-    ]
+    middles = [count - 1 if causal else count // 2 for count in weight.shape[2:]]
+    sizes = zip(weight.shape[2:], middles, strict=True)
+    places = [torch.arange(count) - middle for count, middle in sizes]
     distances = sum(grid.abs() for grid in torch.meshgrid(*places, indexing="ij"))
     filters = 0.5 ** torch.as_tensor(distances)
     weight.copy_((filters / filters.sum()).expand_as(weight))

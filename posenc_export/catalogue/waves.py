@@ -29,16 +29,12 @@ def legend(axes: Any, title: str = "", ncols: int = 1) -> None:
 
 
 def heatmap(axes: Any, values: np.ndarray, beyond: bool = False, **options: Any) -> None:
-    """Draw values [rows,columns] as colours, with their scale. They are rounded, so that equal
-    values get one colour on every processor.
-
-    Args:
-        beyond: whether values exceed the scale.
+    """Draw values [rows,columns] as colours, with their scale, which values may exceed (beyond).
+    They are rounded, so that equal values get one colour on every processor.
     """
     image = axes.imshow(np.round(values, 9), interpolation="nearest", **options)
-    axes.figure.colorbar(image, ax=axes, extend="both" if beyond else "neither").ax.tick_params(
-        labelsize=7
-    )
+    scale = axes.figure.colorbar(image, ax=axes, extend="both" if beyond else "neither")
+    scale.ax.tick_params(labelsize=7)
 
 
 def wavelengths(axes: Any, encoding: Rotary, spec: Mapping[str, Any], geometry: Geometry) -> None:

@@ -11,14 +11,14 @@ from posenc_export.benchmark import page
 from posenc_export.benchmark.report import HTML, JSON
 from posenc_export.benchmark.run import CONTEXTS
 from posenc_export.benchmark.runtimes import RUNTIMES
-from posenc_export.commands.options import Table, add_options
+from posenc_export.commands.options import Table, option
 from posenc_export.runtime.artefact.places import check_file, write_file
 
 OPTIONS: Table = {
-    "folders": dict(
+    "folders": option(
+        "folders of artefacts or presets, all of one model unless --different-models is given",
         type=Path,
         nargs="+",
-        help="folders of artefacts or presets, all of one model unless --different-models is given",
     ),
     "--runtime": dict(
         action="append",
@@ -34,52 +34,33 @@ OPTIONS: Table = {
         help="measure the artefacts with this provider too: openvino, openvino-bf16 or "
         "aotinductor; may be given several times",
     ),
-    "--different-models": dict(
-        action="store_true", help="compare artefacts of different models in one table"
+    "--different-models": option(
+        "compare artefacts of different models in one table", action="store_true"
     ),
-    "--contexts": dict(
-        default=",".join(map(str, CONTEXTS)),
+    "--contexts": option(
+        "numbers of cached tokens at which a decode step is timed; numbers beyond the range of a "
+        "model are skipped",
+        ",".join(map(str, CONTEXTS)),
         metavar="N,N,...",
-        help="numbers of cached tokens at which a decode step is timed; numbers beyond the "
-        "range of a model are skipped (default: %(default)s)",
     ),
-    "--prefill": dict(
+    "--prefill": option(
+        "numbers of tokens of the timed prompts, or none for no prompts (default: the contexts)",
         metavar="N,N,...",
-        help="numbers of tokens of the timed prompts, or none for no prompts (default: the "
-        "contexts)",
     ),
-    "--batch": dict(
-        type=int, default=1, metavar="ROWS", help="rows of every call (default: %(default)s)"
+    "--batch": option("rows of every call", 1, metavar="ROWS"),
+    "--threads": option("threads of each contestant; one contestant runs at a time", 2),
+    "--rounds": option(
+        "samples of each contestant and number of tokens, in turns; a verdict needs 5", 10
     ),
-    "--threads": dict(
-        type=int,
-        default=2,
-        help="threads of each contestant; one contestant runs at a time (default: %(default)s)",
-    ),
-    "--rounds": dict(
-        type=int,
-        default=10,
-        help="samples of each contestant and number of tokens, in turns; a verdict needs 5 "
-        "(default: %(default)s)",
-    ),
-    "--seconds": dict(
-        type=float,
-        default=1.5,
-        help="measuring time in seconds for each contestant and number of tokens (default: "
-        "%(default)s)",
-    ),
-    "--quick": dict(
+    "--seconds": option("measuring time in seconds for each contestant and number of tokens", 1.5),
+    "--quick": option(
+        "decide within about a minute: 512 tokens, 10 rounds, 25 seconds for all contestants, in "
+        "place of --contexts, --prefill, --rounds and --seconds",
         action="store_true",
-        help="decide within about a minute: 512 tokens, 10 rounds, 25 seconds for all "
-        "contestants, in place of --contexts, --prefill, --rounds and --seconds",
     ),
-    "-o --output": dict(type=Path, help="write the report to this file, as JSON"),
-    "--html": dict(type=Path, help="write an HTML page with plots to this file"),
+    "-o --output": option("write the report to this file, as JSON", type=Path),
+    "--html": option("write an HTML page with plots to this file", type=Path),
 }
-
-
-def add_arguments(timing: argparse.ArgumentParser) -> None:
-    add_options(timing, OPTIONS)
 
 
 def run(options: argparse.Namespace) -> int:

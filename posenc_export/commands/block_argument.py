@@ -1,6 +1,4 @@
-"""The block that the arguments of `posenc export block` describe, with random weights or those of
-a file.
-"""
+"""The block of `posenc export block`, with random weights or those of a file."""
 
 from typing import Any, Dict
 
@@ -8,26 +6,13 @@ from posenc_export.commands.options import BLOCK, check_only
 from posenc_export.commands.terminal import note
 
 NO_HEADS = "export: expected the number of heads with --weights, got none; give --heads H"
-OF_WEIGHTS = (
-    "weights",
-    "prefix",
-    "encoding",
-    "heads",
-    "kv_heads",
-    "max_positions",
-    "attention",
-    "layout",
-)
+OF_WEIGHTS = "weights prefix encoding heads kv_heads max_positions attention layout".split()
 
 
 def model_of_block(chosen: Dict[str, Any]) -> Any:
-    """Return the block that the options describe. Raise ValueError for options that it does not
-    take.
-    """
-    return _block_of_weights(chosen) if "weights" in chosen else _seeded_block(chosen)
-
-
-def _seeded_block(chosen: Dict[str, Any]) -> Any:
+    """Return the block that the options describe. Raise ValueError for others."""
+    if "weights" in chosen:
+        return _block_of_weights(chosen)
     from posenc_export import encodings
     from posenc_export.models.presets import seeded
     from posenc_export.models.short_forms import block_config
@@ -59,10 +44,8 @@ def _block_of_weights(chosen: Dict[str, Any]) -> Any:
         causal=values["attention"] == "causal",
         **complete(projections.weights),
     )
-    attention, default = block.attention, "" if "encoding" in chosen else " (the default)"
-    sizes = (
-        f"heads {attention.heads}, kv heads {attention.kv_heads}, head size {attention.head_size}"
-    )
+    own, default = block.attention, "" if "encoding" in chosen else " (the default)"
+    sizes = f"heads {own.heads}, kv heads {own.kv_heads}, head size {own.head_size}"
     for line in projections.lines:
         note(f"weights: {line}")
     note(f"block: encoding {values['encoding']}{default}, {sizes}, {values['attention']}")

@@ -3,45 +3,43 @@ the reply is printed as it is generated.
 """
 
 import argparse
+import contextlib
 import io
 import json
 import sys
 from typing import Any, Iterator
 
 from posenc_export.commands.options import (
-    add_folder,
-    add_provider,
-    add_sampling,
-    add_speculate,
+    PROVIDER,
+    SAMPLING,
+    SPECULATE,
+    Table,
     drafting,
+    folder_of,
+    loaded,
+    option,
     sampling,
 )
-from posenc_export.commands.terminal import note_unverified, print_text, refuse
+from posenc_export.commands.terminal import print_text, refuse
 
 NEW = "/new"
-
-
-def add_arguments(chatting: argparse.ArgumentParser) -> None:
-    add_folder(chatting, "a decoder's artefact with a chat template")
-    chatting.add_argument("--system", help="text of the system message")
-    chatting.add_argument(
-        "--max-tokens",
-        type=int,
-        help="largest number of tokens of a reply (default: as many as the context allows)",
-    )
-    chatting.add_argument(
-        "--context",
-        type=int,
-        help="largest number of tokens of the conversation (default: the range of positions)",
-    )
-    add_sampling(chatting)
-    add_speculate(chatting)
-    add_provider(chatting)
+OPTIONS: Table = {
+    **folder_of("a decoder's artefact with a chat template"),
+    "--system": option("text of the system message"),
+    "--max-tokens": option(
+        "largest number of tokens of a reply (default: as many as the context allows)", type=int
+    ),
+    "--context": option(
+        "largest number of tokens of the conversation (default: the range of positions)", type=int
+    ),
+    **SAMPLING,
+    **SPECULATE,
+    **PROVIDER,
+}
 
 
 def run(options: argparse.Namespace) -> int:
     """Reply until the end of stdin. Returns the exit status 0."""
-    from posenc_export.runtime import load
     from posenc_export.runtime.artefact.chat_template import needed_chat_codec
     from posenc_export.runtime.session.chat import Chat
 
@@ -51,8 +49,7 @@ def run(options: argparse.Namespace) -> int:
             raise ValueError(
                 f"chat: expected {name} of at least 1, got {number}; give a larger number"
             )
-    model = load(options.folder, options.provider)
-    note_unverified(options.say, options.folder, model.manifest)
+    model = loaded(options, options.folder)
     codec = needed_chat_codec(options.folder, model.manifest)
     session = model.session(capacity=options.context)
     speculate = drafting(options)
@@ -82,10 +79,8 @@ def _lines(prompt: str) -> Iterator[str]:
     Python has readline.
     """
     if prompt:
-        try:
+        with contextlib.suppress(ModuleNotFoundError):  # Windows has none
             import readline  # noqa: F401
-        except ModuleNotFoundError:  # Windows
-            pass
     elif isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # as argv
     while True:
@@ -110,7 +105,5 @@ def _print_reply(options: argparse.Namespace, chat: Any, line: str) -> None:
                 print_text(piece)
     except KeyboardInterrupt:
         reply.close()
-    print(
-        json.dumps({"text": "".join(pieces), "tokens": chat.tokens}) if options.json else "",
-        flush=True,
-    )
+    said = {"text": "".join(pieces), "tokens": chat.tokens}
+    print(json.dumps(said) if options.json else "", flush=True)

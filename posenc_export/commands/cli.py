@@ -1,6 +1,4 @@
-"""The `posenc` command: list, describe, export, compile, verify, generate, chat, embed, serve,
-page, bench, inspect, plot, completion.
-"""
+"""The `posenc` command."""
 
 import argparse
 import importlib
@@ -8,6 +6,7 @@ import os
 import sys
 from typing import Container, List, Optional, Sequence
 
+from posenc_export.commands.options import add_options
 from posenc_export.commands.terminal import (
     REFUSED,
     OneLineParser,
@@ -20,42 +19,31 @@ from posenc_export.commands.terminal import (
 from posenc_export.shared.version import VERSION
 
 INTERRUPTED = 130
-# File in commands/ of each command, which is imported only for its own command, and what the
-# command does.
+# What each command does. Its file in commands/ is imported only for its own command.
 COMMANDS = {
-    "list": ("listing", "list encodings, targets, families of checkpoints and presets"),
-    "describe": (
-        "describe",
-        "print a model layer by layer, in the order of its forward pass; reads no weights",
-    ),
-    "export": ("export", "write an artefact and verify it"),
-    "compile": ("compile", "compile a pt2 artefact to native code for this machine (AOTInductor)"),
-    "verify": (
-        "verify",
-        "verify an artefact on this machine against the reference that it contains; needs no torch",
-    ),
-    "generate": ("generate", "continue a text with a decoder"),
-    "chat": ("chat", "talk to a decoder with a chat template: each line of stdin is a message"),
-    "embed": ("embed", "write the sentence embeddings of texts"),
-    "serve": (
-        "serve",
-        "answer completions, conversations or embeddings over HTTP, as in OpenAI's API",
-    ),
-    "page": ("page", "write a static page that runs a decoder in the browser"),
-    "bench": ("bench", "time prefill and decode of artefacts and runtimes"),
-    "inspect": (
-        "inspect",
-        "print encoding, sizes, positions, inputs, states, certificate and layers of an "
-        "artefact, or a program that runs it",
-    ),
-    "plot": ("plot", "draw an encoding, as PNG or SVG"),
-    "completion": ("completion", "print a script that completes commands and options in a shell"),
+    "list": "list encodings, targets, families of checkpoints and presets",
+    "describe": "print a model layer by layer, in the order of its forward pass; reads no weights",
+    "export": "write an artefact and verify it",
+    "compile": "compile a pt2 artefact to native code for this machine (AOTInductor)",
+    "verify": "verify an artefact on this machine against the reference that it contains; needs "
+    "no torch",
+    "generate": "continue a text with a decoder",
+    "chat": "talk to a decoder with a chat template: each line of stdin is a message",
+    "embed": "write the sentence embeddings of texts",
+    "serve": "answer completions, conversations or embeddings over HTTP, as in OpenAI's API",
+    "page": "write a static page that runs a decoder in the browser",
+    "bench": "time prefill and decode of artefacts and runtimes",
+    "inspect": "print encoding, sizes, positions, inputs, states, certificate and layers of an "
+    "artefact, or a program that runs it",
+    "plot": "draw an encoding, as PNG or SVG",
+    "completion": "print a script that completes commands and options in a shell",
 }
+FILES = {"list": "listing"}  # files with another name than their command
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Run the command and return its exit status: 0, 1 for a failed check, 2 for bad input, 130
-    after an interrupt.
+    """Run a command. Returns its exit status: 0, 1 for a failed check, 2 for bad input, 130 after
+    an interrupt.
     """
     with escaping():
         return _run(sys.argv[1:] if arguments is None else list(arguments))
@@ -84,8 +72,7 @@ def _run(arguments: List[str]) -> int:
         options.say.close()
         return INTERRUPTED
     except Exception as error:  # the code of an encoding from outside may raise anything
-        line = refusal(error) if isinstance(error, REFUSED) else None
-        line = in_encoding(error) or line
+        line = in_encoding(error) or (refusal(error) if isinstance(error, REFUSED) else None)
         if line is None:  # a bug, not an error of the input
             raise
         try:
@@ -96,28 +83,22 @@ def _run(arguments: List[str]) -> int:
 
 
 def _discard_output() -> None:
-    """Send what stdout still holds nowhere, so that the flush at exit does not fail again, which
-    would change the exit status.
-    """
+    """Send what stdout still holds nowhere: a flush that fails at exit changes the exit status."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parser_of(called: Container[str]) -> argparse.ArgumentParser:
     """Return a parser of all commands, with the arguments of those that are called."""
-    parser = OneLineParser(
-        prog="posenc",
-        description="Export position encodings as attention blocks and decoders, verify them, "
-        "and run them.",
-    )
+    purpose = "Export position encodings as attention blocks and decoders, verify and run them."
+    parser = OneLineParser(prog="posenc", description=purpose)
     parser.add_argument("-V", "--version", action="version", version=f"posenc {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="command", parser_class=OneLineParser)
-    for name, (module, summary) in COMMANDS.items():
-        command = commands.add_parser(
-            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}."
-        )
+    for name, summary in COMMANDS.items():
+        sentence = f"{summary[0].upper()}{summary[1:]}."
+        command = commands.add_parser(name, help=summary, description=sentence)
         if name in called:
-            file = importlib.import_module(f"posenc_export.commands.{module}")
-            file.add_arguments(command)
+            file = importlib.import_module(f"posenc_export.commands.{FILES.get(name, name)}")
+            add_options(command, file.OPTIONS)
             command.set_defaults(run=file.run)
         command.add_argument("--json", action="store_true", help="machine-readable output")
         command.set_defaults(parser=command)

@@ -4,16 +4,14 @@ import argparse
 import json
 from pathlib import Path
 
-from posenc_export.commands.options import add_digest, add_folder
+from posenc_export.commands.options import Table, digest_of, folder_of, option
 from posenc_export.commands.terminal import FAILED_CHECK, refuse, show, summary
 
-
-def add_arguments(compiling: argparse.ArgumentParser) -> None:
-    add_folder(compiling, "an artefact of target pt2")
-    compiling.add_argument(
-        "-o", "--output", type=Path, help="folder of the compiled artefact (default: FOLDER-native)"
-    )
-    add_digest(compiling, "the pt2 artefact")
+OPTIONS: Table = {
+    **folder_of("an artefact of target pt2"),
+    "-o --output": option("folder of the compiled artefact (default: FOLDER-native)", type=Path),
+    **digest_of("the pt2 artefact"),
+}
 
 
 def run(options: argparse.Namespace) -> int:

@@ -3,13 +3,12 @@
 import argparse
 from pathlib import Path
 
+from posenc_export.commands.options import Table, option
+
 SHELLS = ("bash", "zsh", "tcsh")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "shell", choices=SHELLS, help='the shell; in bash: eval "$(posenc completion bash)"'
-    )
+OPTIONS: Table = {
+    "shell": option('the shell; in bash: eval "$(posenc completion bash)"', choices=SHELLS)
+}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -27,11 +26,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _actions(parser: argparse.ArgumentParser) -> "list[argparse.Action]":
     """All actions of a parser and of its commands."""
-    own = parser._actions
-    below = [
-        command
-        for action in own
-        if isinstance(action, argparse._SubParsersAction)
-        for command in action.choices.values()
-    ]
-    return [*own, *(action for command in below for action in _actions(command))]
+    actions = list(parser._actions)
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                actions += _actions(command)
+    return actions

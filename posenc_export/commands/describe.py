@@ -5,43 +5,42 @@ import json
 from pathlib import Path
 from typing import Any, Collection, Dict, List
 
-from posenc_export.commands.options import BLOCK, PART, add_block, check_only
+from posenc_export.commands.options import (
+    BLOCK,
+    PART,
+    Table,
+    block_options,
+    check_only,
+    chosen_of,
+    option,
+    option_name,
+)
 from posenc_export.shared.suggestion import download, suggestion
 from posenc_export.shared.tables import WIDTH, aligned
 
 SIZES = {name: default for name, default in BLOCK.items() if name != "seed"}
-
-
-def add_arguments(describing: argparse.ArgumentParser) -> None:
-    describing.add_argument(
-        "model",
-        help="a folder with a checkpoint (only config.json is read), the folder of an artefact, a "
-        "preset, or the word block",
-    )
-    add_block(describing, SIZES)
-    describing.add_argument("--part", choices=("encoder", "decoder"), help=PART.partition(";")[0])
+OPTIONS: Table = {
+    "model": option(
+        "a folder with a checkpoint (only config.json is read), the folder of an artefact, a "
+        "preset, or the word block"
+    ),
+    **block_options(SIZES),
+    "--part": option(PART.partition(";")[0], choices=("encoder", "decoder")),
+}
 
 
 def run(options: argparse.Namespace) -> int:
     from posenc_export.runtime.artefact.description import lines
 
-    names = (*SIZES, "part")
-    chosen = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    values = _description(options.model, chosen)
-    print(
-        json.dumps(values, indent=1)
-        if options.json
-        else "\n".join(aligned(None, lines(values), WIDTH))
-    )
+    values = _description(options.model, chosen_of(options, (*SIZES, "part")))
+    table = "\n".join(aligned(None, lines(values), WIDTH))
+    print(json.dumps(values, indent=1) if options.json else table)
     return 0
 
 
 def _description(model: str, chosen: Dict[str, Any]) -> Dict[str, Any]:
-    """Return the JSON values of a model's description.
-
-    Raises:
-        ValueError: no such model, an option that it does not take, a configuration that cannot be
-            read.
+    """The JSON values of a model's description. Raise ValueError for a model that does not exist
+    or cannot be read, and for an option that it does not take.
     """
     if (Path(model) / "posenc.json").is_file():
         from posenc_export.runtime.artefact.manifest import read
@@ -70,7 +69,7 @@ def _block(chosen: Dict[str, Any]) -> Any:
 
 
 def _checkpoint(model: str, chosen: Dict[str, Any], names: List[str]) -> Any:
-    """Return the description of a folder or a GGUF file. names: those of other models."""
+    """The description of a folder or a GGUF file. names: those of other models."""
     from msgspec.structs import replace
 
     from posenc_export.models import families
@@ -92,5 +91,5 @@ def _checkpoint(model: str, chosen: Dict[str, Any], names: List[str]) -> Any:
 
 
 def _check_only(names: Collection[str], chosen: Dict[str, Any], what: str) -> None:
-    listed = " and ".join(f"--{name.replace('_', '-')}" for name in names) or "no options"
+    listed = " and ".join(map(option_name, names)) or "no options"
     check_only("describe", names, chosen, f"{listed} for {what}")

@@ -7,42 +7,32 @@ from typing import Any, Iterator, List
 
 import numpy as np
 
-from posenc_export.commands.options import add_folder, add_provider, add_threads
-from posenc_export.commands.terminal import note_unverified
+from posenc_export.commands.options import PROVIDER, THREADS, Table, folder_of, loaded, option
 
 TOGETHER = 1024  # texts that are sorted by length and read before the next ones
 ARRAY = ".npy"
-
-
-def add_arguments(embedding: argparse.ArgumentParser) -> None:
-    add_folder(embedding, "an artefact with output sentence_embedding")
-    embedding.add_argument(
-        "file", help="text with one text per line, in UTF-8; - for standard input"
-    )
-    embedding.add_argument(
-        "-o",
-        "--output",
+OPTIONS: Table = {
+    **folder_of("an artefact with output sentence_embedding"),
+    "file": option("text with one text per line, in UTF-8; - for standard input"),
+    "-o --output": option(
+        f"file to write: {ARRAY} for an array [lines,size] float32, any other name for JSON lines "
+        "(default: JSON lines to standard output)",
         type=Path,
         metavar="FILE",
-        help=f"file to write: {ARRAY} for an array [lines,size] float32, any other name for JSON "
-        "lines (default: JSON lines to standard output)",
-    )
-    embedding.add_argument(
-        "--prompt",
-        metavar="NAME",
-        help="name of a prompt of the checkpoint to put before each text (default: its default "
+    ),
+    "--prompt": option(
+        "name of a prompt of the checkpoint to put before each text (default: its default "
         "prompt, if it has one)",
-    )
-    add_provider(embedding)
-    add_threads(embedding)
+        metavar="NAME",
+    ),
+    **PROVIDER,
+    **THREADS,
+}
 
 
 def run(options: argparse.Namespace) -> int:
-    from posenc_export.runtime import load
-
     texts = _lines(options.file)
-    model = load(options.folder, options.provider, options.threads)
-    note_unverified(options.say, options.folder, model.manifest)
+    model = loaded(options, options.folder, options.threads)
     parts = _embedded(options, model, texts)
     if options.output is not None and options.output.suffix == ARRAY:
         whole = np.concatenate([model.encode([]), *parts])
@@ -59,8 +49,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _lines(name: str) -> List[str]:
-    """Return the lines of a file, or of standard input. Only line feeds, with or without a
-    carriage return, end a line.
+    """The lines of a file, or of standard input. Only line feeds, with or without a carriage
+    return, end a line.
     """
     content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
     lines = content.decode("utf-8-sig", "replace").split("\n")

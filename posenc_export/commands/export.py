@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from posenc_export.commands.block_argument import NO_HEADS
 from posenc_export.commands.model_argument import CALLABLE, model_of
 from posenc_export.commands.next_steps import next_steps, sizes
-from posenc_export.commands.options import PART, Table, add_block, add_options
+from posenc_export.commands.options import PART, Group, Table, block_options, option
 from posenc_export.commands.terminal import FAILED_CHECK, refuse, show, summary
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import GRAPHS
@@ -21,24 +21,57 @@ from posenc_export.shared.suggestion import check_name, download, suggestion
 
 FILES = (".safetensors", ".pt", ".pth", ".bin")
 TARGETS = tuple(name for name in GRAPHS if name != "aotinductor")  # which `posenc compile` writes
+# Options that are fields of ExportOptions with the same meaning.
+SETTINGS = "signature dtype calibrate cache tolerance text max_loss size".split()
+OF_BLOCK: Table = {
+    **block_options(),
+    "--prefix": option(
+        "beginning of the names of one attention in --weights, such as model.layers.0.self_attn.",
+        metavar="NAME",
+    ),
+    "--layout": option(
+        "order of the rotary pairs in --weights (default: that of the encoding)",
+        choices=("half", "interleaved"),
+    ),
+}
+OF_CHECKPOINT: Table = {
+    "--layer": option("export only the attention of this layer, as a block", type=int),
+    "--part": option(PART, choices=("encoder", "decoder", "embeddings")),
+    "--longer": option(
+        "how to extend trained positions to --max-positions N: copy rows, interpolate rows, or "
+        "use them as rows of the encoding hierarchical",
+        choices=("copied", "interpolated", "hierarchical"),
+    ),
+    "--lengths": option(
+        "factors of LongRoPE in a decoder (default: long for all positions if the range is longer "
+        "than the trained length, otherwise short)",
+        choices=("long", "short", "by_position"),
+    ),
+    "--no-head": dict(
+        action="store_false",
+        dest="head",
+        default=None,
+        help="export an encoder with a task head for its hidden states only",
+    ),
+}
 OPTIONS: Table = {
-    "model": dict(
-        help="a preset, a folder with a checkpoint, a GGUF file, the word block, or "
+    "model": option(
+        "a preset, a folder with a checkpoint, a GGUF file, the word block, or "
         "package.module:name of a model or of a function that returns one"
     ),
-    "--target": dict(
+    "--target": option(
+        "see posenc list targets; may be given several times, for one subfolder per target",
         action="append",
         required=True,
-        help="see posenc list targets; may be given several times, for one subfolder per target",
     ),
-    "-o --output": dict(type=Path, required=True, help="folder of the artefact"),
-    "--signature": dict(
-        default="positions",
-        help="positions: the graph takes position_ids; mask: it takes attention_mask and "
-        "computes positions from it (default: positions)",
+    "-o --output": option("folder of the artefact", type=Path, required=True),
+    "--signature": option(
+        "positions: the graph takes position_ids; mask: it takes attention_mask and computes "
+        "positions from it",
+        "positions",
     ),
-    "--dtype": dict(
-        help="of weights, activations and caches: float32, float16, or bfloat16 for ort-cuda "
+    "--dtype": option(
+        "of weights, activations and caches: float32, float16, or bfloat16 for ort-cuda "
         "(default: float32; float16 for ort-cuda)"
     ),
     "--weights": dict(
@@ -49,97 +82,58 @@ OPTIONS: Table = {
         "bits; keep: the blocks of a GGUF file, on target ort. For a block also a file, with or "
         "without a format, see below; ./int8 is a path",
     ),
-    "--cache": dict(
+    "--cache": option(
+        "int8: format of cached keys and values, on target ort; needs --calibrate (default: "
+        "--dtype)",
         metavar="FORMAT",
-        help="int8: format of cached keys and values, on target ort; needs --calibrate "
-        "(default: --dtype)",
     ),
-    "--calibrate": dict(
+    "--calibrate": option(
+        "calibration data for weights of 4 bits or int8, and --cache int8: a text; for a block "
+        ".npy with hidden states, float32 [tokens,width]",
         type=Path,
         metavar="FILE",
-        help="calibration data for weights of 4 bits or int8, and --cache int8: a text; for a "
-        "block .npy with hidden states, float32 [tokens,width]",
     ),
-    "--tolerance": dict(
+    "--tolerance": option(
+        "largest error, of the float32 form if activations are rounded, against the module with "
+        "the same weights, above 0 and below 1 (default: that of float32)",
         type=float,
         metavar="E",
-        help="largest error, of the float32 form if activations are rounded, against the "
-        "module with the same weights, above 0 and below 1 (default: that of float32)",
     ),
-    "--text": dict(
+    "--text": option(
+        "text to measure the loss of few bits on (default: part of --calibrate FILE that weights "
+        "are not rounded with, or a text of the package)",
         type=Path,
         metavar="FILE",
-        help="text to measure the loss of few bits on (default: part of --calibrate FILE that "
-        "weights are not rounded with, or a text of the package)",
     ),
-    "--max-loss": dict(
-        type=float,
-        default=1.10,
+    "--max-loss": option(
+        "largest perplexity on that text, relative to float32; an artefact that loses more is "
+        "refused",
+        1.1,
         metavar="X",
-        help="largest perplexity on that text, relative to float32 (default: 1.10); an "
-        "artefact that loses more is refused",
     ),
-    "--size": dict(
+    "--size": option(
+        "most megabytes (10^6 bytes) of graph and weights: 4 or 8 bits for each weight, where "
+        "they lose least on the calibration data; on target ort",
         type=float,
         metavar="MB",
-        help="most megabytes (10^6 bytes) of graph and weights: 4 or 8 bits for each weight, "
-        "where they lose least on the calibration data; on target ort",
     ),
-    "--verify": dict(
+    "--verify": option(
+        "whole: every cell of the parity grid; quick: one scenario for each kind of call",
+        "whole",
         choices=("whole", "quick"),
-        default="whole",
-        help="whole: every cell of the parity grid; quick: one scenario for each kind of call "
-        "(default: whole)",
     ),
-    "--all-or-none": dict(
+    "--all-or-none": option(
+        "with several targets, publish none if one fails (default: publish those that pass)",
         action="store_true",
-        help="with several targets, publish none if one fails (default: publish those that pass)",
     ),
-    "--no-verify": dict(action="store_true", help="write without a certificate"),
+    "--no-verify": option("write without a certificate", action="store_true"),
+    "options of a block": Group(
+        "--weights FILE.safetensors or FILE.pt (a state_dict) has q, k, v, o or qkv, o, or the "
+        "names of common models, which determine the sizes",
+        OF_BLOCK,
+    ),
+    "options of a checkpoint": Group("", OF_CHECKPOINT),
 }
-OF_BLOCK: Table = {
-    "--prefix": dict(
-        metavar="NAME",
-        help="beginning of the names of one attention in --weights, such as "
-        "model.layers.0.self_attn.",
-    ),
-    "--layout": dict(
-        choices=("half", "interleaved"),
-        help="order of the rotary pairs in --weights (default: that of the encoding)",
-    ),
-}
-WEIGHTS = (
-    "--weights FILE.safetensors or FILE.pt (a state_dict) has q, k, v, o or qkv, o, or the "
-    "names of common models, which determine the sizes"
-)
-OF_CHECKPOINT: Table = {
-    "--layer": dict(type=int, help="export only the attention of this layer, as a block"),
-    "--part": dict(choices=("encoder", "decoder", "embeddings"), help=PART),
-    "--longer": dict(
-        choices=("copied", "interpolated", "hierarchical"),
-        help="how to extend trained positions to --max-positions N: copy rows, interpolate "
-        "rows, or use them as rows of the encoding hierarchical",
-    ),
-    "--lengths": dict(
-        choices=("long", "short", "by_position"),
-        help="factors of LongRoPE in a decoder (default: long for all positions if the range "
-        "is longer than the trained length, otherwise short)",
-    ),
-    "--no-head": dict(
-        action="store_false",
-        dest="head",
-        default=None,
-        help="export an encoder with a task head for its hidden states only",
-    ),
-}
-
-
-def add_arguments(exporting: argparse.ArgumentParser) -> None:
-    add_options(exporting, OPTIONS)
-    block = exporting.add_argument_group("options of a block", WEIGHTS)
-    add_block(block)
-    add_options(block, OF_BLOCK)
-    add_options(exporting.add_argument_group("options of a checkpoint"), OF_CHECKPOINT)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -175,33 +169,19 @@ def _settings(options: argparse.Namespace) -> Any:
 
     weights_format, options.weights = _weights(options.weights)
     return ExportOptions(
-        signature=options.signature,
-        dtype=options.dtype,
         verify=False if options.no_verify else options.verify == "whole" or "quick",
         progress=options.say,
         weights=weights_format,
-        calibrate=options.calibrate,
-        cache=options.cache,
-        tolerance=options.tolerance,
-        text=options.text,
-        max_loss=options.max_loss,
-        size=options.size,
+        **{name: getattr(options, name) for name in SETTINGS},
     )
 
 
 def _print(options: argparse.Namespace, manifests: Dict[Path, Manifest]) -> None:
-    """Print a row for each artefact, by folder, sizes that were not asked for, and what to run
-    next.
-    """
-    rows = [
-        {
-            "target": manifest.target,
-            "folder": str(folder),
-            **summary(manifest.certificate),
-            **_quality(manifest),
-        }
-        for folder, manifest in manifests.items()
-    ]
+    """Print a row for each artefact, sizes that were not asked for, and what to run next."""
+    rows = []
+    for folder, manifest in manifests.items():
+        row = {"target": manifest.target, "folder": str(folder)}
+        rows.append({**row, **summary(manifest.certificate), **_quality(manifest)})
     if options.json:
         print(json.dumps(rows, indent=1))
     elif rows:
@@ -210,11 +190,8 @@ def _print(options: argparse.Namespace, manifests: Dict[Path, Manifest]) -> None
 
 
 def _check_words(options: argparse.Namespace) -> None:
-    """Check what can be checked without torch, whose import takes seconds.
-
-    Raises:
-        ValueError: unknown target or model; a block with a file of weights that does not exist, or
-            without its number of heads.
+    """Check what can be checked without torch, whose import takes seconds: target, model, files of
+    weights, and the number of heads beside them. Raise ValueError.
     """
     for target in options.target:
         check_name("export: expected target", target, TARGETS)
@@ -224,23 +201,15 @@ def _check_words(options: argparse.Namespace) -> None:
         if files and options.heads is None:
             raise ValueError(NO_HEADS)
         return
-    path = Path(options.model)
-    if not (
-        options.model in NAMES
-        or CALLABLE.match(options.model)
-        or path.is_dir()
-        or path.suffix == ".gguf"
-    ):
-        remedy = download(options.model) or (
-            "give a folder that exists"
-            if os.sep in options.model
-            else suggestion(options.model, [*NAMES, "block"])
-        )
-        known = (
-            "block, a folder with a checkpoint, a GGUF file, package.module:function, or one of "
-            f"{', '.join(NAMES)}"
-        )
-        raise ValueError(f"export: expected model to be {known}, got {options.model!r}; {remedy}")
+    model, path = options.model, Path(options.model)
+    if model in NAMES or CALLABLE.match(model) or path.is_dir() or path.suffix == ".gguf":
+        return
+    near = "give a folder that exists" if os.sep in model else suggestion(model, [*NAMES, "block"])
+    raise ValueError(
+        "export: expected model to be block, a folder with a checkpoint, a GGUF file, "
+        f"package.module:function, or one of {', '.join(NAMES)}, got {model!r}; "
+        f"{download(model) or near}"
+    )
 
 
 def _check_files(files: List[Path]) -> None:
@@ -258,11 +227,7 @@ def _check_files(files: List[Path]) -> None:
 
 
 def _weights(values: List[str]) -> Tuple[Optional[str], Optional[Path]]:
-    """Split the values of --weights into the format and the file.
-
-    Raises:
-        ValueError: several formats or several files.
-    """
+    """Split the values of --weights into the format and the file. Raise ValueError for several."""
     from posenc_export.export.quantization.formats import FORMATS, KEEP
 
     places = [
@@ -280,19 +245,12 @@ def _weights(values: List[str]) -> Tuple[Optional[str], Optional[Path]]:
 
 
 def _quality(manifest: Manifest) -> Dict[str, Any]:
-    """Table cells with the loss of quantized weights and caches against float32; empty for other
-    artefacts.
-    """
+    """Table cells with the loss of few bits against float32; empty for other artefacts."""
     quality = manifest.quality
     if not quality:
         return {}
-    loss = (
-        {"perplexity relative to float32": f"{quality.ratio:.3f}"}
-        if quality.ratio
-        else {"from float32": f"{quality.error:.1e}"}
-    )
-    return {
-        **loss,
-        "same most probable token": f"{quality.agreement:.0%}" if quality.agreement else "-",
-        "measured on": quality.inputs,
-    }
+    same = f"{quality.agreement:.0%}" if quality.agreement else "-"
+    rest = {"same most probable token": same, "measured on": quality.inputs}
+    if quality.ratio:
+        return {"perplexity relative to float32": f"{quality.ratio:.3f}", **rest}
+    return {"from float32": f"{quality.error:.1e}", **rest}

@@ -10,77 +10,94 @@ from typing import Any, Iterator, List, Optional, Tuple
 import numpy as np
 
 from posenc_export.commands.options import (
+    PROVIDER,
+    SAMPLING,
+    SPECULATE,
     Table,
-    add_folder,
-    add_options,
-    add_provider,
-    add_sampling,
-    add_speculate,
     drafting,
+    folder_of,
+    loaded,
+    option,
     sampling,
 )
-from posenc_export.commands.terminal import note_unverified, print_text
+from posenc_export.commands.terminal import print_text
 
 OPTIONS: Table = {
+    **folder_of("a decoder's artefact"),
     "--prompt": dict(
-        action="append", help="text to continue; with --encoder, text for the encoder"
+        action="append",
+        default=[],
+        help="text to continue; with --encoder, text for the encoder",
     ),
-    "--encoder": dict(
-        type=Path, help="folder of the encoder's artefact, for a decoder that reads one"
+    "--encoder": option(
+        "folder of the encoder's artefact, for a decoder that reads one", type=Path
     ),
-    "--features": dict(
+    "--features": option(
+        "in place of --prompt, features for the encoder, such as the spectrogram of Whisper: "
+        ".npy with float32 [channels,frames] or [1,channels,frames]",
         type=Path,
         metavar="FILE",
-        help="in place of --prompt, features for the encoder, such as the spectrogram of "
-        "Whisper: .npy with float32 [channels,frames] or [1,channels,frames]",
     ),
-    "--language": dict(
-        help="language of the speech for Whisper, such as en (default: that of the "
-        "checkpoint, or the one that the model detects)"
+    "--language": option(
+        "language of the speech for Whisper, such as en (default: that of the checkpoint, or the "
+        "one that the model detects)"
     ),
-    "--task": dict(help="transcribe or translate, for Whisper (default: that of the checkpoint)"),
-    "--max-tokens": dict(
-        type=int,
-        default=64,
-        help="largest number of tokens to add; fewer if the text ends earlier (default: 64)",
-    ),
-    "--chat": dict(
+    "--task": option("transcribe or translate, for Whisper (default: that of the checkpoint)"),
+    "--max-tokens": option("largest number of tokens to add; fewer if the text ends earlier", 64),
+    "--chat": option(
+        "answer the prompt as a message, by the chat template of the model; several --prompt are "
+        "several turns",
         action="store_true",
-        help="answer the prompt as a message, by the chat template of the model; several "
-        "--prompt are several turns",
     ),
-    "--system": dict(help="text of the system message, with --chat"),
-    "--cache": dict(
+    "--system": option("text of the system message, with --chat"),
+    "--cache": option(
+        "keep what was read in FILE, so that a text that begins alike is not read again",
         type=Path,
         metavar="FILE",
-        help="keep what was read in FILE, so that a text that begins alike is not read again",
     ),
+    **SAMPLING,
+    **SPECULATE,
+    **PROVIDER,
 }
 
 
-def add_arguments(generating: argparse.ArgumentParser) -> None:
-    add_folder(generating, "a decoder's artefact")
-    add_options(generating, OPTIONS)
-    add_sampling(generating)
-    add_speculate(generating)
-    add_provider(generating)
-
-
 def run(options: argparse.Namespace) -> int:
-    from posenc_export.runtime import load
-
-    if options.max_tokens < 1:
-        raise ValueError(
-            f"generate: expected max-tokens of at least 1, got {options.max_tokens}; give "
-            "--max-tokens N"
-        )
-    _check_source(options)
-    _check_chat(options)
-    session, cached = _opened(load(options.folder, options.provider), options.cache)
-    note_unverified(options.say, options.folder, session.manifest)
+    _check(options)
+    session, cached = _opened(loaded(options, options.folder), options.cache)
     if options.chat:
         return _converse(options, session, cached)
     return _continue(options, session, cached)
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise ValueError for options that contradict each other, or lack another."""
+    encoder, sources = options.encoder is not None, bool(options.prompt) + bool(options.features)
+    of_encoder = bool(options.features or options.language or options.task)
+    several = options.system is not None or len(options.prompt) > 1
+    got = "--system" if options.system is not None else f"{len(options.prompt)} prompts"
+    for broken, rule in (
+        (
+            options.max_tokens < 1,
+            f"max-tokens of at least 1, got {options.max_tokens}; give --max-tokens N",
+        ),
+        (
+            sources != 1,
+            f"--prompt or --features, got {'both' if sources else 'neither'}; give one",
+        ),
+        (
+            of_encoder and not encoder,
+            "--encoder with --features, --language or --task, got none; give the folder of the "
+            "encoder's artefact",
+        ),
+        (encoder and options.cache is not None, "--cache or --encoder, got both; leave one out"),
+        (encoder and options.chat, "--chat or --encoder, got both; leave one out"),
+        (
+            several and not options.chat,
+            f"one prompt and no system message without --chat, got {got}; give --chat",
+        ),
+    ):
+        if broken:
+            raise ValueError(f"generate: expected {rule}")
 
 
 def _continue(options: argparse.Namespace, session: Any, cached: List[int]) -> int:
@@ -164,49 +181,13 @@ def _opened(model: Any, cache: Optional[Path]) -> Tuple[Any, List[int]]:
     return model.restore(cache), rows[0].tolist()
 
 
-def _check_chat(options: argparse.Namespace) -> None:
-    """Raise ValueError for options that need --chat, or do not go with it."""
-    if options.cache is not None and options.encoder is not None:
-        raise ValueError("generate: expected --cache or --encoder, got both; leave one out")
-    if options.chat and options.encoder is not None:
-        raise ValueError("generate: expected --chat or --encoder, got both; leave one out")
-    if not options.chat and (options.system is not None or len(options.prompt or []) > 1):
-        got = "--system" if options.system is not None else f"{len(options.prompt)} prompts"
-        raise ValueError(
-            f"generate: expected one prompt and no system message without --chat, got {got}; "
-            "give --chat"
-        )
-
-
-def _check_source(options: argparse.Namespace) -> None:
-    """Raise ValueError unless there is one source: a prompt, or features for an encoder; and for
-    a language or task without an encoder.
-    """
-    if bool(options.prompt) == bool(options.features):
-        raise ValueError(
-            "generate: expected --prompt or --features, got "
-            f"{'both' if options.prompt else 'neither'}; give one"
-        )
-    if options.encoder is None and (options.features or options.language or options.task):
-        raise ValueError(
-            "generate: expected --encoder with --features, --language or --task, got none; "
-            "give the folder of the encoder's artefact"
-        )
-
-
 def _converse(options: argparse.Namespace, session: Any, cached: List[int]) -> int:
     """Print a reply to each prompt."""
     from posenc_export.runtime.artefact.chat_template import needed_chat_codec
     from posenc_export.runtime.session.chat import Chat
 
-    chat = Chat(
-        session,
-        needed_chat_codec(options.folder, session.manifest),
-        options.system,
-        None,
-        drafting(options),
-        cached,
-    )
+    codec = needed_chat_codec(options.folder, session.manifest)
+    chat = Chat(session, codec, options.system, None, drafting(options), cached)
     for prompt in options.prompt:
         for piece in chat.reply(prompt, options.max_tokens, *sampling(options)):
             if not options.json:
@@ -222,16 +203,10 @@ def _converse(options: argparse.Namespace, session: Any, cached: List[int]) -> i
 
 
 def _encoder_output(options: argparse.Namespace, prompt: List[int]) -> np.ndarray:
-    """Output of the encoder for the prompt or the features, [1,Q,N].
-
-    Raises:
-        ValueError: an encoder that reads features and not token ids, or the other way round;
-            features that do not fit it.
+    """Output of the encoder for the prompt or the features, [1,Q,N]. Raise ValueError unless it
+    reads them.
     """
-    from posenc_export.runtime import load
-
-    encoder = load(options.encoder, options.provider).session()
-    note_unverified(options.say, options.encoder, encoder.manifest)
+    encoder = loaded(options, options.encoder).session()
     source = encoder.manifest.inputs[0]
     if bool(encoder.manifest.vocabulary) == bool(options.features):
         got, remedy = ("--features", "--prompt") if options.features else ("--prompt", "--features")
@@ -255,15 +230,11 @@ def _read_features(path: Path, size: int) -> np.ndarray:
         ) from None
     if features.ndim == 3 and len(features) == 1:
         features = features[0]
-    if (
-        features.dtype != np.float32
-        or features.ndim != 2
-        or features.shape[0] * 2 != size
-        or features.shape[1] % 2
-    ):
-        rule = f"features float32 [{size // 2},frames] with an even number of frames"
+    fits = features.ndim == 2 and features.shape[0] * 2 == size and features.shape[1] % 2 == 0
+    if features.dtype != np.float32 or not fits:
         raise ValueError(
-            f"generate: expected {rule}, got {features.dtype} {list(features.shape)}; use "
-            "the feature extractor of the checkpoint"
+            f"generate: expected features float32 [{size // 2},frames] with an even number of "
+            f"frames, got {features.dtype} {list(features.shape)}; use the feature extractor of "
+            "the checkpoint"
         )
     return np.ascontiguousarray(features.T).reshape(1, -1, size)

@@ -1,13 +1,12 @@
-"""`posenc inspect`: print the contents of an artefact, or a program that runs it without this
-package.
-"""
+"""`posenc inspect`: print the contents of an artefact, or a program that runs it."""
 
 import argparse
+import itertools
 import json
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
-from posenc_export.commands.options import add_folder
+from posenc_export.commands.options import Table, folder_of, option
 from posenc_export.commands.terminal import summary
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.shared.tables import WIDTH, aligned
@@ -15,15 +14,13 @@ from posenc_export.shared.tables import WIDTH, aligned
 Line = Tuple[str, str]
 
 
-def add_arguments(inspecting: argparse.ArgumentParser) -> None:
-    add_folder(inspecting)
-    runtimes = (
-        "python, node, web or c (ONNX Runtime), libtorch (C++), openvino, tract, reference "
-        "(of onnx)"
-    )
-    inspecting.add_argument(
-        "--runtime", help=f"print a program that runs this artefact without posenc: {runtimes}"
-    )
+OPTIONS: Table = {
+    **folder_of(),
+    "--runtime": option(
+        "print a program that runs this artefact without posenc: python, node, web or c (ONNX "
+        "Runtime), libtorch (C++), openvino, tract, reference (of onnx)"
+    ),
+}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -36,12 +33,11 @@ def run(options: argparse.Namespace) -> int:
 
         print(program(manifest, options.runtime), end="")
     elif options.json:
-        print(
-            json.dumps({**manifest.to_json(), "digest": manifest.digest}, indent=1, sort_keys=True)
-        )
+        values = {**manifest.to_json(), "digest": manifest.digest}
+        print(json.dumps(values, indent=1, sort_keys=True))
     else:
-        cuda = _cuda(options.folder, manifest)
-        lines = [*_model(manifest), *_graph(manifest), *cuda, *_proof(manifest)]
+        parts = (_model(manifest), _operators(manifest), _values(manifest), _states(manifest))
+        lines = [*itertools.chain(*parts), *_cuda(options.folder, manifest), *_proof(manifest)]
         layers = aligned(None, description.lines(manifest.config), WIDTH)
         print("\n".join([*aligned(None, lines, WIDTH), "", *layers]))
     return 0
@@ -57,36 +53,28 @@ def _model(manifest: Manifest) -> List[Line]:
     return [*described(manifest).items(), *packages]
 
 
-def _graph(manifest: Manifest) -> List[Line]:
-    """Lines for operators, inputs, outputs, and states grouped by layers."""
-    interface = str(manifest.interface or "not stated, written by an earlier version")
-    return [("interface", interface), *_operators(manifest), *_values(manifest), *_states(manifest)]
-
-
 def _operators(manifest: Manifest) -> List[Line]:
-    if not manifest.operators:
-        return []
-    operators = ", ".join(f"{name} {count}" for name, count in manifest.operators.items())
-    opset = ", ".join(
-        f"{domain or 'ai.onnx'} {number}" for domain, number in manifest.opset.items()
+    interface = (
+        "interface",
+        str(manifest.interface or "not stated, written by an earlier version"),
     )
-    return [("operators", operators), ("opset", opset)]
+    if not manifest.operators:
+        return [interface]
+    operators = [f"{name} {count}" for name, count in manifest.operators.items()]
+    opset = [f"{domain or 'ai.onnx'} {number}" for domain, number in manifest.opset.items()]
+    return [interface, ("operators", ", ".join(operators)), ("opset", ", ".join(opset))]
 
 
 def _values(manifest: Manifest) -> List[Line]:
     from posenc_export.runtime.artefact.meanings import of_graph
 
-    meanings = of_graph(manifest)
+    meanings, lines = of_graph(manifest), []
     titles = {"input": manifest.inputs, "encoder": manifest.encoder, "output": manifest.outputs}
-    return [
-        (
-            title,
-            f"{value.name} {value.dtype} {_axes(value.axes)}. "
-            f"{meanings.get(value.name, '')}".rstrip(),
-        )
-        for title, values in titles.items()
-        for value in values
-    ]
+    for title, values in titles.items():
+        for value in values:
+            text = f"{value.name} {value.dtype} {_axes(value.axes)}. {meanings.get(value.name, '')}"
+            lines.append((title, text.rstrip()))
+    return lines
 
 
 def _states(manifest: Manifest) -> List[Line]:

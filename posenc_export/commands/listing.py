@@ -4,83 +4,63 @@ import argparse
 import inspect
 import json
 import textwrap
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
+from posenc_export.commands.options import Table, option
 from posenc_export.commands.terminal import show
 from posenc_export.shared.suggestion import suggestion
 from posenc_export.shared.tables import WIDTH, aligned
 
+Rows = List[Dict[str, str]]
 GROUPS = ("encodings", "targets", "families", "presets")
 # A group that is printed on request only, because it calls the hooks of every encoding.
 MEASURED = "properties"
-
-
-def add_arguments(listing: argparse.ArgumentParser) -> None:
-    what = (
-        f"one of {', '.join(GROUPS)} (default: all of them), {MEASURED} of encodings, or the "
-        "name of an encoding, for its formula and parameters"
+OPTIONS: Table = {
+    "what": option(
+        f"one of {', '.join(GROUPS)} (default: all of them), {MEASURED} of encodings, or the name "
+        "of an encoding, for its formula and parameters",
+        nargs="?",
     )
-    listing.add_argument("what", nargs="?", help=what)
+}
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command. Returns the exit status 0.
-
-    Raises:
-        ValueError: a name that is neither a group nor an encoding.
-    """
+    """Run the command. Raise ValueError for a name that is neither a group nor an encoding."""
+    from posenc_export.catalogue import properties
     from posenc_export.encodings import KNOWN
 
-    if options.what in KNOWN:
-        return _one(options)
     named = (*GROUPS, MEASURED)
+    if options.what in KNOWN:
+        return _print_encoding(options)
     if options.what not in (None, *named):
-        rule = f"expected one of {', '.join(named)} or an encoding"
         raise ValueError(
-            f"list: {rule}, got {options.what!r}; {suggestion(options.what, [*named, *KNOWN])}"
+            f"list: expected one of {', '.join(named)} or an encoding, got {options.what!r}; "
+            f"{suggestion(options.what, [*named, *KNOWN])}"
         )
-    rows = (
-        _measured()
-        if options.what == MEASURED
-        else {name: groups for name, groups in _rows().items() if options.what in (None, name)}
-    )
-    if options.json:
-        print(json.dumps(rows, indent=1))
-        return 0
-    print("\n\n".join(_text(name, group) for name, group in rows.items()))
+    rows = {MEASURED: properties.rows()} if options.what == MEASURED else _rows(options.what)
+    text = "\n\n".join(_text(name, group) for name, group in rows.items())
+    print(json.dumps(rows, indent=1) if options.json else text)
     return 0
 
 
-def _rows() -> Dict[str, List[Dict[str, str]]]:
+def _rows(what: Optional[str]) -> Dict[str, Rows]:
+    """The rows of a group, or of all groups."""
     from posenc_export.catalogue.listing import encodings, families, presets
+
+    groups = (encodings, _targets, families, presets)
+    return {name: rows() for name, rows in zip(GROUPS, groups, strict=True) if what in (None, name)}
+
+
+def _targets() -> Rows:
     from posenc_export.export import TARGETS
 
-    targets = [
-        {"name": name, "graph": target.graph, "cache": target.cache}
-        for name, target in TARGETS.items()
-    ]
-    targets.append(
-        {
-            "name": "aotinductor",
-            "graph": "native code, by posenc compile from pt2",
-            "cache": TARGETS["pt2"].cache,
-        }
-    )
-    return {
-        "encodings": encodings(),
-        "targets": targets,
-        "families": families(),
-        "presets": presets(),
-    }
+    native = "native code, by posenc compile from pt2"
+    rows = [(name, target.graph, target.cache) for name, target in TARGETS.items()]
+    rows.append(("aotinductor", native, TARGETS["pt2"].cache))
+    return [dict(zip(("name", "graph", "cache"), row, strict=True)) for row in rows]
 
 
-def _measured() -> Dict[str, List[Dict[str, str]]]:
-    from posenc_export.catalogue.properties import rows
-
-    return {MEASURED: rows()}
-
-
-def _text(name: str, rows: List[Dict[str, str]]) -> str:
+def _text(name: str, rows: Rows) -> str:
     """A heading and a table. `posenc list NAME` prints states and parameters of encodings;
     families with the same description share a row.
     """
@@ -95,33 +75,8 @@ def _text(name: str, rows: List[Dict[str, str]]) -> str:
     return "\n".join([name, *aligned(list(rows[0]), [list(row.values()) for row in rows], WIDTH)])
 
 
-def _wrapped(docstring: str) -> str:
-    """Wrap the paragraphs and entries of a docstring to WIDTH columns. An entry of a section is
-    indented by 4 columns, its further lines by more.
-    """
-    first, *rest = docstring.splitlines()
-    parts = [first]
-    for line in rest:
-        if _continues(parts[-1], line):
-            parts[-1] += f" {line.strip()}"
-        else:
-            parts.append(line)
-    return "\n".join(
-        textwrap.fill(part, WIDTH, subsequent_indent=" " * 8 if part.startswith(" ") else "")
-        for part in parts
-    )
-
-
-def _continues(before: str, line: str) -> bool:
-    """Return whether a line of a docstring continues the paragraph or the entry before it."""
-    if not before or not line or before.endswith(":"):
-        return False
-    indent = len(line) - len(line.lstrip())
-    return indent > 4 or (indent == 0 and not before.startswith(" "))
-
-
-def _one(options: argparse.Namespace) -> int:
-    """Print one encoding: source, description, parameters with defaults, and properties."""
+def _print_encoding(options: argparse.Namespace) -> int:
+    """Print source, description, parameters with defaults, and properties."""
     from posenc_export.catalogue.listing import encodings
     from posenc_export.catalogue.properties import row_of
     from posenc_export.encodings import KNOWN, parameters
@@ -132,7 +87,7 @@ def _one(options: argparse.Namespace) -> int:
         print(json.dumps({**row, MEASURED: measured}, indent=1))
         return 0
     described: Any = inspect.getdoc(KNOWN[options.what])
-    print(textwrap.fill(row["source"], WIDTH), "", _wrapped(described), sep="\n")
+    print(textwrap.fill(row["source"], WIDTH), "", described, sep="\n")
     defaults = [
         {"parameter": name, "default": str(parameter.default)}
         for name, parameter in parameters(options.what).items()

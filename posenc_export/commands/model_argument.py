@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Dict
 
 from posenc_export.commands.block_argument import model_of_block
-from posenc_export.commands.options import BLOCK, check_only
+from posenc_export.commands.options import BLOCK, check_only, chosen_of
 from posenc_export.commands.terminal import note
 from posenc_export.shared.preset_folders import NAMES
 from posenc_export.shared.suggestion import suggestion
@@ -29,7 +29,7 @@ def model_of(options: argparse.Namespace) -> Any:
     """Return the model that the arguments describe."""
     from posenc_export.models.presets import load_preset
 
-    chosen = {name: getattr(options, name) for name in NAMED if getattr(options, name) is not None}
+    chosen = chosen_of(options, NAMED)
     if options.model == "block":
         return model_of_block(chosen)
     none = f"no options of a block or checkpoint for {options.model}"
@@ -50,11 +50,11 @@ def checkpoint_name(path: Path) -> str:
     a folder in the cache of the Hugging Face hub.
     """
     whole = path.resolve()
-    if cached := next(
-        (folder.name for folder in whole.parents if folder.name.startswith(CACHED)), None
-    ):
-        return cached.removeprefix(CACHED).replace("--", "/", 1)[:LONGEST_NAME]
-    return (whole.stem if whole.suffix == ".gguf" else whole.name)[:LONGEST_NAME]
+    name = whole.stem if whole.suffix == ".gguf" else whole.name
+    for folder in whole.parents:
+        if folder.name.startswith(CACHED):
+            name = folder.name.removeprefix(CACHED).replace("--", "/", 1)
+    return name[:LONGEST_NAME]
 
 
 def _checkpoint(folder: str, chosen: Dict[str, Any]) -> Any:
@@ -63,33 +63,26 @@ def _checkpoint(folder: str, chosen: Dict[str, Any]) -> Any:
     from posenc_export.models.pretrained import from_pretrained
 
     way, positions = chosen.get("longer"), chosen.get("max_positions")
+    layer, part, lengths = (chosen.get(name) for name in ("layer", "part", "lengths"))
     with_head = "head" not in chosen
-    if way is not None and positions is None:
+    if way is None:
+        model = from_pretrained(folder, layer, positions, part, lengths, with_head)
+        if Path(folder).is_dir() and with_head:
+            _note_unexported(folder, model)
+        return model
+    if positions is None:
         raise ValueError(
             f"export: expected --max-positions with --longer {way}, got none; give the new "
             "number of positions"
         )
-    model = from_pretrained(
-        folder,
-        chosen.get("layer"),
-        positions if way is None else None,
-        chosen.get("part"),
-        chosen.get("lengths"),
-        with_head,
-    )
-    if way is None or positions is None:
-        if Path(folder).is_dir() and with_head:
-            _note_unexported(folder, model)
-        return model
+    model = from_pretrained(folder, layer, None, part, lengths, with_head)
     if way == "hierarchical":
         return to_hierarchical(model, positions)
     return extend_positions(model, positions, way)
 
 
 def _note_unexported(folder: str, model: Any) -> None:
-    """Note a task head of the checkpoint that the model lacks, and settings of generation that are
-    not applied.
-    """
+    """Note a task head that the model lacks, and settings of generation that are not applied."""
     from posenc_export.models import generation_settings
     from posenc_export.models.checkpoint import read_config
     from posenc_export.models.sentence_transformers import opened
@@ -110,10 +103,7 @@ def _note_unexported(folder: str, model: Any) -> None:
 
 def _model_of_function(text: str) -> Any:
     """Return the model package.module:name, from Python's path or the current folder, or that which
-    the function of this name returns.
-
-    Raises:
-        ValueError: no such module or name, or a function with arguments.
+    the function of this name returns. Raise ValueError for a function with arguments.
     """
     import torch
 
@@ -140,14 +130,14 @@ def _model_of_function(text: str) -> Any:
     function = getattr(module, name)
     if isinstance(function, torch.nn.Module):
         return function
-    rule, remedy = (
-        f"export: expected {name} in {place} to be a model or a function without arguments",
-        "write a function that returns the model",
-    )
-    if not callable(function):
-        raise ValueError(f"{rule}, got {function!r}; {remedy}")
     try:
+        got = "" if callable(function) else repr(function)
         inspect.signature(function).bind()
     except TypeError as error:
-        raise ValueError(f"{rule}, got {error}; {remedy}") from None
+        got = got or str(error)
+    if got:
+        raise ValueError(
+            f"export: expected {name} in {place} to be a model or a function without arguments, "
+            f"got {got}; write a function that returns the model"
+        )
     return function()

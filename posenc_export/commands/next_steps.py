@@ -13,19 +13,18 @@ TOKENIZER = "tokenizer.json"
 
 def sizes(manifests: Iterable[Manifest]) -> List[str]:
     """Return a line for each artefact: positions, slots of caches and opset."""
-    return [f"{manifest.target}: {', '.join(_sizes(manifest))}" for manifest in manifests]
-
-
-def _sizes(manifest: Manifest) -> List[str]:
-    parts = [f"positions 0 .. {manifest.max_positions - 1}"]
-    if manifest.in_place:
-        parts.append(f"caches of at most {manifest.max_positions} slots")
-    elif any(state.grows for state in manifest.states):
-        parts.append("caches that grow")
-    if manifest.opset:
-        opsets = (f"{domain or 'ai.onnx'} {number}" for domain, number in manifest.opset.items())
-        parts.append(f"opset {' and '.join(opsets)}")
-    return parts
+    lines = []
+    for manifest in manifests:
+        parts = [f"{manifest.target}: positions 0 .. {manifest.max_positions - 1}"]
+        if manifest.in_place:
+            parts.append(f"caches of at most {manifest.max_positions} slots")
+        elif any(state.grows for state in manifest.states):
+            parts.append("caches that grow")
+        if manifest.opset:
+            opset = [f"{domain or 'ai.onnx'} {number}" for domain, number in manifest.opset.items()]
+            parts.append(f"opset {' and '.join(opset)}")
+        lines.append(", ".join(parts))
+    return lines
 
 
 def next_steps(manifests: Dict[Path, Manifest]) -> List[str]:

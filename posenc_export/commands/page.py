@@ -4,25 +4,20 @@ import argparse
 import json
 from pathlib import Path
 
-from posenc_export.commands.options import add_folder
+from posenc_export.commands.options import Table, folder_of, option
 
-
-def add_arguments(paging: argparse.ArgumentParser) -> None:
-    add_folder(
-        paging, "the artefact of a decoder with a tokenizer or byte by byte, target ort or onnx"
-    )
-    paging.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        required=True,
-        help="folder of the page: new, empty, or a page that is replaced",
-    )
-    package = (
+OPTIONS: Table = {
+    **folder_of("the artefact of a decoder with a tokenizer or byte by byte, target ort or onnx"),
+    "-o --output": option(
+        "folder of the page: new, empty, or a page that is replaced", type=Path, required=True
+    ),
+    "--onnxruntime-web": option(
         "folder of the npm package onnxruntime-web (default: in node_modules of the current "
-        "folder, of build, or of a parent folder)"
-    )
-    paging.add_argument("--onnxruntime-web", type=Path, metavar="FOLDER", help=package)
+        "folder, of build, or of a parent folder)",
+        type=Path,
+        metavar="FOLDER",
+    ),
+}
 
 
 def run(options: argparse.Namespace) -> int:

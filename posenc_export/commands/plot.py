@@ -7,40 +7,28 @@ import os
 from pathlib import Path
 from typing import Any, Dict, Tuple
 
+from posenc_export.commands.options import Table, option
+
 SUFFIXES = (".png", ".svg")
 MADE_BY = "posenc plot"  # in the metadata of every picture, by which an earlier one is recognized
 
 
-def add_arguments(plotting: argparse.ArgumentParser) -> None:
-    plotting.add_argument(
-        "encoding",
-        help="NAME or NAME:PARAMETER=VALUE,... of an encoding; or the folder of an artefact or a "
-        "preset, whose trained encodings are drawn",
-    )
-    plotting.add_argument(
-        "-o", "--output", type=Path, help="file ending in .png or .svg (default: NAME.png)"
-    )
-    plotting.add_argument(
-        "--distance",
+OPTIONS: Table = {
+    "encoding": option(
+        "NAME or NAME:PARAMETER=VALUE,... of an encoding; or the folder of an artefact or a "
+        "preset, whose trained encodings are drawn"
+    ),
+    "-o --output": option("file ending in .png or .svg (default: NAME.png)", type=Path),
+    "--distance": option(
+        "largest distance of query and key, in tokens; at most the range of an artefact", 255
+    ),
+    "--head-size": option("entries of a head (default: 64; an artefact has its own)", type=int),
+    "--positions": option("number of tokens in panels by position", 128),
+    "--layer": option(
+        "draw only the encodings of this layer of an artefact (default: each different one)",
         type=int,
-        default=255,
-        help="largest distance of query and key, in tokens (default: 255, at most the range of an "
-        "artefact)",
-    )
-    plotting.add_argument(
-        "--head-size", type=int, help="entries of a head (default: 64; an artefact has its own)"
-    )
-    plotting.add_argument(
-        "--positions",
-        type=int,
-        default=128,
-        help="number of tokens in panels by position (default: 128)",
-    )
-    plotting.add_argument(
-        "--layer",
-        type=int,
-        help="draw only the encodings of this layer of an artefact (default: each different one)",
-    )
+    ),
+}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -54,9 +42,8 @@ def run(options: argparse.Namespace) -> int:
             "give -o FILE.svg"
         )
     check_file(path, form)
-    figure, described = (
-        _of_artefact(options) if _is_artefact(options.encoding) else _of_encoding(options)
-    )
+    source = _of_artefact if _is_artefact(options.encoding) else _of_encoding
+    figure, described = source(options)
     drawn = io.BytesIO()
     named = {"Creator" if path.suffix == ".svg" else "Software": MADE_BY}
     figure.savefig(drawn, format=path.suffix[1:], dpi=150, metadata=named)
@@ -66,9 +53,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _is_artefact(text: str) -> bool:
-    """Whether a text is a folder or a preset. The name of an encoding is never a folder: ./rope
-    is one.
-    """
+    """Whether a text is a folder or a preset. rope is an encoding, and ./rope a folder."""
     from posenc_export.encodings import KNOWN
     from posenc_export.shared.preset_folders import NAMES
 

@@ -7,85 +7,55 @@ import json
 import os
 import signal
 import socket
-from typing import Any, Callable
+from typing import Any
 
-from posenc_export.commands.options import (
-    Table,
-    add_folder,
-    add_options,
-    add_provider,
-    add_threads,
-)
-from posenc_export.commands.terminal import FAILED_CHECK, note_unverified
+from posenc_export.commands.options import PROVIDER, THREADS, Table, folder_of, loaded, option
+from posenc_export.commands.terminal import FAILED_CHECK
 
 KEY = "POSENC_API_KEY"
 OPTIONS: Table = {
-    "--host": dict(
-        default="127.0.0.1",
-        help="address to listen on; 0.0.0.0 for all addresses (default: 127.0.0.1)",
+    **folder_of(
+        "an artefact of a decoder, target ort or onnx-static with signature positions, or of an "
+        "encoder with sentence_embedding"
     ),
-    "--port": dict(
-        type=int, default=8000, help="port to listen on; 0 for any free port (default: 8000)"
+    "--host": option("address to listen on; 0.0.0.0 for all addresses", "127.0.0.1"),
+    "--port": option("port to listen on; 0 for any free port", 8000),
+    "--name": option(
+        "name of the model in requests (default: name of the checkpoint, or else of the folder)"
     ),
-    "--name": dict(
-        help="name of the model in requests (default: name of the checkpoint, or else of the "
-        "folder)"
-    ),
-    "--rows": dict(
-        type=int, default=16, help="most requests that are decoded together (default: 16)"
-    ),
-    "--memory": dict(
-        metavar="BYTES",
-        help="memory for the caches of rows, such as 2GB; a request whose row does not fit waits "
+    "--rows": option("most requests that are decoded together", 16),
+    "--memory": option(
+        "memory for the caches of rows, such as 2GB; a request whose row does not fit waits "
         "(default: half of the available memory, less that of prefixes)",
+        metavar="BYTES",
     ),
-    "--queue": dict(
+    "--queue": option("requests that wait for a row; further requests are answered with 429", 64),
+    "--context": option(
+        "largest number of tokens of prompt and continuation (default: the range of positions, as "
+        "far as the memory allows)",
         type=int,
-        default=64,
-        help="requests that wait for a row; further requests are answered with 429 (default: 64)",
     ),
-    "--context": dict(
-        type=int,
-        help="largest number of tokens of prompt and continuation (default: the range of "
-        "positions, as far as the memory allows)",
+    "--max-prompt": option("largest number of tokens of a prompt (default: context - 1)", type=int),
+    "--max-tokens": option(
+        "largest number of tokens of a continuation (default: context - 1)", type=int
     ),
-    "--max-prompt": dict(
-        type=int, help="largest number of tokens of a prompt (default: context - 1)"
-    ),
-    "--max-tokens": dict(
-        type=int, help="largest number of tokens of a continuation (default: context - 1)"
-    ),
-    "--chunk": dict(
-        type=int,
-        default=256,
-        help="most tokens of prompts that are read between two decode steps (default: 256)",
-    ),
-    "--prefix-memory": dict(
-        type=int,
-        default=256,
+    "--chunk": option("most tokens of prompts that are read between two decode steps", 256),
+    "--prefix-memory": option(
+        "memory in MB for the caches of prompts, which requests that begin alike share; 0 for none",
+        256,
         metavar="MB",
-        help="memory in MB for the caches of prompts, which requests that begin alike share; "
-        "0 for none (default: 256)",
     ),
-    "--speculate": dict(
+    "--speculate": option(
+        "read tokens that are looked up in the text so far in one pass where that is faster, with "
+        "the same result (default: one token per pass)",
         choices=["lookup"],
-        help="read tokens that are looked up in the text so far in one pass where that is "
-        "faster, with the same result (default: one token per pass)",
     ),
-    "--grace": dict(
+    "--grace": option("seconds that running requests have to finish after SIGTERM", 30),
+    "--timeout": option("seconds from the arrival of a request to the end of its response", 600),
+    "--connections": option(
+        "connections at a time; further ones get status 503 (default: as the limit of open files "
+        "allows, at most 512)",
         type=int,
-        default=30,
-        help="seconds that running requests have to finish after SIGTERM (default: 30)",
-    ),
-    "--timeout": dict(
-        type=int,
-        default=600,
-        help="seconds from the arrival of a request to the end of its response (default: 600)",
-    ),
-    "--connections": dict(
-        type=int,
-        help="connections at a time; further ones get status 503 (default: as the limit of "
-        "open files allows, at most 512)",
     ),
     "--allow-origin": dict(
         action="append",
@@ -93,24 +63,14 @@ OPTIONS: Table = {
         metavar="ORIGIN",
         help="scheme://host:port of web pages that may send requests; may be repeated",
     ),
-}
-
-
-def add_arguments(serving: argparse.ArgumentParser) -> None:
-    add_folder(
-        serving,
-        "an artefact of a decoder, target ort or onnx-static with signature positions, or of "
-        "an encoder with sentence_embedding",
-    )
-    add_options(serving, OPTIONS)
-    add_provider(serving)
-    add_threads(serving)
-    serving.add_argument(
-        "--api-key",
+    "--api-key": dict(
         metavar="KEY",
         default=os.environ.get(KEY),
         help=f"key that requests need (default: the environment variable {KEY})",
-    )
+    ),
+    **PROVIDER,
+    **THREADS,
+}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -119,15 +79,15 @@ def run(options: argparse.Namespace) -> int:
     """
     import uvicorn
 
-    from posenc_export.runtime import load
+    from posenc_export.runtime.session import sentences
     from posenc_export.serve.access import access
     from posenc_export.serve.connections import OVER, Listener, most_connections, settings
+    from posenc_export.serve.requests import check_model
 
     options.say(f"{options.folder}: loading")
-    model = load(options.folder, options.provider, options.threads)
-    note_unverified(options.say, options.folder, model.manifest)
-    limits = _limits(options, model)
-    _check(model, limits)
+    model = loaded(options, options.folder, options.threads)
+    limits, embeds = _limits(options, model), model.manifest.kind == "encoder"
+    sentences.check_model(model) if embeds else check_model(model.manifest, limits)
     name = options.name or str(
         model.manifest.source.get("checkpoint", options.folder.resolve().name)
     )
@@ -139,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
     def stop() -> None:
         server.should_exit = True
 
-    app = _application(options, name, model, limits, allowed, stop)
+    app = _application(options, model, name, limits, allowed, stop)
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -150,48 +110,27 @@ def run(options: argparse.Namespace) -> int:
     )
     server = uvicorn.Server(config)
     options.say.close()
-    _announce(options, name, port, _embeds(model))
+    _announce(options, name, port, embeds)
     # uvicorn raises it again once everything is finished.
     signal.signal(signal.SIGTERM, lambda *_: None)
     server.run(sockets=[listening])
-    failed = not _embeds(model) and app.state.service.engine.state == "failed"
+    failed = not embeds and app.state.service.engine.state == "failed"
     return FAILED_CHECK if failed else 0
 
 
-def _embeds(model: Any) -> bool:
-    return bool(model.manifest.kind == "encoder")
-
-
-def _check(model: Any, limits: Any) -> None:
-    """Raise ValueError for a model that cannot be served."""
-    from posenc_export.runtime.session import sentences
-    from posenc_export.serve.requests import check_model
-
-    if _embeds(model):
-        sentences.check_model(model)
-    else:
-        check_model(model.manifest, limits)
-
-
 def _application(
-    options: argparse.Namespace,
-    name: str,
-    model: Any,
-    limits: Any,
-    allowed: Any,
-    stop: Callable[[], None],
+    options: argparse.Namespace, model: Any, name: str, limits: Any, allowed: Any, stop: Any
 ) -> Any:
     """Return the application of a model. stop: ends the server."""
     from posenc_export.runtime.artefact.chat_template import chat_codec
     from posenc_export.runtime.artefact.tokenizer import codec
-    from posenc_export.serve.app import application
-    from posenc_export.serve.embeddings import application as embedding_application
+    from posenc_export.serve import app, embeddings
 
-    if _embeds(model):
-        return embedding_application(name, model, limits, allowed)
+    if model.manifest.kind == "encoder":
+        return embeddings.application(name, model, limits, allowed)
     text = codec(options.folder, model.manifest)
     chat = chat_codec(options.folder, model.manifest)
-    return application(name, model, text, limits, allowed, chat, stop)
+    return app.application(name, model, text, limits, allowed, chat, stop)
 
 
 def _limits(options: argparse.Namespace, model: Any) -> Any:
@@ -201,8 +140,7 @@ def _limits(options: argparse.Namespace, model: Any) -> Any:
     available = None if model.provider == "cuda" else available_memory()
     prefixes = options.prefix_memory * 1_000_000
     memory = rows_memory(options.memory, prefixes, available)
-    context = options.context
-    if context is None:
+    if (context := options.context) is None:
         context = longest_row(model.session(), memory, model.manifest.max_positions, options.chunk)
         context = max(context, 2)
     return Limits(
@@ -220,15 +158,10 @@ def _limits(options: argparse.Namespace, model: Any) -> Any:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open a listening socket.
-
-    Raises:
-        ValueError: an unknown address, a port that is in use.
-    """
+    """Open a listening socket. Raise ValueError for an unknown address, or a port in use."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048
-        )
+        return socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
         raise ValueError(
             f"serve: expected an address to listen on, got {host}:{port} ({error}); give "

@@ -26,22 +26,17 @@ from posenc_export.shared.suggestion import suggestion
 from posenc_export.shared.tables import WIDTH, aligned
 
 FAILED_CHECK, BAD_INPUT = 1, 2
+# Modules that commands import, by the extra that installs them.
 EXTRAS = {
-    "torch": "export",
-    "onnx": "page",
-    "onnx_ir": "export",
-    "onnxscript": "export",
-    "safetensors": "export",
-    "onnxruntime": "cpu' or 'posenc-export[gpu",
+    "export": "torch onnx_ir onnxscript safetensors",
+    "page": "onnx",
+    "cpu' or 'posenc-export[gpu": "onnxruntime",
     "openvino": "openvino",
-    "matplotlib": "report",
-    "tokenizers": "text",
-    "jinja2": "text",
+    "report": "matplotlib",
+    "text": "tokenizers jinja2",
     "gguf": "gguf",
-    "shtab": "completion",
-    "fastapi": "serve",
-    "uvicorn": "serve",
-    "prometheus_client": "serve",
+    "completion": "shtab",
+    "serve": "fastapi uvicorn prometheus_client",
 }
 
 # Control characters but tabs and ends of lines, and those that end or reorder a line of Unicode.
@@ -58,20 +53,15 @@ def escaped(text: str) -> str:
 class Escaped:
     """A stream that escapes control characters: names in files of others, such as checkpoints,
     would otherwise control the terminal.
-
-    Args:
-        stream: what it writes to.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
 
     def write(self, text: str) -> int:
-        """Write a text, escaped."""
         return self.stream.write(escaped(text))
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write texts, escaped."""
         self.stream.writelines(map(escaped, lines))
 
     def __getattr__(self, name: str) -> Any:
@@ -80,8 +70,7 @@ class Escaped:
 
 @contextlib.contextmanager
 def escaping() -> Iterator[None]:
-    """Context manager in which everything that is printed to stdout and stderr is escaped, also by
-    warnings and logs."""
+    """Context manager that escapes what is printed to stdout and stderr, also by warnings."""
     with contextlib.ExitStack() as stack:
         if isinstance(sys.stdout, io.TextIOWrapper):
             # As stderr: a terminal without a character shows its code.
@@ -110,7 +99,7 @@ def note(line: str) -> None:
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Argument parser that prints errors in one line, with the closest choice or option. Options
+    """Argument parser with errors of one line, which name the closest choice or option. Options
     cannot be abbreviated.
     """
 
@@ -119,13 +108,11 @@ class OneLineParser(argparse.ArgumentParser):
         self.color = False  # Python 3.14 writes colours as control characters
 
     def error(self, message: str) -> NoReturn:
-        near = ""
+        near, options = "", re.findall(r"--[\w-]+", self.format_usage())
         if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
             near = suggestion(choice[1], re.findall(r"[\w.-]+", choice[2])) + "; "
         elif option := re.search(r"unrecognized arguments: (--[\w-]+)", message):
-            close = difflib.get_close_matches(
-                option[1], re.findall(r"--[\w-]+", self.format_usage()), 1
-            )
+            close = difflib.get_close_matches(option[1], options, 1)
             near = f"did you mean {close[0]}?; " if close else ""
         line = " ".join(message.split())
         self.exit(BAD_INPUT, f"{self.prog}: {line}; {near}see {self.prog} --help\n")
@@ -168,12 +155,11 @@ def refusal(error: BaseException) -> Optional[str]:
     """The message for an error of REFUSED, or None if the input did not cause it."""
     if isinstance(error, ModuleNotFoundError):
         module = (error.name or "").partition(".")[0]
-        if module not in EXTRAS:
-            return None
-        return (
-            f"{module}: expected it to be installed, got none; pip install "
-            f"'posenc-export[{EXTRAS[module]}]'"
-        )
+        for extra, modules in EXTRAS.items():
+            if module in modules.split():
+                install = f"pip install 'posenc-export[{extra}]'"
+                return f"{module}: expected it to be installed, got none; {install}"
+        return None
     if isinstance(error, OSError):
         return (
             f"file: expected a file that can be read and written, got {error.strerror or error} "

@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from posenc_export.commands.options import Table, add_digest, add_folder, add_options, add_provider
+from posenc_export.commands.options import PROVIDER, Table, digest_of, folder_of, option
 from posenc_export.commands.terminal import FAILED_CHECK, note, show
 from posenc_export.runtime.artefact.certificate import (
     Proof,
@@ -18,30 +18,25 @@ from posenc_export.runtime.artefact.certificate import (
 
 SHOWN = 10  # cells that are printed
 OPTIONS: Table = {
-    "--quick": dict(
+    **folder_of(),
+    **PROVIDER,
+    "--quick": option(
+        "run one scenario for each kind of call instead of every cell of the grid",
         action="store_true",
-        help="run one scenario for each kind of call instead of every cell of the grid",
     ),
-    "--all": dict(action="store_true", help=f"print every cell (default: the {SHOWN} worst)"),
-    "--no-record": dict(
+    "--all": option(f"print every cell (default: the {SHOWN} worst)", action="store_true"),
+    "--no-record": option(
+        "do not write the certificate to the manifest, for folders that cannot be written",
         action="store_true",
-        help="do not write the certificate to the manifest, for folders that cannot be written",
     ),
-    "--tolerance": dict(
+    "--tolerance": option(
+        "largest error that passes, above 0 and below 1; of the float32 form of an artefact that "
+        "rounds activations and runs on the CPU (default: the tolerance of the export)",
         type=float,
         metavar="E",
-        help="largest error that passes, above 0 and below 1; of the float32 form of an "
-        "artefact that rounds activations and runs on the CPU (default: the tolerance of the "
-        "export)",
     ),
+    **digest_of(),
 }
-
-
-def add_arguments(verifying: argparse.ArgumentParser) -> None:
-    add_folder(verifying)
-    add_provider(verifying)
-    add_options(verifying, OPTIONS)
-    add_digest(verifying)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -76,18 +71,12 @@ def _print_cells(certificate: Proof, every: bool) -> None:
     errors = certificate["cells"]
     bounds = {name: bound_of(certificate, name) for name in errors}
     worst = sorted(bounds, key=lambda name: errors[name] / (bounds[name] or 1.0), reverse=True)
-    shown = list(bounds) if every else worst[:SHOWN]
-    show(
-        [
-            {
-                "cell": name,
-                "error": format_cell(certificate, name),
-                "tolerance": format_bound(certificate, name),
-                "": "" if errors[name] <= bounds[name] else "EXCEEDS",
-            }
-            for name in shown
-        ]
-    )
+    shown, rows = list(bounds) if every else worst[:SHOWN], []
+    for name in shown:
+        row = {"cell": name, "error": format_cell(certificate, name)}
+        row["tolerance"] = format_bound(certificate, name)
+        rows.append({**row, "": "" if errors[name] <= bounds[name] else "EXCEEDS"})
+    show(rows)
     if len(shown) < len(bounds):
         print(f"the worst {len(shown)} of {len(bounds)} cells; --all prints all")
     if unreached := format_unreached(certificate):
@@ -117,8 +106,7 @@ def _record(folder: Path, digest: str, proof: Proof) -> None:
     try:
         manifest.add_proof(folder, digest, proof)
     except OSError as error:
-        rule = "verify: expected a folder that can be written, to record the proof"
         note(
-            f"{rule}, got {error.strerror or error}; the proof is not recorded, and "
-            "--no-record does not try"
+            "verify: expected a folder that can be written, to record the proof, got "
+            f"{error.strerror or error}; the proof is not recorded, and --no-record does not try"
         )

@@ -7,7 +7,6 @@ from typing import Any, List
 
 import pytest
 
-from posenc_export.catalogue import length
 from posenc_export.catalogue.pages import gallery, notes, page
 from posenc_export.commands import cli
 from posenc_export.encodings import REGISTRY
@@ -178,63 +177,6 @@ def test_a_convolution_adds_the_same_to_all_tokens_beyond_its_filter() -> None:
         and abs(entries[:, 3:] - entries[:, 3:4]).max() == 0
         and abs(entries[:, 2] - entries[:, 3]).max() > 0
     )
-
-
-STUDY = {
-    **{
-        "chunk": 256,
-        "tail": 128,
-        "windows": 48,
-        "factor": 8.0,
-        "versions": {"python": "3.11", "torch": "2.13", "onnxruntime": "1.31"},
-    },
-    "training": {"steps": 1600, "batch": 16, "length": 256, "rate": 3e-3, "seed": 0},
-    "tuning": {"steps": 100, "batch": 1, "length": 2047, "rate": 5e-4, "warm_up": 10, "seed": 0},
-    "rows": [
-        {"encoding": "nope", "scaling": "", "tuned": False, "bits": {"256": 2.5, "2048": 4.1}},
-        {
-            "encoding": "rope",
-            "scaling": "",
-            "tuned": False,
-            "bits": {"256": 1.7, "512": 3.9, "2048": 4.0},
-        },
-        {
-            "encoding": "rope, ntk",
-            "scaling": "ntk",
-            "tuned": False,
-            "bits": {"256": 2.1, "512": 2.2, "2048": 5.0},
-        },
-        {
-            "encoding": "rope, ntk, tuned",
-            "scaling": "ntk",
-            "tuned": True,
-            "bits": {"256": 1.8, "512": 1.8, "2048": 1.9},
-        },
-    ],
-}
-
-
-def test_the_page_of_lengths_has_blank_cells_for_contexts_that_were_not_measured() -> None:
-    text = length.page(STUDY)
-    assert (
-        "| nope | 2.50 |  | 4.10 |" in text
-        and "| rope, ntk, tuned | 1.80 | 1.80 | 1.90 |" in text
-        and "100 steps of 1 x 2047 bytes" in text
-    )
-
-
-def test_lines_of_the_picture_of_lengths_are_distinguishable_and_labelled_at_their_ends() -> None:
-    left, right = length.figure(STUDY).axes
-    before, after = right.get_lines()
-    assert before.get_color() == after.get_color() and (
-        before.get_linestyle(),
-        after.get_linestyle(),
-    ) == ("--", "-")
-    assert len({(line.get_color(), line.get_marker()) for line in left.get_lines()}) == 2
-    labels = sorted(text.get_position()[1] for text in left.texts)
-    assert [text.get_text() for text in left.texts] == ["rope", "nope"] and labels[1] - labels[
-        0
-    ] > 0.15  # although the values differ by 0.1
 
 
 @pytest.mark.parametrize("name", REGISTRY)

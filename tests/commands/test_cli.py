@@ -365,14 +365,6 @@ def test_a_listing_of_one_encoding_has_its_measured_properties(
     assert _answer(["list", "shaw"], capsys)["properties"]["told apart"] == "17 of 64"  # type: ignore[index]
 
 
-def test_a_listing_of_one_encoding_wraps_whole_paragraphs(capsys: pytest.CaptureFixture) -> None:
-    assert main(["list", "rope_yarn"]) == 0
-    assert (
-        "1 at\nthe pair that turns beta_slow times. It is linear in the pair k or in the "
-        "number of turns.\n"
-    ) in capsys.readouterr().out
-
-
 MISSPELLED = {
     "an encoding to list": (["list", "rope_yarm"], "got 'rope_yarm'; did you mean rope_yarn?"),
     "an encoding to plot": (["plot", "ropee"], "got 'ropee'; did you mean rope?"),

@@ -20,12 +20,10 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
     config = onnxruntime_genai.Config(str(folder))
     # Without this, version 0.18 takes as long as with one thread on 2 cores. It sometimes crashed
     # after an overlay with a segmentation fault.
-    config.overlay(
-        json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}})
-    )
-    return Opened(
-        GenaiSession(onnxruntime_genai.Model(config), manifest.max_positions), manifest.source
-    )
+    options = {"session_options": {"intra_op_num_threads": threads}}
+    config.overlay(json.dumps({"model": {"decoder": options}}))
+    session = GenaiSession(onnxruntime_genai.Model(config), manifest.max_positions)
+    return Opened(session, manifest.source)
 
 
 class GenaiSession(CallSession):
@@ -47,10 +45,8 @@ class GenaiSession(CallSession):
         self.generator: Any = None
         parameters = onnxruntime_genai.GeneratorParams(self.model)
         parameters.set_search_options(max_length=self.max_positions)
-        self.generator, self.tokens = (
-            onnxruntime_genai.Generator(self.model, parameters),
-            np.zeros((1, 0), np.int32),
-        )
+        self.generator = onnxruntime_genai.Generator(self.model, parameters)
+        self.tokens = np.zeros((1, 0), np.int32)
 
     def rewind(self, n: int) -> None:
         remaining = self.tokens[:, :-n]

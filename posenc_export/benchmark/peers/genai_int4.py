@@ -32,44 +32,18 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
 
 def build(checkpoint: Path, built: Path, precision: str, provider: str, *options: str) -> None:
     """Build a folder for onnxruntime-genai from a checkpoint without a tokenizer, in a process of
-    its own, whose memory is not counted.
-
-    Args:
-        checkpoint: gets a tokenizer of two words, because the builder requires one.
-        precision, provider, options: of the builder.
-
-    Raises:
-        ValueError: the builder failed.
+    its own, whose memory is not counted. The checkpoint gets a tokenizer of two words, which the
+    builder requires. Raise ValueError if the builder fails.
     """
     words = Tokenizer(models.WordLevel({"first": 0, "second": 1}, unk_token="first"))
-    PreTrainedTokenizerFast(
-        tokenizer_object=words, bos_token="first", eos_token="second"
-    ).save_pretrained(checkpoint)
-    command = [
-        sys.executable,
-        "-m",
-        "onnxruntime_genai.models.builder",
-        "-i",
-        checkpoint.name,
-        "-o",
-        built.name,
-        "-p",
-        precision,
-        "-e",
-        provider,
-        "-c",
-        "cache",
-    ]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    extra = ["--extra_options", *OPTIONS, *options]
+    ends = {"bos_token": "first", "eos_token": "second"}
+    PreTrainedTokenizerFast(tokenizer_object=words, **ends).save_pretrained(checkpoint)
+    command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-c", "cache"]
+    command += ["-i", checkpoint.name, "-o", built.name, "-p", precision, "-e", provider]
+    command += ["--extra_options", *OPTIONS, *options]
+    environment, place = {**os.environ, "HF_HUB_OFFLINE": "1"}, checkpoint.parent
     done = subprocess.run(
-        [*command, *extra],
-        cwd=checkpoint.parent,
-        env=environment,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
+        command, cwd=place, env=environment, capture_output=True, text=True, errors="replace"
     )
     if done.returncode:
         raise ValueError(

@@ -21,36 +21,26 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
     torch.set_num_threads(threads)
     model, source = rebuilt(manifest)
     assert isinstance(model, AttentionBlock)
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # torch.jit announces its retirement at every call
+    with warnings.catch_warnings():  # torch.jit announces its retirement at every call
+        warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", FutureWarning)
         module = torch.jit.freeze(torch.jit.script(HandBlock(model).eval()))
     return Opened(HandSession(module, model, batch), source)
 
 
 class HandBlock(torch.nn.Module):
-    """One attention with its cache [B,K,M,D].
-
-    Args:
-        model: a block that `shapes.is_plain_block` takes.
-    """
+    """One attention with its cache [B,K,M,D], of a block that `shapes.is_plain_block` takes."""
 
     def __init__(self, model: AttentionBlock) -> None:
         super().__init__()
         attention, projection = model.config.attention, model.get_submodule("attention.projection")
         self.qkv: Any = projection.qkv
         self.output: Any = projection.output
-        self.heads, self.kv_heads, self.head_size = (
-            attention.heads,
-            attention.kv_heads,
-            attention.head_size,
-        )
+        self.heads, self.kv_heads = attention.heads, attention.kv_heads
+        self.head_size = size = attention.head_size
         self.rotates = [spec["name"] for spec in attention.encodings] == ["rope"]
-        angles = torch.arange(model.config.max_positions)[:, None] * BASE ** (
-            -torch.arange(0, self.head_size, 2, dtype=torch.float64) / self.head_size
-        )
+        frequencies = BASE ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+        angles = torch.arange(model.config.max_positions)[:, None] * frequencies
         self.cos: Tensor
         self.sin: Tensor
         self.register_buffer("cos", angles.cos().float())
@@ -66,12 +56,10 @@ class HandBlock(torch.nn.Module):
         keys.index_copy_(2, columns, k.transpose(1, 2))
         values.index_copy_(2, columns, v.transpose(1, 2))
         visible = None if x.size(1) == 1 else torch.arange(end) <= columns.unsqueeze(1)
+        grouped, q = self.heads != self.kv_heads, q.transpose(1, 2)
+        k, v = keys[:, :, :end], values[:, :, :end]
         y = torch.nn.functional.scaled_dot_product_attention(
-            q.transpose(1, 2),
-            keys[:, :, :end],
-            values[:, :, :end],
-            attn_mask=visible,
-            enable_gqa=self.heads != self.kv_heads,
+            q, k, v, attn_mask=visible, enable_gqa=grouped
         )
         return self.output(y.transpose(1, 2).flatten(2))
 
@@ -83,31 +71,19 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class HandSession(CallSession):
-    """Calls of a scripted HandBlock.
-
-    Args:
-        module: scripted.
-        model: the block that it was written for.
-        batch: rows B of every call.
-    """
+    """Calls of a scripted HandBlock, written for a block, with `batch` rows."""
 
     def __init__(self, module: torch.jit.ScriptModule, model: AttentionBlock, batch: int) -> None:
         attention = model.config.attention
         self.module, self.step_column = module, torch.zeros(1, dtype=torch.int64)
-        self.keys, self.values = (
-            torch.zeros(batch, attention.kv_heads, model.config.max_positions, attention.head_size)
-            for _ in range(2)
-        )
+        shape = batch, attention.kv_heads, model.config.max_positions, attention.head_size
+        self.keys, self.values = torch.zeros(2, *shape)
 
     def call(self, inputs: np.ndarray) -> np.ndarray:
         end = self.length + inputs.shape[1]
-        columns = (
-            self.step_column.fill_(self.length)
-            if inputs.shape[1] == 1
-            else torch.arange(self.length, end)
-        )
+        step = inputs.shape[1] == 1
+        columns = self.step_column.fill_(self.length) if step else torch.arange(self.length, end)
+        x = torch.from_numpy(inputs)
         with torch.inference_mode():
-            output: np.ndarray = self.module(
-                torch.from_numpy(inputs), columns, end, self.keys, self.values
-            ).numpy()
+            output: np.ndarray = self.module(x, columns, end, self.keys, self.values).numpy()
         return output

@@ -26,14 +26,7 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
 
 
 class HandSession(CallSession):
-    """Session on a graph of hand_graph.
-
-    Args:
-        graph: serialised model.
-        threads: intra-op threads.
-        batch: rows B of every call.
-        capacity: slots M of the caches.
-    """
+    """Session on a serialised graph of hand_graph, with caches of `capacity` slots."""
 
     def __init__(self, graph: bytes, threads: int, batch: int, capacity: int) -> None:
         options = onnxruntime.SessionOptions()
@@ -42,21 +35,17 @@ class HandSession(CallSession):
         self.session = onnxruntime.InferenceSession(
             graph, options, providers=["CPUExecutionProvider"]
         )
-        self.caches: Dict[str, np.ndarray] = {}
-        for value in self.session.get_inputs():
-            if value.name.startswith("past."):
-                self.caches[value.name] = np.zeros(
-                    (batch, value.shape[1], capacity, value.shape[3]), np.float32
-                )
+        source, *inputs = self.session.get_inputs()
+        self.caches: Dict[str, np.ndarray] = {
+            value.name: np.zeros((batch, value.shape[1], capacity, value.shape[3]), np.float32)
+            for value in inputs
+            if value.name.startswith("past_")
+        }
         self.seqlens, self.total = np.zeros(batch, np.int32), np.zeros((), np.int32)
-        self.chunk = (
-            CHUNK if batch == 1 else None
-        )  # GroupQueryAttention supports several rows of several tokens only with an empty cache
-        source = self.session.get_inputs()[0]
-        self.step_input = np.zeros(
-            (batch, 1, *source.shape[2:]),
-            np.int64 if source.type == "tensor(int64)" else np.float32,
-        )
+        # GroupQueryAttention supports several rows of several tokens only with an empty cache.
+        self.chunk = CHUNK if batch == 1 else None
+        dtype = np.int64 if source.type == "tensor(int64)" else np.float32
+        self.step_input = np.zeros((batch, 1, *source.shape[2:]), dtype)
         self.step_run, self.step_output = self._bound(self.step_input)
 
     def call(self, inputs: np.ndarray) -> np.ndarray:
@@ -78,18 +67,10 @@ class HandSession(CallSession):
         rows = result.shape[1] if isinstance(result.shape[1], int) else inputs.shape[1]
         output = np.zeros((len(inputs), rows, result.shape[-1]), np.float32)
         binding = self.session.io_binding()
-        fed = {
-            source.name: inputs,
-            "seqlens_k": self.seqlens,
-            "total_sequence_length": self.total,
-            **self.caches,
-        }
-        for name, array in fed.items():
+        fed = {source.name: inputs, "seqlens_k": self.seqlens, "total_sequence_length": self.total}
+        written = {name.replace("past", "present"): array for name, array in self.caches.items()}
+        for name, array in {**fed, **self.caches}.items():
             binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array))
-        written = {
-            result.name: output,
-            **{name.replace("past.", "present."): array for name, array in self.caches.items()},
-        }
-        for name, array in written.items():
+        for name, array in {result.name: output, **written}.items():
             binding.bind_ortvalue_output(name, onnxruntime.OrtValue.ortvalue_from_numpy(array))
         return binding, output

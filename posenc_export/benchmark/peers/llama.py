@@ -19,9 +19,7 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
 
 
 def llama(manifest: Manifest) -> Tuple[LlamaForCausalLM, Weights]:
-    """Return the model of transformers with the weights of the artefact's model, and their
-    origin.
-    """
+    """Return the model of transformers with the artefact's weights, and their origin."""
     own, weights = rebuilt(manifest)
     model = LlamaForCausalLM(_config(manifest.config)).eval()
     model.load_state_dict(_renamed(own, manifest.config))
@@ -29,9 +27,6 @@ def llama(manifest: Manifest) -> Tuple[LlamaForCausalLM, Weights]:
 
 
 def _config(config: Dict[str, Any]) -> LlamaConfig:
-    """Return the transformers configuration of a model that `shapes.is_llama` accepts, with
-    RoPE.
-    """
     layer = config["layers"][config["order"][0]]
     attention = layer["attention"]
     return LlamaConfig(
@@ -52,8 +47,7 @@ def _renamed(model: Any, config: Dict[str, Any]) -> Dict[str, torch.Tensor]:
     """Return the model's weights under the parameter names of LlamaForCausalLM."""
     attention = config["layers"][config["order"][0]]["attention"]
     sizes = [
-        heads * attention["head_size"]
-        for heads in (attention["heads"], attention["kv_heads"], attention["kv_heads"])
+        attention[heads] * attention["head_size"] for heads in ("heads", "kv_heads", "kv_heads")
     ]
     own = dict(model.named_parameters())
     table = own["tokens.embedding.weight"]
@@ -65,15 +59,11 @@ def _renamed(model: Any, config: Dict[str, Any]) -> Dict[str, torch.Tensor]:
     for index in range(len(config["order"])):
         ours, theirs = f"layers.{index}.", f"model.layers.{index}."
         projected = own[f"{ours}attention.projection.qkv.weight"].split(sizes)
-        state |= {
-            f"{theirs}self_attn.{name}_proj.weight": weight
-            for name, weight in zip("qkv", projected, strict=True)
-        }
+        for name, weight in zip("qkv", projected, strict=True):
+            state[f"{theirs}self_attn.{name}_proj.weight"] = weight
+        for name in ("gate", "up", "down"):
+            state[f"{theirs}mlp.{name}_proj.weight"] = own[f"{ours}mlp.{name}.weight"]
         state[f"{theirs}self_attn.o_proj.weight"] = own[f"{ours}attention.projection.output.weight"]
-        state |= {
-            f"{theirs}mlp.{name}_proj.weight": own[f"{ours}mlp.{name}.weight"]
-            for name in ("gate", "up", "down")
-        }
         state[f"{theirs}input_layernorm.weight"] = own[f"{ours}residual.attention_norm.weight"]
         state[f"{theirs}post_attention_layernorm.weight"] = own[f"{ours}residual.mlp_norm.weight"]
     return state
@@ -95,12 +85,8 @@ class LlamaSession(CallSession):
         self.cache.crop(-n)
 
     def call(self, inputs: np.ndarray) -> np.ndarray:
+        ids, options = torch.from_numpy(inputs), {"use_cache": True, "logits_to_keep": 1}
         with torch.inference_mode():
-            output = self.model(
-                input_ids=torch.from_numpy(inputs),
-                past_key_values=self.cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
+            output = self.model(input_ids=ids, past_key_values=self.cache, **options)
         logits: np.ndarray = output.logits.numpy()
         return logits

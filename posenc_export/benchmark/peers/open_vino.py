@@ -16,30 +16,19 @@ from posenc_export.runtime.artefact.manifest import Manifest
 def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Opened:
     core = openvino.Core()
     model = core.read_model(folder / "model.onnx")
-    caches = {
-        state.past: openvino.PartialShape([batch, state.axes[1], -1, state.axes[3]])
-        for state in manifest.states
-    }
-    model.reshape(
-        {
-            **caches,
-            "input_ids": openvino.PartialShape([batch, -1]),
-            "attention_mask": openvino.PartialShape([batch, -1]),
-        }
-    )
-    apply_make_stateful_transformation(
-        model, {state.past: state.present for state in manifest.states}
-    )
+    shapes: Dict[str, Any] = {"input_ids": [batch, -1], "attention_mask": [batch, -1]}
+    shapes |= {state.past: [batch, state.axes[1], -1, state.axes[3]] for state in manifest.states}
+    model.reshape({name: openvino.PartialShape(shape) for name, shape in shapes.items()})
+    caches = {state.past: state.present for state in manifest.states}
+    apply_make_stateful_transformation(model, caches)
     settings: Dict[str, Any] = {
         "INFERENCE_NUM_THREADS": threads,
         "INFERENCE_PRECISION_HINT": "f32",
         "KV_CACHE_PRECISION": "f32",
         "PERFORMANCE_HINT": "LATENCY",
     }
-    return Opened(
-        OpenVinoSession(core.compile_model(model, "CPU", settings).create_infer_request()),
-        manifest.source,
-    )
+    request = core.compile_model(model, "CPU", settings).create_infer_request()
+    return Opened(OpenVinoSession(request), manifest.source)
 
 
 class OpenVinoSession(CallSession):
@@ -56,14 +45,11 @@ class OpenVinoSession(CallSession):
     def rewind(self, n: int) -> None:
         super().rewind(n)
         for state in self.request.query_state():
-            state.state = openvino.Tensor(
-                np.ascontiguousarray(state.state.data[:, :, : self.length])
-            )
+            kept = np.ascontiguousarray(state.state.data[:, :, : self.length])
+            state.state = openvino.Tensor(kept)
 
     def call(self, inputs: np.ndarray) -> np.ndarray:
         mask = np.ones((len(inputs), self.length + inputs.shape[1]), np.int64)
-        outputs = self.request.infer(
-            {"input_ids": inputs, "attention_mask": mask}, share_inputs=True
-        )
-        logits: np.ndarray = outputs["logits"].copy()
+        fed = {"input_ids": inputs, "attention_mask": mask}
+        logits: np.ndarray = self.request.infer(fed, share_inputs=True)["logits"].copy()
         return logits

@@ -17,6 +17,5 @@ Weights = Mapping[str, Union[str, int]]
 def rebuilt(manifest: Manifest) -> Tuple[Model, Weights]:
     """Return the module in the artefact's dtype, and the origin of its weights."""
     weights = manifest.source if {"preset", "seed"} & set(manifest.source) else RANDOM
-    return rebuild(from_json(manifest.config), weights, manifest.packages).to(
-        getattr(torch, manifest.dtype)
-    ), weights
+    model = rebuild(from_json(manifest.config), weights, manifest.packages)
+    return model.to(getattr(torch, manifest.dtype)), weights
