@@ -6,21 +6,29 @@ RUNTIME := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all fuzz soak lint bench bench-all cuda-dry-run docs wheels clients clean
+# The library of target ort-native; without g++, its tests are skipped.
+KERNELS := $(if $(shell command -v g++),build/kernels/posenc_export_kernels/libposenc_kernels.so)
+
+.PHONY: demo test test-all kernels fuzz soak lint bench bench-all cuda-dry-run docs wheels clients clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m posenc_export.commands.demo build/demo
 
-test: lint
+test: lint $(KERNELS)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=30 -m "not exhaustive"
 
-test-all: lint docs
+test-all: lint docs $(KERNELS)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=30
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
+
+kernels: $(KERNELS)
+
+build/kernels/posenc_export_kernels/libposenc_kernels.so: $(wildcard packages/kernels/source/*) packages/kernels/setup.py | $(VENV)/ready
+	cd packages/kernels && ../../$(BIN)/python setup.py -q build_ext --build-lib $(CURDIR)/build/kernels --build-temp $(CURDIR)/build/kernels/objects
 
 bench: $(VENV)/ready
 	$(BIN)/posenc export tiny-rope --target onnx --target onnx-static --target ort --target torchscript -o build/bench

@@ -1,0 +1,263 @@
+// Attention of a few queries over one part of the keys, for the instruction set that the file which
+// includes it is compiled for.
+//
+// Keys and values are read once for all queries of a tile. Numbers of a query depend on nothing
+// else in the call: products add up in the order of the numbers of a head, values in the order of
+// the slots.
+#pragma once
+
+#include <cmath>
+
+#include "scores.h"
+
+namespace posenc {
+namespace POSENC_SET {
+namespace {
+
+constexpr int64_t GROUP = 64;  // values of 8 bits that are converted at a time
+constexpr int QUERIES = 4;     // that one loop over values serves
+constexpr int COLUMNS = WIDTH == 16 ? 4 : 2;  // vectors of a value in it: 16 or 8 sums in registers
+
+// The slots of one part: of a head, from the first on.
+template <class Number>
+inline const Number* slots(const Cache& cache, const Call& call, const Tile& tile, int64_t start) {
+  const int64_t head = tile.row * call.kv_heads + tile.kv_head;
+  return static_cast<const Number*>(cache.slots) + (head * call.capacity + start) * cache.size;
+}
+
+// Return count rows of a cache as float32 with zeros up to `filled` rows: where they stand if that
+// is possible, otherwise in `copy`.
+inline const float* rows(const float* from, int64_t count, int64_t filled, int64_t size,
+                         float* copy) {
+  if (count == filled) return from;
+  std::copy(from, from + count * size, copy);
+  std::fill(copy + count * size, copy + filled * size, 0.0f);
+  return copy;
+}
+
+inline const float* rows(const int8_t* from, int64_t count, int64_t filled, int64_t size,
+                         float* copy) {
+  for (int64_t i = 0; i < count * size; i += WIDTH) store(copy + i, load(from + i));
+  std::fill(copy + count * size, copy + filled * size, 0.0f);
+  return copy;
+}
+
+// Products of a query with WIDTH keys.
+inline Vector products(const float* query, const float* keys, int64_t size) {
+  Vector parts[WIDTH] = {};
+  for (int64_t d = 0; d < size; d += WIDTH) {
+    const Vector numbers = load(query + d);
+#pragma GCC unroll 16
+    for (int key = 0; key < WIDTH; key++) parts[key] += numbers * load(keys + key * size + d);
+  }
+  return sums(parts);
+}
+
+// Products of all queries with the keys of a part, [queries, PART].
+template <class Number>
+void products(const Call& call, const Query* queries, int64_t number, const Number* keys,
+              int64_t start, int64_t count, float* scores, float* copy) {
+  const int64_t size = call.keys.size;
+  for (int64_t t = 0; t < count; t += WIDTH) {
+    const int64_t some = std::min<int64_t>(WIDTH, count - t);
+    const float* group = rows(keys + t * size, some, WIDTH, size, copy);
+    for (int64_t r = 0; r < number; r++)
+      if (start + t < queries[r].end && start + t + some > queries[r].begin)
+        store(scores + r * PART + t, products(queries[r].numbers, group, size));
+  }
+}
+
+// Add `count` values, of `width` vectors of size `size`, to the sums of N queries.
+template <int N, int C>
+inline void add_values(const float* values, int64_t count, int64_t size, const float* weights,
+                       float* total) {
+  Vector parts[N][C];
+#pragma GCC unroll 4
+  for (int r = 0; r < N; r++)
+#pragma GCC unroll 4
+    for (int c = 0; c < C; c++) parts[r][c] = load(total + r * size + c * WIDTH);
+  for (int64_t t = 0; t < count; t++) {
+    Vector value[C];
+#pragma GCC unroll 4
+    for (int c = 0; c < C; c++) value[c] = load(values + t * size + c * WIDTH);
+#pragma GCC unroll 4
+    for (int r = 0; r < N; r++)
+#pragma GCC unroll 4
+      for (int c = 0; c < C; c++) parts[r][c] += weights[r * PART + t] * value[c];
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < N; r++)
+#pragma GCC unroll 4
+    for (int c = 0; c < C; c++) store(total + r * size + c * WIDTH, parts[r][c]);
+}
+
+template <int N>
+inline void add_values(const float* values, int64_t count, int64_t size, const float* weights,
+                       float* total) {
+  int64_t c = 0;
+  for (; c + COLUMNS * WIDTH <= size; c += COLUMNS * WIDTH)
+    add_values<N, COLUMNS>(values + c, count, size, weights, total + c);
+  for (; c < size; c += WIDTH) add_values<N, 1>(values + c, count, size, weights, total + c);
+}
+
+// Add the values of a part, weighted, to the sums of all queries.
+template <class Number>
+void add_values(const Call& call, int64_t number, const Number* values, int64_t count,
+                const float* weights, float* total, float* copy) {
+  const int64_t size = call.values.size;
+  for (int64_t t = 0; t < count; t += GROUP) {
+    const int64_t some = std::min(GROUP, count - t);
+    const float* group = rows(values + t * size, some, some, size, copy);
+    for (int64_t r = 0; r < number; r += QUERIES) {
+      const float* of_query = weights + r * PART + t;
+      float* sums = total + r * size;
+      switch (std::min<int64_t>(QUERIES, number - r)) {
+        case 1: add_values<1>(group, some, size, of_query, sums); break;
+        case 2: add_values<2>(group, some, size, of_query, sums); break;
+        case 3: add_values<3>(group, some, size, of_query, sums); break;
+        default: add_values<QUERIES>(group, some, size, of_query, sums);
+      }
+    }
+  }
+}
+
+template <class Number>
+void attend_to(const Call& call, const Tile& tile, int64_t part, Partial out, float* scratch) {
+  const int64_t number = tile.tokens * call.group, start = part * PART;
+  float* scores = scratch;
+  float* copy = scores + number * PART;
+  Query* queries = reinterpret_cast<Query*>(copy + GROUP * std::max(call.keys.size, call.values.size));
+  int64_t begin = INT64_MAX, end = 0;
+  for (int64_t r = 0; r < number; r++) {
+    queries[r] = query(call, tile, r);
+    begin = std::min(begin, queries[r].begin);
+    end = std::max(end, queries[r].end);
+  }
+  // From the first visible key on, in steps that do not depend on it.
+  const int64_t from = std::max(start, begin / WIDTH * WIDTH), to = std::min(start + PART, end);
+  const int64_t count = std::max<int64_t>(0, to - from);
+  products(call, queries, number, slots<Number>(call.keys, call, tile, from), from, count, scores,
+           copy);
+  for (int64_t r = 0; r < number; r++)
+    out.maximum[r] = weights(call, queries[r], scores + r * PART, from, count, out.sum[r]);
+  std::fill(out.values, out.values + number * call.values.size, 0.0f);
+  add_values(call, number, slots<Number>(call.values, call, tile, from), count, scores, out.values,
+             copy);
+}
+
+void attend(const Call& call, const Tile& tile, int64_t part, Partial out, float* scratch) {
+  if (call.int8)
+    attend_to<int8_t>(call, tile, part, out, scratch);
+  else
+    attend_to<float>(call, tile, part, out, scratch);
+}
+
+size_t scratch_size(const Call& call, int64_t queries) {
+  const int64_t size = std::max(call.keys.size, call.values.size);
+  return queries * PART + GROUP * size + (queries * sizeof(Query) + 3) / sizeof(float);
+}
+
+void clear(const Call& call, int64_t queries, Partial total) {
+  std::fill(total.maximum, total.maximum + queries, LOWEST);
+  std::fill(total.sum, total.sum + queries, 0.0f);
+  std::fill(total.values, total.values + queries * call.values.size, 0.0f);
+}
+
+void merge(const Call& call, int64_t queries, Partial total, Partial part) {
+  const int64_t size = call.values.size;
+  for (int64_t r = 0; r < queries; r++) {
+    const float maximum = std::max(total.maximum[r], part.maximum[r]);
+    const float before = exponential(total.maximum[r] - maximum);
+    const float now = exponential(part.maximum[r] - maximum);
+    total.maximum[r] = maximum;
+    total.sum[r] = total.sum[r] * before + part.sum[r] * now;
+    float* sums = total.values + r * size;
+    for (int64_t d = 0; d < size; d += WIDTH)
+      store(sums + d, load(sums + d) * before + load(part.values + r * size + d) * now);
+  }
+}
+
+void finish(const Call& call, const Tile& tile, Partial total) {
+  const int64_t size = call.values.size;
+  for (int64_t r = 0; r < tile.tokens * call.group; r++) {
+    const int64_t head = tile.kv_head * call.group + r % call.group;
+    const int64_t token = tile.row * call.tokens + tile.first_token + r / call.group;
+    float of_values = 1, sum = total.sum[r];
+    if (call.sinks) {
+      const float maximum = std::max(total.maximum[r], call.sinks[head]);
+      of_values = exponential(total.maximum[r] - maximum);
+      sum = sum * of_values + exponential(call.sinks[head] - maximum);
+    }
+    const float factor = sum != 0 ? of_values / sum : 0;
+    const float* scales = call.int8 ? call.values.scales + tile.kv_head * size : nullptr;
+    float* output = call.output + (token * call.heads + head) * size;
+    for (int64_t d = 0; d < size; d += WIDTH) {
+      const Vector y = load(total.values + r * size + d) * factor;
+      store(output + d, scales ? y * load(scales + d) : y);
+    }
+  }
+}
+
+// Rotate the first numbers of a head by a row of a table, and copy the others.
+inline void rotate(const Call& call, const Rotation& table, int64_t at, const float* from,
+                   int64_t size, float* to) {
+  const int64_t half = table.cos ? call.rotary / 2 : 0;
+  const float *cos = table.cos + at * half, *sin = table.sin + at * half;
+  const int64_t step = call.interleaved ? 2 : 1, other = call.interleaved ? 1 : half;
+  for (int64_t i = 0; i < half; i++) {
+    const float x = from[i * step], y = from[i * step + other];
+    to[i * step] = x * cos[i] - y * sin[i];
+    to[i * step + other] = y * cos[i] + x * sin[i];
+  }
+  std::copy(from + 2 * half, from + size, to + 2 * half);
+}
+
+// Write a head of a new token to its slot.
+inline void append(const Call& call, const Cache& cache, int64_t place, int64_t kv_head,
+                   const float* head) {
+  if (!call.int8) {
+    std::copy(head, head + cache.size, static_cast<float*>(cache.slots) + place * cache.size);
+    return;
+  }
+  int8_t* codes = static_cast<int8_t*>(cache.slots) + place * cache.size;
+  const float* scales = cache.scales + kv_head * cache.size;
+  for (int64_t d = 0; d < cache.size; d++) {
+    const float code = std::nearbyint(head[d] / scales[d]);  // to even at halves
+    codes[d] = static_cast<int8_t>(code < 127 ? (code > -128 ? code : -128.0f) : 127.0f);
+  }
+}
+
+void prepare(const Call& call, int64_t row, int64_t token) {
+  const int64_t size = call.keys.size, of_call = row * call.tokens + token;
+  const int64_t slot = call.first[row] + token;
+  const int64_t at = std::max<int64_t>(0, call.positions ? call.positions[of_call] : slot);
+  const float* q = call.q + of_call * call.q_stride;
+  for (int64_t k = 0; k < call.kv_heads; k++) {
+    const int64_t head = row * call.kv_heads + k;
+    float* queries = call.queries + (head * call.tokens + token) * call.group * size;
+    const float* scales = call.int8 ? call.keys.scales + k * size : nullptr;
+    for (int64_t g = 0; g < call.group; g++, queries += size) {
+      rotate(call, call.of_q, at, q + (k * call.group + g) * size, size, queries);
+      for (int64_t d = 0; d < size; d++) queries[d] *= scales ? call.scale * scales[d] : call.scale;
+    }
+    const int64_t place = head * call.capacity + slot;
+    const float* key = call.keys.heads + of_call * call.keys.stride + k * size;
+    if (call.int8) {
+      float rotated[MOST_NUMBERS];
+      rotate(call, call.of_k, at, key, size, rotated);
+      append(call, call.keys, place, k, rotated);
+    } else {
+      rotate(call, call.of_k, at, key, size, static_cast<float*>(call.keys.slots) + place * size);
+    }
+    append(call, call.values, place, k,
+           call.values.heads + of_call * call.values.stride + k * call.values.size);
+  }
+}
+
+}  // namespace
+
+extern const Kernels kernels;
+const Kernels kernels = {POSENC_NAME, WIDTH, prepare, attend, scratch_size, clear, merge, finish};
+
+}  // namespace POSENC_SET
+}  // namespace posenc

@@ -1,0 +1,103 @@
+// One call of the operator, as its kernels read it. Shapes: B rows, S new tokens, H query heads, K
+// key and value heads, G = H / K, M capacity in slots, D size of keys, E size of values.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace posenc {
+
+// Keys of one part. Parts begin at multiples of it, whatever a call holds, and their results are
+// added up in order: a query has the same output, bit for bit, in every division of work.
+constexpr int64_t PART = 256;
+constexpr int64_t MOST_NUMBERS = 1024;  // of a head
+
+// Cosines and sines of a table of rotations, [table_rows, rotary / 2] each; null for no rotation.
+struct Rotation {
+  const float* cos = nullptr;
+  const float* sin = nullptr;
+};
+
+// Keys or values: the new heads, and the cache that they are appended to.
+struct Cache {
+  const float* heads = nullptr;   // new heads of token (b, s) at heads + (b * S + s) * stride
+  int64_t stride = 0;
+  int64_t size = 0;               // D or E
+  void* slots = nullptr;          // [B, K, M, size] of float or int8_t
+  const float* scales = nullptr;  // [K, size] of an int8 cache: number = code * scale
+};
+
+struct Call {
+  int64_t rows = 0, tokens = 0, heads = 0, kv_heads = 0, group = 0, capacity = 0;
+  const int64_t* first = nullptr;      // slot of the first new token of each row [B]
+  const int64_t* count = nullptr;      // number of new tokens of each row [B]; others are padding
+  const int64_t* positions = nullptr;  // of new tokens [B, S]; null if they are their slots
+  const float* q = nullptr;            // heads of token (b, s) at q + (b * S + s) * q_stride
+  int64_t q_stride = 0;
+  Cache keys, values;
+  bool int8 = false;  // whether caches hold codes
+
+  int64_t rotary = 0;  // first numbers of a head that are rotated
+  bool interleaved = false;
+  Rotation of_q, of_k;
+
+  float scale = 1, softcap = 0;
+  int64_t window = 0;                 // keys that a query sees, its own included; 0 for all
+  int64_t chunk = 0;                  // positions of a chunk, beyond which no key is seen; 0 for all
+  const float* by_distance = nullptr; // bias [H, range]; larger distances have the last entry
+  int64_t range = 0;
+  const float* bias = nullptr;        // bias of (b, h, s, t) at these strides, t contiguous
+  int64_t bias_strides[3] = {0, 0, 0};
+  const float* sinks = nullptr;       // one score per head, which has no value [H]
+
+  float* queries = nullptr;  // rotated and scaled queries [B, K, S, G, D], written by `prepare`
+  float* output = nullptr;   // [B, S, H, E]
+};
+
+// Queries that are computed together: those of some tokens of a row, of the heads that share a key
+// head. Query number r is token first_token + r / G and head kv_head * G + r % G.
+struct Tile {
+  int64_t row, kv_head, first_token, tokens;
+};
+
+// Softmax and weighted values of the queries of a tile over a part of the keys.
+struct Partial {
+  float* maximum;  // largest score [queries]
+  float* sum;      // of the exponentials of scores less the largest [queries]
+  float* values;   // sum of values with these exponentials as weights [queries, E]
+
+  static size_t size(int64_t queries, int64_t value_size) { return queries * (value_size + 2); }
+  Partial(float* memory, int64_t queries)
+      : maximum(memory), sum(memory + queries), values(memory + 2 * queries) {}
+};
+
+// The kernels of one instruction set.
+struct Kernels {
+  const char* name;
+  int64_t width;  // numbers of a vector, of which head sizes are multiples
+
+  // Rotate and scale the queries of a token, and append its key and value to the caches.
+  void (*prepare)(const Call&, int64_t row, int64_t token);
+  // Attend to the slots of one part, from part * PART on. scratch: `scratch_size` numbers.
+  void (*attend)(const Call&, const Tile&, int64_t part, Partial, float* scratch);
+  size_t (*scratch_size)(const Call&, int64_t queries);
+  void (*clear)(const Call&, int64_t queries, Partial);
+  // Add a part to the parts before it.
+  void (*merge)(const Call&, int64_t queries, Partial total, Partial part);
+  // Write the output of a tile from the sum over all parts.
+  void (*finish)(const Call&, const Tile&, Partial total);
+};
+
+// Slots that a query at a slot sees: begin .. slot.
+inline int64_t first_visible(const Call& call, int64_t row, int64_t token) {
+  const int64_t slot = call.first[row] + token;
+  int64_t begin = 0;
+  if (call.window > 0 && slot - call.window + 1 > begin) begin = slot - call.window + 1;
+  if (call.chunk > 0) {
+    const int64_t in_chunk = call.positions[row * call.tokens + token] % call.chunk;
+    if (slot - in_chunk > begin) begin = slot - in_chunk;
+  }
+  return begin;
+}
+
+}  // namespace posenc

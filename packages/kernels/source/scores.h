@@ -1,0 +1,89 @@
+// Scores of a query, from products to weights: softcap, biases, visible keys, softmax. Each kind of
+// score has one function here.
+#pragma once
+
+#include <algorithm>
+
+#include "call.h"
+#include "vectors.h"
+
+namespace posenc {
+namespace POSENC_SET {
+namespace {
+
+// Below every score; a query whose largest score is this one sees no key.
+constexpr float LOWEST = -1e30f;
+
+// A query of a tile, with what its scores are computed from.
+struct Query {
+  const float* numbers;      // rotated and scaled [D]
+  int64_t begin, end;        // slots that it sees: begin .. end - 1; its own is the last
+  const float* by_distance;  // bias of its head by distance, or null
+  const float* bias;         // bias by slot, or null
+};
+
+inline Query query(const Call& call, const Tile& tile, int64_t number) {
+  const int64_t of_group = number % call.group, token = tile.first_token + number / call.group;
+  const int64_t head = tile.kv_head * call.group + of_group;
+  const int64_t place = (tile.row * call.kv_heads + tile.kv_head) * call.tokens + token;
+  const int64_t* strides = call.bias_strides;
+  return {
+      call.queries + (place * call.group + of_group) * call.keys.size,
+      first_visible(call, tile.row, token),
+      call.first[tile.row] + token + 1,
+      call.by_distance ? call.by_distance + head * call.range : nullptr,
+      call.bias ? call.bias + tile.row * strides[0] + head * strides[1] + token * strides[2]
+                : nullptr,
+  };
+}
+
+// Limit scores to -softcap .. softcap: softcap tanh(score / softcap).
+inline void cap(float* scores, int64_t count, float softcap) {
+  for (int64_t i = 0; i < count; i += WIDTH)
+    store(scores + i, softcap * hyperbolic_tangent(load(scores + i) / softcap));
+}
+
+// Add the entries of a table by distance to the scores of slots begin .. end - 1.
+inline void add_by_distance(float* scores, int64_t begin, int64_t end, const Query& query,
+                            int64_t range) {
+  const int64_t own = query.end - 1;
+  const int64_t near = std::clamp(own - range + 1, begin, end);  // first slot within the table
+  const float* table = query.by_distance;
+  for (int64_t t = begin; t < near; t++) scores[t - begin] += table[range - 1];
+  for (int64_t t = near; t < end; t++) scores[t - begin] += table[own - t];
+}
+
+inline void add_by_slot(float* scores, int64_t begin, int64_t end, const Query& query) {
+  for (int64_t t = begin; t < end; t++) scores[t - begin] += query.bias[t];
+}
+
+// Turn products of a query with keys, of slots start .. start + count - 1, into exponentials of
+// scores less the largest one, which is returned. `total` becomes their sum. Keys that the query
+// does not see get 0, also those that fill the last vector.
+inline float weights(const Call& call, const Query& query, float* scores, int64_t start,
+                     int64_t count, float& total) {
+  const int64_t filled = (count + WIDTH - 1) / WIDTH * WIDTH;
+  const int64_t begin = std::clamp(query.begin, start, start + count);
+  const int64_t end = std::clamp(query.end, begin, start + count);
+  float* visible = scores + (begin - start);
+  if (call.softcap > 0) cap(scores, filled, call.softcap);
+  if (query.by_distance) add_by_distance(visible, begin, end, query, call.range);
+  if (query.bias) add_by_slot(visible, begin, end, query);
+  std::fill(scores, visible, 2 * LOWEST);
+  std::fill(scores + (end - start), scores + filled, 2 * LOWEST);
+  Vector most = all(LOWEST);
+  for (int64_t i = 0; i < filled; i += WIDTH) most = larger(load(scores + i), most);
+  const float maximum = largest(most);
+  Vector parts = {};
+  for (int64_t i = 0; i < filled; i += WIDTH) {
+    const Vector weight = exponential(load(scores + i) - maximum);
+    store(scores + i, weight);
+    parts += weight;
+  }
+  total = sum(parts);
+  return maximum;
+}
+
+}  // namespace
+}  // namespace POSENC_SET
+}  // namespace posenc

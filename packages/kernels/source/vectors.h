@@ -1,0 +1,127 @@
+// Vectors of POSENC_WIDTH numbers in float32, in the compiler's vector types.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace posenc {
+namespace POSENC_SET {
+namespace {
+
+constexpr int WIDTH = POSENC_WIDTH;
+typedef float Vector __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t Integers __attribute__((vector_size(4 * WIDTH)));
+typedef int8_t Codes __attribute__((vector_size(WIDTH)));
+
+inline Vector load(const float* from) {
+  Vector x;
+  std::memcpy(&x, from, sizeof x);
+  return x;
+}
+
+inline Vector load(const int8_t* from) {
+  Codes codes;
+  std::memcpy(&codes, from, sizeof codes);
+  return __builtin_convertvector(__builtin_convertvector(codes, Integers), Vector);
+}
+
+inline void store(float* to, Vector x) { std::memcpy(to, &x, sizeof x); }
+
+inline Vector all(float x) { return x - Vector{}; }
+
+inline Vector larger(Vector x, Vector y) { return x > y ? x : y; }
+
+inline float largest(Vector x) {
+  float result = x[0];
+  for (int i = 1; i < WIDTH; i++) result = x[i] > result ? x[i] : result;
+  return result;
+}
+
+#if POSENC_WIDTH == 4
+#define POSENC_PICK(x, y, a, b, c, d) __builtin_shufflevector(x, y, a, b, 4 + a, 4 + b)
+#elif POSENC_WIDTH == 8
+#define POSENC_PICK(x, y, a, b, c, d) \
+  __builtin_shufflevector(x, y, a, b, 8 + a, 8 + b, 4 + a, 4 + b, 12 + a, 12 + b)
+#else
+#define POSENC_PICK(x, y, a, b, c, d)                                                      \
+  __builtin_shufflevector(x, y, a, b, 16 + a, 16 + b, 4 + a, 4 + b, 20 + a, 20 + b, 8 + a, \
+                          8 + b, 24 + a, 24 + b, 12 + a, 12 + b, 28 + a, 28 + b)
+#endif
+
+// Sums of neighbours of x and of y, within lanes of four numbers: x0+x1, x2+x3, y0+y1, y2+y3.
+inline Vector pairs(Vector x, Vector y) {
+  return POSENC_PICK(x, y, 0, 2, , ) + POSENC_PICK(x, y, 1, 3, , );
+}
+#undef POSENC_PICK
+
+// Sums of neighbouring lanes of four numbers of x, then of y.
+inline Vector lanes(Vector x, Vector y) {
+#if POSENC_WIDTH == 8
+  return __builtin_shufflevector(x, y, 0, 1, 2, 3, 8, 9, 10, 11) +
+         __builtin_shufflevector(x, y, 4, 5, 6, 7, 12, 13, 14, 15);
+#elif POSENC_WIDTH == 16
+  return __builtin_shufflevector(x, y, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+         __builtin_shufflevector(x, y, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+#else
+  return x + y;
+#endif
+}
+
+// Sum i of the result is the sum of the numbers of x[i].
+inline Vector sums(const Vector (&x)[WIDTH]) {
+  Vector four[WIDTH / 4];
+#pragma GCC unroll 4
+  for (int i = 0; i < WIDTH / 4; i++)
+    four[i] = pairs(pairs(x[4 * i], x[4 * i + 1]), pairs(x[4 * i + 2], x[4 * i + 3]));
+#if POSENC_WIDTH == 4
+  return four[0];
+#elif POSENC_WIDTH == 8
+  return lanes(four[0], four[1]);
+#else
+  return lanes(lanes(four[0], four[1]), lanes(four[2], four[3]));
+#endif
+}
+
+inline float sum(Vector x) {
+  float parts[WIDTH];
+  store(parts, x);
+  for (int half = WIDTH / 2; half; half /= 2)
+    for (int i = 0; i < half; i++) parts[i] += parts[i + half];
+  return parts[0];
+}
+
+// e^x of x <= 88; 0 below -87, so that no result is subnormal. Relative error below 2e-7.
+inline Vector exponential(Vector x) {
+  const Vector limited = larger(x, all(-87.0f));
+  const Vector rounded = limited * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: rounds to integers
+  const Vector count = rounded - 12582912.0f;
+  const Vector rest = limited - count * 0.693145751953125f - count * 1.428606820309417e-6f;
+  Vector y = rest * (1.0f / 5040) + 1.0f / 720;
+  y = y * rest + 1.0f / 120;
+  y = y * rest + 1.0f / 24;
+  y = y * rest + 1.0f / 6;
+  y = y * rest + 0.5f;
+  y = y * rest + 1.0f;
+  y = y * rest + 1.0f;
+  const Integers power = ((Integers)rounded - 0x4b400000 + 127) << 23;
+  return x < -87.0f ? Vector{} : y * (Vector)power;
+}
+
+inline float exponential(float x) { return exponential(all(x))[0]; }
+
+// tanh x: x (1 + x^2 p(x^2)) below 0.625 (Cephes), elsewhere 1 - 2 / (e^2x + 1).
+inline Vector hyperbolic_tangent(Vector x) {
+  const Vector size = x < 0.0f ? -x : x, square = x * x;
+  Vector p = square * -5.70498872745e-3f + 2.06390887954e-2f;
+  p = p * square - 5.37397155531e-2f;
+  p = p * square + 1.33314422036e-1f;
+  p = p * square - 3.33332819422e-1f;
+  const Vector near = x + x * square * p;
+  const Vector twice = 2 * size > 40.0f ? all(40.0f) : 2 * size;
+  const Vector far = 1.0f - 2.0f / (exponential(twice) + 1.0f);
+  return size < 0.625f ? near : (x < 0.0f ? -far : far);
+}
+
+}  // namespace
+}  // namespace POSENC_SET
+}  // namespace posenc

@@ -1,0 +1,149 @@
+#include "work.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace posenc {
+namespace {
+
+constexpr int64_t TILE = 48;      // queries of a tile, if a token has not more
+constexpr size_t ENOUGH = 32;     // tiles with which threads need no division by parts
+constexpr int64_t SMALL = 1 << 20;  // products of numbers below which one thread is faster
+
+// Memory of a thread, kept from call to call.
+float* memory(std::vector<float>& kept, size_t size) {
+  if (kept.size() < size) kept.resize(size);
+  return kept.data();
+}
+
+thread_local std::vector<float> of_thread, of_call;
+
+// Tiles of a call, and the parts of the keys that each of them attends to.
+struct Tiles {
+  const Call& call;
+  int64_t tokens;   // of a tile
+  int64_t by_row;   // tiles of the tokens of a row
+
+  explicit Tiles(const Call& call)
+      : call(call),
+        tokens(std::clamp<int64_t>(TILE / call.group, 1, call.tokens)),
+        by_row((call.tokens + tokens - 1) / tokens) {}
+
+  size_t count() const { return call.rows * call.kv_heads * by_row; }
+
+  int64_t queries() const { return tokens * call.group; }
+
+  // A tile without tokens consists of padding alone.
+  Tile at(size_t number) const {
+    const int64_t of_row = number % by_row, head = number / by_row;
+    const int64_t row = head / call.kv_heads, token = of_row * tokens;
+    return {row, head % call.kv_heads, token,
+            std::clamp<int64_t>(call.count[row] - token, 0, tokens)};
+  }
+
+  int64_t first_part(const Tile& tile) const {
+    int64_t begin = INT64_MAX;
+    for (int64_t s = 0; s < tile.tokens; s++)
+      begin = std::min(begin, first_visible(call, tile.row, tile.first_token + s));
+    return begin / PART;
+  }
+
+  int64_t last_part(const Tile& tile) const {
+    return (call.first[tile.row] + tile.first_token + tile.tokens - 1) / PART;
+  }
+};
+
+// Attend to all parts of a tile, one after the other.
+void whole(const Tiles& tiles, const Kernels& kernels, size_t number) {
+  const Call& call = tiles.call;
+  const Tile tile = tiles.at(number);
+  if (!tile.tokens) return;
+  const int64_t queries = tile.tokens * call.group;
+  const size_t size = Partial::size(queries, call.values.size);
+  float* kept = memory(of_thread, 2 * size + kernels.scratch_size(call, queries));
+  const Partial total(kept, queries), partial(kept + size, queries);
+  kernels.clear(call, queries, total);
+  for (int64_t part = tiles.first_part(tile); part <= tiles.last_part(tile); part++) {
+    kernels.attend(call, tile, part, partial, kept + 2 * size);
+    kernels.merge(call, queries, total, partial);
+  }
+  kernels.finish(call, tile, total);
+}
+
+// Attend to each part of each tile in a task of its own, then add up the parts of each tile.
+void divided(const Tiles& tiles, const Kernels& kernels, const Parallel& parallel) {
+  const Call& call = tiles.call;
+  struct Task {
+    Tile tile;
+    int64_t part;
+    bool last;
+  };
+  std::vector<Task> tasks;
+  for (size_t number = 0; number < tiles.count(); number++) {
+    const Tile tile = tiles.at(number);
+    if (!tile.tokens) continue;
+    const int64_t last = tiles.last_part(tile);
+    for (int64_t part = tiles.first_part(tile); part <= last; part++)
+      tasks.push_back({tile, part, part == last});
+  }
+  const size_t size = Partial::size(tiles.queries(), call.values.size);
+  std::vector<float> partials(size * (tasks.size() + 1));
+  const auto partial = [&](size_t task, const Tile& tile) {
+    return Partial(partials.data() + task * size, tile.tokens * call.group);
+  };
+  parallel(tasks.size(), [&](size_t number) {
+    const Task& task = tasks[number];
+    const size_t scratch = kernels.scratch_size(call, task.tile.tokens * call.group);
+    kernels.attend(call, task.tile, task.part, partial(number, task.tile),
+                   memory(of_thread, scratch));
+  });
+  bool begins = true;
+  for (size_t number = 0; number < tasks.size(); number++) {
+    const Task& task = tasks[number];
+    const int64_t queries = task.tile.tokens * call.group;
+    const Partial total = partial(tasks.size(), task.tile);
+    if (begins) kernels.clear(call, queries, total);
+    kernels.merge(call, queries, total, partial(number, task.tile));
+    if (task.last) kernels.finish(call, task.tile, total);
+    begins = task.last;
+  }
+}
+
+void clear_padding(const Call& call) {
+  const int64_t width = call.heads * call.values.size;
+  for (int64_t row = 0; row < call.rows; row++) {
+    float* output = call.output + row * call.tokens * width;
+    std::fill(output + call.count[row] * width, output + call.tokens * width, 0.0f);
+  }
+}
+
+// Number of products of a key with a query, times the size of a head.
+int64_t products(const Call& call) {
+  int64_t total = 0;
+  for (int64_t row = 0; row < call.rows; row++)
+    total += (call.first[row] + call.count[row]) * call.count[row];
+  return total * call.heads * call.keys.size;
+}
+
+}  // namespace
+
+void run(Call& call, const Kernels& kernels, const Parallel& parallel) {
+  const Parallel alone = [](size_t count, const std::function<void(size_t)>& task) {
+    for (size_t number = 0; number < count; number++) task(number);
+  };
+  const bool small = products(call) < SMALL;
+  const Parallel& chosen = small ? alone : parallel;
+  call.queries = memory(of_call, call.rows * call.tokens * call.heads * call.keys.size);
+  chosen(call.rows * call.tokens, [&](size_t number) {
+    const int64_t row = number / call.tokens, token = number % call.tokens;
+    if (token < call.count[row]) kernels.prepare(call, row, token);
+  });
+  clear_padding(call);
+  const Tiles tiles(call);
+  if (small || tiles.count() >= ENOUGH)
+    chosen(tiles.count(), [&](size_t number) { whole(tiles, kernels, number); });
+  else
+    divided(tiles, kernels, chosen);
+}
+
+}  // namespace posenc

@@ -1,0 +1,49 @@
+"""The library of custom operators that graphs of target ort-native need (packages/kernels)."""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Mapping, Optional
+
+DOMAIN, OPERATOR = "posenc.kernels", "CachedAttention"
+DISTRIBUTION = "posenc-export-kernels"
+INSTALL = "pip install 'posenc-export[native]'"
+VARIABLE = "POSENC_KERNELS"  # path of a library to use instead of the installed one
+FILE = Path("posenc_export_kernels", "libposenc_kernels.so")
+SOURCE_TREE = Path(__file__).parents[3]
+
+
+def path() -> Optional[Path]:
+    """Return the library: that of the environment variable POSENC_KERNELS, that which `make kernels`
+    built in a source tree, or the installed one. None if there is none.
+    """
+    if VARIABLE in os.environ:
+        return Path(os.environ[VARIABLE])
+    built = SOURCE_TREE / "build" / "kernels" / FILE
+    if built.exists() and (SOURCE_TREE / "packages" / "kernels").is_dir():
+        return built
+    spec = find_spec(FILE.parts[0])
+    installed = Path(spec.origin).parent / FILE.name if spec and spec.origin else None
+    return installed if installed and installed.exists() else None
+
+
+def needed(operators: Mapping[str, int]) -> bool:
+    """Return whether a graph with these numbers of operators needs the library."""
+    return OPERATOR in operators
+
+
+def register(options: Any) -> None:
+    """Make the operators of the library known to a session of ONNX Runtime.
+
+    Raises:
+        ModuleNotFoundError: the library is not installed.
+        ValueError: ONNX Runtime refuses it, or it computes something else than attention in this
+            release.
+    """
+    library = path()
+    if library is None:
+        raise ModuleNotFoundError(
+            f"runtime: expected {DISTRIBUTION} for target ort-native, got none; {INSTALL}",
+            name=FILE.parts[0],
+        )
+    options.register_custom_ops_library(str(library))

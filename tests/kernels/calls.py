@@ -1,0 +1,247 @@
+"""Calls of the operator CachedAttention alone: a model with one node, and attention in float64."""
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional, Tuple
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from posenc_export.runtime.graphs import kernel_library
+from posenc_export.runtime.graphs.kernel_library import DOMAIN, OPERATOR
+
+NAMES = (
+    "query", "key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length",
+    "cos_cache", "sin_cache", "position_ids", "attention_bias", "head_sink", "k_scale", "v_scale",
+    "distance_bias", "cache_position", "key_cos_cache", "key_sin_cache",
+)  # fmt: skip
+ELEMENTS = {
+    np.dtype(np.float32): TensorProto.FLOAT,
+    np.dtype(np.int8): TensorProto.INT8,
+    np.dtype(np.int32): TensorProto.INT32,
+    np.dtype(np.int64): TensorProto.INT64,
+    np.dtype(np.float16): TensorProto.FLOAT16,
+}
+built = pytest.mark.skipif(
+    kernel_library.path() is None, reason="the library of packages/kernels is not built"
+)
+
+
+def model(feeds: Dict[str, np.ndarray], attributes: Dict[str, Any], domain: str = DOMAIN) -> bytes:
+    """Return a model of one node that reads these inputs."""
+    names = [name if name in feeds else "" for name in NAMES]
+    while not names[-1]:
+        names.pop()
+    operator = OPERATOR if domain == DOMAIN else "GroupQueryAttention"
+    outputs = ["y", "present_key", "present_value"]
+    node = helper.make_node(operator, names, outputs, domain=domain, **attributes)
+    cache = ELEMENTS[feeds["past_key"].dtype]
+    types = dict(zip(outputs, (TensorProto.FLOAT, cache, cache), strict=True))
+    graph = helper.make_graph(
+        [node],
+        "call",
+        [
+            helper.make_tensor_value_info(name, ELEMENTS[feeds[name].dtype], None)
+            for name in names
+            if name
+        ],
+        [helper.make_tensor_value_info(name, kind, None) for name, kind in types.items()],
+    )
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(domain, 1)]
+    return onnx.ModelProto(ir_version=10, graph=graph, opset_import=opsets).SerializeToString(
+        deterministic=True
+    )
+
+
+@functools.lru_cache(64)
+def session(content: bytes, threads: int = 1) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 4, threads
+    if DOMAIN.encode() in content:
+        kernel_library.register(options)
+    return onnxruntime.InferenceSession(content, options, ["CPUExecutionProvider"])
+
+
+def run(
+    feeds: Dict[str, np.ndarray], attributes: Dict[str, Any], threads: int = 1
+) -> List[np.ndarray]:
+    """Return output, keys and values of a call."""
+    results: List[np.ndarray] = session(model(feeds, attributes), threads).run(None, feeds)
+    return results
+
+
+@dataclass
+class Case:
+    """A call with random numbers.
+
+    Args:
+        heads, kv_heads, size: H, K and head size D.
+        cached, counts: tokens in the cache and new tokens of each row.
+        tokens: new tokens S with padding; 0 for the longest row.
+        kinds: what scores consist of: "rotation", "interleaved", "partial", "positions",
+            "key rotation", "distance", "bias", "sinks".
+        attributes: further attributes of the node.
+        int8: whether caches hold codes.
+    """
+
+    heads: int = 4
+    kv_heads: int = 2
+    size: int = 16
+    cached: Tuple[int, ...] = (5,)
+    counts: Tuple[int, ...] = (1,)
+    kinds: Tuple[str, ...] = ()
+    attributes: Dict[str, Any] = field(default_factory=dict)
+    int8: bool = False
+    packed: bool = True
+    capacity: int = 0
+    reach: int = 0
+    feeds: Dict[str, np.ndarray] = field(init=False)
+
+    def __post_init__(self) -> None:
+        random = np.random.default_rng(0)
+        rows, tokens = len(self.cached), max(self.counts)
+        last = [n + c for n, c in zip(self.cached, self.counts, strict=True)]
+        self.capacity = self.capacity or max(last) + 3
+
+        def numbers(*shape: int) -> np.ndarray:
+            return random.standard_normal(shape).astype(np.float32)
+
+        heads = {
+            name: numbers(rows, tokens, n * self.size)
+            for name, n in (
+                ("query", self.heads), ("key", self.kv_heads), ("value", self.kv_heads)
+            )
+        }  # fmt: skip
+        caches = [numbers(rows, self.kv_heads, self.capacity, self.size) for _ in range(2)]
+        for cache in caches:
+            for row, n in enumerate(self.cached):
+                cache[row, :, n:] = np.nan  # slots that nothing may read
+        self.feeds = (
+            {"query": np.concatenate(list(heads.values()), axis=2)} if self.packed else heads
+        )
+        self._scales = [random.uniform(0.01, 0.03, self.kv_heads * self.size).astype(np.float32)
+                        for _ in range(2)]  # fmt: skip
+        if self.int8:
+            of_heads = [s.reshape(self.kv_heads, 1, self.size) for s in self._scales]
+            caches = [
+                np.clip(np.rint(np.nan_to_num(c, nan=3.0) / s), -128, 127).astype(np.int8)
+                for c, s in zip(caches, of_heads, strict=True)
+            ]
+            self.feeds |= dict(zip(("k_scale", "v_scale"), self._scales, strict=True))
+        self.feeds |= {"past_key": caches[0], "past_value": caches[1]}
+        self.feeds["seqlens_k"] = np.array(last, np.int32) - 1
+        first = np.array(self.cached, np.int64)[:, None]
+        self.feeds["cache_position"] = first + np.arange(tokens)
+        self._start = np.arange(rows)[:, None] * 7 + 2
+        if {"positions", "chunk"} & {*self.kinds}:
+            self.feeds["position_ids"] = self._start + first + np.arange(tokens)
+        self._add_tables(numbers, tokens)
+
+    def _add_tables(self, numbers: Any, tokens: int) -> None:
+        length = self.capacity + 7 * len(self.cached) + 2
+        half = self.size // 4 if "partial" in self.kinds else self.size // 2
+        if "rotation" in self.kinds:
+            self.feeds |= {"cos_cache": numbers(length, half), "sin_cache": numbers(length, half)}
+        if "key rotation" in self.kinds:
+            self.feeds |= {
+                name: numbers(length, half) for name in ("key_cos_cache", "key_sin_cache")
+            }
+        if "distance" in self.kinds:
+            self.feeds["distance_bias"] = numbers(self.heads, self.reach or self.capacity)
+        if "bias" in self.kinds:
+            self.feeds["attention_bias"] = numbers(
+                len(self.cached), self.heads, tokens, self.capacity
+            )
+        if "sinks" in self.kinds:
+            self.feeds["head_sink"] = numbers(self.heads)
+
+    @property
+    def node(self) -> Dict[str, Any]:
+        attributes = {"num_heads": self.heads, "kv_num_heads": self.kv_heads, **self.attributes}
+        return attributes | ({"rotary_interleaved": 1} if "interleaved" in self.kinds else {})
+
+    def run(self, threads: int = 1) -> List[np.ndarray]:
+        return run(self.feeds, self.node, threads)
+
+    def expected(self) -> Tuple[np.ndarray, List[List[np.ndarray]]]:
+        """Return the output [B,S,H*D] in float64, and the keys and values of each row as read."""
+        f, rows, tokens = self.feeds, len(self.cached), max(self.counts)
+        y = np.zeros((rows, tokens, self.heads, self.size))
+        read = []
+        for row, (n, count) in enumerate(zip(self.cached, self.counts, strict=True)):
+            at = (f["position_ids"][row] if "position_ids" in f else n + np.arange(tokens))[:count]
+            q, k, v = self._heads(row, count)
+            tables = [f.get(name) for name in ("cos_cache", "sin_cache")]
+            of_keys = [f.get(f"key_{name}", f.get(name)) for name in ("cos_cache", "sin_cache")]
+            q, k = self._rotated(q, at, tables), self._rotated(k, at, of_keys)
+            both = [self._appended(row, n, x, number) for number, x in enumerate((k, v))]
+            read.append(both)
+            for s in range(count):
+                y[row, s] = self._attended(row, s, q[:, s], both, at[s])
+        return y.reshape(rows, tokens, -1), read
+
+    def _heads(self, row: int, count: int) -> List[np.ndarray]:
+        """Return new queries, keys and values [heads,count,D] in float64."""
+        f = self.feeds
+        flat = f["query"] if self.packed else np.concatenate([f[n] for n in NAMES[:3]], axis=2)
+        heads = (
+            flat[row, :count]
+            .astype(np.float64)
+            .reshape(count, self.heads + 2 * self.kv_heads, self.size)
+        )
+        ends = [self.heads, self.heads + self.kv_heads]
+        return np.split(heads.transpose(1, 0, 2), ends)
+
+    def _rotated(
+        self, x: np.ndarray, at: np.ndarray, tables: List[Optional[np.ndarray]]
+    ) -> np.ndarray:
+        if tables[0] is None or tables[1] is None:
+            return x
+        cos, sin = (table[at].astype(np.float64) for table in tables if table is not None)
+        half, y = cos.shape[1], x.copy()
+        if "interleaved" in self.kinds:
+            first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+        else:
+            first, second = slice(0, half), slice(half, 2 * half)
+        y[..., first] = x[..., first] * cos - x[..., second] * sin
+        y[..., second] = x[..., second] * cos + x[..., first] * sin
+        return y
+
+    def _appended(self, row: int, n: int, new: np.ndarray, number: int) -> np.ndarray:
+        """Return a cache with new heads as attention reads it, [K,T,D]."""
+        past = self.feeds[("past_key", "past_value")[number]][row, :, :n].astype(np.float64)
+        if not self.int8:
+            return np.concatenate((past, new), axis=1)
+        scale = self._scales[number].reshape(self.kv_heads, 1, self.size).astype(np.float64)
+        codes = np.clip(np.rint(new / scale), -128, 127)
+        return np.concatenate((past, codes), axis=1) * scale
+
+    def _attended(
+        self, row: int, s: int, q: np.ndarray, read: List[np.ndarray], position: int
+    ) -> np.ndarray:
+        """Return the output [H,D] of the queries of one token [H,D]."""
+        group, f, own = self.heads // self.kv_heads, self.feeds, self.cached[row] + s
+        keys, values = (np.repeat(part[:, : own + 1], group, axis=0) for part in read)
+        scores = np.einsum("hd,htd->ht", q, keys) * self.attributes.get("scale", self.size**-0.5)
+        cap = self.attributes.get("softcap", 0)
+        scores = cap * np.tanh(scores / cap) if cap else scores
+        behind = own - np.arange(own + 1)
+        if "distance_bias" in f:
+            table = f["distance_bias"].astype(np.float64)
+            scores = scores + table[:, np.minimum(behind, table.shape[1] - 1)]
+        if "attention_bias" in f:
+            scores = scores + f["attention_bias"][row, :, s, : own + 1]
+        window, chunk = (self.attributes.get(n, 0) for n in ("local_window_size", "chunk_size"))
+        hidden = np.zeros(own + 1, bool)
+        hidden |= behind >= window if window > 0 else False
+        hidden |= behind > position % chunk if chunk else False
+        scores[:, hidden] = -np.inf
+        most = scores.max(1, keepdims=True)
+        sinks = f["head_sink"][:, None].astype(np.float64) if "head_sink" in f else None
+        most = most if sinks is None else np.maximum(most, sinks)
+        weights = np.exp(scores - most)
+        total = weights.sum(1, keepdims=True) + (0 if sinks is None else np.exp(sinks - most))
+        return np.einsum("ht,htd->hd", weights / total, values)

@@ -1,0 +1,113 @@
+"""Calls that break a rule of CachedAttention end with an error that names it, and write nothing."""
+
+from typing import Any, Callable, Dict
+
+import numpy as np
+import pytest
+
+from tests.kernels.calls import Case, built, model, run, session
+
+pytestmark = built
+Feeds = Dict[str, np.ndarray]
+KINDS = ("rotation", "positions", "distance", "bias", "sinks")
+
+
+def _changed(name: str, change: Callable[[np.ndarray], Any]) -> Callable[[Feeds], None]:
+    def apply(feeds: Feeds) -> None:
+        feeds[name] = np.ascontiguousarray(change(feeds[name]))
+
+    return apply
+
+
+def _set(name: str, number: int) -> Callable[[Feeds], None]:
+    return _changed(name, lambda x: np.full_like(x, number))
+
+
+FAULTS: Dict[str, Any] = {
+    "a length beyond the capacity": (_set("seqlens_k", 8), "seqlens_k of row 0"),
+    "a length far beyond the capacity": (_set("seqlens_k", 2**31 - 1), "seqlens_k of row 0"),
+    "a length before the first new token": (_set("seqlens_k", 1), "seqlens_k of row 0"),
+    "a negative length": (_set("seqlens_k", -(2**31)), "seqlens_k of row 0"),
+    "a first slot beyond the capacity": (_set("cache_position", 9), "cache_position of row 0"),
+    "a negative slot": (_set("cache_position", -1), "cache_position of row 0"),
+    "a huge slot": (_set("cache_position", 2**63 - 1), "cache_position of row 0"),
+    "lengths of fewer rows": (_changed("seqlens_k", lambda x: x[:1]), "seqlens_k"),
+    "slots of fewer rows": (_changed("cache_position", lambda x: x[:1]), "cache_position"),
+    "no slots": (_changed("cache_position", lambda x: x[:, :0]), "cache_position"),
+    "an empty cache": (_changed("past_key", lambda x: x[:, :, :0]), "caches"),
+    "caches of other capacities": (_changed("past_value", lambda x: x[:, :, :-1]), "caches"),
+    "caches of fewer rows": (_changed("past_key", lambda x: x[:1]), "caches"),
+    "caches of other heads": (_changed("past_key", lambda x: x[:, :1]), "caches"),
+    "a cache of three axes": (_changed("past_key", lambda x: x[0]), "caches"),
+    "a head size of 12": (_changed("past_key", lambda x: x[..., :12]), "head sizes"),
+    "a narrow query": (_changed("query", lambda x: x[..., :-1]), "packed query"),
+    "a query of two axes": (_changed("query", lambda x: x[0]), "query"),
+    "a position beyond the tables": (_set("position_ids", 10**6), "rotation tables"),
+    "fewer positions": (_changed("position_ids", lambda x: x[:, :1]), "position_ids"),
+    "tables of other shapes": (_changed("sin_cache", lambda x: x[:-1]), "tables of rotations"),
+    "tables wider than a head": (_changed("cos_cache", lambda x: np.tile(x, 3)), "tables"),
+    "a bias of fewer keys": (_changed("attention_bias", lambda x: x[..., :5]), "attention_bias"),
+    "a bias of other heads": (_changed("attention_bias", lambda x: x[:, :3]), "attention_bias"),
+    "a bias of fewer tokens": (_changed("attention_bias", lambda x: x[:, :, :1]), "_bias"),
+    "sinks of fewer heads": (_changed("head_sink", lambda x: x[:3]), "head_sink"),
+    "distances of fewer heads": (_changed("distance_bias", lambda x: x[:3]), "distance_bias"),
+    "no distances": (_changed("distance_bias", lambda x: x[:, :0]), "distance_bias"),
+    "fewer scales": (_changed("k_scale", lambda x: x[:-1]), "k_scale and v_scale"),
+}
+
+
+def _case(int8: bool, **changes: Any) -> Case:
+    sizes = {"cached": (5, 3), "counts": (2, 2), "capacity": 8, "kinds": KINDS, **changes}
+    return Case(**sizes, int8=int8)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_call_outside_its_buffers_is_refused_by_name(name: str) -> None:
+    case = _case(int8="scales" in name)
+    change, said = FAULTS[name]
+    change(case.feeds)
+    with pytest.raises(Exception, match=f"CachedAttention: expected .*{said}"):
+        case.run()
+
+
+def test_inputs_of_other_element_types_are_refused_when_the_graph_is_loaded() -> None:
+    for name, dtype in (("query", np.float16), ("past_key", np.float16), ("seqlens_k", np.int64),
+                        ("cache_position", np.int32), ("past_value", np.int8)):  # fmt: skip
+        case = _case(int8=False)
+        case.feeds[name] = np.nan_to_num(case.feeds[name]).astype(dtype)
+        with pytest.raises(Exception, match="CachedAttention|Type"):
+            session(model(case.feeds, case.node))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 0), (0, 2), (3, 2), (-4, 2), (4, -2)])
+def test_numbers_of_heads_that_do_not_divide_are_refused(heads: int, kv_heads: int) -> None:
+    case = _case(int8=False)
+    node = case.node | {"num_heads": heads, "kv_num_heads": kv_heads}
+    with pytest.raises(Exception, match="num_heads to be a multiple of kv_num_heads"):
+        run(case.feeds, node)
+
+
+def test_chunks_need_positions_of_at_least_0() -> None:
+    case = _case(int8=False, attributes={"chunk_size": 4})
+    case.feeds["position_ids"][1, 1] = -1
+    with pytest.raises(Exception, match="positions of tokens of at least 0"):
+        case.run()
+    del case.feeds["position_ids"]
+    with pytest.raises(Exception, match="position_ids for attention in chunks"):
+        case.run()
+
+
+@pytest.mark.parametrize("scale", [0.0, np.nan, np.inf, 1e-38])
+def test_scales_of_caches_that_are_no_numbers_give_codes_in_range(scale: float) -> None:
+    case = _case(int8=True)
+    case.feeds["v_scale"][:] = scale
+    _, _, values = case.run()
+    assert values.dtype == np.int8
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 3e38])
+def test_numbers_that_overflow_stay_in_their_row(number: float) -> None:
+    case = _case(int8=False)
+    expected = case.run()[0][1]
+    case.feeds["query"][0] = number
+    assert np.array_equal(case.run()[0][1], expected)

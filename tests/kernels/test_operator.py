@@ -1,0 +1,185 @@
+"""The operator CachedAttention against attention in float64, and against itself in other divisions
+of the same work.
+"""
+
+from typing import Any, Dict, Tuple
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from tests.kernels.calls import Case, built, model, run, session
+
+pytestmark = built
+TOLERANCE = 2e-5  # of weighted sums of normal numbers; a key too many changes 1/keys
+PART = 256  # keys of a part (packages/kernels/source/call.h)
+EVERY = ("rotation", "positions", "distance", "bias", "sinks")
+CASES: Dict[str, Dict[str, Any]] = {
+    "first token": {"cached": (0,)},
+    "one key before": {"cached": (1,)},
+    **{f"{n} keys": {"cached": (n - 1,)} for n in (15, 16, 17, PART, PART + 1, 2 * PART, 700)},
+    "separate inputs": {"packed": False},
+    "no sharing": {"heads": 3, "kv_heads": 3},
+    "one key head": {"heads": 71, "kv_heads": 1, "size": 8},
+    "head size 8": {"size": 8},
+    "head size 24": {"size": 24, "cached": (300,)},
+    "head size 80": {"size": 80},
+    "head size 256": {"size": 256, "heads": 2, "kv_heads": 1},
+    "rows": {"cached": (0, 3, PART, 300), "counts": (1, 1, 1, 1), "kinds": ("rotation",)},
+    "ragged rows": {"cached": (0, 3, 9), "counts": (4, 1, 0), "kinds": ("rotation", "distance")},
+    "prompt": {"cached": (0,), "counts": (70,), "kinds": ("rotation",)},
+    "tokens over a cache": {"cached": (500,), "counts": (33,), "kinds": EVERY},
+    "rows of tokens": {"cached": (500, 0, 255), "counts": (5, 40, 2), "kinds": EVERY},
+    "rotation": {"kinds": ("rotation",)},
+    "interleaved": {"kinds": ("rotation", "interleaved"), "counts": (3,)},
+    "partial": {"kinds": ("rotation", "partial"), "counts": (3,)},
+    "by position": {"kinds": ("rotation", "positions"), "cached": (5, 0), "counts": (2, 2)},
+    "other tables of keys": {"kinds": ("rotation", "key rotation", "interleaved")},
+    "distance": {"kinds": ("distance",), "cached": (300,), "counts": (3,)},
+    "short table": {"kinds": ("distance",), "cached": (300,), "counts": (3,), "reach": 20},
+    "one distance": {"kinds": ("distance",), "cached": (30,), "reach": 1},
+    "bias": {"kinds": ("bias",), "cached": (300, 2), "counts": (2, 1)},
+    "sinks": {"kinds": ("sinks",), "cached": (300,)},
+    "softcap": {"attributes": {"softcap": 1.5}, "cached": (300,)},
+    "scale": {"attributes": {"scale": 1.0}, "cached": (30,)},
+    "window": {"attributes": {"local_window_size": 20}, "cached": (300,), "counts": (40,)},
+    "window of one": {"attributes": {"local_window_size": 1}, "cached": (300,)},
+    "wide window": {"attributes": {"local_window_size": PART + 9}, "cached": (900,)},
+    "chunks": {
+        "attributes": {"chunk_size": 16},
+        "kinds": ("rotation", "positions"),
+        "cached": (300, 13),
+        "counts": (20, 3),
+    },
+    "everything": {
+        "attributes": {"chunk_size": 90, "softcap": 20.0, "local_window_size": 60},
+        "kinds": EVERY,
+        "cached": (300, 13),
+        "counts": (20, 3),
+        "size": 64,
+        "heads": 9,
+        "kv_heads": 3,
+    },
+}
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["float32", "int8"])
+@pytest.mark.parametrize("name", CASES)
+def test_output_is_attention_in_float64(name: str, int8: bool) -> None:
+    case = Case(**CASES[name], int8=int8)
+    y, *_ = case.run()
+    expected, _ = case.expected()
+    # A rotated key that falls on a border between two codes may be rounded to either.
+    codes = 0.03 * np.abs(case.feeds["query"]).max() if int8 and "rotation" in case.kinds else 0
+    assert np.abs(y - expected).max() <= TOLERANCE * max(1, np.abs(expected).max()) + codes
+
+
+@pytest.mark.parametrize("name", ["ragged rows", "rows of tokens", "interleaved", "partial"])
+def test_new_keys_and_values_are_appended_and_other_slots_stay(name: str) -> None:
+    case = Case(**CASES[name])
+    _, *presents = case.run()
+    _, read = case.expected()
+    for row, (n, count) in enumerate(zip(case.cached, case.counts, strict=True)):
+        for past, present, expected in zip(
+            ("past_key", "past_value"), presents, read[row], strict=True
+        ):
+            assert np.abs(present[row, :, : n + count] - expected).max(initial=0) <= 1e-5
+            before = case.feeds[past][row]
+            assert np.array_equal(present[row, :, :n], before[:, :n])
+            assert np.array_equal(present[row, :, n + count :], before[:, n + count :], True)
+
+
+def test_codes_of_new_keys_are_rounded_to_even_and_limited() -> None:
+    case = Case(cached=(0,), counts=(1,), int8=True, heads=1, kv_heads=1, size=8, packed=False)
+    for name in ("k_scale", "v_scale"):
+        case.feeds[name] = np.full(8, 0.5, np.float32)
+    numbers = np.array([0.25, 0.75, -0.25, 1e9, -1e9, 63.6, -64.4, 3.0], np.float32)
+    case.feeds["key"] = case.feeds["value"] = numbers.reshape(1, 1, 8)
+    _, *presents = case.run()
+    for present in presents:
+        assert present[0, 0, 0].tolist() == [0, 2, 0, 127, -128, 127, -128, 6]
+
+
+def _bound(case: Case, threads: int) -> Tuple[np.ndarray, ...]:
+    """Run a call whose caches are bound to an input and its output."""
+    opened = session(model(case.feeds, case.node), threads)
+    binding = opened.io_binding()
+    caches = [
+        onnxruntime.OrtValue.ortvalue_from_numpy(case.feeds[name].copy())
+        for name in ("past_key", "past_value")
+    ]
+    for name, array in case.feeds.items():
+        if not name.startswith("past"):
+            binding.bind_cpu_input(name, array)
+    for name, cache in zip(("key", "value"), caches, strict=True):
+        binding.bind_ortvalue_input(f"past_{name}", cache)
+        binding.bind_ortvalue_output(f"present_{name}", cache)
+    binding.bind_output("y")
+    opened.run_with_iobinding(binding)
+    return tuple(x.numpy().copy() for x in (binding.get_outputs()[2], *caches))
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["float32", "int8"])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_caches_are_written_in_place_with_the_same_results(threads: int, int8: bool) -> None:
+    case = Case(**CASES["rows of tokens"], int8=int8)
+    for whole, bound in zip(case.run(), _bound(case, threads), strict=True):
+        assert np.array_equal(whole, bound, equal_nan=True)
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["float32", "int8"])
+def test_results_are_the_same_bits_for_every_number_of_threads(int8: bool) -> None:
+    case = Case(heads=9, kv_heads=3, size=64, cached=(3000,), counts=(2,), kinds=EVERY, int8=int8)
+    alone = case.run()
+    for threads in (2, 3, 5):
+        for first, second in zip(alone, case.run(threads), strict=True):
+            assert np.array_equal(first, second, equal_nan=True)
+
+
+def test_a_row_has_the_same_bits_alone_and_beside_others() -> None:
+    case = Case(heads=9, kv_heads=3, size=64, cached=(900, 5, 300, 0), counts=(1,) * 4,
+                kinds=("rotation", "distance"))  # fmt: skip
+    together = case.run()[0]
+    for row in range(4):
+        names = ("query", "past_key", "past_value", "seqlens_k", "cache_position")
+        feeds = case.feeds | {name: case.feeds[name][row : row + 1] for name in names}
+        assert np.array_equal(run(feeds, case.node)[0][0], together[row])
+
+
+def test_a_token_has_the_same_bits_alone_and_in_a_call_of_several() -> None:
+    case = Case(heads=9, kv_heads=3, size=64, cached=(700,), counts=(40,),
+                kinds=("rotation", "distance"), attributes={"local_window_size": 300})  # fmt: skip
+    together, keys, values = case.run()
+    for token in (0, 1, 21, 39):
+        feeds = case.feeds | {
+            "query": case.feeds["query"][:, token : token + 1],
+            "past_key": keys,
+            "past_value": values,
+            "seqlens_k": np.array([700 + token], np.int32),
+            "cache_position": np.array([[700 + token]]),
+        }
+        assert np.array_equal(run(feeds, case.node)[0][0, 0], together[0, token])
+
+
+def test_hidden_keys_have_no_part_in_a_sum_of_small_scores() -> None:
+    case = Case(cached=(40,), kinds=("bias",), attributes={"scale": 1.0})
+    case.feeds["attention_bias"][:] = -np.inf
+    case.feeds["attention_bias"][:, :, :, 7] = -1e4  # the only key that is seen
+    y, *_ = case.run()
+    values = np.repeat(case.feeds["past_value"][0, :, 7], 2, axis=0).reshape(-1)
+    assert np.array_equal(y[0, 0], values)
+
+
+def test_a_query_that_sees_no_key_has_output_0() -> None:
+    case = Case(cached=(40,), kinds=("bias",))
+    case.feeds["attention_bias"][:] = -np.inf
+    assert not case.run()[0].any()
+
+
+def test_a_call_without_rows_or_tokens_returns_no_output() -> None:
+    case = Case(cached=(3, 4), counts=(1, 1))
+    none = {name: case.feeds[name][:0] for name in case.feeds}
+    assert run(none, case.node)[0].shape == (0, 1, 64)
+    tokens = {name: case.feeds[name][:, :0] for name in ("query", "cache_position")}
+    y, keys, _ = run(case.feeds | tokens, case.node)
+    assert y.shape == (2, 0, 64) and np.array_equal(keys, case.feeds["past_key"], equal_nan=True)

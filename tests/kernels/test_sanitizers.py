@@ -1,0 +1,71 @@
+"""The tests of the operator, with the library compiled for the address, undefined-behaviour and
+thread sanitizers of gcc.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TOP = Path(__file__).parents[2]
+PACKAGE = TOP / "packages" / "kernels"
+pytestmark = [
+    pytest.mark.exhaustive,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed"),
+]
+
+
+def _library(folder: Path, options: str) -> Path:
+    """Build the library with further options of the compiler, and return it."""
+    environment = {**os.environ, "CXXFLAGS": f"{options} -g -fno-omit-frame-pointer"}
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", str(folder)]
+    command += ["--build-temp", str(folder / "objects")]
+    subprocess.run(command, cwd=PACKAGE, env=environment, check=True, capture_output=True)
+    return folder / "posenc_export_kernels" / "libposenc_kernels.so"
+
+
+@pytest.mark.parametrize("instructions", ["avx512", "avx2", "plain"])
+def test_no_access_outside_a_buffer_and_no_undefined_behaviour(
+    instructions: str, tmp_path: Path
+) -> None:
+    library = _library(tmp_path, "-fsanitize=address,undefined -fno-sanitize-recover=all")
+    # With libstdc++, whose exceptions ASan wants to see, although Python is a program in C.
+    preloaded = [
+        subprocess.run(
+            ["g++", f"-print-file-name={name}.so"], check=True, capture_output=True, text=True
+        ).stdout.strip()
+        for name in ("libasan", "libstdc++")
+    ]
+    environment = {
+        **os.environ,
+        "POSENC_KERNELS": str(library),
+        "POSENC_INSTRUCTIONS": instructions,
+        "LD_PRELOAD": " ".join(preloaded),
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python keeps memory until it ends
+        "PYTHONPATH": str(TOP),
+    }
+    tests = [str(Path(__file__).parent / f"test_{name}.py") for name in ("operator", "hostile")]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, *tests], cwd=TOP, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
+def test_threads_do_not_race(tmp_path: Path) -> None:
+    driver = tmp_path / "threads"
+    sources = [PACKAGE / "source" / f"{name}.cpp" for name in ("work", "dispatch")]
+    sources += sorted((PACKAGE / "source").glob("attention_*.cpp"))
+    compiled = subprocess.run(
+        ["g++", "-std=c++17", "-O1", "-g", "-fsanitize=thread", "-mavx2", "-mfma", "-pthread",
+         f"-I{PACKAGE / 'source'}", *map(str, sources), str(Path(__file__).with_name("threads.cpp")),
+         "-o", str(driver)],
+        capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert compiled.returncode == 0, compiled.stderr[-4000:]
+    done = subprocess.run([str(driver)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]

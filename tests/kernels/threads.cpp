@@ -1,0 +1,76 @@
+// Calls of the kernels on several threads, for the thread sanitizer: outputs must be those of one
+// thread, bit for bit.
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "dispatch.h"
+#include "work.h"
+
+using posenc::Call;
+
+namespace {
+
+constexpr int64_t ROWS = 2, TOKENS = 3, HEADS = 6, KV_HEADS = 2, CAPACITY = 1500, SIZE = 64;
+
+std::vector<float> numbers(size_t count) {
+  std::vector<float> result(count);
+  uint32_t state = 1;
+  for (float& number : result) {
+    state = state * 1664525u + 1013904223u;
+    number = static_cast<float>(state >> 8) / (1 << 23) - 1.0f;
+  }
+  return result;
+}
+
+std::vector<float> output(const posenc::Parallel& parallel, const std::vector<int64_t>& first) {
+  std::vector<float> heads = numbers(ROWS * TOKENS * (HEADS + 2 * KV_HEADS) * SIZE);
+  std::vector<float> keys = numbers(ROWS * KV_HEADS * CAPACITY * SIZE), values = keys;
+  std::vector<float> result(ROWS * TOKENS * HEADS * SIZE);
+  const std::vector<int64_t> count(ROWS, TOKENS);
+  Call call;
+  call.rows = ROWS;
+  call.tokens = TOKENS;
+  call.heads = HEADS;
+  call.kv_heads = KV_HEADS;
+  call.group = HEADS / KV_HEADS;
+  call.capacity = CAPACITY;
+  call.first = first.data();
+  call.count = count.data();
+  call.q = heads.data();
+  call.q_stride = call.keys.stride = call.values.stride = (HEADS + 2 * KV_HEADS) * SIZE;
+  call.keys.heads = call.q + HEADS * SIZE;
+  call.values.heads = call.keys.heads + KV_HEADS * SIZE;
+  call.keys.size = call.values.size = SIZE;
+  call.keys.slots = keys.data();
+  call.values.slots = values.data();
+  call.scale = 0.125f;
+  call.output = result.data();
+  posenc::run(call, posenc::kernels_for(SIZE), parallel);
+  return result;
+}
+
+}  // namespace
+
+int main() {
+  const posenc::Parallel alone = [](size_t count, const std::function<void(size_t)>& task) {
+    for (size_t number = 0; number < count; number++) task(number);
+  };
+  const posenc::Parallel together = [](size_t count, const std::function<void(size_t)>& task) {
+    std::atomic<size_t> next{0};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; i++)
+      threads.emplace_back([&] {
+        for (size_t number = next++; number < count; number = next++) task(number);
+      });
+    for (std::thread& thread : threads) thread.join();
+  };
+  for (const std::vector<int64_t>& first : {std::vector<int64_t>{1400, 700}, {1200, 0}})
+    if (output(alone, first) != output(together, first)) {
+      std::puts("outputs differ between numbers of threads");
+      return 1;
+    }
+  return 0;
+}
