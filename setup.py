@@ -1,4 +1,6 @@
-"""The description that a package index shows: README.md, whose links become absolute if URL is the address of the repository (make wheels URL=...)."""
+"""The description that a package index shows: README.md, whose links become absolute if URL is the
+address of the repository (make wheels URL=...).
+"""
 
 import os
 import re

@@ -17,14 +17,14 @@ SOME_EXPERTS = re.compile(r"chooses \d+ of \d+ experts")
 DEPTH = ", 12 layers", ", 2 layers"
 INTRODUCTION = """# CUDA without a GPU
 
-What the CUDA provider of onnxruntime-gpu 1.31.1 does with `ort-cuda` artefacts in float16, on a machine
-without a GPU. The provider is the shipped library. Below it stands a CUDA runtime that reports one H200,
-runs no kernel and logs every call. **This proves no value**; [CUDA](cuda.md) has values and times of a
-GPU. It shows whether a graph loads, which nodes run on the CPU, which copies between host and device a
-step makes, and whether a step is captured as a CUDA graph and replayed.
+What the CUDA provider of onnxruntime-gpu 1.31.1 does with `ort-cuda` artefacts in float16, on a
+machine without a GPU. The provider is the shipped library. Below it stands a CUDA runtime that
+reports one H200, runs no kernel and logs every call. **This proves no value**; [CUDA](cuda.md) has
+values and times of a GPU. It shows whether a graph loads, which nodes run on the CPU, which copies
+between host and device a step makes, and whether a step is captured as a CUDA graph and replayed.
 
-Times are microseconds of CPU time for a step of one row, without kernels and launches, on a machine with
-other work. Written by `make cuda-dry-run` and `python -m bench.cuda_dry_run`.
+Times are microseconds of CPU time for a step of one row, without kernels and launches, on a machine
+with other work. Written by `make cuda-dry-run` and `python -m bench.cuda_dry_run`.
 """
 
 
@@ -32,10 +32,14 @@ def compact(row: Dict[str, Any]) -> Dict[str, Any]:
     """Return what the page needs of a row of the dry run."""
     step = row.get("step", {})
     kept = {
-        "name": row["name"], "kind": row["kind"], "refused": row.get("refused"), "error": row.get("error"), "nodes": row.get("nodes"),
-        "on_cpu": len(row["on_cpu"]) if "on_cpu" in row else None, "copies": len(row["memcpy"]) if "memcpy" in row else None, "cells": row.get("cells"),
-        "launches": step.get("launches"), "attention": " ".join(step.get("attention", [])) or None, "tf32": step.get("tf32"), "us": step.get("host_us"),
-        "capture": row.get("capture"), "replayed_us": row.get("replayed_us"), "faults": row.get("faults") or None,
+        "name": row["name"], "kind": row["kind"], "refused": row.get("refused"),
+        "error": row.get("error"), "nodes": row.get("nodes"),
+        "on_cpu": len(row["on_cpu"]) if "on_cpu" in row else None,
+        "copies": len(row["memcpy"]) if "memcpy" in row else None, "cells": row.get("cells"),
+        "launches": step.get("launches"),
+        "attention": " ".join(step.get("attention", [])) or None, "tf32": step.get("tf32"),
+        "us": step.get("host_us"), "capture": row.get("capture"),
+        "replayed_us": row.get("replayed_us"), "faults": row.get("faults") or None,
     }  # fmt: skip
     return {key: value for key, value in kept.items() if value is not None}
 
@@ -66,9 +70,9 @@ def page(rows: Sequence[Dict[str, Any]]) -> str:
         lines.append(f"| {kind} | {len(those)} | {' | '.join(map(str, counts))} |")
     lines += [
         "",
-        "The grid was run where cells are counted. The dry run lacks cuDNN. These models have nodes "
-        "on the CPU, copies or",
-        "faults, or are not captured; `bench/results/cuda_dry_run.json` has all others:",
+        "The grid was run where cells are counted. The dry run lacks cuDNN. These models have",
+        "nodes on the CPU, copies or faults, or are not captured;",
+        "`bench/results/cuda_dry_run.json` has all others:",
         "",
         "| model | nodes on the CPU | copies | launches | us | us replayed | remarks |",
         "|---|---|---|---|---|---|---|",

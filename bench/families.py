@@ -26,8 +26,8 @@ HEAD = """# Families of checkpoints
 
 Outputs of exported checkpoints compared with those of transformers: small random models of every
 type that `from_pretrained` reads, saved by transformers, exported to four targets, and called in
-every way: a whole sequence at once, token by token, in chunks, at an offset, padded and with rows of
-different lengths.
+every way: a whole sequence at once, token by token, in chunks, at an offset, padded and with rows
+of different lengths.
 
 {passed} of {models} models agree on every target, within 2e-4 + 1e-4 * |value|. These have the
 largest differences, as a share of what is allowed:

@@ -1,5 +1,5 @@
-"""Models for the CUDA provider, by name: every encoding in a decoder and in a block, models with other
-parts, families of checkpoints and trained presets.
+"""Models for the CUDA provider, by name: every encoding in a decoder and in a block, models with
+other parts, families of checkpoints and trained presets.
 """
 
 import tempfile
@@ -82,5 +82,6 @@ def depths() -> Models:
 
 
 KINDS: Dict[str, Callable[[], Models]] = {
-    "decoders": decoders, "presets": presets, "depths": depths, "variants": variants, "blocks": blocks, "parts": parts, "families": families
+    "decoders": decoders, "presets": presets, "depths": depths, "variants": variants,
+    "blocks": blocks, "parts": parts, "families": families
 }  # fmt: skip

@@ -54,7 +54,8 @@ def _oracle(hook: str, variant: str) -> str:
 
 
 def _parity(variant: str, target: str) -> str:
-    return f"tests/export/test_parity.py::test_decoder_matches_eager_for_every_division_into_calls[{variant}-{target}]"
+    test = "test_decoder_matches_eager_for_every_division_into_calls"
+    return f"tests/export/test_parity.py::{test}[{variant}-{target}]"
 
 
 def _family(name: str) -> str:

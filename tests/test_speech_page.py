@@ -27,8 +27,10 @@ SIZES = {
     "max_target_positions": 40,
 }
 SETTINGS = {
-    "decoder_start_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "lang_to_id": {"<|en|>": 40, "<|de|>": 41}, "task_to_id": {"translate": 43, "transcribe": 44},
-    "no_timestamps_token_id": 60, "suppress_tokens": [0, 5, 6, 7], "begin_suppress_tokens": [8, 9], "is_multilingual": True,
+    "decoder_start_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    "lang_to_id": {"<|en|>": 40, "<|de|>": 41}, "task_to_id": {"translate": 43, "transcribe": 44},
+    "no_timestamps_token_id": 60, "suppress_tokens": [0, 5, 6, 7], "begin_suppress_tokens": [8, 9],
+    "is_multilingual": True,
 }  # fmt: skip
 
 

@@ -55,7 +55,8 @@ def _markdown(notebook: Any) -> str:
                 out.append(f"```text\n{''.join(output['text'])}```")
             elif "image/png" in output.get("data", {}):
                 out.append(
-                    f'<img alt="output" src="data:image/png;base64,{output["data"]["image/png"].strip()}">'
+                    '<img alt="output" src="data:image/png;base64,'
+                    f'{output["data"]["image/png"].strip()}">'
                 )
     return "\n\n".join(out)
 

@@ -171,7 +171,7 @@ def test_a_verdict_is_undecided_where_the_headline_is() -> None:
     assert "undecided at 1024 tokens" in headline and "%" not in verdict
 
 
-def test_a_headline_over_several_numbers_of_tokens_has_the_range_of_the_ratios_or_the_fastest_of_each():
+def test_a_headline_over_several_numbers_of_tokens_has_the_range_of_ratios_or_the_fastest():
     def measured(first, second):
         return [
             row(name, [seconds] * 5, tokens=tokens)

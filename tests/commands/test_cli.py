@@ -236,8 +236,8 @@ def test_a_command_imports_only_its_own_part() -> None:
         "import sys; from posenc_export.commands.cli import main; main(['generate', '--help'])"
     )
     check = (
-        "others = "
-        "{'torch', 'onnxruntime', 'matplotlib', 'posenc_export.benchmark', 'posenc_export.commands.bench'}; "
+        "others = {'torch', 'onnxruntime', 'matplotlib', 'posenc_export.benchmark', "
+        "'posenc_export.commands.bench'}; "
         "sys.exit(str(others & {*sys.modules} or ''))"
     )
     ended = subprocess.run(

@@ -10,7 +10,10 @@ from posenc_export.commands.completion import SHELLS
 
 shtab = pytest.importorskip("shtab", reason="shtab is not installed")
 COMPLETE = """
-complete_words() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _shtab_posenc posenc "${@: -1}" "${@: -2:1}"; echo "${COMPREPLY[@]}"; }
+complete_words() {
+  COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
+  _shtab_posenc posenc "${@: -1}" "${@: -2:1}"; echo "${COMPREPLY[@]}"
+}
 complete_words posenc ""
 complete_words posenc export --ta
 """

@@ -36,7 +36,8 @@ def outside_proc(original):
     return opened
 
 builtins.__import__ = without(builtins.__import__)
-builtins.open, io.open, os.stat = outside_proc(builtins.open), outside_proc(io.open), outside_proc(os.stat)
+for place, name in ((builtins, "open"), (io, "open"), (os, "stat")):
+    setattr(place, name, outside_proc(getattr(place, name)))
 for place, names in ((os, OF_OS), (signal, OF_SIGNAL)):
     for name in names:
         delattr(place, name)
@@ -52,9 +53,10 @@ for name in COMMANDS:
 """
 EXPORT = """
 from posenc_export.commands.cli import main
-arguments = "export block --encoding alibi --width 16 --heads 2 --max-positions 48 --target torchscript -o"
-assert main([*arguments.split(), sys.argv[1]]) == 0
-assert sorted(os.listdir(os.path.dirname(sys.argv[1]))) == [os.path.basename(sys.argv[1])], "temporary folders are left"
+arguments = "export block --encoding alibi --width 16 --heads 2 --max-positions 48"
+assert main([*arguments.split(), "--target", "torchscript", "-o", sys.argv[1]]) == 0
+folder, name = os.path.split(sys.argv[1])
+assert sorted(os.listdir(folder)) == [name], "temporary folders are left"
 """
 WORKERS = """
 from posenc_export.benchmark import workers

@@ -126,9 +126,7 @@ def test_rope_scores_depend_on_the_difference_of_positions_only() -> None:
     assert abs(score(30000, 29990) - score(10, 0)) <= tolerance("float32", 1, 16) * 16
 
 
-def test_yarn_scales_scores_by_the_square_of_its_temperature_also_where_entries_are_not_rotated() -> (
-    None
-):
+def test_yarn_scales_scores_by_its_squared_temperature_also_where_entries_are_not_rotated() -> None:
     encoding, q = (
         encodings.build(VARIANTS["rope_yarn-scores"], GEOMETRY),
         torch.randn(1, 1, 6, 16),

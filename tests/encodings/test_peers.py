@@ -61,8 +61,9 @@ def test_deberta_scores_are_those_of_transformers(terms: Any) -> None:
     from transformers.models.deberta_v2.modeling_deberta_v2 import DisentangledSelfAttention
 
     config = DebertaV2Config(
-        hidden_size=64, num_attention_heads=4, attention_head_size=16, relative_attention=True, position_buckets=8, max_relative_positions=20,
-        pos_att_type=terms, share_att_key=False, attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0,
+        hidden_size=64, num_attention_heads=4, attention_head_size=16, relative_attention=True,
+        position_buckets=8, max_relative_positions=20, pos_att_type=terms, share_att_key=False,
+        attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0,
     )  # fmt: skip
     torch.manual_seed(1)
     theirs = DisentangledSelfAttention(config).eval()
@@ -228,8 +229,8 @@ def test_shaw_scores_are_those_of_wav2vec2_bert() -> None:
     from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import Wav2Vec2BertSelfAttention
 
     config = Wav2Vec2BertConfig(
-        hidden_size=64, num_attention_heads=4, position_embeddings_type="relative_key", attention_dropout=0.0,
-        left_max_position_embeddings=9, right_max_position_embeddings=3,
+        hidden_size=64, num_attention_heads=4, position_embeddings_type="relative_key",
+        attention_dropout=0.0, left_max_position_embeddings=9, right_max_position_embeddings=3,
     )  # fmt: skip
     config._attn_implementation = "eager"
     torch.manual_seed(1)
@@ -258,7 +259,8 @@ def test_temperature_in_steps_is_that_of_llama_4() -> None:
     from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
 
     config = Llama4TextConfig(
-        hidden_size=64, num_attention_heads=4, num_key_value_heads=4, head_dim=16, num_hidden_layers=4, floor_scale=5, attn_scale=0.7, use_qk_norm=False
+        hidden_size=64, num_attention_heads=4, num_key_value_heads=4, head_dim=16,
+        num_hidden_layers=4, floor_scale=5, attn_scale=0.7, use_qk_norm=False
     )  # fmt: skip
     config._attn_implementation = "eager"
     torch.manual_seed(1)

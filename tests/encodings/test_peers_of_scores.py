@@ -72,7 +72,8 @@ def test_shaw_of_sinusoids_is_nezha() -> None:
         "transformers.models.deprecated.nezha.modeling_nezha", reason="NEZHA was in transformers 4"
     )
     config = nezha.NezhaConfig(
-        hidden_size=64, num_attention_heads=4, max_position_embeddings=64, max_relative_position=7, attention_probs_dropout_prob=0.0
+        hidden_size=64, num_attention_heads=4, max_position_embeddings=64, max_relative_position=7,
+        attention_probs_dropout_prob=0.0
     )  # fmt: skip
     torch.manual_seed(1)
     theirs, x = nezha.NezhaSelfAttention(config).eval(), torch.randn(1, 30, 64)

@@ -28,7 +28,8 @@ from posenc_export.models.short_forms import block_config, decoder_config
 def memory(name):
     return 1024 * int(Path("/proc/self/status").read_text().split(name + ":")[1].split()[0])
 def decoder(width, hidden):
-    return seeded(decoder_config(64, 2, hidden, block_config(width=width, heads=8, kv_heads=4, max_positions=24, encoding={"name": "rope"})))
+    how = {"heads": 8, "kv_heads": 4, "max_positions": 24, "encoding": {"name": "rope"}}
+    return seeded(decoder_config(64, 2, hidden, block_config(width=width, **how)))
 folder, target = Path(sys.argv[1]), sys.argv[2]
 export(decoder(64, 64), target, folder / "tiny")
 before = memory("VmRSS")

@@ -175,9 +175,7 @@ def _with_tokenizer() -> Any:
     return model
 
 
-def test_windows_begin_with_the_tokens_that_the_tokenizer_puts_in_front_and_these_are_not_measured() -> (
-    None
-):
+def test_windows_begin_with_tokens_of_the_tokenizer_that_are_not_measured() -> None:
     model = _with_tokenizer()
     chosen = text.with_text(None, None, model)[1]
     assert chosen is not None and chosen.sample.first == 1 and chosen.sample.bytes_of_token == 1.0

@@ -222,13 +222,19 @@ def _rotation(current: Any, choice: random.Random) -> Any:
     kind = choice.choice(ROTATIONS)
     pairs = choice.choice((6, 8))
     parts: Dict[str, Any] = {
-        "rope_type": kind, "rope_theta": choice.choice([100.0, 10000.0, 500000.0]), "factor": choice.choice([0.5, 1.0, 2.0, 4, 8.0]),
-        "original_max_position_embeddings": choice.choice([8, 16, 64, 128]), "low_freq_factor": 1.0, "high_freq_factor": choice.choice([2.0, 4.0]),
-        "beta_fast": choice.choice([32, 4]), "beta_slow": choice.choice([1, 2]), "attention_factor": choice.choice([None, 0.7, 1.2]),
-        "mscale": choice.choice([0.5, 1.0]), "mscale_all_dim": choice.choice([0.0, 0.7, 1.0]), "truncate": choice.choice([True, False]),
-        "short_factor": [1.0 + 0.1 * index for index in range(pairs)], "long_factor": [1.0 + 0.5 * index for index in range(pairs)],
-        "partial_rotary_factor": choice.choice([0.25, 0.5, 0.75, 1.0]), "mrope_section": choice.choice([[2, 3, 3], [4, 2, 2], [1, 1, 2]]),
-        "llama_4_scaling_beta": choice.choice([0.1, 0.5]), "mrope_interleaved": choice.choice([True, False]),
+        "rope_type": kind, "rope_theta": choice.choice([100.0, 10000.0, 500000.0]),
+        "factor": choice.choice([0.5, 1.0, 2.0, 4, 8.0]),
+        "original_max_position_embeddings": choice.choice([8, 16, 64, 128]), "low_freq_factor": 1.0,
+        "high_freq_factor": choice.choice([2.0, 4.0]), "beta_fast": choice.choice([32, 4]),
+        "beta_slow": choice.choice([1, 2]), "attention_factor": choice.choice([None, 0.7, 1.2]),
+        "mscale": choice.choice([0.5, 1.0]), "mscale_all_dim": choice.choice([0.0, 0.7, 1.0]),
+        "truncate": choice.choice([True, False]),
+        "short_factor": [1.0 + 0.1 * index for index in range(pairs)],
+        "long_factor": [1.0 + 0.5 * index for index in range(pairs)],
+        "partial_rotary_factor": choice.choice([0.25, 0.5, 0.75, 1.0]),
+        "mrope_section": choice.choice([[2, 3, 3], [4, 2, 2], [1, 1, 2]]),
+        "llama_4_scaling_beta": choice.choice([0.1, 0.5]),
+        "mrope_interleaved": choice.choice([True, False]),
     }  # fmt: skip
     if isinstance(current, dict) and choice.random() < 0.5:
         key = choice.choice(sorted(set(current) | {"rope_theta"}))

@@ -14,10 +14,11 @@ from posenc_export.runtime.artefact.manifest import FILE_NAME
 
 Edit = Callable[[Path, Random], None]
 VALUES: Tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 2, 7, 255, 2**31 - 1, 2**31, 2**53, 2**63, 2**64, 10**40, -(2**63), 0.5, -0.0, 1e300, 5e-324,
-    "", "x", "batch_size", "capacity", "past_sequence_length", "float16", "float64", "int32", "rows", "columns", "append", "in_place", "replace", "mask", "positions",
-    "decoder", "encoder", "onnx", "ort", "torchscript", "pt2", "../model.onnx", "/etc/passwd", "model.pt", "a\nb", "\x00", "é" * 200, "x" * 100_000,
-    [], {}, [[]], {"a": {}}, [0] * 1000,
+    None, True, False, 0, 1, -1, 2, 7, 255, 2**31 - 1, 2**31, 2**53, 2**63, 2**64, 10**40, -(2**63),
+    0.5, -0.0, 1e300, 5e-324, "", "x", "batch_size", "capacity", "past_sequence_length", "float16",
+    "float64", "int32", "rows", "columns", "append", "in_place", "replace", "mask", "positions",
+    "decoder", "encoder", "onnx", "ort", "torchscript", "pt2", "../model.onnx", "/etc/passwd",
+    "model.pt", "a\nb", "\x00", "é" * 200, "x" * 100_000, [], {}, [[]], {"a": {}}, [0] * 1000,
 )  # fmt: skip
 EXTRA = (
     "extra/a",

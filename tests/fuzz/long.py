@@ -180,8 +180,9 @@ def run_unit(spec: Spec, number: int) -> Unit:
         return Unit(spec, number, " ".join(str(refusal).split())[:160], time.monotonic() - begun)
     seed(number)(machine)
     how = settings(
-        max_examples=SEQUENCES, stateful_step_count=CALLS, deadline=None, database=None, print_blob=True, report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck), phases=(Phase.generate, Phase.shrink),
+        max_examples=SEQUENCES, stateful_step_count=CALLS, deadline=None, database=None,
+        print_blob=True, report_multiple_bugs=False, suppress_health_check=list(HealthCheck),
+        phases=(Phase.generate, Phase.shrink),
     )  # fmt: skip
     with contextlib.redirect_stdout(io.StringIO()) as said, warnings.catch_warnings():
         warnings.simplefilter("error")

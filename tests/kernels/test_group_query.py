@@ -1,5 +1,5 @@
-"""CachedAttention beside GroupQueryAttention of ONNX Runtime, which has the same inputs, at edges of
-lengths and windows.
+"""CachedAttention beside GroupQueryAttention of ONNX Runtime, which has the same inputs, at edges
+of lengths and windows.
 """
 
 from typing import Any, Dict, Tuple

@@ -61,7 +61,8 @@ def test_threads_do_not_race(tmp_path: Path) -> None:
     sources += sorted((PACKAGE / "source").glob("attention_*.cpp"))
     compiled = subprocess.run(
         ["g++", "-std=c++17", "-O1", "-g", "-fsanitize=thread", "-mavx2", "-mfma", "-pthread",
-         f"-I{PACKAGE / 'source'}", *map(str, sources), str(Path(__file__).with_name("threads.cpp")),
+         f"-I{PACKAGE / 'source'}", *map(str, sources),
+         str(Path(__file__).with_name("threads.cpp")),
          "-o", str(driver)],
         capture_output=True,
         text=True,

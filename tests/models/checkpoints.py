@@ -11,11 +11,13 @@ from tests.models import earlier, latent
 from tests.models.patterns import BY_POSITION
 
 SIZES = {
-    "vocab_size": 61, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "intermediate_size": 48,
-    "max_position_embeddings": 512, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "vocab_size": 61, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "num_hidden_layers": 2, "intermediate_size": 48, "max_position_embeddings": 512,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 LLAMA3 = {
-    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
 }  # fmt: skip
 YARN = {
     "rope_type": "yarn",
@@ -243,9 +245,11 @@ MODELS |= {
     },
 }
 CONFIGS |= {
-    "qwen3": "Qwen3Config", "olmo2": "Olmo2Config", "gemma": "GemmaConfig", "gemma2": "Gemma2Config", "gemma3_text": "Gemma3TextConfig",
-    "cohere": "CohereConfig", "cohere2": "Cohere2Config", "glm": "GlmConfig", "stablelm": "StableLmConfig",
-    "ministral3": "Ministral3Config", "mixtral": "MixtralConfig", "qwen3_moe": "Qwen3MoeConfig", "gpt_oss": "GptOssConfig", "llama4_text": "Llama4TextConfig",
+    "qwen3": "Qwen3Config", "olmo2": "Olmo2Config", "gemma": "GemmaConfig",
+    "gemma2": "Gemma2Config", "gemma3_text": "Gemma3TextConfig", "cohere": "CohereConfig",
+    "cohere2": "Cohere2Config", "glm": "GlmConfig", "stablelm": "StableLmConfig",
+    "ministral3": "Ministral3Config", "mixtral": "MixtralConfig", "qwen3_moe": "Qwen3MoeConfig",
+    "gpt_oss": "GptOssConfig", "llama4_text": "Llama4TextConfig",
 }  # fmt: skip
 
 MODELS |= latent.MODELS

@@ -9,8 +9,10 @@ import transformers
 from posenc_export import from_pretrained
 
 BERT = {
-    "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 768, "initializer_range": 0.02,
-    "intermediate_size": 3072, "max_position_embeddings": 512, "num_attention_heads": 12, "num_hidden_layers": 12, "layer_norm_eps": 1e-12,
+    "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
+    "hidden_size": 768, "initializer_range": 0.02, "intermediate_size": 3072,
+    "max_position_embeddings": 512, "num_attention_heads": 12, "num_hidden_layers": 12,
+    "layer_norm_eps": 1e-12,
 }  # fmt: skip
 ROBERTA = {
     **BERT,
@@ -31,62 +33,83 @@ DEBERTA = {
 # config.json of published models.
 PUBLISHED: Dict[str, Dict[str, Any]] = {
     "bert-base-uncased": {
-        **BERT, "model_type": "bert", "architectures": ["BertForMaskedLM"], "gradient_checkpointing": False, "pad_token_id": 0, "type_vocab_size": 2,
-        "position_embedding_type": "absolute", "transformers_version": "4.6.0.dev0", "use_cache": True, "vocab_size": 30522,
+        **BERT, "model_type": "bert", "architectures": ["BertForMaskedLM"],
+        "gradient_checkpointing": False, "pad_token_id": 0, "type_vocab_size": 2,
+        "position_embedding_type": "absolute", "transformers_version": "4.6.0.dev0",
+        "use_cache": True, "vocab_size": 30522,
     },
     "bert-base-multilingual-cased": {
-        **BERT, "model_type": "bert", "directionality": "bidi", "pad_token_id": 0, "pooler_fc_size": 768, "pooler_num_attention_heads": 12,
-        "pooler_num_fc_layers": 3, "pooler_size_per_head": 128, "pooler_type": "first_token_transform", "type_vocab_size": 2, "vocab_size": 119547,
+        **BERT, "model_type": "bert", "directionality": "bidi", "pad_token_id": 0,
+        "pooler_fc_size": 768, "pooler_num_attention_heads": 12, "pooler_num_fc_layers": 3,
+        "pooler_size_per_head": 128, "pooler_type": "first_token_transform", "type_vocab_size": 2,
+        "vocab_size": 119547,
     },
     "roberta-base": {**ROBERTA, "model_type": "roberta", "type_vocab_size": 1, "vocab_size": 50265},
     "xlm-roberta-base": {
-        **ROBERTA, "model_type": "xlm-roberta", "output_past": True, "position_embedding_type": "absolute", "type_vocab_size": 1, "use_cache": True,
+        **ROBERTA, "model_type": "xlm-roberta", "output_past": True,
+        "position_embedding_type": "absolute", "type_vocab_size": 1, "use_cache": True,
         "vocab_size": 250002, "language": "english", "name": "XLMRoberta",
     },
-    "mpnet-base": {**ROBERTA, "model_type": "mpnet", "gradient_checkpointing": False, "relative_attention_num_buckets": 32, "vocab_size": 30527},
+    "mpnet-base": {**ROBERTA, "model_type": "mpnet", "gradient_checkpointing": False,
+        "relative_attention_num_buckets": 32, "vocab_size": 30527},
     "ModernBERT-base": {
-        "model_type": "modernbert", "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 50281, "classifier_activation": "gelu",
-        "classifier_bias": False, "classifier_dropout": 0.0, "classifier_pooling": "mean", "cls_token_id": 50281, "decoder_bias": True,
-        "deterministic_flash_attn": False, "embedding_dropout": 0.0, "eos_token_id": 50282, "global_attn_every_n_layers": 3,
-        "global_rope_theta": 160000.0, "gradient_checkpointing": False, "hidden_activation": "gelu", "hidden_size": 768,
-        "initializer_cutoff_factor": 2.0, "initializer_range": 0.02, "intermediate_size": 1152, "layer_norm_eps": 1e-05, "local_attention": 128,
-        "local_rope_theta": 10000.0, "max_position_embeddings": 8192, "mlp_bias": False, "mlp_dropout": 0.0, "norm_bias": False, "norm_eps": 1e-05,
-        "num_attention_heads": 12, "num_hidden_layers": 22, "pad_token_id": 50283, "position_embedding_type": "absolute", "reference_compile": None,
-        "sep_token_id": 50282, "tie_word_embeddings": True, "torch_dtype": "float32", "vocab_size": 50368,
+        "model_type": "modernbert", "attention_bias": False, "attention_dropout": 0.0,
+        "bos_token_id": 50281, "classifier_activation": "gelu", "classifier_bias": False,
+        "classifier_dropout": 0.0, "classifier_pooling": "mean", "cls_token_id": 50281,
+        "decoder_bias": True, "deterministic_flash_attn": False, "embedding_dropout": 0.0,
+        "eos_token_id": 50282, "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0,
+        "gradient_checkpointing": False, "hidden_activation": "gelu", "hidden_size": 768,
+        "initializer_cutoff_factor": 2.0, "initializer_range": 0.02, "intermediate_size": 1152,
+        "layer_norm_eps": 1e-05, "local_attention": 128, "local_rope_theta": 10000.0,
+        "max_position_embeddings": 8192, "mlp_bias": False, "mlp_dropout": 0.0, "norm_bias": False,
+        "norm_eps": 1e-05, "num_attention_heads": 12, "num_hidden_layers": 22,
+        "pad_token_id": 50283, "position_embedding_type": "absolute", "reference_compile": None,
+        "sep_token_id": 50282, "tie_word_embeddings": True, "torch_dtype": "float32",
+        "vocab_size": 50368,
     },
     "roformer_chinese_base": {
-        **BERT, "model_type": "roformer", "embedding_size": 768, "max_position_embeddings": 1536, "pad_token_id": 0, "rotary_value": False,
-        "type_vocab_size": 2, "use_cache": True, "vocab_size": 50000,
+        **BERT, "model_type": "roformer", "embedding_size": 768, "max_position_embeddings": 1536,
+        "pad_token_id": 0, "rotary_value": False, "type_vocab_size": 2, "use_cache": True,
+        "vocab_size": 50000,
     },
     "deberta-large": {
-        **DEBERTA, "model_type": "deberta", "hidden_size": 1024, "intermediate_size": 4096, "position_biased_input": False, "num_attention_heads": 16,
-        "num_hidden_layers": 24, "vocab_size": 50265,
+        **DEBERTA, "model_type": "deberta", "hidden_size": 1024, "intermediate_size": 4096,
+        "position_biased_input": False, "num_attention_heads": 16, "num_hidden_layers": 24,
+        "vocab_size": 50265,
     },
     "deberta-v3-base": {
-        **DEBERTA, "model_type": "deberta-v2", "position_buckets": 256, "norm_rel_ebd": "layer_norm", "share_att_key": True, "pos_att_type": "p2c|c2p",
+        **DEBERTA, "model_type": "deberta-v2", "position_buckets": 256,
+        "norm_rel_ebd": "layer_norm", "share_att_key": True, "pos_att_type": "p2c|c2p",
         "position_biased_input": False, "vocab_size": 128100,
     },
     "electra-base-discriminator": {
-        **BERT, "model_type": "electra", "embedding_size": 768, "type_vocab_size": 2, "vocab_size": 30522, "summary_activation": "gelu",
-        "summary_last_dropout": 0.1, "summary_type": "first", "summary_use_proj": True,
+        **BERT, "model_type": "electra", "embedding_size": 768, "type_vocab_size": 2,
+        "vocab_size": 30522, "summary_activation": "gelu", "summary_last_dropout": 0.1,
+        "summary_type": "first", "summary_use_proj": True,
     },
     "distilbert-base-uncased": {
-        "model_type": "distilbert", "activation": "gelu", "attention_dropout": 0.1, "dim": 768, "dropout": 0.1, "hidden_dim": 3072, "initializer_range": 0.02,
-        "max_position_embeddings": 512, "n_heads": 12, "n_layers": 6, "pad_token_id": 0, "qa_dropout": 0.1, "seq_classif_dropout": 0.2,
-        "sinusoidal_pos_embds": False, "tie_weights_": True, "vocab_size": 30522,
+        "model_type": "distilbert", "activation": "gelu", "attention_dropout": 0.1, "dim": 768,
+        "dropout": 0.1, "hidden_dim": 3072, "initializer_range": 0.02,
+        "max_position_embeddings": 512, "n_heads": 12, "n_layers": 6, "pad_token_id": 0,
+        "qa_dropout": 0.1, "seq_classif_dropout": 0.2, "sinusoidal_pos_embds": False,
+        "tie_weights_": True, "vocab_size": 30522,
     },
     "xlnet-base-cased": {
-        "model_type": "xlnet", "attn_type": "bi", "bi_data": False, "bos_token_id": 1, "clamp_len": -1, "d_head": 64, "d_inner": 3072, "d_model": 768,
-        "dropout": 0.1, "end_n_top": 5, "eos_token_id": 2, "ff_activation": "gelu", "initializer_range": 0.02, "layer_norm_eps": 1e-12, "mem_len": None,
-        "n_head": 12, "n_layer": 12, "pad_token_id": 5, "reuse_len": None, "same_length": False, "start_n_top": 5, "summary_activation": "tanh",
-        "summary_last_dropout": 0.1, "summary_type": "last", "summary_use_proj": True, "untie_r": True, "vocab_size": 32000,
+        "model_type": "xlnet", "attn_type": "bi", "bi_data": False, "bos_token_id": 1,
+        "clamp_len": -1, "d_head": 64, "d_inner": 3072, "d_model": 768, "dropout": 0.1,
+        "end_n_top": 5, "eos_token_id": 2, "ff_activation": "gelu", "initializer_range": 0.02,
+        "layer_norm_eps": 1e-12, "mem_len": None, "n_head": 12, "n_layer": 12, "pad_token_id": 5,
+        "reuse_len": None, "same_length": False, "start_n_top": 5, "summary_activation": "tanh",
+        "summary_last_dropout": 0.1, "summary_type": "last", "summary_use_proj": True,
+        "untie_r": True, "vocab_size": 32000,
         "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 250}},
     },
 }  # fmt: skip
 PADDING = 1
 SIZES = {
-    "vocab_size": 61, "hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 40, "max_position_embeddings": 64,
-    "layer_norm_eps": 1e-7, "pad_token_id": PADDING, "bos_token_id": 0, "eos_token_id": 2,
+    "vocab_size": 61, "hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2,
+    "intermediate_size": 40, "max_position_embeddings": 64, "layer_norm_eps": 1e-7,
+    "pad_token_id": PADDING, "bos_token_id": 0, "eos_token_id": 2,
 }  # fmt: skip
 LOCAL = {
     "norm_eps": 1e-5,
@@ -103,7 +126,8 @@ RELATIVE = {
 # Settings of each model that differ from SIZES. The first word of a name is the family.
 MODELS: Dict[str, Dict[str, Any]] = {
     "bert": {"type_vocab_size": 3},
-    "bert other": {"type_vocab_size": 1, "hidden_act": "gelu_new", "num_attention_heads": 6, "num_hidden_layers": 3, "layer_norm_eps": 1e-3},
+    "bert other": {"type_vocab_size": 1, "hidden_act": "gelu_new", "num_attention_heads": 6,
+        "num_hidden_layers": 3, "layer_norm_eps": 1e-3},
     "roberta": {"type_vocab_size": 1},
     "roberta other": {"type_vocab_size": 2, "pad_token_id": 4, "hidden_act": "relu"},
     "xlm-roberta": {"type_vocab_size": 1},
@@ -111,49 +135,64 @@ MODELS: Dict[str, Dict[str, Any]] = {
     "mpnet": {"max_position_embeddings": 300},
     "modernbert": LOCAL,
     "modernbert other": {
-        **LOCAL, "attention_bias": True, "mlp_bias": True, "norm_bias": True, "hidden_activation": "silu", "local_attention": 5, "norm_eps": 1e-2,
-        "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        **LOCAL, "attention_bias": True, "mlp_bias": True, "norm_bias": True,
+        "hidden_activation": "silu", "local_attention": 5, "norm_eps": 1e-2,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention",
+            "sliding_attention", "full_attention"],
         "rope_parameters": {
-            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 300.0}, "sliding_attention": {"rope_type": "default", "rope_theta": 20.0}
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 300.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 20.0}
         },
     },
     "roformer": {"type_vocab_size": 2},
     "roformer other": {"type_vocab_size": 1, "num_attention_heads": 3, "hidden_act": "relu"},
     "deberta": {**RELATIVE, "type_vocab_size": 0, "max_relative_positions": 12},
-    "deberta other": {**RELATIVE, "type_vocab_size": 2, "num_attention_heads": 6, "pos_att_type": "p2c|c2p"},
-    "deberta-v2": {**RELATIVE, "type_vocab_size": 0, "position_buckets": 8, "max_relative_positions": 20, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
-    "deberta-v2 other": {**RELATIVE, "type_vocab_size": 1, "position_buckets": 16, "num_attention_heads": 3, "layer_norm_eps": 1e-2, "norm_rel_ebd": "layer_norm"},
+    "deberta other": {**RELATIVE, "type_vocab_size": 2, "num_attention_heads": 6,
+        "pos_att_type": "p2c|c2p"},
+    "deberta-v2": {**RELATIVE, "type_vocab_size": 0, "position_buckets": 8,
+        "max_relative_positions": 20, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
+    "deberta-v2 other": {**RELATIVE, "type_vocab_size": 1, "position_buckets": 16,
+        "num_attention_heads": 3, "layer_norm_eps": 1e-2, "norm_rel_ebd": "layer_norm"},
     "deberta-v2 plain": {**RELATIVE, "type_vocab_size": 3, "max_relative_positions": 9},
-    "deberta c2p": {**RELATIVE, "type_vocab_size": 0, "max_relative_positions": 12, "pos_att_type": ["c2p"]},
-    "deberta-v2 p2c": {**RELATIVE, "type_vocab_size": 0, "position_buckets": 8, "max_relative_positions": 20, "pos_att_type": "p2c"},
+    "deberta c2p": {**RELATIVE, "type_vocab_size": 0, "max_relative_positions": 12,
+        "pos_att_type": ["c2p"]},
+    "deberta-v2 p2c": {**RELATIVE, "type_vocab_size": 0, "position_buckets": 8,
+        "max_relative_positions": 20, "pos_att_type": "p2c"},
     "xlnet": {"layer_norm_eps": 1e-5},
-    "xlnet other": {"num_attention_heads": 2, "num_hidden_layers": 3, "ff_activation": "relu", "clamp_len": 4},
+    "xlnet other": {"num_attention_heads": 2, "num_hidden_layers": 3, "ff_activation": "relu",
+        "clamp_len": 4},
     "t5": {"d_kv": 16, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20},
-    "t5 gated": {"d_kv": 8, "num_attention_heads": 3, "feed_forward_proj": "gated-gelu", "layer_norm_eps": 1e-3, "num_hidden_layers": 3},
+    "t5 gated": {"d_kv": 8, "num_attention_heads": 3, "feed_forward_proj": "gated-gelu",
+        "layer_norm_eps": 1e-3, "num_hidden_layers": 3},
     "mt5": {"d_kv": 12},
     "electra": {"type_vocab_size": 2, "embedding_size": 48},
     "distilbert": {"activation": "relu"},
 }  # fmt: skip
 CONFIGS = {
-    "bert": "BertConfig", "roberta": "RobertaConfig", "xlm-roberta": "XLMRobertaConfig", "camembert": "CamembertConfig", "mpnet": "MPNetConfig",
-    "modernbert": "ModernBertConfig", "roformer": "RoFormerConfig", "electra": "ElectraConfig", "distilbert": "DistilBertConfig",
-    "deberta": "DebertaConfig", "deberta-v2": "DebertaV2Config", "xlnet": "XLNetConfig", "t5": "T5Config", "mt5": "MT5Config",
+    "bert": "BertConfig", "roberta": "RobertaConfig", "xlm-roberta": "XLMRobertaConfig",
+    "camembert": "CamembertConfig", "mpnet": "MPNetConfig", "modernbert": "ModernBertConfig",
+    "roformer": "RoFormerConfig", "electra": "ElectraConfig", "distilbert": "DistilBertConfig",
+    "deberta": "DebertaConfig", "deberta-v2": "DebertaV2Config", "xlnet": "XLNetConfig",
+    "t5": "T5Config", "mt5": "MT5Config",
 }  # fmt: skip
 # For families with other key names, the key in the family's config; None if there is none.
 KEYS: Dict[str, Dict[str, Any]] = {
     "xlnet": {
-        "hidden_size": "d_model", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer", "intermediate_size": "d_inner", "max_position_embeddings": None
+        "hidden_size": "d_model", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer",
+        "intermediate_size": "d_inner", "max_position_embeddings": None
     },
     "modernbert": {"layer_norm_eps": None},
     **{
         name: {
-            "hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers", "intermediate_size": "d_ff",
+            "hidden_size": "d_model", "num_attention_heads": "num_heads",
+            "num_hidden_layers": "num_layers", "intermediate_size": "d_ff",
             "max_position_embeddings": "n_positions", "layer_norm_eps": "layer_norm_epsilon",
         }
         for name in ("t5", "mt5")
     },
     "distilbert": {
-        "hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers", "intermediate_size": "hidden_dim", "layer_norm_eps": None
+        "hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers",
+        "intermediate_size": "hidden_dim", "layer_norm_eps": None
     },
 }  # fmt: skip
 

@@ -12,8 +12,9 @@ import transformers
 from gguf import GGMLQuantizationType as Types
 
 SIZES = {
-    "vocab_size": 64, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "intermediate_size": 96,
-    "max_position_embeddings": 256, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "vocab_size": 64, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "num_hidden_layers": 2, "intermediate_size": 96, "max_position_embeddings": 256,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 GPT = {
     "vocab_size": 64,
@@ -33,7 +34,8 @@ YARN = {
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 20000.0, "factor": 4.0}
 LLAMA3 = {
-    "rope_type": "llama3", "rope_theta": 50.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+    "rope_type": "llama3", "rope_theta": 50.0, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
 }  # fmt: skip
 PUBLISHED = {
     **LLAMA3,
@@ -102,10 +104,13 @@ MODELS: Dict[str, Dict[str, Any]] = {
     "cohere2": {"num_hidden_layers": 5, "sliding_window": 8, "logit_scale": 0.5},
 }
 CONFIGS = {
-    "llama": "LlamaConfig", "llama with experts": "MixtralConfig", "smollm3": "SmolLM3Config", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config",
-    "qwen3moe": "Qwen3MoeConfig", "gemma": "GemmaConfig", "gemma2": "Gemma2Config", "gemma3": "Gemma3TextConfig", "phi2": "PhiConfig", "phi3": "Phi3Config",
-    "gpt2": "GPT2Config", "gptneox": "GPTNeoXConfig", "bloom": "BloomConfig", "falcon": "FalconConfig", "mpt": "MptConfig", "stablelm": "StableLmConfig",
-    "olmo2": "Olmo2Config", "command-r": "CohereConfig", "cohere2": "Cohere2Config",
+    "llama": "LlamaConfig", "llama with experts": "MixtralConfig", "smollm3": "SmolLM3Config",
+    "qwen2": "Qwen2Config", "qwen3": "Qwen3Config", "qwen3moe": "Qwen3MoeConfig",
+    "gemma": "GemmaConfig", "gemma2": "Gemma2Config", "gemma3": "Gemma3TextConfig",
+    "phi2": "PhiConfig", "phi3": "Phi3Config", "gpt2": "GPT2Config", "gptneox": "GPTNeoXConfig",
+    "bloom": "BloomConfig", "falcon": "FalconConfig", "mpt": "MptConfig",
+    "stablelm": "StableLmConfig", "olmo2": "Olmo2Config", "command-r": "CohereConfig",
+    "cohere2": "Cohere2Config",
 }  # fmt: skip
 Stored = Dict[str, np.ndarray]
 NONE: Dict[str, Types] = {}
@@ -210,7 +215,8 @@ def quantized(numbers: np.ndarray, kind: Types) -> np.ndarray:
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     kinds: Dict[type, Callable[[str, Any], None]] = {
-        bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array,
+        bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32,
+        str: writer.add_string, list: writer.add_array,
     }  # fmt: skip
     kinds[type(value)](key, value)
 
@@ -218,11 +224,10 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 def _keys(architecture: str, config: Any) -> Dict[str, Any]:
     """Return the metadata of an architecture, without its name."""
     width, heads = config.hidden_size, config.num_attention_heads
-    kv_heads = (
-        getattr(config, "num_kv_heads", None)
-        if architecture == "falcon" and config.new_decoder_architecture
-        else getattr(config, "num_key_value_heads", heads)
-    )
+    falcon = architecture == "falcon"
+    of_one_head = falcon and not config.new_decoder_architecture
+    name = "num_kv_heads" if falcon and not of_one_head else "num_key_value_heads"
+    kv_heads = getattr(config, name, heads if name == "num_key_value_heads" else None)
     size = getattr(config, "head_dim", None) or width // heads
     hidden = (
         getattr(config, "ffn_hidden_size", None)
@@ -231,8 +236,9 @@ def _keys(architecture: str, config: Any) -> Dict[str, Any]:
         or 4 * width
     )
     found: Dict[str, Any] = {
-        "context_length": 256, "embedding_length": width, "block_count": config.num_hidden_layers, "feed_forward_length": hidden,
-        "attention.head_count": heads, "attention.head_count_kv": 1 if architecture == "falcon" and not config.new_decoder_architecture else kv_heads or heads,
+        "context_length": 256, "embedding_length": width, "block_count": config.num_hidden_layers,
+        "feed_forward_length": hidden, "attention.head_count": heads,
+        "attention.head_count_kv": 1 if of_one_head else kv_heads or heads,
         "attention.key_length": size, "attention.value_length": size,
     }  # fmt: skip
     for key, names in {
@@ -250,9 +256,12 @@ def _keys(architecture: str, config: Any) -> Dict[str, Any]:
 
 
 OTHERS = {
-    "attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping", "attention.sliding_window": "sliding_window",
-    "logit_scale": "logit_scale", "expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size", "use_parallel_residual": "use_parallel_residual",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "attention.sliding_window": "sliding_window", "logit_scale": "logit_scale",
+    "expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "use_parallel_residual": "use_parallel_residual",
 }  # fmt: skip
 READ_BY = {
     "sliding_window": ("gemma2", "gemma3", "phi3", "cohere2"),

@@ -18,13 +18,16 @@ SOURCES = 13  # tokens of the longest source
 LENGTHS = [SOURCES, 5, 9]
 POSITIONS = 400
 T5 = {
-    "vocab_size": 61, "d_model": 48, "d_kv": 16, "d_ff": 40, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4, "n_positions": POSITIONS,
+    "vocab_size": 61, "d_model": 48, "d_kv": 16, "d_ff": 40, "num_layers": 2,
+    "num_decoder_layers": 3, "num_heads": 4, "n_positions": POSITIONS,
     "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20,
 }  # fmt: skip
 WHISPER = {
-    "vocab_size": 61, "d_model": 48, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 6, "decoder_attention_heads": 3, "encoder_ffn_dim": 40,
-    "decoder_ffn_dim": 56, "num_mel_bins": 10, "max_source_positions": SOURCES, "max_target_positions": POSITIONS, "pad_token_id": 0, "bos_token_id": 1,
-    "eos_token_id": 2, "decoder_start_token_id": 1,
+    "vocab_size": 61, "d_model": 48, "encoder_layers": 2, "decoder_layers": 3,
+    "encoder_attention_heads": 6, "decoder_attention_heads": 3, "encoder_ffn_dim": 40,
+    "decoder_ffn_dim": 56, "num_mel_bins": 10, "max_source_positions": SOURCES,
+    "max_target_positions": POSITIONS, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "decoder_start_token_id": 1,
 }  # fmt: skip
 MODELS: Dict[str, Tuple[str, Dict[str, Any]]] = {
     "t5 both parts": ("T5", T5),

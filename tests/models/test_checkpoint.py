@@ -411,10 +411,14 @@ def test_layers_with_equal_rotations_share_a_table(tmp_path: Path) -> None:
 # Keys that versions of transformers wrote for every model, with their defaults, and what reading a
 # GGUF file adds.
 WRITTEN = {
-    "_model_name_or_path": "a model", "_commit_hash": None, "_attn_implementation_autoset": True, "finetuning_task": None, "num_labels": 2, "pruned_heads": {},
-    "torchscript": False, "use_bfloat16": False, "is_decoder": False, "is_encoder_decoder": False, "add_cross_attention": False, "tie_encoder_decoder": False,
-    "do_sample": False, "max_length": 20, "min_length": 0, "num_beams": 1, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "bad_words_ids": None, "sep_token_id": None,
-    "cross_attention_hidden_size": None, "suppress_tokens": None, "typical_p": 1.0, "forced_bos_token_id": None, "repetition_penalty": 1.0,
+    "_model_name_or_path": "a model", "_commit_hash": None, "_attn_implementation_autoset": True,
+    "finetuning_task": None, "num_labels": 2, "pruned_heads": {}, "torchscript": False,
+    "use_bfloat16": False, "is_decoder": False, "is_encoder_decoder": False,
+    "add_cross_attention": False, "tie_encoder_decoder": False, "do_sample": False,
+    "max_length": 20, "min_length": 0, "num_beams": 1, "temperature": 1.0, "top_k": 50,
+    "top_p": 1.0, "bad_words_ids": None, "sep_token_id": None, "cross_attention_hidden_size": None,
+    "suppress_tokens": None, "typical_p": 1.0, "forced_bos_token_id": None,
+    "repetition_penalty": 1.0,
 }  # fmt: skip
 
 

@@ -38,7 +38,8 @@ TENSORS: Dict[str, Any] = {
     "beyond the end": ([("a", (8,), 0, 256)], "expected tensor a within the 320 bytes"),
     "partly beyond the end": ([("a", (16,), 0, 224)], "expected tensor a within the 320 bytes"),
     "of more numbers than 64 bits count": ([("a", (2**33, 2**33), 0, 0)], "expected tensor a with"),
-    "not aligned": ([("a", (8,), 0, 4)], "expected tensor a at a multiple of 32 bytes, got offset 4"),
+    "not aligned": ([("a", (8,), 0, 4)],
+        "expected tensor a at a multiple of 32 bytes, got offset 4"),
     "that overlap": (
         [("b", (8,), 0, 32), ("a", (9,), 0, 0)],
         "expected tensors that do not overlap, got b at byte 128, within a, which ends at byte 132",
@@ -48,9 +49,12 @@ TENSORS: Dict[str, Any] = {
     "of an empty axis": ([("a", (8, 0), 0, 0)], "expected tensor a to have sizes of at least 1"),
     "without axes": ([("a", (), 0, 0)], "expected tensor a to have 1 .. 4 axes, got 0"),
     "of five axes": ([("a", (1,) * 5, 0, 0)], "expected tensor a to have 1 .. 4 axes, got 5"),
-    "of parts of blocks": ([("a", (33,), Q4_0, 0)], "with rows of whole blocks of 32, got rows of 33"),
-    "of an unknown type": ([("a", (8,), 999, 0)], "to have a type that the library gguf knows, got 9"),
-    "of a name in two lines": ([("a\nb", (8,), 0, 0)], r"printable characters, got b'a\\nb'|'a\\nb'"),
+    "of parts of blocks": ([("a", (33,), Q4_0, 0)],
+        "with rows of whole blocks of 32, got rows of 33"),
+    "of an unknown type": ([("a", (8,), 999, 0)],
+        "to have a type that the library gguf knows, got 9"),
+    "of a name in two lines": ([("a\nb", (8,), 0, 0)],
+        r"printable characters, got b'a\\nb'|'a\\nb'"),
 }  # fmt: skip
 
 

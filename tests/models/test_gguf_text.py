@@ -29,7 +29,8 @@ from posenc_export.models.gguf.text import (
 from posenc_export.models.gguf.vocabulary import vocabulary_of  # noqa: E402
 
 TEXTS = [
-    "The quick brown fox doesn't jump over 12345 lazy dogs, does it?", "  two spaces,\n\n    four spaces\ttab ", "def f(x):\n    return x**2  # it's HTTPServer",
+    "The quick brown fox doesn't jump over 12345 lazy dogs, does it?",
+    "  two spaces,\n\n    four spaces\ttab ", "def f(x):\n    return x**2  # it's HTTPServer",
     "naïve café ünïcode",
     "日本語のテキスト", "👩‍💻 emoji", "MixedCASEWords and 3.14159", "", " ", "one\r\ntwo",
     "<s>text</s>", "a<|im_end|>b <tool> c",

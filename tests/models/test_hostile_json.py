@@ -21,8 +21,10 @@ from posenc_export.runtime.session import sentences as session_sentences  # noqa
 from tests.models import checkpoints, sentence_folders  # noqa: E402
 
 ODD: List[Any] = [
-    None, True, False, 0, -1, 1, 2, 2**31, 2**63, 2**70, 1.5, -0.0, 1e308, float("nan"), float("inf"),
-    "", "x", "a\nb", "\ud800", "../x", "a\0b", [], [1], ["x"], [None], [[]], [{}], {}, {"a": 1}, {"type": "x"},
+    None, True, False, 0, -1, 1, 2, 2**31, 2**63, 2**70, 1.5, -0.0, 1e308, float("nan"),
+    float("inf"),
+    "", "x", "a\nb", "\ud800", "../x", "a\0b", [], [1], ["x"], [None], [[]], [{}], {}, {"a": 1},
+    {"type": "x"},
     [{"name": [], "template": 1}],
 ]  # fmt: skip
 SETTINGS = {

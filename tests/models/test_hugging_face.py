@@ -28,18 +28,24 @@ CASES: Dict[str, Dict[str, Any]] = {
     "default": {"rope_type": "default", "rope_theta": 500000.0},
     "linear": {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0},
     "llama3": {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 2048, "rope_theta": 500000.0,
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 2048, "rope_theta": 500000.0,
     },
-    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048, "rope_theta": 10000.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048,
+        "rope_theta": 10000.0},
     "yarn with betas": {
-        "rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 512, "beta_fast": 24.0, "beta_slow": 2.0, "rope_theta": 1e6, "truncate": False,
+        "rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 512,
+        "beta_fast": 24.0, "beta_slow": 2.0, "rope_theta": 1e6, "truncate": False,
     },
     "yarn as DeepSeek": {
-        "rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "mscale": 1.0, "mscale_all_dim": 0.7, "rope_theta": 10000.0,
+        "rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096,
+        "mscale": 1.0, "mscale_all_dim": 0.7, "rope_theta": 10000.0,
     },
-    "yarn with its factor given": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4096, "attention_factor": 1.3, "rope_theta": 10000.0},
+    "yarn with its factor given": {"rope_type": "yarn", "factor": 2.0,
+        "original_max_position_embeddings": 4096, "attention_factor": 1.3, "rope_theta": 10000.0},
     "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
-    "partial yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048, "partial_rotary_factor": 0.5, "rope_theta": 10000.0},
+    "partial yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048,
+        "partial_rotary_factor": 0.5, "rope_theta": 10000.0},
 }  # fmt: skip
 
 

@@ -158,9 +158,13 @@ def test_a_wrongly_read_config_is_detected(case: str, tmp_path: Path) -> None:
 
 def test_key_names_of_published_configs_give_the_same_description(tmp_path: Path) -> None:
     older = {
-        "rope_parameters": ..., "rope_theta": 10000, "rope_scaling": {"type": "yarn", **{key: YARN[key] for key in YARN if not key.startswith("rope")}},
-        "moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "ep_size": 1, "aux_loss_alpha": 0.001, "seq_aux": True,
-        "head_dim": ..., "qk_head_dim": ..., "rope_interleave": ..., "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
+        "rope_parameters": ..., "rope_theta": 10000,
+        "rope_scaling": {"type": "yarn",
+            **{key: YARN[key] for key in YARN if not key.startswith("rope")}},
+        "moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "ep_size": 1,
+        "aux_loss_alpha": 0.001, "seq_aux": True, "head_dim": ..., "qk_head_dim": ...,
+        "rope_interleave": ...,
+        "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
     }  # fmt: skip
     assert (
         families.read(config_of("deepseek_v3", tmp_path, older))[0]

@@ -9,40 +9,57 @@ import pytest
 from posenc_export.models import families
 
 USUAL = {
-    "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151645, "hidden_act": "silu", "initializer_range": 0.02, "torch_dtype": "bfloat16",
-    "transformers_version": "4.41.2", "use_cache": True, "rms_norm_eps": 1e-06,
+    "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151645, "hidden_act": "silu",
+    "initializer_range": 0.02, "torch_dtype": "bfloat16", "transformers_version": "4.41.2",
+    "use_cache": True, "rms_norm_eps": 1e-06,
 }  # fmt: skip
 VISION = {
-    "vision_start_token_id": 151652, "vision_end_token_id": 151653, "vision_token_id": 151654, "image_token_id": 151655, "video_token_id": 151656,
+    "vision_start_token_id": 151652, "vision_end_token_id": 151653, "vision_token_id": 151654,
+    "image_token_id": 151655, "video_token_id": 151656,
     "vision_config": {"depth": 32, "hidden_size": 1280, "spatial_merge_size": 2},
 }  # fmt: skip
 DEEPSEEK_V3 = {
-    **USUAL, "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": False, "aux_loss_alpha": 0.001, "ep_size": 1,
-    "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}, "first_k_dense_replace": 3, "hidden_size": 7168, "intermediate_size": 18432,
-    "kv_lora_rank": 512, "max_position_embeddings": 163840, "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 256,
-    "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61,
-    "num_key_value_heads": 128, "num_nextn_predict_layers": 1, "pretraining_tp": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+    **USUAL, "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"],
+    "attention_bias": False, "aux_loss_alpha": 0.001, "ep_size": 1,
+    "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
+    "first_k_dense_replace": 3, "hidden_size": 7168, "intermediate_size": 18432,
+    "kv_lora_rank": 512, "max_position_embeddings": 163840, "moe_intermediate_size": 2048,
+    "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 256, "n_shared_experts": 1,
+    "norm_topk_prob": True, "num_attention_heads": 128, "num_experts_per_tok": 8,
+    "num_hidden_layers": 61, "num_key_value_heads": 128, "num_nextn_predict_layers": 1,
+    "pretraining_tp": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
     "rope_scaling": {
-        "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096, "type": "yarn",
+        "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096, "type": "yarn",
     },
-    "rope_theta": 10000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "seq_aux": True, "tie_word_embeddings": False, "topk_group": 4,
-    "topk_method": "noaux_tc", "v_head_dim": 128, "vocab_size": 129280,
+    "rope_theta": 10000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "seq_aux": True,
+    "tie_word_embeddings": False, "topk_group": 4, "topk_method": "noaux_tc", "v_head_dim": 128,
+    "vocab_size": 129280,
 }  # fmt: skip
 QWEN2_VL = {
-    **USUAL, **VISION, "model_type": "qwen2_vl", "hidden_size": 3584, "intermediate_size": 18944, "max_position_embeddings": 32768, "max_window_layers": 28,
-    "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4, "rope_theta": 1000000.0, "sliding_window": 32768,
-    "tie_word_embeddings": False, "use_sliding_window": False, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "vocab_size": 152064,
+    **USUAL, **VISION, "model_type": "qwen2_vl", "hidden_size": 3584, "intermediate_size": 18944,
+    "max_position_embeddings": 32768, "max_window_layers": 28, "num_attention_heads": 28,
+    "num_hidden_layers": 28, "num_key_value_heads": 4, "rope_theta": 1000000.0,
+    "sliding_window": 32768, "tie_word_embeddings": False, "use_sliding_window": False,
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "vocab_size": 152064,
 }  # fmt: skip
 QWEN2_5_VL = {
-    **QWEN2_VL, "model_type": "qwen2_5_vl", "hidden_size": 2048, "intermediate_size": 11008, "max_position_embeddings": 128000, "max_window_layers": 70,
-    "num_attention_heads": 16, "num_hidden_layers": 36, "num_key_value_heads": 2, "tie_word_embeddings": True, "vocab_size": 151936,
+    **QWEN2_VL, "model_type": "qwen2_5_vl", "hidden_size": 2048, "intermediate_size": 11008,
+    "max_position_embeddings": 128000, "max_window_layers": 70, "num_attention_heads": 16,
+    "num_hidden_layers": 36, "num_key_value_heads": 2, "tie_word_embeddings": True,
+    "vocab_size": 151936,
 }  # fmt: skip
 QWEN3_VL = {
-    **VISION, "model_type": "qwen3_vl", "architectures": ["Qwen3VLForConditionalGeneration"], "tie_word_embeddings": True, "transformers_version": "4.57.0",
+    **VISION, "model_type": "qwen3_vl", "architectures": ["Qwen3VLForConditionalGeneration"],
+    "tie_word_embeddings": True, "transformers_version": "4.57.0",
     "text_config": {
-        **USUAL, "model_type": "qwen3_vl_text", "attention_bias": False, "dtype": "bfloat16", "head_dim": 128, "hidden_size": 2560, "intermediate_size": 9728,
-        "max_position_embeddings": 262144, "num_attention_heads": 32, "num_hidden_layers": 36, "num_key_value_heads": 8, "rope_theta": 5000000,
-        "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"}, "tie_word_embeddings": True, "vocab_size": 151936,
+        **USUAL, "model_type": "qwen3_vl_text", "attention_bias": False, "dtype": "bfloat16",
+        "head_dim": 128, "hidden_size": 2560, "intermediate_size": 9728,
+        "max_position_embeddings": 262144, "num_attention_heads": 32, "num_hidden_layers": 36,
+        "num_key_value_heads": 8, "rope_theta": 5000000,
+        "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20],
+            "rope_type": "default"},
+        "tie_word_embeddings": True, "vocab_size": 151936,
     },
 }  # fmt: skip
 

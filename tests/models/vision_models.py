@@ -14,17 +14,23 @@ from posenc_export.runtime.grids import coordinates
 from tests.models.checkpoints import randomised
 
 TEXT = {
-    "vocab_size": 61, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "intermediate_size": 48,
-    "max_position_embeddings": 512, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "vocab_size": 61, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "num_hidden_layers": 2, "intermediate_size": 48, "max_position_embeddings": 512,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 TOWERS = {
-    "qwen2_vl": {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 4, "mlp_ratio": 2},
-    "qwen2_5_vl": {"depth": 1, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "patch_size": 4, "intermediate_size": 40, "tokens_per_second": 3},
+    "qwen2_vl": {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 4,
+        "mlp_ratio": 2},
+    "qwen2_5_vl": {"depth": 1, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2,
+        "patch_size": 4, "intermediate_size": 40, "tokens_per_second": 3},
     "qwen3_vl": {
-        "depth": 1, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "patch_size": 4, "intermediate_size": 40, "deepstack_visual_indexes": [0],
+        "depth": 1, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "patch_size": 4,
+        "intermediate_size": 40, "deepstack_visual_indexes": [0],
     },
-    "glm4v": {"depth": 1, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "patch_size": 4, "image_size": 16, "intermediate_size": 40},
-    "glm_ocr": {"depth": 1, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "patch_size": 4, "image_size": 16, "intermediate_size": 40},
+    "glm4v": {"depth": 1, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "patch_size": 4,
+        "image_size": 16, "intermediate_size": 40},
+    "glm_ocr": {"depth": 1, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2,
+        "patch_size": 4, "image_size": 16, "intermediate_size": 40},
 }  # fmt: skip
 CLASSES = {
     "qwen2_vl": "Qwen2VL",
@@ -53,16 +59,19 @@ MODELS: Dict[str, Tuple[Dict[str, Any], bool]] = {
     "qwen2_vl": (_axes(2, 3, 3), False),
     "qwen2_vl with windows": (
         {
-            **_axes(5, 1, 2, rope_theta=500.0), "num_hidden_layers": 3, "num_key_value_heads": 1, "use_sliding_window": True, "sliding_window": 8,
-            "max_window_layers": 1, "rms_norm_eps": 1e-3,
+            **_axes(5, 1, 2, rope_theta=500.0), "num_hidden_layers": 3, "num_key_value_heads": 1,
+            "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1,
+            "rms_norm_eps": 1e-3,
         },
         True,
     ),
     "qwen2_5_vl": ({**_axes(2, 3, 3), "num_attention_heads": 4, "num_key_value_heads": 4}, True),
     "qwen3_vl": ({**_axes(6, 3, 3, mrope_interleaved=True), "head_dim": 24}, False),
-    "qwen3_vl with biases": ({**_axes(6, 5, 5), "head_dim": 32, "attention_bias": True, "num_key_value_heads": 1}, True),
+    "qwen3_vl with biases": ({**_axes(6, 5, 5), "head_dim": 32, "attention_bias": True,
+        "num_key_value_heads": 1}, True),
     "qwen2_5_vl beyond its length": (_axes(2, 3, 3, **YARN), False),
-    "qwen3_vl beyond its length": ({**_axes(6, 3, 3, **YARN, attention_factor=1.25), "head_dim": 24}, False),
+    "qwen3_vl beyond its length": ({**_axes(6, 3, 3, **YARN, attention_factor=1.25),
+        "head_dim": 24}, False),
     "glm4v": (_axes(1, 1, 2, partial_rotary_factor=0.5), False),
     "glm4v, whole heads": ({**_axes(2, 3, 3, rope_theta=500.0), "num_key_value_heads": 4}, True),
     "glm_ocr": ({**_axes(2, 2, 2, partial_rotary_factor=0.5), "head_dim": 24}, False),

@@ -274,11 +274,9 @@ def main(arguments: Sequence[str]) -> int:
             "sdist, newest": (sdist, []),
         }
         for title, (distribution, constraints) in tried.items():
-            print(
-                f"{title}: "
-                f"{try_runtime(distribution, constraints, artefacts, place / title.replace(', ', '-'))}",
-                flush=True,
-            )
+            folder = place / title.replace(", ", "-")
+            tried = try_runtime(distribution, constraints, artefacts, folder)
+            print(f"{title}: {tried}", flush=True)
         print(f"tests of the sdist: {try_tests(sdist, place / 'sdist')}")
     return 0
 

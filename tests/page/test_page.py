@@ -264,7 +264,8 @@ class Pages(SimpleHTTPRequestHandler):
 
 
 SOFTWARE_ADAPTER = (
-    "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--enable-features=Vulkan,WebGPU", "--use-vulkan=swiftshader", "--ignore-gpu-blocklist"
+    "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--enable-features=Vulkan,WebGPU",
+    "--use-vulkan=swiftshader", "--ignore-gpu-blocklist"
 )  # fmt: skip
 
 

@@ -26,7 +26,8 @@ const special = 256 + letters.length;
 let most = 0;
 function characters(bytes) {
   try {
-    return new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(Uint8Array.from(bytes));
+    const decoder = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
+    return decoder.decode(Uint8Array.from(bytes));
   } catch {
     return "\\ufffd".repeat(bytes.length);
   }

@@ -181,7 +181,8 @@ REFUSED = {
         "to be importable, got RuntimeError: no licence for this machine; repair or uninstall "
         "posenc-mine"
     ),
-    "period": "expected a subclass of posenc_export.encodings.PositionEncoding, got an object of int",
+    "period": "expected a subclass of posenc_export.encodings.PositionEncoding, got an object of "
+    "int",
     "alibi": (
         "encoding alibi: expected one encoding of that name, got one from each of this package "
         "and posenc-mine 1.2.3; rename one"

@@ -20,7 +20,8 @@ pytest.importorskip("prometheus_client")
 pytest.importorskip("jinja2")
 pytestmark = pytest.mark.xdist_group("serve")
 LIMITS = Limits(rows=4, queue=8, context=120, prompt=100, tokens=100, chunk=32)
-TEMPLATE = """{% for message in messages %}{% if message.role == 'system' and not loop.first %}{{ raise_exception('The system message comes first') }}{% endif %}
+TEMPLATE = """{% for message in messages %}{% if message.role == 'system' and not loop.first %}\
+{{ raise_exception('The system message comes first') }}{% endif %}
 {{- message.role[0] }}:{{ message.content }}
 {% endfor %}{% if add_generation_prompt %}a:{% endif %}"""
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "max_tokens": 12}

@@ -28,8 +28,8 @@ class Target(Caches):
         cache: description of the caches, in one line.
         write: writes the graph to a folder.
         dtypes: supported dtypes, the default first.
-        formats: formats of weights, with activations in `few_bits_dtypes`. KEEP has blocks with offsets; for
-            MIXED, the bytes of weights are known before the graph is written.
+        formats: formats of weights, with activations in `few_bits_dtypes`. KEEP has blocks with
+            offsets; for MIXED, the bytes of weights are known before the graph is written.
         cache_formats: formats of quantized caches, with float32 activations.
     """
 

@@ -8,8 +8,8 @@ Read in the sources of the CUDA provider, from before and after the repair of on
   the block shift all later blocks (32663).
 - DequantizeLinear has blocks for int4 and uint4 only.
 - MatMulNBits takes scales in the dtype of activations, and zero points in uint8. With
-  ep.cuda.fpa_intb_gemm it needs blocks of 32, 64 or 128, K a multiple of the block, and N a multiple
-  of 64, of 32 for 8 bits.
+  ep.cuda.fpa_intb_gemm it needs blocks of 32, 64 or 128, K a multiple of the block, and N a
+  multiple of 64, of 32 for 8 bits.
 """
 
 from dataclasses import replace

@@ -14,8 +14,8 @@ SOURCE_TREE = Path(__file__).parents[3]
 
 
 def path() -> Optional[Path]:
-    """Return the library: that of the environment variable POSENC_KERNELS, that which `make kernels`
-    built in a source tree, or the installed one. None if there is none.
+    """Return the library: that of the environment variable POSENC_KERNELS, that which
+    `make kernels` built in a source tree, or the installed one. None if there is none.
     """
     if VARIABLE in os.environ:
         return Path(os.environ[VARIABLE])

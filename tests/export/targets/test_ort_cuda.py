@@ -38,7 +38,7 @@ def test_sinks_take_standard_operators_and_are_certified(variant: str, tmp_path:
     assert "GroupQueryAttention" not in manifest.operators and manifest.operators["Attention"] == 1
 
 
-def test_a_layer_launches_no_kernel_for_its_residuals_and_prompts_without_scores_are_fed_in_larger_chunks(
+def test_a_layer_launches_no_kernel_for_its_residuals_and_prompts_are_fed_in_larger_chunks(
     tmp_path: Path,
 ) -> None:
     found = {

@@ -18,19 +18,26 @@ SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_t
 # Ways to write templates that published models use.
 TEMPLATES = {
     "each message between marks, with a system message by default": """
-        {%- for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nBe kind<|im_end|>\n' }}{% endif %}
-        {{- '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}
+        {%- for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}\
+{{ '<|im_start|>system\nBe kind<|im_end|>\n' }}{% endif %}
+        {{- '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}\
+{% endfor %}
         {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}""",
     "turns of users that alternate, with the system message in the first": """
-        {%- if messages[0].role == 'system' %}{% set loop_messages = messages[1:] %}{% set system = messages[0].content | trim %}
+        {%- if messages[0].role == 'system' %}{% set loop_messages = messages[1:] %}\
+{% set system = messages[0].content | trim %}
         {%- else %}{% set loop_messages = messages %}{% set system = false %}{% endif %}
         {%- for message in loop_messages %}
-        {%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must alternate user/assistant') }}{% endif %}
-        {%- if message.role == 'user' %}{{ bos_token + '[INST] ' }}{{ '<<SYS>>\n' + system + '\n<</SYS>>\n\n' if loop.first and system else '' }}
-        {{- message.content.strip() + ' [/INST]' }}{% else %}{{ ' ' + message.content | trim + ' ' + eos_token }}{% endif %}{% endfor %}""",
+        {%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}\
+{{ raise_exception('Roles must alternate user/assistant') }}{% endif %}
+        {%- if message.role == 'user' %}{{ bos_token + '[INST] ' }}\
+{{ '<<SYS>>\n' + system + '\n<</SYS>>\n\n' if loop.first and system else '' }}
+        {{- message.content.strip() + ' [/INST]' }}{% else %}\
+{{ ' ' + message.content | trim + ' ' + eos_token }}{% endif %}{% endfor %}""",
     "a namespace, loops with break and continue, and a part for training": """
         {%- set seen = namespace(system='', count=0) %}
-        {%- for message in messages %}{% if message.role == 'system' %}{% set seen.system = message.content %}{% continue %}{% endif %}
+        {%- for message in messages %}{% if message.role == 'system' %}\
+{% set seen.system = message.content %}{% continue %}{% endif %}
             {% set seen.count = seen.count + 1 %}
             {% if seen.count > 3 %}{% break %}{% endif %}
             {% generation %}
@@ -41,11 +48,16 @@ TEMPLATES = {
         {% endfor %}
         {{ inner is defined }} {{ seen.system | default('none', true) }} {{ seen.count }}""",
     "dates, JSON, tests for tools and documents, and macros": """
-        {%- macro one(message) %}{{ message | tojson }}{{ message | tojson(indent=2) }}{% endmacro %}
-        {%- if tools is not none and tools %}tools{% endif %}{% if documents is defined %}documents {{ documents }}{% endif %}
-        {%- if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}{{ date_string }}
-        {%- for message in messages[::-1] %}{{ one(message) }}{% endfor %}{{ cls_token }}{{ pad_token }}{{ range(3) | list }}
-        {%- for key, value in dict(a=1, b='<é>').items() %}{{ key }}={{ value | tojson }}{% endfor %}""",
+        {%- macro one(message) %}{{ message | tojson }}{{ message | tojson(indent=2) }}\
+{% endmacro %}
+        {%- if tools is not none and tools %}tools{% endif %}\
+{% if documents is defined %}documents {{ documents }}{% endif %}
+        {%- if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}\
+{% endif %}{{ date_string }}
+        {%- for message in messages[::-1] %}{{ one(message) }}{% endfor %}{{ cls_token }}\
+{{ pad_token }}{{ range(3) | list }}
+        {%- for key, value in dict(a=1, b='<é>').items() %}{{ key }}={{ value | tojson }}\
+{% endfor %}""",
 }
 TURNS = [
     [{"role": "user", "content": '  Hi <b> & "you" \n'}],

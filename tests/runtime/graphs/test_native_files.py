@@ -197,8 +197,8 @@ REFUSED: Dict[str, Change] = {
     "expected a folder other than that of the pt2 artefact": lambda read: read.replace(
         certificate=PASSED
     ),
-    "expected an artefact of target pt2, got target torchscript; export with --target pt2": lambda read: (
-        read.replace(target="torchscript", files={"model.pt": read.files["model.pt2"]})
+    "expected an artefact of target pt2, got target torchscript; export with --target pt2": (
+        lambda read: read.replace(target="torchscript", files={"model.pt": read.files["model.pt2"]})
     ),
 }
 

@@ -35,8 +35,8 @@ ATTENTION = "aten::scaled_dot_product_attention"
 # Operators of torch in a step: before the first attention, from one attention to the next, after
 # the last one with the conversion to numpy.
 OPERATORS = {"torchscript": (41, 35, 21), "pt2": (43, 33, 21)}
-# Python functions that a step calls. In torch, three of them and two built-in ones make a context of inference mode:
-# sessions in several threads cannot share one.
+# Python functions that a step calls. In torch, three of them and two built-in ones make a context
+# of inference mode: sessions in several threads cannot share one.
 PYTHON_CALLS = {"ort": 4, "onnx-static": 4, "onnx": 182, "torchscript": 11, "pt2": 105}
 BUILT_IN_CALLS = {
     "ort": 7,

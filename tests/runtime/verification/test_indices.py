@@ -191,7 +191,8 @@ FAULTS: Dict[str, Any] = {
     ),
     "scale 1 % off": ("rope", "ort", "causal", attribute("scale", lambda scale: scale * 1.01)),
     "scale of ai.onnx": ("rope", "onnx", "causal", attribute("scale", lambda scale: scale * 1.01)),
-    "heads of ai.onnx": ("rope", "onnx", "causal", attribute("kv_num_heads", lambda heads: 2 * heads)),
+    "heads of ai.onnx": ("rope", "onnx", "causal",
+        attribute("kv_num_heads", lambda heads: 2 * heads)),
     "heads exchanged": ("rope", "ort", "causal", heads_exchanged),
 }  # fmt: skip
 

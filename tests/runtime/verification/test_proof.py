@@ -123,7 +123,7 @@ def test_a_digest_that_came_another_way_is_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [[], ["--no-record"]])
-def test_verify_in_a_folder_that_cannot_be_written_prints_the_result_and_says_that_it_is_not_recorded(
+def test_verify_in_a_folder_that_cannot_be_written_says_that_the_result_is_not_recorded(
     given: List[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

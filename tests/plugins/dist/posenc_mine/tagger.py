@@ -18,7 +18,8 @@ class Tagger(torch.nn.Module):
         self.norm, self.block, self.head = torch.nn.LayerNorm(width), block, torch.nn.Linear(width, tags)
 
     def forward(
-        self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor, write_index: Tensor, states: List[Tensor]
+        self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor,
+        write_index: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
         y, present = self.block(self.norm(x), positions, coordinates, key_positions, write_index, states)
         return self.head(torch.nn.functional.gelu(x + y)), present
