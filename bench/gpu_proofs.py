@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Iterator, Mapping, Sequence, Tuple
 from posenc_export.export import Sources, export
 from posenc_export.runtime import verify
 from posenc_export.runtime.artefact.certificate import bound_of, worst_cell
-from tests.cuda_models import KINDS
+from tests.cuda_models import KINDS, weights_of
 
 # The artefacts of a model: target and dtype. The others are those of an encoding alone, which its
 # decoder has on every target.
@@ -27,6 +27,7 @@ ARTEFACTS = {
     "parts": EVERY,
     "blocks": EVERY[:1],
     "variants": EVERY[:1],
+    "few bits": EVERY[:1],
 }
 
 
@@ -44,7 +45,8 @@ def proof(name: str) -> Iterator[Dict[str, Any]]:
         ):
             warnings.simplefilter("always", RuntimeWarning)
             try:
-                export(sources, target, Path(temporary) / "a", dtype=dtype, verify=False)
+                how: Dict[str, Any] = {"dtype": dtype, "weights": weights_of(name)}
+                export(sources, target, Path(temporary) / "a", verify=False, **how)
                 certificate = verify(Path(temporary) / "a", provider="cuda", record=False)
             except (ValueError, RuntimeError) as error:
                 yield {**row, "refused": " ".join(str(error).split())[:500]}

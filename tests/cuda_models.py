@@ -1,19 +1,29 @@
 """Models for the CUDA provider, by name: every encoding in a decoder and in a block, models with
-other parts, families of checkpoints and trained presets.
+other parts, families of checkpoints, trained presets, and some of them in few bits.
 """
 
 import tempfile
 from pathlib import Path
-from typing import Callable, Dict
+from typing import Callable, Dict, Optional
 
 from posenc_export.encodings import REGISTRY
 from posenc_export.export import Sources
+from posenc_export.export.quantization.formats import FORMATS, KEEP
 from posenc_export.models.presets import load_preset, seeded
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.models.short_forms import block_config, decoder_config
 from tests.tiny import VARIANTS, block, decoder
 
 DEPTHS = (2, 12)
+FEW_BITS = " as "  # before the format of weights in a name
+ENCODINGS = (
+    "rope", "alibi", "t5", "nope", "learned", "sinusoidal", "kerple", "fire", "rope_yarn", "shaw"
+)  # fmt: skip
+FAMILIES = (
+    "llama", "qwen2", "phi3", "gpt2", "gpt_neox", "falcon new", "bloom", "qwen3", "gemma2",
+    "gpt_oss",
+)  # fmt: skip
+FILES = ("Q4_0", "Q4_K", "Q8_0")  # types of weights in GGUF files
 Models = Dict[str, Callable[[], Sources]]  # functions that make the sources of an export
 
 
@@ -81,7 +91,40 @@ def depths() -> Models:
     }  # type: ignore[misc]
 
 
+def few_bits() -> Models:
+    """Ten encodings, ten families, a model of width 768 and GGUF files, in every format."""
+    of_families, of_depths = families(), depths()
+    plain = {
+        **{name: make for name, make in decoders().items() if name in ENCODINGS},
+        **{f"family-{name}": of_families[f"family-{name}"] for name in FAMILIES},
+        "rope, 2 layers": of_depths["rope, 2 layers"],
+    }
+    return {
+        **{
+            f"{name}{FEW_BITS}{weights}": make
+            for weights in FORMATS
+            for name, make in plain.items()
+        },
+        **{f"{kind}{FEW_BITS}{KEEP}": lambda kind=kind: _of_file(kind) for kind in FILES},
+    }  # type: ignore[misc]
+
+
+def _of_file(kind: str) -> Sources:
+    from gguf import GGMLQuantizationType as Types
+
+    from tests.models import gguf_files
+
+    path = Path(tempfile.mkdtemp()) / "model.gguf"
+    gguf_files.write("llama wide", gguf_files.made("llama wide"), path, Types[kind])
+    return Sources(from_pretrained(path))
+
+
+def weights_of(name: str) -> Optional[str]:
+    """Return the format of weights of a model by its name; None for that of activations."""
+    return name.partition(FEW_BITS)[2] or None
+
+
 KINDS: Dict[str, Callable[[], Models]] = {
     "decoders": decoders, "presets": presets, "depths": depths, "variants": variants,
-    "blocks": blocks, "parts": parts, "families": families
+    "blocks": blocks, "parts": parts, "families": families, "few bits": few_bits,
 }  # fmt: skip

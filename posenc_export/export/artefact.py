@@ -25,7 +25,7 @@ from posenc_export.export.options import MAX_LOSS, ExportOptions
 from posenc_export.export.quantization import mixed, samples
 from posenc_export.export.quantization.formats import format_of
 from posenc_export.export.quantization.text import default_sample, with_text
-from posenc_export.export.sources import Sources
+from posenc_export.export.sources import Sources, check_choice
 from posenc_export.export.targets import TARGETS
 from posenc_export.export.trace import Source
 from posenc_export.export.verify import VerificationError, check
@@ -193,6 +193,7 @@ def _make(
     """Write and verify one artefact in `folder`."""
     kind = TARGETS[target]
     dtype = options.dtype or kind.dtypes[0]
+    check_choice(sources.model, target, dtype)
     source = sources.of(
         dtype, options.format, read.sample, options.cache or "", options.size, options.say
     )

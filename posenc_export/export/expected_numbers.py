@@ -66,6 +66,16 @@ class ExpectedNumbers:
         numbers = self.of(base, shape)
         return numbers if numbers is None or numbers.ndim < 3 else numbers.swapaxes(1, 2)
 
+    def beside(self, base: str, shape: Tuple[int, ...]) -> Optional[np.ndarray]:
+        """Weights of experts [experts,K,N] as [K,experts*N]."""
+        numbers = self.of(base, shape)
+        return None if numbers is None else numbers.swapaxes(0, 1).reshape(shape)
+
+    def stacked(self, base: str, shape: Tuple[int, ...]) -> Optional[np.ndarray]:
+        """Weights of experts [experts,N,K] as [experts*N,K], and biases in one row."""
+        numbers = self.of(base, shape)
+        return None if numbers is None else numbers.reshape(shape)
+
     def alternating(self, base: str, shape: Tuple[int, ...]) -> Optional[np.ndarray]:
         """Outputs of gates and of ups in turn, [experts,2*N,...]."""
         ups = ".ups".join(base.rsplit(".gates", 1))
@@ -113,6 +123,8 @@ FORMS: Mapping[str, Form] = {
     "T": ExpectedNumbers.transposed,
     "transposed": ExpectedNumbers.transposed,
     "by_output": ExpectedNumbers.by_output,
+    "beside": ExpectedNumbers.beside,
+    "stacked": ExpectedNumbers.stacked,
     "alternating": ExpectedNumbers.alternating,
     "padded": ExpectedNumbers.padded,
     "kept": ExpectedNumbers.kept,

@@ -1,7 +1,7 @@
 """The model behind several exports: cast once per dtype, and rounded once per format."""
 
 import copy
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 import torch
 
@@ -23,7 +23,7 @@ from posenc_export.export.quantization.smoothing import smoothed
 from posenc_export.export.trace import Source
 from posenc_export.export.weight_file import Keep, WeightFile, in_memory
 from posenc_export.models.parameters import fill, slots
-from posenc_export.models.parts.experts import Experts
+from posenc_export.models.parts.experts import ChosenInFloat32, Experts
 from posenc_export.models.user_module import as_model
 from posenc_export.runtime.artefact.records import Weights
 from posenc_export.shared.progress import Progress, silent
@@ -156,16 +156,34 @@ def in_half(
 
 def in_dtype(model: Model, dtype: str) -> Model:
     """Return the model itself if it has this dtype and is in eval mode, otherwise a converted copy.
-
-    Raises:
-        ValueError: a model that chooses experts in another dtype than float32.
+    Routers that choose some of the experts stay in float32.
     """
-    choosing = [
+    if dtype_of(model) == dtype and not model.training:
+        return model
+    other = copy.deepcopy(model).to(getattr(torch, dtype)).eval()
+    for part, plain in zip(_choosing(other), _choosing(model), strict=True):
+        if dtype != "float32":
+            ChosenInFloat32.of(part, copy.deepcopy(plain.router))
+    return other
+
+
+def _choosing(model: Model) -> List[Experts]:
+    """Return the mixtures that choose some of their experts."""
+    return [
         part
         for part in model.modules()
         if isinstance(part, Experts) and part.choose.chosen < part.router.out_features
     ]
-    if choosing and dtype != "float32":
+
+
+def check_choice(model: Model, target: str, dtype: str) -> None:
+    """Refuse a choice of experts in half precision, except for a target that has no other.
+
+    Raises:
+        ValueError: a model that chooses experts, in half precision for another target.
+    """
+    choosing = _choosing(model)
+    if choosing and dtype != "float32" and target != "ort-cuda":
         rule = (
             "export: expected dtype float32 for a model that chooses "
             f"{choosing[0].choose.chosen} of {choosing[0].router.out_features} experts"
@@ -177,5 +195,3 @@ def in_dtype(model: Model, dtype: str) -> Model:
         raise ValueError(
             f"{rule}, got {dtype}, in which {why}; export target ort or onnx in float32"
         )
-    ready = dtype_of(model) == dtype and not model.training
-    return model if ready else copy.deepcopy(model).to(getattr(torch, dtype)).eval()

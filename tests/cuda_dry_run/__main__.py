@@ -24,7 +24,7 @@ from typing import Any, Collection, Dict, Iterator, List, Sequence
 from posenc_export.export import export
 from posenc_export.runtime.graphs import cuda_placement
 from posenc_export.shared import json_rows
-from tests.cuda_models import KINDS
+from tests.cuda_models import KINDS, weights_of
 
 TOP = Path(__file__).parents[2]
 
@@ -87,7 +87,7 @@ def results(
         folder = workdir / "artefacts" / re.sub(r"[^a-zA-Z0-9_.-]+", "-", name)
         shutil.rmtree(folder, ignore_errors=True)
         try:
-            export(make(), "ort-cuda", folder, verify=False)
+            export(make(), "ort-cuda", folder, verify=False, weights=weights_of(name))
         except ValueError as error:
             yield {"name": name, "kind": kind, "refused": str(error)}
             continue

@@ -31,6 +31,41 @@ def dense(op: Builder, node: Experts) -> ir.Value:
     return op.ReduceSum(op.Mul(outputs, by_expert), [1], keepdims=0)
 
 
+def flat(op: Builder, node: Experts) -> ir.Value:
+    """Compute all experts in products of two dimensions: gates and ups of all experts side by side,
+    and the sum over experts in the product with downs. CUDA's product of several matrices is
+    addressed from the host (runtime/graphs/cuda_placement.py). Rounded weights are multiplied
+    expert by expert.
+    """
+    if op.rounded(node.gates)[1] is not None:
+        return dense(op, node)
+    gate, up = (
+        _beside(op, node.x, weights, bias)
+        for weights, bias in ((node.gates, node.gates_bias), (node.ups, node.ups_bias))
+    )
+    by_expert = op.Reshape(_unit(op, node, gate, up), [0, 0, size(node.gates, 0), -1])
+    weighted = op.Reshape(op.Mul(by_expert, op.Unsqueeze(node.weights, [3])), [0, 0, -1])
+    y = op.MatMul(weighted, _reshaped(op, node.downs, "stacked", (-1, size(node.downs, 2))))
+    return y if node.downs_bias is None else op.Add(y, op.MatMul(node.weights, node.downs_bias))
+
+
+def _beside(op: Builder, x: ir.Value, weights: ir.Value, bias: Optional[ir.Value]) -> ir.Value:
+    """Apply the linear layers of all experts, weights [N,n,m], to x [B,S,n], to [B,S,N*m]."""
+    beside = op.weight(
+        f"{weights.name}.beside",
+        lambda: np.ascontiguousarray(numbers_of(weights).swapaxes(0, 1)).reshape(
+            size(weights, 1), -1
+        ),
+    )
+    y = op.MatMul(x, beside)
+    return y if bias is None else op.Add(y, _reshaped(op, bias, "stacked", (-1,)))
+
+
+def _reshaped(op: Builder, value: ir.Value, name: str, shape: Tuple[int, ...]) -> ir.Value:
+    """Return a constant in another shape, with its name and another one."""
+    return op.weight(f"{value.name}.{name}", lambda: numbers_of(value).reshape(shape))
+
+
 def sparse(op: Builder, node: Experts) -> ir.Value:
     """Compute the chosen experts in float32 with MoE. It takes the softmax of its second input over
     the chosen experts, so the input has the logarithms of the weights, and the output is multiplied
@@ -166,7 +201,7 @@ def _unit(op: Builder, node: Experts, gate: ir.Value, up: ir.Value) -> ir.Value:
     alpha, beta, limit = node.alpha, node.beta, node.limit
 
     def constant(number: float) -> ir.Value:
-        return op.constant(number, op.dtype)
+        return op.table(op.constant(number, "float32"))
 
     if math.isfinite(limit):
         gate = op.Min(gate, constant(limit))

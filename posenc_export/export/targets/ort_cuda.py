@@ -11,7 +11,14 @@ import onnx_ir as ir
 
 from posenc_export.encodings.shared.base import PositionEncoding
 from posenc_export.export.facts import Graph
-from posenc_export.export.targets import ort, ort_attention, ort_layers, ort_slots, standard
+from posenc_export.export.targets import (
+    experts,
+    ort,
+    ort_attention,
+    ort_layers,
+    ort_slots,
+    standard,
+)
 from posenc_export.export.targets.builder import FLOAT, MICROSOFT, Builder
 from posenc_export.export.targets.cuda_weights import InHalf
 from posenc_export.export.targets.onnx_file import FILE_NAME, Lowerings, write_onnx
@@ -20,7 +27,6 @@ from posenc_export.export.trace import Source
 from posenc_export.ops import graph
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs import cuda_placement
-from posenc_export.runtime.graphs.providers import CHOICE
 
 # Tokens of a prompt in one run of a model without scores in memory: few launches of large kernels.
 # A bias takes [H,chunk,T].
@@ -58,10 +64,13 @@ def append(op: Builder, node: graph.Append) -> ir.Value:
 
 
 def attend(op: Builder, node: graph.Attend) -> ir.Value:
-    """As `ort_attention.attend`; sinks take standard operators. On CUDA, GroupQueryAttention
-    refuses sinks beside a bias, and a model with sinks had wrong outputs.
+    """As `ort_attention.attend`; sinks beside a bias, which GroupQueryAttention refuses on CUDA,
+    take standard operators.
     """
-    return ort_attention.attend(op, node) if node.sinks is None else standard.attend(op, node)
+    mask = graph.Mask.of(node.mask)
+    biased = node.content is not None or (mask is not None and (mask.bias or mask.chunk))
+    refused = node.sinks is not None and biased
+    return standard.attend(op, node) if refused else ort_attention.attend(op, node)
 
 
 def sum_and_norm(op: Builder, node: ir.Node) -> Replaced:
@@ -108,6 +117,7 @@ LOWERING: Tuple[Table, ...] = (
         graph.AppendPositions: append_positions,
         graph.Distances: distances,
         graph.Attend: attend,
+        graph.Experts: experts.flat,
     },
     {**ort.LOWERING[1], graph.Append: append},
 )
@@ -119,22 +129,13 @@ def write(source: Source, manifest: Manifest, folder: Path) -> Graph:
     """Write the graph (onnx_file.write_onnx).
 
     Raises:
-        ValueError: as for write_onnx; a model with experts; the CUDA provider has no kernel for a
-            node, or one that refuses it.
+        ValueError: as for write_onnx; the CUDA provider has no kernel for a node, or one that
+            refuses it.
     """
     graph = write_onnx(source, manifest, folder, LOWERINGS)
     reads_slots = any(value.name == "slots" for value in graph.inputs)
     if graph.chunk == PositionEncoding.chunk and graph.states and not reads_slots:
         graph = replace(graph, chunk=CHUNK)
-    if CHOICE in graph.operators:
-        why = (
-            "whose outputs on a GPU were wrong for rows beside others that come and go (gpt_oss, "
-            "H100, onnxruntime-gpu 1.31.1)"
-        )
-        raise ValueError(
-            f"export: expected a model without experts for target {manifest.target}, got one "
-            f"with experts, {why}; choose target onnx-static or ort"
-        )
     placement = cuda_placement.placed(folder / FILE_NAME)
     # In which a graph of half precision is verified on the CPU.
     if not placement.runs and manifest.dtype != "float32":

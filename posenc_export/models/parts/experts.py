@@ -170,13 +170,17 @@ class Experts(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B,S,E] to [B,S,E]."""
+        y = self.weighted_sum(x, self.route(x))
+        return y if self.shared is None else y + self.shared(x)
+
+    def route(self, x: Tensor) -> Tensor:
+        """x [B,S,E] to weights [B,S,N], which are 0 for experts that are not chosen."""
         logits = self.router(x)
         top, chosen = self.choose(logits)
         weights = self.weigh(logits, top, chosen)
         if self.factor != 1.0:
             weights = weights * self.factor
-        y = self.weighted_sum(x, torch.zeros_like(logits).scatter(-1, chosen, weights))
-        return y if self.shared is None else y + self.shared(x)
+        return torch.zeros_like(logits).scatter(-1, chosen, weights)
 
     def weighted_sum(self, x: Tensor, weights: Tensor) -> Tensor:
         """Sum over experts for x [B,S,E], weights [B,S,N], 0 if not chosen, to [B,S,E]."""
@@ -231,6 +235,21 @@ class Experts(torch.nn.Module):
             )
 
         return through("downs", self.unit.exact(through("gates", row), through("ups", row)))
+
+
+class ChosenInFloat32(Experts):
+    """Experts in half precision whose router is float32, so that logits which differ there do not
+    become equal.
+    """
+
+    def route(self, x: Tensor) -> Tensor:
+        """x [B,S,E] to weights [B,S,N] in the dtype of x."""
+        return super().route(x.float()).to(x.dtype)
+
+    @staticmethod
+    def of(part: Experts, router: torch.nn.Linear) -> None:
+        """Change experts in half precision. router: in float32."""
+        part.router, part.__class__ = router, ChosenInFloat32
 
 
 def _linear(x: Tensor, weights: Tensor, bias: Optional[Tensor]) -> Tensor:

@@ -2,6 +2,7 @@
 and that artefacts are verified with the tolerance of float32.
 """
 
+import copy
 from pathlib import Path
 from typing import Any, Dict
 
@@ -13,9 +14,10 @@ from posenc_export.export import export
 from posenc_export.export.quantization.formats import FORMATS
 from posenc_export.export.quantization.rounding import rounded
 from posenc_export.models.config_json import widest
-from posenc_export.models.parts.experts import Experts
+from posenc_export.models.parts.experts import ChosenInFloat32, Experts
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
+from posenc_export.runtime.graphs import cuda_placement
 from posenc_export.runtime.graphs.providers import check_name
 from posenc_export.shared.numerics import tolerance
 from tests.traces import sources
@@ -113,9 +115,7 @@ def test_signature_mask_is_verified(target: str, weights: Any, tmp_path: Path) -
     assert manifest.certificate is not None and manifest.certificate["passed"]
 
 
-@pytest.mark.parametrize(
-    ("target", "dtype"), [("ort", "float16"), ("torchscript", "float16"), ("ort-cuda", None)]
-)
+@pytest.mark.parametrize(("target", "dtype"), [("ort", "float16"), ("torchscript", "float16")])
 def test_a_choice_of_experts_in_float16_is_refused(target: str, dtype: Any, tmp_path: Path) -> None:
     with pytest.raises(
         ValueError,
@@ -135,14 +135,38 @@ def test_experts_that_are_all_chosen_are_verified_in_float16(target: str, tmp_pa
     )
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_experts_are_refused_for_cuda(dtype: Any, tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError,
-        match="expected a model without experts for target ort-cuda, got one with experts",
-    ):
-        export(sources(_decoder("all")), "ort-cuda", tmp_path / "made", dtype=dtype, verify=False)
-    assert not (tmp_path / "made").exists()
+@pytest.mark.parametrize("mixture", ["plain", "clamped with biases", "groups", "all"])
+def test_experts_on_cuda_are_products_of_two_dimensions_and_verified(
+    mixture: str, tmp_path: Path
+) -> None:
+    made = export(sources(_decoder(mixture)), "ort-cuda", tmp_path / "made", verify="quick")
+    assert made.certificate is not None and made.certificate["passed"]
+    placed = cuda_placement.placed(tmp_path / "made" / "model.onnx")
+    assert placed.captured and not placed.addressed and "MoE" not in made.operators
+
+
+@pytest.mark.parametrize("weights", ["int8-32", pytest.param("int4", marks=pytest.mark.exhaustive)])
+def test_experts_of_few_bits_on_cuda_are_verified(weights: str, tmp_path: Path) -> None:
+    made = export(
+        sources(_decoder("plain")), "ort-cuda", tmp_path / "made", weights=weights, verify="quick"
+    )
+    assert made.certificate is not None and made.certificate["passed"]
+    assert cuda_placement.placed(tmp_path / "made" / "model.onnx").captured
+
+
+def test_logits_of_a_router_that_are_equal_in_float16_choose_as_in_float32() -> None:
+    torch.manual_seed(0)
+    part = Experts(8, 4, 1, 8)
+    with torch.no_grad():
+        part.router.weight.copy_(
+            part.router.weight[:1] * torch.tensor([[1, 1.0002, 1.0001, 0.9]]).T
+        )
+    x = torch.randn(2, 5, 8).half()
+    half = copy.deepcopy(part).half()
+    ChosenInFloat32.of(half, copy.deepcopy(part.router))
+    chosen = part.route(x.float()).argmax(-1)
+    assert len(chosen.unique()) > 1 and torch.equal(half.route(x).argmax(-1), chosen)
+    assert half.route(x).dtype == torch.float16
 
 
 def test_a_choice_of_experts_in_bfloat16_is_refused(tmp_path: Path) -> None:
