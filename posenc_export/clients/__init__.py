@@ -1,6 +1,4 @@
-"""Write programs that run one artefact without this package; `posenc inspect --runtime` prints
-them.
-"""
+"""Programs that run one artefact without this package, for `posenc inspect --runtime`."""
 
 from posenc_export.clients.programs import CAPACITY, LANGUAGES, program
 

@@ -1,5 +1,4 @@
-"""Generate the committed files of docs/runtimes: the tables of inputs and states, and the programs
-for one preset.
+"""Generate the committed files of docs/runtimes: tables of inputs and states, and programs.
 
 python -m posenc_export.clients.page [--docs docs/runtimes]
 """

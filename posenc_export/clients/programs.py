@@ -1,6 +1,4 @@
-"""Write a program for an artefact: a template of templates/, filled with values of the manifest, by
-jinja2.
-"""
+"""Write a program for an artefact: a template filled by jinja2 with values of its manifest."""
 
 from typing import Any, Dict, List
 
@@ -53,45 +51,32 @@ def program(manifest: Manifest, language: str) -> str:
 
 
 def _check(manifest: Manifest, language: str) -> None:
-    """Check that a program can be written.
-
-    Raises:
-        ValueError: the artefact has another graph file or bfloat16, reads an encoder, or has an
-            input that the program cannot fill.
-    """
-    file = "model.pt" if language == "libtorch" else "model.onnx"
+    """Raise ValueError unless the program runs the artefact's graph and can fill its inputs."""
+    where, file = "inspect: expected", "model.pt" if language == "libtorch" else "model.onnx"
+    remedy = "run it with posenc_export.load"
     if graph_file(manifest) != file:
-        remedy = (
-            "export target torchscript"
-            if file == "model.pt"
-            else "export target onnx or ort, or print it for libtorch"
-        )
-        raise ValueError(
-            f"inspect: expected an artefact with {file} for --runtime, got target "
-            f"{manifest.target}; {remedy}"
-        )
+        got = f"target {manifest.target}"
+        remedy = "export target onnx or ort, or print it for libtorch"
+        if file == "model.pt":
+            remedy = "export target torchscript"
+        raise ValueError(f"{where} an artefact with {file} for --runtime, got {got}; {remedy}")
     if manifest.encoder:
-        raise ValueError(
-            "inspect: expected a model that reads no encoder for --runtime, got a decoder "
-            "that reads one; run it with posenc_export.load"
-        )
+        rule = "a model that reads no encoder for --runtime"
+        raise ValueError(f"{where} {rule}, got a decoder that reads one; {remedy}")
     if manifest.passed_dtype != manifest.dtype:
-        raise ValueError(
-            "inspect: expected an artefact in float32 or float16 for --runtime, got "
-            f"{manifest.dtype}; run it with posenc_export.load"
-        )
+        rule = "an artefact in float32 or float16 for --runtime"
+        raise ValueError(f"{where} {rule}, got {manifest.dtype}; {remedy}")
     known = FEEDS[LANGUAGES[language]]
     for value in manifest.inputs:
         if value.name not in known:
-            raise ValueError(
-                f"inspect: expected inputs among {', '.join(known)} for --runtime, got "
-                f"{value.name}; run it with posenc_export.load"
-            )
+            rule = f"inputs among {', '.join(known)} for --runtime"
+            raise ValueError(f"{where} {rule}, got {value.name}; {remedy}")
 
 
 def _values(manifest: Manifest, language: str) -> Dict[str, Any]:
     """Return the values that templates read."""
     names = [value.name for value in manifest.inputs]
+    selects = "logits_index" in names
     lines = {**summary(manifest), "interface": str(manifest.interface)}
     return {
         "language": language,
@@ -110,9 +95,7 @@ def _values(manifest: Manifest, language: str) -> Dict[str, Any]:
         "no_start": _no_start(names),
         "counts_slots": "position_ids" in names or "cache_position" in names,
         "output": manifest.outputs[0].name,
-        "returned": "the logits of the last token"
-        if "logits_index" in names
-        else "the outputs of all tokens",
+        "returned": f"the {'logits of the last token' if selects else 'outputs of all tokens'}",
         "in_place": manifest.in_place,
         "capacity": min(CAPACITY, manifest.max_positions) if manifest.in_place else 0,
         **_states(manifest, language),
@@ -132,12 +115,10 @@ def _no_start(names: List[str]) -> str:
     """Return why a graph with these inputs takes no position of the first token."""
     if "attention_mask" in names:
         return "The graph counts positions from attention_mask: a row starts at 0."
-    if "seqlens_k" in names:
-        return (
-            "The graph counts the tokens of a row, and its outputs depend on distances only: it "
-            "takes no start."
-        )
-    return "Its outputs depend on no position: it takes no start."
+    if "seqlens_k" not in names:
+        return "Its outputs depend on no position: it takes no start."
+    reason = "The graph counts the tokens of a row, and its outputs depend on distances only"
+    return f"{reason}: it takes no start."
 
 
 def _states(manifest: Manifest, language: str) -> Dict[str, Any]:
@@ -146,13 +127,7 @@ def _states(manifest: Manifest, language: str) -> Dict[str, Any]:
     past = "CAPACITY" if language == "libtorch" else "0"
     return {
         "states": [
-            {
-                "past": state.past,
-                "present": state.present,
-                "dtype": state.dtype,
-                "shape": _shape(state, past),
-                "fill": state.fill,
-            }
+            {"past": state.past, "present": state.present, **_layout(state, past)}
             for state in states
         ],
         "groups": [
@@ -161,20 +136,19 @@ def _states(manifest: Manifest, language: str) -> Dict[str, Any]:
                 "ordered": group.layers == tuple(range(len(group.layers))),
                 "parts": group.parts,
                 "quoted": [f'"{part}"' for part in group.parts],
-                "dtype": group.example.dtype,
-                "shape": _shape(group.example),
-                "fill": group.example.fill,
+                **_layout(group.example, "0"),
             }
             for group in groups(manifest)
         ],
-        "replaces": any(state.update == "replace" for state in states),
+        "replaces": any(state.replaced for state in states),
         "axes_of_slots": [state.axis if state.in_place else -1 for state in states],
         # A state that a module takes by itself, before the list of the others.
         "has_past_positions": manifest.stores_positions,
     }
 
 
-def _shape(state: State, past: str = "0") -> List[str]:
-    """Return the sizes of a state for one row without tokens. past: the size P."""
+def _layout(state: State, past: str) -> Dict[str, Any]:
+    """Return dtype, sizes for one row without tokens, and initial value. past: the size P."""
     sizes = {B: "1", P: past, M: "CAPACITY"}
-    return [sizes.get(axis, axis) if isinstance(axis, str) else str(axis) for axis in state.axes]
+    shape = [sizes.get(str(axis), str(axis)) for axis in state.axes]
+    return {"dtype": state.dtype, "shape": shape, "fill": state.fill}

@@ -1,6 +1,4 @@
-"""Groups of states that differ only in layer and part, which programs and `posenc inspect` write
-as one.
-"""
+"""Groups of states that differ only in layer and part."""
 
 import re
 from dataclasses import dataclass
@@ -18,8 +16,7 @@ class Group:
 
     Args:
         layers: indices of the layers; empty for a state that belongs to no layer.
-        parts: last parts of the names, such as key and value; for a state without a layer, its
-            names `past` and `present`.
+        parts: last parts of the names, such as key and value; without a layer, `past` and `present`.
         example: one of the states.
     """
 

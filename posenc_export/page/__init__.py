@@ -1,6 +1,4 @@
-"""Write a static web page that runs a decoder in the browser with onnxruntime-web and shows its
-attention by distance.
-"""
+"""Write a static web page that runs a decoder in the browser with onnxruntime-web."""
 
 from posenc_export.page.folder import write
 

@@ -14,15 +14,9 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from posenc_export.page import graph, text
+from posenc_export.runtime.artefact import certificate as certificates
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
-from posenc_export.runtime.artefact.certificate import (
-    bound_of,
-    count_cells,
-    exported_error,
-    worst_cell,
-)
-from posenc_export.runtime.artefact.graph_inputs import B, M, P
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.places import PAGE
 from posenc_export.runtime.artefact.publish import StagingFolder
@@ -32,30 +26,23 @@ from posenc_export.runtime.artefact.tokenizer import BYTES
 # Assets by their names in a page.
 SHARED = {name: name for name in ("model.js", "certificate.js", "style.css")}
 BYTE_PAGE = {**SHARED, "index.html": "index.html", "page.js": "page.js"}
-TEXT_PAGE = {
-    **SHARED,
-    "index.html": "chat.html",
-    "chat.js": "chat.js",
-    "text.js": "text.js",
-    "pieces.js": "pieces.js",
-}
+SCRIPTS = {name: name for name in ("chat.js", "text.js", "pieces.js")}
+TEXT_PAGE = {**SHARED, "index.html": "chat.html", **SCRIPTS}
 TOKENIZER = "tokenizer.json"
 # The build for WebAssembly alone: 14 MB.
 WEB = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 # That for WebGPU: 27 MB, which a browser fetches only to use WebGPU.
-WEBGPU = (
-    "ort.webgpu.min.mjs",
-    "ort-wasm-simd-threaded.asyncify.mjs",
-    "ort-wasm-simd-threaded.asyncify.wasm",
-)
+BUILD = "ort-wasm-simd-threaded.asyncify"
+WEBGPU = ("ort.webgpu.min.mjs", f"{BUILD}.mjs", f"{BUILD}.wasm")
 TARGETS = ("ort", "onnx")
 WEBGPU_TARGET = "onnx"  # the kernel of GroupQueryAttention on WebGPU writes no attention weights
 # By kind of a model that has no page: what runs it.
+PRINTED = "posenc inspect --runtime web prints a page that runs it"
 NO_PAGE = {
     "encoder": "posenc embed and posenc serve run encoders with sentence embeddings",
     "decoder": "posenc generate runs it with its encoder",
-    "block": "posenc inspect --runtime web prints a page that runs it",
-    "module": "posenc inspect --runtime web prints a page that runs it",
+    "block": PRINTED,
+    "module": PRINTED,
 }
 DISTANCES = 48  # distances in tokens, from 0 on, for which attention is drawn
 CONTEXT = 1024  # most bytes or tokens that the page feeds to the model
@@ -100,38 +87,33 @@ def _fill(page: Path, folder: Path, manifest: Manifest, web: Path) -> None:
     for name in (*WEB, *(WEBGPU if gpu else ())):
         shutil.copyfile(web / "dist" / name, page / "onnxruntime-web" / name)
     shutil.copyfile(folder / "model.onnx.data", page / "model.onnx.data")
-    name = str(
-        manifest.source.get("preset", manifest.source.get("checkpoint", folder.resolve().name))
-    )
-    data = {
-        **_page_data(name, manifest),
-        "onnxruntime_web": json.loads((web / "package.json").read_bytes())["version"],
-        "webgpu": gpu,
-    }
+    source = manifest.source
+    name = str(source.get("preset", source.get("checkpoint", folder.resolve().name)))
+    data = _page_data(name, manifest)
+    data["onnxruntime_web"] = json.loads((web / "package.json").read_bytes())["version"]
+    data["webgpu"] = gpu
     if has_tokenizer:
         data |= _text_part(page, folder, manifest, web)
     else:
         data |= _byte_part(page, folder, manifest)
     for name, asset in (TEXT_PAGE if has_tokenizer else BYTE_PAGE).items():
         (page / name).write_bytes(_asset(asset))
-    written = sorted(
-        path.relative_to(page).as_posix() for path in page.rglob("*") if path.is_file()
-    )
-    (page / PAGE.listing).write_text(
-        json.dumps({**data, "files": written}, indent=1) + "\n", encoding="utf-8"
-    )
+    written = [path.relative_to(page).as_posix() for path in page.rglob("*") if path.is_file()]
+    listing = json.dumps({**data, "files": sorted(written)}, indent=1) + "\n"
+    (page / PAGE.listing).write_text(listing, encoding="utf-8")
 
 
 def _byte_part(page: Path, folder: Path, manifest: Manifest) -> Dict[str, Any]:
     """Write the graph of a byte-level decoder. Return its part of page.json."""
     layers = graph.with_attention(folder / "model.onnx", page / "model.onnx")
-    graph.check_copy(folder / "model.onnx", page / "model.onnx", manifest)
-    distances = min(DISTANCES, manifest.max_positions)
+    states = graph.states_of(manifest, min(manifest.max_positions, CONTEXT))
+    ids = list(graph.PROMPT[: manifest.max_positions])
+    graph.check_calls(folder, page / "model.onnx", manifest, states, ids)
     return {
-        "states": _states(manifest, min(manifest.max_positions, CONTEXT)),
+        "states": states,
         "attention": layers,
         "patterns": _patterns(manifest),
-        "distances": distances,
+        "distances": min(DISTANCES, manifest.max_positions),
     }
 
 
@@ -143,37 +125,33 @@ def _text_part(page: Path, folder: Path, manifest: Manifest, web: Path) -> Dict[
     data = text.text_data(folder, manifest)
     # GroupQueryAttention takes caches without free slots; a page copies less of them then.
     fused = graph.fuses_all_caches(folder / "model.onnx", manifest)
-    states = _states(manifest, 0 if fused else min(manifest.max_positions, CONTEXT))
-    graph.check_calls(folder, manifest, states, data["samples"][0]["ids"])
+    states = graph.states_of(manifest, 0 if fused else min(manifest.max_positions, CONTEXT))
+    ids = data["samples"][0]["ids"]
+    graph.check_calls(folder, page / "model.onnx", manifest, states, ids)
     return {"states": states, "attention": [], **data}
 
 
 def _check(manifest: Manifest) -> None:
     if manifest.kind != "decoder" or manifest.encoder:
         kind = "decoder that reads an encoder" if manifest.encoder else manifest.kind
-        raise ValueError(
-            f"page: expected a decoder, got a model of kind {kind}; {NO_PAGE[manifest.kind]}"
-        )
-    if manifest.target not in TARGETS or manifest.dtype != "float32":
-        raise ValueError(
-            f"page: expected target {' or '.join(TARGETS)} in float32, got target "
-            f"{manifest.target} in {manifest.dtype}; export it with --target ort --dtype float32"
-        )
+        rule = f"page: expected a decoder, got a model of kind {kind}"
+        raise ValueError(f"{rule}; {NO_PAGE[manifest.kind]}")
+    target, dtype = manifest.target, manifest.dtype
+    if target not in TARGETS or dtype != "float32":
+        rule = f"page: expected target {' or '.join(TARGETS)} in float32"
+        remedy = "export it with --target ort --dtype float32"
+        raise ValueError(f"{rule}, got target {target} in {dtype}; {remedy}")
     if manifest.vocabulary != BYTES and TOKENIZER not in manifest.files:
-        rule = (
-            f"page: expected a decoder with a tokenizer, or a byte-level one (vocabulary {BYTES})"
-        )
         raise ValueError(
-            f"{rule}, got {manifest.vocabulary} token ids and no {TOKENIZER}; put it into "
-            "the checkpoint and export it again"
+            f"page: expected a decoder with a tokenizer, or a byte-level one (vocabulary {BYTES}), "
+            f"got {manifest.vocabulary} token ids and no {TOKENIZER}; put it into the checkpoint "
+            "and export it again"
         )
     known = inputs_of_pages()
     unknown = [value.name for value in manifest.inputs if value.name not in known]
     if unknown:
-        raise ValueError(
-            f"page: expected inputs among {', '.join(known)}, got {unknown[0]}; use posenc "
-            "inspect --runtime node"
-        )
+        rule = f"page: expected inputs among {', '.join(known)}, got {unknown[0]}"
+        raise ValueError(f"{rule}; use posenc inspect --runtime node")
 
 
 def inputs_of_pages() -> List[str]:
@@ -186,11 +164,7 @@ def _asset(name: str) -> bytes:
 
 
 def _web(folder: Optional[Path]) -> Path:
-    """Find the folder of onnxruntime-web.
-
-    Raises:
-        ValueError: there is no such folder, or it lacks files that a page needs.
-    """
+    """Find the folder of onnxruntime-web, or raise ValueError."""
     here = Path.cwd()
     above = (here, here / "build", *here.parents)
     near = [place / "node_modules" / "onnxruntime-web" for place in above]
@@ -198,25 +172,8 @@ def _web(folder: Optional[Path]) -> Path:
         if all((place / "dist" / name).is_file() for name in WEB):
             return place
     got = "none" if folder is None else f"{folder} without dist/{WEB[-1]}"
-    raise ValueError(
-        f"page: expected the npm package onnxruntime-web, got {got}; npm install "
-        "onnxruntime-web, or give --onnxruntime-web FOLDER"
-    )
-
-
-def _states(manifest: Manifest, capacity: int) -> List[Dict[str, Any]]:
-    """Return names and initial values of the states."""
-    sizes: Dict[Any, Any] = {B: 1, P: 0, M: capacity}
-    return [
-        {
-            "past": state.past,
-            "present": state.present,
-            "dtype": state.dtype,
-            "shape": [sizes.get(axis, axis) for axis in state.axes],
-            "fill": state.fill,
-        }
-        for state in manifest.states
-    ]
+    remedy = "npm install onnxruntime-web, or give --onnxruntime-web FOLDER"
+    raise ValueError(f"page: expected the npm package onnxruntime-web, got {got}; {remedy}")
 
 
 def _page_data(name: str, manifest: Manifest) -> Dict[str, Any]:
@@ -237,9 +194,7 @@ def _page_data(name: str, manifest: Manifest) -> Dict[str, Any]:
 
 
 def _patterns(manifest: Manifest) -> List[Any]:
-    """Return the patterns of encodings by layer, computed with torch; None for each layer where
-    torch is not installed.
-    """
+    """Return the patterns of encodings by layer; None for each where torch is not installed."""
     if find_spec("torch") is None:
         return [None] * len(manifest.config["order"])
     from posenc_export.page.patterns import patterns_by_layer
@@ -251,16 +206,12 @@ def _certificate(manifest: Manifest) -> Optional[Dict[str, Any]]:
     certificate = manifest.certificate
     if certificate is None:
         return None
-    worst = worst_cell(certificate)
-    stored = {
-        key: value
-        for key, value in certificate.items()
-        if key not in ("cells", "bounds", "failures")
-    }
+    worst = certificates.worst_cell(certificate)
+    left_out = {"cells", "bounds", "failures"}
     return {
-        **stored,
-        "tolerance": bound_of(certificate, worst),
-        "cells": count_cells(certificate),
+        **{key: value for key, value in certificate.items() if key not in left_out},
+        "tolerance": certificates.bound_of(certificate, worst),
+        "cells": certificates.count_cells(certificate),
         "worst": certificate["cells"][worst],
-        "exported": exported_error(certificate),
+        "exported": certificates.exported_error(certificate),
     }

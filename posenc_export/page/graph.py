@@ -1,6 +1,4 @@
-"""The graph of a page: a copy of the artefact's graph with attention weights as additional
-outputs.
-"""
+"""The graph of a page: the artefact's graph with attention weights as further outputs."""
 
 import re
 from pathlib import Path
@@ -11,7 +9,7 @@ import numpy as np
 from posenc_export import runtime
 from posenc_export.runtime.artefact import graph_inputs
 from posenc_export.runtime.artefact.files import utf8
-from posenc_export.runtime.artefact.graph_inputs import B, M, NewTokens, P
+from posenc_export.runtime.artefact.graph_inputs import B, M, NewTokens, P, S, T
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
 from posenc_export.shared.numerics import worst_error
@@ -27,13 +25,12 @@ PROMPT = b"def read(path):\n    with open(path) as file:\n        return"
 
 def with_attention(source: Path, written: Path) -> List[int]:
     """Copy model.onnx and add an output `attention.N` [B,H,S,T] for each layer N that one attention
-    operator computes. External data are not copied.
-
-    GroupQueryAttention does not write the weights of keys after the query.
+    operator computes. External data are not copied. GroupQueryAttention does not write the weights
+    of keys after the query.
 
     Returns:
-        The layers N. A layer whose graph reads its attention weights already, as for `cope`, and
-        one of several operators are left out.
+        The layers N, without those of several operators and those whose graph reads its attention
+        weights already, as for `cope`.
     """
     import onnx
 
@@ -53,18 +50,17 @@ def with_attention(source: Path, written: Path) -> List[int]:
         layers.append(layer)
         nodes[0].output.extend([""] * (output - len(nodes[0].output)) + [f"attention.{layer}"])
         nodes[0].attribute.append(onnx.helper.make_attribute(attribute, after_softmax))
-        axes = ["batch_size", "heads", "sequence_length", "total_sequence_length"]
-        model.graph.output.append(
-            onnx.helper.make_tensor_value_info(f"attention.{layer}", onnx.TensorProto.FLOAT, axes)
+        axes = [B, "heads", S, T]
+        described = onnx.helper.make_tensor_value_info(
+            f"attention.{layer}", onnx.TensorProto.FLOAT, axes
         )
+        model.graph.output.append(described)
     written.write_bytes(model.SerializeToString(deterministic=True))
     return layers
 
 
 def fuses_all_caches(source: Path, manifest: Manifest) -> bool:
-    """Whether all caches of fixed capacity are read by GroupQueryAttention and by no other
-    operator.
-    """
+    """Whether GroupQueryAttention alone reads all caches of fixed capacity."""
     import onnx
 
     caches = {state.past for state in manifest.states if state.in_place}
@@ -77,12 +73,13 @@ def fuses_all_caches(source: Path, manifest: Manifest) -> bool:
 
 
 def check_calls(
-    folder: Path, manifest: Manifest, states: List[Dict[str, Any]], ids: List[int]
+    folder: Path, path: Path, manifest: Manifest, states: List[Dict[str, Any]], ids: List[int]
 ) -> None:
-    """Check that the graph, called as model.js calls it, gives the logits of a session.
+    """Check that the graph of a page, called as model.js calls it, gives the logits of a session.
 
     Args:
         folder: the artefact.
+        path: the graph of the page.
         states: initial states as in page.json.
         ids: tokens, fed in three calls.
 
@@ -90,46 +87,23 @@ def check_calls(
         ValueError: the logits differ by more than the tolerance of the certificate.
         GraphError: the graph does not run.
     """
-    session = runtime.load(folder, provider="cpu", threads=1).session()
-    expected, middle = session.prefill([ids])[0], len(ids) // 2
-    cache = {
-        state["past"]: np.full(state["shape"], state["fill"], state["dtype"]) for state in states
-    }
-    outputs = []
+    expected = runtime.load(folder, provider="cpu", threads=1).session().prefill([ids])[0]
+    middle, output = len(ids) // 2, manifest.outputs[0].name
+    names = [output, *(state["present"] for state in states)]
+    cache, logits = empty(states), []
     try:
-        opened = _opened(folder / "model.onnx")
-        names = [value.name for value in opened.get_outputs()]
+        opened = _opened(path)
         for begin, end in ((0, middle), (middle, middle + 1), (middle + 1, len(ids))):
-            feeds = {**_inputs(manifest, ids[begin:end], begin), **cache}
-            results = dict(zip(names, opened.run(names, feeds), strict=True))
-            outputs.append(np.asarray(results[manifest.outputs[0].name])[0])
-            cache = {state["past"]: results[state["present"]] for state in states}
+            results = opened.run(names, {**inputs(manifest, ids[begin:end], begin), **cache})
+            logits.append(np.asarray(results[0])[0])
+            cache = dict(zip(cache, results[1:], strict=True))
     except RUN_ERRORS as stopped:
         raise GraphError(stopped) from None
-    _check_equal("calls of the graph", np.concatenate(outputs), np.asarray(expected), manifest)
-
-
-def check_copy(source: Path, written: Path, manifest: Manifest) -> None:
-    """Check that the copy gives the same logits as the artefact. Raises as `check_calls`."""
-    try:
-        copied, expected = _logits(written, manifest), _logits(source, manifest)
-    except RUN_ERRORS as stopped:
-        raise GraphError(stopped) from None
-    _check_equal("the copy of the graph", copied, expected, manifest)
-
-
-def _check_equal(what: str, logits: np.ndarray, expected: np.ndarray, manifest: Manifest) -> None:
     bound = manifest.reference.tolerance if manifest.reference else 1e-4
-    error = worst_error(logits, expected)
+    error = worst_error(np.concatenate(logits), np.asarray(expected))
     if not error <= bound:
-        raise ValueError(
-            f"page: expected {what} to give the logits of a session within {bound:.1e}, got "
-            f"{error:.1e}; report this"
-        )
-
-
-def _logits(path: Path, manifest: Manifest) -> np.ndarray:
-    return np.asarray(_opened(path).run(["logits"], _feeds(manifest))[0])
+        rule = f"calls of the graph to give the logits of a session within {bound:.1e}"
+        raise ValueError(f"page: expected {rule}, got {error:.1e}; report this")
 
 
 def _opened(path: Path) -> Any:
@@ -140,30 +114,33 @@ def _opened(path: Path) -> Any:
     return onnxruntime.InferenceSession(utf8(path), options, providers=["CPUExecutionProvider"])
 
 
-def _feeds(manifest: Manifest) -> Dict[str, Any]:
-    """Return the inputs of a call that feeds PROMPT as one row."""
-    sizes: Dict[Any, Any] = {B: 1, P: 0, M: len(PROMPT)}
-    states = {
-        state.past: np.full([sizes.get(axis, axis) for axis in state.axes], state.fill, state.dtype)
+def states_of(manifest: Manifest, capacity: int) -> List[Dict[str, Any]]:
+    """Return names and initial values of the states of a row, as in page.json."""
+    sizes: Dict[Any, Any] = {B: 1, P: 0, M: capacity}
+    return [
+        {
+            "past": state.past,
+            "present": state.present,
+            "dtype": state.dtype,
+            "shape": [sizes.get(axis, axis) for axis in state.axes],
+            "fill": state.fill,
+        }
         for state in manifest.states
+    ]
+
+
+def empty(states: List[Dict[str, Any]]) -> Dict[str, np.ndarray]:
+    """Return the states of a row without tokens, by name of the input."""
+    return {
+        state["past"]: np.full(state["shape"], state["fill"], state["dtype"]) for state in states
     }
-    return {**_inputs(manifest, list(PROMPT), 0), **states}
 
 
-def _inputs(manifest: Manifest, tokens: List[int], cached: int) -> Dict[str, Any]:
-    """Return the inputs, without states, of a call that feeds tokens of one row after `cached`
-    ones.
-    """
+def inputs(manifest: Manifest, tokens: List[int], cached: int) -> Dict[str, np.ndarray]:
+    """Return the inputs of a call, without states, that feeds tokens after `cached` ones."""
     x, count, length = np.array([tokens], np.int64), np.array([len(tokens)]), np.array([cached])
     grid = cached + np.arange(len(tokens))[None, None]  # [1,B,S]
-    call = NewTokens(
-        x,
-        count,
-        length,
-        np.zeros_like(length),
-        count,
-        np.ones((1, cached), bool),
-        count,
-        {"grid": np.repeat(grid, manifest.axes, 0)} if manifest.axes else {},
-    )
+    planes = {"grid": np.repeat(grid, manifest.axes, 0)} if manifest.axes else {}
+    start, columns = np.zeros_like(length), np.ones((1, cached), bool)
+    call = NewTokens(x, count, length, start, count, columns, count, planes)
     return graph_inputs.feeds(manifest, call)

@@ -1,6 +1,4 @@
-"""Attention by distance that an encoding alone prescribes for each head, computed from its
-float64 oracle.
-"""
+"""Attention by distance that an encoding alone prescribes, from its float64 oracle."""
 
 from typing import Any, Dict, List, Optional
 
@@ -11,9 +9,8 @@ from posenc_export.encodings.shared.base import Geometry, PositionEncoding
 from posenc_export.runtime.artefact.manifest import Manifest
 
 VECTORS = 16  # number of random vectors over which the score of a rotation is averaged
-Pattern = Dict[
-    str, Any
-]  # "says": meaning of the numbers; "heads": numbers in 0 .. 1 by head and distance [H,distances]
+# "says": meaning of the numbers; "heads": numbers in 0 .. 1 by head and distance [H,distances].
+Pattern = Dict[str, Any]
 
 
 def patterns_by_layer(manifest: Manifest, distances: int) -> List[Optional[Pattern]]:
@@ -24,21 +21,12 @@ def patterns_by_layer(manifest: Manifest, distances: int) -> List[Optional[Patte
     patterns: Dict[str, Optional[Pattern]] = {}
     for name, layer in config["layers"].items():
         attention = layer["attention"]
+        heads, kv_heads, size = (attention[key] for key in ("heads", "kv_heads", "head_size"))
         geometry = Geometry(
-            config["width"],
-            attention["heads"],
-            attention["head_size"],
-            config["max_positions"],
-            kv_heads=attention["kv_heads"],
+            config["width"], heads, size, config["max_positions"], kv_heads=kv_heads
         )
-        patterns[name] = next(
-            (
-                pattern
-                for spec in attention["encodings"]
-                if (pattern := _pattern(spec, geometry, distances))
-            ),
-            None,
-        )
+        of_specs = (_pattern(spec, geometry, distances) for spec in attention["encodings"])
+        patterns[name] = next(filter(None, of_specs), None)
     return [patterns[name] for name in config["order"]]
 
 
@@ -48,29 +36,23 @@ def _pattern(spec: Dict[str, Any], geometry: Geometry, distances: int) -> Option
         return None
     cls = type(encoding)
     if cls.bias is not PositionEncoding.bias:
-        return {
-            "says": (
-                "attention weight of a key relative to the query's own token, if all contents "
-                "are equal"
-            ),
-            "heads": _weights(encoding, geometry, distances),
-        }
+        says = (
+            "attention weight of a key relative to the query's own token, if all contents are equal"
+        )
+        return {"says": says, "heads": _weights(encoding, geometry, distances)}
     if cls.rotate is not PositionEncoding.rotate:
-        return {
-            "says": "score of a query with an equal key, averaged over random vectors",
-            "heads": _similarity(encoding, geometry, distances),
-        }
+        says = "score of a query with an equal key, averaged over random vectors"
+        return {"says": says, "heads": _similarity(encoding, geometry, distances)}
     return None
 
 
 def _weights(encoding: PositionEncoding, geometry: Geometry, distances: int) -> List[List[float]]:
     oracle, query = encoding.oracle(), distances - 1
-    biases = np.array(
-        [
-            [oracle.bias(head, query, query - distance) for distance in range(distances)]
-            for head in range(geometry.heads)
-        ]
-    )
+    rows = [
+        [oracle.bias(head, query, query - distance) for distance in range(distances)]
+        for head in range(geometry.heads)
+    ]
+    biases = np.array(rows)
     return _rounded(np.exp(biases - biases.max(1, keepdims=True)))
 
 
@@ -83,10 +65,8 @@ def _similarity(
     for _ in range(VECTORS):
         vectors = np.repeat(random.standard_normal((1, geometry.head_size)), geometry.heads, 0)
         own = oracle.rotate_heads(vectors, query)
-        keys = np.stack(
-            [oracle.rotate_key_heads(vectors, query - distance) for distance in range(distances)]
-        )
-        total += np.einsum("hd,nhd->hn", own, keys)
+        keys = [oracle.rotate_key_heads(vectors, query - distance) for distance in range(distances)]
+        total += np.einsum("hd,nhd->hn", own, np.stack(keys))
     return _rounded(np.maximum(total, 0) / total.max(1, keepdims=True))
 
 

@@ -1,6 +1,4 @@
-"""What a page of a model with a tokenizer needs: libraries that convert text, the chat template,
-and texts whose tokens the page compares.
-"""
+"""What a page of a model with a tokenizer needs: libraries, chat template, sample texts."""
 
 import shutil
 from pathlib import Path
@@ -39,10 +37,8 @@ def copy_libraries(modules: Path, page: Path) -> None:
     for name, path in LIBRARIES.items():
         if not (modules / path).is_file():
             package = path.partition("/dist")[0]
-            raise ValueError(
-                f"page: expected the npm package {package} beside onnxruntime-web for the "
-                f"text of this model, got none; npm install {package}"
-            )
+            rule = f"page: expected the npm package {package} beside onnxruntime-web for the text"
+            raise ValueError(f"{rule} of this model, got none; npm install {package}")
         shutil.copyfile(modules / path, page / "text" / name)
 
 

@@ -25,12 +25,13 @@ from posenc_export.clients import program
 from posenc_export.commands.cli import main
 from posenc_export.export import export
 from posenc_export.models.presets import load_preset
-from posenc_export.page import write
+from posenc_export.page import graph, write
 from posenc_export.page.folder import BYTE_PAGE, WEB, WEBGPU
-from posenc_export.page.graph import PROMPT, _feeds
+from posenc_export.page.graph import PROMPT
 from posenc_export.page.patterns import patterns_by_layer
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.places import check_folder
 from posenc_export.shared.numerics import worst_error
 from tests.serve.models import artefact
@@ -40,6 +41,12 @@ from tests.traces import sources
 pytestmark = pytest.mark.xdist_group("serve")  # the worker that exports the same models
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 TEXT = "class Reader:\n    def __init__(self, path):\n        self."
+
+
+def _feeds(manifest: Manifest) -> Dict[str, Any]:
+    """Return the inputs of a call that feeds PROMPT as one row."""
+    states = graph.states_of(manifest, len(PROMPT))
+    return {**graph.inputs(manifest, list(PROMPT), 0), **graph.empty(states)}
 
 
 @pytest.fixture(scope="module")
@@ -155,10 +162,10 @@ def test_a_page_of_target_ort_gives_the_attention_of_target_onnx(
     found = []
     for name, source in (("onnx", folder), ("ort", fused)):
         feeds = _feeds(write(source, tmp_path / name, web))
-        graph = onnxruntime.InferenceSession(
+        opened = onnxruntime.InferenceSession(
             str(tmp_path / name / "model.onnx"), providers=["CPUExecutionProvider"]
         )
-        found.append(np.tril(np.asarray(graph.run(["attention.0"], feeds)[0])))
+        found.append(np.tril(np.asarray(opened.run(["attention.0"], feeds)[0])))
     shown = json.loads((tmp_path / "ort" / "page.json").read_bytes())
     assert (
         worst_error(found[1], found[0]) <= manifests.read(fused).reference.tolerance

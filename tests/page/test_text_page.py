@@ -125,9 +125,9 @@ def test_a_library_that_is_not_there_is_named(folder: Path, web: Path, tmp_path:
 def test_calls_that_give_other_logits_than_a_session_are_found(
     folder: Path, web: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inputs = graph._inputs
+    inputs = graph.inputs
     monkeypatch.setattr(
-        graph, "_inputs", lambda manifest, tokens, held: inputs(manifest, [*tokens[:-1], 0], held)
+        graph, "inputs", lambda manifest, tokens, held: inputs(manifest, [*tokens[:-1], 0], held)
     )
     with pytest.raises(
         ValueError, match="page: expected calls of the graph to give the logits of a session within"

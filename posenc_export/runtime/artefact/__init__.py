@@ -1,3 +1,1 @@
-"""What is on disk: the manifest, the files that it lists, the tokenizer, and the publishing of
-folders.
-"""
+"""What is on disk: manifest, files, tokenizer, and the publishing of folders."""

@@ -1,9 +1,8 @@
-"""Zip archives as torch writes them: checked reading, reproducible writing, and repacking
-without holding large content in memory.
-"""
+"""Zip archives as torch writes them: checked reading, reproducible writing, streamed repacking."""
 
 import io
 import os
+import struct
 import zipfile
 from bisect import bisect_right
 from contextlib import contextmanager
@@ -12,16 +11,12 @@ from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Mapping, Optio
 
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip archive can store
 MOST = 1 << 16  # entries; a deep model with experts has about 20,000
-DIRECTORY = (
-    16 << 20
-)  # bytes; zipfile reads the directory at once and needs about ten times as much memory for it
-LONGEST = (
-    32 << 20
-)  # bytes of an entry that is parsed: JSON, which takes up to 20 times as much memory
+# Bytes; zipfile reads the directory at once and needs about ten times as much memory for it.
+DIRECTORY = 16 << 20
+# Bytes of an entry that is parsed: JSON, which takes up to 20 times as much memory.
+LONGEST = 32 << 20
 BLOCK = 1 << 20  # bytes read at once from entries that stay in their file
-# Bytes of the header before an entry, without its name and extra field, whose lengths are the last
-# four.
-HEADER = 30
+HEADER = struct.Struct("<26x2H")  # before an entry: the lengths of its name and extra field
 
 
 @dataclass(frozen=True)
@@ -36,6 +31,11 @@ class Stored:
 
 
 Entry = Union[bytes, Stored]
+# What zipfile raises for an archive that is damaged or encrypted.
+DAMAGE = (
+    zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OverflowError,
+    UnicodeDecodeError,
+)  # fmt: skip
 
 
 def check_archive(stream: BinaryIO) -> None:
@@ -47,9 +47,7 @@ def check_archive(stream: BinaryIO) -> None:
 
 
 def read_entries(content: bytes) -> Dict[str, bytes]:
-    """Read all entries of an archive that torch has just written, as content by name. torch
-    compresses code.
-    """
+    """Read all entries of an archive that torch has just written; torch compresses code."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         return {info.filename: archive.read(info) for info in archive.infolist()}
 
@@ -69,13 +67,11 @@ def read_most(stream: BinaryIO, stays: Callable[[str], bool]) -> Dict[str, Entry
         for info in archive.infolist():
             if stays(info.filename):
                 entries[info.filename] = Stored(_start(archive, info, stream), info.file_size)
-            elif info.file_size > LONGEST:
-                raise ValueError(
-                    f"expected {info.filename[:80]!r} with at most {LONGEST} bytes, got "
-                    f"{info.file_size}"
-                )
-            else:
-                entries[info.filename] = archive.read(info)
+                continue
+            if info.file_size > LONGEST:
+                rule = f"{info.filename[:80]!r} with at most {LONGEST} bytes"
+                raise ValueError(f"expected {rule}, got {info.file_size}")
+            entries[info.filename] = archive.read(info)
         return entries
 
 
@@ -88,81 +84,56 @@ def _opened(stream: BinaryIO) -> Iterator[zipfile.ZipFile]:
             bounded.most = None
             _check(archive.infolist(), stream.seek(0, os.SEEK_END))
             yield archive
-    except (
-        zipfile.BadZipFile,
-        NotImplementedError,
-        RuntimeError,
-        EOFError,
-        OverflowError,
-        UnicodeDecodeError,
-    ) as error:  # damaged, or encrypted
+    except DAMAGE as error:
         raise ValueError(f"expected a zip archive, got {error}") from None
 
 
 class _Bounded:
-    """A stream that refuses to read more than `most` bytes at once, while zipfile reads the
-    directory of an archive.
-    """
+    """A stream that refuses reads of more than `most` bytes while zipfile reads a directory."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        self.seek, self.tell, self.seekable, self._read = (
-            stream.seek,
-            stream.tell,
-            stream.seekable,
-            stream.read,
-        )
+        self.seek, self.tell, self.seekable = stream.seek, stream.tell, stream.seekable
+        self._read = stream.read
         self.most: Optional[int] = DIRECTORY
 
     def read(self, size: int = -1) -> bytes:
         if self.most is not None and size > self.most:
-            raise ValueError(
-                f"expected a zip archive with a directory of at most {self.most} bytes, got {size}"
-            )
+            rule = f"a zip archive with a directory of at most {self.most} bytes"
+            raise ValueError(f"expected {rule}, got {size}")
         return self._read(size)
 
 
 def _check(infos: List[zipfile.ZipInfo], size: int) -> None:
+    """Check the directory of an archive of `size` bytes."""
     if len(infos) > MOST:
         raise ValueError(f"expected at most {MOST} entries, got {len(infos)}")
     names = set()
     for info in infos:
-        name = info.filename[:80]
+        name, rule, got = repr(info.filename[:80]), "", ""
         if info.filename in names:
-            raise ValueError(f"expected unique names of entries, got {name!r} twice")
+            rule, got = "unique names of entries", f"{name} twice"
+        elif info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
+            rule = "entries that are stored without compression"
+            got = f"{name} with {info.compress_size} bytes for {info.file_size}"
+        elif not 0 <= info.header_offset <= size - HEADER.size - info.file_size:
+            rule, got = "entries inside the file", f"{name} at byte {info.header_offset} of {size}"
+        if rule:
+            raise ValueError(f"expected {rule}, got {got}")
         names.add(info.filename)
-        if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
-            raise ValueError(
-                f"expected entries that are stored without compression, got {name!r} with "
-                f"{info.compress_size} bytes for {info.file_size}"
-            )
-        if not 0 <= info.header_offset <= size - HEADER - info.file_size:
-            raise ValueError(
-                f"expected entries inside the file, got {name!r} at byte "
-                f"{info.header_offset} of {size}"
-            )
     total = sum(info.file_size for info in infos)
     if total > size:
-        raise ValueError(
-            f"expected entries that are together at most as large as the file of {size} "
-            f"bytes, got {total} bytes"
-        )
+        rule = f"entries that are together at most as large as the file of {size} bytes"
+        raise ValueError(f"expected {rule}, got {total} bytes")
 
 
 def _start(archive: zipfile.ZipFile, info: zipfile.ZipInfo, stream: BinaryIO) -> int:
     """Return the offset of the content of an entry."""
     archive.open(info).close()  # compares the header with the directory
-    stream.seek(info.header_offset + HEADER - 4)
-    lengths = stream.read(4)
-    start = (
-        info.header_offset
-        + HEADER
-        + int.from_bytes(lengths[:2], "little")
-        + int.from_bytes(lengths[2:], "little")
-    )
+    stream.seek(info.header_offset)
+    start = info.header_offset + HEADER.size + sum(HEADER.unpack(stream.read(HEADER.size)))
     if start + info.file_size > stream.seek(0, os.SEEK_END):
-        raise ValueError(
-            f"expected entries inside the file, got {info.filename[:80]!r} beyond its end"
-        )
+        name = repr(info.filename[:80])
+        raise ValueError(f"expected entries inside the file, got {name} beyond its end")
     return start
 
 
@@ -189,7 +160,6 @@ class Repacked(io.RawIOBase):
     def __init__(self, entries: Mapping[str, Entry], stream: BinaryIO) -> None:
         self._stream, self._at, self._size = stream, 0, 0
         self._parts: Dict[int, Entry] = {}  # by first byte in this archive
-        self._source: Optional[int] = None  # byte of the file whose content is being written
         # It calls only the methods below.
         with zipfile.ZipFile(self, "w") as archive:
             for name, content in entries.items():
@@ -204,21 +174,16 @@ class Repacked(io.RawIOBase):
         if isinstance(content, bytes):
             to.write(content)
             return
-        for done in range(
-            0, content.size, BLOCK
-        ):  # read once here, for the checksum that the archive stores
-            self._source = content.offset + done
-            self._stream.seek(self._source)
+        # Read once here, for the checksum that the archive stores.
+        for done in range(0, content.size, BLOCK):
+            first, offset = self._at, content.offset + done
+            self._stream.seek(offset)
             to.write(self._stream.read(min(BLOCK, content.size - done)))
-        self._source = None
+            self._parts[first] = Stored(offset, self._at - first)
 
     def write(self, data: Any) -> int:
-        """Append a part, or replace one of equal length: zipfile writes the header of an entry
-        again after its content.
-        """
-        self._parts[self._at] = (
-            bytes(data) if self._source is None else Stored(self._source, len(data))
-        )
+        """Append a part, or replace one: zipfile writes a header again after its content."""
+        self._parts[self._at] = bytes(data)
         self._at += len(data)
         self._size = max(self._size, self._at)
         return len(data)
@@ -237,9 +202,7 @@ class Repacked(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """Read at the current byte until the buffer is full or the archive ends. Return the
-        number of bytes.
-        """
+        """Read at the current byte until the buffer is full or the archive ends."""
         view = memoryview(buffer).cast("B")
         done, count = 0, min(len(view), max(self._size - self._at, 0))
         while done < count:
@@ -256,6 +219,4 @@ class Repacked(io.RawIOBase):
             return
         self._stream.seek(part.offset + skipped)
         if self._stream.readinto(view) != len(view):  # type: ignore[attr-defined]
-            raise ValueError(
-                "expected a file that does not change while it is read, got a shorter one"
-            )
+            raise ValueError("expected a file that does not change while it is read, got less")

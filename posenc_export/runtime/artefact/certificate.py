@@ -1,10 +1,7 @@
-"""Certificates: the errors measured on an artefact, and whether they are within their
-tolerances.
-"""
+"""Certificates: errors measured on an artefact, and whether they are within tolerance."""
 
 from typing import Annotated, Any, Dict, Literal, Mapping, Optional, TypedDict
 
-import msgspec
 from msgspec import Meta, Struct
 
 from posenc_export.runtime.artefact.records import Finite, Text
@@ -35,10 +32,8 @@ class Check(Struct, frozen=True, forbid_unknown_fields=True):
     compared: Annotated[int, Meta(ge=0, le=2**53)]
     unit: Text
     worst: Finite = 0.0
-    failures: Annotated[Dict[str, str], Meta(max_length=MOST_FAILURES)] = msgspec.field(
-        default_factory=dict
-    )
-    skipped: Annotated[Dict[str, str], Meta(max_length=65536)] = msgspec.field(default_factory=dict)
+    failures: Annotated[Dict[str, str], Meta(max_length=MOST_FAILURES)] = {}
+    skipped: Annotated[Dict[str, str], Meta(max_length=65536)] = {}
 
 
 class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,17 +61,11 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
     machine: Annotated[str, Meta(max_length=256)]
     cells: Annotated[Dict[str, Finite], Meta(min_length=1, max_length=65536)]
     against: Text = ""
-    bounds: Annotated[Dict[str, Finite], Meta(max_length=65536)] = msgspec.field(
-        default_factory=dict
-    )
-    failures: Annotated[Dict[str, str], Meta(max_length=65536)] = msgspec.field(
-        default_factory=dict
-    )
+    bounds: Annotated[Dict[str, Finite], Meta(max_length=65536)] = {}
+    failures: Annotated[Dict[str, str], Meta(max_length=65536)] = {}
     grid: Literal["whole", "quick"] = "whole"
-    unreached: Annotated[Dict[Printable, Printable], Meta(max_length=256)] = msgspec.field(
-        default_factory=dict
-    )
-    checks: Annotated[Dict[Text, Check], Meta(max_length=16)] = msgspec.field(default_factory=dict)
+    unreached: Annotated[Dict[Printable, Printable], Meta(max_length=256)] = {}
+    checks: Annotated[Dict[Text, Check], Meta(max_length=16)] = {}
 
 
 class Proof(TypedDict):
@@ -106,9 +95,7 @@ def format_bound(certificate: Mapping[str, Any], cell: str) -> str:
 
 
 def format_unreached(certificate: Mapping[str, Any]) -> str:
-    """Format the edges that no cell reached, with the reasons, in one line; empty if there are
-    none.
-    """
+    """Format the edges that no cell reached, with the reasons; empty if there are none."""
     named = certificate.get("unreached", {}).items()
     return ", ".join(f"{name} ({reason})" for name, reason in named)
 
@@ -139,33 +126,24 @@ def count_cells(certificate: Mapping[str, Any]) -> int:
 
 def worst_cell(certificate: Mapping[str, Any]) -> str:
     """Return the cell of a certificate with the largest error, relative to its tolerance."""
-    return max(
-        certificate["cells"],
-        key=lambda cell: certificate["cells"][cell] / (bound_of(certificate, cell) or 1.0),
-    )
+    cells = certificate["cells"]
+    return max(cells, key=lambda cell: cells[cell] / (bound_of(certificate, cell) or 1.0))
 
 
 def exported_error(certificate: Mapping[str, Any]) -> Optional[float]:
-    """Return the largest error of an artefact as exported that rounds activations, otherwise
-    None.
-    """
+    """Return the largest error as exported, of an artefact that rounds activations, or None."""
     cells = certificate["cells"].items()
     return max((error for name, error in cells if name.startswith(EXPORTED)), default=None)
 
 
 def format_worst_cell(certificate: Mapping[str, Any]) -> str:
-    """Format the error of the worst cell, and that of an artefact as exported that rounds
-    activations.
-    """
+    """Format the error of the worst cell, and the largest error as exported."""
     worst, exported = worst_cell(certificate), exported_error(certificate)
     of_exported = "" if exported is None else f" ({format_worst_error(exported)} as exported)"
     return f"{format_cell(certificate, worst)}{of_exported}"
 
 
 def format_cell(certificate: Mapping[str, Any], cell: str) -> str:
-    """Format the error of a cell: the message of the graph if it failed, otherwise as
-    format_worst_error.
-    """
-    return str(
-        certificate.get("failures", {}).get(cell) or format_worst_error(certificate["cells"][cell])
-    )
+    """Format the error of a cell, or the message of the graph if it failed."""
+    failure = certificate.get("failures", {}).get(cell)
+    return str(failure or format_worst_error(certificate["cells"][cell]))

@@ -1,6 +1,4 @@
-"""Conversations as prompts: the chat template of a checkpoint, a Jinja template that
-transformers defines, rendered in Jinja's sandbox.
-"""
+"""Conversations as prompts: the Jinja chat template of a checkpoint, rendered in a sandbox."""
 
 import datetime
 import functools
@@ -58,55 +56,36 @@ class ChatCodec:
 
         self.codec, self.template, self.special = codec, template, dict(special)
         self._error = TemplateError
-        with explained(
-            "chat: expected a chat template that Jinja can compile",
-            f"correct {TEMPLATE} of the checkpoint and export it again",
-            self._error,
-        ):
+        remedy = f"correct {TEMPLATE} of the checkpoint and export it again"
+        rule = "chat: expected a chat template that Jinja can compile"
+        with explained(rule, remedy, self._error):
             self._template = _environment().from_string(template)
         self.ends = tuple(dict.fromkeys((*stop_ids, *self._turn_end())))
 
     def text(self, messages: Sequence[Message], reply: bool = True) -> str:
         """Return the prompt of a conversation; with `reply`, it ends with what the template writes
-        before a reply.
-
-        Raises:
-            ValueError: the template refuses the conversation, or does what its sandbox forbids.
+        before a reply. Raise ValueError if the template refuses the conversation or its sandbox
+        the template.
         """
-        with explained(
-            "chat: expected a conversation that the chat template of the model can render",
-            "change the messages, or give a prompt without --chat",
-            self._error,
-        ):
-            text: str = self._template.render(
-                messages=list(messages),
-                tools=None,
-                documents=None,
-                add_generation_prompt=reply,
-                **self.special,
-            )
-        return text
+        rule = "chat: expected a conversation that the chat template of the model can render"
+        remedy = "change the messages, or give a prompt without --chat"
+        values = {"messages": list(messages), "tools": None, "documents": None, **self.special}
+        with explained(rule, remedy, self._error):
+            return str(self._template.render(**values, add_generation_prompt=reply))
 
     def encode(self, messages: Sequence[Message]) -> List[int]:
-        """Return the token ids of `text`, to which the tokenizer adds no special tokens. Raise
-        ValueError as `text` and Codec.encode.
-        """
+        """Return the token ids of `text`, without special tokens. Raises as `text` does."""
         return self.codec.encode(self.text(messages), special=False)
 
     def _turn_end(self) -> List[int]:
         """The special token after a reply, if the template writes one."""
+        talk = [{"role": "user", "content": "asked"}, {"role": "assistant", "content": ANSWER}]
         try:
-            after = self.text(
-                [{"role": "user", "content": "asked"}, {"role": "assistant", "content": ANSWER}],
-                reply=False,
-            ).rpartition(ANSWER)[2]
+            text = self.text(talk, reply=False)
         except ValueError:  # a template for conversations of another kind
             return []
-        return [
-            token
-            for token in self.codec.encode(after.lstrip(), special=False)[:1]
-            if self.codec.is_special(token)
-        ]
+        after = self.codec.encode(text.rpartition(ANSWER)[2].lstrip(), special=False)[:1]
+        return [token for token in after if self.codec.is_special(token)]
 
 
 def chat_codec(folder: Path, manifest: Manifest) -> Optional[ChatCodec]:
@@ -126,9 +105,7 @@ def chat_codec(folder: Path, manifest: Manifest) -> Optional[ChatCodec]:
         template = _template(settings.get("chat_template"))
     if template is None:
         return None
-    special = {
-        name: text for name in SPECIAL if isinstance(text := _content(settings.get(name)), str)
-    }
+    special = {name: text for name in SPECIAL if (text := _content(settings.get(name))) is not None}
     return ChatCodec(codec(folder, manifest), template, special, manifest.stop_ids)
 
 
@@ -141,30 +118,23 @@ def _template(stored: Any) -> Optional[str]:
         return templates
     named = {entry.name: entry.template for entry in templates}
     if "default" not in named:
-        raise ValueError(
-            f"chat: expected {SETTINGS} with a chat template or one with the name default, "
-            f"got {len(templates)} others; {remedy}"
-        )
+        rule = f"{SETTINGS} with a chat template or one with the name default"
+        raise ValueError(f"chat: expected {rule}, got {len(templates)} others; {remedy}")
     return named["default"]
 
 
 def needed_chat_codec(folder: Path, manifest: Manifest) -> ChatCodec:
-    """Return the encoder of conversations of an artefact. Raise ValueError if it has no chat
-    template, otherwise as `chat_codec`.
-    """
+    """Return `chat_codec`, or raise ValueError if the artefact has no chat template."""
     codec_of_chat = chat_codec(folder, manifest)
     if codec_of_chat is None:
-        raise ValueError(
-            f"chat: expected an artefact with a chat template ({TEMPLATE}), got none; export "
-            "the instruct version of the model, or use posenc generate"
-        )
+        rule = f"chat: expected an artefact with a chat template ({TEMPLATE})"
+        remedy = "export the instruct version of the model, or use posenc generate"
+        raise ValueError(f"{rule}, got none; {remedy}")
     return codec_of_chat
 
 
 def _settings(folder: Path, manifest: Manifest) -> Dict[str, Any]:
-    """The keys of tokenizer_config.json, and those that early checkpoints have in
-    special_tokens_map.json only.
-    """
+    """Keys of tokenizer_config.json, and of special_tokens_map.json in early checkpoints."""
     settings: Dict[str, Any] = {}
     for name in (OLD_SETTINGS, SETTINGS):
         if name in manifest.files:
@@ -173,26 +143,23 @@ def _settings(folder: Path, manifest: Manifest) -> Dict[str, Any]:
     return settings
 
 
-def _content(token: Any) -> Any:
+def _content(token: Any) -> Optional[str]:
     """The text of a special token, which is stored alone or with its properties."""
-    return token.get("content") if isinstance(token, dict) else token
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
 
 
 @functools.cache
 def _environment() -> Any:
-    """The environment in which transformers renders chat templates: options, filters and
-    functions have the same names and meanings.
-    """
+    """The environment of transformers: the same options, filters and functions."""
     import jinja2
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     installed = version("jinja2")
     if tuple(int(part) for part in installed.split(".")[:3] if part.isdigit()) < SAFE:
-        raise ValueError(
-            f"chat: expected jinja2 of at least {'.'.join(map(str, SAFE))}, whose sandbox "
-            f"holds, got {installed}; pip install -U jinja2"
-        )
+        rule = f"jinja2 of at least {'.'.join(map(str, SAFE))}, whose sandbox holds"
+        raise ValueError(f"chat: expected {rule}, got {installed}; pip install -U jinja2")
 
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)
@@ -227,9 +194,7 @@ def _generation() -> Any:
 
 
 def _namespace() -> Any:
-    """The function namespace() without names that begin with an underscore, which reach Python's
-    internals.
-    """
+    """namespace() without names that begin with an underscore, which reach Python's internals."""
     from jinja2.exceptions import SecurityError
     from jinja2.utils import Namespace
 

@@ -23,28 +23,22 @@ def short(value: Any) -> str:
 def check_ends(manifest: Manifest) -> None:
     """Check that kind, first input, output and configuration describe the same model."""
     config, kind, most = manifest.config, manifest.kind, manifest.max_positions
-    expect(
-        config.get("kind") == kind, f"config.kind to be {kind} as kind", short(config.get("kind"))
-    )
+    own = config.get("kind")
+    expect(own == kind, f"config.kind to be {kind} as kind", short(own))
     tokens: Any = config.get("tokens") if kind != "block" else {"vocabulary": 1, "segments": 0}
     expect(isinstance(tokens, dict), "config.tokens to be an object", short(tokens))
     rule = f"config.max_positions to be {most} as max_positions"
     expect(config.get("max_positions") == most, rule, short(config.get("max_positions")))
     output, source = _output(manifest, tokens), _source(manifest, tokens)
-    for name, value, wanted in (
-        ("inputs[0]", manifest.inputs[0], source),
-        ("outputs[0]", manifest.outputs[0], output),
-    ):
+    ends = {"inputs[0]": (manifest.inputs[0], source), "outputs[0]": (manifest.outputs[0], output)}
+    for name, (value, wanted) in ends.items():
         expect(value == wanted, f"{name} of kind {kind} to be {line(wanted)}", line(value))
     _check_readout(manifest)
     least = {"vocabulary": 0 if _reads_features(manifest) else 1, "segments": 0}
     for key in least if tokens else ():
         number = tokens.get(key)
-        expect(
-            type(number) is int and least[key] <= number < 2**31,
-            f"config.tokens.{key} to be a whole number of at least {least[key]}",
-            short(number),
-        )
+        rule = f"config.tokens.{key} to be a whole number of at least {least[key]}"
+        expect(type(number) is int and least[key] <= number < 2**31, rule, short(number))
 
 
 def _output(manifest: Manifest, tokens: Dict[str, Any]) -> Value:
@@ -59,8 +53,8 @@ def _output(manifest: Manifest, tokens: Dict[str, Any]) -> Value:
     }[manifest.kind]
     if manifest.kind == "encoder" and isinstance(key_values, dict):
         name, size = "encoder_key_values", key_values.get("size")
+    rule = "whole numbers for the sizes of the model in config"
     for number in (size, width):
-        rule = "whole numbers for the sizes of the model in config"
         expect(type(number) is int, rule, short(number))
     selects = manifest.kind == "decoder" and manifest.input("logits_index") is not None
     return Value(name, manifest.passed_dtype, (B, R if selects else S, cast(int, size)))
@@ -82,20 +76,17 @@ def _check_readout(manifest: Manifest) -> None:
     """Check that a second output belongs to an encoder whose configuration describes it."""
     readout: Any = manifest.config.get("readout")
     described = isinstance(readout, dict) and manifest.kind == "encoder" and not manifest.states
-    expect(
-        described == (len(manifest.outputs) == 2),
+    count, rule = (
+        len(manifest.outputs),
         "a second output exactly for an encoder with config.readout",
-        f"{len(manifest.outputs)} outputs",
     )
+    expect(described == (count == 2), rule, f"{count} outputs")
     for value in manifest.outputs[1:]:
         tokens: Tuple[Axis, ...] = () if readout.get("pooling") else (S,)
         name, dtype = readout.get("output"), manifest.dtype
-        expect(
-            (value.name, value.dtype, value.axes[:-1]) == (name, dtype, (B, *tokens))
-            and isinstance(value.axes[-1], int),
-            f"outputs[1] to be {short(name)} {dtype} {[B, *tokens, 'size']} as in config.readout",
-            line(value),
-        )
+        facts = (value.name, value.dtype, value.axes[:-1], type(value.axes[-1]))
+        rule = f"outputs[1] to be {short(name)} {dtype} {[B, *tokens, 'size']} as in config.readout"
+        expect(facts == (name, dtype, (B, *tokens), int), rule, line(value))
 
 
 def _reads_features(manifest: Manifest) -> bool:

@@ -1,6 +1,4 @@
-"""Print the description of a model layer by layer, in the order of the forward pass, from its
-JSON values. Needs neither torch nor weights.
-"""
+"""Describe a model layer by layer, in the order of its forward pass, from its JSON values."""
 
 import re
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
@@ -35,21 +33,17 @@ RESIDUALS = {
 
 
 def lines(config: Mapping[str, Any]) -> List[Line]:
-    """Return title and text of each step of a model's forward pass. Values that do not have the
-    expected form are printed as they are.
-
-    Args:
-        config: description of a block, encoder, decoder or own module, as
-            `models.config_json.to_json` returns it and a manifest holds it.
+    """Return title and text of each step of a model's forward pass. config: description of a model
+    as a manifest holds it; values that do not have the expected form are printed as they are.
     """
     values = dict(config)
-    kind, width, positions = _take(values, "kind", "width", "max_positions")
+    kind, width, positions = _popped(values, "kind", "width", "max_positions")
     sizes = f"width {width}, {positions} positions"
     if kind == "module":
         steps = _module(values, width, positions)
     elif kind == "block":
-        attention, specs = _take(values, "attention", "encodings")
-        steps = [("block", sizes), *_encodings(specs), *_attention(_mapping(attention))]
+        attention, specs = _popped(values, "attention", "encodings")
+        steps = [("block", sizes), *_encodings(specs), *_attention(mapping(attention))]
         steps += _other(values)
     else:
         steps = [(str(kind), sizes), *_stack(values)]
@@ -58,42 +52,42 @@ def lines(config: Mapping[str, Any]) -> List[Line]:
 
 def _module(values: Dict[str, Any], width: Any, positions: Any) -> List[Line]:
     """Lines for an own module, and for the block or stack in it."""
-    inside, name, tokens = _take(values, "inside", "name", "tokens")
-    tokens, reads = _mapping(tokens), f"hidden states of width {width}"
+    inside, name, tokens = _popped(values, "inside", "name", "tokens")
+    tokens, reads = mapping(tokens), f"hidden states of width {width}"
     if tokens:
         reads = f"{tokens.pop('vocabulary', None)} token ids"
     rest = _rest({**values, **tokens}, segments=0)
     said = f"{name}, reads {reads}, {positions} positions{rest}"
-    return [("module", said), *lines(_mapping(inside))]
+    return [("module", said), *lines(mapping(inside))]
 
 
 def _stack(values: Dict[str, Any]) -> List[Line]:
-    tokens, kinds, order = _take(values, "tokens", "layers", "order")
-    norm, head, key_values, readout = _take(values, "norm", "head", "key_values", "readout")
+    tokens, kinds, order = _popped(values, "tokens", "layers", "order")
+    norm, head, key_values, readout = _popped(values, "norm", "head", "key_values", "readout")
     indices: Dict[str, List[int]] = {}
-    for index, name in enumerate(map(str, _sequence(order))):
+    for index, name in enumerate(map(str, sequence(order))):
         indices.setdefault(name, []).append(index)
-    steps = _tokens(_mapping(tokens))
+    steps = _tokens(mapping(tokens))
     for name, places in indices.items():
-        steps += _layer(_ranges(places), name, _mapping(_mapping(kinds).get(name)))
+        steps += _layer(_ranges(places), name, mapping(mapping(kinds).get(name)))
     if norm is not None:
         steps.append(("norm", _spec(norm)))
     if head is not None:
-        head = _mapping(head)
+        head = mapping(head)
         weights = "weights of the token table" if head.pop("tied", False) is True else "own weights"
         steps.append(("head", weights + _rest(head, scale=1.0)))
     if key_values is not None:
-        rest = _rest(_mapping(key_values))
+        rest = _rest(mapping(key_values))
         steps.append(("output", f"keys and values of a decoder's cross-attention{rest}"))
     elif head is None:
         steps.append(("output", "hidden states"))
-    return steps + ([] if readout is None else _readout(_mapping(readout))) + _other(values)
+    return steps + ([] if readout is None else _readout(mapping(readout))) + _other(values)
 
 
 def _readout(readout: Dict[str, Any]) -> List[Line]:
     """Lines for the second output of an encoder, in the order of its computation."""
-    output, *lists = _take(readout, "output", "pooling", "layers", "labels")
-    pooling, layers, labels = map(_sequence, lists)
+    output, *lists = _popped(readout, "output", "pooling", "layers", "labels")
+    pooling, layers, labels = map(sequence, lists)
     steps = [f"pooling {', '.join(map(str, pooling))}" if pooling else "each token"]
     named = f"; labels {', '.join(map(str, labels))}" if labels else ""
     text = f"{output}: {', then '.join([*steps, *map(_named, layers)])}{named}"
@@ -102,7 +96,9 @@ def _readout(readout: Dict[str, Any]) -> List[Line]:
 
 def _tokens(tokens: Dict[str, Any]) -> List[Line]:
     """Lines for the embedding, in the order of TokensConfig."""
-    features, segments, norm, encodings = _take(tokens, "features", "segments", "norm", "encodings")
+    features, segments, norm, encodings = _popped(
+        tokens, "features", "segments", "norm", "encodings"
+    )
     source = f"features by {_named(features)}"
     if features is None:
         source = f"table of {tokens.pop('vocabulary', None)} token ids"
@@ -112,17 +108,17 @@ def _tokens(tokens: Dict[str, Any]) -> List[Line]:
 
 
 def _layer(where: str, name: str, layer: Dict[str, Any]) -> List[Line]:
-    residual, attention, mlp, norms = _take(layer, "residual", "attention", "mlp", "norms")
-    residual, norms = _mapping(residual), _sequence(norms)
+    residual, attention, mlp, norms = _popped(layer, "residual", "attention", "mlp", "norms")
+    residual, norms = mapping(residual), sequence(norms)
     unknown = "unknown", " ".join([*("norm:tensor" for _ in norms), "attention", "mlp"])
     formula, steps = RESIDUALS.get(str(residual.get("name")), unknown)
     remaining = iter(norms)
     inner = []
     for step in steps.split():
         if step == "attention":
-            inner += _attention(_mapping(attention))
+            inner += _attention(mapping(attention))
         elif step == "mlp":
-            inner.append(("mlp", _spec(_mapping(mlp))))
+            inner.append(("mlp", _spec(mapping(mlp))))
         else:
             tensor = step.removeprefix("norm:")
             inner.append(("norm", f"{_spec(next(remaining, None))}, of the {tensor}"))
@@ -132,11 +128,9 @@ def _layer(where: str, name: str, layer: Dict[str, Any]) -> List[Line]:
 
 
 def _attention(attention: Dict[str, Any]) -> List[Line]:
-    """Lines for one attention: projection, norm of queries and keys, encodings, visible keys and
-    scores.
-    """
-    heads, kv_heads, size = _take(attention, "heads", "kv_heads", "head_size")
-    projection, norm, encodings = _take(attention, "projection", "head_norm", "encodings")
+    """Lines for one attention, from the projection to the visible keys."""
+    heads, kv_heads, size = _popped(attention, "heads", "kv_heads", "head_size")
+    projection, norm, encodings = _popped(attention, "projection", "head_norm", "encodings")
     sees, mechanism = attention.pop("sees", None), attention.pop("mechanism", "softmax")
     of_heads = f"{heads} query heads over {kv_heads} key heads of size {size}"
     steps = [("projection", f"{of_heads}, {_named(projection)}")]
@@ -146,7 +140,7 @@ def _attention(attention: Dict[str, Any]) -> List[Line]:
 
 
 def _encodings(specs: Any) -> List[Line]:
-    return [("encoding", _spec(spec)) for spec in _sequence(specs)]
+    return [("encoding", _spec(spec)) for spec in sequence(specs)]
 
 
 def _other(values: Mapping[str, Any]) -> List[Line]:
@@ -167,21 +161,15 @@ def _rest(values: Mapping[str, Any], **defaults: Any) -> str:
 
 
 def _spec(spec: Any, depth: int = 0) -> str:
-    """Format a specification: {"name": "rms", "epsilon": 1e-5} becomes "rms, epsilon 1e-05"."""
+    """Format {"name": "rms", "epsilon": 1e-5} as "rms, epsilon 1e-05"."""
     if not isinstance(spec, Mapping):
         return str(spec)
-    return ", ".join(
-        [
-            str(spec.get("name")),
-            *(_setting(key, value, depth) for key, value in spec.items() if key != "name"),
-        ]
-    )
+    settings = [_setting(key, value, depth) for key, value in spec.items() if key != "name"]
+    return ", ".join([str(spec.get("name")), *settings])
 
 
 def _named(spec: Any, depth: int = 0) -> str:
-    """Format a specification among others: {"name": "rms", "epsilon": 1e-5} becomes "rms
-    (epsilon 1e-05)".
-    """
+    """Format {"name": "rms", "epsilon": 1e-5} as "rms (epsilon 1e-05)"."""
     name, _, settings = _spec(spec, depth).partition(", ")
     return f"{name} ({settings})" if settings else name
 
@@ -195,12 +183,10 @@ def _setting(key: str, value: Any, depth: int) -> str:
 def _value(value: Any, depth: int) -> str:
     if depth > DEEPEST:
         return "..."
+    if isinstance(value, Mapping) and "name" in value:
+        return _named(value, depth + 1)
     if isinstance(value, Mapping):
-        return (
-            _named(value, depth + 1)
-            if "name" in value
-            else f"({', '.join(_setting(key, part, depth + 1) for key, part in value.items())})"
-        )
+        return f"({', '.join(_setting(key, part, depth + 1) for key, part in value.items())})"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_value(part, depth + 1) for part in value)}]"
     return str(value)
@@ -209,24 +195,22 @@ def _value(value: Any, depth: int) -> str:
 def _ranges(indices: Sequence[int]) -> str:
     """Name layers by index: [0, 1, 2, 5] becomes "layers 0-2, 5"."""
     inside = set(indices)
-    runs = zip(
-        (i for i in indices if i - 1 not in inside),
-        (i for i in indices if i + 1 not in inside),
-        strict=True,
-    )
-    return f"layer{'s' * (len(indices) > 1)} " + ", ".join(
-        str(first) if first == last else f"{first}-{last}" for first, last in runs
-    )
+    firsts = [i for i in indices if i - 1 not in inside]
+    lasts = [i for i in indices if i + 1 not in inside]
+    runs = [str(a) if a == b else f"{a}-{b}" for a, b in zip(firsts, lasts, strict=True)]
+    return f"layer{'s' * (len(indices) > 1)} {', '.join(runs)}"
 
 
-def _take(values: Dict[str, Any], *keys: str) -> List[Any]:
+def _popped(values: Dict[str, Any], *keys: str) -> List[Any]:
     """Remove keys from a dict. Return their values, None for those that it does not have."""
     return [values.pop(key, None) for key in keys]
 
 
-def _mapping(value: Any) -> Dict[str, Any]:
+def mapping(value: Any) -> Dict[str, Any]:
+    """Return a copy of a mapping; an empty dict for another value."""
     return dict(value) if isinstance(value, Mapping) else {}
 
 
-def _sequence(value: Any) -> List[Any]:
+def sequence(value: Any) -> List[Any]:
+    """Return a copy of a list or tuple; an empty list for another value."""
     return list(value) if isinstance(value, (list, tuple)) else []

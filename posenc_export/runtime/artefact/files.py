@@ -1,6 +1,4 @@
-"""Files of an artefact folder: atomic writes, digests, and the recovery of a folder that an
-interrupted export set aside.
-"""
+"""Files of an artefact folder: atomic writes, digests, recovery after an interrupted export."""
 
 import hashlib
 import os
@@ -22,9 +20,7 @@ PART = f"{PREFIX}part-"  # prefix of a file that is being written
 
 
 def locate(folder: Union[str, Path]) -> Path:
-    """Return the folder or, if it is missing, the old artefact that an interrupted export set
-    aside, or the artefact of a preset of this name.
-    """
+    """Return the folder, else the artefact that an interrupted export set aside, else a preset."""
     folder = Path(folder)
     if folder.exists():
         return folder
@@ -33,30 +29,23 @@ def locate(folder: Union[str, Path]) -> Path:
 
 
 def utf8(path: Path) -> str:
-    """Return a path for libraries that read names as UTF-8, or raise ValueError. Python's own
-    text of it has other characters if the locale is not UTF-8.
-    """
+    """Return a path for libraries that read names as UTF-8, whatever the locale."""
+    name = os.fsencode(path)
     try:
-        return os.fsencode(path).decode("utf-8")
+        return name.decode("utf-8")
     except UnicodeDecodeError:
-        raise ValueError(
-            f"runtime: expected a path in UTF-8, got {os.fsencode(path)!r}; rename it"
-        ) from None
+        raise ValueError(f"runtime: expected a path in UTF-8, got {name!r}; rename it") from None
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Replace the content of a file atomically: at every moment, path holds either the old
-    content or the new content.
-    """
+    """Replace the content of a file atomically: it holds the old content or the new one."""
     with replacing(path) as stream:
         stream.write(content)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator["Hashed"]:
-    """Open a new content of a file for writing in parts. It replaces the old content atomically
-    when the context ends without an exception.
-    """
+    """Open new content of a file for writing; it replaces the old one if no exception occurs."""
     part = path.with_name(PART + secrets.token_hex(4))
     try:
         with writing(part) as stream:
@@ -124,28 +113,29 @@ def entry(path: Path) -> File:
 
 
 def check(folder: Path, manifest: Manifest) -> None:
-    """Compare every file that the manifest lists with its digest and size. Raise ValueError for
-    the first one that is missing or altered.
-    """
+    """Raise ValueError for the first listed file that is missing or altered."""
     with checked(folder, manifest, meanwhile=""):
         pass
 
 
 @contextmanager
 def checked(folder: Path, manifest: Manifest, meanwhile: str) -> Iterator[None]:
-    """Compare every file that the manifest lists with its digest and size, one of them in a thread
-    while the context is open, all others before it opens.
-
-    The context ends when all files are compared.
+    """Compare every file that the manifest lists with its digest and size.
 
     Args:
-        meanwhile: name of the file to compare in the thread. The code in the context may read it as
-            plain numbers, never execute or parse it.
+        meanwhile: name of the file to compare in a thread while the context is open; it ends when
+            that is done. Code in the context may read the file as plain numbers, never parse it.
 
     Raises:
         ValueError: a file is missing or altered; replaces an exception that the context raises.
     """
-    _check_sizes(folder, manifest)
+    # First all sizes, so that no file is hashed that is far larger than the one that was written.
+    for name, listed in sorted(manifest.files.items()):
+        path = folder / name
+        if not path.is_file():  # a link is allowed: the content that it points to is compared
+            raise ValueError(f"artefact {folder}: expected the file {name}, got none; export again")
+        if path.stat().st_size != listed.bytes:
+            raise _altered(folder, name, listed, f"{path.stat().st_size} bytes")
     for name in sorted(manifest.files):
         if name != meanwhile:
             _compare(folder, name, manifest)
@@ -168,24 +158,11 @@ def checked(folder: Path, manifest: Manifest, meanwhile: str) -> Iterator[None]:
         _compare(folder, meanwhile, manifest, *entries)
 
 
-def _check_sizes(folder: Path, manifest: Manifest) -> None:
-    """Compare the size of every listed file, so that no file of a wrong size is hashed: it may
-    be far larger than the one that was written.
-    """
-    for name, listed in sorted(manifest.files.items()):
-        path = folder / name
-        if not path.is_file():  # a link is allowed: the content that it points to is compared
-            raise ValueError(f"artefact {folder}: expected the file {name}, got none; export again")
-        if path.stat().st_size != listed.bytes:
-            raise _altered(folder, name, listed, f"{path.stat().st_size} bytes")
-
-
 def _compare(folder: Path, name: str, manifest: Manifest, actual: Optional[File] = None) -> None:
     actual, listed = actual or entry(folder / name), manifest.files[name]
     if actual != listed:
-        raise _altered(
-            folder, name, listed, f"{actual.bytes} bytes and sha256 {actual.sha256[:12]}..."
-        ) from None
+        got = f"{actual.bytes} bytes and sha256 {actual.sha256[:12]}..."
+        raise _altered(folder, name, listed, got) from None
 
 
 def _altered(folder: Path, name: str, listed: File, got: str) -> ValueError:

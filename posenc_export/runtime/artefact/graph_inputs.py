@@ -1,5 +1,4 @@
-"""The inputs of a graph beside its states: dtype and axes, meaning, the artefacts that have them,
-and their values in a call. Everything that names an input reads them from this table.
+"""The table of graph inputs beside states: dtype and axes, meaning, and values in a call.
 
 Shapes: B rows, S new tokens, R of them whose logits are requested, P tokens in the cache, T = P +
 S, Q tokens of an encoder, E width, F features, A coordinates.
@@ -13,14 +12,8 @@ import numpy as np
 from posenc_export.runtime.artefact.records import Axis
 from posenc_export.runtime.artefact.schema import Manifest, Value
 
-B, S, P, T, M = (
-    "batch_size",
-    "sequence_length",
-    "past_sequence_length",
-    "total_sequence_length",
-    "capacity",
-)
-Q, R = "encoder_sequence_length", "logits_count"
+B, S, P, M = "batch_size", "sequence_length", "past_sequence_length", "capacity"
+T, Q, R = "total_sequence_length", "encoder_sequence_length", "logits_count"
 LETTERS = {B: "B", S: "S", T: "T", Q: "Q", R: "R", "width": "E", "features": "F"}
 
 
@@ -111,28 +104,12 @@ def _position_ids(call: NewTokens) -> np.ndarray:
     return positions
 
 
-def _token_type_ids(call: NewTokens) -> np.ndarray:
-    return call.planes.get("token_type_ids", np.zeros_like(call.x)[None])[0]
-
-
 def _logits_index(call: NewTokens) -> np.ndarray:
-    """Return the columns [B,R] of the last requested tokens of each row, which are its first
-    columns. A row with fewer than R of them repeats its last column; a row without tokens gives
-    column 0.
-    """
+    # [B,R]: the last requested tokens of a row are its first columns. A row with fewer than R
+    # repeats its last one; a row without tokens gives 0.
     most = int(call.requested.max(initial=0))
     columns = (call.counts - call.requested)[:, None] + np.arange(most)  # [B,R]
     return np.clip(columns, 0, np.maximum(call.counts - 1, 0)[:, None])
-
-
-def _attention_mask(call: NewTokens) -> np.ndarray:
-    return np.concatenate((call.columns, call.inside), axis=1).astype(np.int64)
-
-
-def _seqlens_k(call: NewTokens) -> np.ndarray:
-    # The kernel needs at least one token: slot 0 of a row without tokens is written, and
-    # overwritten by its first token.
-    return np.maximum(call.length + call.valid - 1, 0).astype(np.int32)
 
 
 def _is_positions(manifest: Manifest) -> bool:
@@ -171,7 +148,7 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
         "Segment of each token.",
         "encoders with segments",
         "0 everywhere if there is one segment",
-        _token_type_ids,
+        lambda call: call.planes.get("token_type_ids", np.zeros_like(call.x)[None])[0],
         lambda manifest: manifest.segments > 0,
     ),
     "position_ids": GraphInput(
@@ -192,7 +169,7 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
         "1 for a token and 0 for padding, for the cached columns and the new ones.",
         "signature mask; [B,S] without a cache",
         "1 for each token of the prompt [B,S]",
-        _attention_mask,
+        lambda call: np.concatenate((call.columns, call.inside), axis=1).astype(np.int64),
         lambda manifest: manifest.signature == "mask",
     ),
     "logits_index": GraphInput(
@@ -229,7 +206,9 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
         "Number of valid tokens of each row after the call, minus 1.",
         "targets ort and ort-cuda with signature positions",
         "S - 1",
-        _seqlens_k,
+        # The kernel needs at least one token: slot 0 of a row without tokens is written, and
+        # overwritten by its first token.
+        lambda call: np.maximum(call.length + call.valid - 1, 0).astype(np.int32),
         counts=True,
     ),
     "total_sequence_length": GraphInput(
@@ -256,32 +235,23 @@ INPUTS = {**TOKENS, **AFTER_TOKENS}
 # Inputs of a decoder that reads an encoder: outputs of the encoder, the same in every call.
 ENCODER_MASK, ENCODER_AXES = "encoder_attention_mask", (B, "heads", Q, "head size")
 SAME = "decoders that read an encoder", "the same in every call"
+MASKED = "1 for a token of the encoder's sequence and 0 for padding."
+KEYS = (
+    "Keys of the encoder's sequence for layer N: a slice of encoder_key_values, which holds keys "
+    "and values of each layer in turn."
+)
+VALUES = "Values of the encoder's sequence for layer N."
 OF_ENCODER: Dict[str, GraphInput] = {
-    ENCODER_MASK: GraphInput(
-        "int64", ((B, Q),), "1 for a token of the encoder's sequence and 0 for padding.", *SAME
-    ),
-    "past_key_values.N.encoder.key": GraphInput(
-        "float",
-        (ENCODER_AXES,),
-        "Keys of the encoder's sequence for layer N: a slice of encoder_key_values, "
-        "which holds keys and values of each layer in turn.",
-        *SAME,
-    ),
-    "past_key_values.N.encoder.value": GraphInput(
-        "float", (ENCODER_AXES,), "Values of the encoder's sequence for layer N.", *SAME
-    ),
+    ENCODER_MASK: GraphInput("int64", ((B, Q),), MASKED, *SAME),
+    "past_key_values.N.encoder.key": GraphInput("float", (ENCODER_AXES,), KEYS, *SAME),
+    "past_key_values.N.encoder.value": GraphInput("float", (ENCODER_AXES,), VALUES, *SAME),
 }
 
 
 def after_tokens(manifest: Manifest) -> Dict[str, List[Value]]:
-    """Return the inputs that an artefact may have after its first one, by name, each with its
-    allowed forms.
-    """
-    return {
-        name: row.values(name, manifest)
-        for name, row in AFTER_TOKENS.items()
-        if row.belongs(manifest)
-    }
+    """Return the inputs that may follow the first one, by name, each with its allowed forms."""
+    rows = AFTER_TOKENS.items()
+    return {name: row.values(name, manifest) for name, row in rows if row.belongs(manifest)}
 
 
 def feeds(manifest: Manifest, call: NewTokens) -> Dict[str, np.ndarray]:

@@ -1,6 +1,4 @@
-"""The machine that runs an artefact: names of its processor and GPU, and whether native code
-that was compiled earlier still fits it.
-"""
+"""The machine that runs an artefact, and whether compiled native code still fits it."""
 
 import platform
 import shutil
@@ -16,29 +14,23 @@ Text = Annotated[str, Meta(max_length=256)]
 class Compiled(Struct, frozen=True, forbid_unknown_fields=True):
     """Native code of an artefact, and the machine and libraries it was compiled for."""
 
-    artefact: Annotated[
-        str, Meta(pattern=r"^[0-9a-f]{64}\Z")
-    ]  # digest of the pt2 artefact it was compiled from
+    # Digest of the pt2 artefact it was compiled from.
+    artefact: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
     torch: Text  # version of torch that compiled it
     processor: Text  # name of the CPU
-    instructions: Annotated[
-        List[Text], Meta(max_length=256)
-    ]  # instruction sets of the CPU, as torch names them
+    # Instruction sets of the CPU, as torch names them.
+    instructions: Annotated[List[Text], Meta(max_length=256)]
 
     def check(self) -> None:
-        """Raise ValueError unless torch has the version, and this processor the name and the
-        instruction sets, that the code was compiled for.
-        """
+        """Raise ValueError unless torch and processor are those that the code was compiled for."""
         here = on_this_machine(self.artefact)
         if self.torch != here.torch:
             _refuse(f"torch {self.torch}", here.torch)
         if self.processor != here.processor:
             _refuse(f"the processor {self.processor}", here.processor)
         for name in sorted({*self.instructions} ^ {*here.instructions}):
-            _refuse(
-                "the instruction sets",
-                f"a processor {'with' if name in here.instructions else 'without'} {name}",
-            )
+            word = "with" if name in here.instructions else "without"
+            _refuse("the instruction sets", f"a processor {word} {name}")
 
 
 def _refuse(rule: str, got: str) -> NoReturn:
@@ -49,9 +41,7 @@ def _refuse(rule: str, got: str) -> NoReturn:
 
 
 def on_this_machine(artefact: str) -> Compiled:
-    """Describe native code that torch compiles on this machine from the artefact with this
-    digest.
-    """
+    """Describe native code that torch compiles here from the artefact with this digest."""
     import torch
 
     instructions = sorted(
@@ -80,11 +70,8 @@ def gpu() -> str:
     program = shutil.which("nvidia-smi")
     if program is None:
         return "GPU"
+    command = [program, "--query-gpu=name", "--format=csv,noheader"]
     said = subprocess.run(
-        [program, "--query-gpu=name", "--format=csv,noheader"],
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-        check=False,
+        command, capture_output=True, encoding="utf-8", errors="replace", check=False
     )
     return said.stdout.strip().partition("\n")[0] or "GPU"

@@ -1,6 +1,4 @@
-"""The manifest posenc.json, the runtime's only description of a model: atomic writing, and
-reading with every check that needs no graph.
-"""
+"""The manifest posenc.json: atomic writing, and reading with every check that needs no graph."""
 
 import json
 from pathlib import Path
@@ -8,56 +6,35 @@ from typing import Any, Optional, Union
 
 import msgspec
 
-from posenc_export.runtime.artefact import files, rules
+from posenc_export.runtime.artefact import files, rules, schema
 from posenc_export.runtime.artefact.certificate import Proof
 from posenc_export.runtime.artefact.records import Axis, Calibration, File, Package
-from posenc_export.runtime.artefact.schema import (
-    INTERFACE,
-    MOST_PROOFS,
-    SCHEMA,
-    Manifest,
-    State,
-    Value,
-    digest_of,
-)
+from posenc_export.runtime.artefact.schema import SCHEMA, Manifest, State, Value
 from posenc_export.shared import preset_folders
 from posenc_export.shared.suggestion import download, suggestion
 
 __all__ = [
-    "FILE_NAME",
-    "SCHEMA",
-    "Axis",
-    "Calibration",
-    "File",
-    "Manifest",
-    "Package",
-    "State",
-    "Value",
-    "add_proof",
-    "read",
-    "read_alone",
-    "write",
-]
+    "FILE_NAME", "SCHEMA", "Axis", "Calibration", "File", "Manifest", "Package", "State", "Value",
+    "add_proof", "read", "read_alone", "write",
+]  # fmt: skip
 
 FILE_NAME = "posenc.json"
-LONGEST = (
-    64 << 20
-)  # largest accepted size in bytes; the manifest of a deep decoder has about 100 kB
+LONGEST = 64 << 20  # largest accepted size in bytes; that of a deep decoder has about 100 kB
 REMEDY = "export again, or give the folder as `posenc export` wrote it"
 
 
 def write(manifest: Manifest, folder: Path) -> None:
     """Write posenc.json into a folder atomically, with sorted keys and a digest of its content."""
     content = json.loads(json.dumps(manifest.to_json()))
-    content["seal"] = digest_of(content)
+    content["seal"] = schema.digest_of(content)
     files.replace(
         folder / FILE_NAME, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
     )
 
 
 def add_proof(folder: Path, digest: str, proof: Proof) -> None:
-    """Write a proof into posenc.json, in place of an earlier one with the same provider and
-    machine. Presets are not written.
+    """Write a proof into posenc.json of an artefact that is no preset, in place of an earlier one
+    with the same provider and machine.
 
     Args:
         digest: Manifest.digest of the artefact that was verified.
@@ -69,12 +46,9 @@ def add_proof(folder: Path, digest: str, proof: Proof) -> None:
     manifest = read_alone(folder, digest)
     if preset_folders.is_preset(folder):
         return
-    others = [
-        other
-        for other in manifest.proofs
-        if (other["provider"], other["machine"]) != (proof["provider"], proof["machine"])
-    ]
-    write(manifest.replace(proofs=[*others, proof][-MOST_PROOFS:]), folder)
+    place = (proof["provider"], proof["machine"])
+    others = [other for other in manifest.proofs if (other["provider"], other["machine"]) != place]
+    write(manifest.replace(proofs=[*others, proof][-schema.MOST_PROOFS :]), folder)
 
 
 def read(folder: Union[str, Path], digest: Optional[str] = None) -> Manifest:
@@ -102,105 +76,84 @@ def read_alone(folder: Path, digest: Optional[str] = None) -> Manifest:
         ValueError: the manifest is missing or altered, has another schema or digest, has a field of
             a wrong type or outside its range, or contradicts itself.
     """
-    content = _content(folder)
-    _check_version(folder, content.get("schema"), content.get("interface", 0))
+    content, where = _content(folder), f"artefact {folder}:"
+    _check_version(where, content.get("schema"), content.get("interface", 0))
     seal = content.pop("seal", None)
-    if seal != digest_of(content):
-        raise ValueError(
-            f"artefact {folder}: expected {FILE_NAME} as it was written, got content of "
-            f"another digest; {REMEDY}"
-        )
+    if seal != schema.digest_of(content):
+        rule = f"expected {FILE_NAME} as it was written"
+        raise ValueError(f"{where} {rule}, got content of another digest; {REMEDY}")
     try:
         manifest = msgspec.convert(content, Manifest)
         rules.check(manifest)
     except msgspec.ValidationError as error:
-        raise ValueError(
-            f"artefact {folder}: expected the fields of schema {SCHEMA} in {FILE_NAME}, got "
-            f"another: {_short(error)}; {REMEDY}"
-        ) from None
+        rule = f"expected the fields of schema {SCHEMA} in {FILE_NAME}"
+        raise ValueError(f"{where} {rule}, got another: {_short(error)}; {REMEDY}") from None
     except ValueError as error:
-        raise ValueError(f"artefact {folder}: {FILE_NAME}: {_short(error)}; {REMEDY}") from None
+        raise ValueError(f"{where} {FILE_NAME}: {_short(error)}; {REMEDY}") from None
     if digest is not None and digest.lower() != manifest.digest:
         raise ValueError(
-            f"artefact {folder}: expected digest {_short(digest)}, got {manifest.digest}; "
-            "take the artefact from where the digest came from"
+            f"{where} expected digest {_short(digest)}, got {manifest.digest}; take the artefact "
+            "from where the digest came from"
         )
     return manifest
 
 
-def _check_version(folder: Path, schema: Any, interface: Any) -> None:
-    if schema is None:
+def _check_version(where: str, version: Any, interface: Any) -> None:
+    if version is None:
+        rule = f"expected the version of its schema in {FILE_NAME}"
+        raise ValueError(f"{where} {rule}, got none; {REMEDY}")
+    if version != SCHEMA:
+        remedy = "export again with this version"
+        raise ValueError(f"{where} expected schema {SCHEMA}, got {_short(version)}; {remedy}")
+    if isinstance(interface, int) and interface > schema.INTERFACE:
         raise ValueError(
-            f"artefact {folder}: expected the version of its schema in {FILE_NAME}, got none; "
-            f"{REMEDY}"
-        )
-    if schema != SCHEMA:
-        raise ValueError(
-            f"artefact {folder}: expected schema {SCHEMA}, got {_short(schema)}; export again with "
-            "this version"
-        )
-    if isinstance(interface, int) and interface > INTERFACE:
-        raise ValueError(
-            f"artefact {folder}: expected inputs and outputs of graph interface {INTERFACE} or "
-            f"below, got interface {interface}; install the version of posenc-export that wrote "
-            "it, or export again with this one"
+            f"{where} expected inputs and outputs of graph interface {schema.INTERFACE} or below, got "
+            f"interface {interface}; install the version of posenc-export that wrote it, or export "
+            "again with this one"
         )
 
 
 def _content(folder: Path) -> Any:
-    path = folder / FILE_NAME
+    path, where = folder / FILE_NAME, f"artefact {folder}: expected"
     if not path.is_file():
-        inside = sorted(path_inside.parent.name for path_inside in folder.glob(f"*/{FILE_NAME}"))
-        remedy = (
-            f"give one of its subfolders {', '.join(inside)}" if inside else _export_first(folder)
-        )
-        raise ValueError(f"artefact {folder}: expected {FILE_NAME} in it, got none; {remedy}")
-    if path.stat().st_size > LONGEST:
-        raise ValueError(
-            f"artefact {folder}: expected {FILE_NAME} of at most {LONGEST} bytes, got "
-            f"{path.stat().st_size}; {REMEDY}"
-        )
+        inside = sorted(nested.parent.name for nested in folder.glob(f"*/{FILE_NAME}"))
+        remedy = f"give one of its subfolders {', '.join(inside)}" if inside else ""
+        raise ValueError(f"{where} {FILE_NAME} in it, got none; {remedy or _export_first(folder)}")
+    size = path.stat().st_size
+    if size > LONGEST:
+        raise ValueError(f"{where} {FILE_NAME} of at most {LONGEST} bytes, got {size}; {REMEDY}")
     try:
         content = msgspec.json.decode(path.read_bytes())
         # The digest needs content that can be encoded again; lone surrogates and deep nesting
         # cannot.
         json.dumps(content)
     except RecursionError:
-        raise ValueError(
-            f"artefact {folder}: expected flat JSON in {FILE_NAME}, got deeper nesting than "
-            f"can be read; {REMEDY}"
-        ) from None
+        got = "deeper nesting than can be read"
+        raise ValueError(f"{where} flat JSON in {FILE_NAME}, got {got}; {REMEDY}") from None
     except ValueError as error:
-        raise ValueError(
-            f"artefact {folder}: expected JSON in {FILE_NAME}, got {_short(error)}; {REMEDY}"
-        ) from None
+        raise ValueError(f"{where} JSON in {FILE_NAME}, got {_short(error)}; {REMEDY}") from None
     if not isinstance(content, dict):
-        raise ValueError(
-            f"artefact {folder}: expected a JSON object in {FILE_NAME}, got "
-            f"{type(content).__name__}; {REMEDY}"
-        )
+        kind = type(content).__name__
+        raise ValueError(f"{where} a JSON object in {FILE_NAME}, got {kind}; {REMEDY}")
     return content
 
 
 def _export_first(folder: Path) -> str:
-    """Return the remedy for a folder that holds no artefact: a preset's name, or the command
-    that exports the checkpoint in it, or downloads one first.
-    """
+    """Return the remedy for a folder that holds no artefact."""
     place, fetch = str(folder), download(folder)
     near = suggestion(place, preset_folders.NAMES)
+    is_file = folder.suffix == ".gguf" and folder.is_file()
     if place in preset_folders.NAMES:
         return f"for the preset of this name, {preset_folders.INSTALL}"
     if near.startswith("did") and not folder.exists():
         return near
-    if folder.suffix == ".gguf" and folder.is_file():
-        return f"export the file first: posenc export {place} --target ort -o ARTEFACT"
-    if (folder / "config.json").is_file():
-        return f"export the checkpoint first: posenc export {place} --target ort -o ARTEFACT"
+    if is_file or (folder / "config.json").is_file():
+        what = "file" if is_file else "checkpoint"
+        return f"export the {what} first: posenc export {place} --target ort -o ARTEFACT"
     if fetch:
         return f"download the model with {fetch} and export it with posenc export"
-    return (
-        f"give a folder that `posenc export` wrote, or a preset: {', '.join(preset_folders.NAMES)}"
-    )
+    names = ", ".join(preset_folders.NAMES)
+    return f"give a folder that `posenc export` wrote, or a preset: {names}"
 
 
 def _short(value: Any) -> str:

@@ -46,18 +46,14 @@ POSITIONS = "Position of the token in each cache slot; -1 for a slot without a t
 
 
 def of_state(state: State) -> str:
-    """Describe a state in a few sentences: its content, how it is passed from call to call, and
-    its initial value.
-    """
+    """Describe a state: its content, how it is passed from call to call, its initial value."""
     rule, first = UPDATES[state.update]
     content = f"{POSITIONS} " if state.holds_positions else ""
     return f"{content}{rule.format(axis=state.axis)} First call: {first.format(fill=state.fill)}."
 
 
 def of_graph(manifest: Manifest) -> Dict[str, str]:
-    """Describe every input and output of a graph, by name. Names that are not in the tables of
-    this module are left out.
-    """
+    """Describe the inputs and outputs of a graph, by name, as far as the tables have them."""
     meanings = {
         value.name: INPUTS[value.name].says for value in manifest.inputs if value.name in INPUTS
     }

@@ -10,11 +10,9 @@ REPLACEMENT = "\ufffd"  # bytes that are no character, or none yet, are decoded 
 class TokenizerPieces:
     """Incremental decoder of a tokenizer: all pieces together are the text of all tokens.
 
-    The text of a token depends on the tokens before it, so each call decodes the tokens of the
-    last piece again, with those after it. The number of tokens that a call decodes is bounded.
-
-    A decoder with tokens for bytes replaces a whole run of them if one byte is invalid. The
-    characters of such a run that are pieces already stay as they are.
+    The text of a token depends on the tokens before it, so each call decodes those of the last
+    piece again; their number is bounded. A decoder with tokens for bytes replaces a whole run of
+    them if one byte is invalid: characters of such a run that are pieces already stay.
 
     Args:
         decode: returns the text of token ids.

@@ -1,6 +1,4 @@
-"""Destinations: which folders and files a command may replace, and files that are replaced in
-one step.
-"""
+"""Destinations: which folders and files a command may replace."""
 
 import json
 import os
@@ -41,15 +39,12 @@ def check_folder(folder: Path, kind: Kind = ARTEFACT) -> None:
     """
     where = f"{kind.where}: expected a folder that is new, empty or {kind.name}"
     if folder.is_symlink():
-        raise ValueError(
-            f"{where}, got the symbolic link {folder}; give the folder that it points to"
-        )
+        remedy = "give the folder that it points to"
+        raise ValueError(f"{where}, got the symbolic link {folder}; {remedy}")
     place = folder.resolve()
     if place in (Path.cwd(), *Path.cwd().parents):
-        raise ValueError(
-            f"{where} and neither the working folder nor one of its parents, got {folder}; "
-            "give a subfolder or another folder"
-        )
+        rule = "and neither the working folder nor one of its parents"
+        raise ValueError(f"{where} {rule}, got {folder}; give a subfolder or another folder")
     if os.path.ismount(place):
         raise ValueError(f"{where}, got the mount point {folder}; give a subfolder of it")
     _check_outside(folder, where)
@@ -59,47 +54,31 @@ def check_folder(folder: Path, kind: Kind = ARTEFACT) -> None:
         raise ValueError(f"{where}, got the file {folder}; choose another name")
     foreign = _foreign(place, _own(place, kind), "")
     if foreign is not None:
-        raise ValueError(
-            f"{where}, got {folder}, which contains {foreign}; move that file or choose "
-            "another folder"
-        )
+        remedy = "move that file or choose another folder"
+        raise ValueError(f"{where}, got {folder}, which contains {foreign}; {remedy}")
 
 
 def _check_outside(path: Path, where: str) -> None:
     """Refuse a path in an artefact, which holds only the files that its manifest lists."""
     above = path.absolute().parent.resolve()
-    artefact = next(
-        (parent for parent in (above, *above.parents) if os.path.isfile(parent / FILE_NAME)), None
-    )
-    if artefact is not None:
-        raise ValueError(
-            f"{where} outside any artefact, got {path} in the artefact {artefact}; choose "
-            "another folder"
-        )
+    for parent in (above, *above.parents):
+        if os.path.isfile(parent / FILE_NAME):
+            got = f"{path} in the artefact {parent}"
+            raise ValueError(f"{where} outside any artefact, got {got}; choose another folder")
 
 
 def _own(folder: Path, kind: Kind) -> Set[str]:
-    """Return the listing, the paths that it lists (in any schema version), and temporary files
-    of interrupted writes.
-    """
+    """Return the listing, the paths that it lists, and temporary files of interrupted writes."""
     listed = {name for name in os.listdir(folder) if name.startswith(files.PART)}
     try:
         content = json.loads((folder / kind.listing).read_bytes())
         return listed | {kind.listing, *content["files"]}
-    except (
-        FileNotFoundError,
-        ValueError,
-        TypeError,
-        KeyError,
-        RecursionError,
-    ):  # no listing, or one that cannot be read
-        return listed
+    except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):
+        return listed  # no listing, or one that cannot be read
 
 
 def _foreign(folder: Path, own: Set[str], above: str) -> Optional[str]:
-    """Return the first path in a folder, given as `above` with a slash at its end, that is not
-    in `own`. Only subfolders with own files are searched.
-    """
+    """Return the first path in a folder, named `above` with a slash, that is not in `own`."""
     for name in sorted(os.listdir(folder)):
         path, whole = folder / name, above + name
         foreign: Optional[str] = whole
@@ -131,10 +110,8 @@ def check_file(path: Path, form: Form) -> None:
     if path.exists() and path.stat().st_size:
         with path.open("rb") as stream:
             if form.mark not in stream.read(HEAD):
-                raise ValueError(
-                    f"{where}, got {path}, which holds something else; move that file or "
-                    "choose another name"
-                )
+                got, remedy = f"{path}, which holds something else", "choose another name"
+                raise ValueError(f"{where}, got {got}; move that file or {remedy}")
 
 
 def write_file(path: Path, content: bytes, form: Form) -> None:

@@ -20,18 +20,13 @@ from posenc_export.runtime.artefact.places import ARTEFACT, Kind, check_folder
 
 try:
     import fcntl
-except (
-    ModuleNotFoundError
-):  # Windows has no locks on folders, so temporary folders are not removed there
+except ModuleNotFoundError:  # Windows has no locks on folders: temporary folders are not removed
     fcntl = None  # type: ignore[assignment]
 
 STAGING = re.compile(re.escape(files.PREFIX) + "[0-9a-f]{16}")
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
-UNSUPPORTED = (
-    errno.EINVAL,
-    errno.ENOSYS,
-    errno.EOPNOTSUPP,
-)  # the file system or the kernel cannot exchange two folders
+# The file system or the kernel cannot exchange two folders.
+UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class StagingFolder:
@@ -114,9 +109,7 @@ def _absolute(folder: Path) -> Path:
 
 
 def _put(finished: Path, place: Path) -> bool:
-    """Move `finished` to `place`, and an existing folder at `place` to `finished`. Return
-    whether such a folder existed.
-    """
+    """Exchange `finished` with the folder at `place`, if there is one. Return whether there was."""
     if not place.exists() or not os.listdir(place):
         if os.name == "nt" and place.exists():  # elsewhere a rename replaces an empty folder
             place.rmdir()
@@ -138,18 +131,12 @@ def _put(finished: Path, place: Path) -> bool:
 
 
 def exchange(path: Path, other: Path) -> bool:
-    """Exchange two paths atomically. Return False if the operating system or the file system
-    does not support it; raise OSError if it fails.
-    """
+    """Exchange two paths atomically. Return False if the system does not support it."""
     library: Any = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
     if not hasattr(library, "renameat2"):
         return False
-    if (
-        library.renameat2(
-            AT_FDCWD, os.fsencode(path), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE
-        )
-        == 0
-    ):
+    names = os.fsencode(path), os.fsencode(other)
+    if library.renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE) == 0:
         return True
     number = ctypes.get_errno()
     if number in UNSUPPORTED:
@@ -158,9 +145,7 @@ def exchange(path: Path, other: Path) -> bool:
 
 
 def sweep(folder: Path) -> None:
-    """Restore the folders that interrupted exports set aside in a folder, and remove their
-    temporary folders.
-    """
+    """Restore the folders that interrupted exports set aside; remove their temporary folders."""
     with suppress(FileNotFoundError):  # no such folder, or another export removes it now
         with _locked(folder):
             _sweep(folder)
@@ -192,9 +177,7 @@ def _sync_tree(folder: Path) -> None:
 
 
 def _lock(folder: Path, wait: bool) -> Optional[int]:
-    """Lock a folder until the returned descriptor is closed or the process ends. Return None if
-    another process holds the lock, or the system has no locks.
-    """
+    """Lock a folder until the returned descriptor is closed; None if it is or cannot be locked."""
     if fcntl is None:
         return None
     number = os.open(folder, os.O_RDONLY)
@@ -208,9 +191,7 @@ def _lock(folder: Path, wait: bool) -> Optional[int]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, so that only one export at a time creates, removes and renames
-    in it.
-    """
+    """Hold the lock of a folder: only one export at a time creates and renames in it."""
     number = _lock(folder, wait=True)
     try:
         yield

@@ -1,6 +1,4 @@
-"""The records inside a manifest, and the types of its fields: files, reference, quality, weights,
-calibration and generation.
-"""
+"""The records inside a manifest, and the types of its fields."""
 
 import math
 from typing import Annotated, Dict, List, Optional, Tuple, Union
@@ -10,6 +8,7 @@ from msgspec import Meta, Struct
 # Patterns end in \Z, since $ also matches before a final line break.
 LARGEST = 2**31 - 1  # largest size of a tensor along one axis
 MOST = 4096  # largest number of values, states or files of one graph
+INPUTS = r"^(text|held-out calibration text|text of the package|random (tokens|numbers))\Z"
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*\Z", max_length=128)]
 # Without folders, and valid on every operating system.
@@ -26,6 +25,7 @@ Axes = Annotated[Tuple[Axis, ...], Meta(max_length=8)]
 Finite = Annotated[float, Meta(ge=0.0, le=1e300)]
 Ids = Annotated[Tuple[Size, ...], Meta(max_length=MOST)]
 FewIds = Annotated[List[Size], Meta(max_length=64)]
+Edge = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.,:()+^? -]{1,64}\Z")]
 Counts = Annotated[Dict[Text, Size], Meta(max_length=MOST)]
 
 
@@ -49,13 +49,8 @@ class Reference(Struct, frozen=True, forbid_unknown_fields=True):
     # Bound of the errors of the float32 form (verification/float32_form.py); 0 for an artefact
     # without one, and for those of earlier versions.
     float32: Finite = 0.0
-    edges: Annotated[
-        Dict[
-            Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.,:()+^? -]{1,64}\Z")],
-            Bytes,
-        ],
-        Meta(max_length=256),
-    ] = {}  # tokens of the long sequence at which the computation changes, by name
+    # Tokens of the long sequence at which the computation changes, by name.
+    edges: Annotated[Dict[Edge, Bytes], Meta(max_length=256)] = {}
 
 
 class Package(Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,19 +65,11 @@ class Quality(Struct, frozen=True, forbid_unknown_fields=True):
     module. Figures of text are 0 for inputs that are no text.
     """
 
-    inputs: Annotated[
-        str,
-        Meta(
-            pattern=r"^(text|held-out calibration text|text of the package|random tokens|random "
-            r"numbers)\Z"
-        ),
-    ]
-    # Root mean square of the differences of outputs, relative to the root mean square of the
-    # module's outputs.
+    inputs: Annotated[str, Meta(pattern=INPUTS)]
+    # Root mean square of the differences of outputs, relative to that of the module's outputs.
     error: Finite
-    agreement: Annotated[
-        float, Meta(ge=0.0, le=1.0)
-    ]  # fraction of tokens with the same largest logit, 0 .. 1; 0 for models without logits
+    # Fraction of tokens with the same largest logit; 0 for models without logits.
+    agreement: Annotated[float, Meta(ge=0.0, le=1.0)]
     tokens: AtLeastOne  # number of compared tokens
     # Worst error of the grid for the same rounded weights computed in float32, without rounding of
     # activations and caches.
@@ -106,9 +93,8 @@ class Numbers(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
 
     file: FileName
     offset: Bytes  # byte in the file
-    dtype: Annotated[
-        str, Meta(pattern=r"^(bool|bfloat16|float(16|32|64)|u?int(8|16|32|64))\Z")
-    ]  # name of the torch dtype
+    # Name of the torch dtype.
+    dtype: Annotated[str, Meta(pattern=r"^(bool|bfloat16|float(16|32|64)|u?int(8|16|32|64))\Z")]
     shape: Annotated[Tuple[Size, ...], Meta(max_length=8)]
     # Whether the file has the transpose, as graphs hold matrices of products.
     transposed: bool = False
@@ -123,13 +109,11 @@ class Numbers(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
 class Weights(Struct, frozen=True, forbid_unknown_fields=True):
     """Weights of few bits."""
 
-    format: Annotated[
-        str, Meta(pattern=r"^(int8|int8-32|int4|int4-128|keep|mixed)\Z")
-    ]  # format as `posenc export --weights` takes it; "mixed" for --size
+    # As `posenc export --weights` takes it; "mixed" for --size.
+    format: Annotated[str, Meta(pattern=r"^(int8|int8-32|int4|int4-128|keep|mixed)\Z")]
     matrices: Size = 0  # number of constants in that format; all others are float32
-    activations: Annotated[str, Meta(pattern=r"^(int8|float32|float16|bfloat16)\Z")] = (
-        "int8"  # in which products with these weights read their inputs
-    )
+    # In which products with these weights read their inputs.
+    activations: Annotated[str, Meta(pattern=r"^(int8|float32|float16|bfloat16)\Z")] = "int8"
 
 
 class Calibration(Struct, frozen=True, forbid_unknown_fields=True):
@@ -140,19 +124,14 @@ class Calibration(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Generation(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Which tokens generation_config.json of the checkpoint forbids or forces, and the first
-    tokens of Whisper.
-    """
+    """Tokens that generation_config.json forbids or forces, and the first tokens of Whisper."""
 
     suppressed: Ids = ()  # ids that are never chosen
     suppressed_first: Ids = ()  # ids that are not chosen as the first token that is free
     forced_first: Optional[Size] = None  # id that is chosen after a prompt of one token
-    forced: Annotated[
-        Tuple[Optional[Size], ...], Meta(max_length=64)
-    ] = ()  # ids after the start token; None in place of the language of the speech
-    languages: Annotated[
-        Dict[Text, Size], Meta(max_length=1024)
-    ] = {}  # id of each language, by its token
+    # Ids after the start token; None in place of the language of the speech.
+    forced: Annotated[Tuple[Optional[Size], ...], Meta(max_length=64)] = ()
+    languages: Annotated[Dict[Text, Size], Meta(max_length=1024)] = {}  # ids by token
     tasks: Annotated[Dict[Text, Size], Meta(max_length=64)] = {}  # id of each task
     no_timestamps: Optional[Size] = None  # id after which no times are generated
     language: Text = ""  # default language; empty to detect it

@@ -1,24 +1,14 @@
-"""Check that the fields of a manifest agree with each other and with the graph. Types and ranges
-of single fields are checked by schema.py.
-"""
+"""Check that the fields of a manifest agree with each other and with the graph."""
 
 from collections import Counter
 from typing import Any, Sequence, Tuple
 
 import msgspec
 
+from posenc_export.runtime.artefact import graph_inputs
 from posenc_export.runtime.artefact.certificate import Certificate
 from posenc_export.runtime.artefact.config_rules import check_ends, expect, line
-from posenc_export.runtime.artefact.graph_inputs import (
-    ENCODER_MASK,
-    OF_ENCODER,
-    B,
-    M,
-    P,
-    Q,
-    T,
-    after_tokens,
-)
+from posenc_export.runtime.artefact.graph_inputs import B, M, P, Q, T
 from posenc_export.runtime.artefact.records import Axis
 from posenc_export.runtime.artefact.schema import Manifest, State, Value
 
@@ -38,9 +28,7 @@ TYPES = {
 
 
 def check(manifest: Manifest) -> None:
-    """Raise ValueError if fields of a manifest contradict each other; the message gives the
-    first rule that does not hold.
-    """
+    """Raise ValueError with the first rule that fields of a manifest contradict."""
     _check_names(manifest)
     check_ends(manifest)
     _check_inputs(manifest)
@@ -100,16 +88,15 @@ def present_axes(state: State) -> Tuple[Axis, ...]:
 
 
 def _check_names(manifest: Manifest) -> None:
-    names = Counter(
-        value.name for value in (*manifest.inputs, *manifest.encoder, *manifest.outputs)
-    )
+    values = (*manifest.inputs, *manifest.encoder, *manifest.outputs)
+    names = Counter(value.name for value in values)
     names.update(name for state in manifest.states for name in (state.past, state.present))
     twice = min((name for name, count in names.items() if count > 1), default="")
     expect(not twice, "unique names of inputs, outputs and states", f"{twice} twice")
 
 
 def _check_inputs(manifest: Manifest) -> None:
-    allowed, target = after_tokens(manifest), manifest.target
+    allowed, target = graph_inputs.after_tokens(manifest), manifest.target
     for index, value in enumerate(manifest.inputs[1:], 1):
         where, forms = f"inputs[{index}] to be", allowed.get(value.name, [])
         expect(bool(forms), f"{where} one of {', '.join(allowed)}", value.name)
@@ -124,43 +111,36 @@ def _check_inputs(manifest: Manifest) -> None:
 
 
 def _check_encoder(manifest: Manifest) -> None:
-    """Check that encoder inputs belong to a decoder and are a mask, then pairs of a key and a
-    value of the same shape.
-    """
+    """Check that encoder inputs are a mask, then pairs of a key and a value."""
     if not manifest.encoder:
         return
+    name, kind, dtype = graph_inputs.ENCODER_MASK, manifest.kind, manifest.passed_dtype
     rule = "encoder to belong to a decoder and to be a mask, then pairs of a key and a value"
-    expect(
-        manifest.kind == "decoder" and len(manifest.encoder) % 2 == 1,
-        rule,
-        f"kind {manifest.kind} with {len(manifest.encoder)} inputs",
-    )
+    holds = kind == "decoder" and len(manifest.encoder) % 2 == 1
+    expect(holds, rule, f"kind {kind} with {len(manifest.encoder)} inputs")
     mask, *pairs = manifest.encoder
-    (wanted,) = OF_ENCODER[ENCODER_MASK].values(ENCODER_MASK, manifest)
+    (wanted,) = graph_inputs.OF_ENCODER[name].values(name, manifest)
     expect(mask == wanted, f"encoder[0] to be {line(wanted)}", line(mask))
     for index, value in enumerate(pairs):
         where, part = f"encoder[{index + 1}] to", ("key", "value")[index % 2]
-        expect(
+        holds = (
             value.name.startswith("past_key_values.")
             and value.name.endswith(f".encoder.{part}")
-            and value.dtype == manifest.passed_dtype
+            and value.dtype == dtype
             and value.axes[::2] == (B, Q)
-            and all(isinstance(size, int) for size in value.axes[1::2]),
-            f"{where} be past_key_values.N.encoder.{part} {manifest.passed_dtype} "
-            f"[{B},heads,{Q},head size]",
-            line(value),
+            and all(isinstance(size, int) for size in value.axes[1::2])
         )
+        form = f"past_key_values.N.encoder.{part} {dtype} [{B},heads,{Q},head size]"
+        expect(holds, f"{where} be {form}", line(value))
         key = pairs[index - index % 2]
         expect(value.axes == key.axes, f"{where} have the axes of its key", line(value))
 
 
 def _check_state(where: str, state: State, manifest: Manifest) -> None:
-    updates = ("append", "replace") if manifest.target in GROWING else ("in_place", "replace")
-    expect(
-        state.update in updates,
-        f"{where}.update to be {' or '.join(updates)} for target {manifest.target}",
-        state.update,
-    )
+    target, signature = manifest.target, manifest.signature
+    updates = ("append", "replace") if target in GROWING else ("in_place", "replace")
+    rule = f"{where}.update to be {' or '.join(updates)} for target {target}"
+    expect(state.update in updates, rule, state.update)
     slots = {"append": P, "in_place": M}.get(state.update)
     named = {index: axis for index, axis in enumerate(state.axes) if isinstance(axis, str)}
     rule = f"to have {slots} only at axis" if slots else "to have no other name, with axis 0"
@@ -170,21 +150,17 @@ def _check_state(where: str, state: State, manifest: Manifest) -> None:
         f"{where}.axes to start with {B} and {rule}",
         f"{list(state.axes)} with axis {state.axis}",
     )
-    expect(
-        _is_pair(state),
-        f"{where} to have matching names past... and present...",
-        f"{state.past} and {state.present}",
-    )
+    rule = f"{where} to have matching names past... and present..."
+    expect(_is_pair(state), rule, f"{state.past} and {state.present}")
     if not state.holds_positions:
         expect(not state.fill, f"{where}.fill to be 0 except for past_positions", state.fill)
         return
-    facts = (state.dtype, len(state.axes), state.fill, manifest.signature)
+    facts = (state.dtype, len(state.axes), state.fill, signature)
     expect(
         facts == ("int64", 2, -1, "positions") and state is manifest.states[0],
         f"{where} past_positions to be the first state, int64 [{B},{slots}] filled with -1, with "
         "signature positions",
-        f"{state.dtype} {list(state.axes)} filled with {state.fill}, signature "
-        f"{manifest.signature}",
+        f"{state.dtype} {list(state.axes)} filled with {state.fill}, signature {signature}",
     )
 
 
@@ -203,8 +179,7 @@ def _is_pair(state: State) -> bool:
 def _check_caches(manifest: Manifest) -> None:
     grows, target, bucket = manifest.target in GROWING, manifest.target, manifest.capacity_bucket
     expect(manifest.by_columns or not grows, f"layout to be columns for target {target}", "rows")
-    most = 0 if grows else 65536
-    limits = "0" if grows else f"0 .. {most}"
+    limits, most = ("0", 0) if grows else ("0 .. 65536", 65536)
     expect(bucket <= most, f"capacity_bucket to be {limits} for target {target}", bucket)
     small = [state for state in manifest.states if state.dtype == "int8"]
     expect(
@@ -215,43 +190,30 @@ def _check_caches(manifest: Manifest) -> None:
         f"{target} in {manifest.dtype}",
     )
     for state in small:
-        expect(
-            state.in_place
-            and state.past.startswith("past_key_values.")
-            and state.past.endswith((".key", ".value")),
-            "int8 states to be in-place keys and values",
-            state.past,
-        )
+        parts = state.past.startswith("past_key_values."), state.past.endswith((".key", ".value"))
+        rule = "int8 states to be in-place keys and values"
+        expect(state.in_place and all(parts), rule, state.past)
+    rule = "reads_hidden to be false only for in-place states with layout rows"
     for state in manifest.states:
-        expect(
-            state.reads_hidden or (state.in_place and not manifest.by_columns),
-            "reads_hidden to be false only for in-place states with layout rows",
-            f"false for {state.past}",
-        )
+        holds = state.reads_hidden or (state.in_place and not manifest.by_columns)
+        expect(holds, rule, f"false for {state.past}")
 
 
 def _check_files(manifest: Manifest) -> None:
-    graph, target, weights = GRAPHS[manifest.target], manifest.target, manifest.weights
+    graph, target, weights = graph_file(manifest), manifest.target, manifest.weights
     if weights is not None:
         plain = manifest.dtype == "float32"
-        expect(
-            graph == "model.onnx" and (plain or target == "ort-cuda"),
-            "model.onnx in float32 for weights of few bits",
-            f"{weights.format} for target {target} in {manifest.dtype}",
-        )
-        expect(
-            weights.activations in (("int8", "float32") if plain else (manifest.dtype,)),
-            f"activations of products in {'int8 or float32' if plain else manifest.dtype}",
-            weights.activations,
-        )
+        got = f"{weights.format} for target {target} in {manifest.dtype}"
+        holds = graph == "model.onnx" and (plain or target == "ort-cuda")
+        expect(holds, "model.onnx in float32 for weights of few bits", got)
+        rule = f"activations of products in {'int8 or float32' if plain else manifest.dtype}"
+        allowed = ("int8", "float32") if plain else (manifest.dtype,)
+        expect(weights.activations in allowed, rule, weights.activations)
     mixed = weights.matrices if weights is not None and weights.format == "mixed" else 0
     expect(len(manifest.formats) == mixed, f"formats of {mixed} weights", len(manifest.formats))
-    compiled = manifest.compiled is not None
-    expect(
-        compiled == (target == "aotinductor"),
-        "compiled exactly for target aotinductor",
-        f"{'it' if compiled else 'none'} for target {target}",
-    )
+    compiled, native = manifest.compiled is not None, target == "aotinductor"
+    got = f"{'it' if compiled else 'none'} for target {target}"
+    expect(compiled == native, "compiled exactly for target aotinductor", got)
     rule = "files other than posenc.json itself in files"
     expect("posenc.json" not in manifest.files, rule, "posenc.json")
     graphs = sorted(name for name in manifest.files if name in set(GRAPHS.values()))

@@ -1,6 +1,4 @@
-"""The fields of posenc.json with types, choices and ranges. msgspec checks them when a manifest
-is read, not when one is built in Python.
-"""
+"""The fields of posenc.json. msgspec checks them when a manifest is read."""
 
 import hashlib
 import json
@@ -9,31 +7,9 @@ from typing import Annotated, Any, Dict, List, Optional, Tuple, Union
 import msgspec
 from msgspec import Meta, Struct
 
+from posenc_export.runtime.artefact import records
 from posenc_export.runtime.artefact.machine import Compiled
-from posenc_export.runtime.artefact.records import (
-    MOST,
-    AtLeastOne,
-    Axes,
-    Axis,
-    Bytes,
-    Calibration,
-    Counts,
-    DType,
-    FewIds,
-    File,
-    FileName,
-    Generation,
-    Name,
-    Numbers,
-    Package,
-    Quality,
-    Real,
-    Reference,
-    Sha256,
-    Size,
-    Text,
-    Weights,
-)
+from posenc_export.runtime.artefact.records import MOST, Axes, Axis, DType, Name
 
 SCHEMA = 4
 # Version of the names, dtypes, axes and meanings of graph inputs, outputs and states
@@ -64,22 +40,23 @@ class Value(Struct, frozen=True, forbid_unknown_fields=True):
 class State(Struct, frozen=True, forbid_unknown_fields=True):
     """A tensor that is kept between calls: output `present` of a call is input `past` of the next.
 
-    Its update rule is "append" if it grows along `axis`, "in_place" if it has a fixed capacity
-    along `axis` and one buffer, "replace" if each call replaces it.
+    Args:
+        past, present: names of the graph input and output.
+        axes: size or symbolic name of each axis; the first is the batch.
+        update: "append" if it grows along `axis`, "in_place" if it has a fixed capacity along
+            `axis` and one buffer, "replace" if each call replaces it.
+        axis: index of the axis that counts cache slots; 0 for "replace".
+        fill: value of slots that were never written.
+        reads_hidden: whether the graph reads slots past a row's length; they must hold `fill`.
     """
 
-    past: Name  # name of the graph input
-    present: Name  # name of the graph output
+    past: Name
+    present: Name
     dtype: DType
-    axes: Annotated[
-        Tuple[Axis, ...], Meta(min_length=1, max_length=8)
-    ]  # size or symbolic name of each axis; the first is the batch
+    axes: Annotated[Tuple[Axis, ...], Meta(min_length=1, max_length=8)]
     update: Annotated[str, Meta(pattern=r"^(append|in_place|replace)\Z")]
-    axis: Annotated[
-        int, Meta(ge=0, le=7)
-    ]  # index of the axis that counts cache slots; 0 for "replace"
-    fill: Annotated[int, Meta(ge=-1, le=0)] = 0  # value of slots that were never written
-    # Whether the graph reads slots past a row's length; these must then hold `fill`.
+    axis: Annotated[int, Meta(ge=0, le=7)]
+    fill: Annotated[int, Meta(ge=-1, le=0)] = 0
     reads_hidden: bool = True
 
     @property
@@ -120,13 +97,12 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         layout: cache slots of a row's tokens: "rows" (each row fills its own first slots) or
             "columns" (all rows advance together).
         config: description of the model.
-        inputs, outputs: graph inputs and outputs without the states. The second output, if there is
-            one, is the readout of an encoder, such as sentence_embedding.
+        inputs, outputs: graph inputs and outputs without the states. A second output is the
+            readout of an encoder, such as sentence_embedding.
         states: tensors that are kept between calls.
         max_positions: the range of positions is 0 .. max_positions - 1.
-        capacity_bucket: in-place caches are allocated in multiples of this number of slots; 0
-            allocates the whole range at once, for graphs whose cost does not depend on the
-            capacity.
+        capacity_bucket: in-place caches have a multiple of this number of slots; 0 allocates the
+            whole range at once, for graphs whose cost does not depend on the capacity.
         continuation_rows: largest number of rows in a call with several new tokens on a filled
             cache; 0 for no limit.
         contiguous: whether the positions of a row must be consecutive.
@@ -135,14 +111,12 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         chunk: default number of tokens of a row to feed at a time; limits a bias to [H,chunk,T].
         step_weights: number of weights that one new token reads, without tables of encodings and
             with one row of the token table.
-        stop_ids: token ids that end a text.
-        start_ids: first token ids of a decoder that reads an encoder.
-        generation: tokens that `generate` must not or must choose; None for no such tokens.
-        encoder: graph inputs of a decoder that reads an encoder, given once per row:
+        stop_ids, start_ids: token ids that end a text; first ids of a decoder with an encoder.
+        generation: tokens that `generate` must not or must choose, or None.
+        encoder: inputs of a decoder that reads an encoder, given once per row:
             encoder_attention_mask, then a key and a value for each layer that reads it.
-        opset: version by domain.
-        operators: number of nodes by operator.
-        versions: library versions of the export.
+        opset, operators, versions: opset by domain, number of nodes by operator, version of each
+            library of the export.
         interface: version of the graph's inputs, outputs and states (INTERFACE); 0 in artefacts of
             earlier versions, which do not state it.
         source: how to build the same weights again: {"preset": name} or {"seed": number};
@@ -150,26 +124,20 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         weights: format of weights of few bits; None if all weights have `dtype`.
         formats: format of each weight of few bits, by name of the parameter, if the format of
             `weights` is "mixed"; otherwise empty.
-        cache: "int8" if cached keys and values are stored in 8 bits; empty if they have `dtype`.
-        calibration: calibration data used to round weights and to compute the scales of caches;
-            None for none.
-        quality: loss against the float32 module; None if the artefact was not verified or rounds
-            nothing.
+        cache: "int8" if cached keys and values are stored in 8 bits, otherwise empty.
+        calibration: data used to round weights and to compute the scales of caches, or None.
+        quality: loss against the float32 module; None if nothing is rounded or verified.
         deviation: figures of earlier versions in place of `quality`; not used.
-        compiled: what the native code of target aotinductor was compiled from and for; None for
-            other targets.
+        compiled: what the native code of target aotinductor was compiled from and for.
         encodings: where the trained numbers of each encoding are, by name of the parameter in the
             block or stack (docs/commands.md). Needed for pictures, not to run the artefact.
-        packages: origin of each encoding that is not part of this package, by name. Needed to build
-            the model again, not to run it.
+        packages: origin of each encoding of another package, by name. Needed to build the model.
         constants: sha256 of the numbers and attributes of each node of an ONNX graph, by its name
-            (runtime/verification/constants.py). Empty for other graphs and in artefacts that were
-            not verified when they were exported.
+            (runtime/verification/constants.py); empty if it was not verified at export.
         files: digest and size of each file, by name.
         reference: expected outputs stored in the artefact, or None.
         certificate: errors measured against the module, or None.
-        proofs: errors measured against the reference, one per machine and provider, the newest
-            last.
+        proofs: errors measured against the reference, one per machine and provider, newest last.
     """
 
     kind: Annotated[str, Meta(pattern=r"^(decoder|encoder|block|module)\Z")]
@@ -177,43 +145,43 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         str, Meta(pattern=r"^(onnx|onnx-static|ort|ort-cuda|torchscript|pt2|aotinductor)\Z")
     ]
     signature: Annotated[str, Meta(pattern=r"^(positions|mask)\Z")]
-    dtype: Real
+    dtype: records.Real
     layout: Annotated[str, Meta(pattern=r"^(rows|columns)\Z")]
     config: Dict[str, Any]
     inputs: Annotated[List[Value], Meta(min_length=1, max_length=16)]
     outputs: Annotated[List[Value], Meta(min_length=1, max_length=2)]
     states: Annotated[List[State], Meta(max_length=MOST)]
     max_positions: Annotated[int, Meta(ge=1, le=2**53)]
-    capacity_bucket: Size
-    continuation_rows: Size
+    capacity_bucket: records.Size
+    continuation_rows: records.Size
     contiguous: bool
     axes: Annotated[int, Meta(ge=0, le=8)] = 0
-    chunk: AtLeastOne = 256
-    step_weights: Bytes = 0
-    stop_ids: FewIds = []
-    start_ids: FewIds = []
-    generation: Optional[Generation] = None
+    chunk: records.AtLeastOne = 256
+    step_weights: records.Bytes = 0
+    stop_ids: records.FewIds = []
+    start_ids: records.FewIds = []
+    generation: Optional[records.Generation] = None
     encoder: Annotated[List[Value], Meta(max_length=MOST)] = []
-    opset: Counts = {}
-    operators: Counts = {}
-    versions: Annotated[Dict[Text, Text], Meta(max_length=64)] = {}
+    opset: records.Counts = {}
+    operators: records.Counts = {}
+    versions: Annotated[Dict[records.Text, records.Text], Meta(max_length=64)] = {}
     interface: Annotated[int, Meta(ge=0, le=INTERFACE)] = 0
-    source: Annotated[Dict[Text, Union[Text, int]], Meta(max_length=8)] = {}
-    weights: Optional[Weights] = None
+    source: Annotated[Dict[records.Text, Union[records.Text, int]], Meta(max_length=8)] = {}
+    weights: Optional[records.Weights] = None
     formats: Annotated[
         Dict[Name, Annotated[str, Meta(pattern=r"^(int8-32|int4|int4-128)\Z")]],
         Meta(max_length=MOST),
     ] = {}
     cache: Annotated[str, Meta(pattern=r"^(int8)?\Z")] = ""
-    calibration: Optional[Calibration] = None
-    quality: Optional[Quality] = None
+    calibration: Optional[records.Calibration] = None
+    quality: Optional[records.Quality] = None
     deviation: Dict[str, float] = {}
     compiled: Optional[Compiled] = None
-    encodings: Annotated[Dict[Name, Numbers], Meta(max_length=MOST)] = {}
-    packages: Annotated[Dict[Text, Package], Meta(max_length=64)] = {}
-    constants: Annotated[Dict[Text, Sha256], Meta(max_length=65536)] = {}
-    files: Annotated[Dict[FileName, File], Meta(max_length=MOST)] = {}
-    reference: Optional[Reference] = None
+    encodings: Annotated[Dict[Name, records.Numbers], Meta(max_length=MOST)] = {}
+    packages: Annotated[Dict[records.Text, records.Package], Meta(max_length=64)] = {}
+    constants: Annotated[Dict[records.Text, records.Sha256], Meta(max_length=65536)] = {}
+    files: Annotated[Dict[records.FileName, records.File], Meta(max_length=MOST)] = {}
+    reference: Optional[records.Reference] = None
     certificate: Optional[Dict[str, Any]] = None
     proofs: Annotated[List[Dict[str, Any]], Meta(max_length=MOST_PROOFS)] = []
     schema: Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)] = SCHEMA
@@ -266,22 +234,13 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def digest(self) -> str:
-        """sha256 of all fields except certificate and proofs. It covers the digests of all
-        files, so a user can compare it with one from a trusted source.
-        """
-        return digest_of(
-            {
-                key: value
-                for key, value in self.to_json().items()
-                if key not in ("certificate", "proofs")
-            }
-        )
+        """sha256 of all fields, with the digests of all files, except certificate and proofs."""
+        content = self.to_json()
+        return digest_of({key: content[key] for key in content.keys() - {"certificate", "proofs"}})
 
 
 def passed(dtype: str) -> str:
-    """Return the numpy dtype in which numbers of a dtype of activations are passed to a graph
-    and returned.
-    """
+    """Return the numpy dtype in which activations of a dtype enter and leave a graph."""
     return "float32" if dtype == "bfloat16" else dtype
 
 

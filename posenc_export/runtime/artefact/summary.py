@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from typing import Any, Dict, List
 
+from posenc_export.runtime.artefact.description import mapping, sequence
 from posenc_export.runtime.artefact.records import Quality
 from posenc_export.runtime.artefact.schema import Manifest
 
@@ -15,30 +16,28 @@ LONGEST = 300  # most characters of one specification
 
 
 def summary(manifest: Manifest) -> Dict[str, str]:
-    """Describe an artefact in plain text, by title.
-
-    Parts of the configuration that do not have the expected form are left out; they raise no error.
+    """Describe an artefact in plain text, by title. Parts of the configuration that do not have the
+    expected form are left out.
     """
+    weights = " except weights" if manifest.weights else ""
+    sizes = [f"{name} {size}" for name, size in _sizes(manifest).items()]
+    if manifest.step_weights:
+        sizes.append(f"a step reads {manifest.step_weights} weights")
+    coordinates = f", with {manifest.axes} coordinates" if manifest.axes else ""
     return {
         "model": (
-            f"{manifest.kind} for target {manifest.target}, "
-            f"{manifest.dtype}{' except weights' if manifest.weights else ''}, signature "
+            f"{manifest.kind} for target {manifest.target}, {manifest.dtype}{weights}, signature "
             f"{manifest.signature}"
         ),
         "encoding": ", ".join(_encodings(manifest.config)) or "none",
-        "sizes": ", ".join(
-            [f"{name} {size}" for name, size in _sizes(manifest).items()] + _read(manifest)
-        ),
+        "sizes": ", ".join(sizes),
         **_quantization(manifest),
-        "positions": f"0 .. {manifest.max_positions - 1}"
-        + (f", with {manifest.axes} coordinates" if manifest.axes else ""),
+        "positions": f"0 .. {manifest.max_positions - 1}{coordinates}",
     }
 
 
 def _quantization(manifest: Manifest) -> Dict[str, str]:
-    """Describe the formats of weights and caches, the sample, and the loss against the float32
-    module; empty if everything has the dtype of the manifest.
-    """
+    """Describe the formats of weights and caches, the sample, and the loss against float32."""
     lines, weights, sample = {}, manifest.weights, manifest.calibration
     if weights is not None:
         form = _formats(manifest) or SAID.get(weights.format, weights.format)
@@ -57,36 +56,23 @@ def _quantization(manifest: Manifest) -> Dict[str, str]:
 
 def _formats(manifest: Manifest) -> str:
     """Return the number of weights in each format; empty if all have the same."""
-    counts = Counter(manifest.formats.values())
-    return (
-        f"mixed ({', '.join(f'{counts[name]} {name}' for name in sorted(counts))})"
-        if counts
-        else ""
-    )
+    counts = sorted(Counter(manifest.formats.values()).items())
+    return f"mixed ({', '.join(f'{count} {name}' for name, count in counts)})" if counts else ""
 
 
 def _loss(quality: Quality) -> str:
     """Describe the loss against the float32 module, and what it was measured on."""
     parts = [f"{quality.error:.1e} from the float32 module"]
     if quality.ratio:
-        bits = (
-            f"{quality.bits_per_byte:.3f} instead of {quality.float32_bits_per_byte:.3f} bits "
-            "per byte"
-        )
         parts = [
-            (
-                f"perplexity {quality.ratio:.3f} times that of float32, {quality.perplexity:.4g} "
-                f"instead of {quality.float32_perplexity:.4g}"
-            ),
-            bits,
+            f"perplexity {quality.ratio:.3f} times that of float32, {quality.perplexity:.4g} "
+            f"instead of {quality.float32_perplexity:.4g}",
+            f"{quality.bits_per_byte:.3f} instead of {quality.float32_bits_per_byte:.3f} bits per "
+            "byte",
         ]
     if quality.agreement:
         parts.append(f"the same most probable token for {100 * quality.agreement:.1f} percent")
-    measured = (
-        f"on {quality.tokens} tokens, {quality.inputs}"
-        if quality.sha256
-        else f"on {quality.tokens} {quality.inputs}"
-    )
+    measured = f"on {quality.tokens}{' tokens,' if quality.sha256 else ''} {quality.inputs}"
     return (
         f"{', '.join(parts)} {measured}; the same weights in float32 are within "
         f"{quality.exact:.1e} of their module"
@@ -94,73 +80,46 @@ def _loss(quality: Quality) -> str:
 
 
 def _encodings(config: Dict[str, Any]) -> List[str]:
-    """Return the encodings as `posenc export --encoding` takes them, and where each is applied;
-    of an own module those of its block or stack.
-    """
+    """Return the encodings as `posenc export --encoding` takes them, and where each is applied."""
     if config.get("kind") == "module":
-        inside = _dict(config.get("inside"))
+        inside = mapping(config.get("inside"))
         return _encodings(inside) if inside.get("kind") != "module" else []
     if config.get("kind") == "block":
-        return [
-            _spec(spec)
-            for spec in (
-                *_list(config.get("encodings")),
-                *_list(_dict(config.get("attention")).get("encodings")),
-            )
-        ]
-    on_tokens = [
-        f"{_spec(spec)} on tokens" for spec in _list(_dict(config.get("tokens")).get("encodings"))
-    ]
-    order = [str(name) for name in _list(config.get("order"))]
-    attentions = [
-        _dict(_dict(_dict(config.get("layers")).get(name)).get("attention")) for name in order
-    ]
-    counts = Counter(
-        _spec(spec) for attention in attentions for spec in _list(attention.get("encodings"))
-    )
-    return on_tokens + [
+        inner = mapping(config.get("attention")).get("encodings")
+        return [_spec(spec) for spec in (*sequence(config.get("encodings")), *sequence(inner))]
+    on_tokens = sequence(mapping(config.get("tokens")).get("encodings"))
+    layers, order = mapping(config.get("layers")), sequence(config.get("order"))
+    attentions = [mapping(mapping(layers.get(str(name))).get("attention")) for name in order]
+    specs = (spec for attention in attentions for spec in sequence(attention.get("encodings")))
+    counts = Counter(map(_spec, specs))
+    return [f"{_spec(spec)} on tokens" for spec in on_tokens] + [
         f"{spec} in {count} of {len(order)} layers" for spec, count in counts.items()
     ]
 
 
 def _spec(spec: Any) -> str:
     """Format a specification: {"name": "rope", "theta": 5e5} becomes "rope:theta=500000.0"."""
-    parameters = ",".join(f"{key}={value}" for key, value in _dict(spec).items() if key != "name")
-    text = OTHER.sub(
-        "?", str(_dict(spec).get("name", "?")) + (f":{parameters}" if parameters else "")
-    )
+    values = mapping(spec)
+    parameters = ",".join(f"{key}={value}" for key, value in values.items() if key != "name")
+    name = str(values.get("name", "?"))
+    text = OTHER.sub("?", f"{name}:{parameters}" if parameters else name)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
 def _sizes(manifest: Manifest) -> Dict[str, Any]:
-    """Return the sizes of a model by name; heads and head size are those of its first layer,
-    width and layers of an own module those of its block or stack.
+    """Return the sizes of a model by name: heads of its first layer; width and layers of an own
+    module are those of its block or stack.
     """
-    own = manifest.kind == "module"
-    config = _dict(manifest.config.get("inside")) if own else manifest.config
-    layers = _list(config.get("order"))
-    attention = _dict(config.get("attention")) or _dict(
-        _dict(_dict(config.get("layers")).get(str(layers[0]) if layers else "")).get("attention")
-    )
+    own, tokens = manifest.kind == "module", mapping(manifest.config.get("tokens"))
+    config = mapping(manifest.config.get("inside")) if own else manifest.config
+    layers, order = mapping(config.get("layers")), sequence(config.get("order"))
+    first = mapping(layers.get(str(order[0]) if order else ""))
+    attention = mapping(config.get("attention")) or mapping(first.get("attention"))
     sizes = {
-        "layers": len(layers) or None,
+        "layers": len(order) or None,
         "width": config.get("width"),
         **{key.replace("_", " "): attention.get(key) for key in ("heads", "kv_heads", "head_size")},
+        "vocabulary": tokens.get("vocabulary") if manifest.kind != "block" else None,
+        "outputs": manifest.config.get("outputs") if own else None,
     }
-    vocabulary = (
-        _dict(manifest.config.get("tokens")).get("vocabulary") if manifest.kind != "block" else None
-    )
-    sizes |= {"vocabulary": vocabulary, "outputs": manifest.config.get("outputs") if own else None}
     return {name: size for name, size in sizes.items() if type(size) is int and size}
-
-
-def _read(manifest: Manifest) -> List[str]:
-    return [f"a step reads {manifest.step_weights} weights"] if manifest.step_weights else []
-
-
-def _dict(value: Any) -> Dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(value: Any) -> List[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else []

@@ -16,14 +16,11 @@ FALLBACK = frozenset(f"<0x{byte:02X}>" for byte in range(256))  # tokens of sing
 
 
 def bytes_of_token(tokenizer: Mapping[str, Any]) -> Optional[int]:
-    """Return the largest number of bytes of a text in UTF-8 that one token can stand for.
+    """Return the largest number of bytes of a text in UTF-8 that one token can stand for, or None
+    if a part of the tokenizer drops or joins any amount of text, or is not known.
 
     Args:
         tokenizer: content of tokenizer.json, as the tokenizers library writes it.
-
-    Returns:
-        None if there is no such number: a part of the tokenizer drops or joins any amount of text,
-        or is not known.
     """
     model, added = tokenizer["model"], tokenizer["added_tokens"]
     normalizers = list(_parts(tokenizer["normalizer"], "normalizers"))

@@ -23,9 +23,7 @@ class Pieces(Protocol):
     """Incremental decoder of one row, from token ids to text."""
 
     def push(self, token: int) -> str:
-        """Return the text that a token adds, empty while a character is incomplete. Raise
-        ValueError if the token cannot be decoded.
-        """
+        """Return the text that a token adds; ValueError if it cannot be decoded."""
 
     def rest(self) -> str:
         """Return the text of an incomplete character at the end of the row."""
@@ -35,9 +33,7 @@ class Codec(Protocol):
     """Encoder of text to token ids, with a decoder for each row."""
 
     def encode(self, text: str, special: bool = True) -> List[int]:
-        """Return the token ids of a prompt, with the special tokens that the tokenizer adds
-        unless `special` is False. Raise ValueError if it cannot be encoded.
-        """
+        """Return the ids of a prompt, with special tokens or without; ValueError if it has none."""
 
     def least_tokens(self, text: str) -> int:
         """Return a number of tokens that a text has at least, without encoding it."""
@@ -46,9 +42,7 @@ class Codec(Protocol):
         """Return a decoder for the tokens that follow a prompt."""
 
     def spelled(self, token: int) -> str:
-        """Return the text of one token alone, of special tokens too, with U+FFFD for parts of
-        characters.
-        """
+        """Return the text of any token alone, with U+FFFD for parts of characters."""
 
     def is_special(self, token: int) -> bool:
         """Whether a token gives no text because it is special."""
@@ -69,24 +63,18 @@ def codec(folder: Path, manifest: Manifest, most: Optional[int] = None) -> Codec
     if "tokenizer.json" in manifest.files:
         return TokenizerCodec(folder, most)
     if manifest.vocabulary != BYTES:
-        rule, got = (
-            f"an artefact with tokenizer.json or a byte-level decoder (vocabulary {BYTES})",
-            f"kind {manifest.kind} with {manifest.vocabulary} token ids",
-        )
-        remedy = (
-            "pass token ids through posenc_export.load"
-            if manifest.vocabulary
-            else "posenc inspect --runtime prints a program that runs it"
-        )
+        rule = f"an artefact with tokenizer.json or a byte-level decoder (vocabulary {BYTES})"
+        got = f"kind {manifest.kind} with {manifest.vocabulary} token ids"
+        remedy = "posenc inspect --runtime prints a program that runs it"
+        if manifest.vocabulary:
+            remedy = "pass token ids through posenc_export.load"
         raise ValueError(f"text: expected {rule}, got {got}; {remedy}")
     return ByteCodec()
 
 
 def read_tokenizer(content: bytes, most: Optional[int] = None) -> Any:
-    """Return the tokenizer of the bytes of tokenizer.json.
-
-    Its settings of truncation and padding are those of a training script. As in transformers, a
-    text is neither cut nor padded by them; only the end that is cut is that of the settings.
+    """Return the tokenizer of the bytes of tokenizer.json. As in transformers, its settings of
+    truncation and padding, which are of a training script, only say which end of a text is cut.
 
     Args:
         most: as for `codec`.
@@ -97,10 +85,8 @@ def read_tokenizer(content: bytes, most: Optional[int] = None) -> Any:
     """
     from tokenizers import Tokenizer
 
-    with explained(
-        "text: expected a tokenizer.json that the tokenizers package can read",
-        "update tokenizers, or save the tokenizer again",
-    ):
+    rule = "text: expected a tokenizer.json that the tokenizers package can read"
+    with explained(rule, "update tokenizers, or save the tokenizer again"):
         tokenizer = Tokenizer.from_buffer(content)
     settings = tokenizer.truncation or {}
     tokenizer.no_truncation()
@@ -111,9 +97,7 @@ def read_tokenizer(content: bytes, most: Optional[int] = None) -> Any:
 
 
 def check_tokenizer(content: bytes) -> None:
-    """Raise ValueError unless bytes of tokenizer.json are empty, or can be read: by the
-    tokenizers package, or without it as a JSON object.
-    """
+    """Raise ValueError unless bytes of tokenizer.json are empty or can be read."""
     if content and importlib.util.find_spec("tokenizers"):
         read_tokenizer(content)
     elif content:
@@ -121,22 +105,15 @@ def check_tokenizer(content: bytes) -> None:
 
 
 class TokenizerCodec:
-    """Codec that uses tokenizer.json of an artefact folder.
-
-    Args:
-        folder: folder of the artefact.
-        most: as for `codec`.
-    """
+    """Codec that uses tokenizer.json of an artefact folder. most: as for `codec`."""
 
     def __init__(self, folder: Path, most: Optional[int] = None) -> None:
         content = (files.locate(folder) / "tokenizer.json").read_bytes()
         self.tokenizer = read_tokenizer(content, most)
 
     def encode(self, text: str, special: bool = True) -> List[int]:
-        with explained(
-            "text: expected a text that the tokenizer can encode",
-            "change the text, or export a tokenizer with an unknown token",
-        ):
+        remedy = "change the text, or export a tokenizer with an unknown token"
+        with explained("text: expected a text that the tokenizer can encode", remedy):
             # Unlike encode, which keeps other threads waiting, a batch releases Python's lock.
             ids: List[int] = self.tokenizer.encode_batch(
                 [_bytes(text).decode("utf-8", "replace")], add_special_tokens=special
@@ -157,8 +134,7 @@ class TokenizerCodec:
         return token in self._silent
 
     def _end(self, prompt: Sequence[int]) -> List[int]:
-        """Return the last WINDOW tokens of a prompt that give text, and those before them that
-        begin their first character."""
+        """Return the last WINDOW tokens of a prompt that give text, from a whole character on."""
         shown = (token for token in reversed(prompt) if token not in self._silent)
         end = list(itertools.islice(shown, WINDOW + LONGEST))[::-1]
         first = max(len(end) - WINDOW, 0)

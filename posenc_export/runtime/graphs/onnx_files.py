@@ -1,12 +1,10 @@
-"""Check that model.onnx reads only files that the manifest lists, before it is loaded; and turn
-load errors of ONNX Runtime into one-line messages.
-"""
+"""Check which files model.onnx reads before it is loaded, and shorten errors of loading it."""
 
 import mmap
 import re
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Dict, Iterator, List, Set, Tuple, Type, Union
+from typing import Dict, Iterator, Set, Tuple, Type, Union
 
 from posenc_export.runtime.artefact.manifest import Manifest
 
@@ -31,34 +29,27 @@ LENGTHS = {1: 8, 5: 4}  # bytes of the fixed-length wire types
 
 
 def check_external(path: Path, manifest: Manifest) -> None:
-    """Raise ValueError unless a graph reads only files that the manifest lists, since only their
-    digests are compared, and is an ONNX model.
+    """Raise ValueError unless a file is an ONNX model and reads only files that the manifest lists,
+    since only their digests are compared.
     """
-    with path.open("rb") as stream:
-        if not path.stat().st_size:
-            raise ValueError(
-                f"runtime: expected {path.name} to be an ONNX model, got an empty file; "
-                "export again"
-            )
-        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            try:
-                names = locations(content)
-            except ValueError as error:
-                raise ValueError(
-                    f"runtime: expected {path.name} to be an ONNX model, got {error}; export again"
-                ) from None
-    for name in sorted(names):
-        if name not in manifest.files:
-            raise ValueError(
-                f"runtime: expected {path.name} to read files that the manifest lists, got "
-                f"{name[:200]!r}; export again"
-            )
+    rule = f"runtime: expected {path.name} to"
+    if not path.stat().st_size:
+        raise ValueError(f"{rule} be an ONNX model, got an empty file; export again")
+    with (
+        path.open("rb") as stream,
+        mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content,
+    ):
+        try:
+            names = locations(content)
+        except ValueError as error:
+            raise ValueError(f"{rule} be an ONNX model, got {error}; export again") from None
+    for name in sorted(names - manifest.files.keys()):
+        got = f"{name[:200]!r}; export again"
+        raise ValueError(f"{rule} read files that the manifest lists, got {got}")
 
 
 def locations(content: Buffer) -> Set[str]:
-    """Return the external data files that the tensors of a serialised ModelProto name. Raise
-    ValueError if it is no protocol buffer.
-    """
+    """Return the external data files that a ModelProto names, or raise ValueError if it is none."""
     with memoryview(content) as view:
         return set(_locations(view, 0, len(view), "model", 0))
 
@@ -111,41 +102,27 @@ def _varint(view: memoryview, at: int, end: int) -> Tuple[int, int]:
 
 
 def load_errors() -> Tuple[Type[Exception], ...]:
-    """Return the exceptions that ONNX Runtime raises while it loads a graph. UnicodeDecodeError:
-    the graph holds names that are not UTF-8.
-    """
-    from onnxruntime.capi import (
-        onnxruntime_pybind11_state as states,
-    )  # imported here, because OpenVINO is used without it
+    """Return the exceptions that ONNX Runtime raises while it loads a graph."""
+    # Imported here, because OpenVINO is used without it.
+    from onnxruntime.capi import onnxruntime_pybind11_state as states
 
-    own: List[Type[Exception]] = [
-        kind
-        for kind in vars(states).values()
-        if isinstance(kind, type) and issubclass(kind, Exception)
-    ]
-    return (UnicodeDecodeError, RuntimeError, *own)
+    kinds = [kind for kind in vars(states).values() if isinstance(kind, type)]
+    own = [kind for kind in kinds if issubclass(kind, Exception)]
+    return (UnicodeDecodeError, RuntimeError, *own)  # the first for names that are not UTF-8
 
 
 @contextmanager
 def refused(path: Path) -> Iterator[None]:
-    """Turn errors of ONNX Runtime while it loads a file into a ValueError with the first line of
-    its reason.
-    """
+    """Turn errors of ONNX Runtime while it loads a file into a ValueError of one line."""
     try:
         yield
     except load_errors() as error:
         if "WebGPU adapter" in str(error):
+            rule = "a WebGPU adapter for provider webgpu"
             remedy = "install a driver of Vulkan, Direct3D 12 or Metal, or give provider cpu"
-            raise ValueError(
-                f"runtime: expected a WebGPU adapter for provider webgpu, got none; {remedy}"
-            ) from None
-        reason = (
-            SIGNATURE.sub("", str(error).split(" : ", 3)[-1].replace(f"{path.parent}/", "")).strip()
-            or type(error).__name__
-        )
-        reason = reason.splitlines()[0]
-        rule, remedy = (
-            f"expected {path.name} to be a graph that ONNX Runtime loads",
-            "export again, or with this version of ONNX Runtime",
-        )
+            raise ValueError(f"runtime: expected {rule}, got none; {remedy}") from None
+        reason = str(error).split(" : ", 3)[-1].replace(f"{path.parent}/", "")
+        reason = (SIGNATURE.sub("", reason).strip() or type(error).__name__).splitlines()[0]
+        rule = f"expected {path.name} to be a graph that ONNX Runtime loads"
+        remedy = "export again, or with this version of ONNX Runtime"
         raise ValueError(f"runtime: {rule}, got {reason[:300]}; {remedy}") from None

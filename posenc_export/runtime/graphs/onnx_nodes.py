@@ -1,9 +1,10 @@
 """Read the nodes, constants and types of an ONNX file without the package onnx (onnx.proto)."""
 
 import struct
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, DefaultDict, Dict, List, Tuple
 
 import numpy as np
 
@@ -17,6 +18,7 @@ TYPES = {
 }  # fmt: skip
 NUMPY = {"float": "<f4", "double": "<f8", "bfloat16": "<u2", "uint4": "u1", "int4": "u1"}
 TYPED = (4, 5, 6, 7, 10, 11)  # fields of TensorProto that hold numbers in another form than raw
+Parts = DefaultDict[int, List[bytes]]
 
 
 @dataclass(frozen=True)
@@ -87,9 +89,7 @@ class Node:
 
     @property
     def element(self) -> str:
-        """Element type of the attribute `value`, of Constant and ConstantOfShape; empty for
-        none.
-        """
+        """Element type of the attribute `value`, of Constant and ConstantOfShape, or ""."""
         value = self.attributes.get("value")
         return value.element if isinstance(value, Constant) else ""
 
@@ -126,27 +126,24 @@ def read(path: Path) -> Nodes:
         ValueError: the content is not a protocol buffer.
         OSError: the file cannot be read.
     """
-    graph, opsets = Nodes(), {}
-    for number, content in _of(path.read_bytes()):
-        if number == 7:
-            graph = _graph(content)
-        elif number == 8:
-            domain, version = "", 0
-            for part, value in _of(content):
-                domain, version = (_text(value), version) if part == 1 else (domain, _number(value))
-            opsets[domain] = version
-    graph.opsets = opsets
+    parts = _parts(path.read_bytes())
+    graph = _graph(_last(parts, 7))
+    for entry in map(_parts, parts[8]):
+        graph.opsets[_text(_last(entry, 1))] = _number(_last(entry, 2))
     return graph
 
 
-def _of(content: bytes) -> Iterator[Tuple[int, bytes]]:
-    """Yield the fields of a message: number, and content as bytes, of which an integer has 8."""
-    view = memoryview(content)
-    for number, kind, start, end in fields(view, 0, len(content)):
-        if kind == 0:
-            yield number, (start & (1 << 64) - 1).to_bytes(8, "little")
-        else:
-            yield number, content[start:end]
+def _parts(content: bytes) -> Parts:
+    """Return the contents of the fields of a message by number. An integer has 8 bytes."""
+    parts: Parts = defaultdict(list)
+    for number, kind, start, end in fields(memoryview(content), 0, len(content)):
+        integer = (start & (1 << 64) - 1).to_bytes(8, "little") if kind == 0 else b""
+        parts[number].append(integer or content[start:end])
+    return parts
+
+
+def _last(parts: Parts, number: int) -> bytes:
+    return parts[number][-1] if parts[number] else b""
 
 
 def _number(content: bytes) -> int:
@@ -162,84 +159,55 @@ def _text(content: bytes) -> str:
 
 
 def _graph(content: bytes) -> Nodes:
-    graph = Nodes()
-    for number, part in _of(content):
-        if number == 1:
-            graph.nodes.append(_node(part))
-        elif number == 5:
-            constant = _tensor(part)
-            graph.constants[constant.name] = constant
-        elif number in (11, 12):
-            name, element = _value(part)
-            graph.serialised[name] = part
-            if number == 11:
-                graph.inputs[name] = element
-            else:
-                graph.outputs.append(name)
-    return graph
+    parts = _parts(content)
+    constants = map(_tensor, parts[5])
+    described = [{_text(_last(_parts(part), 1)): part for part in parts[at]} for at in (11, 12)]
+    return Nodes(
+        [_node(part) for part in parts[1]],
+        {name: element_of(part) for name, part in described[0].items()},
+        {constant.name: constant for constant in constants},
+        list(described[1]),
+        serialised={**described[0], **described[1]},
+    )
 
 
 def _node(content: bytes) -> Node:
-    node = Node()
-    for number, part in _of(content):
-        if number in (1, 2):
-            (node.inputs if number == 1 else node.outputs).append(_text(part))
-        elif number == 3:
-            node.name = _text(part)
-        elif number == 4:
-            node.operator = _text(part)
-        elif number == 7:
-            node.domain = _text(part)
-        elif number == 5:
-            name, value = _attribute(part)
-            node.attributes[name], node.serialised[name] = value, part
-    return node
+    parts = _parts(content)
+    domain, operator, name = (_text(_last(parts, number)) for number in (7, 4, 3))
+    inputs, outputs = (list(map(_text, parts[number])) for number in (1, 2))
+    read = [(*_attribute(part), part) for part in parts[5]]
+    attributes, serialised = {a: value for a, value, _ in read}, {a: part for a, _, part in read}
+    return Node(domain, operator, name, inputs, outputs, attributes, serialised)
 
 
 def _attribute(content: bytes) -> Tuple[str, Any]:
     """Return name and value of an attribute; None for a type that no graph of this package has."""
-    parts: Dict[int, List[bytes]] = {}
-    for number, part in _of(content):
-        parts.setdefault(number, []).append(part)
+    parts = _parts(content)
     readers = {2: _float, 3: _number, 4: _text, 5: _tensor, 6: _graph}
-    value: Any = next((reader(parts[at][0]) for at, reader in readers.items() if at in parts), None)
+    value: Any = next((read(parts[at][0]) for at, read in readers.items() if at in parts), None)
     if 7 in parts:
         value = [item for part in parts[7] for item in np.frombuffer(part, "<f4").tolist()]
     elif 8 in parts:
         value = [_number(part) for part in parts[8]]
     elif 9 in parts:
         value = [_text(part) for part in parts[9]]
-    return _text(parts[1][0]), value
+    return _text(_last(parts, 1)), value
 
 
 def _tensor(content: bytes) -> Constant:
-    name, element, shape, raw = "", "", [], b""
-    external: Dict[str, str] = {}
-    for number, part in _of(content):
-        if number == 1:
-            shape.append(_number(part))
-        elif number == 2:
-            element = TYPES.get(_number(part), "other")
-        elif number == 8:
-            name = _text(part)
-        elif number == 9:
-            raw = part
-        elif number == 13:
-            entry = dict(_of(part))
-            external[_text(entry.get(1, b""))] = _text(entry.get(2, b""))
-        elif number in TYPED and element != "string":
-            raise ValueError(f"constant {name or number} whose numbers are not raw bytes")
+    parts = _parts(content)
+    name, element = _text(_last(parts, 8)), TYPES.get(_number(_last(parts, 2)), "other")
+    if element != "string" and not parts.keys().isdisjoint(TYPED):
+        raise ValueError(f"constant {name} whose numbers are not raw bytes")
+    entries = map(_parts, parts[13])
+    external = {_text(_last(entry, 1)): _text(_last(entry, 2)) for entry in entries}
     file, offset = external.get("location", ""), int(external.get("offset", "0"))
-    return Constant(name, element, tuple(shape), raw, file, offset, content)
-
-
-def _value(content: bytes) -> Tuple[str, str]:
-    """Return name and element type of a ValueInfoProto."""
-    return _text(dict(_of(content))[1]), element_of(content)
+    shape = tuple(map(_number, parts[1]))
+    return Constant(name, element, shape, _last(parts, 9), file, offset, content)
 
 
 def element_of(described: bytes) -> str:
     """Return the element type of an input or output from its ValueInfoProto."""
-    kind = dict(_of(described)).get(2, b"")
-    tensor = dict(_of(kind)).get(1, b"")
-    return TYPES.get(_number(dict(_of(tensor)).get(1, b"")), "other")
+    for number in (2, 1, 1):  # its type, of a tensor, of these elements
+        described = _last(_parts(described), number)
+    return TYPES.get(_number(described), "other")

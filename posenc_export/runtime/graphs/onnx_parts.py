@@ -83,9 +83,7 @@ def constant(name: str, numbers: np.ndarray) -> Constant:
 
 
 def nodes_of(graph: Nodes, known: Collection[str] = ()) -> List[Node]:
-    """Return the nodes that read constants and known values only, directly or through each
-    other.
-    """
+    """Return the nodes that depend on constants and known values only."""
     values = {"", *known, *graph.constants}
     kept = []
     for node in graph.nodes:
@@ -181,11 +179,11 @@ def _content(message: bytes, number: int) -> bytes:
 
 def _changed(message: bytes, changes: Mapping[int, bytes]) -> bytes:
     """Return a message in which serialised fields replace those of the same numbers."""
-    kept = []
-    for number, kind, start, end in fields(memoryview(message), 0, len(message)):
-        if number not in changes:
-            whole = _integer(number, start) if kind == 0 else _bytes(number, message[start:end])
-            kept.append(whole)
+    kept = [
+        _integer(number, start) if kind == 0 else _bytes(number, message[start:end])
+        for number, kind, start, end in fields(memoryview(message), 0, len(message))
+        if number not in changes
+    ]
     return b"".join([*kept, *changes.values()])
 
 

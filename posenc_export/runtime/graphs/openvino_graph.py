@@ -72,14 +72,10 @@ class OpenVinoGraph:
 
     def run(self, call: Call, states: Sequence[Bound]) -> np.ndarray:
         output = self.manifest.outputs[call.output]
-        sizes = {
-            B: call.rows,
-            S: call.new,
-            R: call.feeds["logits_index"].shape[1] if "logits_index" in call.feeds else 0,
-        }
-        result = np.zeros(
-            [axis if isinstance(axis, int) else sizes[axis] for axis in output.axes], output.dtype
-        )
+        requested = call.feeds.get("logits_index", np.empty((0, 0))).shape[1]
+        sizes = {B: call.rows, S: call.new, R: requested}
+        shape = [axis if isinstance(axis, int) else sizes[axis] for axis in output.axes]
+        result = np.zeros(shape, output.dtype)
         self._run(call.feeds, states, {output.name: result})
         return result
 
@@ -95,8 +91,7 @@ class OpenVinoGraph:
 
 
 class Requests:
-    """Runs a compiled graph. Several threads may share it, because each run uses its own inference
-    request.
+    """Runs a compiled graph. Several threads may share it: each run has its own inference request.
 
     Args:
         compiled: openvino.CompiledModel.
@@ -106,13 +101,10 @@ class Requests:
     def __init__(self, compiled: Any, manifest: Manifest) -> None:
         self._compiled, self._manifest = compiled, manifest
         self._idle: List[Any] = []  # inference requests that are not in use
-        self._axes: Dict[str, Tuple[Any, ...]] = {
-            value.name: value.axes
-            for value in (*manifest.inputs, *manifest.encoder, *manifest.outputs)
-        }
-        self._axes |= {
-            name: state.axes for state in manifest.states for name in (state.past, state.present)
-        }
+        values = (*manifest.inputs, *manifest.encoder, *manifest.outputs)
+        self._axes: Dict[str, Tuple[Any, ...]] = {value.name: value.axes for value in values}
+        for state in manifest.states:
+            self._axes |= dict.fromkeys((state.past, state.present), state.axes)
         self._in_place = [state for state in manifest.states if state.in_place]
         self._run = self._run_rows if ONE_ROW in manifest.operators else _infer
 
@@ -129,47 +121,35 @@ class Requests:
         self._idle.append(request)
 
     def _run_rows(self, request: Any, inputs: Arrays, outputs: Arrays) -> None:
-        """Run each row alone and without padding. For caches in place the graph returns a copy
-        of the valid slots, from which the new slots are copied.
+        """Run each row alone and without padding. For caches in place the graph returns a copy of
+        the valid slots, from which the new slots are copied.
         """
         rows, new = inputs[self._manifest.inputs[0].name].shape[:2]
         copied = {state.present for state in self._in_place}
+        written = {name: array for name, array in outputs.items() if name not in copied}
         for row in range(rows):
             # Slots of the row after the call, including padding if rows share columns.
-            total = (
-                int(inputs["seqlens_k"][row]) + 1
-                if "seqlens_k" in inputs
-                else inputs["attention_mask"].shape[1]
+            lengths = inputs.get("seqlens_k")
+            total = inputs["attention_mask"].shape[1] if lengths is None else int(lengths[row]) + 1
+            # Less than `new` for a row with padding, which has no earlier tokens (Feeder).
+            count = min(new, total)
+            read, results = (
+                {name: self._part(name, array, row, count) for name, array in arrays.items()}
+                for arrays in (inputs, written)
             )
-            count = min(
-                new, total
-            )  # less than `new` for a row with padding, which has no earlier tokens (Feeder)
-            of_row = {name: self._part(name, array, row, count) for name, array in inputs.items()}
-            if "total_sequence_length" in of_row:
-                of_row["total_sequence_length"] = np.array(total, np.int32)
-            _infer(
-                request,
-                of_row,
-                {
-                    name: self._part(name, array, row, count)
-                    for name, array in outputs.items()
-                    if name not in copied
-                },
-            )
+            if "total_sequence_length" in read:
+                read["total_sequence_length"] = np.array(total, np.int32)
+            _infer(request, read, results)
             for state in self._in_place:
                 fresh = (slice(None),) * (state.axis - 1) + (slice(total - count, total),)
-                outputs[state.present][(row, *fresh)] = request.get_tensor(state.present).data[
-                    (0, *fresh)
-                ]
+                present = request.get_tensor(state.present).data
+                outputs[state.present][(row, *fresh)] = present[(0, *fresh)]
 
     def _part(self, name: str, array: np.ndarray, row: int, count: int) -> np.ndarray:
-        """Return the part of an array for one row and its first `count` new tokens, as a view if
-        rows are the first axis.
-        """
+        """Return the part for one row and its first `count` new tokens, a view if rows are first."""
         chosen = {B: slice(row, row + 1), S: slice(count)}
-        return np.ascontiguousarray(
-            array[tuple(chosen.get(axis, slice(None)) for axis in self._axes[name])]
-        )
+        part = tuple(chosen.get(axis, slice(None)) for axis in self._axes[name])
+        return np.ascontiguousarray(array[part])
 
 
 def _infer(request: Any, inputs: Arrays, outputs: Arrays) -> None:
@@ -195,15 +175,11 @@ def _compiled(path: Path, provider: str, threads: Optional[int]) -> Any:
         _check_float64(graph)
         compiled = core.compile_model(graph, "CPU", settings)
     except RuntimeError as error:
-        raise ValueError(
-            f"runtime: expected {path.name} to be a graph that OpenVINO reads, got "
-            f"{_reason(error)}; {REMEDY}"
-        ) from None
+        rule = f"runtime: expected {path.name} to be a graph that OpenVINO reads"
+        raise ValueError(f"{rule}, got {_reason(error)}; {REMEDY}") from None
     if compiled.get_property("INFERENCE_PRECISION_HINT") != PRECISIONS[provider]:
-        raise ValueError(
-            f"runtime: expected a processor with bfloat16 for provider {provider}, got one "
-            "without; give provider openvino"
-        )
+        rule = f"runtime: expected a processor with bfloat16 for provider {provider}"
+        raise ValueError(f"{rule}, got one without; give provider openvino")
     return compiled
 
 
@@ -218,17 +194,13 @@ def _check_version() -> None:
 
 
 def _check_float64(graph: Any) -> None:
-    """Raise ValueError for operations in float64, which the CPU plugin of OpenVINO computes in
-    float32.
-    """
+    """Raise ValueError for float64, which the CPU plugin of OpenVINO computes in float32."""
     for operation in _operations(graph):
-        if operation.get_type_name() != "Constant" and any(
-            output.get_element_type() == openvino.Type.f64 for output in operation.outputs()
-        ):
-            raise ValueError(
-                "runtime: expected a graph without float64 for provider openvino, got "
-                f"{operation.get_type_name()} in float64; {REMEDY}"
-            )
+        types = [output.get_element_type() for output in operation.outputs()]
+        name = operation.get_type_name()
+        if name != "Constant" and openvino.Type.f64 in types:
+            rule = "runtime: expected a graph without float64 for provider openvino"
+            raise ValueError(f"{rule}, got {name} in float64; {REMEDY}")
 
 
 def _operations(graph: Any) -> Iterator[Any]:
@@ -247,19 +219,14 @@ def _ports(ports: Any, manifest: Manifest) -> List[Port]:
     for port in ports:
         names = port.get_names()  # a tensor has several names if OpenVINO merged equal tensors
         name = next(iter(sorted(names & known)), port.get_any_name())
+        kind = port.get_element_type()
         sizes = [axis.get_length() if axis.is_static else None for axis in port.get_partial_shape()]
-        described.append(
-            Port(name, TYPES.get(port.get_element_type(), str(port.get_element_type())), sizes)
-        )
+        described.append(Port(name, TYPES.get(kind, str(kind)), sizes))
     return described
 
 
 def _reason(error: Exception) -> str:
-    """Return the most specific line of an error message: the first one about something
-    unsupported, otherwise the last one.
-    """
+    """Return the line of an error message about something unsupported, or its last line."""
     lines = [line.strip(" -") for line in str(error).splitlines() if line.strip()]
-    return next(
-        (line for line in lines if "not supported" in line),
-        lines[-1] if lines else type(error).__name__,
-    )[:300]
+    unsupported = [line for line in lines if "not supported" in line]
+    return (unsupported[:1] or lines[-1:] or [type(error).__name__])[0][:300]

@@ -1,6 +1,4 @@
-"""Load model.onnx with ONNX Runtime. Buffers are bound to inputs and outputs by address, on the
-host or on the device.
-"""
+"""Load model.onnx with ONNX Runtime, and bind buffers by address on host or device."""
 
 import contextlib
 import functools
@@ -132,14 +130,9 @@ class OrtGraph:
             return self.steps.prepare(feeds, self._encoder(feeds), result, places, bound)
 
     def _encoder(self, feeds: Feeds) -> Feeds:
-        """Return the graph inputs that the session's encoder gave, if they can stay on the
-        device.
-        """
-        return (
-            {value.name: feeds[value.name] for value in self.manifest.encoder}
-            if self.reads_device
-            else {}
-        )
+        """Return the inputs that the session's encoder gave, if they can stay on the device."""
+        values = self.manifest.encoder if self.reads_device else ()
+        return {value.name: feeds[value.name] for value in values}
 
     def _bind(
         self,
@@ -147,14 +140,11 @@ class OrtGraph:
         states: Sequence[Bound],
         addresses: Mapping[str, int] = MappingProxyType({}),
     ) -> Any:
-        """Bind inputs and states. addresses: of inputs on the device; the others are on the
-        host.
-        """
+        """Bind inputs and states; inputs with `addresses` are on the device."""
         binding = self.session.io_binding()
         for name, array in feeds.items():
-            device, address = (
-                ("cuda", addresses[name]) if name in addresses else ("cpu", array.ctypes.data)
-            )
+            device = "cuda" if name in addresses else "cpu"
+            address = addresses[name] if name in addresses else array.ctypes.data
             binding.bind_input(name, device, 0, array.dtype, array.shape, address)
         for bound in states:
             (read, written), past, present = bound.addresses, bound.past, bound.present
@@ -168,11 +158,8 @@ class OrtGraph:
 def _opened(
     model: Union[str, bytes], options: Any, provider: str, captures: bool
 ) -> Tuple[Any, bool]:
-    """Open a session on a file or a serialised model.
-
-    Returns:
-        The session, and whether it captures CUDA graphs. A version of ONNX Runtime may refuse to,
-        if the table of kernels is that of another version.
+    """Open a session on a file or a serialised model. Return it, and whether it captures CUDA
+    graphs: a version of ONNX Runtime may refuse to, if the table of kernels is not its own.
     """
     name, settings = PROVIDERS[provider]
     settings = {**settings, "enable_cuda_graph": "1"} if captures else settings
@@ -180,7 +167,7 @@ def _opened(
         session = onnxruntime.InferenceSession(
             model,
             options,
-            providers=[(name, settings)],
+            [(name, settings)],
             enable_fallback=0,
             disabled_optimizers=SLOWER[provider],
         )

@@ -33,48 +33,37 @@ INSTALL_WEBGPU = "pip install onnxruntime-webgpu in an environment without onnxr
 
 
 def choose_provider(name: str, manifest: Manifest) -> str:
-    """Return the provider for an artefact: "cpu", "cuda" or "webgpu". "auto" chooses cuda if this
-    ONNX Runtime is built with it and both machine and artefact can run it. The first artefact that
-    the machine cannot run on cuda, although ONNX Runtime is built with it, causes a warning that
-    says why.
+    """Return the provider for an artefact: "cpu", "cuda" or "webgpu".
+
+    "auto" chooses cuda if this ONNX Runtime is built with it and both machine and artefact can run
+    it. The first artefact that only the machine keeps from it causes a warning that says why.
 
     Raises:
         ValueError: the machine lacks what the provider needs, or the artefact has operators or a
             dtype without kernels for it.
     """
-    present = onnxruntime.get_available_providers()
+    present, rule = onnxruntime.get_available_providers(), "runtime: expected"
     host_only = _host_only(manifest)
     if name == "cpu" or (name == "auto" and (host_only or cuda.NAME not in present)):
         if manifest.dtype == "bfloat16":
-            raise ValueError(
-                "runtime: expected provider cuda for an artefact in bfloat16, got cpu; load "
-                "it on a machine that runs cuda, or export dtype float16"
-            )
+            remedy = "load it on a machine that runs cuda, or export dtype float16"
+            raise ValueError(f"{rule} provider cuda for an artefact in bfloat16, got cpu; {remedy}")
         return "cpu"
     if name == "webgpu":
         if PROVIDERS[name][0] not in present:
-            raise ValueError(
-                f"runtime: expected an ONNX Runtime with provider {name}, got one with "
-                f"{', '.join(present)}; {INSTALL_WEBGPU}"
-            )
+            got = f"one with {', '.join(present)}; {INSTALL_WEBGPU}"
+            raise ValueError(f"{rule} an ONNX Runtime with provider {name}, got {got}")
         return name
     if host_only:
-        raise ValueError(
-            f"runtime: expected provider cpu for {host_only}, got {name}; export target "
-            "onnx-static, or ort-cuda for half precision"
-        )
+        remedy = "export target onnx-static, or ort-cuda for half precision"
+        raise ValueError(f"{rule} provider cpu for {host_only}, got {name}; {remedy}")
     missing = cuda.obstacle() or cuda.cudnn_obstacle(manifest)
     if missing is None:
         return "cuda"
+    got = f"got {missing.cause}; {missing.remedy}"
     if name == "cuda" or manifest.dtype == "bfloat16":
-        raise ValueError(
-            f"runtime: expected a machine that can run provider cuda, got {missing.cause}; "
-            f"{missing.remedy}"
-        )
-    _warn_once(
-        "runtime: provider auto chose cpu, because provider cuda cannot run here: got "
-        f"{missing.cause}; {missing.remedy}"
-    )
+        raise ValueError(f"{rule} a machine that can run provider cuda, {got}")
+    _warn_once(f"runtime: provider auto chose cpu, because provider cuda cannot run here: {got}")
     return "cpu"
 
 
@@ -102,9 +91,7 @@ def _saturates() -> bool:
 
 
 def session_options(manifest: Manifest, threads: Optional[int]) -> Any:
-    """Return the options with which ONNX Runtime runs an artefact. threads: per operator; None
-    uses all cores.
-    """
+    """Return the options that run an artefact. threads: per operator; None uses all cores."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     # Under ALiBi, attention weights of distant keys are below 1e-38. As subnormal numbers they slow

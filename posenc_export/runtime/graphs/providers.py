@@ -32,22 +32,17 @@ def check_threads(threads: Any) -> None:
     """Raise ValueError unless threads is None, AUTO or a whole number 1 .. MOST_THREADS."""
     whole = hasattr(threads, "__index__") and not isinstance(threads, bool)
     if threads not in (None, AUTO) and not (whole and 1 <= threads <= MOST_THREADS):
-        raise ValueError(
-            f"runtime: expected threads to be a whole number 1 .. {MOST_THREADS}, got "
-            f"{threads!r}; leave it out for the default"
-        )
+        rule = f"threads to be a whole number 1 .. {MOST_THREADS}"
+        _refuse(rule, repr(threads), "leave it out for the default")
 
 
 def check_name(name: str, manifest: Manifest) -> None:
-    """Raise ValueError if a provider does not exist or, as far as the manifest tells, lacks the
-    target or an operator of the artefact.
-    """
+    """Raise ValueError if a provider does not exist or, by the manifest, lacks what it needs."""
     target, missing = manifest.target, not_for_openvino(manifest) if name in OPENVINO else None
     suggestion.check_name("runtime: expected provider", name, NAMES)
     if target == AOTINDUCTOR and name != AOTINDUCTOR:
         remedy = (
-            "give aotinductor only if you trust the origin of the artefact, because loading it "
-            "runs native code"
+            "give aotinductor only if you trust the origin of the artefact: it runs native code"
         )
         _refuse("provider aotinductor for target aotinductor", name, remedy)
     if name == AOTINDUCTOR and target != AOTINDUCTOR:
@@ -74,9 +69,8 @@ def not_for_openvino(manifest: Manifest) -> Optional[str]:
     """Return the target or operator of an artefact that OpenVINO cannot run, or None."""
     if manifest.target not in ("onnx", "ort"):
         return f"target {manifest.target}"
-    return next(
-        (f"operator {name}" for name in NOT_IN_OPENVINO if name in manifest.operators), None
-    )
+    missing = (f"operator {name}" for name in NOT_IN_OPENVINO if name in manifest.operators)
+    return next(missing, None)
 
 
 def distribution_of(name: str, manifest: Manifest) -> str:
@@ -87,7 +81,5 @@ def distribution_of(name: str, manifest: Manifest) -> str:
 
 
 def noise(name: str) -> float:
-    """Return the rounding error of a product that a provider adds (numerics.rounding_tolerance):
-    that of bfloat16, otherwise 0.
-    """
+    """Return the rounding error of a product that a provider adds (numerics.rounding_tolerance)."""
     return BFLOAT16_NOISE if name == "openvino-bf16" else 0.0

@@ -13,15 +13,10 @@ _alone = threading.RLock()
 def quiet(
     *categories: Type[Warning], message: str = "", logger: str = "", level: int = logging.ERROR
 ) -> Iterator[None]:
-    """Ignore warnings of some categories, and records of a logger below a level, and restore both
-    afterwards.
+    """Ignore warnings whose text starts with a regular expression, and a logger below a level.
 
-    Filters of warnings and levels of loggers belong to the process, so one thread runs at a time:
-    if two overlapped, the second would restore those of the first.
-
-    Args:
-        message: regular expression that an ignored warning starts with; empty for every message.
-        logger: name of the logger; empty for none.
+    Both belong to the process, so one thread runs at a time: if two overlapped, the second would
+    restore the filters of the first.
     """
     with _alone, warnings.catch_warnings():
         for category in categories:

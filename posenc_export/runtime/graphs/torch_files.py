@@ -1,13 +1,11 @@
-"""Load model.pt of TorchScript, model.pt2 of torch.export and model.native.pt2 of AOTInductor.
-torch is imported only when a function needs it.
-"""
+"""Load model.pt, model.pt2 and model.native.pt2. Importing this file does not import torch."""
 
 import logging
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Type
 
 from posenc_export.runtime.artefact import pt2_archive
 from posenc_export.runtime.artefact.archive import Repacked, check_archive, read_most
@@ -35,20 +33,15 @@ def load_torch(folder: Path, manifest: Manifest, threads: Optional[int]) -> Torc
     try:
         import_module("torch")
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"runtime: expected torch for target {manifest.target}, got none; pip install "
-            "'posenc-export[export]'",
-            name="torch",
-        ) from error
+        rule = f"runtime: expected torch for target {manifest.target}"
+        remedy = "pip install 'posenc-export[export]'"
+        raise ModuleNotFoundError(f"{rule}, got none; {remedy}", name="torch") from error
     load = {"torchscript": _script, "pt2": _program, AOTINDUCTOR: _native}[manifest.target]
     # torch.jit warns of its deprecation at every call.
     with quiet(DeprecationWarning, FutureWarning):
         run = load(folder / graph_file(manifest), manifest)
-    return TorchGraph(
-        limited(run, threads) if threads else run,
-        manifest,
-        AOTINDUCTOR if manifest.target == AOTINDUCTOR else "cpu",
-    )
+    provider = AOTINDUCTOR if manifest.target == AOTINDUCTOR else "cpu"
+    return TorchGraph(limited(run, threads) if threads else run, manifest, provider)
 
 
 def _script(path: Path, manifest: Manifest) -> Any:
@@ -63,11 +56,8 @@ def read_script(path: Path) -> Any:
     try:
         with quiet(DeprecationWarning, FutureWarning):  # torch.jit warns at every call
             return torch.jit.load(utf8(path))
-    except (
-        RuntimeError,
-        ValueError,
-        AttributeError,
-    ) as error:  # from libtorch; for text that is not UTF-8; for a program without forward
+    # From libtorch; for text that is not UTF-8; for a program without forward.
+    except (RuntimeError, ValueError, AttributeError) as error:
         raise _damaged(path, error) from None
 
 
@@ -81,9 +71,7 @@ def _program(path: Path, manifest: Manifest) -> Any:
 
 
 def weights_of(program: Any) -> List[Any]:
-    """Return the tensors that are the first arguments of the graph of a
-    torch.export.ExportedProgram.
-    """
+    """Return the tensors that are the first arguments of the graph of an ExportedProgram."""
     values = {**program.constants, **program.state_dict}
     specs = program.graph_signature.input_specs
     return [values[spec.target] for spec in specs if spec.target is not None]
@@ -104,23 +92,15 @@ def _native(path: Path, manifest: Manifest) -> Any:
     first, last = len(manifest.inputs), len(manifest.inputs) + len(manifest.states)
 
     def contiguous(*arguments: Any) -> Any:
-        """Run the code, which checks no strides, and expects all tensors but caches to be
-        contiguous.
-        """
-        return run(
-            [
-                value if first <= index < last else value.contiguous()
-                for index, value in enumerate(arguments)
-            ]
-        )
+        """The code checks no strides; all tensors but caches must be contiguous."""
+        pairs = enumerate(arguments)
+        return run([x if first <= index < last else x.contiguous() for index, x in pairs])
 
     return nested(contiguous, manifest)
 
 
 def nested(run: Callable[..., Any], manifest: Manifest) -> Callable[..., Tuple[Any, Sequence[Any]]]:
-    """Return a function that takes the arguments of TorchGraph's module, passes them to `run` as
-    single tensors, and returns the output and the list of states.
-    """
+    """Return a function that calls `run` with single tensors, and nests them as TorchGraph does."""
     first_state = 2 if manifest.stores_positions else 1
 
     def call(*arguments: Any) -> Tuple[Any, Sequence[Any]]:
@@ -132,9 +112,7 @@ def nested(run: Callable[..., Any], manifest: Manifest) -> Callable[..., Tuple[A
 
 
 def read_program(path: Path, manifest: Manifest) -> Any:
-    """Read the torch.export.ExportedProgram of model.pt2, without running code. Raise ValueError
-    as `load_torch` does.
-    """
+    """Read the ExportedProgram of model.pt2 without running code. Raises as `load_torch`."""
     import torch
 
     with path.open("rb") as stream:
@@ -152,9 +130,7 @@ def read_program(path: Path, manifest: Manifest) -> Any:
 
 
 def _check_archive(path: Path) -> None:
-    """Check the directory of an archive that torch reads itself, so that it is not larger in
-    memory than on disk.
-    """
+    """Check the directory of an archive that torch reads, so that it is as large in memory."""
     with _refusing_archive(path), path.open("rb") as stream:
         check_archive(stream)
 
@@ -169,38 +145,33 @@ def _refusing_archive(path: Path) -> Iterator[None]:
 
 
 def _check_arguments(path: Path, program: Any, manifest: Manifest) -> None:
-    """Raise ValueError unless a program takes and returns as many tensors as the manifest lists,
-    in the same nesting.
-    """
+    """Raise ValueError unless a program takes and returns tensors as the manifest nests them."""
     from torch.utils import _pytree
 
     positions = [0] * manifest.stores_positions
     others = [0] * (len(manifest.states) - len(positions))
-    taken: Any = (
-        (*[0] * len(manifest.inputs), *positions, [*others, *[0] * len(manifest.encoder)]),
-        {},
-    )
-    returned = (0, *positions, [*others, *[0] * (len(manifest.outputs) - 1)])
-    for what, spec, wanted in (
-        ("takes", program.call_spec.in_spec, taken),
-        ("returns", program.call_spec.out_spec, returned),
-    ):
-        if spec != _pytree.tree_structure(wanted):
-            rule = (
-                f"a program that {what} {_pytree.tree_structure(wanted).num_leaves} tensors, "
-                "nested as in the manifest"
-            )
+    inputs, encoder = [0] * len(manifest.inputs), [0] * len(manifest.encoder)
+    wanted: Dict[str, Tuple[Any, Any]] = {
+        "takes": (program.call_spec.in_spec, ((*inputs, *positions, [*others, *encoder]), {})),
+        "returns": (
+            program.call_spec.out_spec,
+            (0, *positions, [*others, *[0] * (len(manifest.outputs) - 1)]),
+        ),
+    }
+    for what, (spec, nesting) in wanted.items():
+        expected = _pytree.tree_structure(nesting)
+        if spec != expected:
+            tensors = f"{expected.num_leaves} tensors, nested as in the manifest"
             got = "none" if spec is None else f"{spec.num_leaves} tensors in another nesting"
-            raise ValueError(f"runtime: {path.name}: expected {rule}, got {got}; export again")
+            rule = f"expected a program that {what} {tensors}"
+            raise ValueError(f"runtime: {path.name}: {rule}, got {got}; export again")
 
 
 def _damaged(path: Path, error: Exception) -> ValueError:
-    reason = next(
-        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
-    )
-    return ValueError(
-        f"runtime: {path.name}: expected a file that torch loads, got {reason[:200]}; export again"
-    )
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    reason = (lines or [type(error).__name__])[0][:200]
+    rule = f"runtime: {path.name}: expected a file that torch loads"
+    return ValueError(f"{rule}, got {reason}; export again")
 
 
 @contextmanager

@@ -1,5 +1,4 @@
-"""The float32 form of model.pt and model.pt2 in half precision: the same program with weights and
-casts in float32.
+"""The float32 form of model.pt and model.pt2 in half precision: weights and casts in float32.
 
 https://docs.pytorch.org/docs/stable/torch.compiler_ir.html lists the operators of model.pt2.
 """
@@ -19,15 +18,12 @@ HALF_CODE, FLOAT_CODE = 5, 6  # ScalarType of torch
 def load_float32(
     folder: Path, manifest: Manifest, described: Manifest, threads: Optional[int]
 ) -> TorchGraph:
-    """Load the float32 form of an artefact of target torchscript or pt2.
+    """Load the float32 form of an artefact of target torchscript or pt2. Raise ValueError if the
+    file is damaged.
 
     Args:
-        manifest: of the artefact.
-        described: of the form, whose inputs have the dtypes of the artefact.
+        manifest, described: of the artefact; of the form, whose inputs have the same dtypes.
         threads: threads per operator; None for torch's own number.
-
-    Raises:
-        ValueError: the file is damaged.
     """
     load = {"torchscript": _script, "pt2": _program}[manifest.target]
     run = _with_float_inputs(load(folder / graph_file(manifest), manifest))
@@ -61,20 +57,14 @@ def _replace_dtypes(graph: Any, constant: Any) -> None:
 
 
 def _program(path: Path, manifest: Manifest) -> Any:
-    import torch
 
     program = read_program(path, manifest)
     module = program.graph_module
     for node in module.graph.nodes:
-        values = [torch.float32 if value is torch.float16 else value for value in node.args]
-        named = {
-            name: torch.float32 if value is torch.float16 else value
-            for name, value in node.kwargs.items()
-        }
-        node.args, node.kwargs = tuple(values), named
+        node.args = tuple(map(_wide_dtype, node.args))
+        node.kwargs = {name: _wide_dtype(value) for name, value in node.kwargs.items()}
     module.recompile()
-    weights = [value.float() if _is_half(value) else value for value in weights_of(program)]
-    return nested(partial(module.forward, *weights), manifest)
+    return nested(partial(module.forward, *map(_wide, weights_of(program))), manifest)
 
 
 def _with_float_inputs(run: Callable[..., Any]) -> Callable[..., Tuple[Any, Any]]:
@@ -82,10 +72,20 @@ def _with_float_inputs(run: Callable[..., Any]) -> Callable[..., Tuple[Any, Any]
 
     def call(*arguments: Any) -> Any:
         *single, states = arguments
-        cast = [value.float() if _is_half(value) else value for value in single]
-        return run(*cast, [value.float() if _is_half(value) else value for value in states])
+        return run(*map(_wide, single), [_wide(value) for value in states])
 
     return call
+
+
+def _wide(value: Any) -> Any:
+    """Cast a tensor in half precision to float32."""
+    return value.float() if _is_half(value) else value
+
+
+def _wide_dtype(value: Any) -> Any:
+    import torch
+
+    return torch.float32 if value is torch.float16 else value
 
 
 def _is_half(value: Any) -> bool:

@@ -1,13 +1,11 @@
-"""Run a TorchScript module, a torch.export program, native code or an eager torch module. torch
-is imported only when it is used.
-"""
+"""Run a torch module of any form. torch is imported when it is used."""
 
 import threading
 from typing import Any, Callable, List, Sequence, Tuple
 
 import numpy as np
 
-from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.artefact.manifest import Manifest, Value
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
 from posenc_export.runtime.session.graph import Bound, Call, Feeds
 
@@ -17,10 +15,8 @@ _outside = [0]  # the number of threads when the first of these calls started
 
 
 class TorchGraph:
-    """A torch module as a graph (runtime.session.graph.Graph).
-
-    Its arguments are the inputs, past_positions if there is a cache, and the list of states and
-    encoder outputs.
+    """A torch module as a graph (runtime.session.graph.Graph). Its arguments are the inputs,
+    past_positions if there is a cache, and the list of states and encoder outputs.
 
     Args:
         module: an eager, compiled, scripted or exported module.
@@ -28,9 +24,7 @@ class TorchGraph:
         provider: name of the provider, as `load` takes it, never "auto".
     """
 
-    strided = (
-        True  # the module reads views of the first slots, so that its cost follows the slots in use
-    )
+    strided = True  # views of the first slots: the cost follows the slots in use
 
     def __init__(self, module: Any, manifest: Manifest, provider: str = "cpu") -> None:
         self.module, self.manifest, self.provider, self.device = module, manifest, provider, "cpu"
@@ -64,19 +58,16 @@ class TorchGraph:
     def _arguments(self, feeds: Feeds, states: Sequence[Bound]) -> List[Any]:
         import torch
 
+        def tensors(values: Sequence[Value]) -> List[Any]:
+            return [torch.from_numpy(feeds[value.name]) for value in values]
+
         past = [torch.from_numpy(bound.arrays[0]) for bound in states]
-        fed = [torch.from_numpy(feeds[value.name]) for value in self.manifest.inputs]
-        encoder = [torch.from_numpy(feeds[value.name]) for value in self.manifest.encoder]
-        return (
-            [*fed, *past[:1], [*past[1:], *encoder]]
-            if self._positions_first
-            else [*fed, [*past, *encoder]]
-        )
+        single = self._positions_first  # number of states before the list
+        rest = [*past[single:], *tensors(self.manifest.encoder)]
+        return [*tensors(self.manifest.inputs), *past[:single], rest]
 
     def _taker(self) -> Callable[[List[Any]], Tuple[Any, List[Any]]]:
-        """Return a function, for one thread at a time, that runs the module on arguments and
-        returns its output and its last output, the list of states.
-        """
+        """Return a function that runs the module and returns its output and its last output."""
         import torch
 
         module = self.module
@@ -95,8 +86,7 @@ class TorchGraph:
 
 
 def limited(run: Callable[..., Any], threads: int) -> Callable[..., Any]:
-    """Return `run` as a function that uses a number of threads per operator and leaves torch's own
-    number as it was.
+    """Return `run` with a number of threads per operator that leaves torch's own as it was.
 
     torch keeps one number per thread of the process. A thread that uses torch for the first time
     gets the number that any thread set last.
@@ -110,9 +100,8 @@ def limited(run: Callable[..., Any], threads: int) -> Callable[..., Any]:
         with _lock:
             if not _limits:
                 _outside[0] = own
-            usual = (
-                _outside[0] if own in _limits else own
-            )  # a thread that started during another call may have the number of that call
+            # A thread that started during another call may have the number of that call.
+            usual = _outside[0] if own in _limits else own
             _limits.append(threads)
             torch.set_num_threads(threads)
         try:
