@@ -16,7 +16,7 @@ class Group:
 
     Args:
         layers: indices of the layers; empty for a state that belongs to no layer.
-        parts: last parts of the names, such as key and value; without a layer, `past` and `present`.
+        parts: last parts of the names, such as key and value; without a layer, both its names.
         example: one of the states.
     """
 

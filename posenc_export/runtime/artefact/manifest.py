@@ -107,9 +107,9 @@ def _check_version(where: str, version: Any, interface: Any) -> None:
         raise ValueError(f"{where} expected schema {SCHEMA}, got {_short(version)}; {remedy}")
     if isinstance(interface, int) and interface > schema.INTERFACE:
         raise ValueError(
-            f"{where} expected inputs and outputs of graph interface {schema.INTERFACE} or below, got "
-            f"interface {interface}; install the version of posenc-export that wrote it, or export "
-            "again with this one"
+            f"{where} expected inputs and outputs of graph interface {schema.INTERFACE} or below, "
+            f"got interface {interface}; install the version of posenc-export that wrote it, or "
+            "export again with this one"
         )
 
 

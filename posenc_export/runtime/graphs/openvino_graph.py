@@ -146,7 +146,7 @@ class Requests:
                 outputs[state.present][(row, *fresh)] = present[(0, *fresh)]
 
     def _part(self, name: str, array: np.ndarray, row: int, count: int) -> np.ndarray:
-        """Return the part for one row and its first `count` new tokens, a view if rows are first."""
+        """Return the part for a row and its first `count` new tokens, a view if rows are first."""
         chosen = {B: slice(row, row + 1), S: slice(count)}
         part = tuple(chosen.get(axis, slice(None)) for axis in self._axes[name])
         return np.ascontiguousarray(array[part])
