@@ -57,22 +57,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Tuple[Path, Any]:
         file.setparams((1, 2, RATE, 0, "NONE", ""))
         file.writeframes(tones.astype(np.int16).tobytes())
     for part in ("encoder", "decoder"):
-        assert (
-            main(
-                [
-                    "export",
-                    str(folder / "whisper-tiny"),
-                    "--part",
-                    part,
-                    "--target",
-                    "ort",
-                    "--no-verify",
-                    "-o",
-                    str(folder / "build" / part),
-                ]
-            )
-            == 0
-        )
+        how = ["--part", part, "--target", "ort", "--no-verify", "-o", str(folder / "build" / part)]
+        assert main(["export", str(folder / "whisper-tiny"), *how]) == 0
     return folder, peer
 
 
@@ -113,16 +99,8 @@ def test_the_command_reads_features_and_takes_language_and_task(
     features, text = _wanted(made, max_new_tokens=12, language="de", task="translate")
     np.save(made[0] / "speech.npy", features)
     build = made[0] / "build"
-    asked = [
-        "generate",
-        str(build / "decoder"),
-        "--encoder",
-        str(build / "encoder"),
-        "--features",
-        str(made[0] / "speech.npy"),
-        "--max-tokens",
-        "12",
-    ]
+    asked = ["generate", str(build / "decoder"), "--encoder", str(build / "encoder")]
+    asked += ["--features", str(made[0] / "speech.npy"), "--max-tokens", "12"]
     assert main([*asked, "--language", "de", "--task", "translate"]) == 0
     assert capsys.readouterr().out.strip() == text
     assert (

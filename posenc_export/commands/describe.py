@@ -12,10 +12,10 @@ from posenc_export.commands.options import (
     block_options,
     check_only,
     chosen_of,
+    nearest_model,
     option,
     option_name,
 )
-from posenc_export.shared.suggestion import download, suggestion
 from posenc_export.shared.tables import WIDTH, aligned
 
 SIZES = {name: default for name, default in BLOCK.items() if name != "seed"}
@@ -80,8 +80,7 @@ def _checkpoint(model: str, chosen: Dict[str, Any], names: List[str]) -> Any:
     if not Path(model).is_dir() and not is_gguf(Path(model)):
         known = f"a folder with a checkpoint or an artefact, a GGUF file, or {', '.join(names)}"
         raise ValueError(
-            f"describe: expected model to be {known}, got {model!r}; "
-            f"{download(model) or suggestion(model, names)}"
+            f"describe: expected model to be {known}, got {model!r}; {nearest_model(model, names)}"
         )
     _check_only(("max_positions", "part"), chosen, "a checkpoint")
     folder, sentences = opened(Path(model), "part" not in chosen)

@@ -4,20 +4,26 @@ artefacts.
 
 import argparse
 import json
-import os
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from posenc_export.commands.block_argument import NO_HEADS
 from posenc_export.commands.model_argument import CALLABLE, model_of
 from posenc_export.commands.next_steps import next_steps, sizes
-from posenc_export.commands.options import PART, Group, Table, block_options, option
+from posenc_export.commands.options import (
+    PART,
+    Group,
+    Table,
+    block_options,
+    nearest_model,
+    option,
+)
 from posenc_export.commands.terminal import FAILED_CHECK, refuse, show, summary
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import GRAPHS
 from posenc_export.shared.preset_folders import NAMES
 from posenc_export.shared.progress import Step
-from posenc_export.shared.suggestion import check_name, download, suggestion
+from posenc_export.shared.suggestion import check_name
 
 FILES = (".safetensors", ".pt", ".pth", ".bin")
 TARGETS = tuple(name for name in GRAPHS if name != "aotinductor")  # which `posenc compile` writes
@@ -204,11 +210,10 @@ def _check_words(options: argparse.Namespace) -> None:
     model, path = options.model, Path(options.model)
     if model in NAMES or CALLABLE.match(model) or path.is_dir() or path.suffix == ".gguf":
         return
-    near = "give a folder that exists" if os.sep in model else suggestion(model, [*NAMES, "block"])
     raise ValueError(
         "export: expected model to be block, a folder with a checkpoint, a GGUF file, "
         f"package.module:function, or one of {', '.join(NAMES)}, got {model!r}; "
-        f"{download(model) or near}"
+        f"{nearest_model(model, [*NAMES, 'block'])}"
     )
 
 

@@ -1,13 +1,15 @@
 """Tables of options, and those that several commands have."""
 
 import argparse
+import os
 from pathlib import Path
-from typing import Any, Container, Dict, Iterable, NamedTuple, Tuple, Union
+from typing import Any, Container, Dict, Iterable, NamedTuple, Sequence, Tuple, Union
 
 from posenc_export.commands.terminal import note_unverified
 from posenc_export.runtime.graphs.providers import HELP
 from posenc_export.runtime.graphs.threads import AUTO
 from posenc_export.shared.preset_folders import NAMES
+from posenc_export.shared.suggestion import download, suggestion
 
 # By the names of an option with spaces between, the keyword arguments of add_argument, or by the
 # title of a group, its options.
@@ -139,6 +141,14 @@ def check_only(command: str, names: Container[str], chosen: Iterable[str], rule:
             raise ValueError(
                 f"{command}: expected {rule}, got {got}; leave it out or choose another model"
             )
+
+
+def nearest_model(model: str, names: Sequence[str]) -> str:
+    """The remedy for a model that does not exist: a download, another folder, or the nearest
+    name.
+    """
+    near = "give a folder that exists" if os.sep in model else suggestion(model, names)
+    return download(model) or near
 
 
 def loaded(options: argparse.Namespace, folder: Path, threads: Union[int, str] = AUTO) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from posenc_export.commands.cli import main
-from posenc_export.export import export
+from posenc_export.export import Sources, export
 from posenc_export.models.embedding_and_head import Text
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import decoder_config
@@ -23,10 +23,13 @@ TEMPLATE = (
 )
 
 
+SOURCES = Sources(seeded(decoder_config(vocabulary=256, layers=1, hidden=40, block=block("rope"))))
+
+
 def _exported(folder: Path, **files: bytes) -> str:
-    stack = seeded(decoder_config(vocabulary=256, layers=1, hidden=40, block=block("rope")))
-    stack.text = Text(files=files)  # type: ignore[union-attr,assignment]
-    export(stack, "ort", folder, verify=False)
+    """Export a decoder, which is traced once, with these files of text."""
+    SOURCES.model.text = Text(files=files)  # type: ignore[union-attr,assignment]
+    export(SOURCES, "ort", folder, verify=False)
     return str(folder)
 
 
@@ -40,28 +43,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_several_prompts_are_the_turns_of_a_conversation(
     folder: str, capsys: pytest.CaptureFixture
 ) -> None:
-    given = [
-        "generate",
-        folder,
-        "--chat",
-        "--system",
-        "kind",
-        "--prompt",
-        "one",
-        "--prompt",
-        "two",
-        "--max-tokens",
-        "5",
-    ]
+    turns = "--chat --system kind --prompt one --prompt two --max-tokens 5"
+    given = ["generate", folder, *turns.split()]
     assert main([*given, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [message["role"] for message in found["messages"]] == [
-        "system",
-        "user",
-        "assistant",
-        "user",
-        "assistant",
-    ]
+    roles = [message["role"] for message in found["messages"]]
+    assert roles == "system user assistant user assistant".split()
     assert found["text"] == found["messages"][-1]["content"] and len(found["tokens"]) == 5
     assert main(given) == 0
     shown = capsys.readouterr()
@@ -99,63 +86,50 @@ def test_an_interrupt_ends_the_reply_and_not_the_conversation(
 
 
 def test_the_chat_reads_lines_in_any_encoding_and_prints_replies_as_they_come(folder: str) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "posenc_export.commands.cli",
-        "chat",
-        folder,
-        "--max-tokens",
-        "3",
-    ]
+    command = [sys.executable, "-m", "posenc_export", "chat", folder, "--max-tokens", "3"]
     done = subprocess.run(command, input=b"d\xc3\xa9j\xe0\nmore\n", capture_output=True, check=True)
     assert len(done.stderr.splitlines()) == 1 and done.stdout.endswith(b"\n")
 
 
 REFUSED = {
-    "no template": (
-        {},
-        ["--chat", "--prompt", "a"],
-        "chat: expected an artefact with a chat template",
-    ),
+    "no template": ({}, "chat: expected an artefact with a chat template"),
     "a template with code": (
         {"chat_template.jinja": b"{{ messages.__class__.mro() }}"},
-        ["--chat", "--prompt", "a"],
         "is unsafe",
     ),
     "a broken template": (
         {"chat_template.jinja": b"{% for"},
-        ["--chat", "--prompt", "a"],
         "a chat template that Jinja can compile",
     ),
     "settings that are not JSON": (
         {"tokenizer_config.json": b"{"},
-        ["--chat", "--prompt", "a"],
         "expected tokenizer_config.json to be JSON",
-    ),
-    "a system message without a conversation": (
-        {},
-        ["--system", "a", "--prompt", "a"],
-        "without --chat, got --system; give --chat",
-    ),
-    "two texts to continue": (
-        {},
-        ["--prompt", "a", "--prompt", "b"],
-        "without --chat, got 2 prompts; give --chat",
     ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_no_conversation_is_refused_in_one_line(
+def test_an_artefact_without_a_template_that_can_be_used_is_refused_in_one_line(
     case: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    files, given, message = REFUSED[case]
-    assert main(["generate", _exported(tmp_path / "artefact", **files), *given]) == 2
-    (line,) = [
-        line for line in capsys.readouterr().err.splitlines() if "no passed certificate" not in line
-    ]
+    files, message = REFUSED[case]
+    folder = _exported(tmp_path / "artefact", **files)
+    assert main(["generate", folder, "--chat", "--prompt", "a"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    (line,) = [line for line in lines if "no passed certificate" not in line]
     assert message in line
+
+
+@pytest.mark.parametrize(
+    ("given", "got"),
+    [("--system a --prompt a", "--system"), ("--prompt a --prompt b", "2 prompts")],
+)
+def test_turns_without_a_conversation_are_refused_in_one_line(
+    given: str, got: str, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(["generate", "anything", *given.split()]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"without --chat, got {got}; give --chat" in line
 
 
 def test_templates_in_the_settings_of_the_tokenizer_are_read(

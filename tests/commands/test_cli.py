@@ -201,20 +201,12 @@ def _answer(arguments: List[str], capsys: pytest.CaptureFixture) -> object:
 
 def test_a_preset_goes_from_export_to_text(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     folder = str(tmp_path / "artefact")
-    (row,) = _answer(["export", "tiny-rope", "--target", "ort", "-o", folder], capsys)  # type: ignore[misc]
+    export = ["export", "tiny-rope", "--target", "ort", "--verify", "quick", "-o", folder]
+    (row,) = _answer(export, capsys)  # type: ignore[misc]
     assert row["passed"]
     assert _answer(["inspect", folder], capsys)["operators"]["GroupQueryAttention"] == 5  # type: ignore[index]
-    text = _answer(
-        [
-            "generate",
-            folder,
-            "--prompt",
-            "import os\n\nclass Reader:\n    def __init__(self",
-            "--max-tokens",
-            "24",
-        ],
-        capsys,
-    )
+    begin = "import os\n\nclass Reader:\n    def __init__(self"
+    text = _answer(["generate", folder, "--prompt", begin, "--max-tokens", "24"], capsys)
     assert bytes(text["tokens"]).decode() == text["text"] and len(text["tokens"]) == 24  # type: ignore[index]
     assert main(["generate", folder, "--prompt", "x" * 5000, "--max-tokens", "1"]) == 2
     assert "expected positions 0 .. 4095" in capsys.readouterr().err
@@ -301,17 +293,8 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIO
 
 
 def test_a_terminal_of_ascii_shows_the_codes_of_other_characters(unverified: str) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "posenc_export.commands.cli",
-        "generate",
-        unverified,
-        "--prompt",
-        "# déjà",
-        "--max-tokens",
-        "2",
-    ]
+    program = [sys.executable, "-m", "posenc_export"]
+    command = [*program, "generate", unverified, "--prompt", "# déjà", "--max-tokens", "2"]
     done = subprocess.run(command, env={**os.environ, **ASCII}, capture_output=True, check=True)
     assert rb"# d\xe9j\xe0" in done.stdout and rb"K\udcc3\udcb6ln" in done.stderr
 
@@ -470,21 +453,8 @@ def test_inspect_shows_encoding_sizes_and_positions_within_100_columns(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     folder = str(tmp_path / "artefact")
-    assert (
-        main(
-            [
-                *BLOCK,
-                "--encoding",
-                "rope:theta=500000",
-                "--target",
-                "ort",
-                "--no-verify",
-                "-o",
-                folder,
-            ]
-        )
-        == 0
-    )
+    rope = ["--encoding", "rope:theta=500000", "--target", "ort", "--no-verify"]
+    assert main([*BLOCK, *rope, "-o", folder]) == 0
     capsys.readouterr()
     assert main(["inspect", folder]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -497,12 +467,8 @@ def test_inspect_shows_encoding_sizes_and_positions_within_100_columns(
 
 
 def test_a_cell_that_is_not_finite_is_shown_as_nan() -> None:
-    assert (
-        summary({"cells": {"a": 1e-7, "b": 1e300}, "tolerance": 1e-5, "passed": False})[
-            "worst error"
-        ]
-        == "NaN"
-    )
+    certificate = {"cells": {"a": 1e-7, "b": 1e300}, "tolerance": 1e-5, "passed": False}
+    assert summary(certificate)["worst error"] == "NaN"
 
 
 PUBLIC = """
@@ -518,17 +484,9 @@ reveal_type(verify)
 def test_the_top_level_package_is_typed(tmp_path: Path) -> None:
     (tmp_path / "client.py").write_text(PUBLIC)
     environment = {**os.environ, "MYPYPATH": str(Path(__file__).parents[2])}
-    command = [
-        sys.executable,
-        "-m",
-        "mypy",
-        "--config-file=",
-        "--ignore-missing-imports",
-        "--follow-imports=silent",
-        "--cache-dir",
-        str(tmp_path),
-        "client.py",
-    ]
+    options = "--config-file= --ignore-missing-imports --follow-imports=silent"
+    command = [sys.executable, "-m", "mypy", *options.split(), "--cache-dir", str(tmp_path)]
+    command.append("client.py")
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
@@ -546,23 +504,9 @@ def test_the_top_level_package_exports_the_documented_names() -> None:
 def test_a_verification_of_ort_cuda_on_the_cpu_says_that_nothing_ran_on_cuda(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    small = ["--width", "16", "--heads", "2", "--max-positions", "32", "--verify", "quick"]
-    assert (
-        main(
-            [
-                "export",
-                "block",
-                "--encoding",
-                "rope",
-                *small,
-                "--target",
-                "ort-cuda",
-                "-o",
-                str(tmp_path / "artefact"),
-            ]
-        )
-        == 0
-    )
+    small = "--width 16 --heads 2 --max-positions 32 --verify quick --target ort-cuda"
+    folder = str(tmp_path / "artefact")
+    assert main(["export", "block", "--encoding", "rope", *small.split(), "-o", folder]) == 0
     assert main(["verify", str(tmp_path / "artefact"), "--provider", "cpu", "--quick"]) == 0
     assert capsys.readouterr().out.endswith(
         "passed (values on the CPU only; nothing ran on CUDA)\n"

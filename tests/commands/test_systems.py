@@ -53,8 +53,9 @@ for name in COMMANDS:
 """
 EXPORT = """
 from posenc_export.commands.cli import main
-arguments = "export block --encoding alibi --width 16 --heads 2 --max-positions 48"
-assert main([*arguments.split(), "--target", "torchscript", "-o", sys.argv[1]]) == 0
+block = "export block --encoding alibi --width 16 --heads 2 --max-positions 48"
+arguments = f"{block} --target torchscript --verify quick".split()
+assert main([*arguments, "-o", sys.argv[1]]) == 0
 folder, name = os.path.split(sys.argv[1])
 assert sorted(os.listdir(folder)) == [name], "temporary folders are left"
 """
