@@ -354,7 +354,7 @@ RUNTIME = (
         f"{SESSION} -k 'positions_past_the_range and torchscript'",
     ),
     (
-        "runtime/session/arguments.py",
+        "runtime/session/inputs.py",
         "row.max() >= vocabulary",
         "row.max() > vocabulary",
         f"{SESSION} -k 'wrong_use and torchscript and token'",

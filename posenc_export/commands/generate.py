@@ -142,7 +142,7 @@ def _tokens(
 ) -> Iterator[int]:
     """Yield the ids that the decoder generates."""
     from posenc_export.runtime.session import first_tokens
-    from posenc_export.runtime.session.chat import keep
+    from posenc_export.runtime.session.drafts import keep
 
     kept = keep(session, cached, prompt) if cached else 0
     start: Optional[List[np.ndarray]] = [np.array(prompt[kept:])]

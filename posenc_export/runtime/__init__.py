@@ -62,27 +62,22 @@ def load(
     providers.check_threads(threads)
     manifest = manifests.read_alone(folder, digest)
     providers.check_name(provider, manifest)
-    count = (
-        chosen(threads, manifest) if provider not in providers.OPENVINO or threads != AUTO else None
-    )
+    own = provider in providers.OPENVINO and threads == AUTO
+    count = None if own else chosen(threads, manifest)
     model = _load(folder, manifest, provider, count, capture)
-    if check and model.provider != "cpu":
-        from posenc_export.runtime.verification.at_load import check_outputs
+    if not check or model.provider == "cpu":
+        return model
+    from posenc_export.runtime.verification.at_load import check_outputs
 
-        try:
-            check_outputs(model, folder)
-        except ValueError as error:
-            if (
-                provider != "auto" or manifest.dtype == "bfloat16"
-            ):  # no CPU computes in bfloat16 here
-                raise
-            warnings.warn(
-                "runtime: provider auto chose cpu: "
-                f"{str(error).removeprefix('runtime: ').rpartition(';')[0]}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-            return _load(folder, manifest, "cpu", count, capture)
+    try:
+        check_outputs(model, folder)
+    except ValueError as error:
+        if provider != "auto" or manifest.dtype == "bfloat16":  # in which no CPU computes here
+            raise
+        said = str(error).removeprefix("runtime: ").rpartition(";")[0]
+        message = f"runtime: provider auto chose cpu: {said}"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        return _load(folder, manifest, "cpu", count, capture)
     return model
 
 
@@ -94,27 +89,18 @@ def _load(
         from posenc_export.runtime.graphs.torch_files import load_torch
 
         return Model(load_torch(folder, manifest, threads), folder)
+    file = folder / graph_file(manifest)
     if provider in providers.OPENVINO:
         from posenc_export.runtime.graphs.openvino_graph import OpenVinoGraph
 
         with checked(folder, manifest, meanwhile=WEIGHTS):
-            return Model(
-                OpenVinoGraph(folder / graph_file(manifest), manifest, provider, threads), folder
-            )
+            return Model(OpenVinoGraph(file, manifest, provider, threads), folder)
     from posenc_export.runtime.graphs.ort_graph import OrtGraph
     from posenc_export.runtime.graphs.ort_options import choose_provider
 
     with checked(folder, manifest, meanwhile=WEIGHTS):
-        return Model(
-            OrtGraph(
-                folder / graph_file(manifest),
-                manifest,
-                choose_provider(provider, manifest),
-                threads,
-                capture,
-            ),
-            folder,
-        )
+        name = choose_provider(provider, manifest)
+        return Model(OrtGraph(file, manifest, name, threads, capture), folder)
 
 
 def verify(
@@ -156,30 +142,12 @@ def verify(
         ModuleNotFoundError: as for `load`.
         OSError: the proof cannot be recorded in the folder.
     """
-    from posenc_export.runtime.verification import proof
+    from posenc_export.runtime.verification import checks, forms, long_cells, proof, reference
 
     folder = locate(folder)
     proof.check_tolerance(tolerance)
+    progress = progress or (lambda _: None)
     model = load(folder, provider, threads, digest, check=False)
-    certificate = _measured(folder, model, threads, progress or (lambda _: None), tolerance, quick)
-    if record:
-        manifests.add_proof(folder, model.manifest.digest, certificate)
-    return certificate
-
-
-def _measured(
-    folder: Path,
-    model: Model,
-    threads: Optional[int],
-    progress: Callable[[str], None],
-    tolerance: Optional[float],
-    quick: bool,
-) -> Proof:
-    """Run the cells of the parity grid and compare with the reference in the folder of the
-    artefact.
-    """
-    from posenc_export.runtime.verification import checks, forms, long_cells, proof, reference
-
     manifest = model.manifest
     expected = reference.read(manifest, folder)
     assert manifest.reference is not None  # checked by reference.read
@@ -187,12 +155,11 @@ def _measured(
     if providers.noise(model.provider) and manifest.states and not quick:
         # The reference holds the outputs of few tokens. A provider that computes in bfloat16 can be
         # right there and wrong for others: it rounds distances above 256.
-        expected = replace(
-            expected,
-            long=long_cells.outputs_by(
-                load(folder, "cpu", threads).session(), manifest, manifest.reference.edges
-            ),
-        )
+        session, edges = load(folder, "cpu", threads).session(), manifest.reference.edges
+        expected = replace(expected, long=long_cells.outputs_by(session, manifest, edges))
     measured = forms.measured(model, folder, expected, accuracy, progress, threads, quick)
     measured.checks |= checks.of_artefact(folder, model, progress)
-    return proof.certificate(model, accuracy, measured, quick)
+    certificate = proof.certificate(model, accuracy, measured, quick)
+    if record:
+        manifests.add_proof(folder, manifest.digest, certificate)
+    return certificate

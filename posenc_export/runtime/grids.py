@@ -55,27 +55,22 @@ def coordinates(
     """
     row = np.asarray(kinds)
     if row.ndim != 1 or not row.size or not np.isin(row, (TEXT, IMAGE, VIDEO)).all():
-        raise ValueError(
-            f"grids: expected kinds 0, 1 or 2 for each token of one row, got {row.dtype} of "
-            f"shape {list(row.shape)}; pass rows one by one"
-        )
+        got = f"{row.dtype} of shape {list(row.shape)}"
+        raise _expected("kinds 0, 1 or 2 for each token of one row", got, "pass rows one by one")
     if behind not in BEHIND or min(merge, merge_time) < 1:
         rule = f"behind to be one of {', '.join(BEHIND)}, and merge and merge_time of at least 1"
-        raise ValueError(f"grids: expected {rule}, got {behind!r}, {merge} and {merge_time}")
+        raise _expected(rule, f"{behind!r}, {merge} and {merge_time}")
     remaining = _pictures(images, videos, intervals, split)
     parts, begin = [], 0
     for kind, run in groupby(row.tolist()):
-        part, after = _run(
-            kind, len(list(run)), remaining, merge, merge_time if kind == VIDEO else 1
-        )
+        times = merge_time if kind == VIDEO else 1
+        part, after = _run(kind, len(list(run)), remaining, merge, times)
         parts.append(begin + part)
         begin += after if behind == "sides" else int(part.max()) + 1
     if any(next(rest, None) is not None for rest in remaining.values()):
         got = f"too few for {len(images)} images and {len(videos)} videos"
-        raise ValueError(
-            f"grids: expected tokens for every image and video, got {got}; leave out images "
-            "and videos of other rows"
-        )
+        remedy = "leave out images and videos of other rows"
+        raise _expected("tokens for every image and video", got, remedy)
     return np.concatenate(parts, axis=1)
 
 
@@ -89,18 +84,11 @@ def following(places: np.ndarray, count: int) -> np.ndarray:
             count.
     """
     before = np.asarray(places)
-    if (
-        before.ndim != 3
-        or before.shape[0] != 3
-        or not before.shape[2]
-        or before.dtype.kind not in "iu"
-        or count < 0
-    ):
+    whole = before.ndim == 3 and before.dtype.kind in "iu"
+    if not whole or before.shape[0] != 3 or not before.shape[2] or count < 0:
         rule = "places to be whole numbers [3,B,S] and count 0 or more"
-        raise ValueError(
-            f"grids: expected {rule}, got {before.dtype} {list(before.shape)} and {count}; "
-            "stack rows on axis 1"
-        )
+        got = f"{before.dtype} {list(before.shape)} and {count}"
+        raise _expected(rule, got, "stack rows on axis 1")
     behind = before.max(axis=(0, 2))[:, None] + 1 + np.arange(count, dtype=np.int64)
     return np.repeat(behind[None].astype(np.int64), 3, axis=0)
 
@@ -108,31 +96,18 @@ def following(places: np.ndarray, count: int) -> np.ndarray:
 def _pictures(
     images: Sequence[Grid], videos: Sequence[Grid], intervals: Sequence[float], split: bool
 ) -> Dict[int, Iterator[Picture]]:
-    """Grids and intervals of images and videos in order, by kind of token. Raise ValueError
-    unless grids are three sizes, and intervals one per video.
-    """
+    """Grids and intervals of images and videos in order, by kind of token, after a check."""
     for name, grids in (("images", images), ("videos", videos)):
         sizes = np.asarray(grids)
-        if sizes.size and (
-            sizes.ndim != 2
-            or sizes.shape[1] != 3
-            or sizes.dtype.kind not in "iu"
-            or sizes.min() < 1
-        ):
-            raise ValueError(
-                f"grids: expected {name} as three whole numbers above 0 each, time, height "
-                f"and width, got {np.asarray(grids).tolist()}"
-            )
+        whole = sizes.ndim == 2 and sizes.dtype.kind in "iu"
+        if sizes.size and (not whole or sizes.shape[1] != 3 or sizes.min() < 1):
+            rule = f"{name} as three whole numbers above 0 each, time, height and width"
+            raise _expected(rule, sizes.tolist())
     times = [float(interval) for interval in intervals]
-    if (
-        len(times) not in (0, len(videos))
-        or (split and times)
-        or not all(0 <= interval < float("inf") for interval in times)
-    ):
-        raise ValueError(
-            f"grids: expected one finite interval for each of {len(videos)} videos, or no "
-            f"intervals with split frames, got {times}"
-        )
+    finite = all(0 <= interval < float("inf") for interval in times)
+    if len(times) not in (0, len(videos)) or (split and times) or not finite:
+        rule = f"one finite interval for each of {len(videos)} videos, or no intervals with split"
+        raise _expected(f"{rule} frames", times)
     moving: List[Picture] = list(zip(videos, times or [1.0] * len(videos), strict=True))
     if split:
         moving = [((1, *grid[1:]), 1.0) for grid, _ in moving for _ in range(int(grid[0]))]
@@ -151,16 +126,15 @@ def _run(
     time, height, width = (int(size) for size in grid)
     time, height, width = time // merge_time, height // merge, width // merge
     if time * height * width != count:
-        rule = (
-            f"time * height * width / {merge * merge * merge_time} consecutive tokens for an "
-            "image or video"
-        )
-        raise ValueError(
-            f"grids: expected {rule}, got {count} tokens for grid "
-            f"{[int(size) for size in grid]}; pass the grid of each image and video"
-        )
+        whole = merge * merge * merge_time
+        rule = f"time * height * width / {whole} consecutive tokens for an image or video"
+        got = f"{count} tokens for grid {[int(size) for size in grid]}"
+        raise _expected(rule, got, "pass the grid of each image and video")
     axes = np.indices((time, height, width)).reshape(3, count)
-    axes[0] = (axes[0].astype(np.float32) * np.float32(interval)).astype(
-        np.int64
-    )  # float32, truncated, as in transformers
+    # float32, truncated, as in transformers.
+    axes[0] = (axes[0].astype(np.float32) * np.float32(interval)).astype(np.int64)
     return axes, max(height, width)
+
+
+def _expected(rule: str, got: object, remedy: str = "") -> ValueError:
+    return ValueError(f"grids: expected {rule}, got {got}{remedy and '; '}{remedy}")

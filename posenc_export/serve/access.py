@@ -4,12 +4,14 @@ import ipaddress
 import re
 import secrets
 from dataclasses import dataclass
-from typing import Annotated, Optional, Sequence, Tuple
+from typing import Annotated, Dict, Optional, Sequence, Tuple
 
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from posenc_export.runtime.session.errors import expected
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 ANY = "*"
@@ -35,28 +37,19 @@ class Access:
         """Refuse requests of other web pages with status 403."""
         origin = request.headers.get("origin")
         if origin is not None and ANY not in self.origins and origin not in self.origins:
-            raise HTTPException(
-                403,
-                "origin: expected a page of this server, got one of another; start the "
-                "server with --allow-origin",
-            )
+            remedy = "start the server with --allow-origin"
+            raise refusal(403, "origin", "a page of this server", "one of another", remedy)
 
     def check_key(
         self, authorization: Annotated[Optional[HTTPAuthorizationCredentials], Depends(BEARER)]
     ) -> None:
-        """Refuse requests without the key with status 401. The comparison takes the same time
-        for every wrong key.
-        """
-        if self.key and not secrets.compare_digest(
-            (authorization.credentials if authorization else "").encode(), self.key.encode()
-        ):
+        """Refuse requests without the key with status 401, in the same time for every wrong key."""
+        key = authorization.credentials if authorization else ""
+        if self.key and not secrets.compare_digest(key.encode(), self.key.encode()):
             got = "another key" if authorization else "no key"
-            raise HTTPException(
-                401,
-                "key: expected Authorization: Bearer with the key of this server, got "
-                f"{got}; send its key",
-                {"WWW-Authenticate": "Bearer"},
-            )
+            rule = "Authorization: Bearer with the key of this server"
+            challenge = {"WWW-Authenticate": "Bearer"}
+            raise refusal(401, "key", rule, got, "send its key", challenge)
 
     def protect(self, app: FastAPI) -> None:
         """Add the checks of Host and of requests that browsers send ahead (CORS)."""
@@ -87,19 +80,26 @@ def access(
     """
     for origin in origins:
         if origin != ANY and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
-            raise ValueError(
-                "serve: expected an origin as scheme://host or scheme://host:port, got "
-                f"{origin}; change --allow-origin"
-            )
+            rule = "an origin as scheme://host or scheme://host:port"
+            raise expected(rule, origin, "change --allow-origin", "serve")
     if key is not None and not re.fullmatch(r"[!-~]+", key):
-        raise ValueError(
-            "serve: expected a key of printable ASCII characters without spaces, got an "
-            "empty one or other characters; change --api-key"
-        )
+        rule = "a key of printable ASCII characters without spaces"
+        raise expected(rule, "an empty one or other characters", "change --api-key", "serve")
     if ipaddress.ip_address(address.partition("%")[0]).is_unspecified:
         return Access((ANY,), tuple(origins), key or "")
     hosts = tuple(dict.fromkeys((f"[{host}]" if ":" in host else host, *LOCAL)))
     ports = ("", ":80") if port == 80 else (f":{port}",)  # browsers leave the default port out
-    return Access(
-        hosts, (*(f"http://{name}{end}" for name in hosts for end in ports), *origins), key or ""
-    )
+    own = [f"http://{name}{end}" for name in hosts for end in ports]
+    return Access(hosts, (*own, *origins), key or "")
+
+
+def refusal(
+    status: int,
+    where: str,
+    rule: str,
+    got: str,
+    remedy: str,
+    headers: Optional[Dict[str, str]] = None,
+) -> HTTPException:
+    """Return the error of a response: `where: expected RULE, got GOT; REMEDY`."""
+    return HTTPException(status, f"{where}: expected {rule}, got {got}; {remedy}", headers)

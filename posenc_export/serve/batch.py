@@ -7,7 +7,7 @@ from typing import Deque, List, Optional, Sequence
 
 import numpy as np
 
-from posenc_export.runtime.session.errors import GraphError
+from posenc_export.runtime.session.errors import GraphError, expected
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.prefixes import BLOCK, Prefixes, can_share
 from posenc_export.runtime.session.session import Session
@@ -20,13 +20,7 @@ from posenc_export.runtime.session.speculation import (
 )
 from posenc_export.serve.memory import bytes_per_slot, longest_row, most_needed
 from posenc_export.serve.pace import Pace
-from posenc_export.serve.requests import (
-    FAILED,
-    Limits,
-    Request,
-    Token,
-    most_tokens,
-)
+from posenc_export.serve.requests import FAILED, Limits, Request, Token, most_tokens
 from posenc_export.serve.row import Row
 
 LOG = logging.getLogger(__name__)
@@ -60,33 +54,24 @@ class Batch:
         self.rows: List[Row] = []
         # Times of the processor are not those of other programs. A graph of another provider runs
         # elsewhere.
-        self.pace = Pace(
-            limits.chunk, time.thread_time if model.provider == "cpu" else time.perf_counter
-        )
-
-        self.session = Session(
-            model.graph, capacity=limits.context, rewind=LEAST_REWIND if limits.speculate else 1
-        )
+        clock = time.thread_time if model.provider == "cpu" else time.perf_counter
+        self.pace = Pace(limits.chunk, clock)
+        rewind = LEAST_REWIND if limits.speculate else 1
+        self.session = Session(model.graph, capacity=limits.context, rewind=rewind)
         self.speculator = Speculator(self.session) if limits.speculate else None
-        blocks = (
-            limits.prefix_memory // (bytes_per_slot(model.manifest) * BLOCK)
-            if can_share(model.manifest)
-            else 0
-        )
+        blocks = 0
+        if can_share(model.manifest):
+            blocks = limits.prefix_memory // (bytes_per_slot(model.manifest) * BLOCK)
         self.prefixes = Prefixes(model.graph, blocks) if blocks else None
         self.probe(1)
         most = longest_row(self.session, limits.memory, limits.context, limits.chunk)
         if most < limits.context:
             rule = f"memory for caches of a row of {limits.context} tokens"
-            raise ValueError(
-                f"serve: expected {rule}, got {limits.memory / 1e9:.1f} GB; give more --memory or "
-                f"a --context of at most {most}"
-            )
+            remedy = f"give more --memory or a --context of at most {most}"
+            raise expected(rule, f"{limits.memory / 1e9:.1f} GB", remedy, "serve")
 
     def probe(self, rows: int) -> None:
-        """Feed two tokens to each of `rows` new rows of an empty session, and remove the rows.
-        Raise GraphError or MemoryError if the graph cannot run at all.
-        """
+        """Feed two tokens to each of `rows` new rows, and remove them, to try the graph."""
         self.session.admit([[0]] * rows)
         self.session.step(np.zeros(rows, np.int64))
         self.session.reset()
@@ -113,9 +98,7 @@ class Batch:
         return tokens
 
     def _has_room_for(self, request: Request) -> bool:
-        """Whether there is a row for a request, and memory for the tokens that its row and the
-        running ones may reach.
-        """
+        """Whether there is a row for a request, and memory up to the last token of each row."""
         rows = len(self.rows) + 1
         tokens = max(most_tokens(other) for other in (request, *(row.request for row in self.rows)))
         needed = most_needed(self.session, rows, tokens, self.limits.chunk)
@@ -125,10 +108,8 @@ class Batch:
         """Feed one token of every row whose prompt was read, or drafted ones too. Return the
         generated tokens. After a GraphError, call `fail`.
         """
-        running, since = (
-            [index for index, row in enumerate(self.rows) if row.generated],
-            self.pace.clock(),
-        )
+        running = [index for index, row in enumerate(self.rows) if row.generated]
+        since = self.pace.clock()
         if not running:
             return []
         if self.speculator is not None:
@@ -149,17 +130,13 @@ class Batch:
     def _stepped(self, all_run: bool) -> np.ndarray:
         """Feed the last generated token of each row that has one. Return the logits [B,V]."""
         if all_run:
-            return self.session.step(
-                np.array([row.unread.popleft() for row in self.rows], np.int64), copy=False
-            )
-        return self.session.prefill(
-            [row.take(1) if row.generated else [] for row in self.rows], logits_to_keep=1
-        )[:, 0]
+            ids = np.array([row.unread.popleft() for row in self.rows], np.int64)
+            return self.session.step(ids, copy=False)
+        rows = [row.take(1) if row.generated else [] for row in self.rows]
+        return self.session.prefill(rows, logits_to_keep=1)[:, 0]
 
     def _read_drafts(self, speculator: Speculator) -> List[Token]:
-        """Feed the last generated token of each row that has one, with drafted ones after it
-        where that is faster. Return the generated tokens.
-        """
+        """Feed as `_stepped`, with drafted tokens where that is faster. Return the new tokens."""
         tokens: List[Token] = []
 
         def reader(row: Row) -> Optional[Reader]:
@@ -173,28 +150,19 @@ class Batch:
             request = row.request
             if row.drafts is None:
                 row.drafts = drafts_of(LOOKUP, [*request.prompt, *row.generated])
-            return Reader(
-                chosen,
-                request.stop_ids,
-                request.max_tokens,
-                row.drafts,
-                [row.generated[-1]],
-                len(row.generated),
-            )
+            ends, unread = request.stop_ids, [row.generated[-1]]
+            count = len(row.generated)
+            return Reader(chosen, ends, request.max_tokens, row.drafts, unread, count)
 
-        for row, more in zip(
-            self.rows, speculator.read([reader(row) for row in self.rows]), strict=True
-        ):
+        chosen_tokens = speculator.read([reader(row) for row in self.rows])
+        for row, more in zip(self.rows, chosen_tokens, strict=True):
             row.unread = deque(more[-1:]) if more else row.unread
         return tokens
 
     def leave(self, requests: Sequence[Request]) -> None:
-        """Retire the rows of these requests, as far as they have one. The last row takes the
-        index of a retired row, as in the session.
-        """
-        for index in reversed(
-            [index for index, row in enumerate(self.rows) if row.request in requests]
-        ):
+        """Retire the rows of these requests. The last row takes the index of a retired one."""
+        indices = [index for index, row in enumerate(self.rows) if row.request in requests]
+        for index in reversed(indices):
             self._share(index)
             self.session.retire(index)
             self.rows[index] = self.rows[-1]
@@ -213,15 +181,9 @@ class Batch:
         return failed
 
     def _enter(self, request: Request) -> List[Token]:
-        """Admit a row with the known tokens of its prompt and as many more as the turn allows.
-        Return its first generated token if the whole prompt was read.
-        """
+        """Admit a row with the known tokens of its prompt and as many more as the turn allows."""
         since = self.pace.clock()
-        prefix = (
-            self.prefixes.find(request.prompt, request.sharing)
-            if self.prefixes is not None
-            else None
-        )
+        prefix = self.prefixes.find(request.prompt, request.sharing) if self.prefixes else None
         known = prefix.length if prefix else 0
         row = Row(request, self.session.manifest, known)
         part = row.take(self.pace.count(known))
@@ -236,17 +198,14 @@ class Batch:
         return tokens
 
     def _continue_prompt(self, index: int, row: Row) -> List[Token]:
-        """Feed as many more tokens of a row's prompt as the turn allows. Return its first
-        generated token if the prompt was read.
-        """
+        """Feed as many more tokens of a row's prompt as the turn allows."""
         offset, since = len(row.request.prompt) - len(row.unread), self.pace.clock()
         part = row.take(self.pace.count(offset))
         if not part:
             return []
-        empty: List[int] = []
-        logits = self.session.prefill(
-            [part if other == index else empty for other in range(len(self.rows))], logits_to_keep=1
-        )[index]
+        parts: List[List[int]] = [[] for _ in self.rows]
+        parts[index] = part
+        logits = self.session.prefill(parts, logits_to_keep=1)[index]
         return self._read_part(index, row, offset, len(part), logits, since)
 
     def _read_part(
@@ -260,16 +219,10 @@ class Batch:
         return [] if row.unread else [row.next_token(int(logits[0].argmax()), logits)]
 
     def _share(self, index: int) -> None:
-        """Keep the caches of what a row has read, for requests that begin alike, if a block was
-        filled.
-        """
+        """Keep the caches of what a row has read, if a block was filled."""
         row = self.rows[index]
         read = len(row.request.prompt) + len(row.generated) - len(row.unread)
         if self.prefixes is not None and read // BLOCK > row.kept:
             row.kept = read // BLOCK
-            self.session.share(
-                index,
-                [*row.request.prompt, *row.generated][:read],
-                self.prefixes,
-                row.request.sharing,
-            )
+            tokens = [*row.request.prompt, *row.generated][:read]
+            self.session.share(index, tokens, self.prefixes, row.request.sharing)

@@ -18,16 +18,13 @@ from posenc_export.serve.protocol import (
     Whole,
     encoded,
 )
-from posenc_export.serve.requests import Limits, Token
+from posenc_export.serve.requests import Limits, Token, refused
 
 
 def _nothing(value: List[Any], info: ValidationInfo) -> List[Any]:
     if value:
-        raise PydanticCustomError(
-            "nothing",
-            "expected no {field}, which this server does not support",
-            {"field": info.field_name},
-        )
+        rule = "expected no {field}, which this server does not support"
+        raise PydanticCustomError("nothing", rule, {"field": info.field_name})
     return value
 
 
@@ -57,16 +54,10 @@ class Message(Fields):
 
     def plain(self) -> Dict[str, str]:
         """Return the message as chat templates read it."""
-        content = (
-            self.content
-            if isinstance(self.content, str)
-            else "\n".join(part.text for part in self.content)
-        )
-        return {
-            "role": "system" if self.role == "developer" else self.role,
-            "content": content,
-            **({"name": self.name} if self.name else {}),
-        }
+        role, content = "system" if self.role == "developer" else self.role, self.content
+        text = content if isinstance(content, str) else "\n".join(part.text for part in content)
+        name = {"name": self.name} if self.name else {}
+        return {"role": role, "content": text, **name}
 
 
 class ResponseFormat(Fields):
@@ -118,63 +109,45 @@ class Chat:
 
     def prompts(self, asked: Any, codec: Codec, limits: Limits) -> List[Prompt]:
         if self.codec is None:
-            raise ValueError(
-                "chat: expected a model with a chat template, got one without; send a prompt "
-                "to /v1/completions"
-            )
+            remedy = "send a prompt to /v1/completions"
+            raise refused("chat", "a model with a chat template", "one without", remedy)
         if asked.top_logprobs and not asked.logprobs:
-            raise ValueError(
-                f"top_logprobs: expected 0 without logprobs, got {asked.top_logprobs}; set logprobs"
-            )
+            rule = "0 without logprobs"
+            raise refused("top_logprobs", rule, asked.top_logprobs, "set logprobs")
         text = self.codec.text([message.plain() for message in asked.messages])
         ids = encoded(text, self.codec.codec, limits, special=False)
-        given = (
-            asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
-        )
-        most = max(1, min(limits.tokens, limits.context - len(ids))) if given is None else given
+        most = asked.max_completion_tokens
+        most = asked.max_tokens if most is None else most
+        if most is None:
+            most = max(1, min(limits.tokens, limits.context - len(ids)))
         return [Prompt(ids, most, self.codec.ends, asked.top_logprobs if asked.logprobs else None)]
 
     def answer(self, part: Part, asked: Any) -> Dict[str, Any]:
-        return {
-            "index": part.choice,
-            "message": {"role": "assistant", "content": part.text},
-            **self._rest(part, asked),
-        }
+        message = {"role": "assistant", "content": part.text}
+        return {"index": part.choice, "message": message, **self._rest(part, asked)}
 
     def piece(self, part: Part, asked: Any, first: bool) -> Optional[Dict[str, Any]]:
         if not (part.text or part.ended or asked.logprobs or asked.return_token_ids):
             return None
         role = {"role": "assistant"} if first else {}
-        return {
-            "index": part.choice,
-            "delta": {**role, "content": part.text},
-            **self._rest(part, asked),
-        }
+        delta = {**role, "content": part.text}
+        return {"index": part.choice, "delta": delta, **self._rest(part, asked)}
 
     def _rest(self, part: Part, asked: Any) -> Dict[str, Any]:
         ids = {"token_ids": part.ids} if asked.return_token_ids else {}
-        logprobs = (
-            {
-                "content": [self._logprobs(token) for token in part.tokens if not token.is_end],
-                "refusal": None,
-            }
-            if asked.logprobs
-            else None
-        )
+        logprobs: Optional[Dict[str, Any]] = None
+        if asked.logprobs:
+            content = [self._logprobs(token) for token in part.tokens if not token.is_end]
+            logprobs = {"content": content, "refusal": None}
         return {"logprobs": logprobs, "finish_reason": part.ended or None, **ids}
 
     def _logprobs(self, token: Token) -> Dict[str, Any]:
-        own, *likeliest = [self._logprob(*each) for each in token.logprobs]
+        own, *likeliest = [self._logprob(*pair) for pair in token.logprobs]
         return {**own, "top_logprobs": likeliest}
 
     def _logprob(self, token: int, logarithm: float) -> Dict[str, Any]:
-        """One token. `bytes` is null for a part of a character, whose bytes the tokenizer does
-        not give.
-        """
+        """One token. Its bytes are null for a part of a character: the tokenizer gives none."""
         assert self.codec is not None  # otherwise the request was refused
         text = self.codec.codec.spelled(token)
-        return {
-            "token": text,
-            "logprob": max(logarithm, LEAST),
-            "bytes": None if REPLACEMENT in text else list(text.encode()),
-        }
+        spelled = None if REPLACEMENT in text else list(text.encode())
+        return {"token": text, "logprob": max(logarithm, LEAST), "bytes": spelled}

@@ -1,6 +1,4 @@
-"""State of one completion request: its rows in the engine, the text of each choice, and the
-token counts.
-"""
+"""State of a completion request: its rows in the engine, the text of each choice, token counts."""
 
 import asyncio
 import functools
@@ -32,13 +30,8 @@ class Part(NamedTuple):
 
     def joined(self, after: "Part") -> "Part":
         """Return this piece and the next one of the same choice as one piece."""
-        return Part(
-            self.choice,
-            self.text + after.text,
-            self.tokens + after.tokens,
-            self.places + after.places,
-            after.ended,
-        )
+        tokens, places = self.tokens + after.tokens, self.places + after.places
+        return Part(self.choice, self.text + after.text, tokens, places, after.ended)
 
 
 class Choice:
@@ -70,8 +63,8 @@ class Choice:
             text += self.stops.push(self.pieces.rest())
             text += self.stops.rest()
         self.ended = STOP if self.stops.found else token.ended
-        given = ([], []) if token.ended == FAILED else ([token], [place])
-        return Part(self.index, text, *given, self.ended)
+        new = ([], []) if token.ended == FAILED else ([token], [place])
+        return Part(self.index, text, *new, self.ended)
 
 
 class Completion:
@@ -81,7 +74,7 @@ class Completion:
     Args:
         engine: decodes the rows.
         requests: one engine request per choice; choices of the same prompt are consecutive.
-        each: number of choices per prompt.
+        n: number of choices per prompt.
         codec: converts between text and token ids.
         stops: strings that end a choice.
         metrics: metrics of the server.
@@ -94,16 +87,16 @@ class Completion:
         self,
         engine: Engine,
         requests: List[Request],
-        each: int,
+        n: int,
         codec: Codec,
         stops: List[str],
         metrics: Metrics,
     ) -> None:
         self.engine, self.metrics = engine, metrics
-        self.prompt_tokens = sum(len(request.prompt) for request in requests[::each])
-        self.choices: Dict[Request, Choice] = {
-            request: Choice(index, request, codec, stops) for index, request in enumerate(requests)
-        }
+        self.prompt_tokens = sum(len(request.prompt) for request in requests[::n])
+        self.choices: Dict[Request, Choice] = {}
+        for index, request in enumerate(requests):
+            self.choices[request] = Choice(index, request, codec, stops)
         self.tokens: "asyncio.Queue[Token]" = asyncio.Queue()
         self.begun = time.monotonic()
 
@@ -133,16 +126,9 @@ class Completion:
                     yield functools.reduce(Part.joined, taken)
 
     def end(self) -> None:
-        """Cancel the rows that still run, and update the metrics. Must be called once, however
-        the request ends.
-        """
-        self.engine.cancel(
-            [
-                request
-                for request, choice in self.choices.items()
-                if choice.ended in ("", STOP, FAILED)
-            ]
-        )
+        """Cancel the rows that still run, and update the metrics. Must be called once."""
+        running = [r for r, choice in self.choices.items() if choice.ended in ("", STOP, FAILED)]
+        self.engine.cancel(running)
         for choice in self.choices.values():
             self.metrics.requests.labels(choice.ended or "cancelled").inc()
         self.metrics.prompt_tokens.inc(self.prompt_tokens)
@@ -180,15 +166,10 @@ class Stops:
         if places:
             self.found, self._held = True, ""
             return text[: min(places)]
-        held_back = max(
-            (
-                size
-                for string in self.strings
-                for size in range(1, len(string))
-                if text.endswith(string[:size])
-            ),
-            default=0,
-        )
+        sizes = [0]  # numbers of characters with which a stop string may begin
+        for string in self.strings:
+            sizes += [size for size in range(1, len(string)) if text.endswith(string[:size])]
+        held_back = max(sizes)
         self._held = text[len(text) - held_back :]
         return text[: len(text) - held_back]
 

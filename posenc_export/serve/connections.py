@@ -6,10 +6,10 @@ from typing import Any, Optional, Set, Tuple
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from posenc_export.runtime.session.errors import expected
+
 CONNECTIONS = 512  # default of the largest number of connections
-SENDING = (
-    10.0  # seconds in which a request must arrive, and in which the end of a response must be read
-)
+SENDING = 10.0  # seconds for a request to arrive, and for the end of a response to be read
 PATIENCE = 0.05  # seconds in which a request must arrive while all connections are in use
 # Connections beyond the limit that are accepted, so that their requests are answered with 503.
 OVER = 16
@@ -36,17 +36,13 @@ def most_connections(asked: Optional[int]) -> int:
         ValueError: the system does not allow as many open files.
     """
     if asked is not None and asked < FEWEST:
-        raise ValueError(
-            f"serve: expected at least {FEWEST} connections, got {asked}; give a larger number"
-        )
+        remedy = "give a larger number"
+        raise expected(f"at least {FEWEST} connections", asked, remedy, "serve")
     needed = (asked or CONNECTIONS) + OVER + FILES
-    allowed = _files(needed)
-    if allowed < (needed if asked else FEWEST + OVER + FILES):
-        rule = f"at least {needed if asked else FEWEST + OVER + FILES} open files"
-        raise ValueError(
-            f"serve: expected {rule} to be allowed, got {allowed}; raise the limit (ulimit "
-            "-n) or give fewer --connections"
-        )
+    allowed, least = _files(needed), needed if asked else FEWEST + OVER + FILES
+    if allowed < least:
+        remedy = "raise the limit (ulimit -n) or give fewer --connections"
+        raise expected(f"at least {least} open files to be allowed", allowed, remedy, "serve")
     return min(needed, allowed) - OVER - FILES
 
 
@@ -56,15 +52,11 @@ def _files(needed: int) -> int:
         import resource
     except ModuleNotFoundError:  # Windows has no such limit
         return needed
-    soft, hard = (
-        needed if limit == resource.RLIM_INFINITY else limit
-        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
-    )
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (needed if limit == resource.RLIM_INFINITY else limit for limit in limits)
     if soft < needed and soft < hard:
         soft = min(needed, hard)
-        resource.setrlimit(
-            resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-        )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, limits[1]))
     return soft
 
 
@@ -83,11 +75,9 @@ class Listener(socket.socket):
         self._open: Set[socket.socket] = set()
 
     def accept(self) -> Tuple[socket.socket, Any]:
-        """Accept a connection. Raise ConnectionAbortedError if too many are open; asyncio goes
-        on with the next.
-        """
+        """Accept a connection. Raise ConnectionAbortedError if too many are open."""
         connection, address = super().accept()
-        self._open = {each for each in self._open if each.fileno() >= 0}
+        self._open = {opened for opened in self._open if opened.fileno() >= 0}
         if len(self._open) >= self.most:
             connection.close()
             raise ConnectionAbortedError
@@ -131,25 +121,21 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def _make_room(self) -> None:
-        """Close those connections that have waited longest for a request, as far as there are
-        too many for a request of this one.
-        """
+        """Close surplus connections, those first that have waited longest for a request."""
         connections: Set[Any] = self.connections
         used = [other for other in connections if not other.transport.is_closing()]
         surplus = len(used) - (self.limit_concurrency or len(used) + 1) + 1
         if surplus > 0:
-            waiting = [
-                other for other in used if other.receiving and other.since < self.since - PATIENCE
-            ]
+            end = self.since - PATIENCE
+            waiting = [other for other in used if other.receiving and other.since < end]
             for other in sorted(waiting, key=lambda other: other.since)[:surplus]:
                 other.transport.abort()
 
     def _watch(self) -> None:
         """Close the connection if its time is over; otherwise look again."""
-        now, end = (
-            self.loop.time(),
-            self.since + (SENDING if self.receiving else SENDING + self.seconds + SENDING),
-        )
+        now, end = self.loop.time(), self.since + SENDING
+        if not self.receiving:
+            end += self.seconds + SENDING
         if now >= end:
             self.transport.abort()
         else:

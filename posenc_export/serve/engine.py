@@ -1,6 +1,4 @@
-"""The engine: a thread that owns the session, takes requests from a queue and delivers their
-tokens.
-"""
+"""The engine: a thread that owns the session, takes requests and delivers their tokens."""
 
 import logging
 import threading
@@ -16,15 +14,18 @@ from posenc_export.serve.requests import (
     FAILED,
     Full,
     Limits,
-    Refused,
     Request,
     Stopping,
     Token,
     check_model,
     check_request,
+    refused,
 )
 
 LOG = logging.getLogger(__name__)
+ENDED = (
+    "engine: expected the graph to run, got %s (%s); the engine has ended, start the server again"
+)
 
 
 class Engine:
@@ -54,12 +55,8 @@ class Engine:
         failed: Callable[[], object] = lambda: None,
     ) -> None:
         check_model(model.manifest, limits)
-        self.manifest, self.limits, self.deliver, self.failed = (
-            model.manifest,
-            limits,
-            deliver,
-            failed,
-        )
+        self.manifest, self.limits = model.manifest, limits
+        self.deliver, self.failed = deliver, failed
         self._batch = Batch(model, limits)
         self._waiting: Deque[Request] = deque()
         self._cancelled: Set[Request] = set()
@@ -100,21 +97,15 @@ class Engine:
         for request in requests:
             check_request(request, self.manifest, self.limits)
         if len(requests) > self.limits.queue:
-            raise Refused(
-                f"prompt: expected at most {self.limits.queue} continuations in a request, "
-                f"got {len(requests)}; send several requests"
-            )
+            rule = f"at most {self.limits.queue} continuations in a request"
+            raise refused("prompt", rule, len(requests), "send several requests")
         with self._changed:
             if self.state != "ready":
-                raise Stopping(
-                    f"engine: expected to be ready, got {self.state}; send the request to "
-                    "another server"
-                )
+                remedy = "send the request to another server"
+                raise Stopping(f"engine: expected to be ready, got {self.state}; {remedy}")
             if len(self._waiting) + len(requests) > self.limits.queue:
-                raise Full(
-                    f"queue: expected room for {len(requests)} more, got "
-                    f"{len(self._waiting)} of {self.limits.queue} waiting; try again later"
-                )
+                got = f"{len(self._waiting)} of {self.limits.queue} waiting; try again later"
+                raise Full(f"queue: expected room for {len(requests)} more, got {got}")
             self._waiting.extend(requests)
             self._changed.notify()
 
@@ -141,15 +132,8 @@ class Engine:
             while self._prepare():
                 self._run_once()
         except (GraphError, MemoryError) as error:
-            LOG.critical(
-                "engine: expected the graph to run, got %s (%s); the engine has ended, start "
-                "the server again",
-                type(error).__name__,
-                error,
-            )
-        # If the thread ends unexpectedly, fail the remaining requests, so that no client waits
-        # forever.
-        finally:
+            LOG.critical(ENDED, type(error).__name__, error)
+        finally:  # if it ends unexpectedly, the remaining requests fail, so that no client waits
             with self._changed:
                 done = self.state == "stopping" and not self._waiting and not self._batch.rows
                 self.state = self.state if done else "failed"
@@ -181,9 +165,8 @@ class Engine:
             LOG.error("%s; %d rows ended", error, len(self._batch.rows))
             failed = self._delivered(self._batch.fail())
         if failed and not self._batch.rows:
-            self._batch.probe(
-                1
-            )  # one prompt can fail alone; a graph that runs no more ends the engine
+            # A prompt can fail alone; a graph that runs no more ends the engine.
+            self._batch.probe(1)
 
     def _delivered(self, tokens: List[Token]) -> int:
         """Deliver tokens. Return the number of failed rows among them."""

@@ -1,21 +1,80 @@
-"""What the HTTP applications of decoders and encoders share: bodies, the entry of /v1/models,
-and refusals.
-"""
+"""What the HTTP applications of decoders and encoders share: bodies, errors, and common routes."""
 
 import asyncio
 from http import HTTPStatus
-from typing import Any, Dict, Optional
+from typing import Any, Callable, Dict, Mapping, Optional, Type, TypeVar, Union
 
-from fastapi import Request
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.serve import protocol
+from posenc_export.serve.access import Access, refusal
+from posenc_export.serve.requests import Refused
+from posenc_export.shared.version import VERSION
 
 MOST_BYTES = 1 << 20  # limit for the body of a request
 SENDING = 10.0  # seconds in which a body must arrive
 GONE = 499  # the client has closed the connection; this status appears only in the server's log
 KIND = {429: "rate_limit_error", 500: "server_error", 503: "server_error", 504: "server_error"}
+LONGEST_SHOWN = 80  # most characters of a request that a message quotes
+Asked = TypeVar("Asked", bound=BaseModel)
+Headers = Optional[Mapping[str, str]]
+
+
+def failed(status: int, message: str, headers: Headers = None) -> JSONResponse:
+    """Return the response with an error message."""
+    again = {"Retry-After": "1"} if status in (429, 503) else {}
+    content = failure(message, KIND.get(status, "invalid_request_error"))
+    return JSONResponse(content, status, {**again, **(headers or {})})
+
+
+def application(
+    title: str,
+    access: Access,
+    routes: APIRouter,
+    remedy: str,
+    state: Callable[[], str] = lambda: "ready",
+    answer: Callable[[int, str, Headers], Response] = failed,
+    **settings: Any,
+) -> FastAPI:
+    """Create an application.
+
+    Args:
+        title: one line about it.
+        access: who may send requests.
+        routes: routes that need the key of the server, if it has one.
+        remedy: what to do instead of a request that has no route.
+        state: returns "ready" if the server accepts requests.
+        answer: returns the response for status, message and headers of an error.
+        settings: further arguments of FastAPI.
+    """
+    checks = [Depends(access.check_origin)]
+    app = FastAPI(title="posenc", version=VERSION, summary=title, dependencies=checks, **settings)
+    app.include_router(routes, dependencies=[Depends(access.check_key)] if access.key else [])
+    access.protect(app)
+
+    @app.get("/health", summary="200 if the server accepts requests, otherwise 503")
+    async def health() -> Response:
+        return JSONResponse({"status": state()}, 200 if state() == "ready" else 503)
+
+    @app.exception_handler(HTTPException)
+    async def answered(request: Request, error: HTTPException) -> Response:
+        message = error.detail
+        # Messages of the router name no path.
+        if message in (HTTPStatus.NOT_FOUND.phrase, HTTPStatus.METHOD_NOT_ALLOWED.phrase):
+            got = cut(f"{request.method} {request.url.path}")
+            message = f"request: expected a method and path that /docs lists, got {got}; {remedy}"
+        return answer(error.status_code, message, error.headers)
+
+    return app
+
+
+def described(request: Type[BaseModel]) -> Dict[str, Any]:
+    """Return the description of the body of a route's requests."""
+    content = {"application/json": {"schema": request.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 async def read_body(request: Request) -> bytearray:
@@ -23,60 +82,57 @@ async def read_body(request: Request) -> bytearray:
     or too slow, ClientDisconnect if the client leaves before its end.
     """
     kind = request.headers.get("content-type", "")
-    if (
-        kind.partition(";")[0].strip().lower() != "application/json"
-    ):  # browsers send other types to other servers without asking them first
-        raise HTTPException(
-            415,
-            "body: expected Content-Type application/json, got "
-            f"{protocol.cut(kind) or 'none'}; send the header",
-        )
+    # Browsers send other types to other servers without asking them first.
+    if kind.partition(";")[0].strip().lower() != "application/json":
+        rule, got = "Content-Type application/json", cut(kind) or "none"
+        raise refusal(415, "body", rule, got, "send the header")
     body = bytearray()
     try:
         async with asyncio.timeout(SENDING):
             async for part in request.stream():
                 body += part
                 if len(body) > MOST_BYTES:
-                    raise HTTPException(
-                        413,
-                        f"body: expected at most {MOST_BYTES} bytes, got more; send fewer "
-                        "prompts at a time",
-                    )
+                    rule, remedy = f"at most {MOST_BYTES} bytes", "send fewer prompts at a time"
+                    raise refusal(413, "body", rule, "more", remedy)
     except TimeoutError:
-        raise HTTPException(
-            408, f"body: expected it within {SENDING:.0f} seconds, got only a part; send it faster"
-        ) from None
+        rule = f"it within {SENDING:.0f} seconds"
+        raise refusal(408, "body", rule, "only a part", "send it faster") from None
     return body
+
+
+def parsed(body: Union[bytes, bytearray], kind: Type[Asked]) -> Asked:
+    """Parse the body of a request. Raise Refused if it is not JSON, or a field is unknown, of a
+    wrong type or outside its range.
+    """
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = "".join(cut(str(part)) for part in first["loc"][:1]) or "body"
+        rule = first["msg"].replace("Input should be", "expected")
+        got = f"got {cut(repr(first['input']))}; /docs lists the fields"
+        raise Refused(f"{where}: {rule[0].lower()}{rule[1:]}, {got}") from None
 
 
 def check_model(asked: Optional[str], name: str) -> None:
     """Raise HTTPException if a request names another model than the served one."""
     if asked not in (None, name):
-        raise HTTPException(
-            404,
-            f"model: expected {name}, got {protocol.cut(str(asked))}; /v1/models lists what "
-            "is served",
-        )
+        raise refusal(404, "model", name, cut(str(asked)), "/v1/models lists what is served")
 
 
 def card(name: str, created: int, longest: int, manifest: Manifest) -> Dict[str, Any]:
     """Return the answer of /v1/models. longest: most tokens of a request."""
-    posenc = {"max_model_len": longest, "target": manifest.target, "digest": manifest.digest}
-    return {
-        "object": "list",
-        "data": [
-            {"id": name, "object": "model", "created": created, "owned_by": "posenc", **posenc}
-        ],
-    }
+    model = {"id": name, "object": "model", "created": created, "owned_by": "posenc"}
+    model |= {"max_model_len": longest, "target": manifest.target, "digest": manifest.digest}
+    return {"object": "list", "data": [model]}
 
 
-def message_of(request: Request, error: HTTPException, remedy: str) -> str:
-    """Return the message of an error. Those of the router name no path: they are replaced by one
-    that names method and path, and ends with `remedy`.
-    """
-    if error.detail not in (HTTPStatus.NOT_FOUND.phrase, HTTPStatus.METHOD_NOT_ALLOWED.phrase):
-        return error.detail
-    return (
-        "request: expected a method and path that /docs lists, got "
-        f"{protocol.cut(f'{request.method} {request.url.path}')}; {remedy}"
-    )
+def failure(message: str, kind: str = "invalid_request_error") -> Dict[str, Any]:
+    """Format the body of an error response."""
+    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+
+
+def cut(text: str) -> str:
+    """Return a text of a request as a message shows it: one line of at most LONGEST_SHOWN."""
+    line = text if text.isprintable() else repr(text)
+    return line if len(line) <= LONGEST_SHOWN else f"{line[: LONGEST_SHOWN - 3]}..."

@@ -10,6 +10,7 @@ from typing import Optional
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.session.errors import expected
 from posenc_export.runtime.session.session import Session
 
 MEMINFO = Path("/proc/meminfo")
@@ -21,7 +22,7 @@ def number_of_bytes(text: str) -> int:
     """Read a number of bytes such as 2GB. Raise ValueError for other text."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Z]*)", text.upper())
     if not match or match[2] not in UNITS or int(float(match[1]) * UNITS[match[2]]) < 1:
-        raise ValueError(f"serve: expected a number of bytes, such as 2GB, got {text}")
+        raise expected("a number of bytes, such as 2GB", text, where="serve")
     return int(float(match[1]) * UNITS[match[2]])
 
 
@@ -40,17 +41,14 @@ def rows_memory(asked: Optional[str], prefixes: int, available: Optional[int]) -
         return sys.maxsize if available is None else max(int(available * SHARE) - prefixes, 1)
     memory = number_of_bytes(asked)
     if available is not None and memory + prefixes > available:
-        raise ValueError(
-            f"serve: expected memory for caches of {(memory + prefixes) / 1e9:.1f} GB, with those "
-            f"of prefixes, got {available / 1e9:.1f} GB; give a smaller --memory or --prefix-memory"
-        )
+        rule = f"memory for caches of {(memory + prefixes) / 1e9:.1f} GB, with those of prefixes"
+        remedy = "give a smaller --memory or --prefix-memory"
+        raise expected(rule, f"{available / 1e9:.1f} GB", remedy, "serve")
     return memory
 
 
 def most_needed(session: Session, rows: int, tokens: int, chunk: int) -> int:
-    """Return the most bytes of caches while they grow to rows of that many tokens, which are read
-    in chunks.
-    """
+    """Return the most bytes of caches while they grow to rows of that many tokens."""
     # Rows that are read together are padded.
     padding = 0 if session.manifest.continuation_rows == 1 else chunk
     return session.memory_of(rows, tokens + padding)
@@ -65,18 +63,14 @@ def longest_row(session: Session, memory: int, context: int, chunk: int) -> int:
 
 def bytes_per_slot(manifest: Manifest) -> int:
     """Return the bytes of the caches of one row for one token."""
-    cached = (state for state in manifest.states if not state.replaced)
-    return sum(
-        math.prod(axis for axis in state.axes if isinstance(axis, int))
-        * np.dtype(state.dtype).itemsize
-        for state in cached
-    )
+    cached = [state for state in manifest.states if not state.replaced]
+    sizes = [math.prod(axis for axis in state.axes if isinstance(axis, int)) for state in cached]
+    elements = [np.dtype(state.dtype).itemsize for state in cached]
+    return sum(size * bytes for size, bytes in zip(sizes, elements, strict=True))
 
 
 def available_memory() -> Optional[int]:
-    """Return the memory in bytes that processes can allocate; None where the system does not
-    tell it as Linux does.
-    """
+    """Return the bytes that processes can allocate; None where the system does not tell them."""
     if not MEMINFO.is_file():
         return None
     lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())

@@ -1,6 +1,6 @@
 """Metrics of the server in Prometheus's text format."""
 
-from typing import Iterator
+from typing import Any, Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -25,99 +25,58 @@ class Metrics:
 
     def __init__(self, name: str, manifest: Manifest, engine: Engine) -> None:
         self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "posenc_requests", "Choices by outcome.", ["outcome"], registry=self.registry
-        )
-        self.refused = Counter(
-            "posenc_refused_requests",
-            "Requests refused before they were queued, by HTTP status.",
-            ["status"],
-            registry=self.registry,
-        )
-        self.prompt_tokens = Counter(
-            "posenc_prompt_tokens", "Prompt tokens.", registry=self.registry
-        )
-        self.completion_tokens = Counter(
-            "posenc_completion_tokens", "Generated tokens.", registry=self.registry
-        )
-        self.first = Histogram(
-            "posenc_time_to_first_token_seconds",
-            "Time from a request to its first token.",
-            buckets=FIRST,
-            registry=self.registry,
-        )
-        self.between = Histogram(
-            "posenc_time_between_tokens_seconds",
-            "Time from one token of a row to the next.",
-            buckets=BETWEEN,
-            registry=self.registry,
-        )
-        running = Gauge("posenc_running_rows", "Requests with a row.", registry=self.registry)
+        own: Any = {"registry": self.registry}
+        self.requests = Counter("posenc_requests", "Choices by outcome.", ["outcome"], **own)
+        said = "Requests refused before they were queued, by HTTP status."
+        self.refused = Counter("posenc_refused_requests", said, ["status"], **own)
+        self.prompt_tokens = Counter("posenc_prompt_tokens", "Prompt tokens.", **own)
+        self.completion_tokens = Counter("posenc_completion_tokens", "Generated tokens.", **own)
+        said = "Time from a request to its first token."
+        self.first = Histogram("posenc_time_to_first_token_seconds", said, buckets=FIRST, **own)
+        said = "Time from one token of a row to the next."
+        self.between = Histogram("posenc_time_between_tokens_seconds", said, buckets=BETWEEN, **own)
+        running = Gauge("posenc_running_rows", "Requests with a row.", **own)
         running.set_function(lambda: engine.running)
-        waiting = Gauge("posenc_waiting_requests", "Requests in the queue.", registry=self.registry)
+        waiting = Gauge("posenc_waiting_requests", "Requests in the queue.", **own)
         waiting.set_function(lambda: engine.waiting)
-        model = Gauge(
-            "posenc_model_info",
-            "The served artefact.",
-            ["model", "target", "digest"],
-            registry=self.registry,
-        )
+        labels = ["model", "target", "digest"]
+        model = Gauge("posenc_model_info", "The served artefact.", labels, **own)
         model.labels(name, manifest.target, manifest.digest).set(1)
         if engine.prefixes is not None:
-            self.registry.register(PrefixCollector(engine.prefixes))
+            self.registry.register(Collector(_of_prefixes, engine.prefixes))
         if engine.speculator is not None:
-            self.registry.register(DraftCollector(engine.speculator))
+            self.registry.register(Collector(_of_drafts, engine.speculator))
 
     def text(self) -> bytes:
         """Return the content of /metrics."""
         return generate_latest(self.registry)
 
 
-class PrefixCollector:
-    """Reads the counts of the kept prefixes."""
+class Collector:
+    """Metrics that are read from counts when prometheus_client asks for them."""
 
-    def __init__(self, prefixes: Prefixes) -> None:
-        self.prefixes = prefixes
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the metrics, as prometheus_client asks for them."""
-        yield CounterMetricFamily(
-            "posenc_prefix_hits", "Prompts that began with a known prefix.", self.prefixes.hits
-        )
-        yield CounterMetricFamily(
-            "posenc_prefix_tokens",
-            "Prompt tokens that were known and not computed again.",
-            self.prefixes.tokens,
-        )
-        yield GaugeMetricFamily(
-            "posenc_prefix_kept_tokens", "Tokens whose caches are kept.", BLOCK * self.prefixes.used
-        )
-
-
-class DraftCollector:
-    """Reads the counts of drafted tokens, with the names that vLLM gives them."""
-
-    def __init__(self, speculator: Speculator) -> None:
-        self.speculator = speculator
+    def __init__(self, read: Callable[[Any], Iterator[Metric]], counts: Any) -> None:
+        self.read, self.counts = read, counts
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics, as prometheus_client asks for them."""
-        counted = self.speculator
-        yield CounterMetricFamily(
-            "posenc_decode_passes",
-            "Passes of the graph that read generated or drafted tokens.",
-            counted.passes,
-        )
-        yield CounterMetricFamily(
-            "posenc_spec_decode_num_drafts",
-            "Rows that a pass read with drafted tokens.",
-            counted.drafts,
-        )
-        yield CounterMetricFamily(
-            "posenc_spec_decode_num_draft_tokens", "Drafted tokens.", counted.drafted
-        )
-        yield CounterMetricFamily(
-            "posenc_spec_decode_num_accepted_tokens",
-            "Drafted tokens that the model chose itself.",
-            counted.kept,
-        )
+        return self.read(self.counts)
+
+
+def _of_prefixes(prefixes: Prefixes) -> Iterator[Metric]:
+    said = "Prompts that began with a known prefix."
+    yield CounterMetricFamily("posenc_prefix_hits", said, prefixes.hits)
+    said = "Prompt tokens that were known and not computed again."
+    yield CounterMetricFamily("posenc_prefix_tokens", said, prefixes.tokens)
+    said = "Tokens whose caches are kept."
+    yield GaugeMetricFamily("posenc_prefix_kept_tokens", said, BLOCK * prefixes.used)
+
+
+def _of_drafts(counts: Speculator) -> Iterator[Metric]:
+    """Yield the counts of drafted tokens, with the names that vLLM gives them."""
+    said = "Passes of the graph that read generated or drafted tokens."
+    yield CounterMetricFamily("posenc_decode_passes", said, counts.passes)
+    drafts, said = "posenc_spec_decode_num_", "Rows that a pass read with drafted tokens."
+    yield CounterMetricFamily(f"{drafts}drafts", said, counts.drafts)
+    yield CounterMetricFamily(f"{drafts}draft_tokens", "Drafted tokens.", counts.drafted)
+    said = "Drafted tokens that the model chose itself."
+    yield CounterMetricFamily(f"{drafts}accepted_tokens", said, counts.kept)

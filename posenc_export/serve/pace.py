@@ -1,15 +1,10 @@
-"""How much of the prompts is read between two steps, so that running rows wait for a time that
-follows their own steps.
-"""
+"""How much of the prompts is read between two steps, so that running rows wait a short time."""
 
 import math
 from typing import Callable
 
 STALL = 1.5  # time of reading between two steps, in steps
-LEAST, FIRST = (
-    8,
-    16,
-)  # smallest number of tokens that are read, and the number before anything was measured
+LEAST, FIRST = 8, 16  # fewest tokens that are read; their number before anything was measured
 # Cached tokens to which the attention of a token takes about as long as its weights: measured with
 # models of 11 M and 135 M weights.
 DEPTH = 2048
@@ -36,23 +31,16 @@ class Pace:
 
     def begin(self, waits: bool) -> None:
         """Begin a turn. `waits`: whether a row waits for its next token."""
-        self._waits, self._left, self._until = (
-            waits,
-            float(self.size if waits else self.most),
-            STALL * self.step if waits else math.inf,
-        )
+        self._waits, self._left = waits, float(self.size if waits else self.most)
+        self._until = STALL * self.step if waits else math.inf
         self._spent = self._last = 0.0
 
     def count(self, offset: int) -> int:
-        """Return the number of tokens that the turn may still read after `offset` cached ones; 0
-        if it should end.
-        """
+        """Return how many tokens the turn may still read after `offset` cached ones; 0 to end."""
         if self._left < 1 or (self._spent and self._spent + self._last > self._until):
             return 0
-        return min(
-            max(int(self._left / _weight(offset)) if self._waits else int(self._left), LEAST),
-            self.most,
-        )
+        count = int(self._left / (_weight(offset) if self._waits else 1.0))
+        return min(max(count, LEAST), self.most)
 
     def read(self, tokens: int, offset: int, seconds: float) -> None:
         """Count a call that has read tokens after `offset` cached ones. Calls that were shorter
@@ -62,11 +50,8 @@ class Pace:
         self._left -= tokens * (weight if self._waits else 1.0)
         self._spent, self._last = self._spent + seconds, seconds
         if limit and (tokens >= int(self.size / weight) or seconds > limit):
-            wanted = min(
-                max(int(tokens * weight * limit / max(seconds, 1e-9)), self.size // 2),
-                2 * self.size,
-            )
-            self.size = min(max(wanted, LEAST), self.most)
+            wanted = max(int(tokens * weight * limit / max(seconds, 1e-9)), self.size // 2)
+            self.size = min(max(min(wanted, 2 * self.size), LEAST), self.most)
 
     def stepped(self, seconds: float) -> None:
         """Count a step."""

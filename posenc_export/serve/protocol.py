@@ -1,6 +1,4 @@
-"""Fields that all requests have, and requests and responses of /v1/completions, as in OpenAI's
-API.
-"""
+"""What requests of all routes have, and how they become rows of the engine."""
 
 import secrets
 from typing import (
@@ -8,7 +6,6 @@ from typing import (
     Any,
     Dict,
     List,
-    Literal,
     NamedTuple,
     Optional,
     Protocol,
@@ -18,18 +15,15 @@ from typing import (
     Union,
 )
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from posenc_export.runtime.artefact.tokenizer import Codec
 from posenc_export.serve.completion import Part
-from posenc_export.serve.requests import Limits, Refused, Request
+from posenc_export.serve.http import cut, parsed
+from posenc_export.serve.requests import Limits, Refused, Request, refused
 
-LONGEST_SHOWN = 80
-MOST_STOPS, LONGEST_STOP = (
-    16,
-    256,
-)  # limits for the number of stop strings of a request and the characters of each
+MOST_STOPS, LONGEST_STOP = 16, 256  # stop strings of a request, and characters of each
 MOST_LOGPROBS = 20  # most probable tokens that a request can ask for
 LEAST = -9999.0  # OpenAI's number for the logarithm of a probability of 0
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -70,17 +64,13 @@ class Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, body: Any) -> Any:
-        return (
-            {name: value for name, value in body.items() if value is not None}
-            if isinstance(body, dict)
-            else body
-        )
+        if not isinstance(body, dict):
+            return body
+        return {name: value for name, value in body.items() if value is not None}
 
 
 class SamplingRequest(Fields):
-    """What requests of all routes have. Fields of OpenAI's API that this server does not support
-    accept only their neutral value.
-    """
+    """What all requests have. Unsupported fields of OpenAI's API accept only a neutral value."""
 
     model: Optional[str] = Field(
         None, description="Name of the served model; other names are refused."
@@ -117,24 +107,6 @@ class SamplingRequest(Fields):
     frequency_penalty: Zero = 0.0
 
 
-class CompletionRequest(SamplingRequest):
-    """Body of a request of /v1/completions."""
-
-    prompt: Union[str, Ids, Annotated[List[str], FAST], Annotated[List[Ids], FAST]] = Field(
-        description="Text or token ids, or a list of these."
-    )
-    max_tokens: Whole = 16
-    echo: Literal[False] = False
-    logprobs: Optional[int] = Field(
-        None,
-        ge=0,
-        le=MOST_LOGPROBS,
-        description="Number of most probable tokens, with their log probabilities, for each token.",
-    )
-    suffix: Literal[None] = None
-    best_of: Literal[None, 1] = None
-
-
 class Format(Protocol):
     """The form of the requests and responses of a route."""
 
@@ -144,105 +116,22 @@ class Format(Protocol):
     part: str  # `object` of an event of a stream
 
     def prompts(self, asked: Any, codec: Codec, limits: Limits) -> List[Prompt]:
-        """Return the prompts of a request, whose texts `codec` encodes. Raise ValueError if one
-        cannot be encoded.
-        """
+        """Return the prompts of a request. Raise ValueError if `codec` cannot encode one."""
 
     def answer(self, part: Part, asked: Any) -> Dict[str, Any]:
         """Format one entry of `choices` of a response."""
 
     def piece(self, part: Part, asked: Any, first: bool) -> Optional[Dict[str, Any]]:
-        """Format one entry of `choices` of an event, None if there is nothing to send. first:
-        whether it is the first one of its choice.
-        """
-
-
-class Completions:
-    """The format of /v1/completions.
-
-    Args:
-        codec: converts between text and token ids.
-        stop_ids: ids that end a text.
-    """
-
-    request: Type[SamplingRequest] = CompletionRequest
-    prefix, whole, part = "cmpl", "text_completion", "text_completion"
-
-    def __init__(self, codec: Codec, stop_ids: Sequence[int]) -> None:
-        self.codec, self.stop_ids = codec, tuple(stop_ids)
-
-    def prompts(self, asked: Any, codec: Codec, limits: Limits) -> List[Prompt]:
-        rows = (
-            encoded(prompt, codec, limits) if isinstance(prompt, str) else tuple(prompt)
-            for prompt in _prompts(asked)
-        )
-        return [Prompt(ids, asked.max_tokens, self.stop_ids, asked.logprobs) for ids in rows]
-
-    def answer(self, part: Part, asked: Any) -> Dict[str, Any]:
-        ids = {"token_ids": part.ids} if asked.return_token_ids else {}
-        logprobs = None if asked.logprobs is None else self._logprobs(part)
-        return {
-            "index": part.choice,
-            "text": part.text,
-            "logprobs": logprobs,
-            "finish_reason": part.ended or None,
-            **ids,
-        }
-
-    def piece(self, part: Part, asked: Any, first: bool) -> Optional[Dict[str, Any]]:
-        return (
-            self.answer(part, asked)
-            if part.text or part.ended or asked.return_token_ids or asked.logprobs is not None
-            else None
-        )
-
-    def _logprobs(self, part: Part) -> Dict[str, Any]:
-        """The logarithms of the probabilities of the tokens that are part of the text. Of two
-        tokens with the same text, the more probable one is listed.
-        """
-        shown = [
-            (token, place)
-            for token, place in zip(part.tokens, part.places, strict=True)
-            if not token.is_end
-        ]
-        spelled = [
-            [(self.codec.spelled(id), max(logarithm, LEAST)) for id, logarithm in token.logprobs]
-            for token, _ in shown
-        ]
-        return {
-            "tokens": [own for (own, _), *_ in spelled],
-            "token_logprobs": [logarithm for (_, logarithm), *_ in spelled],
-            "top_logprobs": [
-                dict(sorted(likeliest, key=lambda each: each[1])) for _, *likeliest in spelled
-            ],
-            "text_offset": [place for _, place in shown],
-        }
+        """Format one entry of `choices` of an event, None if there is nothing to send."""
 
 
 def parse(body: Union[bytes, bytearray], kind: Type[SamplingRequest]) -> Any:
-    """Parse the body of a request. Raise Refused if it is not JSON, or a field is unknown, of a
-    wrong type or outside its range.
-    """
-    try:
-        asked = kind.model_validate_json(body)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where, said = (
-            "".join(cut(str(part)) for part in first["loc"][:1]) or "body",
-            first["msg"].replace("Input should be", "expected"),
-        )
-        raise Refused(
-            f"{where}: {said[0].lower()}{said[1:]}, got {_short(first['input'])}; /docs "
-            "lists the fields"
-        ) from None
-    if (
-        any(not 1 <= len(string) <= LONGEST_STOP for string in stops(asked))
-        or len(stops(asked)) > MOST_STOPS
-    ):
-        raise Refused(
-            f"stop: expected at most {MOST_STOPS} strings of 1 .. {LONGEST_STOP} characters, "
-            f"got {_short(asked.stop)}; shorten the list"
-        )
+    """Parse the body of a request. Raise Refused as http.parsed does, or for wrong stop strings."""
+    asked = parsed(body, kind)
+    strings = stops(asked)
+    if len(strings) > MOST_STOPS or any(not 1 <= len(s) <= LONGEST_STOP for s in strings):
+        rule = f"at most {MOST_STOPS} strings of 1 .. {LONGEST_STOP} characters"
+        raise refused("stop", rule, cut(repr(asked.stop)), "shorten the list")
     return asked
 
 
@@ -258,25 +147,22 @@ def rows(asked: SamplingRequest, format: Format, codec: Codec, limits: Limits) -
     Raises:
         Refused: there are more choices than the queue holds, or a prompt cannot be encoded.
     """
-    count = len(_prompts(asked)) * asked.n
+    count = len(prompts_of(asked)) * asked.n
     if count > limits.queue:
-        raise Refused(
-            f"prompt: expected at most {limits.queue} choices of all prompts together, got "
-            f"{count}; send several requests"
-        )
+        rule = f"at most {limits.queue} choices of all prompts together"
+        raise refused("prompt", rule, count, "send several requests")
     try:
         prompts = format.prompts(asked, codec, limits)
     except ValueError as error:
         raise Refused(str(error)) from None
-    seed, choosing = (
-        secrets.randbits(63) if asked.seed is None else asked.seed,
-        (asked.temperature, asked.top_k, asked.top_p),
-    )
+    seed = secrets.randbits(63) if asked.seed is None else asked.seed
     return [
         Request(
             prompt.ids,
             prompt.max_tokens,
-            *choosing,
+            asked.temperature,
+            asked.top_k,
+            asked.top_p,
             (seed + choice) % 2**64,
             (*prompt.stop_ids, *asked.stop_token_ids),
             prompt.logprobs,
@@ -297,44 +183,19 @@ def encoded(text: str, codec: Codec, limits: Limits, special: bool = True) -> Tu
     """
     least = codec.least_tokens(text)
     if least > limits.prompt:
-        raise Refused(
-            f"prompt: expected 1 .. {limits.prompt} tokens, got a text of at least {least}; "
-            "shorten it"
-        )
+        got = f"a text of at least {least}"
+        raise refused("prompt", f"1 .. {limits.prompt} tokens", got, "shorten it")
     return tuple(codec.encode(text, special))
 
 
-def _prompts(asked: SamplingRequest) -> Sequence[Any]:
+def prompts_of(asked: SamplingRequest) -> Sequence[Any]:
     """Return the prompts as a list. An empty list is one prompt without tokens."""
     prompt: Any = getattr(asked, "prompt", "")
-    return (
-        prompt
-        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
-        else [prompt]
-    )
+    several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
+    return prompt if several else [prompt]
 
 
 def usage(prompt: int, completion: int) -> Dict[str, int]:
     """Format the token counts."""
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-    }
-
-
-def failure(message: str, kind: str = "invalid_request_error") -> Dict[str, Any]:
-    """Format the body of an error response."""
-    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
-
-
-def cut(text: str) -> str:
-    """Return a text of a request as a message shows it: in one line, of at most LONGEST_SHOWN
-    characters.
-    """
-    line = text if text.isprintable() else repr(text)
-    return line if len(line) <= LONGEST_SHOWN else f"{line[: LONGEST_SHOWN - 3]}..."
-
-
-def _short(value: Any) -> str:
-    return cut(repr(value))
+    counts = {"prompt_tokens": prompt, "completion_tokens": completion}
+    return {**counts, "total_tokens": prompt + completion}

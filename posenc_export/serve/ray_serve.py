@@ -46,21 +46,10 @@ def application(arguments: Arguments) -> Any:
         model = load(folder, threads=arguments.cpus)
         memory = rows_memory(None, 0, available_memory())
         context = longest_row(model.session(), memory, model.manifest.max_positions, CHUNK)
-        limits = Limits(
-            arguments.rows,
-            WAITING * arguments.rows,
-            context,
-            context - 1,
-            context - 1,
-            memory=memory,
-        )
-        return http(
-            folder.name,
-            model,
-            codec(folder, model.manifest),
-            limits,
-            chat=chat_codec(folder, model.manifest),
-        )
+        rows, most = arguments.rows, context - 1
+        limits = Limits(rows, WAITING * rows, context, most, most, memory=memory)
+        text, chat = codec(folder, model.manifest), chat_codec(folder, model.manifest)
+        return http(folder.name, model, text, limits, chat=chat)
 
     deployment = serve.deployment(
         serve.ingress(build)(),

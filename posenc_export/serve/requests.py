@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Optional, Tuple
 
 from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.session.errors import expected
 
 STOP, LENGTH, FAILED = "stop", "length", "error"  # why a row ended
 CONTEXT = 4096  # default number of tokens of a row
@@ -35,9 +36,8 @@ class Limits:
         for name, value in vars(self).items():
             least = 0 if name in ("prefix_memory", "speculate") else 1
             if value < least:
-                raise ValueError(
-                    f"serve: expected {name} of at least {least}, got {value}; give a larger number"
-                )
+                rule = f"{name} of at least {least}"
+                raise expected(rule, value, "give a larger number", "serve")
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,11 +51,8 @@ class Request:
     top_p: float = 1.0
     seed: int = 0  # seed of sampling; gives the same tokens as Session.generate with this seed
     stop_ids: Tuple[int, ...] = ()  # ids that end the row
-    logprobs: Optional[int] = (
-        # Number of most probable tokens that come with each token and its probability; None for
-        # neither.
-        None
-    )
+    # Most probable tokens that come with each token and its probability; None for neither.
+    logprobs: Optional[int] = None
     sharing: str = ""  # the caches of prompts are shared by requests with the same one of these
 
 
@@ -76,9 +73,12 @@ class Token(NamedTuple):
 
 
 class Refused(ValueError):
-    """The request exceeds the limits or does not fit the model. Sending it again gives the same
-    error.
-    """
+    """The request exceeds the limits or does not fit the model."""
+
+
+def refused(where: str, rule: str, got: object, remedy: str) -> Refused:
+    """Return the error `where: expected RULE, got GOT; REMEDY` of a request."""
+    return Refused(f"{where}: expected {rule}, got {got}; {remedy}")
 
 
 class Full(RuntimeError):
@@ -99,48 +99,30 @@ def check_model(manifest: Manifest, limits: Limits) -> None:
     admit and retire, and the context is within its range.
     """
     if manifest.kind != "decoder":
-        raise ValueError(
-            f"serve: expected a decoder, got kind {manifest.kind}; use posenc_export.load"
-        )
+        raise expected("a decoder", f"kind {manifest.kind}", "use posenc_export.load", "serve")
     if manifest.encoder:
-        raise ValueError(
-            "serve: expected a decoder that reads no encoder, got one that reads one; use "
-            "posenc generate --encoder"
-        )
-    if manifest.layout != "rows":
+        rule, remedy = "a decoder that reads no encoder", "use posenc generate --encoder"
+        raise expected(rule, "one that reads one", remedy, "serve")
+    if manifest.by_columns:
         got = f"target {manifest.target} with signature {manifest.signature}"
-        raise ValueError(
-            f"serve: expected rows with cache slots of their own, got {got}; export target "
-            "ort or onnx-static with signature positions"
-        )
+        remedy = "export target ort or onnx-static with signature positions"
+        raise expected("rows with cache slots of their own", got, remedy, "serve")
     if limits.context > manifest.max_positions:
-        raise ValueError(
-            f"serve: expected a context of at most {manifest.max_positions} tokens, got "
-            f"{limits.context}; export a larger range"
-        )
+        rule = f"a context of at most {manifest.max_positions} tokens"
+        raise expected(rule, limits.context, "export a larger range", "serve")
 
 
 def check_request(request: Request, manifest: Manifest, limits: Limits) -> None:
-    """Raise Refused if the prompt has no tokens, an id is outside the vocabulary, or the number
-    of tokens exceeds a limit.
-    """
-    count = len(request.prompt)
+    """Raise Refused if a prompt is empty or exceeds a limit, or an id is no id of the model."""
+    count, most = len(request.prompt), request.max_tokens
     if not 1 <= count <= limits.prompt:
-        raise Refused(
-            f"prompt: expected 1 .. {limits.prompt} tokens, got {count}; change its length"
-        )
-    if not 0 <= min(request.prompt) <= max(request.prompt) < manifest.vocabulary:
-        raise Refused(
-            f"prompt: expected token ids 0 .. {manifest.vocabulary - 1}, got "
-            f"{min(request.prompt)} .. {max(request.prompt)}; use the model's own tokenizer"
-        )
-    if not 1 <= request.max_tokens <= limits.tokens:
-        raise Refused(
-            f"max_tokens: expected 1 .. {limits.tokens}, got {request.max_tokens}; give a "
-            "number in this range"
-        )
-    if count + request.max_tokens > limits.context:
+        raise refused("prompt", f"1 .. {limits.prompt} tokens", count, "change its length")
+    least, largest = min(request.prompt), max(request.prompt)
+    if not 0 <= least <= largest < manifest.vocabulary:
+        rule, got = f"token ids 0 .. {manifest.vocabulary - 1}", f"{least} .. {largest}"
+        raise refused("prompt", rule, got, "use the model's own tokenizer")
+    if not 1 <= most <= limits.tokens:
+        raise refused("max_tokens", f"1 .. {limits.tokens}", most, "give a number in this range")
+    if count + most > limits.context:
         rule = f"prompt and max_tokens within {limits.context} tokens together"
-        raise Refused(
-            f"max_tokens: expected {rule}, got {count} + {request.max_tokens}; reduce max_tokens"
-        )
+        raise refused("max_tokens", rule, f"{count} + {most}", "reduce max_tokens")

@@ -48,26 +48,15 @@ class Row:
         if request.temperature == 0:
             token = likeliest if allowed is logits else int(allowed[0].argmax())
         else:
-            token = int(
-                choose(allowed, request.temperature, request.top_k, request.top_p, self.random)[0]
-            )
+            how = (request.temperature, request.top_k, request.top_p, self.random)
+            token = int(choose(allowed, *how)[0])
         self.generated.append(token)
         self.unread.append(token)
-        ended = (
-            STOP
-            if token in request.stop_ids
-            else LENGTH
-            if len(self.generated) == request.max_tokens
-            else ""
-        )
-        return Token(
-            request,
-            token,
-            ended,
-            ()
-            if request.logprobs is None
-            else log_probabilities(logits[0], token, request.logprobs),
-        )
+        ended = LENGTH if len(self.generated) == request.max_tokens else ""
+        ended = STOP if token in request.stop_ids else ended
+        count = request.logprobs
+        logprobs = () if count is None else log_probabilities(logits[0], token, count)
+        return Token(request, token, ended, logprobs)
 
 
 def log_probabilities(logits: np.ndarray, token: int, count: int) -> Tuple[Tuple[int, float], ...]:
@@ -76,7 +65,5 @@ def log_probabilities(logits: np.ndarray, token: int, count: int) -> Tuple[Tuple
     """
     shifted = logits.astype(np.float64) - logits.max()
     logarithms = shifted - np.log(np.exp(shifted).sum())
-    return tuple(
-        (int(one), float(logarithms[one]))
-        for one in (token, *np.argsort(-logarithms, kind="stable")[:count])
-    )
+    ids = (token, *np.argsort(-logarithms, kind="stable")[:count].tolist())
+    return tuple((id, float(logarithms[id])) for id in ids)

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, AsyncIterator, Callable, Dict, List, Mapping, Optional, Tuple, Type
+from typing import Any, AsyncIterator, Callable, Dict, List, Optional, Tuple, Type
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
@@ -13,11 +13,10 @@ from starlette.requests import ClientDisconnect
 from posenc_export.runtime.artefact.chat_template import ChatCodec
 from posenc_export.runtime.artefact.tokenizer import Codec
 from posenc_export.runtime.session.model import Model
-from posenc_export.serve import protocol
+from posenc_export.serve import http, protocol
 from posenc_export.serve.chat import Chat
 from posenc_export.serve.completion import Completion, Part
 from posenc_export.serve.engine import Engine
-from posenc_export.serve.http import GONE, KIND, check_model, read_body
 from posenc_export.serve.metrics import Metrics
 from posenc_export.serve.requests import (
     FAILED,
@@ -29,12 +28,12 @@ from posenc_export.serve.requests import (
     check_request,
 )
 from posenc_export.serve.stream import STOPPED, Stream, event
+from posenc_export.serve.text_completion import Completions
 
 FAILURE = (
     "engine: expected every token to be computed and decoded, got an error; the server's log has "
     "its message"
 )
-
 LONG = 1 << 16  # bytes of a body whose text can take longer than 0.1 s to tokenize
 
 STATUS: Dict[Type[Exception], int] = {Refused: 400, Full: 429, Stopping: 503}
@@ -73,18 +72,14 @@ class Service:
     ) -> None:
         self.name, self.codec, self.manifest, self.limits = name, codec, model.manifest, limits
         self.created = int(time.time())
-        self.completions, self.chat = (
-            protocol.Completions(codec, model.manifest.stop_ids),
-            Chat(chat),
-        )
+        self.completions, self.chat = Completions(codec, model.manifest.stop_ids), Chat(chat)
         self.open: Dict[Any, Completion] = {}  # running completions by request of the engine
         self.long_texts = ThreadPoolExecutor(1, "posenc long texts")
-        self.engine = Engine(
-            model,
-            limits,
-            lambda tokens: self.loop.call_soon_threadsafe(self._dispatch, tokens),
-            failed,
-        )
+
+        def deliver(tokens: List[Token]) -> None:
+            self.loop.call_soon_threadsafe(self._dispatch, tokens)
+
+        self.engine = Engine(model, limits, deliver, failed)
         self.metrics = Metrics(name, model.manifest, self.engine)
 
     async def complete(self, request: Request, format: protocol.Format) -> Response:
@@ -92,31 +87,24 @@ class Service:
         deadline, waits = self.loop.time() + self.limits.seconds, False
         try:
             async with asyncio.timeout_at(deadline):
-                body = await read_body(request)
-                asked, completion = await self.loop.run_in_executor(
-                    self.long_texts if len(body) > LONG else None, self._built, body, format
-                )
+                body = await http.read_body(request)
+                pool = self.long_texts if len(body) > LONG else None
+                asked, completion = await self.loop.run_in_executor(pool, self._built, body, format)
                 self._begin(completion)
                 if asked.stream:
-                    return Stream(
-                        self._events(asked, completion, format),
-                        lambda: self._end(completion),
-                        deadline,
-                        self._late(),
-                    )
+                    events = self._events(asked, completion, format)
+                    return Stream(events, lambda: self._end(completion), deadline, self._late())
                 try:
                     return await self._whole(asked, completion, request, format)
                 finally:
                     waits = self.engine.waits(completion.choices)
                     self._end(completion)
         except ClientDisconnect:
-            return Response(status_code=GONE)
+            return Response(status_code=http.GONE)
         except tuple(STATUS) as error:
             return self.refuse(STATUS[type(error)], str(error))
         except TimeoutError:
-            if waits:
-                return self.refuse(429, self._full())
-            return self.refuse(504, self._late())
+            return self.refuse(429, self._full()) if waits else self.refuse(504, self._late())
         except asyncio.CancelledError:  # the server ends before the request
             return self.refuse(503, STOPPED)
 
@@ -125,21 +113,18 @@ class Service:
     ) -> Tuple[protocol.SamplingRequest, Completion]:
         """Read a request and its prompts. Nothing is queued before everything has succeeded."""
         asked = protocol.parse(body, format.request)
-        check_model(asked.model, self.name)
+        http.check_model(asked.model, self.name)
         rows = protocol.rows(asked, format, self.codec, self.limits)
         for row in rows:
             check_request(row, self.manifest, self.limits)
+        stops = protocol.stops(asked)
         try:
-            return asked, Completion(
-                self.engine, rows, asked.n, self.codec, protocol.stops(asked), self.metrics
-            )
+            return asked, Completion(self.engine, rows, asked.n, self.codec, stops, self.metrics)
         except ValueError as error:  # the tokenizer cannot decode the prompt
             raise Refused(str(error)) from None
 
     def _begin(self, completion: Completion) -> None:
-        """Queue the rows of a completion, or raise as Engine.submit. Their first tokens arrive
-        after this method has returned to the event loop.
-        """
+        """Queue the rows of a completion, or raise as Engine.submit."""
         self.engine.submit(list(completion.choices))
         self.open.update(dict.fromkeys(completion.choices, completion))
 
@@ -155,17 +140,10 @@ class Service:
             "none; try again later, or reduce max_tokens"
         )
 
-    def refuse(
-        self, status: int, message: str, headers: Optional[Mapping[str, str]] = None
-    ) -> JSONResponse:
+    def refuse(self, status: int, message: str, headers: http.Headers = None) -> JSONResponse:
         """Count a refused request and return the response with the error message."""
         self.metrics.refused.labels(str(status)).inc()
-        again = {"Retry-After": "1"} if status in (429, 503) else {}
-        return JSONResponse(
-            protocol.failure(message, KIND.get(status, "invalid_request_error")),
-            status,
-            {**again, **(headers or {})},
-        )
+        return http.failed(status, message, headers)
 
     async def _whole(
         self,
@@ -174,17 +152,14 @@ class Service:
         request: Request,
         format: protocol.Format,
     ) -> Response:
-        """Return the whole completion as one JSON response, or GONE if the client disconnects
-        first.
-        """
+        """Return the completion as one JSON response, or GONE if the client disconnects."""
         collecting = asyncio.ensure_future(_collected(completion))
-        disconnected = asyncio.ensure_future(
-            request.receive()
-        )  # after the body, the only further message is the disconnection
+        # After the body, the only further message is the disconnection.
+        disconnected = asyncio.ensure_future(request.receive())
         try:
             await asyncio.wait({collecting, disconnected}, return_when=asyncio.FIRST_COMPLETED)
             if not collecting.done():
-                return Response(status_code=GONE)
+                return Response(status_code=http.GONE)
             parts = collecting.result()
         finally:
             collecting.cancel()
@@ -192,13 +167,8 @@ class Service:
         if any(part.ended == FAILED for part in parts):
             return self.refuse(500, FAILURE)
         choices = [format.answer(part, asked) for part in parts]
-        return JSONResponse(
-            {
-                **self._head(format, format.whole),
-                "choices": choices,
-                "usage": protocol.usage(completion.prompt_tokens, completion.completion_tokens),
-            }
-        )
+        head = self._head(format, format.whole)
+        return JSONResponse({**head, "choices": choices, "usage": _usage(completion)})
 
     async def _events(
         self, asked: protocol.SamplingRequest, completion: Completion, format: protocol.Format
@@ -206,27 +176,19 @@ class Service:
         """Yield server-sent events: one per piece of a choice, the token counts if requested,
         then [DONE]; or an error as the last one.
         """
-        head, counts = (
-            self._head(format, format.part),
-            asked.stream_options is not None and asked.stream_options.include_usage,
-        )
+        head, options = self._head(format, format.part), asked.stream_options
+        counts = options is not None and options.include_usage
         without_counts, begun = {"usage": None} if counts else {}, set()
         async for part in completion.parts():
             if part.ended == FAILED:
-                yield event(protocol.failure(FAILURE, "server_error"))
+                yield event(http.failure(FAILURE, "server_error"))
                 return
             piece = format.piece(part, asked, part.choice not in begun)
             if piece is not None:
                 begun.add(part.choice)
                 yield event({**head, "choices": [piece], **without_counts})
         if counts:
-            yield event(
-                {
-                    **head,
-                    "choices": [],
-                    "usage": protocol.usage(completion.prompt_tokens, completion.completion_tokens),
-                }
-            )
+            yield event({**head, "choices": [], "usage": _usage(completion)})
         yield "data: [DONE]\n\n"
 
     def _head(self, format: protocol.Format, kind: str) -> Dict[str, Any]:
@@ -240,9 +202,7 @@ class Service:
         }
 
     def _dispatch(self, tokens: List[Token]) -> None:
-        """Pass the tokens of an engine turn to their completions. Tokens of completions that
-        have ended are dropped.
-        """
+        """Pass the tokens of a turn to their completions, as far as these have not ended."""
         for token in tokens:
             if token.request in self.open:
                 self.open[token.request].tokens.put_nowait(token)
@@ -251,6 +211,10 @@ class Service:
         completion.end()
         for request in completion.choices:
             del self.open[request]
+
+
+def _usage(completion: Completion) -> Dict[str, int]:
+    return protocol.usage(completion.prompt_tokens, completion.completion_tokens)
 
 
 async def _collected(completion: Completion) -> List[Part]:

@@ -7,8 +7,9 @@ from typing import Any, AsyncIterator, Callable, Dict
 
 from fastapi.responses import StreamingResponse
 
-from posenc_export.serve import protocol
+from posenc_export.serve import http
 
+START = "http.response.start"
 STOPPED = (
     "server: expected time to finish the request, got the end of the server; send the request to "
     "another server"
@@ -29,27 +30,22 @@ class Stream(StreamingResponse):
     def __init__(
         self, events: AsyncIterator[str], ended: Callable[[], None], deadline: float, late: str
     ) -> None:
-        super().__init__(
-            events,
-            media_type="text/event-stream",
-            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
-        )
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
         self.ended, self.deadline, self.late = ended, deadline, late
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        start = {"type": START, "status": self.status_code, "headers": self.raw_headers}
+
+        async def send_rest(message: Any) -> None:
+            if message["type"] != START:
+                await send(message)
+
         try:
             try:
-                await send(
-                    {
-                        "type": "http.response.start",
-                        "status": self.status_code,
-                        "headers": self.raw_headers,
-                    }
-                )
+                await send(start)
                 async with asyncio.timeout_at(self.deadline):
-                    await super().__call__(
-                        scope, receive, lambda message: _without_start(send, message)
-                    )
+                    await super().__call__(scope, receive, send_rest)
             finally:
                 self.ended()
         except TimeoutError:
@@ -58,14 +54,9 @@ class Stream(StreamingResponse):
             await _cut(send, STOPPED)
 
 
-async def _without_start(send: Any, message: Any) -> None:
-    if message["type"] != "http.response.start":
-        await send(message)
-
-
 async def _cut(send: Any, message: str) -> None:
     """End a stream with an error. A client that does not read is given a second."""
-    body = event(protocol.failure(message, "server_error")).encode()
+    body = event(http.failure(message, "server_error")).encode()
     with contextlib.suppress(TimeoutError, asyncio.CancelledError):
         async with asyncio.timeout(1):
             await send({"type": "http.response.body", "body": body, "more_body": False})

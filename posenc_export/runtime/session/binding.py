@@ -17,7 +17,7 @@ class Binding:
 
     Attributes:
         tokens: the tokens [B,S] or [B,S,E].
-        counters: the inputs that grow by one with each token.
+        counters: the inputs that grow by one with each token, in one array per dtype.
         taken: number of tokens for which the counters stand.
         runs: functions that run the graph, by the addresses of the states; empty addresses if all
             states are written in place.
@@ -59,20 +59,14 @@ class Memory:
 
 
 def _joined(feeds: Dict[str, np.ndarray], counters: Collection[str]) -> List[np.ndarray]:
-    """Store the counters among the feeds in one array per dtype, so that one addition increments
-    all of them.
-    """
+    """Store the counters among the feeds in one array per dtype, which one addition increments."""
     joined: List[np.ndarray] = []
-    groups: Dict[str, List[str]] = {}
-    for name in feeds:
-        if name in counters:
-            groups.setdefault(feeds[name].dtype.str, []).append(name)
-    for names in groups.values():
-        block = np.concatenate([feeds[name].reshape(-1) for name in names])
+    for dtype in {feeds[name].dtype for name in feeds if name in counters}:
+        names = [name for name in feeds if name in counters and feeds[name].dtype == dtype]
+        joined.append(np.concatenate([feeds[name].reshape(-1) for name in names]))
         begin = 0
         for name in names:
             shape, size = feeds[name].shape, feeds[name].size
-            feeds[name] = block[begin : begin + size].reshape(shape)
+            feeds[name] = joined[-1][begin : begin + size].reshape(shape)
             begin += size
-        joined.append(block)
     return joined

@@ -9,8 +9,7 @@ from posenc_export.runtime.session import device_memory
 
 Slots = Union[slice, np.ndarray]
 Place = Tuple[int, int]  # row and slot
-# Dtypes that numpy lacks: the dtype of the same size that holds their bits, and
-# TensorProto.DataType.
+# Dtypes that numpy lacks: dtype of the same size that holds their bits, and TensorProto.DataType.
 ELEMENTS = {"bfloat16": ("uint16", 16)}
 
 
@@ -33,24 +32,21 @@ class Buffer:
         self.row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
         # The operating system allocates zeroed pages when they are first written, so a large
         # capacity costs nothing until it is used.
-        held = self.shape if device == "cpu" else (0,)
-        self.array: np.ndarray = np.full(held, fill, dtype) if fill else np.zeros(held, dtype)
+        allocated = self.shape if device == "cpu" else (0,)
+        self.array: np.ndarray = (
+            np.full(allocated, fill, dtype) if fill else np.zeros(allocated, dtype)
+        )
         self.address = int(self.array.ctypes.data)
         if device == "cuda":
             import onnxruntime
 
-            # Memory for elements of this size: the graph is given its address, and the element type
-            # when it is bound.
+            # The graph is given the address of this memory, and the element type when it is bound.
+            allocate = onnxruntime.OrtValue.ortvalue_from_shape_and_type
             with device_memory.TURN:
-                self.value: Any = onnxruntime.OrtValue.ortvalue_from_shape_and_type(
-                    self.shape, self.dtype, "cuda", 0
-                )
-            self.address, size = (
-                int(self.value.data_ptr()),
-                math.prod(self.shape) * self.dtype.itemsize,
-            )
-            if size:
-                device_memory.clear(self.address, size, size, 1)
+                self.value: Any = allocate(self.shape, self.dtype, "cuda", 0)
+            self.address = int(self.value.data_ptr())
+            if self.bytes:
+                device_memory.clear(self.address, self.bytes, self.bytes, 1)
 
     @property
     def bytes(self) -> int:
@@ -79,21 +75,12 @@ class Buffer:
                 self.value.update_inplace(np.ascontiguousarray(content))
 
     def copy_rows(self, row: int, source: "Buffer", first: int, rows: int) -> None:
-        """Copy `rows` rows of `source`, from row `first` on, to this buffer from row `row` on.
-        Rows have equal sizes.
-        """
+        """Copy `rows` rows of `source`, from row `first` on, to this buffer from row `row` on."""
         if self.device == "cpu":
             self.array[row : row + rows] = source.array[first : first + rows]
         elif rows:
-            size = rows * self.row_bytes
-            device_memory.copy(
-                self.address + row * self.row_bytes,
-                size,
-                source.address + first * self.row_bytes,
-                size,
-                size,
-                1,
-            )
+            size, origin = rows * self.row_bytes, source.address + first * self.row_bytes
+            device_memory.copy(self.address + row * self.row_bytes, size, origin, size, size, 1)
 
     def copy_slots(
         self, to: Place, source: "Buffer", at: Place, rows: int, axis: int, slots: int
@@ -103,14 +90,14 @@ class Buffer:
         """
         (row, begin), (first, slot) = to, at
         if self.device == "cpu":
-            other = (slice(None),) * (axis - 1)
-            self.array[(slice(row, row + rows), *other, slice(begin, begin + slots))] = (
-                source.array[(slice(first, first + rows), *other, slice(slot, slot + slots))]
-            )
+            between = (slice(None),) * (axis - 1)
+            origin = (slice(first, first + rows), *between, slice(slot, slot + slots))
+            target = (slice(row, row + rows), *between, slice(begin, begin + slots))
+            self.array[target] = source.array[origin]
         elif slots and rows:
-            target, target_pitch, width, height = self._pieces(row, rows, axis, slots, begin)
-            origin, pitch, _, _ = source._pieces(first, rows, axis, slots, slot)
-            device_memory.copy(target, target_pitch, origin, pitch, width, height)
+            address, pitch, width, height = self._pieces(row, rows, axis, slots, begin)
+            source_address, source_pitch, *_ = source._pieces(first, rows, axis, slots, slot)
+            device_memory.copy(address, pitch, source_address, source_pitch, width, height)
 
     def clear_slots(self, row: int, axis: int, slots: Slots) -> None:
         """Write the initial value to some slots along an axis of one row."""

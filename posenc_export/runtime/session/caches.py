@@ -1,5 +1,5 @@
-"""Caches of a session: the memory of all states, which part of it each run of the graph reads and
-writes, and the bindings of that memory to the graph.
+"""Caches of a session: the memory of all states, and which part of it each run of the graph reads
+and writes.
 
 Shapes: R rows in memory, S new tokens, M slots of caches that are written in place.
 """
@@ -7,18 +7,34 @@ Shapes: R rows in memory, S new tokens, M slots of caches that are written in pl
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Callable, Dict, FrozenSet, Iterator, List, Sequence, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import State
-from posenc_export.runtime.session.binding import Binding, Memory
+from posenc_export.runtime.session.binding import Memory
 from posenc_export.runtime.session.buffer import Buffer, Slots
 from posenc_export.runtime.session.graph import Bound, Graph, shape_of
 
 FIRST = 256  # slots of the first caches of a graph whose cost does not follow the capacity
 GROWTH = 256  # slots added at a time to buffers of growing states
-MOST_BINDINGS = 64
+
+
+class Rules(NamedTuple):
+    """Indices of the states of a graph by their update rule (State.update)."""
+
+    in_place: Tuple[int, ...]
+    growing: Tuple[int, ...]
+    replaced: Tuple[int, ...]
+    fixed: bool  # whether there are states, all of them written in place
+
+    @classmethod
+    def of(cls, states: Sequence[State]) -> "Rules":
+        """Return the rules of some states."""
+        in_place = tuple([index for index, state in enumerate(states) if state.in_place])
+        growing = tuple([index for index, state in enumerate(states) if state.grows])
+        replaced = tuple([index for index, state in enumerate(states) if state.replaced])
+        return cls(in_place, growing, replaced, 0 < len(in_place) == len(states))
 
 
 @dataclass(frozen=True)
@@ -34,7 +50,7 @@ class Caches:
         graph: the graph that reads and writes the states.
         most: largest number of slots of in-place states, as far as calls need no more.
         fewest: rows that the first memory holds at least.
-        updates: update rules of the states.
+        rules: the states by their update rule.
         rows: number of rows R that the buffers hold. With growing states, all of them are in use.
         capacity: slots M of in-place states that the graph is given.
         extent: slots of in-place states that are allocated, at least `capacity`.
@@ -47,7 +63,7 @@ class Caches:
     graph: Graph
     most: int
     fewest: int
-    updates: FrozenSet[str]
+    rules: Rules
     rows: int = 0
     capacity: int = 0
     extent: int = 0
@@ -60,8 +76,7 @@ class Caches:
     @classmethod
     def of(cls, graph: Graph, most: int, fewest: int = 1) -> "Caches":
         """Return caches of a graph without memory."""
-        updates = frozenset([state.update for state in graph.manifest.states])
-        return cls(graph, most, fewest, updates)
+        return cls(graph, most, fewest, Rules.of(graph.manifest.states))
 
     @property
     def states(self) -> List[State]:
@@ -70,28 +85,19 @@ class Caches:
 
     def bound(self, first: int, rows: int, new: int) -> List[Bound]:
         """Return the memory for a run of `new` columns on `rows` rows from row `first` on."""
-        states = []
-        part, plain = slice(first, first + rows), self.updates == {"in_place"}
-        for state, past, present in zip(self.states, self.past, self.present, strict=True):
+        bound, part = [], slice(first, first + rows)
+        buffers = zip(self.states, self.past, self.present, strict=True)
+        for index, (state, past, present) in enumerate(buffers):
             before = after = (rows, *past.shape[1:])
             offset = first * past.row_bytes
-            if not plain and state.grows:
+            if index in self.rules.growing:
                 before, offset = shape_of(state, rows, self.columns), 0
                 after = shape_of(state, rows, self.columns + new)
-            elif self.capacity < self.extent and (plain or state.in_place):
+            elif self.capacity < self.extent and index in self.rules.in_place:
                 before = after = shape_of(state, rows, self.capacity)
             addresses = (past.address + offset, present.address + offset)
-            states.append(Bound(state, past, present, part, before, after, addresses))
-        return states
-
-    def binding(self, key: object, make: Callable[[], Binding]) -> Binding:
-        """Return the binding of this memory with a key, made on first use."""
-        bindings = self.memory.bindings
-        if key not in bindings:
-            if len(bindings) >= MOST_BINDINGS:
-                bindings.clear()
-            bindings[key] = make()
-        return bindings[key]
+            bound.append(Bound(state, past, present, part, before, after, addresses))
+        return bound
 
     def reserve(self, slots: int, rows: int) -> "Caches":
         """Return caches with room for `rows` rows of `slots` slots. No slot past `slots` may
@@ -133,63 +139,53 @@ class Caches:
         return sum(buffer.bytes for buffer in {*self.past, *self.present})
 
     def after(self, new: int, idle: Sequence[int] = ()) -> "Caches":
-        """Return the caches after a run of `new` columns. `idle` rows were not part of it and
-        keep their states.
-        """
-        for _, past, present in self._each("replace") if idle else ():
+        """Return the caches after a run of `new` columns; `idle` rows were not part of it."""
+        for index in self.rules.replaced if idle else ():
             for row in idle:
-                present.copy_rows(row, past, row, 1)
-        return self._swapped(("replace", "append"), self.columns + new)
+                self.present[index].copy_rows(row, self.past[index], row, 1)
+        if self.rules.fixed:
+            return dataclasses.replace(self, columns=self.columns + new)
+        return self._swapped(self.rules.replaced + self.rules.growing, self.columns + new)
 
     def cut(self, keep: np.ndarray) -> "Caches":
-        """Return caches whose growing states end at the last kept column and hold their fill
-        value where keep [B,columns] is False.
-        """
+        """Return caches whose growing states end at the last kept column of keep [B,columns]."""
         columns = int(np.flatnonzero(keep.any(0)).max(initial=-1)) + 1
-        for state, past, present in self._each("append"):
+        for state, past, present in self._buffers(self.rules.growing):
             shape = shape_of(state, self.rows, self.columns)
-            content = np.moveaxis(past.read()[: math.prod(shape)].reshape(shape), state.axis, 1)[
-                :, :columns
-            ].copy()  # [R,T,*]
+            content = past.read()[: math.prod(shape)].reshape(shape)
+            content = np.moveaxis(content, state.axis, 1)[:, :columns].copy()  # [R,T,*]
             content[~keep[:, :columns]] = state.fill
             flat = np.zeros(present.shape, present.dtype)
             flat[: content.size] = np.moveaxis(content, 1, state.axis).reshape(-1)
             present.write(flat)
-        return self._swapped(("append",), columns)
+        return self._swapped(self.rules.growing, columns)
 
     def wipe(self, hidden: Sequence[Slots]) -> None:
-        """Write the fill value to the hidden slots of each row, in the in-place states whose
-        hidden slots the graph reads.
-        """
-        for state, past, _ in self._each("in_place"):
+        """Write the fill value to the hidden slots of each row, where the graph reads them."""
+        for state, past, _ in self._buffers(self.rules.in_place):
             for row, slots in enumerate(hidden) if state.reads_hidden else ():
                 # An interrupted run counts as more slots than a full cache has. Slices end there.
                 within = slots if isinstance(slots, slice) else slots[slots < self.extent]
                 past.clear_slots(row, state.axis, within)
 
     def copy(self, to: Tuple[int, int], source: "Caches", at: Tuple[int, int], slots: int) -> None:
-        """Copy `slots` slots of caches of the same graph from a row and slot `at` to a row and slot
-        `to` of these, in all in-place states.
-        """
-        for (state, past, _), (_, other, _) in zip(
-            self._each("in_place"), source._each("in_place"), strict=True
-        ):
-            past.copy_slots(to, other, at, 1, state.axis, slots)
+        """Copy `slots` in-place slots of other caches from a row and slot `at` to `to` of these."""
+        for index in self.rules.in_place:
+            axis = self.states[index].axis
+            self.past[index].copy_slots(to, source.past[index], at, 1, axis, slots)
 
     def snapshot(self, row: int) -> List[np.ndarray]:
         """Return copies of one row of the states that each call replaces."""
-        return [past.read()[row].copy() for _, past, _ in self._each("replace")]
+        return [self.past[index].read()[row].copy() for index in self.rules.replaced]
 
     def restored(self, states: Dict[int, Sequence[np.ndarray]]) -> "Caches":
-        """Return caches with the given rows of the states that each call replaces; an empty
-        sequence resets a row to its initial state.
-        """
-        for index, (state, past, present) in enumerate(self._each("replace")):
+        """Return caches with these rows of the replaced states; an empty one is reset."""
+        for index, (state, past, present) in enumerate(self._buffers(self.rules.replaced)):
             content = past.read().copy()
             for row, values in states.items():
                 content[row] = values[index] if len(values) else state.fill
             present.write(content)
-        return self._swapped(("replace",), self.columns)
+        return self._swapped(self.rules.replaced, self.columns)
 
     def emptied(self) -> "Caches":
         """Return caches in their initial state. In-place slots may keep their content. Memory that
@@ -202,17 +198,14 @@ class Caches:
 
     def empty(self) -> "Caches":
         """Return caches of no rows, without memory."""
-        return Caches(self.graph, self.most, self.fewest, self.updates)
+        return Caches(self.graph, self.most, self.fewest, self.rules)
 
     def fork(self, rows: int, slots: int) -> "Caches":
-        """Return a copy in separate memory. Of in-place states, the first `slots` slots of the
-        first `rows` rows are copied.
-        """
+        """Return a copy in separate memory, with `slots` in-place slots of `rows` rows."""
         if not self.rows:
             return self.empty()
         blank = dataclasses.replace(self, past=(), present=(), memory=Memory())
-        sizes = (self.rows, self.capacity, self.extent, self.room)
-        other = blank._resized(0, *sizes)
+        other = blank._resized(0, self.rows, self.capacity, self.extent, self.room)
         for state, source, copy in zip(self.states, self.past, other.past, strict=True):
             if state.in_place:
                 copy.copy_slots((0, 0), source, (0, 0), rows, state.axis, slots)
@@ -221,23 +214,18 @@ class Caches:
         other.memory.written = slots
         return other
 
-    def _swapped(self, updates: Sequence[str], columns: int) -> "Caches":
-        """Return the caches with `past` and `present` exchanged for states with these update
-        rules.
-        """
-        if self.past is self.present:
-            return dataclasses.replace(self, columns=columns)
+    def _swapped(self, states: Iterable[int], columns: int) -> "Caches":
+        """Return the caches with the two buffers of these states exchanged."""
         past, present = list(self.past), list(self.present)
-        for index, state in enumerate(self.states):
-            if state.update in updates:
-                past[index], present[index] = present[index], past[index]
+        for index in states if past else ():
+            past[index], present[index] = present[index], past[index]
         return dataclasses.replace(self, columns=columns, past=tuple(past), present=tuple(present))
 
-    def _each(self, update: str) -> Iterator[Tuple[State, Buffer, Buffer]]:
-        """Yield the states with an update rule, and their buffers before and after a call."""
-        for state, past, present in zip(self.states, self.past, self.present, strict=False):
-            if state.update == update:
-                yield state, past, present
+    def _buffers(self, states: Iterable[int]) -> List[Tuple[State, Buffer, Buffer]]:
+        """Return these states, and their buffers before and after a call."""
+        if not self.past:
+            return []
+        return [(self.states[index], self.past[index], self.present[index]) for index in states]
 
     def _extent(self, slots: int) -> int:
         """Return the slots to allocate for `slots`: doubled, so that each token is moved about
@@ -250,12 +238,10 @@ class Caches:
         return min(count * (bucket or FIRST), max(slots, self.most))
 
     def _resized(self, slots: int, rows: int, capacity: int, extent: int, room: int) -> "Caches":
-        """Return caches of other sizes with the same content; of in-place states, the first `slots`
-        slots.
-        """
+        """Return caches of other sizes with the same content, of in-place states `slots` slots."""
         past, present = [], []
         for index, state in enumerate(self.states):
-            grows = state.grows
+            grows, in_place = index in self.rules.growing, index in self.rules.in_place
             shape = shape_of(state, rows, room if grows else extent)
             shape = (math.prod(shape),) if grows else shape
             old = self.past[index] if self.past else None
@@ -268,23 +254,20 @@ class Caches:
             buffer = Buffer(shape, state.dtype, state.fill, device)
             if old is not None:
                 count = min(old.shape[0], shape[0])
-                if state.in_place:
+                if in_place:
                     kept = min(slots, old.shape[state.axis])
                     buffer.copy_slots((0, 0), old, (0, 0), count, state.axis, kept)
                 else:
                     buffer.copy_rows(0, old, 0, count)
             past.append(buffer)
-            if not state.in_place:
-                buffer = Buffer(shape, state.dtype, state.fill, device)
-            present.append(buffer)
-        written = tuple(past)
+            present.append(buffer if in_place else Buffer(shape, state.dtype, state.fill, device))
         return dataclasses.replace(
             self,
             rows=rows,
             capacity=capacity,
             extent=extent,
             room=room,
-            past=written,
-            present=written if self.updates <= {"in_place"} else tuple(present),
+            past=tuple(past),
+            present=tuple(present),
             memory=Memory(min(self.memory.written, slots)),
         )

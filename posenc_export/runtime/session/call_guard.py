@@ -13,12 +13,9 @@ BUSY = (
 class CallGuard:
     """The running calls of a session, and whether the last call succeeded.
 
-    A call appends an entry to `calls` when it starts and removes one when it ends. Both are atomic
-    in CPython, so an interrupt cannot split them. A call that finds another one running raises; it
-    does not wait.
-
     Attributes:
-        calls: one entry per running call.
+        calls: one entry per running call. Appending and removing one are atomic in CPython, so an
+            interrupt cannot split them.
         settled: False from the start of a call until it succeeds. If a call raises, the next call
             restores a consistent state first.
     """
@@ -31,11 +28,9 @@ class CallGuard:
 
 
 def exclusive(method: Method, settles: bool = True) -> Method:
-    """Decorate a method of a session (`_guard`, `_settle`): refuse concurrent calls, and restore a
-    consistent state first if the last call raised.
-
-    The method raises RuntimeError while another call on the session runs, in this thread or
-    another. With `settles` False, for a method that discards the state, nothing is restored.
+    """Decorate a method of a session (`_guard`, `_settle`): raise RuntimeError while another call
+    on it runs, in this thread or another, and restore a consistent state first if the last call
+    raised. With `settles` False, for a method that discards the state, nothing is restored.
     """
 
     @functools.wraps(method)

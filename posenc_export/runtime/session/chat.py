@@ -3,6 +3,8 @@
 from typing import Dict, Iterator, List, Optional, Sequence
 
 from posenc_export.runtime.artefact.chat_template import ChatCodec
+from posenc_export.runtime.session.drafts import keep
+from posenc_export.runtime.session.errors import expected
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.session.speculation import Speculate
 
@@ -36,12 +38,11 @@ class Chat:
         held: Sequence[int] = (),
     ) -> None:
         self.session, self.codec, self.speculate = session, codec, speculate
-        self.context = min(
-            context or session.manifest.max_positions, session.manifest.max_positions
-        )
-        self.messages: List[Dict[str, str]] = (
-            [] if system is None else [{"role": "system", "content": system}]
-        )
+        most = session.manifest.max_positions
+        self.context = min(context or most, most)
+        self.messages: List[Dict[str, str]] = []
+        if system is not None:
+            self.messages.append({"role": "system", "content": system})
         self.tokens: List[int] = []
         self.held = list(held)
 
@@ -71,28 +72,20 @@ class Chat:
         prompt = self.codec.encode(messages)
         room = self.context - len(prompt)
         if room < 1:
-            raise ValueError(
-                f"chat: expected a conversation below {self.context} tokens, got "
-                f"{len(prompt)}; begin a new one"
-            )
+            rule = f"a conversation below {self.context} tokens"
+            raise expected(rule, len(prompt), "begin a new one", "chat")
         self.held = self.held[: keep(self.session, self.held, prompt)]
         pieces, parts, self.tokens = self.codec.codec.pieces(prompt), [""], []
         most = room if max_tokens is None else min(max_tokens, room)
-        how = {"speculate": self.speculate, "before": [prompt[: len(self.held)]]}
+        start, before = [prompt[len(self.held) :]], [prompt[: len(self.held)]]
+        sampling, ends = (temperature, top_k, top_p, seed), self.codec.ends
         generated = self.session.generate(
-            [prompt[len(self.held) :]],
-            most,
-            temperature,
-            top_k,
-            top_p,
-            seed,
-            self.codec.ends,
-            **how,
+            start, most, *sampling, ends, speculate=self.speculate, before=before
         )
         try:
             for (token,) in generated:
                 self.tokens.append(int(token))
-                if token not in self.codec.ends:
+                if token not in ends:
                     parts.append(pieces.push(int(token)))
                     yield parts[-1]
             parts.append(pieces.rest())
@@ -102,24 +95,3 @@ class Chat:
             self.held = [*prompt, *self.tokens][: int(self.session.length.sum())]
             if self.tokens:
                 self.messages = [*messages, {"role": "assistant", "content": "".join(parts)}]
-
-
-def keep(session: Session, held: Sequence[int], prompt: Sequence[int]) -> int:
-    """Take back what the cache holds beyond the tokens with which a prompt begins, and at least its
-    last token. Return the number of tokens that the cache holds then.
-
-    Args:
-        held: ids in the cache of the only row.
-        prompt: ids of the whole text.
-    """
-    pairs = zip(held, prompt[:-1], strict=False)
-    equal = next(
-        (index for index, (one, wanted) in enumerate(pairs) if one != wanted),
-        min(len(held), len(prompt) - 1),
-    )
-    try:
-        session.rewind(len(held) - equal)
-    except ValueError:  # a state that each call replaces keeps a limited history
-        session.reset()
-        equal = 0
-    return equal

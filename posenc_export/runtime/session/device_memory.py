@@ -1,6 +1,4 @@
-"""Copy and clear parts of CUDA memory without a way over the host, with the CUDA runtime that
-ONNX Runtime has loaded.
-"""
+"""Copy and clear parts of CUDA memory with the CUDA runtime that ONNX Runtime has loaded."""
 
 import ctypes
 import functools
@@ -25,15 +23,9 @@ def copy(
     Raises:
         RuntimeError: CUDA returned an error.
     """
-    sizes = [ctypes.c_size_t(size) for size in (source_pitch, width, height)]
-    _call(
-        "cudaMemcpy2D",
-        ctypes.c_void_p(target),
-        ctypes.c_size_t(target_pitch),
-        ctypes.c_void_p(source),
-        *sizes,
-        DEVICE_TO_DEVICE,
-    )
+    size, pointer = ctypes.c_size_t, ctypes.c_void_p
+    ends = (pointer(target), size(target_pitch), pointer(source), size(source_pitch))
+    _call("cudaMemcpy2D", *ends, size(width), size(height), DEVICE_TO_DEVICE)
 
 
 def clear(address: int, pitch: int, width: int, height: int) -> None:
@@ -42,14 +34,8 @@ def clear(address: int, pitch: int, width: int, height: int) -> None:
     Raises:
         RuntimeError: CUDA returned an error.
     """
-    _call(
-        "cudaMemset2D",
-        ctypes.c_void_p(address),
-        ctypes.c_size_t(pitch),
-        0,
-        ctypes.c_size_t(width),
-        ctypes.c_size_t(height),
-    )
+    size = ctypes.c_size_t
+    _call("cudaMemset2D", ctypes.c_void_p(address), size(pitch), 0, size(width), size(height))
 
 
 def to_host(array: np.ndarray, source: int) -> Callable[[], None]:
@@ -59,18 +45,13 @@ def to_host(array: np.ndarray, source: int) -> Callable[[], None]:
     Raises:
         RuntimeError: the function: CUDA returned an error.
     """
-    arguments = (
-        ctypes.c_void_p(array.ctypes.data),
-        ctypes.c_void_p(source),
-        ctypes.c_size_t(array.nbytes),
-        DEVICE_TO_HOST,
-    )
-    copy = (
-        _runtime().cudaMemcpy
-    )  # to memory of the host that is not pinned, it returns when the copy is complete
+    ends = (ctypes.c_void_p(array.ctypes.data), ctypes.c_void_p(source))
+    size = ctypes.c_size_t(array.nbytes)
+    # To memory of the host that is not pinned, it returns when the copy is complete.
+    copy = _runtime().cudaMemcpy
 
     def fetch() -> None:
-        _check("cudaMemcpy", copy(*arguments))
+        _check("cudaMemcpy", copy(*ends, size, DEVICE_TO_HOST))
 
     return fetch
 
@@ -92,6 +73,5 @@ def _runtime() -> Any:
     import onnxruntime
 
     major = onnxruntime.cuda_version.partition(".")[0]
-    return ctypes.CDLL(
-        f"cudart64_{major}.dll" if sys.platform == "win32" else f"libcudart.so.{major}"
-    )
+    windows = sys.platform == "win32"
+    return ctypes.CDLL(f"cudart64_{major}.dll" if windows else f"libcudart.so.{major}")

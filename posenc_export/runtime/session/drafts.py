@@ -1,6 +1,4 @@
-"""Drafts for speculative decoding: tokens that may follow the text of a row, from the text
-itself or from a smaller decoder.
-"""
+"""Drafts for speculative decoding, from the text of the row itself or from a smaller decoder."""
 
 from typing import Any, Callable, Dict, List, Protocol, Sequence, Tuple
 
@@ -10,15 +8,35 @@ from posenc_export.runtime.session.stepper import WIDEST
 
 SIZES = (8, 4, 2)  # tokens of an n-gram that a look-up searches, the most reliable first
 DRAFTED = 0  # stands for a draft of another model, where others are the size of an n-gram
-LIKELY = {
-    8: 0.85,
-    4: 0.6,
-    2: 0.25,
-    DRAFTED: 0.7,
-}  # probability that a drafted token is right, assumed before any is seen
-Guess = Callable[
-    [int, np.ndarray], int
-]  # the token that would be chosen from logits [V] as the n-th next token of the row, from 0
+# Probability that a drafted token is right, assumed before any is seen.
+LIKELY = {8: 0.85, 4: 0.6, 2: 0.25, DRAFTED: 0.7}
+# The token that would be chosen from logits [V] as the n-th next token of the row, from 0.
+Guess = Callable[[int, np.ndarray], int]
+
+
+def common(text: Sequence[int], other: Sequence[int]) -> int:
+    """Return the number of tokens with which both texts begin."""
+    for index, (token, other_token) in enumerate(zip(text, other, strict=False)):
+        if token != other_token:
+            return index
+    return min(len(text), len(other))
+
+
+def keep(session: Any, cached: Sequence[int], prompt: Sequence[int]) -> int:
+    """Take back what the cache holds beyond the tokens with which a prompt begins, and at least its
+    last token. Return the number of tokens that the cache holds then.
+
+    Args:
+        cached: ids in the cache of the only row.
+        prompt: ids of the whole text.
+    """
+    equal = common(cached, prompt[:-1])
+    try:
+        session.rewind(len(cached) - equal)
+    except ValueError:  # a state that each call replaces keeps a limited history
+        session.reset()
+        equal = 0
+    return equal
 
 
 class Drafts(Protocol):
@@ -34,9 +52,7 @@ class Drafts(Protocol):
         """Append tokens to the text of the row."""
 
     def propose(self, count: int, guess: Guess) -> Tuple[List[int], int]:
-        """Return at most `count` tokens that may follow the text, and how they were found: a key
-        of LIKELY.
-        """
+        """Return at most `count` tokens that may follow the text, and their source, a key of LIKELY."""
 
 
 class Lookup:
@@ -51,9 +67,8 @@ class Lookup:
 
     def __init__(self, text: Sequence[int]) -> None:
         self._text: List[int] = []
-        self._following: Dict[
-            Tuple[int, ...], int
-        ] = {}  # by n-gram: index of the token after its last occurrence
+        # By n-gram: index of the token after its last occurrence.
+        self._following: Dict[Tuple[int, ...], int] = {}
         self.extend(text)
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -94,23 +109,10 @@ class DraftModel:
 
     def propose(self, count: int, guess: Guess) -> Tuple[List[int], int]:
         text, session = self._text, self._session
-        manifest = session.manifest
-        count = min(count, manifest.max_positions - len(text))
+        count = min(count, session.manifest.max_positions - len(text))
         if count < 1:
             return [], DRAFTED
-        same = next(
-            (
-                index
-                for index, (read, token) in enumerate(zip(self._read, text[:-1], strict=False))
-                if read != token
-            ),
-            min(len(self._read), len(text) - 1),
-        )
-        try:
-            session.rewind(len(self._read) - same)
-        except ValueError:  # states that each call replaces keep a limited history
-            session.reset()
-            same = 0
+        same = keep(session, self._read, text)
         self._read = text[:same]
         unread = text[same:]
         drafted: List[int] = []
@@ -118,9 +120,8 @@ class DraftModel:
             if len(unread) == 1 and same:
                 logits = session.step(np.array(unread), copy=False)[0]
             else:  # a pass of few tokens has a binding that gives all logits
-                logits = session.prefill(
-                    np.array([unread]), logits_to_keep=1 if len(unread) > WIDEST else None
-                )[0, -1]
+                last = 1 if len(unread) > WIDEST else None
+                logits = session.prefill(np.array([unread]), logits_to_keep=last)[0, -1]
             self._read += unread
             same = len(self._read)
             drafted.append(guess(len(drafted), logits))

@@ -11,7 +11,8 @@ from typing import Any, Dict, Optional
 import numpy as np
 
 from posenc_export.runtime.artefact.schema import Manifest, Value
-from posenc_export.runtime.session import arguments
+from posenc_export.runtime.session import inputs
+from posenc_export.runtime.session.errors import expected
 
 MASK = "encoder_attention_mask"
 
@@ -20,9 +21,8 @@ MASK = "encoder_attention_mask"
 class EncoderOutputs:
     """The graph inputs listed in Manifest.encoder, for all rows."""
 
-    arrays: Dict[
-        str, np.ndarray
-    ]  # encoder_attention_mask [B,Q] int64 first, then the keys and values [B,K,Q,D]
+    # encoder_attention_mask [B,Q] int64 first, then the keys and values [B,K,Q,D].
+    arrays: Dict[str, np.ndarray]
 
     def select(self, window: slice) -> Dict[str, np.ndarray]:
         """Return the graph inputs of a range of rows."""
@@ -31,12 +31,11 @@ class EncoderOutputs:
     def joined(self, other: "EncoderOutputs") -> "EncoderOutputs":
         """Return these rows followed by those of `other`. Shorter sequences are padded."""
         length = max(self.arrays[MASK].shape[1], other.arrays[MASK].shape[1])
-        return EncoderOutputs(
-            {
-                name: np.concatenate((_padded(array, length), _padded(other.arrays[name], length)))
-                for name, array in self.arrays.items()
-            }
-        )
+        arrays = {}
+        for name, array in self.arrays.items():
+            rows = (_padded(array, length), _padded(other.arrays[name], length))
+            arrays[name] = np.concatenate(rows)
+        return EncoderOutputs(arrays)
 
     def ordered(self, order: np.ndarray) -> "EncoderOutputs":
         """Return the rows with these indices."""
@@ -65,10 +64,8 @@ def for_rows(
     if encoder is None and attention_mask is None and current is not None and len(length) == count:
         return current
     if length.any() and encoder is not None:
-        raise ValueError(
-            "session: expected encoder only with the first tokens of a row, got it with "
-            f"{length.tolist()} tokens cached; reset first"
-        )
+        rule, got = "encoder only with the first tokens of a row", f"it with {length.tolist()}"
+        raise expected(rule, f"{got} tokens cached", "reset first")
     return new(manifest, encoder, attention_mask, count)
 
 
@@ -88,46 +85,36 @@ def new(
     """
     if not manifest.encoder:
         if encoder is not None or attention_mask is not None:
-            raise ValueError(
-                "session: expected no encoder for a model that reads none, got one; leave it out"
-            )
+            raise expected("no encoder for a model that reads none", "one", "leave it out")
         return None
     if encoder is None:
-        raise ValueError(
-            "session: expected encoder=, the outputs of the encoder for each row, got none; "
-            "run the encoder's artefact on the source first"
-        )
+        rule = "encoder=, the outputs of the encoder for each row"
+        raise expected(rule, "none", "run the encoder's artefact on the source first")
     key_values = manifest.encoder[1:]
     sizes = [(int(value.axes[1]), int(value.axes[3])) for value in key_values]  # K and D of each
     numbers = sum(heads * size for heads, size in sizes)
-    value = Value(
-        "encoder", manifest.passed_dtype, ("batch_size", "encoder_sequence_length", numbers)
-    )
-    columns, padded = arguments.align(encoder, attention_mask, value)
+    axes = ("batch_size", "encoder_sequence_length", numbers)
+    value = Value("encoder", manifest.passed_dtype, axes)
+    columns, padded = inputs.align(encoder, attention_mask, value)
     lengths = [len(valid) for valid in columns]
     if len(columns) != count or not all(lengths):
-        raise ValueError(
-            f"session: expected encoder with {count} rows of at least one token, got rows of "
-            f"{lengths} tokens; give one row per sequence"
-        )
+        rule, got = f"encoder with {count} rows of at least one token", f"rows of {lengths} tokens"
+        raise expected(rule, got, "give one row per sequence")
     tokens = np.zeros((count, max(lengths), numbers), manifest.passed_dtype)
     for row, valid in enumerate(columns):
         tokens[row, : len(valid)] = padded[row, valid]
-    arrays, at = (
-        {MASK: (np.arange(tokens.shape[1])[None] < np.array(lengths)[:, None]).astype(np.int64)},
-        0,
-    )
+    inside = np.arange(tokens.shape[1])[None] < np.array(lengths)[:, None]
+    arrays, begin = {MASK: inside.astype(np.int64)}, 0
     for value, (heads, size) in zip(key_values, sizes, strict=True):
-        part = tokens[:, :, at : at + heads * size].reshape(count, -1, heads, size)
+        part = tokens[:, :, begin : begin + heads * size].reshape(count, -1, heads, size)
         arrays[value.name] = np.ascontiguousarray(part.transpose(0, 2, 1, 3))
-        at += heads * size
+        begin += heads * size
     return EncoderOutputs(arrays)
 
 
 def _padded(array: np.ndarray, length: int) -> np.ndarray:
     """Pad [B,Q] or [B,K,Q,D] with zeros to Q = length."""
+    widths = [(0, 0)] * array.ndim
     axis = min(2, array.ndim - 1)
-    widths = [
-        (0, length - array.shape[axis] if index == axis else 0) for index in range(array.ndim)
-    ]
+    widths[axis] = (0, length - array.shape[axis])
     return np.pad(array, widths)

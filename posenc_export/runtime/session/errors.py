@@ -1,4 +1,4 @@
-"""The error that a session raises when a graph fails."""
+"""The errors of sessions."""
 
 # Exceptions of ONNX Runtime and libtorch for a failed run. ONNX Runtime raises its own types only
 # from `InferenceSession.run`, which no session calls.
@@ -9,13 +9,15 @@ class GraphError(RuntimeError):
     """A graph failed during a call. The state of the session is unchanged.
 
     Args:
-        error: exception of ONNX Runtime or libtorch; the first non-empty line of its message is
-            kept.
+        error: exception of the runtime; the first non-empty line of its message is kept.
     """
 
     def __init__(self, error: BaseException) -> None:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        super().__init__(
-            f"session: expected the graph to run, got {type(error).__name__}: "
-            f"{lines[0] if lines else 'no message'}"
-        )
+        got = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+        super().__init__(f"session: expected the graph to run, got {got}")
+
+
+def expected(rule: str, got: object, remedy: str = "", where: str = "session") -> ValueError:
+    """Return the error `where: expected RULE, got GOT; REMEDY`."""
+    return ValueError(f"{where}: expected {rule}, got {got}{remedy and '; '}{remedy}")

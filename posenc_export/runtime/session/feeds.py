@@ -43,15 +43,12 @@ class Feeder:
 
     def __init__(self, manifest: Manifest, provider: str) -> None:
         self.manifest = manifest
-        # Smallest number of logits to request for a row: CUDA kernels cannot be launched on empty
-        # tensors.
+        # Fewest logits to request for a row: CUDA kernels cannot be launched on empty tensors.
         self._fewest = 0 if provider == "cpu" else 1
-        # Whether the first tokens of rows are announced with their padding, and steps count slots
-        # in multiples.
+        # Whether first tokens are announced with their padding, and steps count slots in multiples.
         self._whole_rows = provider == "cuda"
         names = {value.name for value in manifest.inputs}
-        # Whether the graph computes only the requested outputs.
-        self._selects = "logits_index" in names
+        self._selects = "logits_index" in names  # the graph computes only the requested outputs
         # Inputs that count slots in multiples, and inputs that grow by one with each token.
         counts = "slots" in names or ("total_sequence_length" in names and self._whole_rows)
         self.counted_inputs = names & {"slots", "total_sequence_length"} if counts else set()
@@ -65,9 +62,7 @@ class Feeder:
         attributes: TokenAttributes,
         requested: np.ndarray,
     ) -> Tokens:
-        """Return tokens of rows from row `first` on. Their coordinates are by default their
-        position on every axis, if the encoding has coordinates.
-        """
+        """Return tokens of rows from row `first` on. Coordinates are positions by default."""
         counts = np.array([len(row) for row in rows], np.int64)
         axes = self.manifest.axes
         if axes and "grid" not in attributes:
@@ -80,8 +75,8 @@ class Feeder:
         return Tokens(first, rows, attributes, counts, requested)
 
     def calls(self, state: SessionState, tokens: Tokens) -> List[Call]:
-        """Return one call for all rows. If the graph continues a single row at a time, return
-        one for each row, and one for neighbours that read a token each.
+        """Return one call for all rows; of a graph that continues a single row at a time, one for
+        each row, and one for neighbours that read a token each.
         """
         x, planes = _padded(tokens)
         counts, requested = tokens.counts, np.maximum(tokens.requested, self._fewest)
@@ -93,30 +88,27 @@ class Feeder:
             rows = slice(tokens.first, tokens.end)
             feeds = self.feeds(state, rows, x, planes, counts, requested)
             return [Call(tokens.first, len(x), x.shape[1], feeds)]
-        calls, columns = [], self.manifest.layout == "columns"
-        for _, group in itertools.groupby(
-            range(len(counts)), key=lambda row: -1 if counts[row] == 1 and not columns else row
-        ):
+        calls, columns = [], self.manifest.by_columns
+
+        def joint(row: int) -> int:
+            return -1 if counts[row] == 1 and not columns else row
+
+        for _, group in itertools.groupby(range(len(counts)), key=joint):
             some = list(group)
             width = x.shape[1] if columns else int(counts[some[0]])
             if not width:
                 continue
             part = slice(some[0], some[-1] + 1)
             rows = slice(tokens.first + part.start, tokens.first + part.stop)
-            feeds = self.feeds(
-                state,
-                rows,
-                np.ascontiguousarray(x[part, :width]),
-                {name: plane[:, part, :width] for name, plane in planes.items()},
-                counts[part],
-                requested[part],
-            )
+            numbers = {name: plane[:, part, :width] for name, plane in planes.items()}
+            tokens_of = np.ascontiguousarray(x[part, :width])
+            feeds = self.feeds(state, rows, tokens_of, numbers, counts[part], requested[part])
             calls.append(Call(rows.start, len(some), width, feeds))
         return calls
 
     def repeated(self, state: SessionState, new: int, used: int) -> Feeds:
-        """Return the graph inputs for `new` zero tokens of every row after `used` slots, of which
-        all outputs are requested. Slots are counted in multiples, where they are counted.
+        """Return the graph inputs for `new` zero tokens of every row after `used` slots, with all
+        outputs requested. Slots are counted in multiples, where they are counted.
         """
         assert not state.stepper
         source, counts = self.manifest.inputs[0], np.full(state.rows, new)
@@ -134,9 +126,8 @@ class Feeder:
         """Return how many slots steps count: more than the `needed` ones of the longest row, at
         most a quarter more or STEP_SLOTS. 0 if the inputs change with each step.
 
-        So inputs that depend on their number change rarely: of a step that takes slots as an input,
-        or that may be a CUDA graph, which does not read total_sequence_length again. Scores of
-        slots that hold no token are computed too.
+        So the inputs of a step with slots, or of a CUDA graph, which does not read
+        total_sequence_length again, change rarely. Scores of slots without a token are computed too.
         """
         if not self.counted_inputs:
             return 0
@@ -173,18 +164,14 @@ class Feeder:
         return {**feeds, **state.encoder_outputs.select(rows)} if state.encoder_outputs else feeds
 
     def last(self, output: np.ndarray, count: int, requested: int) -> np.ndarray:
-        """Return the outputs of the last `requested` of a row's `count` tokens: a copy, so that
-        the memory of the other outputs is freed.
-        """
+        """Return a copy of the outputs of the last `requested` of a row's `count` tokens."""
         if self._selects or requested == count:
             return output[:requested]
         return output[count - requested : count].copy()
 
 
 def _padded(tokens: Tokens) -> Tuple[np.ndarray, Dict[str, np.ndarray]]:
-    """Right-pad rows [count,*] with zeros to [B,S,*], and the attributes [n,count] of each row
-    to [n,B,S].
-    """
+    """Right-pad rows [count,*] with zeros to [B,S,*], and their attributes [n,count] to [n,B,S]."""
     rows, new = tokens.rows, int(tokens.counts.max())
     x = np.zeros((len(rows), new, *rows[0].shape[1:]), rows[0].dtype)
     for row, part in enumerate(rows):

@@ -1,6 +1,4 @@
-"""Generate tokens with a session: prefill a prompt, then choose a token from the logits and feed
-it, one at a time.
-"""
+"""Generate tokens with a session: choose a token from the logits, feed it, and so on."""
 
 import math
 from dataclasses import dataclass
@@ -8,8 +6,10 @@ from typing import Any, Callable, Generator, Iterator, List, Optional, Sequence
 
 import numpy as np
 
-from posenc_export.runtime.session.arguments import Rows, array_of, at_least, short_repr
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.session.errors import expected
 from posenc_export.runtime.session.first_tokens import First, feed
+from posenc_export.runtime.session.inputs import Rows, array_of, at_least, short_repr
 from posenc_export.runtime.session.speculation import (
     MOST,
     Reader,
@@ -25,17 +25,39 @@ ENDED = -1  # id that is given for a row that has ended
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is chosen from logits; the arguments of `choose`."""
+    """How tokens are chosen, and when a row ends; arguments of Session.generate."""
 
     temperature: float
     top_k: int
     top_p: float
+    seed: int
+    max_tokens: int
+    stop: Optional[Sequence[int]]
+
+    def check(self) -> None:
+        """Raise ValueError if an argument but `stop` is outside its range."""
+        at_least("max_tokens", self.max_tokens, 1)
+        check_sampling(self.temperature, self.top_k, self.top_p)
+        at_least("seed", self.seed, 0)
+
+    def stops(self, default: Sequence[int]) -> np.ndarray:
+        """Return the ids that end a row. Raise ValueError unless they are ids."""
+        stops = array_of("stop", list(default if self.stop is None else self.stop))
+        if stops.size and stops.dtype.kind not in "iu":
+            remedy = "leave it out for those of the artefact"
+            raise expected("stop to be token ids", short_repr(self.stop), remedy)
+        return stops
+
+    def choose(self, logits: np.ndarray, draw: Callable[[], float]) -> int:
+        """Choose a token id from logits [V]. `draw` gives a random number, if needed."""
+        if self.temperature == 0:
+            return int(logits.argmax())
+        scores = logits.astype(np.float64)
+        return _sample(scores, self.temperature, self.top_k, self.top_p, draw())
 
 
 class Draws:
-    """The numbers of a random generator by index, so that a draft can use the number of a token
-    before the model does.
-    """
+    """The numbers of a random generator by index, which a draft can use before the model does."""
 
     def __init__(self, random: "np.random.Generator") -> None:
         self._random, self._known = random, np.zeros(0)
@@ -43,74 +65,63 @@ class Draws:
     def random(self, index: int) -> float:
         """Return the number that the generator gives as its call of this index."""
         if index >= len(self._known):
-            self._known = np.concatenate(
-                (self._known, self._random.random(max(index + 1 - len(self._known), 64)))
-            )
+            more = self._random.random(max(index + 1 - len(self._known), 64))
+            self._known = np.concatenate((self._known, more))
         return float(self._known[index])
 
 
 def generate(
-    session: Any,
-    first: First,
-    max_tokens: int,
-    sampling: Sampling,
-    seed: int,
-    stop: Optional[Sequence[int]],
-    speculate: Speculate,
-    before: Optional[Rows],
+    session: Any, first: First, sampling: Sampling, speculate: Speculate, before: Optional[Rows]
 ) -> Generator[np.ndarray, None, None]:
     """Implement Session.generate, which documents the arguments."""
     manifest = session.manifest
-    if manifest.kind != "decoder" and not (
-        manifest.kind == "module" and manifest.outputs[0].axes[-1] == manifest.vocabulary
-    ):
-        own = (
-            f"an own module with {manifest.outputs[0].axes[-1]} outputs for "
-            f"{manifest.vocabulary or 'no'} token ids"
-        )
-        found = own if manifest.kind == "module" else f"kind {manifest.kind}"
-        raise ValueError(
-            "session: expected a decoder, or an own module with an output for each token "
-            f"id, for generate, got {found}; call prefill"
-        )
-    at_least("max_tokens", max_tokens, 1)
-    check_sampling(sampling.temperature, sampling.top_k, sampling.top_p)
-    stops = array_of("stop", list(manifest.stop_ids if stop is None else stop))
-    if stops.size and stops.dtype.kind not in "iu":
-        raise ValueError(
-            f"session: expected stop to be token ids, got {short_repr(stop)}; leave it out "
-            "for those of the artefact"
-        )
-    random = np.random.default_rng(at_least("seed", seed, 0))
+    _check_generates(manifest)
+    sampling.check()
+    stops = sampling.stops(manifest.stop_ids)
+    random = np.random.default_rng(sampling.seed)
     if speculate is not None:
         check(session, speculate)
     earlier = None if before is None else _earlier(before, first.rows)
     logits = feed(session, first)
     rules = TokenRules(manifest.generation, session.length)
     if speculate is None:
-        yield from _stepped(session, rules, logits, max_tokens, sampling, random, stops)
+        yield from _stepped(session, rules, logits, sampling, random, stops)
         return
     none: List[List[int]] = [[]] * len(logits)
     prompt = none if first.prompt is None else first.prompt
     texts = [[*start, *row] for start, row in zip(earlier or none, prompt, strict=True)]
     draws = Draws(random)
-    readers = [
-        _reader(row, rules, texts, max_tokens, sampling, draws, stops.tolist(), speculate)
-        for row in range(len(texts))
-    ]
-    yield from _drafted(session, logits, readers)
+
+    def reader(row: int) -> Reader:
+        """Return a reader that uses the random numbers of its row, as `_stepped` does."""
+
+        def chosen(index: int, logits: np.ndarray) -> int:
+            allowed = rules.applied(logits[None], index, [row])[0]
+            return sampling.choose(allowed, lambda: draws.random(index * len(texts) + row))
+
+        drafts = drafts_of(speculate, texts[row])
+        return Reader(chosen, stops.tolist(), sampling.max_tokens, drafts)
+
+    yield from _drafted(session, logits, [reader(row) for row in range(len(texts))])
+
+
+def _check_generates(manifest: Manifest) -> None:
+    """Raise ValueError unless a model gives logits of token ids."""
+    last, ids = manifest.outputs[0].axes[-1], manifest.vocabulary
+    own = manifest.kind == "module"
+    if manifest.kind != "decoder" and not (own and last == ids):
+        got = f"an own module with {last} outputs for {ids or 'no'} token ids"
+        rule = "a decoder, or an own module with an output for each token id, for generate"
+        raise expected(rule, got if own else f"kind {manifest.kind}", "call prefill")
 
 
 def _earlier(before: Rows, rows: int) -> List[List[int]]:
     """Return the ids that each row has read before the prompt. Raise ValueError for other rows."""
     ids = [array_of("a row of before", row) for row in before] if np.iterable(before) else []
-    if len(ids) != rows or any(
-        row.ndim != 1 or (row.size and row.dtype.kind not in "iu") for row in ids
-    ):
-        raise ValueError(
-            f"session: expected before to be a list of token ids for each of {rows} rows, "
-            f"got {short_repr(before)}; give [] for a row that has read none"
-        )
+    whole = all(row.ndim == 1 and (not row.size or row.dtype.kind in "iu") for row in ids)
+    if len(ids) != rows or not whole:
+        rule = f"before to be a list of token ids for each of {rows} rows"
+        raise expected(rule, short_repr(before), "give [] for a row that has read none")
     return [row.tolist() for row in ids]
 
 
@@ -118,38 +129,24 @@ def _stepped(
     session: Any,
     rules: TokenRules,
     logits: np.ndarray,
-    max_tokens: int,
     sampling: Sampling,
     random: "np.random.Generator",
     stops: np.ndarray,
 ) -> Iterator[np.ndarray]:
     """Yield the ids of `generate` without drafts, from the logits [B,V] after the prompt."""
     running = np.ones(len(logits), bool)
-    for index in range(max_tokens):
-        chosen = np.where(
-            running,
-            choose(
-                rules.applied(logits, index),
-                sampling.temperature,
-                sampling.top_k,
-                sampling.top_p,
-                random,
-            ),
-            ENDED,
-        )
+    how = (sampling.temperature, sampling.top_k, sampling.top_p, random)
+    for index in range(sampling.max_tokens):
+        chosen = np.where(running, choose(rules.applied(logits, index), *how), ENDED)
         yield chosen
         running = running & ~np.isin(chosen, stops)
-        if index + 1 == max_tokens or not running.any():
+        if index + 1 == sampling.max_tokens or not running.any():
             return
         if running.all():
             logits = session.step(chosen)
         else:  # rows that have ended read no more tokens
-            output = session.prefill(
-                [
-                    [token] if more else []
-                    for token, more in zip(chosen.tolist(), running, strict=True)
-                ]
-            )
+            tokens = zip(chosen.tolist(), running.tolist(), strict=True)
+            output = session.prefill([[token] if more else [] for token, more in tokens])
             logits = np.where(running[:, None], output[:, 0], logits)
 
 
@@ -157,56 +154,27 @@ def _drafted(session: Any, logits: np.ndarray, readers: List[Reader]) -> Iterato
     """Yield the ids of `generate` with drafts. Between two of them, the session may hold tokens
     that were not yielded yet; in the end it holds those that it would hold without drafts.
     """
-    held, speculator = session.length, Speculator(session)
+    begin, speculator = session.length, Speculator(session)
     chosen = [[reader.take(row)] for reader, row in zip(readers, logits, strict=True)]
     for reader, tokens in zip(readers, chosen, strict=True):
         assert reader.drafts is not None
         reader.drafts.extend(tokens)
-    index = 0
+    index, rows = 0, list(zip(readers, chosen, strict=True))
     try:
         while not all(reader.done for reader in readers) or index < max(map(len, chosen)):
-            while any(
-                not reader.done and len(tokens) <= index
-                for reader, tokens in zip(readers, chosen, strict=True)
-            ):
+            while any(not reader.done and len(tokens) <= index for reader, tokens in rows):
                 reading = [
                     None if reader.done or len(tokens) > index + MOST else reader
-                    for reader, tokens in zip(readers, chosen, strict=True)
+                    for reader, tokens in rows
                 ]
                 for tokens, more in zip(chosen, speculator.read(reading), strict=True):
                     tokens += more
             index += 1
-            yield np.array(
-                [tokens[index - 1] if len(tokens) >= index else ENDED for tokens in chosen],
-                np.int64,
-            )
+            ids = [tokens[index - 1] if len(tokens) >= index else ENDED for tokens in chosen]
+            yield np.array(ids, np.int64)
     finally:
         yielded = np.array([min(index, len(tokens)) for tokens in chosen])
-        session.rewind(np.maximum(session.length - (held + np.maximum(yielded - 1, 0)), 0))
-
-
-def _reader(
-    row: int,
-    rules: TokenRules,
-    texts: List[List[int]],
-    max_tokens: int,
-    sampling: Sampling,
-    draws: Draws,
-    stops: List[int],
-    speculate: Speculate,
-) -> Reader:
-    """Return a reader that chooses as `_stepped` does: with the random numbers of its row, where
-    all rows draw one for each index.
-    """
-
-    def chosen(index: int, logits: np.ndarray) -> int:
-        return choose_one(
-            rules.applied(logits[None], index, [row])[0],
-            sampling,
-            lambda: draws.random(index * len(texts) + row),
-        )
-
-    return Reader(chosen, stops, max_tokens, drafts_of(speculate, texts[row]))
+        session.rewind(np.maximum(session.length - (begin + np.maximum(yielded - 1, 0)), 0))
 
 
 def choose(
@@ -227,39 +195,20 @@ def choose(
     check_sampling(temperature, top_k, top_p)
     if temperature == 0:
         return logits.argmax(-1).astype(np.int64)
-    return np.array(
-        [
-            _sample(row.astype(np.float64), temperature, top_k, top_p, random.random())
-            for row in logits
-        ],
-        np.int64,
-    )
-
-
-def choose_one(logits: np.ndarray, sampling: Sampling, draw: Callable[[], float]) -> int:
-    """Choose a token id from logits [V] as `choose` does. `draw` gives a random number, and is
-    not called at temperature 0.
-    """
-    if sampling.temperature == 0:
-        return int(logits.argmax())
-    return _sample(
-        logits.astype(np.float64), sampling.temperature, sampling.top_k, sampling.top_p, draw()
-    )
+    rows = logits.astype(np.float64)
+    ids = [_sample(row, temperature, top_k, top_p, random.random()) for row in rows]
+    return np.array(ids, np.int64)
 
 
 def check_sampling(temperature: Any, top_k: Any, top_p: Any) -> None:
     """Raise ValueError if an argument of `choose` is outside its range."""
     if not (_is_number(temperature) and 0 <= temperature < math.inf):
-        raise ValueError(
-            "session: expected temperature to be a finite number of at least 0, got "
-            f"{short_repr(temperature)}; 0 chooses the most probable token"
-        )
+        rule, remedy = "a finite number of at least 0", "0 chooses the most probable token"
+        raise expected(f"temperature to be {rule}", short_repr(temperature), remedy)
     at_least("top_k", top_k, 0)
     if not (_is_number(top_p) and 0 < top_p <= 1):
-        raise ValueError(
-            "session: expected top_p to be a number above 0 and at most 1, got "
-            f"{short_repr(top_p)}; 1 keeps all tokens"
-        )
+        rule = "top_p to be a number above 0 and at most 1"
+        raise expected(rule, short_repr(top_p), "1 keeps all tokens")
 
 
 def _is_number(value: Any) -> bool:
@@ -269,9 +218,8 @@ def _is_number(value: Any) -> bool:
 def _sample(scores: np.ndarray, temperature: float, top_k: int, top_p: float, number: float) -> int:
     order = np.argsort(-scores, kind="stable")[: top_k or None]
     order = order[: max(1, np.isfinite(scores[order]).sum())]  # without tokens that are forbidden
-    with np.errstate(
-        over="ignore"
-    ):  # near temperature 0, all differences but that of the largest logit are infinite
+    # Near temperature 0, all differences but that of the largest logit are infinite.
+    with np.errstate(over="ignore"):
         probabilities = np.exp((scores[order] - scores[order[0]]) / temperature)
     probabilities /= probabilities.sum()
     # The set includes the token with which the sum reaches p. Rounding can leave the sum of all

@@ -1,6 +1,4 @@
-"""What a session needs of a loaded graph: its runs, and the memory that each of them reads and
-writes.
-"""
+"""What a session needs of a loaded graph: its runs, and the memory that they read and write."""
 
 import math
 from dataclasses import dataclass

@@ -5,15 +5,14 @@ Such a state (a recurrent vector, a sum) cannot be truncated. A rewind restores 
 before the target and replays the tokens in between.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 SPACING = 16  # steps between two snapshots; a rewind replays fewer tokens than this
-RowAttributes = Dict[
-    str, np.ndarray
-]  # attributes of the tokens of one row by graph input, [n,count] int64 each
+# Attributes of the tokens of one row by graph input, [n,count] int64 each.
+RowAttributes = Dict[str, np.ndarray]
 Part = Tuple[np.ndarray, RowAttributes]  # tokens [count,*] of one call, and their attributes
 
 
@@ -34,14 +33,12 @@ class Snapshot:
         """Return the first `count` tokens fed after the snapshot, and their attributes."""
         if not count:
             return np.zeros(0, np.int64), {}
-        tokens, attributes = (
-            np.concatenate([tokens for tokens, _ in self.parts]),
-            [attributes for _, attributes in self.parts],
-        )
-        return tokens[:count], {
-            name: np.concatenate([part[name] for part in attributes], axis=1)[:, :count]
-            for name in attributes[0]
-        }
+        tokens = np.concatenate([tokens for tokens, _ in self.parts])
+        attributes = {}
+        for name in self.parts[0][1]:
+            numbers = [part[name] for _, part in self.parts]
+            attributes[name] = np.concatenate(numbers, axis=1)[:, :count]
+        return tokens[:count], attributes
 
 
 class RowHistory:
@@ -58,11 +55,9 @@ class RowHistory:
 
     def needs_snapshot(self, count: int) -> bool:
         """Whether `record` of `count` tokens needs the states before them."""
-        return (
-            not self.snapshots
-            or count > 1
-            or self.snapshots[-1].end - self.snapshots[-1].length >= SPACING
-        )
+        if not self.snapshots or count > 1:
+            return True
+        return self.snapshots[-1].end - self.snapshots[-1].length >= SPACING
 
     def record(
         self,
@@ -71,9 +66,7 @@ class RowHistory:
         tokens: np.ndarray,
         attributes: RowAttributes,
     ) -> None:
-        """Record tokens [count,*] that are about to be fed to a row of `length` tokens; states
-        are required if `needs_snapshot`.
-        """
+        """Record tokens that are about to be fed to a row; states are those before, if needed."""
         part = (tokens.copy(), {name: attributes[name].copy() for name in attributes})
         if states is None:
             self.snapshots[-1].parts.append(part)
@@ -87,12 +80,8 @@ class RowHistory:
         return self.snapshots[0].length if self.snapshots else length
 
     def back_to(self, target: int) -> Tuple[Snapshot, Part]:
-        """Return the last snapshot at or before `target`, and the tokens to replay from it to
-        `target`.
-        """
-        snapshot = next(
-            snapshot for snapshot in reversed(self.snapshots) if snapshot.length <= target
-        )
+        """Return the last snapshot at or before `target`, and the tokens to replay from there."""
+        snapshot = [snapshot for snapshot in self.snapshots if snapshot.length <= target][-1]
         return snapshot, snapshot.first(target - snapshot.length)
 
     def cut(self, length: int) -> None:
@@ -100,15 +89,11 @@ class RowHistory:
         while self.snapshots and self.snapshots[-1].length > length:
             self.snapshots.pop()
         if self.snapshots and self.snapshots[-1].end > length:
-            snapshot = self.snapshots[-1]
-            snapshot.parts = (
-                [snapshot.first(length - snapshot.length)] if length > snapshot.length else []
-            )
+            snapshot, count = self.snapshots[-1], length - self.snapshots[-1].length
+            snapshot.parts = [snapshot.first(count)] if count else []
 
     def copy(self) -> "RowHistory":
         """Return an independent copy, for a fork."""
         other = RowHistory(self.limit)
-        other.snapshots = [
-            Snapshot(each.length, each.states, list(each.parts)) for each in self.snapshots
-        ]
+        other.snapshots = [replace(kept, parts=list(kept.parts)) for kept in self.snapshots]
         return other

@@ -7,7 +7,9 @@ import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session import saved, sentences
-from posenc_export.runtime.session.session import REWIND, Session
+from posenc_export.runtime.session.cached_rows import REWIND
+from posenc_export.runtime.session.errors import expected
+from posenc_export.runtime.session.session import Session
 
 
 class Model:
@@ -49,16 +51,15 @@ class Model:
         Raises:
             ValueError: an argument is not a whole number of at least 1.
         """
-        for name, value in (
-            ("batch", batch),
-            ("capacity", 1 if capacity is None else capacity),
-            ("rewind", rewind),
-        ):
+        numbers = {
+            "batch": batch,
+            "capacity": 1 if capacity is None else capacity,
+            "rewind": rewind,
+        }
+        for name, value in numbers.items():
             if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
-                raise ValueError(
-                    f"session: expected {name} to be a whole number of at least 1, got "
-                    f"{value!r}; leave it out for the default"
-                )
+                rule = f"{name} to be a whole number of at least 1"
+                raise expected(rule, repr(value), "leave it out for the default")
         return Session(self.graph, batch, capacity, rewind)
 
     def restore(
@@ -81,7 +82,7 @@ class Model:
         """
         session = self.session(batch, capacity, rewind)
         with saved.opened(Path(file), self.manifest) as arrays:
-            saved.fill(session, arrays)
+            session._now = saved.restored(session._now, arrays)
         return session
 
     def encode(

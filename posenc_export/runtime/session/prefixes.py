@@ -11,9 +11,8 @@ from posenc_export.runtime.session.graph import Graph
 
 GROWTH = 16  # blocks that are allocated at a time
 BLOCK = 32  # default number of tokens that are kept and found together
-Place = Tuple[
-    Union[int, str], bytes
-]  # block of the tokens before these, or the key of the owner for the first ones; ids of the tokens
+# Block of the tokens before these, or the key of the owner for the first ones; ids of the tokens.
+Place = Tuple[Union[int, str], bytes]
 
 
 class Block(NamedTuple):
@@ -70,8 +69,7 @@ class Prefixes:
         return len(self._blocks)
 
     def find(self, tokens: Sequence[int], key: str = "") -> Prefix:
-        """Return the longest known prefix of a row, which leaves at least its last token to be
-        read.
+        """Return the longest known prefix of a row that leaves at least its last token unread.
 
         Args:
             tokens: ids of the row, from position 0 on.
@@ -83,9 +81,7 @@ class Prefixes:
         return Prefix([self._memory[self._blocks[place]] for place in path], self._size)
 
     def save(self, caches: Caches, row: int, tokens: Sequence[int], key: str = "") -> None:
-        """Copy those blocks of a row of `caches` that are not known yet. `tokens` are the ids in
-        its first slots, from position 0 on.
-        """
+        """Copy the blocks of a row of `caches` that are not known, whose ids are `tokens`."""
         parts = _parts(tokens, self._size)
         path = self._path(parts, key)
         try:
@@ -135,12 +131,8 @@ class Prefixes:
 
 
 def can_share(manifest: Manifest) -> bool:
-    """Whether cached tokens of a row can be copied to another: all states are written in place,
-    in slots of the row.
-    """
-    return manifest.layout == "rows" and all(
-        state.update == "in_place" for state in manifest.states
-    )
+    """Whether cached tokens of a row can be copied to another: all states have slots of the row."""
+    return not manifest.by_columns and all(state.in_place for state in manifest.states)
 
 
 def _parts(tokens: Sequence[int], size: int) -> List[bytes]:

@@ -15,15 +15,13 @@ from posenc_export.runtime.session.arguments import (
 )
 from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.feeds import Feeder, Tokens
-from posenc_export.runtime.session.graph import Feeds, Graph
+from posenc_export.runtime.session.graph import Graph
 from posenc_export.runtime.session.state import SessionState
-from posenc_export.runtime.session.stepper import Stepper
+from posenc_export.runtime.session.stepper import Stepper, binding_of
 
 
 class Reading:
-    """Runs a graph on tokens. It holds no state of its own: methods take a session state and return
-    the next one.
-    """
+    """Runs a graph on tokens: methods take a session state and return the next one."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.manifest = graph, graph.manifest
@@ -34,9 +32,7 @@ class Reading:
     def chunks(
         self, state: SessionState, first: int, prefill: PrefillArguments
     ) -> Iterator[Tuple[List[np.ndarray], SessionState]]:
-        """Read rows, starting at row `first`, chunk by chunk. Yield what `feed` returns for
-        each.
-        """
+        """Read rows from row `first` on, chunk by chunk. Yield what `feed` returns for each."""
         for begin in range(0, int(prefill.counts.max()), prefill.chunk):
             part = slice(begin, begin + prefill.chunk)
             attributes = {
@@ -56,7 +52,7 @@ class Reading:
         attributes: TokenAttributes,
         requested: np.ndarray,
     ) -> Tuple[List[np.ndarray], SessionState]:
-        """Run the graph once for the rows starting at `first`, or once per row if the graph takes a
+        """Run the graph once for the rows from row `first` on, or once per row if the graph takes a
         single row.
 
         Returns:
@@ -92,9 +88,7 @@ class Reading:
         return last, state.replace(settled_length=length, slots=inside, caches=caches)
 
     def read_out(self, state: SessionState, prefill: PrefillArguments) -> np.ndarray:
-        """Feed whole rows, and return the second output of the graph: [B,N], or [B,S,N] with
-        zeros at padding if it has one for each token.
-        """
+        """Feed whole rows, and return the second output [B,N], or [B,S,N] with zeros at padding."""
         rows, counts = prefill.tokens, prefill.counts
         tokens = self.feeder.tokens(state, 0, rows, prefill.attributes, counts)
         outputs: List[np.ndarray] = []
@@ -107,35 +101,37 @@ class Reading:
         return prefill.padded_outputs([cut])
 
     def with_stepper(self, state: SessionState) -> SessionState:
-        """Return the state with a stepper that feeds one token per row. Raise ValueError if no
-        position or no cache slot is left.
-        """
+        """Return the state with a stepper. Raise ValueError if no position or slot is left."""
         manifest, most, used = self.manifest, state.caches.most, state.used
         length = state.settled_length
         check_room(manifest, most, state.start, length, np.ones(state.rows, np.int64))
         caches = state.caches.reserve(used + 1, state.rows)
         state = state.replace(caches=caches)
         room = manifest.max_positions - int((state.start + length).max())
-        if "in_place" in caches.updates:
+        if caches.rules.in_place:
             room = min(room, most - int(length.max()), caches.capacity - used)
         counted = self.feeder.counted(state, used + 1)
         if counted:
             room = min(room, counted - used)
         # The attention mask grows by a column at every step, so a binding serves one step only.
         room = 1 if manifest.signature == "mask" else room
-        stepper = Stepper(caches, self.pass_feeds(state, 1), self.feeder.counters, room)
-        return state.replace(stepper=stepper)
+        feeds = self.feeder.repeated(state, 1, used)
+        return state.replace(stepper=Stepper(caches, feeds, self.feeder.counters, room))
 
-    def pass_feeds(self, state: SessionState, new: int) -> Feeds:
-        """Return the graph inputs of a pass of `new` tokens per row at the length at which the
-        stepper of the state began, with all outputs requested.
+    def take_pass(self, state: SessionState, x: np.ndarray) -> np.ndarray:
+        """Feed the inputs of a pass, [B,S] or [B,S,E], with the stepper of the state. Return their
+        outputs [B,S,*], which the next pass of S tokens overwrites. Raise as Stepper.take_pass.
         """
-        return self.feeder.repeated(state.replace(stepper=None), new, state.used)
+        stepper, new = state.stepper, x.shape[1]
+        assert stepper is not None
+        if new not in stepper.passes:  # bound for the length at which the stepper began
+            feeds = self.feeder.repeated(state.replace(stepper=None), new, state.used)
+            caches = stepper.reached[1]
+            stepper.passes[new] = binding_of(caches, feeds, self.feeder.counters)
+        return stepper.take_pass(x)
 
     def record_step(self, state: SessionState, x: np.ndarray) -> None:
-        """Record in the histories the token of every row, x [B] or [B,E], that the stepper is
-        about to feed.
-        """
+        """Record in the histories the token of every row, x [B] or [B,E], of the next step."""
         assert state.stepper is not None
         tokens = self.feeder.tokens(state, 0, list(x[:, None]), {}, np.ones(len(x), np.int64))
         _record(state, state.stepper.reached[1], tokens)

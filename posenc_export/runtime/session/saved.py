@@ -25,11 +25,13 @@ from posenc_export.runtime.artefact.files import replacing
 from posenc_export.runtime.artefact.records import MOST, Size
 from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.session import saved_rules
-from posenc_export.runtime.session.arguments import Rows, check_tokens
 from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.encoder_outputs import EncoderOutputs
+from posenc_export.runtime.session.errors import expected
 from posenc_export.runtime.session.graph import shape_of
+from posenc_export.runtime.session.inputs import Rows, check_tokens
 from posenc_export.runtime.session.saved_rules import ENCODER, STATE
+from posenc_export.runtime.session.state import SessionState
 
 LINE = 1 << 20  # longest header in bytes
 REMEDY = "delete the file and read the tokens again"
@@ -57,41 +59,33 @@ class Header(Struct, frozen=True, forbid_unknown_fields=True):
     sha256: Annotated[str, Meta(max_length=64)] = ""
 
 
-def write(session: Any, file: Union[str, Path], tokens: Optional[Rows]) -> None:
-    """Implement Session.save, which documents the arguments. Called between two calls of the
-    session.
-    """
-    state, manifest, file = session._now, session.manifest, Path(file)
+def write(state: SessionState, file: Union[str, Path], tokens: Optional[Rows]) -> None:
+    """Implement Session.save, which documents the arguments, for a state without a stepper."""
+    manifest = state.caches.graph.manifest
     arrays: Arrays = {"length": state.settled_length, "start": state.start, "slots": state.slots}
     if tokens is not None:
-        rows = [np.asarray(row) for row in tokens]
-        if [len(row) for row in rows] != state.settled_length.tolist() or any(
-            row.dtype.kind not in "iu" for row in rows if row.size
-        ):
-            raise ValueError(
-                f"session: expected tokens to be {state.settled_length.tolist()} ids, got "
-                f"{[len(row) for row in rows]}; give those in the cache"
-            )
+        rows, length = [np.asarray(row) for row in tokens], state.settled_length.tolist()
+        counts = [len(row) for row in rows]
+        if counts != length or any(row.dtype.kind not in "iu" for row in rows if row.size):
+            raise expected(f"tokens to be {length} ids", counts, "give those in the cache")
         check_tokens(manifest.vocabulary, rows)
         arrays["tokens"] = np.concatenate([np.zeros(0, np.int64), *rows]).astype(np.int64)
     if state.encoder_outputs is not None and state.rows:
         arrays |= {ENCODER + name: array for name, array in state.encoder_outputs.arrays.items()}
     if state.rows:
-        contents = _contents(state.caches, state.rows, state.used)
-        arrays |= {
-            STATE + kept.past: content
-            for kept, content in zip(manifest.states, contents, strict=True)
-        }
-    parts = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    stored = [
+        parts = _parts(state.caches, state.rows, state.used)
+        for stored, buffer, part in zip(manifest.states, state.caches.past, parts, strict=True):
+            arrays[STATE + stored.past] = buffer.read()[part]
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    forms = [
         Stored(name, array.dtype.str, list(array.shape))  # type: ignore[arg-type]
-        for name, array in parts.items()
+        for name, array in arrays.items()
     ]
-    header = Header(1, manifest.digest, stored)
-    header = msgspec.structs.replace(header, sha256=_sha256(header, parts.values()))
-    with replacing(file) as stream:
+    header = Header(1, manifest.digest, forms)
+    header = msgspec.structs.replace(header, sha256=_sha256(header, arrays.values()))
+    with replacing(Path(file)) as stream:
         stream.write(msgspec.json.encode(header) + b"\n")
-        for array in parts.values():
+        for array in arrays.values():
             stream.write(array.reshape(-1).view(np.uint8).data)
 
 
@@ -109,57 +103,43 @@ def opened(file: Path, manifest: Manifest) -> Iterator[Arrays]:
             artefact, or has arrays that no session of this one has.
         OSError: the file cannot be read.
     """
+    where = f"restore {file}"
     with file.open("rb") as stream:
-        header = _header(file, stream.readline(LINE))
+        header = _header(where, stream.readline(LINE))
         if header.artefact != manifest.digest:
-            raise ValueError(
-                f"restore {file}: expected a session of the artefact {manifest.digest}, "
-                f"got one of {header.artefact}; restore it with that artefact"
-            )
-        begin = stream.tell()
-        content = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))[
-            begin:
-        ]  # the rest is read where it is used
+            rule, got = f"a session of the artefact {manifest.digest}", f"one of {header.artefact}"
+            raise expected(rule, got, "restore it with that artefact", where)
+        content = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+        content = content[stream.tell() :]  # the rest is read where it is used
     sizes = [stored.bytes for stored in header.arrays]
     if sum(sizes) != len(content):
-        raise ValueError(
-            f"restore {file}: expected {sum(sizes)} bytes after the header, got "
-            f"{len(content)}, so the file is not whole; {REMEDY}"
-        )
+        got = f"{len(content)}, so the file is not whole"
+        raise expected(f"{sum(sizes)} bytes after the header", got, REMEDY, where)
     ends = itertools.accumulate(sizes)
     with ThreadPoolExecutor(1) as pool:
         digest = pool.submit(_sha256, header, [content])
         try:
-            arrays = {
-                stored.name: np.frombuffer(content[end - size : end], stored.dtype).reshape(
-                    stored.shape
-                )
-                for stored, size, end in zip(header.arrays, sizes, ends, strict=True)
-            }
-            _check(file, header, manifest, arrays)
+            arrays = {}
+            for stored, size, end in zip(header.arrays, sizes, ends, strict=True):
+                array = np.frombuffer(content[end - size : end], stored.dtype)
+                arrays[stored.name] = array.reshape(stored.shape)
+            _check(where, header, manifest, arrays)
             yield arrays
         finally:
             if digest.result() != header.sha256:
-                raise ValueError(
-                    f"restore {file}: expected the content that was saved, got a file that "
-                    f"was changed; {REMEDY}"
-                )
+                rule, got = "the content that was saved", "a file that was changed"
+                raise expected(rule, got, REMEDY, where)
 
 
-def fill(session: Any, arrays: Arrays) -> None:
-    """Give a session without rows the content of a file, whose artefact is that of the session.
-    Raise ValueError if it exceeds the capacity.
-    """
-    now, manifest = session._now, session.manifest
+def restored(empty: SessionState, arrays: Arrays) -> SessionState:
+    """Return the state of a file of the same artefact, from the state of a session without rows."""
     length, start = np.array(arrays["length"]), np.array(arrays["start"])
     if not len(length):
-        return
-    most = now.caches.most
-    if "in_place" in now.caches.updates and int(length.max()) > most:
-        raise ValueError(
-            f"restore: expected rows of at most {most} tokens, got "
-            f"{length.tolist()}; open the session with a larger capacity"
-        )
+        return empty
+    most = empty.caches.most
+    if empty.caches.rules.in_place and int(length.max()) > most:
+        rule, remedy = f"rows of at most {most} tokens", "open the session with a larger capacity"
+        raise expected(rule, length.tolist(), remedy, "restore")
     encoder = {
         name.removeprefix(ENCODER): np.array(array)
         for name, array in arrays.items()
@@ -167,35 +147,20 @@ def fill(session: Any, arrays: Arrays) -> None:
     }
     slots = np.array(arrays["slots"])
     used = slots.shape[1] or int(length.max())
-    state = now.opened(start, used)
-    contents = [arrays[STATE + kept.past] for kept in manifest.states]
-    for buffer, part, content in zip(
-        state.caches.past, _parts(state.caches, state.rows, used), contents, strict=True
-    ):
-        whole = buffer.read()
-        whole[part] = content
-        buffer.write(whole)
-    state.caches.memory.written = used
-    session._now = state.replace(
-        caches=dataclasses.replace(state.caches, columns=used),
-        settled_length=length,
-        slots=slots,
-        encoder_outputs=EncoderOutputs(encoder) if encoder else None,
-    )
-
-
-def _contents(caches: Caches, rows: int, slots: int) -> List[np.ndarray]:
-    """Return the first slots of the first rows of each state, as views where they are on the host.
-    A growing state has one axis.
-    """
-    parts = _parts(caches, rows, slots)
-    return [buffer.read()[part] for buffer, part in zip(caches.past, parts, strict=True)]
+    state = empty.opened(start, used)
+    caches = dataclasses.replace(state.caches, columns=used)
+    parts = _parts(caches, state.rows, used)
+    for stored, buffer, part in zip(caches.states, caches.past, parts, strict=True):
+        content = buffer.read()
+        content[part] = arrays[STATE + stored.past]
+        buffer.write(content)
+    caches.memory.written = used
+    outputs = EncoderOutputs(encoder) if encoder else None
+    return state.replace(caches=caches, settled_length=length, slots=slots, encoder_outputs=outputs)
 
 
 def _parts(caches: Caches, rows: int, slots: int) -> List[Tuple[slice, ...]]:
-    """Return the part of each buffer that holds the first slots of the first rows; of a growing
-    state, of all rows.
-    """
+    """Return the part of each buffer that holds the first slots of the first rows."""
     parts: List[Tuple[slice, ...]] = []
     for state in caches.states:
         if state.grows:
@@ -213,37 +178,33 @@ def tokens(file: Union[str, Path], manifest: Manifest) -> Optional[List[np.ndarr
         ValueError, OSError: as `opened`.
     """
     with opened(Path(file), manifest) as arrays:
-        return (
-            np.split(arrays["tokens"], np.cumsum(arrays["length"])[:-1])
-            if "tokens" in arrays
-            else None
-        )
+        if "tokens" not in arrays:
+            return None
+        return np.split(arrays["tokens"], np.cumsum(arrays["length"])[:-1])
 
 
-def _header(file: Path, line: bytes) -> Header:
+def _header(where: str, line: bytes) -> Header:
     try:
         return msgspec.json.decode(line, type=Header)
     except (ValueError, RecursionError):
-        raise ValueError(
-            f"restore {file}: expected a file of Session.save of version 1, got another one; "
-            f"{REMEDY}"
-        ) from None
+        rule = "a file of Session.save of version 1"
+        raise expected(rule, "another one", REMEDY, where) from None
 
 
-def _check(file: Path, header: Header, manifest: Manifest, arrays: Arrays) -> None:
+def _check(where: str, header: Header, manifest: Manifest, arrays: Arrays) -> None:
     try:
         if len(arrays) != len(header.arrays):
             raise ValueError("expected unique names of arrays, got a name twice")
         saved_rules.check(manifest, arrays)
     except ValueError as error:
-        raise ValueError(f"restore {file}: {error}; {REMEDY}") from None
+        raise ValueError(f"{where}: {error}; {REMEDY}") from None
 
 
 def _sha256(header: Header, parts: Any) -> str:
     """Return the digest of a header without its own, and of the bytes of arrays."""
     values = msgspec.to_builtins(header)
     del values["sha256"]
-    found = hashlib.sha256(json.dumps(values, sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode())
     for part in parts:
-        found.update(part)
-    return found.hexdigest()
+        digest.update(part)
+    return digest.hexdigest()

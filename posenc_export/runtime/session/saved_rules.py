@@ -14,18 +14,11 @@ Form = Tuple[str, Tuple[int, ...]]  # dtype and shape of an array
 
 
 def check(manifest: Manifest, arrays: Mapping[str, np.ndarray]) -> None:
-    """Check all arrays of a saved session.
-
-    Args:
-        manifest: of the artefact that saved it.
-        arrays: by name.
-
-    Raises:
-        ValueError: an array is missing or unknown, has another dtype or shape, or rows that no
-            session of the artefact has. The message is the rule and the value.
+    """Check the arrays of a saved session, by name. Raise ValueError, with the rule and the value,
+    if one is missing or unknown, has another dtype or shape, or rows that no session has.
     """
     rows, columns = _size(arrays, "length", 0), _size(arrays, "slots", 1)
-    by_columns = manifest.layout == "columns" or not rows
+    by_columns = manifest.by_columns or not rows
     forms: Dict[str, Form] = {
         "length": ("int64", (rows,)),
         "start": ("int64", (rows,)),
@@ -63,20 +56,18 @@ def _check_rows(manifest: Manifest, length: Any, start: Any, slots: np.ndarray) 
 def _encoder_forms(manifest: Manifest, rows: int, source: int) -> Dict[str, Form]:
     """Return the forms of encoder outputs of `source` columns. Their axes are rows and columns."""
     sizes = {"batch_size": rows, "encoder_sequence_length": source}
-    return {
-        ENCODER + value.name: (
-            value.dtype,
-            tuple(axis if isinstance(axis, int) else sizes[axis] for axis in value.axes),
-        )
-        for value in manifest.encoder
-    }
+    forms: Dict[str, Form] = {}
+    for value in manifest.encoder:
+        shape = tuple(axis if isinstance(axis, int) else sizes[axis] for axis in value.axes)
+        forms[ENCODER + value.name] = value.dtype, shape
+    return forms
 
 
 def _form(state: State, rows: int, used: int) -> Form:
     """Return the form of a state of `used` slots, as it is saved."""
     shape = (rows, *(axis if isinstance(axis, int) else used for axis in state.axes[1:]))
     dtype, _ = ELEMENTS.get(state.dtype, (state.dtype, 0))
-    return dtype, (math.prod(shape),) if state.update == "append" else shape
+    return dtype, (math.prod(shape),) if state.grows else shape
 
 
 def _compare(arrays: Mapping[str, np.ndarray], forms: Mapping[str, Form]) -> None:

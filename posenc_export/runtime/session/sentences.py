@@ -1,6 +1,4 @@
-"""Embed texts: tokenize them, read texts of similar length together, and return their embeddings
-in the order of the texts.
-"""
+"""Embed texts, reading those of similar length together."""
 
 from pathlib import Path
 from typing import Annotated, Any, Dict, List, Optional, Sequence
@@ -9,7 +7,8 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from posenc_export.runtime.artefact.tokenizer import codec
-from posenc_export.runtime.session.arguments import at_least, short_repr
+from posenc_export.runtime.session.errors import expected
+from posenc_export.runtime.session.inputs import at_least, short_repr
 from posenc_export.shared.foreign import json_of, typed
 
 OUTPUT = "sentence_embedding"
@@ -43,23 +42,17 @@ def encode(model: Any, texts: Sequence[str], prompt: Optional[str], batch: int) 
 
 
 def rows_of(model: Any, texts: Sequence[str], prompt: Optional[str] = None) -> List[np.ndarray]:
-    """Return the token ids of each text, cut to the maximal length. Raise ValueError as
-    Model.encode does.
-    """
+    """Return the token ids of each text, cut to the maximal length. Raise as Model.encode."""
     check_model(model)
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-        raise ValueError(
-            f"embed: expected a list of texts, got {short_repr(texts)}; put one text into a list"
-        )
+        raise expected("a list of texts", short_repr(texts), "put one text into a list", "embed")
     begin = _prompt(model.folder, prompt)
     tokenizer = codec(model.folder, model.manifest, longest(model))
     return [np.array(tokenizer.encode(begin + text), np.int64) for text in texts]
 
 
 def embed(model: Any, rows: Sequence[np.ndarray], batch: int = BATCH) -> np.ndarray:
-    """Return the embeddings [n,E] float32 of rows of token ids. Raise ValueError as
-    Session.read_out does.
-    """
+    """Return the embeddings [n,E] float32 of rows of token ids. Raise as Session.read_out."""
     at_least("batch", batch, 1)
     embeddings = np.zeros((len(rows), int(model.manifest.outputs[-1].axes[-1])), np.float32)
     session = model.session()
@@ -72,17 +65,13 @@ def check_model(model: Any) -> None:
     """Raise ValueError unless a model comes from an artefact with sentence embeddings."""
     last = model.manifest.outputs[-1].name
     if last != OUTPUT or model.folder is None:
-        found = last if model.folder else "a module in memory"
-        raise ValueError(
-            f"embed: expected an artefact with output {OUTPUT}, got {found}; export a "
-            "sentence-transformers folder, or call session().prefill"
-        )
+        got = last if model.folder else "a module in memory"
+        remedy = "export a sentence-transformers folder, or call session().prefill"
+        raise expected(f"an artefact with output {OUTPUT}", got, remedy, "embed")
 
 
 def longest(model: Any) -> int:
-    """Return the largest number of tokens of a text, special tokens included, at which its
-    tokenizer cuts it; the range of positions if it does not.
-    """
+    """Return the tokens at which the tokenizer cuts a text; the range of positions otherwise."""
     path, most = model.folder / "tokenizer.json", int(model.manifest.max_positions)
     if not path.is_file():
         return most
@@ -95,18 +84,16 @@ def groups(lengths: Sequence[int], batch: int) -> List[List[int]]:
     """Return the indices of rows to read together, longest first: as many rows of similar length
     as `batch` tokens with their padding, at least one.
     """
-    found: List[List[int]] = []
+    batches: List[List[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        if not found or (len(found[-1]) + 1) * lengths[found[-1][0]] > batch:
-            found.append([])
-        found[-1].append(index)
-    return found
+        if not batches or (len(batches[-1]) + 1) * lengths[batches[-1][0]] > batch:
+            batches.append([])
+        batches[-1].append(index)
+    return batches
 
 
 def _prompt(folder: Path, name: Optional[str]) -> str:
-    """Return the text of a prompt of the checkpoint; of its default prompt, or none, if no name
-    is given.
-    """
+    """Return the text of a prompt of the checkpoint, of its default prompt without a name."""
     path = folder / PROMPTS
     content = json_of("embed", path.name, path.read_bytes(), AGAIN) if path.is_file() else {}
     settings = typed("embed", path.name, content, Settings, AGAIN)
@@ -115,8 +102,6 @@ def _prompt(folder: Path, name: Optional[str]) -> str:
         return ""
     text = prompts.get(name)
     if text is None:
-        raise ValueError(
-            f"embed: expected prompt to be one of {', '.join(prompts) or 'none'}, got "
-            f"{name!r}; leave it out, or put it before the texts"
-        )
+        rule = f"prompt to be one of {', '.join(prompts) or 'none'}"
+        raise expected(rule, repr(name), "leave it out, or put it before the texts", "embed")
     return text

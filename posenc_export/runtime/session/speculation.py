@@ -20,9 +20,10 @@ from typing import Any, Callable, Collection, Deque, List, NamedTuple, Optional,
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.session.arguments import short_repr
 from posenc_export.runtime.session.draft_length import COUNTS, SAMPLES, Acceptance, best_count
-from posenc_export.runtime.session.drafts import DRAFTED, DraftModel, Drafts, Lookup
+from posenc_export.runtime.session.drafts import DRAFTED, DraftModel, Drafts, Lookup, common
+from posenc_export.runtime.session.errors import expected
+from posenc_export.runtime.session.inputs import short_repr
 
 LOOKUP = "lookup"
 MOST = COUNTS[-1]  # largest number of drafted tokens
@@ -71,14 +72,14 @@ class Proposal(NamedTuple):
     """What could be drafted for a row."""
 
     tokens: List[int]  # of a draft that costs nothing
-    found: Optional[int]  # how it is found, a key of drafts.LIKELY; None without a draft
+    source: Optional[int]  # a key of drafts.LIKELY; None without a draft
 
 
 class Speculator:
     """Reads the rows of a session, with drafts where they gain time.
 
     Args:
-        session: a session that passes `check_session`.
+        session: a session that passes `check`.
 
     Attributes:
         passes, drafts, drafted, kept: number of passes, of rows that read drafted tokens in them,
@@ -87,9 +88,8 @@ class Speculator:
 
     def __init__(self, session: Any) -> None:
         self._session, self._acceptance = session, Acceptance()
-        self._drafting: Deque[float] = deque(
-            maxlen=SAMPLES
-        )  # latest seconds of drafting a token for all rows
+        # Latest seconds of drafting a token for all rows.
+        self._drafting: Deque[float] = deque(maxlen=SAMPLES)
         self.passes = self.drafts = self.drafted = self.kept = 0
 
     def read(self, readers: Sequence[Optional[Reader]]) -> List[List[int]]:
@@ -105,14 +105,12 @@ class Speculator:
         proposals = [_proposal(reader) for reader in readers]
         drafts = self._drafts(readers, proposals)
         begun = time.perf_counter()
-        rows = [
-            [*reader.unread, *draft] if reader else []
-            for reader, draft in zip(readers, drafts, strict=True)
-        ]
+        pairs = list(zip(readers, drafts, strict=True))
+        rows = [[*reader.unread, *draft] if reader else [] for reader, draft in pairs]
         outputs = self._pass(rows)
         chosen = [
             _kept(reader, draft, outputs[row, : len(rows[row])]) if reader else []
-            for row, (reader, draft) in enumerate(zip(readers, drafts, strict=True))
+            for row, (reader, draft) in enumerate(pairs)
         ]
         back = [
             len(draft) + 1 - len(tokens) if draft else 0
@@ -120,10 +118,9 @@ class Speculator:
         ]
         if any(back):
             self._session.rewind(back)
-        self._session.pass_costs.record(
-            [len(row) for row in rows if row], time.perf_counter() - begun
-        )
-        for reader, proposal, draft, tokens in zip(readers, proposals, drafts, chosen, strict=True):
+        seconds = time.perf_counter() - begun
+        self._session.pass_costs.record([len(row) for row in rows if row], seconds)
+        for (reader, draft), proposal, tokens in zip(pairs, proposals, chosen, strict=True):
             if reader and reader.drafts:
                 self._learn(proposal, draft, tokens)
                 reader.drafts.extend(tokens)
@@ -134,31 +131,28 @@ class Speculator:
         self, readers: Sequence[Optional[Reader]], proposals: Sequence[Proposal]
     ) -> List[List[int]]:
         """Return the drafted tokens of each row that this pass reads."""
-        none: List[List[int]] = [[] for _ in readers]
-        if all(proposal.found is None for proposal in proposals):
-            return none
+        drafts: List[List[int]] = [[] for _ in readers]
+        if all(proposal.source is None for proposal in proposals):
+            return drafts
         room, costs = self._session.room.tolist(), self._session.pass_costs
         limits = [
-            min(MOST, reader.most - reader.count - 1, left - len(reader.unread)) if reader else 0
-            for reader, left in zip(readers, room, strict=True)
+            min(MOST, reader.most - reader.count - 1, free - len(reader.unread)) if reader else 0
+            for reader, free in zip(readers, room, strict=True)
         ]
         reading = [row for row, reader in enumerate(readers) if reader]
-        found, room_of = [proposals[row].found for row in reading], [limits[row] for row in reading]
+        sources, most = [proposals[row].source for row in reading], [limits[row] for row in reading]
         per_token = statistics.median(self._drafting) if self._drafting else 0.0
-        count = best_count(
-            costs, self._acceptance, found, room_of, per_token / costs.step(len(reading))
-        )
+        per_token /= costs.step(len(reading))
+        count = best_count(costs, self._acceptance, sources, most, per_token)
         if not count:
-            return none
-        begun, drafts = time.perf_counter(), none
-        for row, (reader, proposal) in enumerate(zip(readers, proposals, strict=True)):
-            if reader and reader.drafts and proposal.found is not None and limits[row] > 0:
-                most = min(count, limits[row])
-                drafts[row] = (
-                    proposal.tokens[:most]
-                    if reader.drafts.free
-                    else reader.drafts.propose(most, reader.guess)[0]
-                )
+            return drafts
+        begun = time.perf_counter()
+        for row in reading:
+            reader, proposal, width = readers[row], proposals[row], min(count, limits[row])
+            if reader and reader.drafts and proposal.source is not None and width > 0:
+                drafts[row] = proposal.tokens[:width]
+                if not reader.drafts.free:
+                    drafts[row] = reader.drafts.propose(width, reader.guess)[0]
         if self.drafts:  # a draft model reads the whole text before its first draft
             self._drafting.append((time.perf_counter() - begun) / count)
         return drafts
@@ -171,21 +165,15 @@ class Speculator:
         return self._session.prefill(np.array(rows) if len(lengths) == 1 else rows)
 
     def _learn(self, proposal: Proposal, draft: List[int], chosen: List[int]) -> None:
-        """Compare the drafted tokens with those that were chosen. A token that was proposed and
-        not read is compared too.
-        """
+        """Compare the drafted or proposed tokens with those that were chosen."""
         compared = draft or proposal.tokens[:1]
-        if proposal.found is None:
+        if proposal.source is None:
             return
         if not compared:
-            self._acceptance.skip(proposal.found)
+            self._acceptance.skip(proposal.source)
             return
-        pairs = zip(compared, chosen, strict=False)
-        right = next(
-            (index for index, (one, other) in enumerate(pairs) if one != other),
-            min(len(compared), len(chosen)),
-        )
-        self._acceptance.record(proposal.found, right, min(right + 1, len(compared), len(chosen)))
+        right = common(compared, chosen)
+        self._acceptance.record(proposal.source, right, min(right + 1, len(compared), len(chosen)))
         self.drafts += bool(draft)
         self.drafted += len(draft)
         self.kept += len(chosen) - 1
@@ -203,43 +191,24 @@ def check(session: Any, speculate: Speculate) -> None:
     manifest: Manifest = session.manifest
     if _names(manifest.config, "per_call"):
         rule = "logits that do not depend on the division into calls for speculate"
-        raise ValueError(
-            f'session: expected {rule}, got an encoding with lengths="per_call"; leave '
-            "speculate out"
-        )
-    if (
-        any(state.update == "replace" for state in manifest.states)
-        and session.rewindable < LEAST_REWIND
-    ):
-        rule = (
-            f"rewind of at least {LEAST_REWIND} for speculate with states that each call replaces"
-        )
-        raise ValueError(
-            f"session: expected {rule}, got {session.rewindable}; open the session with "
-            f"rewind={LEAST_REWIND}"
-        )
-    if isinstance(speculate, str) or not hasattr(speculate, "manifest"):
-        if speculate != LOOKUP:
-            raise ValueError(
-                f'session: expected speculate to be "{LOOKUP}" or a loaded decoder, got '
-                f"{short_repr(speculate)}; leave it out for plain decoding"
-            )
+        raise expected(rule, 'an encoding with lengths="per_call"', "leave speculate out")
+    replaces = any(state.replaced for state in manifest.states)
+    if replaces and session.rewindable < LEAST_REWIND:
+        rule = f"rewind of at least {LEAST_REWIND} for speculate with states that each call"
+        remedy = f"open the session with rewind={LEAST_REWIND}"
+        raise expected(f"{rule} replaces", session.rewindable, remedy)
+    if speculate == LOOKUP:
         return
+    if not hasattr(speculate, "manifest"):
+        rule = f'speculate to be "{LOOKUP}" or a loaded decoder'
+        raise expected(rule, short_repr(speculate), "leave it out for plain decoding")
     draft: Manifest = speculate.manifest
-    if (
-        draft.kind != "decoder"
-        or draft.encoder
-        or not draft.states
-        or draft.vocabulary != manifest.vocabulary
-    ):
-        found = (
-            f"kind {draft.kind} of {draft.vocabulary} "
-            f"ids{' that reads an encoder' if draft.encoder else ''}"
-        )
-        raise ValueError(
-            f"session: expected a draft model that is a decoder of {manifest.vocabulary} "
-            f"ids, got {found}; use a smaller model of the same family"
-        )
+    decodes = draft.kind == "decoder" and draft.states and not draft.encoder
+    if not decodes or draft.vocabulary != manifest.vocabulary:
+        reads = " that reads an encoder" if draft.encoder else ""
+        rule = f"a draft model that is a decoder of {manifest.vocabulary} ids"
+        got = f"kind {draft.kind} of {draft.vocabulary} ids{reads}"
+        raise expected(rule, got, "use a smaller model of the same family")
 
 
 def _proposal(reader: Optional[Reader]) -> Proposal:
@@ -247,26 +216,24 @@ def _proposal(reader: Optional[Reader]) -> Proposal:
         return Proposal([], None)
     if not reader.drafts.free:
         return Proposal([], DRAFTED)
-    tokens, found = reader.drafts.propose(MOST, reader.guess)
-    return Proposal(tokens, found if tokens else None)
+    tokens, source = reader.drafts.propose(MOST, reader.guess)
+    return Proposal(tokens, source if tokens else None)
 
 
 def _kept(reader: Reader, draft: List[int], logits: np.ndarray) -> List[int]:
-    """Choose tokens from the logits [S,V] of a row's tokens, of which the last ones were
-    drafted, as long as the drafted ones are those chosen.
-    """
+    """Choose tokens from logits [S,V] of a row as long as the drafted ones are those chosen."""
     chosen: List[int] = []
-    for expected, one in zip([*draft, None], logits[len(logits) - len(draft) - 1 :], strict=True):
-        chosen.append(reader.take(one))
-        if reader.done or chosen[-1] != expected:
+    last = logits[len(logits) - len(draft) - 1 :]
+    for drafted, token_logits in zip([*draft, None], last, strict=True):
+        chosen.append(reader.take(token_logits))
+        if reader.done or chosen[-1] != drafted:
             break
     return chosen
 
 
 def _names(config: Any, value: str) -> bool:
     """Whether a value occurs in a description."""
-    if isinstance(config, dict):
-        config = list(config.values())
-    return (
-        any(_names(each, value) for each in config) if isinstance(config, list) else config == value
-    )
+    parts = list(config.values()) if isinstance(config, dict) else config
+    if not isinstance(parts, list):
+        return bool(config == value)
+    return any(_names(part, value) for part in parts)

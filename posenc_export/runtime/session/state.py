@@ -1,6 +1,4 @@
-"""The state of a session between two calls, as one immutable value. A call builds the next value
-and commits it with a single assignment.
-"""
+"""The state of a session between two calls: an immutable value, committed by one assignment."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -11,6 +9,7 @@ import numpy as np
 from posenc_export.runtime.session.arguments import TokenAttributes
 from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.encoder_outputs import EncoderOutputs
+from posenc_export.runtime.session.errors import expected
 from posenc_export.runtime.session.history import RowHistory
 from posenc_export.runtime.session.prefixes import Prefix
 from posenc_export.runtime.session.stepper import Stepper
@@ -22,10 +21,8 @@ class SessionState:
 
     Args:
         caches: their memory.
-        rewind: number of tokens of a row that can be taken back if states are replaced by each
-            call.
-        settled_length: number of tokens of each row [B] int64, without those that the stepper has
-            read.
+        rewind: number of tokens of a row that can be taken back if calls replace a state.
+        settled_length: number of tokens of each row [B] int64, without those of the stepper.
         start: position of the first token of each row [B] int64.
         slots: whether a column holds a token of the row [B,columns] bool; [B,0] for layout "rows".
         histories: one per row if states are replaced by each call; otherwise none.
@@ -68,13 +65,11 @@ class SessionState:
     @property
     def replaces(self) -> bool:
         """Whether some states are replaced by each call."""
-        return "replace" in self.caches.updates
+        return bool(self.caches.rules.replaced)
 
     @property
     def used(self) -> int:
-        """Number of slots in use, of the longest row (layout "rows") or of all rows (layout
-        "columns"), without the stepper's tokens.
-        """
+        """Number of slots in use, of the longest row or of all columns, without the stepper's."""
         return self.slots.shape[1] if self.columns else int(self.settled_length.max(initial=0))
 
     def replace(self, **changes: Any) -> "SessionState":
@@ -82,18 +77,14 @@ class SessionState:
         return dataclasses.replace(self, **changes)
 
     def mark_written(self) -> None:
-        """Count the slots that the stepper has written, with those of a run that may have been
-        interrupted.
-        """
+        """Count the slots that the stepper may have written, also in an interrupted run."""
         if self.stepper is not None:
             steps, caches = self.stepper.reached
             written = self.used + steps + self.stepper.widest
             caches.memory.written = max(caches.memory.written, written)
 
     def without_stepper(self) -> "SessionState":
-        """Return the same state without a stepper: its tokens are added to `settled_length` and,
-        where rows share columns, to `slots`.
-        """
+        """Return the same state without a stepper: its tokens become settled ones."""
         if self.stepper is None:
             return self
         self.mark_written()
@@ -102,6 +93,18 @@ class SessionState:
             slots = np.concatenate((slots, np.ones((self.rows, steps), bool)), axis=1)
         length = self.settled_length + steps
         return self.replace(settled_length=length, slots=slots, caches=caches, stepper=None)
+
+    def step_back(self, counts: List[int]) -> bool:
+        """Take back the last tokens of each row within the stepper, whose binding stays valid: the
+        next step is one that it has done before. Return whether that is possible.
+        """
+        stepper = self.stepper
+        if stepper is None or self.replaces or self.columns or min(counts) != max(counts):
+            return False
+        self.mark_written()
+        stepper.back(counts[0])
+        self.wipe()
+        return True
 
     def opened(self, starts: np.ndarray, slots: int) -> "SessionState":
         """Return a state of empty rows, one for each start [B], with room for `slots` slots each.
@@ -123,9 +126,7 @@ class SessionState:
         return state
 
     def joined(self, starts: np.ndarray, slots: int) -> "SessionState":
-        """Return the state with an empty row appended for each start [n], with room for `slots`
-        slots in every row.
-        """
+        """Return the state with an empty row for each start [n] after its rows."""
         if not self.rows:
             return self.opened(starts, slots)
         first, end = self.rows, self.rows + len(starts)
@@ -150,9 +151,7 @@ class SessionState:
         return self.replace(settled_length=length)
 
     def without(self, row: int) -> "SessionState":
-        """Return the state without one row; the last row takes its index. Its in-place states
-        are copied later, by `moved`.
-        """
+        """Return the state without a row, whose index the last row takes; `moved` copies it."""
         last = self.rows - 1
         order = np.arange(last)
         order[row:] = np.where(order[row:] == row, last, order[row:])
@@ -190,17 +189,14 @@ class SessionState:
         attributes = {"grid": none} if manifest.axes else {}
         if not self.replaces:
             return self.cut(target), replay, attributes
-        reach = [
-            history.reach(int(length))
-            for history, length in zip(self.histories, self.settled_length, strict=True)
-        ]
-        if (np.array(reach) > target).any():
-            raise ValueError(
-                f"session: expected a rewind to lengths of at least {reach}, since recurrent "
-                f"states are kept for the last {self.rewind} tokens, "
-                f"got {target.tolist()}; open the session with rewind=N"
-            )
         length = self.settled_length.copy()
+        reach = [row.reach(most) for row, most in zip(self.histories, length.tolist(), strict=True)]
+        if (np.array(reach) > target).any():
+            kept = f"since recurrent states are kept for the last {self.rewind} tokens"
+            remedy = "open the session with rewind=N"
+            raise expected(
+                f"a rewind to lengths of at least {reach}, {kept}", target.tolist(), remedy
+            )
         restored: Dict[int, Sequence[np.ndarray]] = {}
         for row in np.flatnonzero(target < length).tolist():
             snapshot, (row_tokens, row_attributes) = self.histories[row].back_to(int(target[row]))
@@ -209,13 +205,10 @@ class SessionState:
                 replay[row] = row_tokens
                 for name, part in row_attributes.items():
                     attributes[name][row] = part
-        state = self.replace(caches=self.caches.restored(restored))
-        return state.cut(length), replay, attributes
+        return self.replace(caches=self.caches.restored(restored)).cut(length), replay, attributes
 
     def cut(self, target: np.ndarray) -> "SessionState":
-        """Return the state truncated to the first `target` tokens [B] of each row. In-place
-        slots are filled later, by `tidy`.
-        """
+        """Return the state with the first `target` tokens [B] of each row. `tidy` fills slots."""
         if not self.columns:
             return self.replace(settled_length=target)
         slots = self.slots & (np.cumsum(self.slots, axis=1) <= target[:, None])  # [B,columns]
@@ -224,18 +217,14 @@ class SessionState:
         return self.replace(settled_length=target, slots=slots[:, :columns].copy(), caches=caches)
 
     def moved(self) -> "SessionState":
-        """Copy the in-place states of pending moves and return the state without them. Sources
-        are not changed, so an interrupted call can be repeated.
-        """
+        """Copy the in-place states of pending moves. An interrupted call can be repeated."""
         for source, target in self.moves:
             slots = int(self.settled_length[target])
             self.caches.copy((target, 0), self.caches, (source, 0), slots)
         return self.replace(moves=())
 
     def tidy(self) -> None:
-        """Fill the slots past the tokens of each row and cut the histories there. An interrupted
-        call can be repeated.
-        """
+        """Fill the slots past the tokens of each row and cut the histories there."""
         self.wipe()
         for row, history in enumerate(self.histories):
             history.cut(int(self.settled_length[row]))

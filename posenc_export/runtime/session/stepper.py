@@ -1,17 +1,16 @@
-"""Feed one token per row, or a few, repeatedly with the same bindings. This is the cost of every
-generated token.
-"""
+"""Feed one token per row, or a few, with the same bindings: the cost of every generated token."""
 
 from typing import Any, Callable, Collection, Dict, List, Tuple
 
 import numpy as np
 
-from posenc_export.runtime.session.arguments import array_of, check_tokens
 from posenc_export.runtime.session.binding import Binding
 from posenc_export.runtime.session.caches import Caches
-from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
+from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError, expected
 from posenc_export.runtime.session.graph import Feeds
+from posenc_export.runtime.session.inputs import array_of, check_tokens
 
+MOST_BINDINGS = 64  # of one memory
 WIDEST = 32  # most tokens per row of a pass whose binding is kept
 IN_PLACE = ()  # the place of caches whose states are all written in place
 FEW = 64  # arrays of at most this many counters are incremented item by item
@@ -29,6 +28,7 @@ class Stepper:
     Attributes:
         reached: number of tokens fed to each row, and the caches after them.
         room: number of tokens per row that are left.
+        passes: bindings for passes of several tokens per row, by their number S.
         take: `take(stepper, inputs)` feeds one token per row, [B] int64 or [B,E], and returns
             [B,*], which the next step overwrites.
     """
@@ -42,37 +42,30 @@ class Stepper:
         self._token = self._binding.tokens[:, 0]
         rows = len(self._token)
         self._widest = 1 if manifest.continuation_rows == 1 and rows > 1 else manifest.chunk
-        self._passes: Dict[int, Binding] = {}
+        self.passes: Dict[int, Binding] = {}
         self.take = self._taker()
 
     @property
     def widest(self) -> int:
         """Largest number of slots of a row that one run may have written."""
-        return max(self._passes, default=1)
+        return max(self.passes, default=1)
 
     def can_step(self, x: np.ndarray) -> bool:
         """Whether these inputs [B,1] or [B,1,E] are one token of each row, as a step takes them."""
         return x.dtype == self._token.dtype and x.shape == self._binding.tokens.shape
 
     def can_pass(self, x: np.ndarray) -> bool:
-        """Whether `take_pass` takes these inputs: [B,S] ids or [B,S,E] activations with 1 < S
-        and room for S tokens, on caches that are written in place.
-        """
+        """Whether `take_pass` takes these inputs, [B,S] ids or [B,S,E] activations."""
         token = self._token
-        if self.reached[1].updates != {"in_place"} or x.ndim != token.ndim + 1:
+        if not self.reached[1].rules.fixed or x.ndim != token.ndim + 1:
             return False
         rows, new = x.shape[:2]
         fits = 1 < new <= min(self._widest, WIDEST, self.room)
         return fits and x.dtype == token.dtype and (rows, *x.shape[2:]) == token.shape
 
-    def take_pass(self, x: np.ndarray, feeds_of: Callable[[int], Feeds]) -> np.ndarray:
-        """Feed S tokens per row and return their outputs [B,S,*], which the next pass of S tokens
-        overwrites.
-
-        Args:
-            x: inputs for which `can_pass` is true.
-            feeds_of: function that returns the graph inputs of a first pass of S tokens, called
-                once for each S.
+    def take_pass(self, x: np.ndarray) -> np.ndarray:
+        """Feed S tokens per row, inputs for which `can_pass` is true and `passes` has a binding.
+        Return their outputs [B,S,*], which the next pass of S tokens overwrites.
 
         Raises:
             ValueError: an id is outside the vocabulary.
@@ -81,9 +74,7 @@ class Stepper:
         if self._manifest.vocabulary:
             check_tokens(self._manifest.vocabulary, list(x))
         new, (taken, caches) = x.shape[1], self.reached
-        binding = self._passes.get(new)
-        if binding is None:
-            binding = self._passes[new] = binding_of(caches, feeds_of(new), self._counters)
+        binding = self.passes[new]
         binding.advance(taken)
         binding.tokens[...] = x
         try:
@@ -101,10 +92,8 @@ class Stepper:
         """
         x, token, vocabulary = array_of("a step", inputs), self._token, self._manifest.vocabulary
         if x.shape != token.shape or x.dtype.kind not in ("iu" if vocabulary else "f"):
-            raise ValueError(
-                f"session: expected one token per row in a step, {list(token.shape)} "
-                f"{self._manifest.inputs[0].dtype}, got {list(x.shape)} {x.dtype}"
-            )
+            form = f"{list(token.shape)} {self._manifest.inputs[0].dtype}"
+            raise expected(f"one token per row in a step, {form}", f"{list(x.shape)} {x.dtype}")
         if vocabulary:
             check_tokens(vocabulary, [x])
         return x.astype(token.dtype, copy=False)
@@ -125,8 +114,7 @@ class Stepper:
         """
         binding, token = self._binding, self._token
         shape, dtype, vocabulary = token.shape, token.dtype, self._manifest.vocabulary
-        output, fixed = binding.result[:, 0], self.reached[1].updates == {"in_place"}
-        run = binding.runs[IN_PLACE] if fixed else None
+        output, run = binding.result[:, 0], binding.runs.get(IN_PLACE)
         # Incrementing an item of a memoryview takes 0.1 us. A numpy addition takes 8 us when its
         # code is not in the CPU cache, but is faster for many items.
         few: List[Any] = [counter.data for counter in binding.counters if counter.size <= FEW]
@@ -136,9 +124,7 @@ class Stepper:
         highest = np.maximum.reduce
 
         def take(stepper: "Stepper", inputs: Any) -> np.ndarray:
-            """Feed one token per row. The token counts as fed once `reached` is assigned,
-            whatever exception follows.
-            """
+            """Feed one token per row, which counts as fed once `reached` is assigned."""
             if type(inputs) is not np.ndarray or inputs.dtype is not dtype or inputs.shape != shape:
                 inputs = stepper.checked(inputs)
             token[...] = inputs
@@ -171,7 +157,9 @@ def binding_of(caches: Caches, feeds: Feeds, counters: Collection[str]) -> Bindi
     """Return a binding of caches whose graph inputs are `feeds`, for S tokens of each row. It is
     made once for inputs of the same shapes if caches are written in place.
     """
-    graph, manifest = caches.graph, caches.graph.manifest
+    manifest, bindings = caches.graph.manifest, caches.memory.bindings
+    if not caches.rules.fixed:
+        return _bound(caches, feeds, counters)
     encoder = [value.name for value in manifest.encoder]
     key: List[object] = [caches.capacity]
     key += [array.shape for array in feeds.values()]
@@ -179,29 +167,31 @@ def binding_of(caches: Caches, feeds: Feeds, counters: Collection[str]) -> Bindi
     total = "total_sequence_length"
     if total in feeds and total not in counters:  # a CUDA graph does not read it again
         key.append(int(feeds[total]))
-
-    def make() -> Binding:
-        tokens, output = feeds[manifest.inputs[0].name], manifest.outputs[0]
-        shape = (*tokens.shape[:2], *output.axes[2:])  # [B,S,*]
-        result = np.zeros(shape, output.dtype)
-        binding = Binding(dict(feeds), manifest.inputs[0].name, counters, result)
-        if caches.updates == {"in_place"}:
-            binding.runs[IN_PLACE] = graph.repeat(
-                binding.feeds, caches.bound(0, *tokens.shape[:2]), result
-            )
-        return binding
-
-    if caches.updates != {"in_place"}:
-        return make()
-    binding = caches.binding(tuple(key), make)
+    binding = bindings.get(tuple(key))
+    if binding is None:
+        if len(bindings) >= MOST_BINDINGS:
+            bindings.clear()
+        binding = bindings[tuple(key)] = _bound(caches, feeds, counters)
     binding.set({name: feeds[name] for name in feeds if name not in encoder})
+    return binding
+
+
+def _bound(caches: Caches, feeds: Feeds, counters: Collection[str]) -> Binding:
+    """Return a new binding; its run too, if caches are written in place."""
+    manifest = caches.graph.manifest
+    tokens, output = feeds[manifest.inputs[0].name], manifest.outputs[0]
+    result = np.zeros((*tokens.shape[:2], *output.axes[2:]), output.dtype)  # [B,S,*]
+    binding = Binding(dict(feeds), manifest.inputs[0].name, counters, result)
+    if caches.rules.fixed:
+        states = caches.bound(0, *tokens.shape[:2])
+        binding.runs[IN_PLACE] = caches.graph.repeat(binding.feeds, states, result)
     return binding
 
 
 def _run(binding: Binding, caches: Caches) -> Caches:
     """Run the graph on one token of each row and return the caches after it."""
     graph, rows = caches.graph, len(binding.tokens)
-    if "append" in caches.updates:  # their shapes change at each call
+    if caches.rules.growing:  # their shapes change at each call
         caches = caches.reserve(caches.columns + 1, caches.rows)
         run = graph.repeat(binding.feeds, caches.bound(0, rows, 1), binding.result)
     else:  # states that are exchanged after each call have two places

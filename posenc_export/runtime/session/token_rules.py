@@ -1,6 +1,4 @@
-"""Tokens that generation_config.json of a checkpoint forbids or forces, applied to logits as
-transformers does.
-"""
+"""Tokens that generation_config.json forbids or forces, applied as transformers does."""
 
 import math
 from typing import Optional, Sequence, Union
@@ -20,11 +18,8 @@ class TokenRules:
 
     def __init__(self, known: Optional[Generation], lengths: np.ndarray) -> None:
         self._known = known
-        self._forced = (
-            lengths == 1
-        )  # rows whose first token is forced: those with a prompt of one token
-        if self._known is None or self._known.forced_first is None:
-            self._forced[:] = False
+        forces = known is not None and known.forced_first is not None
+        self._forced = (lengths == 1) & forces  # rows whose first token is forced
 
     def applied(
         self, logits: np.ndarray, index: int, rows: Union[slice, Sequence[int]] = slice(None)
@@ -43,8 +38,6 @@ class TokenRules:
             logits[forced] = -math.inf
             logits[forced, known.forced_first] = 0.0
         logits[:, list(known.suppressed)] = -math.inf
-        if index < 2:
-            logits[
-                np.ix_(forced == index, known.suppressed_first)
-            ] = -math.inf  # rows whose first token that is not forced is this one
+        if index < 2:  # rows whose first token that is not forced is this one
+            logits[np.ix_(forced == index, known.suppressed_first)] = -math.inf
         return logits

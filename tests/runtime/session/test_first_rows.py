@@ -11,7 +11,7 @@ from posenc_export.export.expected import expected_outputs
 from posenc_export.export.verify import certify
 from posenc_export.runtime import Session, load
 from posenc_export.runtime.graphs.ort_graph import OrtGraph
-from posenc_export.runtime.session.session import REWIND
+from posenc_export.runtime.session.cached_rows import REWIND
 from tests.tiny import decoder
 from tests.traces import sources
 

@@ -18,7 +18,7 @@ from posenc_export.export.expected import eager_session
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config
 from posenc_export.runtime import Model, Session, load
-from posenc_export.runtime.session.generation import Sampling, choose, choose_one
+from posenc_export.runtime.session.generation import Sampling, choose
 from tests.tiny import block, decoder
 from tests.traces import sources
 
@@ -303,7 +303,7 @@ def test_rows_beyond_the_range_of_a_model_without_a_cache_are_not_told_to_rewind
 
 
 def test_the_last_token_is_chosen_where_rounding_leaves_the_sum_below_the_random_number() -> None:
-    sampling = Sampling(temperature=1.0, top_k=0, top_p=1.0)
+    sampling = Sampling(1.0, top_k=0, top_p=1.0, seed=0, max_tokens=1, stop=None)
     logits, number = np.zeros(10), float(np.nextafter(1.0, 0.0))
     assert np.cumsum(np.full(10, 0.1))[-1] <= number
-    assert choose_one(logits, sampling, lambda: number) == 9
+    assert sampling.choose(logits, lambda: number) == 9

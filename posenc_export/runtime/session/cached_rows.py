@@ -1,0 +1,181 @@
+"""The rows of a session, between the calls that read tokens.
+
+Shapes: B batch.
+"""
+
+import functools
+from pathlib import Path
+from typing import NoReturn, Optional, Sequence, TypeVar, Union
+
+import numpy as np
+
+from posenc_export.runtime.session import arguments, saved
+from posenc_export.runtime.session.caches import Caches
+from posenc_export.runtime.session.call_guard import CallGuard, exclusive
+from posenc_export.runtime.session.draft_length import PassCosts
+from posenc_export.runtime.session.errors import expected
+from posenc_export.runtime.session.graph import Graph
+from posenc_export.runtime.session.inputs import Numbers, Rows
+from posenc_export.runtime.session.prefixes import Prefixes
+from posenc_export.runtime.session.reading import Reading
+from posenc_export.runtime.session.state import SessionState
+
+REWIND = 256  # default number of tokens that can be taken back if states are replaced by each call
+Own = TypeVar("Own", bound="CachedRows")
+
+
+class CachedRows:
+    """Rows with caches, and the calls that copy, shorten, keep and remove them. A Session adds the
+    calls that read tokens.
+
+    Args:
+        graph: the loaded graph.
+        batch, capacity, rewind: as for Model.session; capacity is at most the range of positions.
+
+    Attributes:
+        rewindable: number of tokens that can be taken back if states are replaced by each call.
+        pass_costs: times of passes of several tokens, measured by speculative decoding.
+    """
+
+    def __init__(
+        self, graph: Graph, batch: int = 1, capacity: Optional[int] = None, rewind: int = REWIND
+    ) -> None:
+        self.manifest, self.provider, self.rewindable = graph.manifest, graph.provider, rewind
+        most = min(capacity or self.manifest.max_positions, self.manifest.max_positions)
+        self._reading = Reading(graph)
+        self._guard = CallGuard()
+        self._now = SessionState.empty(Caches.of(graph, most, batch), rewind)
+        self._replaces = self._now.replaces
+        self.pass_costs = PassCosts(self.manifest.continuation_rows == 1)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse copies that would write into the same caches or lack them."""
+        raise TypeError(
+            "session: expected fork() to copy a session, got copy or pickle; call "
+            "session.fork(), or open another with model.session()"
+        )
+
+    @functools.partial(exclusive, settles=False)
+    def reset(self) -> None:
+        """Remove all rows and their tokens."""
+        caches = self._now.without_stepper().caches
+        # After an exception, memory is allocated anew.
+        caches = caches if self._guard.settled else caches.empty()
+        self._now = SessionState.empty(caches, self.rewindable)
+
+    @property
+    def batch(self) -> int:
+        """Number of rows B; 0 before the first prefill."""
+        return self._now.rows
+
+    @property
+    def length(self) -> np.ndarray:
+        """Number of tokens in the cache of each row [B] int64."""
+        return self._now.length.copy()
+
+    @property
+    def room(self) -> np.ndarray:
+        """Number of tokens that each row [B] int64 has room for, in positions and caches."""
+        now = self._now
+        return arguments.room(self.manifest, now.caches.most, now.start, now.length)
+
+    @property
+    def memory(self) -> int:
+        """Bytes of the caches. They follow the rows and the longest of them, in powers of two."""
+        return self._now.caches.allocated
+
+    def memory_of(self, rows: int, tokens: int) -> int:
+        """Return the most bytes that the caches take while they grow to `rows` rows of `tokens`
+        tokens. They are moved to larger memory then, and are in both for a moment.
+        """
+        return self._now.caches.peak(rows, tokens)
+
+    @property
+    def position(self) -> np.ndarray:
+        """Position of the next token of each row [B] int64."""
+        now = self._now
+        return now.start + now.length
+
+    @exclusive
+    def rewind(self, n: Numbers) -> None:
+        """Take back the last n tokens of each row; n is one number for all rows, or one per row
+        [B].
+
+        Raises:
+            ValueError: n exceeds the length of a row, or the history kept for states that each call
+                replaces; or the model has no cache.
+        """
+        # Python's integers: numpy takes several us for each operation on few numbers.
+        length = self._now.length.tolist()
+        back = arguments.check_rewind(self.manifest, length, n)
+        if not any(back) or self._now.step_back(back):
+            return
+        target = np.array(length) - np.array(back)
+        state, replay, attributes = self._now.without_stepper().rewound(target)
+        self._now = state
+        self._settle()
+        if any(len(tokens) for tokens in replay):
+            none = np.zeros(len(back), np.int64)
+            _, self._now = self._reading.feed(self._now, 0, replay, attributes, none)
+
+    @exclusive
+    def fork(self: Own) -> Own:
+        """Return an independent session on the same graph with a copy of the current state."""
+        self._settle()
+        now = self._now
+        caches = now.caches
+        other = type(self)(caches.graph, caches.fewest, caches.most, self.rewindable)
+        histories = tuple(history.copy() for history in now.histories)
+        other._now = now.replace(caches=caches.fork(now.rows, now.used), histories=histories)
+        return other
+
+    @exclusive
+    def save(self, file: Union[str, Path], tokens: Optional[Rows] = None) -> None:
+        """Write the rows of the session with their caches to a file, which Model.restore of the
+        same artefact reads. An existing file is replaced at once or not at all.
+
+        Args:
+            tokens: the ids in the cache, one list per row, which are kept beside the caches for
+                session.saved.tokens; None keeps none.
+
+        Raises:
+            ValueError: the ids are not as many as the cache holds, or not in the vocabulary.
+            OSError: the file cannot be written.
+        """
+        self._settle()
+        saved.write(self._now, file, tokens)
+
+    @exclusive
+    def share(self, row: int, tokens: Sequence[int], prefixes: Prefixes, key: str = "") -> None:
+        """Copy the caches of the first tokens of a row, which began at position 0, to `prefixes`
+        (Prefixes.save).
+
+        Raises:
+            ValueError: there is no such row, it begins at another position, or it has fewer tokens.
+        """
+        arguments.check_row(row, self.batch)
+        start, length = self._now.start[row], self._now.length[row]
+        if start or len(tokens) > length:
+            got = f"{len(tokens)} of {length} tokens from position {start} on"
+            rule = "tokens of a row that begins at position 0"
+            raise expected(rule, got, "give the tokens that were fed")
+        prefixes.save(self._now.caches, int(row), tokens, key)
+
+    @exclusive
+    def retire(self, row: int) -> None:
+        """Remove a row. The last row takes its index, so that rows are 0 .. B - 2 afterwards.
+
+        Raises:
+            ValueError: there is no such row, or the target's rows share cache columns.
+        """
+        arguments.check_rows_are_independent(self.manifest, "retire")
+        state = self._now.without_stepper()
+        arguments.check_row(row, state.rows)
+        self._now = state.without(int(row))
+        self._settle()
+
+    def _settle(self) -> None:
+        """Complete pending changes of the last call. Each assignment commits the work up to it."""
+        self._now = self._now.without_stepper()
+        self._now = self._now.moved()
+        self._now.tidy()
