@@ -1,11 +1,13 @@
 """Seeded models that are built and traced once per process, because most of the time of an
-export is spent on tracing.
+export is spent on tracing; and their artefacts.
 """
 
+import tempfile
 from collections import OrderedDict
-from typing import Any, Tuple
+from pathlib import Path
+from typing import Any, Dict, Tuple
 
-from posenc_export.export import Sources
+from posenc_export.export import Sources, export
 from posenc_export.models.presets import seeded
 
 KEPT = 64  # models that are kept; they are tiny
@@ -21,3 +23,18 @@ def sources(config: Any, seed: int = 0) -> Sources:
             _made.popitem(last=False)
     _made.move_to_end(key)
     return _made[key]
+
+
+_folders: "Dict[Tuple[Any, ...], tempfile.TemporaryDirectory[str]]" = {}
+
+
+def artefact(config: Any, target: str, **options: Any) -> Path:
+    """Return the folder of an artefact without a proof, exported once per process; tests must not
+    modify it. options: as for export.
+    """
+    key = (repr(config), target, *sorted(options.items()))
+    if key not in _folders:
+        folder = tempfile.TemporaryDirectory()
+        export(sources(config), target, Path(folder.name) / "a", verify=False, **options)
+        _folders[key] = folder
+    return Path(_folders[key].name) / "a"

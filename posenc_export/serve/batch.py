@@ -37,12 +37,10 @@ class Batch:
 
     Args:
         model: a model that passes requests.check_model.
-        limits: number of rows, context, chunk and memory of prefixes.
 
     Attributes:
         speculator: reads rows with drafted tokens; None if none are drafted.
-        prefixes: the kept caches; None if there is no memory for them, or the model has states that
-            each call replaces.
+        prefixes: the kept caches; None without memory for them, or with states that calls replace.
 
     Raises:
         ValueError: the caches of a row do not fit the memory.
@@ -211,8 +209,8 @@ class Batch:
     def _read_part(
         self, index: int, row: Row, offset: int, count: int, logits: np.ndarray, since: float
     ) -> List[Token]:
-        """Account for `count` tokens of a prompt, read after `offset` others. Return the first
-        generated token, chosen from logits [1,V], if they were the last.
+        """Account for `count` tokens of a prompt after `offset` others. Return the first generated
+        token, chosen from logits [1,V], if they were the last.
         """
         self._share(index)
         self.pace.read(count, offset, self.pace.clock() - since)

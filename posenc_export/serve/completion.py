@@ -72,12 +72,9 @@ class Completion:
     must be used on the event loop only.
 
     Args:
-        engine: decodes the rows.
         requests: one engine request per choice; choices of the same prompt are consecutive.
         n: number of choices per prompt.
-        codec: converts between text and token ids.
         stops: strings that end a choice.
-        metrics: metrics of the server.
 
     Attributes:
         prompt_tokens: their number; each prompt is counted once.
@@ -145,10 +142,7 @@ class Completion:
 
 
 class Stops:
-    """Cuts the text of one row, given in pieces, at the first stop string.
-
-    Args:
-        strings: stop strings; the text does not include them.
+    """Cuts the text of one row, given in pieces, before the first stop string.
 
     Attributes:
         found: whether a stop string was found.

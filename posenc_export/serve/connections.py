@@ -61,12 +61,8 @@ def _files(needed: int) -> int:
 
 
 class Listener(socket.socket):
-    """A listening socket that closes connections beyond a number at once, so that the process never
-    runs out of files.
-
-    Args:
-        listening: the socket to take over.
-        most: limit of open connections.
+    """A listening socket, in place of `listening`, that closes connections beyond `most` at once,
+    so that the process never runs out of files.
     """
 
     def __init__(self, listening: socket.socket, most: int) -> None:

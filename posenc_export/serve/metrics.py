@@ -15,13 +15,7 @@ BETWEEN = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
 
 
 class Metrics:
-    """Metrics of one server, in a registry of its own without the default metrics of the process.
-
-    Args:
-        name: name of the model.
-        manifest: manifest of the artefact.
-        engine: engine whose rows and queue are reported.
-    """
+    """Metrics of one server, in a registry of its own without the metrics of the process."""
 
     def __init__(self, name: str, manifest: Manifest, engine: Engine) -> None:
         self.registry = CollectorRegistry()

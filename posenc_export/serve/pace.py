@@ -11,16 +11,11 @@ DEPTH = 2048
 
 
 class Pace:
-    """Chooses the number of prompt tokens between two steps from the measured times of reading and
-    of steps.
-
-    Args:
-        most: largest number of tokens.
-        clock: returns seconds.
+    """Chooses the number of prompt tokens between two steps, at most `most`, from the times of
+    reading and of steps that `clock` measures in seconds.
 
     Attributes:
-        size: number of tokens that a turn reads at the beginning of a prompt; fewer after cached
-            ones, whose attention takes time.
+        size: tokens that a turn reads at the beginning of a prompt; fewer after cached ones.
         step: seconds of a step, the mean of the last ones; 0 before the first one.
     """
 

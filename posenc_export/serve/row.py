@@ -17,13 +17,10 @@ class Row:
     """A request with a row of the session.
 
     Args:
-        request: the request.
-        manifest: manifest of the artefact.
         known: number of tokens of its prompt that are not read.
 
     Attributes:
-        unread: tokens that were not fed yet: the rest of the prompt, later the last generated
-            token.
+        unread: tokens that were not fed yet: of the prompt, later the last generated one.
         generated: the generated tokens.
         rules: what the artefact forbids or forces among them.
         kept: number of blocks of its tokens that were given to the prefixes.

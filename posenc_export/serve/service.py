@@ -40,8 +40,7 @@ STATUS: Dict[Type[Exception], int] = {Refused: 400, Full: 429, Stopping: 503}
 
 
 class Service:
-    """One model served over HTTP. `loop`, the event loop that serves it, must be set before the
-    first request.
+    """One model served over HTTP.
 
     Args:
         name: name of the model in requests.
@@ -52,8 +51,8 @@ class Service:
         failed: called on another thread if the engine ends unexpectedly.
 
     Attributes:
-        long_texts: a thread that tokenizes long texts, one after the other, so that they leave
-            threads and cores to short ones.
+        loop: the event loop that serves it, set before the first request.
+        long_texts: a thread that tokenizes long texts, which leaves other threads to short ones.
 
     Raises:
         ValueError, GraphError: as for Engine.

@@ -17,14 +17,8 @@ STOPPED = (
 
 
 class Stream(StreamingResponse):
-    """A stream of server-sent events that calls `ended` when it ends, also if the client
-    disconnects before the first event.
-
-    Args:
-        events: the events.
-        ended: called once.
-        deadline: time of the event loop at which the stream is cut.
-        late: message of the error that is sent then.
+    """A stream of server-sent events, which calls `ended` once, also if the client disconnects
+    before the first event. At `deadline`, a time of the event loop, it ends with the error `late`.
     """
 
     def __init__(

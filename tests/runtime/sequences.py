@@ -3,21 +3,20 @@ can be checked at any length.
 """
 
 import functools
-import tempfile
-from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, Optional, Sequence, Tuple
 
 import numpy as np
 
-from posenc_export.export import Sources, export
+from posenc_export.export import Sources
 from posenc_export.export.describe import eager
-from posenc_export.models.presets import seeded
 from posenc_export.runtime import Model, Session, load
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
 from posenc_export.shared.numerics import tolerance, worst_error
+from tests import traces
 from tests.tiny import decoder
 
 LENGTH = 40
+CAPACITY = LENGTH + 8  # slots of caches that some tests fill
 ROWS = 4
 # Kinds of states: caches only; caches and gates; caches and a state that each call replaces; only
 # states that each call replaces.
@@ -27,21 +26,18 @@ KINDS: Dict[str, Tuple[str, Dict[str, object]]] = {
     "input_rnn": ("input_rnn", {}),
     "linear": ("rope", {"mechanism": "linear", "kv_heads": 6}),
 }
-_folders: List["tempfile.TemporaryDirectory[str]"] = []
 
 
-@functools.lru_cache(maxsize=None)
 def sources(kind: str) -> Sources:
     variant, overrides = KINDS[kind]
-    return Sources(seeded(decoder(variant, max_positions=LENGTH + 8, **overrides)))
+    return traces.sources(decoder(variant, **overrides))
 
 
 @functools.lru_cache(maxsize=None)
 def model(kind: str, target: str, signature: str = "positions") -> Model:
-    """Export and load the decoder of a kind."""
-    _folders.append(tempfile.TemporaryDirectory())
-    folder = Path(_folders[-1].name) / "artefact"
-    export(sources(kind), target, folder, signature=signature, verify=False)
+    """Load the decoder of a kind."""
+    variant, overrides = KINDS[kind]
+    folder = traces.artefact(decoder(variant, **overrides), target, signature=signature)
     return load(folder, provider="cpu", threads=1)
 
 

@@ -1,6 +1,5 @@
 """Tiny byte-level decoders for the tests of the server."""
 
-import functools
 import time
 from pathlib import Path
 from typing import Dict, List, Sequence
@@ -8,23 +7,20 @@ from typing import Dict, List, Sequence
 import numpy as np
 import pytest
 
-from posenc_export.export import export
 from posenc_export.models.short_forms import decoder_config
 from posenc_export.runtime import load
 from posenc_export.runtime.session.model import Model
 from posenc_export.serve.batch import Batch
 from posenc_export.serve.requests import Request
+from tests import traces
 from tests.tiny import block
-from tests.traces import sources
 
 CONFIG = decoder_config(vocabulary=256, layers=1, hidden=40, block=block("rope"))
 
 
-@functools.cache
-def artefact(folder: Path, target: str) -> Path:
+def artefact(target: str) -> Path:
     """Return the folder of a seeded decoder, exported once per process."""
-    export(sources(CONFIG), target, folder / f"serve-{target}", verify=False)
-    return folder / f"serve-{target}"
+    return traces.artefact(CONFIG, target)
 
 
 def opened(folder: Path) -> Model:
@@ -41,19 +37,12 @@ def prompts(count: int, longest: int, seed: int = 0) -> List[List[int]]:
 
 def alone(model: Model, requests: Sequence[Request]) -> Dict[Request, List[int]]:
     """Return the tokens that a separate session generates for each request."""
-    found = {}
-    for each in requests:
-        made = model.session().generate(
-            [list(each.prompt)],
-            each.max_tokens,
-            each.temperature,
-            each.top_k,
-            each.top_p,
-            each.seed,
-            each.stop_ids,
-        )
-        found[each] = [int(token[0]) for token in made]
-    return found
+    tokens = {}
+    for request in requests:
+        how = (request.temperature, request.top_k, request.top_p, request.seed, request.stop_ids)
+        ids = model.session().generate([list(request.prompt)], request.max_tokens, *how)
+        tokens[request] = [int(token[0]) for token in ids]
+    return tokens
 
 
 @pytest.fixture

@@ -29,8 +29,8 @@ CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return opened(artefact(tmp_path_factory.getbasetemp(), "ort"))
+def model() -> Model:
+    return opened(artefact("ort"))
 
 
 @pytest.fixture(scope="module")

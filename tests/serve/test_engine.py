@@ -51,11 +51,8 @@ class Gathered:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Model]:
-    return {
-        target: opened(artefact(tmp_path_factory.getbasetemp(), target))
-        for target in ("ort", "onnx-static")
-    }
+def models() -> Dict[str, Model]:
+    return {target: opened(artefact(target)) for target in ("ort", "onnx-static")}
 
 
 @pytest.mark.parametrize("target", ["ort", "onnx-static"])
@@ -142,9 +139,9 @@ def test_drafted_and_accepted_tokens_are_counted_under_the_names_that_are_usual(
 
 @pytest.mark.parametrize("speculate", [False, True])
 def test_what_the_checkpoint_forbids_or_forces_is_not_generated_as_in_a_session(
-    speculate: bool, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    speculate: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = opened(artefact(tmp_path_factory.getbasetemp(), "ort"))
+    model = opened(artefact("ort"))
     requests = [
         Request(prompt, 20, 0.9 * (seed % 2), seed=seed)
         for seed, prompt in enumerate([(97,), (98,), *map(tuple, prompts(6, 12))])

@@ -96,8 +96,8 @@ def running(app: Any, **settings: Any) -> Iterator[Tuple[int, Any]]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return artefact(tmp_path_factory.getbasetemp(), "ort")
+def folder() -> Path:
+    return artefact("ort")
 
 
 @pytest.fixture(scope="module")

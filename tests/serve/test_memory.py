@@ -27,8 +27,8 @@ TEXT = (97, 98, 99)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return opened(artefact(tmp_path_factory.getbasetemp(), "ort"))
+def model() -> Model:
+    return opened(artefact("ort"))
 
 
 def limits(model: Model, rows: int, tokens: int) -> Limits:

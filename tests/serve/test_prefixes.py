@@ -26,11 +26,8 @@ COMMON = tuple(np.random.default_rng(7).integers(97, 123, 3 * BLOCK).tolist())
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Model]:
-    return {
-        target: opened(artefact(tmp_path_factory.getbasetemp(), target))
-        for target in ("ort", "onnx-static")
-    }
+def models() -> Dict[str, Model]:
+    return {target: opened(artefact(target)) for target in ("ort", "onnx-static")}
 
 
 def _limits(model: Model, blocks: int) -> Limits:

@@ -17,7 +17,7 @@ PORT = 8765
 
 
 def test_a_deployment_of_ray_serve_answers_as_a_session_does(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ray = pytest.importorskip("ray")
     pytest.importorskip("fastapi")
@@ -25,7 +25,7 @@ def test_a_deployment_of_ray_serve_answers_as_a_session_does(
 
     from posenc_export.serve.ray_serve import Arguments, application
 
-    folder: Path = artefact(tmp_path_factory.getbasetemp(), "ort")
+    folder: Path = artefact("ort")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(
         num_cpus=2,

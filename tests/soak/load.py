@@ -317,10 +317,10 @@ def main(arguments: Optional[List[str]] = None) -> int:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--json", type=Path, help="write the figures to FILE")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings of torch and other libraries during export
         figures = measured(
-            artefact(Path(folder), "ort"),
+            artefact("ort"),
             Load(options.requests, options.slow, options.leaving, options.files),
         )
     print(json.dumps(figures), flush=True)

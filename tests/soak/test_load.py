@@ -14,10 +14,10 @@ pytestmark = pytest.mark.xdist_group("serve")
     "size", [(100, 40, 20, 100), pytest.param((2000, 200, 200, 100), marks=pytest.mark.exhaustive)]
 )
 def test_a_server_with_few_files_answers_everyone_while_others_are_slow_or_leave(
-    size: tuple[int, ...], tmp_path_factory: pytest.TempPathFactory
+    size: tuple[int, ...],
 ) -> None:
     from tests.soak import load
 
-    figures = load.measured(artefact(tmp_path_factory.getbasetemp(), "ort"), load.Load(*size))
+    figures = load.measured(artefact("ort"), load.Load(*size))
     assert not figures["wrong"], figures
     assert figures["answered"] == size[0] and figures["left"] == size[2]

@@ -23,12 +23,8 @@ def common(text: Sequence[int], other: Sequence[int]) -> int:
 
 
 def keep(session: Any, cached: Sequence[int], prompt: Sequence[int]) -> int:
-    """Take back what the cache holds beyond the tokens with which a prompt begins, and at least its
-    last token. Return the number of tokens that the cache holds then.
-
-    Args:
-        cached: ids in the cache of the only row.
-        prompt: ids of the whole text.
+    """Take back what the cache of the only row, with the ids `cached`, holds beyond the beginning of
+    a prompt, and at least its last token. Return the number of tokens that it holds then.
     """
     equal = common(cached, prompt[:-1])
     try:
@@ -40,13 +36,9 @@ def keep(session: Any, cached: Sequence[int], prompt: Sequence[int]) -> int:
 
 
 class Drafts(Protocol):
-    """Drafts the tokens of one row.
+    """Drafts the tokens of one row."""
 
-    Attributes:
-        free: whether a draft costs no time that is worth counting.
-    """
-
-    free: bool
+    free: bool  # whether a draft costs no time that is worth counting
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens to the text of the row."""
@@ -57,10 +49,7 @@ class Drafts(Protocol):
 
 class Lookup:
     """The continuation of the last earlier occurrence of the latest tokens (Saxena 2023, Prompt
-    Lookup Decoding), of the longest n-gram of SIZES that occurs.
-
-    Args:
-        text: tokens of the row so far.
+    Lookup Decoding), of the longest n-gram of SIZES that occurs in the text of the row.
     """
 
     free = True
@@ -90,12 +79,7 @@ class Lookup:
 
 
 class DraftModel:
-    """The tokens that another decoder of the same vocabulary generates.
-
-    Args:
-        session: a session of the draft model, without rows.
-        text: tokens of the row so far.
-    """
+    """The tokens that another decoder of the same vocabulary generates in a session of its own."""
 
     free = False
 

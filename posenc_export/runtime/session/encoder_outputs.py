@@ -50,16 +50,8 @@ def for_rows(
     encoder: Any,
     attention_mask: Optional[np.ndarray],
 ) -> Optional[EncoderOutputs]:
-    """Return the encoder outputs for a prefill of `count` rows: those that the caller passes, or
-    those that the rows already have.
-
-    Args:
-        current: encoder outputs of the session's rows.
-        length: number of tokens of each row of the session [B].
-        encoder, attention_mask: as for `new`.
-
-    Raises:
-        ValueError: as for `new`; encoder outputs are given for rows that have tokens in the cache.
+    """Return the encoder outputs for a prefill of `count` rows: `current` ones of the session, whose
+    rows have `length` tokens [B], or else `new` ones. Raise ValueError for rows that have both.
     """
     if encoder is None and attention_mask is None and current is not None and len(length) == count:
         return current

@@ -42,11 +42,8 @@ class Snapshot:
 
 
 class RowHistory:
-    """Snapshots of one row, oldest first, with every token fed since the first snapshot.
-
-    Args:
-        limit: number of tokens that can be taken back. Older snapshots are dropped, so that memory
-            does not grow with the sequence.
+    """Snapshots of one row, oldest first, with every token fed since the first one. Those before
+    the last `limit` tokens, which can be taken back, are dropped.
     """
 
     def __init__(self, limit: int) -> None:

@@ -9,12 +9,7 @@ from posenc_export.runtime.artefact.records import Generation
 
 
 class TokenRules:
-    """The rules for the tokens that are generated after the prompts of some rows.
-
-    Args:
-        known: the rules of the artefact.
-        lengths: number of tokens of each prompt [B].
-    """
+    """The rules for tokens after prompts of `lengths` tokens [B], from those of the artefact."""
 
     def __init__(self, known: Optional[Generation], lengths: np.ndarray) -> None:
         self._known = known
@@ -24,12 +19,7 @@ class TokenRules:
     def applied(
         self, logits: np.ndarray, index: int, rows: Union[slice, Sequence[int]] = slice(None)
     ) -> np.ndarray:
-        """Return logits [n,V] with -inf for forbidden tokens.
-
-        Args:
-            index: number of tokens generated before.
-            rows: rows that the logits belong to.
-        """
+        """Return logits [n,V] of some rows, after `index` tokens, with -inf for forbidden ones."""
         known = self._known
         if known is None:
             return logits

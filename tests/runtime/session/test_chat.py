@@ -2,20 +2,21 @@
 whole conversation.
 """
 
+import json
 from typing import Any, List
 
 import pytest
 
-from posenc_export.export import export
+from posenc_export.commands.cli import main
 from posenc_export.models.short_forms import decoder_config
-from posenc_export.runtime import load
 from posenc_export.runtime.artefact.chat_template import ChatCodec
 from posenc_export.runtime.artefact.tokenizer import ByteCodec
 from posenc_export.runtime.session.chat import Chat
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.session import Session
+from tests import traces
+from tests.serve.models import artefact, opened
 from tests.tiny import block
-from tests.traces import sources
 
 pytest.importorskip("jinja2")
 pytestmark = pytest.mark.xdist_group("serve")
@@ -27,15 +28,9 @@ MESSAGES = ["first", "second", "third"]
 
 
 @pytest.fixture(scope="module", params=["rope", "recurrent"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    folder = tmp_path_factory.mktemp("chat") / "artefact"
-    export(
-        sources(decoder_config(vocabulary=256, layers=1, hidden=40, block=block(request.param))),
-        "ort",
-        folder,
-        verify=False,
-    )
-    return load(folder, "cpu", 1)
+def model(request: pytest.FixtureRequest) -> Model:
+    config = decoder_config(vocabulary=256, layers=1, hidden=40, block=block(request.param))
+    return opened(traces.artefact(config, "ort"))
 
 
 def _chat(session: Session, **given: Any) -> Chat:
@@ -85,3 +80,17 @@ def test_a_conversation_beyond_the_context_is_refused_and_stays_as_it_was(model:
     with pytest.raises(ValueError, match="chat: expected a conversation below 30 tokens"):
         next(chat.reply("x" * 30))
     assert chat.messages == before
+
+
+def test_the_command_gives_the_same_text_with_lookup_and_with_a_draft_model(
+    capsys: pytest.CaptureFixture,
+) -> None:
+    folder, answers = str(artefact("ort")), []
+    command = ["generate", folder, "--prompt", "def f(x): def f(x):", "--max-tokens", "20"]
+    for speculate in ([], ["--speculate", "lookup"], ["--speculate", folder]):
+        assert main([*command, "--json", *speculate]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    assert answers[1] == answers[0] == answers[2]
+    assert main(["generate", folder, "--prompt", "a", "--speculate", "lokup"]) == 2
+    rule = "expected lookup or the folder of a decoder's artefact, got lokup"
+    assert rule in capsys.readouterr().err

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from posenc_export.runtime import GraphError, Session
-from tests.runtime.sequences import KINDS, excess, full, model, texts, worst_ahead
+from tests.runtime.sequences import CAPACITY, KINDS, excess, full, model, texts, worst_ahead
 
 TARGETS = ["onnx", "onnx-static", "ort", "torchscript"]
 LENGTHS = [9, 4, 7]  # tokens of each row before the interrupted call
@@ -94,7 +94,7 @@ CALLS: Dict[str, Callable[[Session], Any]] = {
 
 
 def begun(kind: str, target: str, signature: str) -> Session:
-    session = model(kind, target, signature).session()
+    session = model(kind, target, signature).session(capacity=CAPACITY)
     session.prefill([row[:n] for row, n in zip(texts(), LENGTHS, strict=False)])
     session.step(texts()[range(3), LENGTHS])
     session.rewind(1)
@@ -119,11 +119,11 @@ QUICK = (  # cases of `make test`; `onnx-static` has the buffers of `ort`
         for where in (("ort", "positions"), ("torchscript", "positions"), ("ort", "mask"))
     ),
 )
-EACH = [  # each kind is exported by one worker
+EACH = [
     pytest.param(
         *case,
         marks=[
-            pytest.mark.xdist_group(f"sequences {case[0]}"),
+            pytest.mark.xdist_group("rope"),
             *([] if case in QUICK else [pytest.mark.exhaustive]),
         ],
     )
@@ -159,7 +159,7 @@ def test_reset_heals_whatever_was_broken_off(
         assert excess(session.prefill(texts()[:3, :6]), full(kind)[:3, :6]) <= 1
 
 
-@pytest.mark.xdist_group("sequences rope")
+@pytest.mark.xdist_group("rope")
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_signal_that_raises_leaves_a_session_that_goes_on_rightly(
     target: str, monkeypatch: pytest.MonkeyPatch
@@ -198,7 +198,7 @@ def test_a_signal_that_raises_leaves_a_session_that_goes_on_rightly(
         signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.xdist_group("sequences rope")
+@pytest.mark.xdist_group("rope")
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_graph_that_stops_is_one_line_and_the_session_goes_on(
     target: str, monkeypatch: pytest.MonkeyPatch

@@ -1,30 +1,26 @@
 """What a session on CUDA feeds for the first tokens of rows of different lengths."""
 
-from pathlib import Path
 from typing import Any, Dict, List
 
 import numpy as np
 import pytest
 
-from posenc_export.export import export
 from posenc_export.export.expected import expected_outputs
 from posenc_export.export.verify import certify
 from posenc_export.runtime import Session, load
 from posenc_export.runtime.graphs.ort_graph import OrtGraph
-from posenc_export.runtime.session.cached_rows import REWIND
 from tests.tiny import decoder
-from tests.traces import sources
+from tests.traces import artefact, sources
 
 pytestmark = pytest.mark.xdist_group("alibi")
 
 
 @pytest.fixture
-def fed_as_on_cuda(tmp_path: Path) -> Session:
+def fed_as_on_cuda() -> Session:
     """A session of the CPU that feeds what a session on CUDA feeds."""
-    export(sources(decoder("alibi")), "ort", tmp_path / "artefact", verify=False)
-    graph = load(tmp_path / "artefact", provider="cpu", threads=1).graph
+    graph = load(artefact(decoder("alibi"), "ort"), provider="cpu", threads=1).graph
     graph.provider = "cuda"
-    return Session(graph, 1, None, REWIND)
+    return Session(graph)
 
 
 def test_rows_that_begin_together_have_the_padded_length(

@@ -13,7 +13,7 @@ from posenc_export.export import export
 from posenc_export.models.presets import seeded
 from posenc_export.models.stack import Text
 from tests.tiny import decoder
-from tests.traces import sources
+from tests.traces import artefact
 
 pytestmark = pytest.mark.xdist_group("alibi")  # one worker, which traces the model once
 
@@ -21,10 +21,8 @@ PROMPTS = [list(range(3, 12)), [40, 41], [7] * 5]
 
 
 @pytest.fixture(scope="module", params=["ort", "onnx", "torchscript"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = tmp_path_factory.mktemp("generation") / "a"
-    export(sources(decoder("alibi")), request.param, folder, verify=False)
-    return load(folder, provider="cpu", threads=1)
+def model(request: pytest.FixtureRequest) -> Any:
+    return load(artefact(decoder("alibi"), request.param), provider="cpu", threads=1)
 
 
 def _alone(model: Any, prompt: List[int], count: int, **given: Any) -> List[int]:
@@ -85,27 +83,21 @@ def test_the_command_speaks_by_the_tokenizer_that_the_artefact_carries(
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
     made = tokenizers.Tokenizer(models.BPE())
-    made.pre_tokenizer, made.decoder = (
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-        decoders.ByteLevel(),
-    )
-    made.train_from_iterator(
-        ["a test of tests and states"] * 9,
-        trainers.BpeTrainer(vocab_size=61, initial_alphabet=[], special_tokens=["<end>"]),
-    )
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=61, initial_alphabet=[], special_tokens=["<end>"])
+    made.train_from_iterator(["a test of tests and states"] * 9, trainer)
     stack = seeded(decoder("rope"))
     stack.text = Text(made.to_str().encode())
-    export(stack, "ort", tmp_path / "a", verify=False)
-    assert (
-        main(["generate", str(tmp_path / "a"), "--prompt", "test", "--max-tokens", "9", "--json"])
-        == 0
-    )
+    export(stack, "torchscript", tmp_path / "a", verify=False)
+    command = ["generate", str(tmp_path / "a"), "--prompt", "test"]
+    assert main([*command, "--max-tokens", "9", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     ids = made.encode("test").ids
     assert answer["tokens"] == _alone(load(tmp_path / "a", provider="cpu"), ids, 9)
     assert "test" + answer["text"] == made.decode(ids + answer["tokens"])
     (tmp_path / "a" / "tokenizer.json").write_text("{}")
-    assert main(["generate", str(tmp_path / "a"), "--prompt", "test"]) == 2
+    assert main(command) == 2
     assert "tokenizer.json" in capsys.readouterr().err
 
 
@@ -125,10 +117,9 @@ def test_a_tokenizer_that_cannot_be_read_is_refused_before_the_export(
 
 
 def test_a_decoder_of_other_ids_without_a_tokenizer_is_refused_by_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture
+    capsys: pytest.CaptureFixture,
 ) -> None:
-    export(sources(decoder("rope")), "torchscript", tmp_path / "a", verify=False)
-    assert main(["generate", str(tmp_path / "a"), "--prompt", "test"]) == 2
+    assert main(["generate", str(artefact(decoder("rope"), "torchscript")), "--prompt", "a"]) == 2
     assert (
         "expected an artefact with tokenizer.json or a byte-level decoder (vocabulary 256), "
         "got kind decoder with 61 token ids"

@@ -1,8 +1,11 @@
-"""Saved sessions that were not written by Session.save: each is refused in one line."""
+"""Saved sessions that were changed, cut or never written by Session.save are refused in one line;
+and what a command reads of others.
+"""
 
 import copy
 import hashlib
 import json
+import os
 import random
 import struct
 from pathlib import Path
@@ -11,21 +14,20 @@ from typing import Any
 import pytest
 
 from posenc_export import load
-from posenc_export.export import export
-from posenc_export.models.presets import seeded
-from posenc_export.models.short_forms import decoder_config
+from posenc_export.commands.cli import main
+from posenc_export.runtime.artefact import files
 from posenc_export.runtime.session import saved
-from tests.tiny import block
+from posenc_export.runtime.session.session import Session
+from tests.serve.models import artefact, opened
+
+pytestmark = pytest.mark.xdist_group("serve")  # one worker, which traces the model once
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A model, the header of a session of it with three tokens, and the bytes of its arrays."""
-    folder = tmp_path_factory.mktemp("written")
-    path = folder / "saved"
-    config = decoder_config(vocabulary=256, layers=1, hidden=40, block=block("rope"))
-    export(seeded(config, 0), "ort", folder / "a", verify=False)
-    model = load(folder / "a", provider="cpu", threads=1)
+    path = tmp_path_factory.mktemp("written") / "saved"
+    model = opened(artefact("ort"))
     session = model.session()
     session.prefill([[1, 2, 3]])
     session.save(path, [[1, 2, 3]])
@@ -151,3 +153,91 @@ def test_a_file_with_one_bit_changed_is_refused_in_one_line(
         path.write_bytes(changed)
         with pytest.raises(ValueError, match=r"^restore [^\n]*: expected [^\n]*$"):
             model.restore(path)
+
+
+@pytest.fixture
+def folders() -> "list[Path]":
+    """Two artefacts that differ in their graphs."""
+    return [artefact("ort"), artefact("onnx-static")]
+
+
+def test_a_file_that_was_changed_or_cut_or_is_of_another_artefact_is_refused_in_one_line(
+    folders: "list[Path]", tmp_path: Path
+) -> None:
+    model, other = (load(folder, provider="cpu", threads=1) for folder in folders)
+    session = model.session()
+    session.prefill([[1, 2, 3]])
+    session.save(tmp_path / "saved")
+    whole, path = (tmp_path / "saved").read_bytes(), tmp_path / "other"
+    at = whole.index(b"\n")
+    changed = whole[: at + 9] + bytes([whole[at + 9] ^ 1]) + whole[at + 10 :]
+    contents = {
+        b"": "another one",
+        whole[:-5]: "not whole",
+        whole + b"0": "not whole",
+        changed: "changed",
+        b"{}\n": "another one",
+        whole[: at - 9]: "another one",
+    }
+    header = json.loads(whole[:at])
+    header["arrays"][0][0] = "lengths"
+    contents[json.dumps(header).encode() + whole[at:]] = "changed"
+    contents |= {
+        whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :]: "changed"
+        for place in range(at + 1, at + 41)
+    }  # lengths, positions and slots
+    for content, said in contents.items():
+        path.write_bytes(content)
+        with pytest.raises(
+            ValueError,
+            match=rf"^restore .*other: expected .*{said}[^\n]*; delete the file and read the "
+            r"tokens again$",
+        ):
+            model.restore(path)
+    with pytest.raises(
+        ValueError,
+        match=f"expected a session of the artefact {other.manifest.digest}, got one of "
+        f"{model.manifest.digest}",
+    ):
+        other.restore(tmp_path / "saved")
+    with pytest.raises(ValueError, match="expected rows of at most 2 tokens, got"):
+        model.restore(tmp_path / "saved", capacity=2)
+
+
+def test_an_interrupted_save_leaves_the_old_file(
+    folders: "list[Path]", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = load(folders[0], provider="cpu", threads=1).session()
+    session.save(tmp_path / "saved")
+    before = (tmp_path / "saved").read_bytes()
+    session.prefill([[1, 2, 3]])
+    monkeypatch.setattr(files.Hashed, "write", lambda self, content: os.fstat(-1))
+    with pytest.raises(OSError):
+        session.save(tmp_path / "saved")
+    assert (tmp_path / "saved").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
+
+
+def test_the_command_reads_only_what_its_cache_does_not_hold(
+    folders: "list[Path]",
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache, answers, read = ["--cache", str(tmp_path / "saved")], [], []
+    prefill = Session.prefill
+    monkeypatch.setattr(
+        Session,
+        "prefill",
+        lambda self, inputs, **named: read.append(len(inputs[0])) or prefill(self, inputs, **named),
+    )
+    for prompt in ("a test", "a test of caches", "another"):
+        for more in ([], cache):
+            command = ["generate", str(folders[0]), "--prompt", prompt, "--max-tokens", "9"]
+            assert main([*command, "--json", *more]) == 0
+            answers.append(json.loads(capsys.readouterr().out))
+        assert answers[-1] == answers[-2]
+    # "a test" and the first id of its continuation, which differs from " ", are kept; then the "a"
+    # of "another".
+    assert read == [6, 6, 16, 10, 7, 6]
+    assert main(["generate", str(folders[1]), "--prompt", "a test", *cache]) == 2
+    assert "expected a session of the artefact" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """logits_to_keep: the outputs, and how many logits the graph computes."""
 
+import functools
 from pathlib import Path
 from typing import Any, Callable, List
 
@@ -14,7 +15,7 @@ from posenc_export.runtime.verification import cells
 from posenc_export.runtime.verification.case import Case
 from posenc_export.shared.numerics import worst_error
 from tests.tiny import block, decoder
-from tests.traces import sources
+from tests.traces import artefact, sources
 
 pytestmark = pytest.mark.xdist_group("rope")  # one worker, which traces the model once
 SLOW = [pytest.param(target, marks=pytest.mark.exhaustive) for target in ("onnx-static", "pt2")]
@@ -24,20 +25,14 @@ Models = Callable[[str], Any]
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    """Load the model of a target, or of signature mask; each is exported on first use."""
-    folder, known = tmp_path_factory.mktemp("logits"), {}
+def models() -> Models:
+    """Load the model of a target, or of signature mask."""
 
     def of(name: str) -> Any:
-        if name not in known:
-            target, signature = ("ort", "mask") if name == "mask" else (name, "positions")
-            export(
-                sources(decoder("rope")), target, folder / name, signature=signature, verify=False
-            )
-            known[name] = load(folder / name, provider="cpu", threads=1)
-        return known[name]
+        target, signature = ("ort", "mask") if name == "mask" else (name, "positions")
+        return load(artefact(decoder("rope"), target, signature=signature), "cpu", 1)
 
-    return of
+    return functools.cache(of)
 
 
 def _computed(session: Any, monkeypatch: pytest.MonkeyPatch, **how: Any) -> List[int]:

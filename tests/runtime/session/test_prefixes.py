@@ -18,13 +18,13 @@ TOKENS = np.random.default_rng(0).integers(97, 123, 5 * BLOCK).tolist()
 
 
 @pytest.fixture(scope="module", params=["ort", "onnx-static", "torchscript"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return opened(artefact(tmp_path_factory.getbasetemp(), request.param))
+def model(request: pytest.FixtureRequest) -> Model:
+    return opened(artefact(request.param))
 
 
 @pytest.fixture(scope="module")
-def ort(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return opened(artefact(tmp_path_factory.getbasetemp(), "ort"))
+def ort() -> Model:
+    return opened(artefact("ort"))
 
 
 def _saved(model: Model, rows: List[List[int]], count: int = 16, key: str = "") -> Prefixes:

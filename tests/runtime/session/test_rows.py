@@ -8,9 +8,9 @@ import pytest
 from posenc_export.runtime import Session
 from posenc_export.runtime.session.feeds import Feeder
 from posenc_export.runtime.session.history import RowHistory
-from tests.runtime.sequences import KINDS, LENGTH, excess, full, model, texts, worst_ahead
+from tests.runtime.sequences import CAPACITY, KINDS, LENGTH, excess, full, model, texts, worst_ahead
 
-pytestmark = pytest.mark.xdist_group("sequences rope")  # one worker, which exports for them once
+pytestmark = pytest.mark.xdist_group("rope")  # one worker, which exports for them once
 TARGETS = ["onnx-static", "ort", "torchscript"]
 
 
@@ -37,7 +37,7 @@ EACH = [
 @pytest.mark.parametrize(("kind", "target"), EACH)
 def test_rows_come_and_go_in_any_order(kind: str, target: str) -> None:
     random = np.random.default_rng(1)
-    session, order = model(kind, target).session(batch=2), []
+    session, order = model(kind, target).session(batch=2, capacity=CAPACITY), []
     for _ in range(60):
         if not order or (len(order) < 5 and random.random() < 0.5):
             more = random.integers(4, size=int(random.integers(1, 3))).tolist()
@@ -120,7 +120,7 @@ def test_admit_and_retire_refuse_what_makes_no_sense() -> None:
         (lambda: session.retire(2), "expected a row index 0 .. 1, got 2"),
         (lambda: session.retire(-1), "expected a row index 0 .. 1, got -1"),
         (lambda: session.admit([texts()[0, :0]]), "expected at least one token in every new row"),
-        (lambda: session.admit(texts()[:1, :3], start=LENGTH + 6), "expected positions 0 .."),
+        (lambda: session.admit(texts()[:1, :3], start=1098), "expected positions 0 .."),
         (lambda: session.admit(texts()[:1, :3] + 100), "expected token ids 0 .."),
     ]:
         with pytest.raises(ValueError, match=message):

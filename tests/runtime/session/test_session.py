@@ -13,27 +13,23 @@ from typing import Any, Dict
 import numpy as np
 import pytest
 
-from posenc_export.export import export
 from posenc_export.export.expected import eager_session
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config
 from posenc_export.runtime import Model, Session, load
 from posenc_export.runtime.session.generation import Sampling, choose
 from tests.tiny import block, decoder
-from tests.traces import sources
+from tests.traces import artefact
 
 pytestmark = pytest.mark.xdist_group("rope")  # one worker, which exports for them once
 TARGETS = ["onnx", "onnx-static", "ort", "torchscript", "pt2"]
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
-    top = tmp_path_factory.mktemp("artefacts")
-    for target in TARGETS:
-        export(sources(decoder("rope")), target, top / target, verify=False)
-    export(sources(block("alibi")), "ort", top / "block", verify=False)
-    export(sources(decoder("rope")), "onnx", top / "mask", signature="mask", verify=False)
-    return {path.name: path for path in top.iterdir()}
+def folders() -> Dict[str, Path]:
+    folders = {target: artefact(decoder("rope"), target) for target in TARGETS}
+    mask = artefact(decoder("rope"), "onnx", signature="mask")
+    return {**folders, "block": artefact(block("alibi"), "ort"), "mask": mask}
 
 
 @pytest.fixture(scope="module", params=TARGETS)

@@ -2,20 +2,15 @@
 drafts only where they gain time.
 """
 
-import json
+import functools
 import re
 import time
-from pathlib import Path
 from typing import Any, Dict, List
 
 import numpy as np
 import pytest
 
 from posenc_export import load
-from posenc_export.commands.cli import main
-from posenc_export.export import export
-from posenc_export.models.presets import seeded
-from posenc_export.models.short_forms import decoder_config
 from posenc_export.runtime.session import speculation
 from posenc_export.runtime.session.draft_length import (
     COUNTS,
@@ -27,8 +22,8 @@ from posenc_export.runtime.session.draft_length import (
 from posenc_export.runtime.session.drafts import DRAFTED, SIZES, DraftModel, Lookup
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.session.stepper import WIDEST
-from tests.tiny import block, decoder
-from tests.traces import sources
+from tests.tiny import decoder
+from tests.traces import artefact
 
 pytestmark = pytest.mark.xdist_group("alibi")  # one worker, which traces the model once
 
@@ -37,18 +32,11 @@ SAMPLED = {"temperature": 0.8, "top_p": 0.95, "seed": 5}
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Load the model of an encoding on a target; each is exported on first use."""
-    root, known = tmp_path_factory.mktemp("speculation"), {}
-
-    def of(encoding: str, target: str, **sizes: Any) -> Any:
-        key = f"{encoding}-{target}-{len(sizes)}"
-        if key not in known:
-            export(sources(decoder(encoding, **sizes)), target, root / key, verify=False)
-            known[key] = load(root / key, provider="cpu", threads=1)
-        return known[key]
-
-    return of
+def models() -> Any:
+    """Load the model of an encoding on a target."""
+    return functools.cache(
+        lambda encoding, target: load(artefact(decoder(encoding), target), "cpu", 1)
+    )
 
 
 @pytest.fixture
@@ -324,40 +312,4 @@ def test_drafts_are_shorter_where_passes_of_several_tokens_cost_more() -> None:
         == 0
         < dear
         < cheap
-    )
-
-
-def test_the_command_gives_the_same_text_with_lookup_and_with_a_draft_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    folder = tmp_path / "a"
-    export(
-        seeded(decoder_config(vocabulary=256, layers=1, hidden=40, block=block("rope"))),
-        "ort",
-        folder,
-        verify=False,
-    )
-    answers = []
-    for speculate in ([], ["--speculate", "lookup"], ["--speculate", str(folder)]):
-        assert (
-            main(
-                [
-                    "generate",
-                    str(folder),
-                    "--prompt",
-                    "def f(x): def f(x):",
-                    "--max-tokens",
-                    "20",
-                    "--json",
-                    *speculate,
-                ]
-            )
-            == 0
-        )
-        answers.append(json.loads(capsys.readouterr().out))
-    assert answers[1] == answers[0] == answers[2]
-    assert main(["generate", str(folder), "--prompt", "a", "--speculate", "lokup"]) == 2
-    assert (
-        "expected lookup or the folder of a decoder's artefact, got lokup"
-        in capsys.readouterr().err
     )

@@ -14,15 +14,12 @@ import onnxruntime
 import pytest
 import torch
 
-from posenc_export.export import export
 from posenc_export.runtime import Session, load
 from posenc_export.shared.numerics import tolerance, worst_error
 from tests.tiny import decoder
-from tests.traces import sources
+from tests.traces import artefact
 
-pytestmark = pytest.mark.xdist_group(
-    "plain runtimes"
-)  # one worker, which traces the models of these files once
+pytestmark = pytest.mark.xdist_group("rope")  # one worker, which traces the model once
 LAYERS, VOCABULARY = 2, 61  # sizes of a decoder of tests.tiny
 # Nodes of a layer on `ort`: GroupQueryAttention, 5 MatMul, 2 RMSNormalization, 2 Add, Sigmoid and 2
 # Mul, none for the encoding.
@@ -38,13 +35,8 @@ OPERATORS = {"torchscript": (41, 35, 21), "pt2": (43, 33, 21)}
 # Python functions that a step calls. In torch, three of them and two built-in ones make a context
 # of inference mode: sessions in several threads cannot share one.
 PYTHON_CALLS = {"ort": 4, "onnx-static": 4, "onnx": 182, "torchscript": 11, "pt2": 105}
-BUILT_IN_CALLS = {
-    "ort": 7,
-    "onnx-static": 7,
-    "onnx": 100,
-    "torchscript": 11,
-    "pt2": 104,
-}  # built-in functions that a step calls
+# Built-in functions that a step calls.
+BUILT_IN_CALLS = {"ort": 7, "onnx-static": 7, "onnx": 100, "torchscript": 11, "pt2": 104}
 COLD_CALLS = 120  # functions of the package that the first prefill of a session enters on ort
 PASS_CALLS = 20  # Python functions that a pass of a few tokens calls on caches in place
 SMALL = 1024  # most bytes of Python objects that a step allocates besides its output
@@ -52,18 +44,9 @@ IN_PLACE = ("ort", "onnx-static")
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Return the folder of an artefact, exported on first use. Tests must not change it."""
-    root, made = tmp_path_factory.mktemp("costs"), {}
-
-    def of(target: str, encoding: str = "rope") -> Path:
-        key = (target, encoding)
-        if key not in made:
-            made[key] = root / f"{target}-{encoding}"
-            export(sources(decoder(encoding)), target, made[key], verify=False)
-        return made[key]
-
-    return of
+def folders() -> Callable[..., Path]:
+    """Return a function that gives the folder of an artefact."""
+    return lambda target, encoding="rope": artefact(decoder(encoding), target)
 
 
 def stepping(folder: Path, context: int = 20) -> Session:

@@ -12,7 +12,7 @@ import pytest
 from posenc_export.runtime import Session
 from tests.runtime.sequences import model, texts
 
-pytestmark = pytest.mark.xdist_group("sequences rope")  # one worker, which exports for them once
+pytestmark = pytest.mark.xdist_group("rope")  # one worker, which exports for them once
 TARGETS = ["onnx", "onnx-static", "ort", "torchscript"]
 
 
