@@ -23,8 +23,8 @@ def common(text: Sequence[int], other: Sequence[int]) -> int:
 
 
 def keep(session: Any, cached: Sequence[int], prompt: Sequence[int]) -> int:
-    """Take back what the cache of the only row, with the ids `cached`, holds beyond the beginning of
-    a prompt, and at least its last token. Return the number of tokens that it holds then.
+    """Take back what the cache of the only row, with the ids `cached`, holds beyond the tokens with
+    which a prompt begins, and at least its last one. Return the number of tokens that are left.
     """
     equal = common(cached, prompt[:-1])
     try:
@@ -44,7 +44,7 @@ class Drafts(Protocol):
         """Append tokens to the text of the row."""
 
     def propose(self, count: int, guess: Guess) -> Tuple[List[int], int]:
-        """Return at most `count` tokens that may follow the text, and their source, a key of LIKELY."""
+        """Return at most `count` tokens that may follow, and their source, a key of LIKELY."""
 
 
 class Lookup:

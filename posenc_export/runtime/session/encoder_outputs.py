@@ -50,8 +50,8 @@ def for_rows(
     encoder: Any,
     attention_mask: Optional[np.ndarray],
 ) -> Optional[EncoderOutputs]:
-    """Return the encoder outputs for a prefill of `count` rows: `current` ones of the session, whose
-    rows have `length` tokens [B], or else `new` ones. Raise ValueError for rows that have both.
+    """Return the encoder outputs for a prefill of `count` rows: `current` ones, of rows that have
+    `length` tokens [B], or else `new` ones. Raise ValueError as `new`, and for rows with both.
     """
     if encoder is None and attention_mask is None and current is not None and len(length) == count:
         return current

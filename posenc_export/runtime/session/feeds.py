@@ -127,7 +127,7 @@ class Feeder:
         most a quarter more or STEP_SLOTS. 0 if the inputs change with each step.
 
         So the inputs of a step with slots, or of a CUDA graph, which does not read
-        total_sequence_length again, change rarely. Scores of slots without a token are computed too.
+        total_sequence_length again, change rarely. Slots without a token get scores too.
         """
         if not self.counted_inputs:
             return 0
