@@ -122,30 +122,48 @@ class Wrapped(torch.nn.Module):
         return self.inner(x) + x @ self.first.T @ self.second.T
 
 
-def _with_wrapper(layer):
-    layer.mlp.down = Wrapped(layer.mlp.down)
+class WrappedLayer(torch.nn.Module):
+    """A whole layer with an update of low rank of what it returns."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner, self.attention = inner, inner.attention
+        self.update = Wrapped(torch.nn.Linear(16, 16))
+
+    def forward(self, x, *others):
+        x, present = self.inner(x, *others)
+        return x + self.update(x), present
 
 
-def _with_number(layer):
-    layer.residual.attention_norm.eps = 0.5
+def _with_wrapper(layers):
+    layers[3].mlp.down = Wrapped(layers[3].mlp.down)
 
 
-def _with_hook(layer):
-    layer.mlp.register_forward_hook(lambda module, inputs, output: 2 * output)
+def _with_wrapped_layer(layers):
+    layers[3] = WrappedLayer(layers[3])
 
 
-def _with_function(layer):
-    forward, factor = layer.mlp.forward, 3.0
-    layer.mlp.forward = lambda x: factor * forward(x)
+def _with_number(layers):
+    layers[3].residual.attention_norm.eps = 0.5
 
 
-def _with_constant(layer):
-    layer.mlp.shift = torch.full((16,), 2.0)
-    layer.mlp.register_forward_hook(lambda module, inputs, output: output + module.shift)
+def _with_hook(layers):
+    layers[3].mlp.register_forward_hook(lambda module, inputs, output: 2 * output)
+
+
+def _with_function(layers):
+    forward, factor = layers[3].mlp.forward, 3.0
+    layers[3].mlp.forward = lambda x: factor * forward(x)
+
+
+def _with_constant(layers):
+    layers[3].mlp.shift = torch.full((16,), 2.0)
+    layers[3].mlp.register_forward_hook(lambda module, inputs, output: output + module.shift)
 
 
 CHANGES = {
     "a wrapper that renames weights": _with_wrapper,
+    "a wrapper around the whole layer": _with_wrapped_layer,
     "an attribute": _with_number,
     "a hook": _with_hook,
     "a function": _with_function,
@@ -156,11 +174,11 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_layer_that_was_changed_is_a_kind_of_its_own(change):
     model = decoder("rope", [{"name": "rope"}] * 6)
-    CHANGES[change](model.layers[3])
+    CHANGES[change](model.layers)
     assert repeated_layers.RepeatedLayers.of(model).traced == [0, 1, 3]
 
 
-QUICK = ("a wrapper that renames weights",)
+QUICK = ("a wrapper that renames weights", "a wrapper around the whole layer")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +190,7 @@ QUICK = ("a wrapper that renames weights",)
 )
 def test_a_layer_that_was_changed_is_that_of_a_whole_trace(tmp_path, monkeypatch, change):
     model = decoder("rope", [{"name": "rope"}] * 6)
-    CHANGES[change](model.layers[3])
+    CHANGES[change](model.layers)
     few = digests(model, "positions", "onnx", tmp_path / "few")
     monkeypatch.setattr(repeated_layers, "FEWEST", 7)
     assert few == digests(model, "positions", "onnx", tmp_path / "whole")
