@@ -57,7 +57,7 @@ def _weight(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Graph], Non
     return plant
 
 
-def _parts(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Graph], None]:
+def constants(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Graph], None]:
     return lambda graph: _constant(graph, name, change)
 
 
@@ -86,7 +86,7 @@ def _one_more(numbers: np.ndarray) -> np.ndarray:
     return numbers
 
 
-def _attention(name: str, change: Callable[[Any], Any]) -> Callable[[Graph], None]:
+def attention(name: str, change: Callable[[Any], Any]) -> Callable[[Graph], None]:
     """Change an attribute of every attention node; None removes it."""
 
     def plant(graph: Graph) -> None:
@@ -94,7 +94,7 @@ def _attention(name: str, change: Callable[[Any], Any]) -> Callable[[Graph], Non
         assert nodes
         for node in nodes:
             before = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-            value = change(before[name])
+            value = change(before.get(name))
             kept = [attribute for attribute in node.attribute if attribute.name != name]
             del node.attribute[:]
             node.attribute.extend(kept)
@@ -105,7 +105,7 @@ def _attention(name: str, change: Callable[[Any], Any]) -> Callable[[Graph], Non
 
 
 def _rows(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Graph], None]:
-    return _parts("cos.rows", change)
+    return constants("cos.rows", change)
 
 
 def _hole(rows: np.ndarray) -> np.ndarray:
@@ -119,14 +119,20 @@ def _exchange_tables(graph: Graph) -> None:
             node.input[7], node.input[8] = node.input[8], node.input[7]
 
 
-def _halve_slope(graph: Graph) -> None:
-    for tensor in graph.initializer:
-        if list(tensor.dims)[1:] == [1, 1]:
-            slopes = numpy_helper.to_array(tensor).copy()
-            slopes[1] /= 2
-            tensor.CopyFrom(numpy_helper.from_array(slopes, tensor.name))
-            return
-    raise AssertionError("expected slopes")
+def slopes(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Graph], None]:
+    """Change the slopes of ALiBi, the constant [H,1,1]."""
+
+    def plant(graph: Graph) -> None:
+        (tensor,) = (t for t in graph.initializer if list(t.dims)[1:] == [1, 1])
+        after = np.ascontiguousarray(change(numpy_helper.to_array(tensor).copy()))
+        tensor.CopyFrom(numpy_helper.from_array(after, tensor.name))
+
+    return plant
+
+
+def _halved(numbers: np.ndarray) -> np.ndarray:
+    numbers[1] /= 2
+    return numbers
 
 
 def _late_head(graph: Graph) -> None:
@@ -178,9 +184,7 @@ def _insert(graph: Graph, before: Any, made: Sequence[Any]) -> None:
 
 
 def _second_cache_unwritten(graph: Graph) -> None:
-    """Keep the old content of the caches of keys with long factors, for tokens at short
-    positions.
-    """
+    """Keep the old content of the caches of keys with long factors."""
     bodies = [a.g for node in graph.node for a in node.attribute if a.name == "else_branch"]
     nodes = [node for body in bodies for node in body.node if node.op_type == "TensorScatter"]
     assert nodes, "expected a node that writes the second cache"
@@ -192,9 +196,9 @@ def _second_cache_unwritten(graph: Graph) -> None:
 
 RUINS = (
     Ruin("scales rolled by one output", "rope",
-         _parts(f"{WEIGHT}.scales", lambda s: np.roll(s, 1, 0)), FEW_BITS),
+         constants(f"{WEIGHT}.scales", lambda s: np.roll(s, 1, 0)), FEW_BITS),
     Ruin("codes rolled by one output", "rope", _weight(lambda w: np.roll(w, 1, 0)), FEW_BITS),
-    Ruin("one zero point off", "rope", _parts(f"{BLOCKED}.zeros", _one_more),
+    Ruin("one zero point off", "rope", constants(f"{BLOCKED}.zeros", _one_more),
          ("int4", "int4-128")),
     Ruin("nibbles of one output exchanged", "rope", _weight(_exchange_nibbles),
          ("int4", "int4-128")),
@@ -206,14 +210,14 @@ RUINS = (
          _parts("past_key_values.1.key.scale",
                 lambda s: np.where(np.arange(len(s)) == 3, 2 * s, s)),
          ("cache int8",)),
-    Ruin("softmax scale 1 % off", "rope", _attention("scale", lambda scale: 1.01 * scale)),
+    Ruin("softmax scale 1 % off", "rope", attention("scale", lambda scale: 1.01 * scale)),
     Ruin("one head's queries late by one token", "rope", _late_head),
     Ruin("cos and sin exchanged", "rope", _exchange_tables),
     Ruin("rows 400 to 431 of the cos table zero", "rope", _rows(_hole)),
-    Ruin("slope of one head halved", "alibi", _halve_slope),
-    Ruin("window one token short", "rope", _attention("local_window_size", lambda w: w - 1)),
-    Ruin("window one token long", "rope", _attention("local_window_size", lambda w: w + 1)),
-    Ruin("window ignored", "rope", _attention("local_window_size", lambda _: None)),
+    Ruin("slope of one head halved", "alibi", slopes(_halved)),
+    Ruin("window one token short", "rope", attention("local_window_size", lambda w: w - 1)),
+    Ruin("window one token long", "rope", attention("local_window_size", lambda w: w + 1)),
+    Ruin("window ignored", "rope", attention("local_window_size", lambda _: None)),
     Ruin("slots shifted from 256 cached tokens on", "rope", _shift_slots(256)),
     Ruin("slots shifted from 300 cached tokens on", "rope", _shift_slots(300)),
     Ruin(

@@ -169,9 +169,7 @@ def _input(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Any:
 
 @contextlib.contextmanager
 def _in_module(module: Any, suffix: str, change: Callable[[Any], None]) -> Iterator[None]:
-    """Change a fixed number of the module itself, from which the artefact is exported and with
-    which it is compared.
-    """
+    """Change a fixed number of the module itself, which is exported and compared."""
     tensors = [tensor for name, tensor in module.named_buffers() if name.endswith(suffix)]
     assert tensors, f"expected a buffer {suffix}"
     before = [tensor.clone() for tensor in tensors]

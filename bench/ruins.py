@@ -58,17 +58,17 @@ RANGE, WINDOW = 1024, 512
 PAGE, RESULTS = Path("docs/reliability.md"), Path("bench/results/ruins.json")
 
 
-def rope(layers: int) -> StackConfig:
+def rope(layers: int, longest: int = RANGE, window: int = WINDOW) -> StackConfig:
     """A byte-level decoder of width 64 with rotations, grouped heads and a window."""
-    block = block_config(64, 4, RANGE, kv_heads=2)
-    sees = {"name": "window", "size": WINDOW}
+    block = block_config(64, 4, longest, kv_heads=2)
+    sees = {"name": "window", "size": window}
     block = replace(block, attention=replace(block.attention, sees=sees))
     return decoder_config(256, layers, 128, block, tied=False)
 
 
-def alibi(layers: int) -> StackConfig:
+def alibi(layers: int, longest: int = RANGE) -> StackConfig:
     """The same with ALiBi, and without a window."""
-    block = block_config(64, 4, RANGE, kv_heads=2, encoding={"name": "alibi"})
+    block = block_config(64, 4, longest, kv_heads=2, encoding={"name": "alibi"})
     return decoder_config(256, layers, 128, block, tied=False)
 
 
@@ -102,9 +102,7 @@ class QuantizedMatrix:
 
 
 def source_of(name: str, layers: int, format_: str) -> Sources:
-    """Return a decoder; for "keep" with the weights of a checkpoint of 4 bits whose blocks have
-    offsets that are no zero points.
-    """
+    """Return a decoder; for "keep" with weights of a checkpoint of 4 bits with offsets."""
     model = seeded(MODELS[name](layers))
     if format_ != "keep":
         return Sources(model)

@@ -107,9 +107,7 @@ def _opened(ours: Union[Model, torch.nn.Module, Loaded]) -> Tuple[Session, Accur
 
 
 def _case(inputs: np.ndarray, original: Callable[..., Any]) -> Case:
-    """Return the inputs as the larger batch of the grid, with the outputs of the original for
-    them and for another ending. Missing rows are shifted copies.
-    """
+    """Return inputs, filled up with shifted copies, with the original's outputs for two endings."""
     rows = np.concatenate(
         [np.roll(inputs, shift, axis=1) for shift in range(-(-max(BATCHES) // len(inputs)))]
     )[: max(BATCHES)]
@@ -139,9 +137,7 @@ def _outputs(original: Callable[..., Any], tokens: np.ndarray) -> np.ndarray:
 
 
 def _sees_later(original: Callable[..., Any], case: Case, accuracy: Accuracy) -> bool:
-    """Whether outputs of the original change if only the last token does, which becomes a copy
-    of the first.
-    """
+    """Whether outputs of the original for earlier tokens change with the last token."""
     tokens = np.concatenate((case.tokens[:, :-1], case.tokens[:, :1]), axis=1)
     return (
         not worst_error(_outputs(original, tokens)[:, :-1], case.full[:, :-1]) <= accuracy.tolerance

@@ -50,9 +50,7 @@ BEFORE = 16  # tokens before an edge at which a sequence starts that is too far 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run on the reduced model: one sequence of `length` tokens, and sequences that
-    start before the positions `starts`.
-    """
+    """A sequence of `length` tokens for the reduced model, and those that begin before `starts`."""
 
     length: int
     starts: Tuple[Edge, ...]
@@ -107,9 +105,7 @@ def _named(edges: List[Edge]) -> Dict[str, int]:
 
 
 def _needed(edges: List[Edge], manifest: Manifest, reached: int) -> bool:
-    """Return whether the whole model leaves an edge, or a depth up to DEEPEST, to the reduced
-    one.
-    """
+    """Return whether the whole model leaves an edge, or a depth up to DEEPEST, to the other."""
     far = any(
         edge.at + BESIDE >= reached or edge.by == "distance" and edge.at > NEAR for edge in edges
     )
@@ -143,9 +139,7 @@ def planned(reduced: Model, edges: List[Edge], manifest: Manifest, reached: int)
 
 
 def work_of(reduced: Model, length: int) -> int:
-    """Return the multiply-adds of a sequence: of weights for each token, and of scores and
-    values for each pair of tokens.
-    """
+    """Return multiply-adds of a sequence: weights per token, scores and values per pair."""
     pairs = sum(2 * part.heads * part.head_size for part in reduced.attentions()) * length**2
     return step_weights(reduced) * length + (pairs // 2 if has_cache(reduced) else pairs)
 
@@ -153,9 +147,7 @@ def work_of(reduced: Model, length: int) -> int:
 def _expected(
     reduced: Model, edges: List[Edge], plan: Plan
 ) -> Tuple[Optional[LongSequence], List[Tuple[Edge, Tuple[np.ndarray, np.ndarray, int]]]]:
-    """Return the outputs of the module: of the sequence from position 0 on, and of those that
-    start before an edge.
-    """
+    """Return outputs of the module: of the sequence, and of those that begin before an edge."""
     session = eager_session(reduced, max(plan.length, BEFORE + BESIDE + 1))
     manifest, named = session.manifest, _named(edges)
     named |= depths(plan.length) if manifest.states else {}
@@ -171,9 +163,7 @@ def _expected(
 
 
 def _far(session: Session, case: Tuple[np.ndarray, np.ndarray, int]) -> Pairs:
-    """Read tokens before an edge and those behind it: in one call, in steps, and in a call from
-    the edge on.
-    """
+    """Read tokens before an edge and behind it: in one call, in steps, and from the edge on."""
     tokens, expected, start = case
     count = tokens.shape[1]
     yield session.prefill(tokens, start=start, chunk=count), expected

@@ -33,9 +33,7 @@ def edges_of(model: Model) -> List[Edge]:
 
 
 def indices_of(edges: List[Edge], manifest: Manifest) -> Dict[str, int]:
-    """Return the tokens at edges in a sequence from position 0 on, by name: edges of the model,
-    and depths of a cache.
-    """
+    """Return the tokens at edges of a sequence from 0 on, by name, with the depths of a cache."""
     return {
         **depths(fill_length(manifest) if manifest.states else 0),
         **{edge.name: edge.at for edge in edges},

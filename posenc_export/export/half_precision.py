@@ -84,9 +84,7 @@ def _rule(encoding: PositionEncoding, hook: str) -> str:
 
 
 def _check_buffers(encoding: PositionEncoding, cast: PositionEncoding, dtype: str) -> None:
-    """Check that fixed numbers keep their values: a formula knows trained numbers as they are
-    after the cast, and fixed ones as they were before.
-    """
+    """Check that fixed numbers keep their values, which a formula knows as they were before."""
     for name, buffer in encoding.named_buffers():
         if not torch.equal(cast.get_buffer(name).to(buffer.dtype), buffer):
             found = f"buffer {name}, which the cast rounds"
@@ -138,9 +136,7 @@ def _name(dtype: torch.dtype) -> str:
 def _results(
     encoding: PositionEncoding, hook: str, geometry: Geometry, dtype: torch.dtype
 ) -> List[Tensor]:
-    """Return the tensors of a hook, without states, and with 0 for the biases of hidden keys,
-    which may be any number.
-    """
+    """Return the tensors of a hook, without states, and with 0 for the biases of hidden keys."""
     returned = getattr(encoding, hook)(*_arguments(encoding, hook, geometry, dtype))
     if hook != "bias":
         return [result for result in returned if isinstance(result, Tensor)]
@@ -158,9 +154,7 @@ def _places(geometry: Geometry) -> List[int]:
 def _arguments(
     encoding: PositionEncoding, hook: str, geometry: Geometry, dtype: torch.dtype
 ) -> Tuple[Any, ...]:
-    """Return the arguments of a hook: random numbers that are exact in half precision, for small
-    and large positions.
-    """
+    """Return arguments of a hook, exact in half precision, for small and large positions."""
     places, random = torch.tensor([_places(geometry)]), torch.Generator().manual_seed(0)
     coordinates = places.expand(encoding.axes, 1, -1) if encoding.axes else places
 

@@ -101,9 +101,7 @@ class Loss:
     def add(
         self, actual: np.ndarray, expected: np.ndarray, following: Optional[np.ndarray] = None
     ) -> None:
-        """Add outputs [B,L,V], and the token ids that follow each of them [B,L] if they are
-        text.
-        """
+        """Add outputs [B,L,V], and of text the token ids that follow each of them [B,L]."""
         for first in range(0, expected.shape[1], TOKENS):
             few = slice(first, first + TOKENS)
             self._add_few(
@@ -206,9 +204,7 @@ def _check_loss(loss: Loss, manifest: Manifest, inputs: Inputs, text: MeasuredTe
 
 
 def _better(manifest: Manifest, inputs: Inputs, text: MeasuredText) -> List[str]:
-    """Return what else a user can do, and how much the perplexity rises with larger formats of
-    weights.
-    """
+    """Return what else a user can do, with the loss of larger formats of weights."""
     if manifest.weights is None or manifest.weights.format not in LARGER:
         return ["choose float32"]
     chosen = manifest.weights.format

@@ -30,9 +30,7 @@ Regions = Dict[int, List[Tuple[str, int]]]  # file and offset of tensors, by num
 
 
 def store(model: Model, manifest: Manifest, folder: Path) -> Dict[str, Numbers]:
-    """Return where the trained numbers of each encoding are in a new artefact, by name in the
-    block or stack; write those that the graph does not hold.
-    """
+    """Return the places of trained numbers of encodings by name; write those not in the graph."""
     trained = {
         f"{name}.{key}": value
         for name, encoding in _encodings(inner_of(model))
@@ -73,9 +71,7 @@ def _content(tensor: Tensor) -> np.ndarray:
 
 
 def _encodings(model: Inner) -> Iterator[Tuple[str, PositionEncoding]]:
-    """Yield the encodings of a model by name, each once; not the parts of one that combines
-    several.
-    """
+    """Yield the encodings of a model by name, each once, without parts of combined ones."""
     last = ""
     for name, module in model.named_modules():
         if isinstance(module, PositionEncoding) and not (last and name.startswith(f"{last}.")):

@@ -76,9 +76,7 @@ class VerificationError(Exception):
 
 
 def _failure(certificate: Dict[str, Any], own: Mapping[str, str]) -> str:
-    """Return what a certificate shows to be wrong: the first check that failed, or the worst
-    cell.
-    """
+    """Return what a certificate shows to be wrong: the first failed check, or the worst cell."""
     for name, failure in failed_checks(certificate).items():
         return f"expected check '{name}' to pass, got {failure}; do not deploy"
     cells = certificate["cells"].items()
@@ -172,11 +170,7 @@ def _source(
 
 
 def _sample(described: Calibration, model: Model, calibrate: Union[str, Path, None]) -> Sample:
-    """Return the calibration data of the export.
-
-    Raises:
-        ValueError: no file, or one with other content.
-    """
+    """Return the calibration data of the export. Raise ValueError without it or for another."""
     wanted = described.sha256
     sample = None if calibrate is None else samples.read(calibrate, model)
     if sample is None and is_default(wanted):
@@ -255,9 +249,7 @@ def _joined(whole: Measured, edges: Measured) -> Measured:
 
 
 def single_threaded(folder: Path, provider: str) -> Loaded:
-    """Load an artefact with one thread per operator, so that sums have the same order, and
-    certificates the same figures, on every run.
-    """
+    """Load an artefact with one thread per operator, so that certificates repeat their figures."""
     return load(folder, provider=provider, threads=1)
 
 
@@ -288,9 +280,7 @@ def _certificate(
     exact: Dict[str, float],
     quick: bool = False,
 ) -> Dict[str, Any]:
-    """Return the certificate with the cells of the artefact and those of the oracle, which
-    compare a float32 module whatever the dtype of the artefact.
-    """
+    """Return the certificate with the cells of the artefact and those of the oracle."""
     measured.cells |= exact
     if accuracy.rounds and not accuracy.float32:
         measured.bounds |= dict.fromkeys(exact, float32_tolerance("float32", *extent(model)))

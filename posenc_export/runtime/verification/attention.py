@@ -96,9 +96,7 @@ def _flat(part: np.ndarray) -> np.ndarray:
 
 
 def _of_codes(heads: Heads, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Return twice the distance of appended codes from those that rint(x / scale) may have,
-    limited to -128 .. 127, [S].
-    """
+    """Return twice the distance [S] of codes from those that rint(x / scale) may have."""
     lowest, highest = contracts.codes_of(heads.numbers / scale, heads.error / scale)
     distance = np.maximum(np.maximum(lowest - codes, codes - highest), 0)
     result: np.ndarray = 2 * distance.max(axis=(0, 2))

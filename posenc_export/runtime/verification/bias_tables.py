@@ -44,9 +44,7 @@ def tables(manifest: Manifest, folder: Path) -> Tuple[np.ndarray, ...]:
 
 
 def _slopes(part: Described, attention: Described) -> np.ndarray:
-    """Return the slopes of ALiBi [H]: powers of a root of two, then every other one of the next
-    power of two.
-    """
+    """Return the slopes of ALiBi [H]: powers of a root of 2, then odd ones of a finer root."""
     heads = part.get("heads") or attention["heads"]
     power, most = 1 << (heads.bit_length() - 1), part.get("max_bias", 8.0)
     first = 2.0 ** (-most / power * np.arange(1, power + 1))
@@ -73,9 +71,7 @@ def _buckets(part: Described) -> List[np.ndarray]:
 
 
 def _trained(manifest: Manifest, folder: Path, name: str) -> Optional[np.ndarray]:
-    """Return trained numbers of an encoding in float32; None if the manifest names none, or in
-    half precision.
-    """
+    """Return trained numbers of an encoding; None unless the manifest has them in float32."""
     for key, numbers in manifest.encodings.items():
         if key.endswith(name) and numbers.dtype == "float32":
             shape = numbers.shape[::-1] if numbers.transposed else numbers.shape

@@ -52,9 +52,7 @@ class Case:
         )
 
     def beginning(self, first: int = 0, end: Optional[int] = None) -> Dict[str, Any]:
-        """Return the keyword arguments of the first call on the rows first .. end - 1 (None: all
-        rows from `first` on).
-        """
+        """Return the keyword arguments of the first call on the rows first .. end - 1."""
         start = self.start if isinstance(self.start, int) else list(self.start[first:end])
         encoder = {} if self.encoder is None else {"encoder": self.encoder[first:end]}
         return {"start": start, **encoder}

@@ -83,9 +83,7 @@ def parts_of(manifest: Manifest, expected: Expected, rounds: bool, level: Level)
 
 
 def _cases(manifest: Manifest, expected: Expected, level: Level) -> Iterator[Tuple[Case, Level]]:
-    """Yield cases with their levels. Few rows cost a large model as much time as many: its rows
-    have different starts.
-    """
+    """Yield cases with their levels. Rows of a large model's case have different starts."""
     cases, cached = list(expected.cases.values()), bool(manifest.states)
     if level <= Level.QUICK:
         mixed = cached and level is Level.QUICK
@@ -100,9 +98,7 @@ def _cases(manifest: Manifest, expected: Expected, level: Level) -> Iterator[Tup
 
 
 def _beside_each_other(cases: Sequence[Case]) -> Case:
-    """Return a case whose rows have the starts of all cases in turn. All cases have the same
-    tokens.
-    """
+    """Return a case whose rows have the starts of all cases, which have the same tokens."""
     if len(cases) == 1:
         return cases[0]
     rows = [(row, cases[row % len(cases)]) for row in range(len(cases[0].tokens))]
@@ -149,9 +145,7 @@ def _case_cells(
 
 
 def scenarios_of(manifest: Manifest, case: Case, level: Level = Level.WHOLE) -> List[Scenario]:
-    """Return the scenarios for an artefact. Layout "rows" adds those in which rows are admitted
-    and retired.
-    """
+    """Return the scenarios for an artefact; layout "rows" adds those that admit and retire rows."""
     length = case.tokens.shape[1]
     scenarios = of_caches(length) if manifest.states else of_whole_calls(length)
     if manifest.states and manifest.input("logits_index"):
@@ -165,7 +159,6 @@ def scenarios_of(manifest: Manifest, case: Case, level: Level = Level.WHOLE) -> 
 
 
 def _beside_guests(scenario: Scenario) -> Scenario:
-    """Return a scenario on a batch that guest rows join and leave."""
 
     def run(session: Session, case: Case) -> Pairs:
         guests, encoder = case.other[::-1].copy(), case.encoder and case.encoder[::-1]
@@ -191,9 +184,7 @@ def _attribute_cells(name: str, case: AttributeCase, full: np.ndarray, rounds: b
 def _full_pass(
     name: str, endings: Sequence[Ending], arguments: Dict[str, Any]
 ) -> Tuple[Cell, List[np.ndarray]]:
-    """Return the cell that reads all tokens of each ending in one call, and the list of its
-    outputs, which is filled when the cell is measured.
-    """
+    """Return the cell of one call for each ending, and the list that its outputs will fill."""
     outputs: List[np.ndarray] = []
 
     def pairs(session: Session) -> Pairs:
@@ -207,9 +198,7 @@ def _full_pass(
 
 
 def _coordinates(session: Session, case: AttributeCase, full: np.ndarray) -> Pairs:
-    """Prefill in chunks with different coordinates for every token, then rewind and prefill the
-    last tokens again with their coordinates.
-    """
+    """Prefill in chunks with other coordinates for every token, rewind, and repeat the last."""
     grid = case.attributes["grid"]
     yield session.prefill(case.tokens, chunk=7, grid=grid), full
     for back in range(1, min(6, case.tokens.shape[1])) if session.manifest.states else ():
@@ -218,7 +207,5 @@ def _coordinates(session: Session, case: AttributeCase, full: np.ndarray) -> Pai
 
 
 def _segments(session: Session, case: AttributeCase, full: np.ndarray) -> Pairs:
-    """Prefill tokens of different segments, with coordinates if the model has them, the first
-    row with left padding.
-    """
+    """Prefill tokens of different segments, the first row with left padding."""
     yield session.prefill(case.tokens, attention_mask=case.mask, **case.attributes), full

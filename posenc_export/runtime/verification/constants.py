@@ -189,7 +189,6 @@ class Constants:
 
 
 def _product(node: Node, codes: Codes, scales: Codes, zeros: Codes, order: Codes) -> np.ndarray:
-    """Return the weight [N,K] of MatMulNBits."""
     a = node.attributes
     if codes is None or scales is None or order is not None:
         rule = f"graph: expected codes and scales in the order of inputs at {node.name}"
@@ -199,7 +198,6 @@ def _product(node: Node, codes: Codes, scales: Codes, zeros: Codes, order: Codes
 
 
 def _rows(node: Node, codes: Any, scales: Any, zeros: Codes) -> np.ndarray:
-    """Return the table of GatherBlockQuantized in the shape of its data, which blocks fill."""
     bits, block = node.attributes.get("bits", 4), node.attributes.get("block_size", 128)
     points = np.full(scales.shape, 1 << (bits - 1), np.int16)
     if zeros is not None:
@@ -209,18 +207,15 @@ def _rows(node: Node, codes: Any, scales: Any, zeros: Codes) -> np.ndarray:
 
 
 def _integer_product(node: Node, codes: Any, scales: Any, zeros: Codes) -> np.ndarray:
-    """Return the weight [K,N] of MatMulIntegerToFloat."""
     return dequantized(codes, scales, zeros, 1, 0)
 
 
 def _linear(node: Node, codes: Any, scales: Any, zeros: Codes) -> np.ndarray:
-    """Return the output of DequantizeLinear of constants."""
     axis, block = node.attributes.get("axis", 1), node.attributes.get("block_size", 0)
     return dequantized(codes, scales, zeros, axis, block)
 
 
 def _experts(node: Node, codes: Any, scales: Any) -> np.ndarray:
-    """Return the weights [experts,outputs,inputs] of a product of QMoE."""
     bits = node.attributes.get("expert_weight_bits", 4)
     scales = scales if node.attributes.get("block_size") else scales[..., None]
     return of_blocks(codes, scales, None, bits, codes.shape[-1] * 8 // bits)

@@ -81,17 +81,13 @@ class Blocks:
             yield part, Blocks(*arrays, self.bits, self.inputs)
 
     def halves(self) -> Tuple[np.ndarray, ...]:
-        """Return the codes of each n-th input, float32 [N,blocks,block / n], for n codes in a
-        byte.
-        """
+        """Return the codes of each n-th input, float32 [N,blocks,block / n], n codes in a byte."""
         if self.bits == 8:
             return (self.codes.astype(np.float32),)
         return (self.codes & 15).astype(np.float32), (self.codes >> 4).astype(np.float32)
 
     def columns(self, at: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-        """Return the weights of some inputs [N,n] float64, and |scale| (|code| + `largest`) of
-        each.
-        """
+        """Return weights of some inputs [N,n] float64, and |scale| (|code| + `largest`) of each."""
         block, inside = np.divmod(at, self.block)
         if self.bits == 8:
             codes = self.codes[:, block, inside]
@@ -140,9 +136,7 @@ class Activations:
 def codes_of(
     quotients: np.ndarray, error: Union[np.ndarray, float] = 0.0
 ) -> Tuple[np.ndarray, np.ndarray]:
-    """Return the least and the greatest code of quotients, of which a kernel computes one within
-    4 u of its size, plus an error.
-    """
+    """Return least and greatest code of quotients, known within 4 u of their size plus an error."""
     away = 0.5 + 4 * UNIT * np.abs(quotients) + error
     lowest, highest = np.ceil(quotients - away), np.floor(quotients + away)
     return np.clip(lowest, -128, 127), np.clip(highest, -128, 127)
@@ -281,9 +275,7 @@ def _slices(outputs: int, inputs: int) -> Iterator[slice]:
 
 
 def _bound(size: np.ndarray, count: int) -> np.ndarray:
-    """Return the bound of `count` roundings of products whose magnitudes sum up to `size`;
-    infinity if sums may overflow.
-    """
+    """Return the bound of `count` roundings of sums of size `size`; infinity on overflow."""
     bound: np.ndarray = size * (count * UNIT / (1 - count * UNIT)) + UNDERFLOW
     bound[size >= LARGEST] = np.inf
     return bound

@@ -54,9 +54,7 @@ def dequantized(
     block: int,
     dtype: str = "float32",
 ) -> np.ndarray:
-    """Return the output of DequantizeLinear (opset 21), computed in a dtype: a scale for all, of
-    an axis or of blocks.
-    """
+    """Return the output of DequantizeLinear (opset 21): scales of all, of an axis or of blocks."""
 
     def spread(part: np.ndarray) -> np.ndarray:
         if block:

@@ -160,9 +160,7 @@ def has_cache(manifest: Manifest) -> bool:
 
 
 def visible(attention: Described, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Return which keys at positions [B,T] the queries at [B,S] see: [B,S,T]. Those at -1 are no
-    keys.
-    """
+    """Return which keys at positions [B,T] queries at [B,S] see [B,S,T]; none of those at -1."""
     rule = attention["sees"]
     q, k = queries[:, :, None], keys[:, None, :]
     seen = np.broadcast_to(k >= 0, np.broadcast_shapes(q.shape, k.shape))
@@ -178,9 +176,7 @@ def visible(attention: Described, queries: np.ndarray, keys: np.ndarray) -> np.n
 
 
 def scale(attention: Described) -> float:
-    """Return the factor on q k: that of the description, of an encoding that has its own, or 1 /
-    sqrt(D).
-    """
+    """Return the factor on q k: the stated one, that of an encoding, or 1 / sqrt(D)."""
     size = attention["head_size"]
     if attention["scale"] is not None:
         return float(attention["scale"])

@@ -44,9 +44,7 @@ def chosen_experts(graph: Graph, node: Node) -> CheckedNode:
 
 
 def _shares(scores: np.ndarray, count: int) -> Tuple[np.ndarray, np.ndarray]:
-    """Return weights of experts [M,experts], and whether the choice is certain [M]: equal scores
-    may be chosen either way.
-    """
+    """Return weights of experts [M,experts], and whether their choice is certain [M]."""
     order = np.sort(scores, axis=1)[:, ::-1]
     least = order[:, count - 1 : count]
     sure = np.ones(len(scores), bool)
@@ -74,9 +72,7 @@ def _expert(graph: Graph, node: Node, expert: int, x: np.ndarray) -> Bounded:
 
 
 def _linear(graph: Graph, node: Node, at: Tuple[int, int, int], expert: int, x: Bounded) -> Bounded:
-    """Return the product of numbers [M,K] with the weight of an expert, plus its bias. at:
-    inputs of codes, scales and biases.
-    """
+    """Return x [M,K] times the weight of an expert, plus its bias; at: inputs of its constants."""
     codes, scales, bias = (node.inputs[index] if index < len(node.inputs) else "" for index in at)
     stored, scale = graph.numbers(codes)[expert], graph.numbers(scales)[expert]
     blocks, bits = scale.reshape(len(stored), -1), int(node.attributes["expert_weight_bits"])

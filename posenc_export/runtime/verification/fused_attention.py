@@ -153,9 +153,7 @@ def compared(kernel: Kernel) -> Tuple[int, str]:
 
 
 def _calls(lengths: Tuple[int, ...]) -> Iterator[Tuple[List[int], int]]:
-    """Yield the cached tokens of each row of a call, and its new tokens: steps of rows together,
-    longer calls of single rows.
-    """
+    """Yield cached tokens of each row of a call, and its new tokens: steps first, then prompts."""
     yield [n - 1 for n in lengths if n <= TOGETHER], 1
     for length in lengths:
         if length > TOGETHER:

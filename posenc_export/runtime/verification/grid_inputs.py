@@ -23,9 +23,7 @@ SEGMENT_PADDING = 3  # columns of left padding in the first row
 
 
 def is_large(manifest: Manifest) -> bool:
-    """Whether the grid is reduced: shorter sequences, two start positions, batch 1 only at the
-    first of them, fewer tokens in the full cache.
-    """
+    """Whether the grid has shorter sequences, fewer starts and rows, and a shorter full cache."""
     return manifest.step_weights >= LARGE
 
 
@@ -35,9 +33,7 @@ def length_of(manifest: Manifest) -> int:
 
 
 def starts(manifest: Manifest) -> List[int]:
-    """Return the start positions of the sequences: 0, one in the middle unless the model is
-    large, and the last at which a sequence fits.
-    """
+    """Return the start positions of sequences: 0, the last, and unless large one in between."""
     if manifest.signature == "mask":
         return [0]  # the graph counts positions from the mask
     last = manifest.max_positions - length_of(manifest)
@@ -45,9 +41,7 @@ def starts(manifest: Manifest) -> List[int]:
 
 
 def grid_of(manifest: Manifest) -> Tuple[Any, ...]:
-    """Return what the inputs of the grid and their expected outputs depend on, besides the
-    model.
-    """
+    """Return what inputs and expected outputs of the grid depend on, besides the model."""
     return (
         manifest.signature,
         manifest.dtype,
@@ -59,9 +53,7 @@ def grid_of(manifest: Manifest) -> Tuple[Any, ...]:
 
 
 def case_inputs(manifest: Manifest) -> Tuple[np.ndarray, np.ndarray, int]:
-    """Return tokens of a case [B,L], the same tokens with another ending, and the index where
-    the endings begin.
-    """
+    """Return tokens [B,L] of a case, the same with another ending, and where the endings begin."""
     length, rows = length_of(manifest), max(BATCHES)
     fork_at, tokens = length // 2, inputs(manifest, (rows, length), "tokens")
     other = tokens.copy()
@@ -70,9 +62,7 @@ def case_inputs(manifest: Manifest) -> Tuple[np.ndarray, np.ndarray, int]:
 
 
 def attribute_inputs(manifest: Manifest) -> Dict[str, AttributeCase]:
-    """Return the inputs of the cells "coordinates" and "segments". If a model has both, the cell
-    "segments" also has coordinates.
-    """
+    """Return the inputs of the cells "coordinates" and "segments"; the latter may have both."""
     length, cells = length_of(manifest), {}
     tokens = inputs(manifest, (2, length), "tokens with numbers beside")
     mask = np.ones((2, length), np.int64)

@@ -12,9 +12,7 @@ from posenc_export.runtime.verification.contracts import UNIT
 
 @dataclass(frozen=True)
 class Heads:
-    """Numbers of heads [heads,S,D] float64, and bounds of the error with which a kernel has
-    them.
-    """
+    """Numbers of heads [heads,S,D] float64, and bounds of the error of a kernel's numbers."""
 
     numbers: np.ndarray
     error: np.ndarray
@@ -26,9 +24,7 @@ class Heads:
         return Heads(by_head, np.zeros_like(by_head))
 
     def rotated(self, cos: np.ndarray, sin: np.ndarray, interleaved: bool) -> "Heads":
-        """Rotate the first channels by angles [S,n/2]: each is a sum of two products, with 3
-        roundings.
-        """
+        """Rotate the first channels by angles [S,n/2]; each number is a sum with 3 roundings."""
         size = 2 * cos.shape[1]
         first = slice(0, size, 2) if interleaved else slice(0, size // 2)
         second = slice(1, size, 2) if interleaved else slice(size // 2, size)
@@ -41,18 +37,14 @@ class Heads:
 
 
 def visible(count: int, total: int, window: int) -> np.ndarray:
-    """Return which tokens [S,T] the last S tokens attend to: those up to themselves, of a window
-    the last.
-    """
+    """Return which tokens [S,T] the last S tokens attend to: up to themselves, within a window."""
     at, ends = np.arange(total), np.arange(total - count, total)[:, None]
     seen: np.ndarray = (at <= ends) & (at > ends - (window if window > 0 else total + 1))
     return seen
 
 
 def softmax(scores: np.ndarray, sinks: float | np.ndarray = -np.inf) -> np.ndarray:
-    """Return the weights of scores [heads,S,T]; sinks: scores of sinks [heads,1,1], which take a
-    part.
-    """
+    """Return the weights of scores [heads,S,T]; scores of sinks [heads,1,1] take a part."""
     largest = np.maximum(scores.max(axis=2, keepdims=True), sinks)
     weights = np.exp(scores - largest)
     return np.asarray(weights / (weights.sum(axis=2, keepdims=True) + np.exp(sinks - largest)))

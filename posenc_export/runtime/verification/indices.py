@@ -91,7 +91,6 @@ def check(folder: Path, model: Model) -> Check:
 
 
 def _compare_attributes(part: IntegerPart, manifest: Manifest, findings: Findings) -> None:
-    """Compare the attributes of attention nodes with the description of their layers."""
     parts = described.attentions(manifest)
     for number, (node, layer) in enumerate(part.attention):
         place = f"{node.operator} {number}"
@@ -141,9 +140,7 @@ def _skipped_inputs(part: IntegerPart) -> Dict[str, str]:
 def _programs(
     part: IntegerPart, manifest: Manifest, folder: Path, findings: Findings
 ) -> Iterator[Tuple[Tuple[Role, ...], Program]]:
-    """Yield the programs that compute the values of a part, with the role of each output: first
-    those without keys.
-    """
+    """Yield the programs that compute values of a part, with the role of each output."""
     reads = {name: _inputs_of(part, name) for name in dict.fromkeys((*part.uses, *part.tables))}
     names = []
     for name, inputs in reads.items():
@@ -265,9 +262,7 @@ def _windows(part: IntegerPart, mask: str) -> Dict[int, int]:
 
 @functools.lru_cache(1024)
 def _evaluated(values: Program, roles: Tuple[Role, ...], subject: Subject) -> Findings:
-    """Run a program on all calls and compare its outputs with their roles. Equal programs of
-    equal subjects are evaluated once per process.
-    """
+    """Run a program on all calls, once per process, and compare its outputs with their roles."""
     manifest, findings = subject.manifest, Findings()
     caches = described.has_cache(manifest)
     tallies = [Tally(role, subject.biases) for role in roles]

@@ -12,9 +12,7 @@ ENCODED = 11  # tokens of the longest encoder sequence
 
 
 def encoder_rows(manifest: Manifest, rows: int) -> Optional[List[np.ndarray]]:
-    """Return encoder outputs for each row [q,N] in the artefact's dtype, each row shorter than
-    the one before. None if the model reads no encoder.
-    """
+    """Return encoder outputs [q,N] of rows, each shorter than the last; None without encoder."""
     if not manifest.encoder:
         return None
     numbers_of_token = sum(
@@ -27,9 +25,7 @@ def encoder_rows(manifest: Manifest, rows: int) -> Optional[List[np.ndarray]]:
 
 
 def inputs(manifest: Manifest, shape: Tuple[int, ...], name: str) -> np.ndarray:
-    """Generate tokens, or hidden states of variance 1, from a name: the same on every machine
-    and for every version of numpy.
-    """
+    """Generate tokens, or hidden states of variance 1, from a name, the same on every machine."""
     vocabulary = manifest.vocabulary
     if vocabulary:
         return numbers(shape, name, vocabulary)

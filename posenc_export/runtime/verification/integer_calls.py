@@ -150,9 +150,7 @@ def calls(manifest: Manifest, caches: bool, heads: int = 1) -> Iterator[Call]:
 
 
 def _of_pairs(manifest: Manifest, pairs: Sequence[Tuple[int, int]], width: int) -> Iterator[Call]:
-    """Yield one call of rows with (cached, new) tokens, which start at the first, at odd and at
-    the last possible positions.
-    """
+    """Yield one call of rows with (cached, new) tokens, from first, odd and last positions on."""
     if not pairs:
         return
     cached, new = np.array(pairs, np.int64).T
@@ -183,9 +181,7 @@ def _whole(most: int, new: np.ndarray) -> Call:
 
 
 def placed(manifest: Manifest, call: Call, caches: bool) -> Places:
-    """Return the inputs of a graph for a call, by the meanings of docs/runtimes and the
-    manifest's update rules.
-    """
+    """Return the inputs of a graph for a call, by their meanings and the update rules."""
     by_mask = manifest.signature == "mask"
     queries, columns, past = call.queries, call.columns, call.past
     static = any(state.update == "in_place" for state in manifest.states)
@@ -227,9 +223,7 @@ def placed(manifest: Manifest, call: Call, caches: bool) -> Places:
 
 
 def _shaped(manifest: Manifest, call: Call, capacity: int) -> Dict[str, np.ndarray]:
-    """Return all inputs and states of a graph by name, of which the integer part reads shapes
-    only.
-    """
+    """Return all inputs and states by name, of which the integer part reads shapes only."""
     sizes = {"batch_size": len(call.new), "sequence_length": call.width, "capacity": capacity}
     sizes |= {"past_sequence_length": capacity, "encoder_sequence_length": 1}
     named = {value.name: value for value in (*manifest.inputs, *manifest.encoder)}

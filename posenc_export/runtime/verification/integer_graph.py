@@ -146,9 +146,7 @@ def _leave(part: IntegerPart, node: Node, varying: Set[str], layers: Mapping[str
 
 
 def _layers(graph: Nodes) -> Dict[str, int]:
-    """Return the layer of each value: the largest number of a cache that it depends on, or
-    without caches the number of attention nodes before it.
-    """
+    """Return the layer of each value: of its largest cache, or of attention nodes before it."""
     layers: Dict[str, int] = {}
     for name in graph.inputs:
         match = LAYER.match(name)
@@ -180,9 +178,7 @@ class Program:
     outputs: Tuple[str, ...]
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> List[np.ndarray]:
-        """Run the part on values by their names in the graph, and return the outputs. Other
-        names are those of embedded tokens.
-        """
+        """Return the outputs for values by their names in the graph, or of embedded tokens."""
         inputs = {new: feeds.get(name, feeds[EMBEDDED]) for name, new, _ in self.inputs}
         values: List[np.ndarray] = session(self.model).run(list(self.outputs), inputs)
         return values

@@ -134,9 +134,7 @@ def _distances(
 
 
 def allowed(manifest: Manifest, axes: Layout) -> Tuple[str, ...]:
-    """Return the rules of which an index with these axes follows one; empty if the encodings may
-    index in other ways.
-    """
+    """Return the rules of which an index with these axes follows one; empty if others may hold."""
     if "s" in axes and "t" in axes:
         names = {part["name"] for part in described.encodings(manifest)}
         return tuple(sorted(names & described.INDICES.keys()))

@@ -37,9 +37,7 @@ class Role:
 
 @dataclass
 class Findings:
-    """Results of an evaluation: numbers of compared values and calls, and by place failures and
-    values without a rule.
-    """
+    """Counts of compared values and calls; failures and values without a rule, by place."""
 
     compared: int = 0
     calls: int = 0

@@ -73,9 +73,7 @@ class Graph:
         return node if node is not None and node.operator in operators else None
 
     def source(self, name: str) -> str:
-        """Return the constant whose numbers a value has in the same order; empty if it is
-        computed.
-        """
+        """Return the constant whose numbers a value has in the same order; empty if computed."""
         node = self.maker(name, *UNMOVED)
         return self.source(node.inputs[0]) if node else name if self.stored(name) else ""
 
@@ -98,7 +96,6 @@ def _input(node: Node, index: int) -> str:
 
 
 def _by_block(graph: Graph, node: Node) -> CheckedNode:
-    """A MatMulNBits."""
     x, codes, scales, output = (*node.inputs[:3], node.outputs[0])
     zeros, bits = _input(node, 3), int(node.attributes["bits"])
     level = int(node.attributes.get("accuracy_level", 0))
@@ -211,9 +208,7 @@ def _unit() -> float:
 
 
 def _of_integers(graph: Graph, node: Node) -> Optional[CheckedNode]:
-    """A MatMulIntegerToFloat, and the codes of its activations if the node before it rounds
-    them.
-    """
+    """A MatMulIntegerToFloat, and the codes of its activations if a node rounds them."""
     codes, weight, of_x, scales, point = node.inputs[:5]
     output = node.outputs[0]
     rounding = graph.maker(codes, "QuantizeLinear")
@@ -233,7 +228,6 @@ def _of_integers(graph: Graph, node: Node) -> Optional[CheckedNode]:
 
 
 def _gathered(graph: Graph, node: Node) -> CheckedNode:
-    """A GatherBlockQuantized of rows of a table."""
     codes, ids, scales, output = (*node.inputs[:3], node.outputs[0])
     zeros, bits = _input(node, 3), int(node.attributes["bits"])
 

@@ -100,17 +100,13 @@ def outputs_by(
 
 
 def _encoder(session: Session, manifest: Manifest, first: int) -> Optional[List[np.ndarray]]:
-    """Return encoder outputs for the first call of a sequence, in the dtype of a session; None
-    for later calls and for models without an encoder.
-    """
+    """Return encoder outputs for the first call of a sequence; None for others."""
     rows = encoder_rows(manifest, 1) if first == 0 else None
     return rows and [row.astype(session.manifest.passed_dtype) for row in rows]
 
 
 def _read(session: Session, sequence: LongSequence, end: int, chunk: int) -> Pairs:
-    """Read the tokens up to `end` behind those in the cache. Compares all outputs that have
-    expected values.
-    """
+    """Read the tokens up to `end` behind those in the cache; compares all expected outputs."""
     first = int(session.length.max(initial=0))
     for begin, after, count in calls(sequence.compared, first, end, chunk):
         outputs = session.prefill(

@@ -39,9 +39,7 @@ ENDS = 2  # last tokens that are always compared
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring tokens at one or more edges: the tokens first .. end - 1, of which `edge` is
-    at the first edge.
-    """
+    """Neighbouring tokens first .. end - 1 at one or more edges, the first of them at `edge`."""
 
     first: int
     edge: int
@@ -80,9 +78,7 @@ class LongSequence:
         }
 
     def within(self, first: int, end: int) -> Tuple[np.ndarray, np.ndarray]:
-        """Return the compared indices [k] of tokens first .. end - 1, and their expected outputs
-        [1,k,V].
-        """
+        """Return the compared indices [k] of tokens first .. end - 1, and their outputs [1,k,V]."""
         low, high = np.searchsorted(self.compared, (first, end))
         return self.compared[low:high], self.outputs[:, low:high]
 
@@ -94,9 +90,7 @@ def fill_length(manifest: Manifest) -> int:
 
 
 def length_for(manifest: Manifest, edges: Mapping[str, int]) -> int:
-    """Return the number of tokens of the long sequence; 0 for a bidirectional model without an
-    edge that it can reach.
-    """
+    """Return the tokens of the long sequence; 0 for a bidirectional model without edges."""
     if manifest.states:
         return fill_length(manifest)
     reached = [edge for edge in edges.values() if edge + BESIDE < WHOLE_CALL]
@@ -104,9 +98,7 @@ def length_for(manifest: Manifest, edges: Mapping[str, int]) -> int:
 
 
 def fill_chunk(manifest: Manifest) -> int:
-    """Return how many tokens to feed at a time: fewer if the graph computes the outputs of all
-    tokens.
-    """
+    """Return how many tokens to feed at a time: fewer if the outputs of all are computed."""
     if manifest.input("logits_index"):
         return CHUNK
     return max(1, min(CHUNK, WIDEST // int(manifest.outputs[0].axes[-1])))
@@ -133,17 +125,13 @@ def runs(edges: Mapping[str, int], length: int) -> List[Run]:
 
 
 def places(edges: Mapping[str, int], length: int) -> np.ndarray:
-    """Return the indices of tokens at edges and of the last tokens, ascending: their outputs are
-    stored in an artefact.
-    """
+    """Return the indices of tokens whose outputs are stored: at edges and the last, ascending."""
     chosen = {index for run in runs(edges, length) for index in range(run.first, run.end)}
     return np.array(sorted({*chosen, *range(max(0, length - ENDS), length)}), np.int64)
 
 
 def compared_of(manifest: Manifest, edges: Mapping[str, int], length: int) -> np.ndarray:
-    """Return the indices of tokens that an export compares: as many of the last ones as KEPT
-    allows, and `places`.
-    """
+    """Return the indices of tokens that an export compares: `places`, and the last up to KEPT."""
     last = max(KEPT // int(manifest.outputs[0].axes[-1]), ENDS)
     return np.union1d(places(edges, length), np.arange(max(0, length - last), length))
 

@@ -110,9 +110,7 @@ def _in_order(
     threads: int,
     meanwhile: Callable[[], None],
 ) -> Generator[Measured, None, None]:
-    """Yield what is measured of each part, in order. Threads measure the parts, if there are any;
-    `meanwhile` is called from this thread while it waits for them.
-    """
+    """Yield the result of each part in order. `meanwhile` is called while threads measure it."""
     if not threads:
         yield from map(measured, parts)
         return
@@ -168,9 +166,7 @@ def _error(
     failures: Dict[str, str],
     rounds: bool,
 ) -> float:
-    """Run a cell and return its error; infinity if the graph fails, whose message is then added
-    to `failures`.
-    """
+    """Run a cell and return its error; infinity, and a failure, if the graph fails."""
     if not cell.continues:
         session.reset()
     errors = Errors()

@@ -101,9 +101,7 @@ def _compared(
 
 
 def _distinct(node: CheckedNode, runs: Dict[str, Records]) -> Dict[str, Dict[str, np.ndarray]]:
-    """Return the calls with other inputs or outputs of a node than those before, by what they
-    are.
-    """
+    """Return the calls whose inputs or outputs of a node differ from those before, by name."""
     calls: Dict[str, Dict[str, np.ndarray]] = {}
     names = (*node.reads, node.output)
     for threads, records in runs.items():

@@ -83,9 +83,7 @@ def accuracy_on(provider: str, reference: Reference, tolerance: Optional[float] 
 
 
 def default_accuracy(provider: str, reference: Reference) -> Accuracy:
-    """Return the accuracy of an artefact on a provider, with the tolerance of the export however
-    large it is.
-    """
+    """Return the accuracy on a provider with the tolerance of the export, however large."""
     added = providers.noise(provider)
     noise = math.hypot(reference.noise, added)
     return Accuracy(
@@ -96,9 +94,7 @@ def default_accuracy(provider: str, reference: Reference) -> Accuracy:
 
 
 def check_tolerance(tolerance: Optional[float]) -> None:
-    """Raise ValueError unless a tolerance that the user gives is above 0 and below 1: outputs of
-    zeros have an error of 1.
-    """
+    """Raise ValueError unless a given tolerance is within 0 .. 1: zeros have an error of 1."""
     if tolerance is not None and not 0 < tolerance < 1:
         raise ValueError(
             f"verify: expected tolerance to be above 0 and below 1, got {tolerance}; omit it "
@@ -146,9 +142,7 @@ class Expected:
 
 @dataclass
 class Measured:
-    """What was measured on an artefact: errors of the grid by name of a cell, and the checks
-    beside the grid by name.
-    """
+    """Errors of the grid by name of a cell, and the checks beside the grid by name."""
 
     cells: Dict[str, float] = field(default_factory=dict)  # numerics.cell_error
     # Tolerance of the cells whose tolerance is not that of the artefact.
@@ -178,18 +172,14 @@ class Measured:
         )
 
     def exceeds(self, tolerance: float) -> bool:
-        """Whether a cell exceeds its tolerance, which is `tolerance` unless `bounds` has
-        another.
-        """
+        """Whether a cell exceeds its tolerance: `tolerance`, or its own in `bounds`."""
         return any(
             not error <= self.bounds.get(name, tolerance) for name, error in self.cells.items()
         )
 
 
 def rounded_up(error: float) -> float:
-    """Round an error up to two digits, by at most 10 percent, since a certificate states an
-    upper bound. FAILED if the error is not finite.
-    """
+    """Round an error up to two digits, by at most 10 percent; FAILED if it is not finite."""
     if not math.isfinite(error):
         return FAILED
     return float(f"{1.05 * error:.1e}")
@@ -218,9 +208,7 @@ def certificate(
 
 
 def machine_of(ran: Union[Session, Model]) -> str:
-    """Return the name of the processor or GPU, and the library that runs the graph with its
-    version.
-    """
+    """Return the name of the processor or GPU, and the library of the graph with its version."""
     distribution = providers.distribution_of(ran.provider, ran.manifest)
     described = (
         f"{machine.gpu() if ran.provider == 'cuda' else machine.processor()}, {distribution}"

@@ -115,9 +115,7 @@ def recorded(
 def alone(
     graph: Graph, nodes: Sequence[Node], inputs: Sequence[np.ndarray], threads: Optional[int]
 ) -> List[np.ndarray]:
-    """Return the output of the last of some nodes in a graph of their own, for each value of its
-    first input.
-    """
+    """Return what some nodes alone compute from each value of their first input."""
     name, output = nodes[-1].inputs[0], nodes[-1].outputs[0]
     free = {name: onnx_parts.ELEMENTS.get(inputs[0].dtype.name, inputs[0].dtype.name)}
     content = onnx_parts.serialised(graph.nodes, nodes, [output], free=free)

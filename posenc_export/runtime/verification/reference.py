@@ -105,16 +105,12 @@ def read(manifest: Manifest, folder: Path) -> Expected:
 
 
 def columns_of(manifest: Manifest, reference: Reference) -> np.ndarray:
-    """Return the indices of the stored numbers of an output: all of them, or a pseudo-random
-    selection.
-    """
+    """Return the indices of the stored numbers of an output: all, or a pseudo-random selection."""
     return _drawn(int(manifest.outputs[0].axes[-1]), reference.columns)
 
 
 def readout_columns(manifest: Manifest) -> np.ndarray:
-    """Return the indices of the stored numbers of the second output, if there is one: all of
-    them, or a pseudo-random selection that fits into LARGEST bytes.
-    """
+    """Return those of the second output: all, or a selection of LARGEST bytes."""
     return _drawn(int(manifest.outputs[-1].axes[-1]), _readout_shape(manifest)[-1])
 
 
@@ -124,9 +120,7 @@ def _drawn(size: int, count: int) -> np.ndarray:
 
 
 def _readout_shape(manifest: Manifest) -> Tuple[int, ...]:
-    """Return the shape of the stored second outputs: cases, rows, tokens if each has one,
-    numbers; (0,) if there is no second output.
-    """
+    """Return the shape of the stored second outputs; (0,) if there is none."""
     if len(manifest.outputs) < 2:
         return (0,)
     axes = manifest.outputs[1].axes
@@ -139,12 +133,10 @@ def _readout_shape(manifest: Manifest) -> Tuple[int, ...]:
 
 
 def _edges(reference: Reference) -> Optional[Mapping[str, int]]:
-    """Return the edges of the long sequence; None if its outputs are not stored."""
     return reference.edges if reference.filled else None
 
 
 def _places(manifest: Manifest, edges: Mapping[str, int]) -> np.ndarray:
-    """Return the indices of the tokens of the long sequence whose outputs are stored."""
     return places(edges, length_for(manifest, edges))
 
 

@@ -24,9 +24,7 @@ class RowCursors:
         self.at = [0] * len(case.tokens)
 
     def read(self, counts: Sequence[int], logits_to_keep: int = 0, **how: Any) -> Pairs:
-        """Feed up to counts[b] more tokens of row b in one call. Compares the outputs of the
-        last `logits_to_keep` tokens of each row, or of all if 0.
-        """
+        """Feed up to counts[b] more tokens of row b; compares the last `logits_to_keep`, or all."""
         ends = [min(at + count, self.total) for at, count in zip(self.at, counts, strict=True)]
         if ends == self.at:
             return
@@ -57,9 +55,7 @@ class RowCursors:
 
 
 def ragged(session: Session, case: Case) -> Pairs:
-    """Prefill rows of different lengths, then different numbers of further tokens, then step. In
-    turn, each row has the fewest further tokens.
-    """
+    """Prefill rows of different lengths, then different numbers of further tokens, then step."""
     rows, cursors = range(len(case.tokens)), RowCursors(session, case)
     lengths = [max(1, cursors.total // 2 - 3 * row) for row in rows]
     yield from cursors.read(lengths, **case.beginning())
@@ -69,9 +65,7 @@ def ragged(session: Session, case: Case) -> Pairs:
 
 
 def last_of_ragged(session: Session, case: Case) -> Pairs:
-    """As `ragged`, with the outputs of the last tokens only; these tokens are within one chunk
-    or span two.
-    """
+    """As `ragged`, with the outputs of the last tokens only, within one chunk or two."""
     rows, cursors = range(len(case.tokens)), RowCursors(session, case)
     lengths = [max(1, cursors.total // 2 - 3 * row) for row in rows]
     yield from cursors.read(lengths, 1, chunk=5, **case.beginning())
@@ -103,9 +97,7 @@ def _shortened(case: Case) -> Sequence[np.ndarray]:
 
 
 def rewound_by_row(session: Session, case: Case) -> Pairs:
-    """Rewind each row by a different count, after calls with equal and with different numbers of
-    tokens. Rows rewound to the fork take the other ending.
-    """
+    """Rewind each row by another count; rows rewound to the fork take the other ending."""
     cursors, last = RowCursors(session, case), len(case.tokens) - 1
     yield from cursors.read([case.fork_at + 4] * (last + 1), **case.beginning())
     cursors.rewind([*(4 + row for row in range(last)), 0])
@@ -119,9 +111,7 @@ def rewound_by_row(session: Session, case: Case) -> Pairs:
 
 
 def admitted(session: Session, case: Case) -> Pairs:
-    """Admit rows one by one while earlier rows run, retire them in another order, and admit a
-    row again after the last has gone.
-    """
+    """Admit rows one by one, retire them in another order, and admit one when all have gone."""
     total = case.tokens.shape[1]
     running, at = [0], [min(5, total)]
     yield session.prefill(case.tokens[:1, : at[0]], **case.beginning(0, 1)), case.full[:1, : at[0]]

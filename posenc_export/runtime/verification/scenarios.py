@@ -62,9 +62,7 @@ def left_padded(session: Session, case: Case) -> Pairs:
 
 
 def _behind_padding(tokens: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-    """Pad tokens [B,n] or [B,n,E] to n+B columns, with b + 1 columns of left padding in row b.
-    Return them and their mask [B,n+B].
-    """
+    """Pad tokens [B,n] or [B,n,E] by b + 1 columns at the left of row b; also return the mask."""
     rows, length = tokens.shape[:2]
     mask = np.zeros((rows, length + rows), np.int64)
     padded = np.repeat(tokens[:, -1:], length + rows, axis=1)
@@ -75,9 +73,7 @@ def _behind_padding(tokens: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
 
 
 def last_of_left_padded(session: Session, case: Case) -> Pairs:
-    """Prefill twice with b + 1 columns of left padding in row b, with the outputs of the last
-    tokens only.
-    """
+    """Prefill twice with left padding, with the outputs of the last tokens only."""
     total = case.tokens.shape[1]
     middle = max(1, total // 2)
     for first, end, count, how in ((0, middle, 1, case.beginning()), (middle, total, 2, {})):
@@ -88,9 +84,7 @@ def last_of_left_padded(session: Session, case: Case) -> Pairs:
 
 
 def rewound(session: Session, case: Case) -> Pairs:
-    """Feed tokens past the fork by prefill and step, rewind to it, and feed the other ending:
-    stale cache content must not be read.
-    """
+    """Feed tokens past the fork, rewind, and feed the other ending: stale content is not read."""
     at, beyond = case.fork_at, min(4, case.tokens.shape[1] - case.fork_at - 1)
     session.prefill(case.tokens[:, : at + beyond], **case.beginning())
     session.step(case.tokens[:, at + beyond])

@@ -99,7 +99,7 @@ class WithTransientRows:
         return other
 
     def _exchange(self) -> None:
-        """Retire the guest if one is present; otherwise admit one."""
+        """Retire the guest, or admit one if there is none."""
         if self.guest is None:
             self.session.admit(
                 self.guests[1:2, :3], start=self.start, encoder=self.encoder and self.encoder[1:2]
