@@ -120,10 +120,10 @@ def _exchange_tables(graph: Graph) -> None:
 
 
 def slopes(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Graph], None]:
-    """Change the slopes of ALiBi, the constant [H,1,1]."""
+    """Change the slopes of ALiBi, the constant [H,1,1] for 4 heads."""
 
     def plant(graph: Graph) -> None:
-        (tensor,) = (t for t in graph.initializer if list(t.dims)[1:] == [1, 1])
+        (tensor,) = (t for t in graph.initializer if list(t.dims) == [4, 1, 1])
         after = np.ascontiguousarray(change(numpy_helper.to_array(tensor).copy()))
         tensor.CopyFrom(numpy_helper.from_array(after, tensor.name))
 

@@ -40,26 +40,29 @@ def moments(model: Model, sample: Sample, say: Progress = silent) -> Iterator[Di
             if isinstance(part, Gated)
         },
     )
+    whole = not isinstance(model, Stack)  # of a Stack, nothing reads what its head computes
     for group in _groups({name: part for name, part in layers.items() if name not in same}):
         sums = {
             name: torch.zeros((part.in_features, part.in_features), dtype=torch.float64)
             for name, part in group.items()
         }
+        of_head = [part for name, part in group.items() if name.startswith("head.")]
         with ExitStack() as hooks:
             for name, part in group.items():
                 hooks.callback(part.register_forward_hook(_add_to(sums[name])).remove)
-            run(
-                model,
-                sample,
-                say,
-                "measuring inputs of weights",
-                head=not isinstance(model, Stack)
-                or any(name.startswith("head.") for name in group),
-            )
+            for part in () if whole else of_head:
+                part.forward = _no_outputs(part.out_features)  # type: ignore[method-assign]
+                hooks.callback(delattr, part, "forward")
+            run(model, sample, say, "measuring inputs of weights", head=whole or bool(of_head))
         for total in sums.values():
             total /= sample.described.tokens
         yield sums | {name: sums[first] for name, first in same.items() if first in sums}
         del sums  # before those of the next group are allocated
+
+
+def _no_outputs(size: int) -> Callable[[Tensor], Tensor]:
+    """Return a forward pass of a linear layer that computes nothing, and returns zeros."""
+    return lambda x: x.new_zeros(1).expand(*x.shape[:-1], size)
 
 
 def _groups(layers: Mapping[str, torch.nn.Linear]) -> Iterator[Dict[str, torch.nn.Linear]]:

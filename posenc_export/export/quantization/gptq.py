@@ -40,7 +40,8 @@ def order_of(moments: Tensor) -> Order:
     # If all inputs are 0, weights are rounded independently.
     damping = DAMPING * float(sizes.mean()) or 1.0
     columns = sizes.argsort(descending=True, stable=True)
-    damped = moments[columns][:, columns] + damping * torch.eye(len(columns), dtype=moments.dtype)
+    damped = moments[columns][:, columns]
+    damped.diagonal().add_(damping)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
     return Order(columns, torch.linalg.cholesky(inverse, upper=True).float(), sizes + damping)
 
@@ -64,12 +65,12 @@ def codes(
         end = min(first + COLUMNS, len(remaining))
         lost = torch.empty_like(remaining[first:end])
         for column in range(first, end):
-            found[column] = ((remaining[column] / steps[column]).round() + zeros[column]).clamp(
-                least, most
-            )
-            rounded = (found[column] - zeros[column]) * steps[column]
-            error = (remaining[column] - rounded) / factor[column, column]
-            remaining[column:end] -= error * factor[column, column:end, None]
-            lost[column - first] = error
-        remaining[end:] -= (lost.T.contiguous() @ factor[first:end, end:]).T
+            step, zero, row = steps[column], zeros[column], factor[column]
+            code = found[column]
+            torch.div(remaining[column], step, out=code).round_().add_(zero).clamp_(least, most)
+            error = lost[column - first]
+            torch.sub(remaining[column], (code - zero).mul_(step), out=error).div_(row[column])
+            # In place: -= on a part of a tensor would copy the part onto itself.
+            remaining[column + 1 : end].sub_(error * row[column + 1 : end, None])
+        remaining[end:].sub_((lost.T.contiguous() @ factor[first:end, end:]).T)
     return found[columns.argsort()].T

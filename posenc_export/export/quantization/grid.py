@@ -173,12 +173,13 @@ class Grid:
         """Return scale and zero point of each block [N,blocks] with the smallest squared error
         of those that are tried, with mean squares of inputs [1,blocks,block].
         """
-        best = self._fitting(blocks, 1.0)
+        ends = self._ends(blocks)
+        best = self._fitting(ends, 1.0)
         if self.bits == 8:  # clipping costs more than a finer grid gains
             return best
         error = self._error(blocks, sizes, *best)
         for factor in SEARCHED:
-            best, error = self._better(blocks, sizes, best, error, self._fitting(blocks, factor))
+            best, error = self._better(blocks, sizes, best, error, self._fitting(ends, factor))
         for _ in range(REFITTED):
             codes = self._nearest(blocks, *best) - best[1][..., None]
             squares = (sizes * np.square(codes)).sum(2)
@@ -206,8 +207,13 @@ class Grid:
         self, blocks: np.ndarray, sizes: np.ndarray, scales: np.ndarray, zeros: np.ndarray
     ) -> np.ndarray:
         """Return the squared error of each block [N,blocks]."""
-        rounded = (self._nearest(blocks, scales, zeros) - zeros[..., None]) * scales[..., None]
-        error: np.ndarray = (sizes * np.square(rounded - blocks)).sum(2)
+        rounded = self._nearest(blocks, scales, zeros)
+        rounded -= zeros[..., None]
+        rounded *= scales[..., None]
+        rounded -= blocks
+        np.square(rounded, out=rounded)
+        rounded *= sizes
+        error: np.ndarray = rounded.sum(2)
         return error
 
     def _short(self, scales: np.ndarray) -> np.ndarray:
@@ -227,25 +233,37 @@ class Grid:
         padded[:, : weight.shape[1]] = weight
         return padded.reshape(len(weight), count, block)
 
-    def _fitting(self, blocks: np.ndarray, factor: float) -> Tuple[np.ndarray, np.ndarray]:
-        """Return scales and zeros [N,blocks]; with factor 1 the grid just covers a block."""
+    def _ends(self, blocks: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+        """Return the numbers [N,blocks] that the codes of each block have to reach: its smallest
+        and largest with zero points, or else twice that of the largest magnitude.
+        """
         if self.zeros:
-            lowest, highest = np.minimum(blocks.min(2), 0), np.maximum(blocks.max(2), 0)
-            scales = self._short((highest - lowest) * np.float32(factor / (2 * self.half - 1)))
-            zeros = (
-                np.rint(-np.float32(factor) * lowest / np.where(scales == 0, np.float32(1), scales))
-                - self.half
-            )
-            return scales, np.clip(zeros, -self.half, self.half - 1)
+            return np.minimum(blocks.min(2), 0), np.maximum(blocks.max(2), 0)
         at = np.abs(blocks).argmax(2)[..., None]
         largest = np.take_along_axis(blocks, at, 2)[..., 0]
-        scales = self._short(largest * np.float32(-factor / self.half))
-        return scales, np.zeros_like(scales)
+        return largest, largest
+
+    def _fitting(
+        self, ends: Tuple[np.ndarray, np.ndarray], factor: float
+    ) -> Tuple[np.ndarray, np.ndarray]:
+        """Return scales and zero points [N,blocks] for the ends of blocks: with factor 1, the grid
+        just covers each block.
+        """
+        lowest, highest = ends
+        if not self.zeros:
+            scales = self._short(highest * np.float32(-factor / self.half))
+            return scales, np.zeros_like(scales)
+        scales = self._short((highest - lowest) * np.float32(factor / (2 * self.half - 1)))
+        steps = np.where(scales == 0, np.float32(1), scales)
+        zeros = np.rint(-np.float32(factor) * lowest / steps) - self.half
+        return scales, np.clip(zeros, -self.half, self.half - 1)
 
     def _nearest(self, blocks: np.ndarray, scales: np.ndarray, zeros: np.ndarray) -> np.ndarray:
         """Return the nearest codes [N,blocks,block], as float32."""
-        steps = np.where(scales == 0, np.float32(1), scales)[..., None]
-        return np.clip(np.rint(blocks / steps) + zeros[..., None], -self.half, self.half - 1)
+        codes: np.ndarray = blocks / np.where(scales == 0, np.float32(1), scales)[..., None]
+        np.rint(codes, out=codes)
+        codes += zeros[..., None]
+        return np.clip(codes, -self.half, self.half - 1, out=codes)
 
 
 OnGrid = Tuple[Grid, Codes]

@@ -84,8 +84,10 @@ def rounded(
     remaining = {names[id(weight)]: (weight, grid) for weight, grid in _grids(copied, kind)}
     order, on_grid = list(remaining), {}
     done: List[torch.Tensor] = []
-    steps = Steps(say, f"rounding to {weights}", len(remaining), "weights")
+    steps: Optional[Steps] = None
     for group in itertools.chain(moments, [{}]):
+        # Begun here, so that the time left does not count that of measuring the first moments.
+        steps = steps or Steps(say, f"rounding to {weights}", len(order), "weights")
         # A tied table has the moments of its head.
         known = {read_by[layer]: moment for layer, moment in group.items()}
         for name in [name for name in remaining if name in known or not known]:
