@@ -207,7 +207,7 @@ RUINS = (
     Ruin("one weight off by one unit in the last place", "rope", _weight(_next_number),
          ("float32", "float16", "cache int8")),
     Ruin("cache scale of one channel doubled", "rope",
-         _parts("past_key_values.1.key.scale",
+         constants("past_key_values.1.key.scale",
                 lambda s: np.where(np.arange(len(s)) == 3, 2 * s, s)),
          ("cache int8",)),
     Ruin("softmax scale 1 % off", "rope", attention("scale", lambda scale: 1.01 * scale)),

@@ -325,7 +325,7 @@ QUANTIZATION = (
         "np.where(errors > error, new, old)",
         f"{FORMATS}::test_a_block_of_4_bits_has_the_scale_of_the_smallest_squared_error",
     ),
-    ("export/quantization/gptq.py", "remaining[end:] -= (lost", "remaining[end:] += (lost", GPTQ),
+    ("export/quantization/gptq.py", "remaining[end:].sub_(", "remaining[end:].add_(", GPTQ),
     ("export/quantization/gptq.py", "found[columns.argsort()]", "found[columns]", GPTQ),
     (
         "export/targets/fused_weights.py",
