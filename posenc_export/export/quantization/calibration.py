@@ -51,7 +51,7 @@ def moments(model: Model, sample: Sample, say: Progress = silent) -> Iterator[Di
             for name, part in group.items():
                 hooks.callback(part.register_forward_hook(_add_to(sums[name])).remove)
             for part in () if whole else of_head:
-                part.forward = _no_outputs(part.out_features)  # type: ignore[method-assign]
+                part.forward = _no_outputs(part.out_features)  # type: ignore[method-assign, assignment]
                 hooks.callback(delattr, part, "forward")
             run(model, sample, say, "measuring inputs of weights", head=whole or bool(of_head))
         for total in sums.values():
