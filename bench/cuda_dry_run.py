@@ -132,10 +132,10 @@ def _line(row: Dict[str, Any]) -> str:
 
 
 def main(workdirs: Sequence[str]) -> None:
-    by_name: Dict[str, Dict[str, Any]] = {}
+    by_name = {row["name"]: row for row in json.loads(JSON.read_text(encoding="utf-8"))}
     for workdir in workdirs:
         for row in json.loads((Path(workdir) / "results.json").read_text(encoding="utf-8")):
-            by_name.setdefault(row["name"], compact(row))
+            by_name[row["name"]] = compact(row)
     rows = list(by_name.values())
     json_rows.write(JSON, rows)
     PAGE.write_text(page(rows), encoding="utf-8")

@@ -1,20 +1,15 @@
-"""The CUDA provider on a machine with a GPU: verify the models of the dry run, then compare decode
-and prefill times of a float16 decoder with transformers and onnxruntime-genai (packages
-transformers, onnxruntime-genai-cuda).
+"""What a machine with a GPU decides: kernels, parity, prompts and steps on the CUDA provider.
 
-    python -m bench.gpu --json build/gpu.json [--only parity|latency] [--kinds KIND ...]
-    [--names NAME ...] [--contestants NAME ...] [--rounds N] [--minutes N] [--rehearse]
+    python -m bench.gpu [--minutes 25] [--json bench/results/gpu.json] [--rehearse]
 
-Results are written to the JSON file as they come, and to a page beside it with the suffix .md. A
-call ends after --minutes; the same command again continues with what is missing. A few models, and
-each round of a contestant, run in a process of their own, so that a crash or a hang ends one row.
---rehearse tries the command on the dry run of the provider (tests/cuda_dry_run), with torch on the
-CPU; its times and its errors mean nothing.
+It installs nothing: a runtime that is missing is a row that says so. Each piece runs in a process
+of its own, so that a crash or a hang ends one piece, and its rows are written to the JSON file at
+once; the same command again continues with what is missing. Parts come in the order of what they
+decide, each with a share of the time, and what is left of the time goes to what is missing. Then
+docs/runtimes/cuda.md is written from the file (bench/gpu_page.py).
 
-Latency is measured in turn: every contestant once in each round. Results are the median of the
-rounds' medians, with minimum and maximum. All contestants run the same decoder with one row: layers
-of width 768 (12 of them: 124 million parameters) in float16. A step includes copying the token to
-the device and the logits to the host.
+--rehearse runs one piece of each part with a small decoder, on the CPU or on the dry run of the
+provider (tests/cuda_dry_run); its errors and times mean nothing.
 """
 
 import argparse
@@ -23,152 +18,167 @@ import json
 import subprocess
 import sys
 import time
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence
 
-import numpy as np
-
-from bench.gpu_contestants import CONTESTANTS, one_round
-from bench.gpu_page import page
-from bench.gpu_proofs import ARTEFACTS, models, proof
-from posenc_export.export import Sources, export
-from posenc_export.models.pretrained import from_pretrained
-from posenc_export.runtime import load
+from bench import gpu_kernels, gpu_page, gpu_proofs, gpu_times
+from posenc_export.runtime.artefact import machine
 from posenc_export.shared import json_rows
-from posenc_export.shared.numerics import worst_error
 
-TARGETS = ("ort-cuda", "onnx", "onnx-static")
-PIECE = 240  # most seconds of one process
-TOGETHER = 4  # models of one process
-WORKERS = 4  # processes that verify at the same time; nothing is timed meanwhile
-# The measured decoder: Llama's architecture.
-LLAMA: Dict[str, Any] = {
-    "vocab_size": 50257,
-    "hidden_size": 768,
-    "intermediate_size": 2048,
-    "num_attention_heads": 12,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
+PIECE = 240  # most seconds of a process
+ROUNDS, LAYERS = 3, 12
+SMALL = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+PACKAGES = ("onnxruntime-gpu", "onnxruntime", "onnxruntime-genai-cuda", "torch", "transformers")
+
+
+class Part(NamedTuple):
+    """A part of the measurements.
+
+    Args:
+        minutes: its share of 25 minutes.
+        keys: returns the names of its pieces.
+        workers: processes at the same time; 1 where times are measured.
+    """
+
+    minutes: float
+    keys: Callable[[], List[str]]
+    workers: int = 1
+
+
+def _prompts() -> List[str]:
+    of = itertools.product(range(ROUNDS), gpu_times.CONTESTANTS, gpu_times.CONTEXTS)
+    return [json.dumps(key) for key in of]
+
+
+def _steps() -> List[str]:
+    of = itertools.product(range(ROUNDS), gpu_times.ROWS, gpu_times.STEPPING)
+    return [json.dumps([number, *who, rows]) for number, rows, who in of]
+
+
+def _rest() -> List[str]:
+    return [name for name in gpu_proofs.models() if name not in gpu_proofs.REPAIRED]
+
+
+PARTS = {
+    "kernels": Part(2, lambda: list(gpu_kernels.GROUPS)),
+    "repaired": Part(3, lambda: list(gpu_proofs.REPAIRED), workers=8),
+    "prompts": Part(7, _prompts),
+    "steps": Part(6, _steps),
+    "parity": Part(7, _rest, workers=8),
 }
 
 
-def prepare(folder: Path, layers: int) -> Dict[str, float]:
-    """Write the artefacts, and a Llama checkpoint with the same weights.
+def piece(part: str, key: str, folder: Path, rehearse: bool) -> Iterator[Dict[str, Any]]:
+    """Run a piece in this process and yield its rows."""
+    if part == "kernels":
+        runs = not rehearse or gpu_times.cuda.obstacle() is None
+        yield from gpu_kernels.rows(key, "cuda" if runs else "cpu")
+    elif part in ("repaired", "parity"):
+        yield from gpu_proofs.proof(key, rehearse)
+    else:
+        layers, sizes = (1, SMALL) if rehearse else (LAYERS, {})
+        gpu_times.prepare(folder, layers, **sizes)
+        yield from gpu_times.rows(part, key, folder, rehearse)
 
-    Args:
-        layers: number of layers of the decoder.
 
-    Returns:
-        {"difference": largest difference between logits of the float16 onnx artefact and of the
-        float32 Llama model, relative to the largest logit}.
+def in_process(
+    part: str, key: str, folder: Path, rehearse: bool, seconds: float
+) -> List[Dict[str, Any]]:
+    """Run a piece in a process of its own. Return its rows, and a row {"error"} if it failed; none
+    if the time that is left was shorter than that of a piece.
     """
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    llama = LlamaForCausalLM(LlamaConfig(**LLAMA, num_hidden_layers=layers)).eval()
-    llama.save_pretrained(folder / "float32")
-    sources = Sources(from_pretrained(folder / "float32"))
-    for target in TARGETS:
-        export(sources, target, folder / target, dtype="float16", verify=False)
-    tokens = torch.arange(24)[None] * 37 % LLAMA["vocab_size"]
-    with torch.inference_mode():
-        theirs = llama(tokens).logits.numpy()
-    llama.half().save_pretrained(folder / "llama")
-    ours = load(folder / "onnx", provider="cpu").session().prefill(tokens.numpy())
-    return {"difference": worst_error(ours.astype(np.float32), theirs)}
-
-
-class Results:
-    """The rows that were measured so far, in a JSON file that is written after each.
-
-    Args:
-        path: the file. If it exists, its rows count as measured.
-        minutes: after this time no further piece is started.
-    """
-
-    def __init__(self, path: Path, minutes: float) -> None:
-        self.path, self.end = path, time.monotonic() + 60 * minutes
-        self.values: Dict[str, Any] = {"parity": [], "latency": []}
-        if path.exists():
-            self.values = json.loads(path.read_text(encoding="utf-8"))
-
-    def add(self, part: str, rows: Sequence[Dict[str, Any]]) -> None:
-        """Add rows and write the file and its page."""
-        self.values[part] += rows
-        json_rows.write(self.path, self.values)
-        self.path.with_suffix(".md").write_text(page(self.values), encoding="utf-8")
-        for row in rows:
-            print(json.dumps(row), file=sys.stderr, flush=True)
-
-    def piece(self, task: str, *arguments: str) -> List[Dict[str, Any]]:
-        """Run a piece in a process of its own, and return the rows that it printed; a row
-        {"error"} if it failed. No rows if the time is over before it ends.
-        """
-        remaining = self.end - time.monotonic()
-        if remaining <= 0:
-            return []
-        command = [sys.executable, "-W", "ignore", "-m", "bench.gpu", f"--{task}", *arguments]
-        try:
-            ran = subprocess.run(
-                command, capture_output=True, text=True, timeout=min(PIECE, remaining)
-            )
-        except subprocess.TimeoutExpired:
-            # The next call repeats a piece that the end of this call cut short.
-            return [{"error": f"no result within {PIECE} s"}] if remaining > PIECE else []
-        rows = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
-        if ran.returncode:
-            lines = ran.stderr.strip().splitlines()
-            rows.append({"error": lines[-1][:300] if lines else f"exit status {ran.returncode}"})
-        return rows
-
-
-def parity(results: Results, names: Sequence[str], workers: int) -> None:
-    """Verify the models that the results lack."""
-    known = {row["model"] for row in results.values["parity"]}
-    missing = [name for name in names if name not in known]
-    groups = [missing[at : at + TOGETHER] for at in range(0, len(missing), TOGETHER)]
-    with ThreadPoolExecutor(workers) as pool:
-        for proofs in as_completed([pool.submit(_proofs, results, group) for group in groups]):
-            results.add("parity", proofs.result())
-
-
-def _proofs(results: Results, names: Sequence[str]) -> List[Dict[str, Any]]:
-    """Return the rows of some models. A process that ends early gives an error to the model that
-    it was at; the next one continues after it.
-    """
-    rows: List[Dict[str, Any]] = []
-    while names and (piece := results.piece("proof", *names)):
-        counts = Counter(row.get("model") for row in piece)
-        done = [name for name in names if counts[name] == len(ARTEFACTS[name.partition(":")[0]])]
-        ended = names[len(done)] if len(done) < len(names) else ""
-        rows += [{"model": ended, **row} if ended and "error" in row else row for row in piece]
-        names = names[len(done) + 1 :]
+    command = [sys.executable, "-W", "ignore", "-m", "bench.gpu", "--piece", part, key]
+    command += ["--folder", str(folder), *(["--rehearse"] if rehearse else [])]
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=min(PIECE, seconds))
+    except subprocess.TimeoutExpired:
+        return [{"error": f"no result within {PIECE} s"}] if seconds > PIECE else []
+    rows = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+    if ran.returncode:
+        lines = ran.stderr.strip().splitlines() or [f"exit status {ran.returncode}"]
+        rows.append({"error": lines[-1][:300]})
     return rows
 
 
-def latency(
-    results: Results, contestants: Sequence[str], rounds: int, layers: int, rehearse: bool
-) -> None:
-    """Measure the rounds of contestants that the results lack."""
-    wanted = [(number, name) for number in range(rounds) for name in contestants]
-    known = {(row["round"], row["contestant"]) for row in results.values["latency"]}
-    if known.issuperset(wanted):
-        return
-    folder = results.path.parent / f"gpu-{layers}-layers"
-    if not (folder / "prepared.json").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "prepared.json").write_text(json.dumps(prepare(folder, layers)), encoding="utf-8")
-    results.values |= json.loads((folder / "prepared.json").read_text(encoding="utf-8")) | {
-        "layers": layers
+class Results:
+    """The rows that were measured so far, in a file that is written after each piece.
+
+    Args:
+        path: of the file.
+        here: description of this machine. Rows of other machines stay.
+    """
+
+    def __init__(self, path: Path, here: Dict[str, str]) -> None:
+        self.path, self.values = path, {"machines": [], "rows": []}  # type: Path, Dict[str, Any]
+        if path.exists():
+            self.values = json.loads(path.read_text(encoding="utf-8"))
+        if here not in self.values["machines"]:
+            self.values["machines"].append(here)
+        self.machine = self.values["machines"].index(here)
+
+    def missing(self, part: str, keys: Sequence[str]) -> List[str]:
+        """Return the pieces of a part that this machine has no rows of."""
+        rows = [row for row in self.values["rows"] if row["machine"] == self.machine]
+        known = {row["piece"] for row in rows if row["part"] == part}
+        return [key for key in keys if key not in known]
+
+    def add(self, part: str, key: str, rows: Sequence[Dict[str, Any]]) -> None:
+        """Add the rows of a piece, and write the file."""
+        named = [{"machine": self.machine, "part": part, "piece": key, **row} for row in rows]
+        self.values["rows"] += named
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        json_rows.write(self.path, self.values)
+        errors = sum("error" in row and "case" not in row for row in named)
+        print(f"{part}: {key}: {len(rows)} rows, {errors} errors", file=sys.stderr, flush=True)
+
+
+Run = Callable[[str, str, float], List[Dict[str, Any]]]  # of a piece, within some seconds
+
+
+def measure(results: Results, minutes: float, rehearse: bool, run: Run) -> bool:
+    """Run the pieces that are missing: each part within its share of the time, then what is left.
+    Return whether nothing is missing.
+    """
+    begin, share = time.monotonic(), 0.0
+    whole, end = sum(part.minutes for part in PARTS.values()), begin + 60 * minutes
+    limits = []
+    for name, part in PARTS.items():
+        share += part.minutes / whole
+        limits.append((name, begin + share * 60 * minutes))
+    complete = True
+    for name, limit in [*limits, *((name, end) for name in PARTS)]:
+        keys = PARTS[name].keys()[: 1 if rehearse else None]
+
+        def timed(key: str, name: str = name, limit: float = limit) -> bool:
+            left = limit - time.monotonic()
+            rows = run(name, key, left) if left > 0 else []
+            if rows:
+                results.add(name, key, rows)
+            return bool(rows)
+
+        with ThreadPoolExecutor(PARTS[name].workers) as pool:
+            complete = all(pool.map(timed, results.missing(name, keys)))
+    return complete
+
+
+def here(rehearse: bool) -> Dict[str, str]:
+    """Return the device, its driver, the versions and the commit of what is measured."""
+    found = {"device": "a rehearsal" if rehearse else machine.gpu()}
+    asked = {
+        "driver": ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+        "commit": ["git", "rev-parse", "--short", "HEAD"],
     }
-    for number, name in wanted:
-        if (number, name) not in known:
-            rows = results.piece("round", name, str(folder), *(["--rehearse"] if rehearse else []))
-            results.add("latency", [{"round": number, "contestant": name, **row} for row in rows])
+    for name, command in asked.items():
+        with suppress(OSError, subprocess.CalledProcessError):
+            said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            found[name] = said.partition("\n")[0]
+    for package in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
 
 
 def options_of(arguments: Sequence[str]) -> argparse.Namespace:
@@ -176,41 +186,32 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--json", type=Path, default=Path("build/gpu.json"))
-    add("--only", choices=("parity", "latency"))
-    several: Dict[str, Any] = {"nargs": "+", "metavar": "NAME"}
-    kinds, contestants = ", ".join(ARTEFACTS), ", ".join(CONTESTANTS)
-    add("--kinds", default=list(ARTEFACTS), choices=list(ARTEFACTS), help=kinds, **several)
-    add("--names", help="models, such as 'decoders: rope' (default: all of --kinds)", **several)
-    add("--contestants", default=CONTESTANTS, choices=CONTESTANTS, help=contestants, **several)
-    add("--rounds", type=int, default=5)
-    add("--minutes", type=float, default=8.0, help="start nothing after this time (default: 8)")
-    add("--layers", type=int, default=12, help="layers of the measured decoder (default: 12)")
-    add("--rehearse", action="store_true", help="time wrong outputs too, for the dry run")
-    add("--workers", type=int, default=WORKERS, help="processes that verify at the same time")
-    add("--proof", nargs="+", help=argparse.SUPPRESS)
-    add("--round", nargs=2, help=argparse.SUPPRESS)
+    add("--minutes", type=float, default=25.0, help="start nothing after this time (default: 25)")
+    add("--json", type=Path, default=gpu_page.RESULTS, help="results (default: %(default)s)")
+    add("--folder", type=Path, default=Path("build/gpu"), help="of the measured decoder")
+    add("--rehearse", action="store_true", help="one small piece of each part, also without a GPU")
+    add("--piece", nargs=2, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str]) -> int:
     options = options_of(arguments)
-    if options.proof:
-        for row in itertools.chain.from_iterable(map(proof, options.proof)):
+    if options.rehearse and options.json == gpu_page.RESULTS:
+        options.json = options.folder / "rehearsal.json"
+    if options.piece:
+        for row in piece(*options.piece, options.folder, options.rehearse):
             print(json.dumps(row), flush=True)
         return 0
-    if options.round:
-        print(json.dumps(one_round(options.round[0], Path(options.round[1]), options.rehearse)))
-        return 0
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    results = Results(options.json, options.minutes)
-    results.values |= {"rehearsal": True} if options.rehearse else {}
-    if options.only != "latency":
-        of_kinds = [name for name, (kind, _) in models().items() if kind in options.kinds]
-        parity(results, options.names or of_kinds, options.workers)
-    if options.only != "parity":
-        latency(results, options.contestants, options.rounds, options.layers, options.rehearse)
-    if time.monotonic() > results.end:
+    results = Results(options.json, here(options.rehearse))
+    complete = measure(
+        results,
+        options.minutes,
+        options.rehearse,
+        lambda part, key, seconds: in_process(part, key, options.folder, options.rehearse, seconds),
+    )
+    if options.json == gpu_page.RESULTS:
+        gpu_page.write(results.values, gpu_page.PAGE)
+    if not complete:
         print("The time is over. Run the same command again to continue.", file=sys.stderr)
     return 0
 

@@ -1,66 +1,99 @@
-"""The page of the results of bench.gpu."""
+"""Tables of docs/runtimes/cuda.md from the results of bench.gpu: python -m bench.gpu_page."""
 
+import json
 import statistics
-from typing import Any, Dict, List, Sequence
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Sequence
 
-from bench.gpu_contestants import CONTEXTS
+from bench import marked
 from posenc_export.runtime.artefact.certificate import format_worst_error
 
+TOP = Path(__file__).parents[1]
+RESULTS, PAGE = TOP / "bench/results/gpu.json", TOP / "docs/runtimes/cuda.md"
+NONE = "No device has run this part of `python -m bench.gpu` yet.\n"
 Row = Dict[str, Any]
 
 
-def page(values: Dict[str, Any]) -> str:
-    """Return the results as Markdown."""
-    lines = ["# CUDA", "", "Written by `python -m bench.gpu`.", ""]
-    if values.get("rehearsal"):
-        lines += ["A rehearsal without a GPU: no error and no time means anything.", ""]
-    if values["parity"]:
-        lines += _parity(values["parity"])
-    if values["latency"]:
-        contexts = CONTEXTS[: 1 if values.get("rehearsal") else None]
-        lines += _latency(values["latency"], values["layers"], contexts)
-    return "\n".join(lines) + "\n"
+def write(values: Mapping[str, Any], page: Path) -> None:
+    """Replace the tables of a page."""
+    for name, table in TABLES.items():
+        rows = [row for row in values["rows"] if row["part"] in PARTS.get(name, (name,))]
+        content = table(values["machines"], rows) if rows else NONE
+        marked.replace(page, name, content)
 
 
-def _parity(rows: Sequence[Row]) -> List[str]:
-    """Return a line for each artefact: its largest error, or why there is none."""
-    passed = sum(row.get("passed", False) for row in rows)
-    lines = [f"{passed} of {len(rows)} artefacts passed on CUDA.", ""]
-    lines += ["| model | target | dtype | largest error | tolerance | cell |", "|---" * 6 + "|"]
-    for row in sorted(rows, key=lambda row: row["model"]):
-        cells = [row["model"], row.get("target", ""), row.get("dtype", "")]
-        reason = row.get("refused") or row.get("error")
-        if reason:
-            cells += [reason, "", ""]
+def _machines(machines: Sequence[Row], rows: Sequence[Row]) -> str:
+    names = list(dict.fromkeys(name for machine in machines for name in machine))
+    lines = [[machine.get(name, "") for machine in machines] for name in names]
+    head = ["", *(f"device {number}" for number in range(1, len(machines) + 1))]
+    return _table(head, [[name, *line] for name, line in zip(names, lines, strict=True)])
+
+
+def _counts(machines: Sequence[Row], rows: Sequence[Row]) -> str:
+    """One line for each group of kernels or kind of models, and one for each failure."""
+    groups: Dict[Any, List[Row]] = {}
+    for row in rows:
+        kind = row.get("kind", row["piece"].partition(":")[0])
+        groups.setdefault((row["machine"] + 1, kind), []).append(row)
+    lines, wrong = [], []
+    for (number, kind), those in groups.items():
+        right = [row for row in those if row.get("passed", row.get("right", False))]
+        refused = [row for row in those if "refused" in row]
+        counts = [len(those), len(right), len(refused), len(those) - len(right) - len(refused)]
+        cells = sum(row.get("cells", 0) for row in right)
+        lines.append([number, kind, *counts, f"{cells:,}" if cells else ""])
+        wrong += [_failure(row) for row in those if row not in right and row not in refused]
+    head = ["device", "of", "number", "right", "refused", "wrong", "cells"]
+    return _table(head, lines) + ("\n" + "".join(wrong) if wrong else "")
+
+
+def _failure(row: Row) -> str:
+    name = f"`{row.get('case') or row.get('model') or row['piece']}`"
+    form = " ".join(filter(None, (row.get("target"), row.get("dtype"))))
+    error = row.get("error", row.get("worst"))
+    said = error if isinstance(error, str) else f"error {format_worst_error(error)}"
+    at = f" in '{row['at']}', tolerance {row['tolerance']:.1e}" if "at" in row else ""
+    return f"- Device {row['machine'] + 1}: {name} {form}{' ' if form else ''}{said}{at}\n"
+
+
+def _prompts(machines: Sequence[Row], rows: Sequence[Row]) -> str:
+    return _times(rows, ("contestant", "context"), ("prompt", "after steps", "new length"))
+
+
+def _steps(machines: Sequence[Row], rows: Sequence[Row]) -> str:
+    return _times(rows, ("contestant", "weights", "rows", "context"), ("step", "memory"))
+
+
+def _times(rows: Sequence[Row], names: Sequence[str], figures: Sequence[str]) -> str:
+    """One line for each case: medians of the rounds in microseconds."""
+    cases: Dict[Any, List[Row]] = {}
+    errors = []
+    for row in rows:
+        if "error" in row:
+            errors.append(f"- Device {row['machine'] + 1}: `{row['piece']}`: {row['error']}\n")
         else:
-            failed = "" if row["passed"] else " (failed)"
-            error = f"{format_worst_error(row['worst'])}{failed}"
-            cells += [error, f"{row['tolerance']:.1e}", row["at"]]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+            cases.setdefault((row["machine"] + 1, *(row[n] for n in names)), []).append(row)
+    lines = []
+    for case, those in sorted(cases.items(), key=lambda item: tuple(map(str, item[0]))):
+        medians = {name: statistics.median(row[name] for row in those) for name in figures}
+        cells = [f"{v if k == 'memory' else 1e6 * v:.0f}" for k, v in medians.items()]
+        lines.append([*case, *cells, len(those)])
+    head = ["device", *names, *(f"{n}, MB" if n == "memory" else f"{n}, us" for n in figures)]
+    return _table([*head, "rounds"], lines) + ("\n" + "".join(errors) if errors else "")
 
 
-def _latency(rows: Sequence[Row], layers: int, contexts: Sequence[int]) -> List[str]:
-    """Return a line for each contestant."""
-    columns = [(what, str(context)) for what in ("step", "prefill") for context in contexts]
-    devices = ", ".join(sorted({row["device"] for row in rows if "device" in row}))
-    heads = [f"{what}, {context} tokens" for what, context in columns]
-    lines = ["", f"A decoder of {layers} layers of width 768, float16, one row, on {devices}."]
-    lines += ["Medians of the rounds, with the least and the largest.", ""]
-    lines += [f"| contestant | {' | '.join(heads)} | rounds |", "|" + "---|" * (len(heads) + 2)]
-    for name in dict.fromkeys(row["contestant"] for row in rows):
-        rounds = [row for row in rows if row["contestant"] == name]
-        measured = [row for row in rounds if "error" not in row]
-        cells = [_spread([row[what][context] for row in measured]) for what, context in columns]
-        cells = cells if measured else [rounds[0]["error"][-120:]]
-        lines.append(f"| {' | '.join([name, *cells, str(len(measured))])} |")
-    return lines
+def _table(head: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
+    rows = [head, ["---"] * len(head), *lines]
+    return "".join(f"| {' | '.join(map(str, row))} |\n" for row in rows)
 
 
-def _spread(seconds: Sequence[float]) -> str:
-    if not seconds:
-        return ""
-    median, *ends = (
-        f"{1e6 * value:.0f}" for value in (statistics.median(seconds), min(seconds), max(seconds))
-    )
-    return f"{median} us ({' .. '.join(ends)})"
+PARTS = {"machines": ("kernels", "repaired", "prompts", "steps", "parity")}
+TABLES = {
+    "machines": _machines, "kernels": _counts, "repaired": _counts, "parity": _counts,
+    "prompts": _prompts, "steps": _steps,
+}  # fmt: skip
+
+
+if __name__ == "__main__":
+    content = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else ""
+    write(json.loads(content or '{"machines": [], "rows": []}'), PAGE)
