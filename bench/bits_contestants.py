@@ -107,9 +107,7 @@ def peer(label: str, model: Path, folder: Path, threads: int) -> Peer:
 
 
 def environment(label: str, folder: Path) -> Path:
-    """Return the Python of another runtime's own environment, which also sees the packages of
-    this one.
-    """
+    """Return the Python of a runtime's own environment, which sees the packages of this one."""
     name, packages = OTHERS[label]
     python = folder / f"env-{name}" / "bin" / "python"
     if not python.exists():
@@ -121,9 +119,7 @@ def environment(label: str, folder: Path) -> Path:
 
 
 def _build(python: Path, model: Path, folder: Path, place: Path) -> None:
-    """Build the model of onnxruntime-genai in 4 bits with the builder's defaults, from the file
-    as a checkpoint of transformers in float32.
-    """
+    """Build the model of onnxruntime-genai in 4 bits from the file, with the builder's defaults."""
     checkpoint, offline = folder / "checkpoint", {**os.environ, **OFFLINE}
     if not checkpoint.is_dir():
         command = [python, PEERS, "checkpoint", model, checkpoint]

@@ -61,9 +61,7 @@ class Genai:
 
 
 class LlamaCpp:
-    """The server of llama.cpp inside the package xllamacpp, called without HTTP. It reports its
-    own times, and gives no logits.
-    """
+    """The server of llama.cpp in xllamacpp, without HTTP. It times itself, without logits."""
 
     def __init__(self, place: str, threads: int) -> None:
         import xllamacpp

@@ -1,6 +1,4 @@
-"""Run the programs of other runtimes for bench/clients.py: each as a process, in its own
-environment, on one artefact.
-"""
+"""Run the programs of other runtimes for bench/clients.py, each in its own environment."""
 
 import json
 import os
@@ -85,9 +83,7 @@ def same_tokens(output: str, trial: Trial) -> None:
 
 
 def probed(language: str) -> Callable[[Trial, Path], float]:
-    """Return a run of a Python program that compares the logits of the last prompt token and of
-    each later token.
-    """
+    """Return a run of a Python program that compares logits from the last prompt token on."""
 
     def run(trial: Trial, environment: Path) -> float:
         names = ("program.py", "tokens.npy", "logits.npy")
@@ -149,9 +145,7 @@ def with_libtorch(folder: Path) -> Sequence[object]:
 
 
 def with_onnxruntime(folder: Path) -> Sequence[object]:
-    """Return the compiler and its flags for the headers of POSENC_ORT_INCLUDE and the library of
-    the onnxruntime wheel.
-    """
+    """Return compiler and flags for headers of POSENC_ORT_INCLUDE and the wheel's library."""
     import onnxruntime
 
     library = next((Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so.*"))
@@ -167,9 +161,7 @@ def python_of(environment: Path) -> Path:
 
 
 def installed(*packages: str) -> Callable[[Path], str]:
-    """Return a function that creates an environment with the packages if it does not exist, and
-    returns the version of the first package.
-    """
+    """Return a function that creates an environment once, and returns its first version."""
 
     def version(environment: Path) -> str:
         if not environment.exists():
@@ -187,9 +179,7 @@ def installed(*packages: str) -> Callable[[Path], str]:
 
 
 def of_node(package: str) -> Callable[[Path], Optional[str]]:
-    """Return a function that installs an npm package if its environment does not exist, and
-    returns its version; None without Node and npm.
-    """
+    """Return a function that installs an npm package once, and returns its version or None."""
 
     def version(environment: Path) -> Optional[str]:
         if shutil.which("node") is None or shutil.which("npm") is None:

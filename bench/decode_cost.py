@@ -53,9 +53,7 @@ def loaded(name: str, folder: Path) -> Model:
 
 
 def burst(sessions: Mapping[str, Session], x: np.ndarray) -> Dict[str, float]:
-    """Step sessions in turn over tokens [1,BURST,E]; return the median seconds of a step of
-    each.
-    """
+    """Step sessions in turn over tokens [1,BURST,E]; return the median seconds of a step."""
     places = {name: iter(range(BURST)) for name in sessions}
 
     def step(name: str) -> float:

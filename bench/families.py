@@ -17,27 +17,12 @@ import warnings
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
+from bench import marked
 from posenc_export import export_model, from_pretrained, load
 from posenc_export.export import Sources, VerificationError
 from posenc_export.shared import json_rows
 
 DECODER_TARGETS = ("ort", "onnx", "onnx-static", "torchscript")
-HEAD = """# Families of checkpoints
-
-Outputs of exported checkpoints compared with those of transformers: small random models of every
-type that `from_pretrained` reads, saved by transformers, exported to four targets, and called in
-every way: a whole sequence at once, token by token, in chunks, at an offset, padded and with rows
-of different lengths.
-
-{passed} of {models} models agree on every target, within 2e-4 + 1e-4 * |value|. These have the
-largest differences, as a share of what is allowed:
-
-| model | {targets} |
-|---|{lines}
-
-`docs/families.json` has all models, with the difference in each way of calling them. Written by
-`python -m bench.families`.
-"""
 SHOWN = 10  # models of the table, besides those that fail
 
 
@@ -82,9 +67,7 @@ def _attentions(config: Dict[str, Any]) -> List[Dict[str, Any]]:
 
 
 def _read(name: str, folder: Path) -> Tuple[Any, Any, Callable[[Any], Any]]:
-    """Return the model of transformers, ours, and a function that opens a session on a loaded
-    artefact.
-    """
+    """Return the model of transformers, ours, and a function that opens a loaded artefact."""
     from tests.models import checkpoints, encoders, pairs
 
     if name in pairs.MODELS:
@@ -103,9 +86,7 @@ def passes(row: Dict[str, Any]) -> bool:
 
 
 def table(rows: Sequence[Dict[str, Any]]) -> str:
-    """Return the summary page as Markdown: the models with the largest differences, and those that
-    fail, with one column per target.
-    """
+    """Return the page as Markdown: models that fail or differ most, a column per target."""
     models: Dict[str, List[Dict[str, Any]]] = {}
     for row in rows:
         models.setdefault(row["model"], []).append(row)
@@ -117,7 +98,7 @@ def table(rows: Sequence[Dict[str, Any]]) -> str:
         cells = (by_target[target] for target in DECODER_TARGETS)
         shares = (f"{row['share']:.2f}{'' if passes(row) else ' FAILED'}" for row in cells)
         lines.append(f"| {name} | {' | '.join(shares)} |")
-    return HEAD.format(
+    return marked.text("families").format(
         passed=len(names) - len(failed),
         models=len(names),
         targets=" | ".join(f"`{target}`" for target in DECODER_TARGETS),

@@ -1,12 +1,17 @@
-"""Generated parts of pages, between the comments <!-- NAME --> and <!-- end of NAME -->."""
+"""Texts of generated pages, and generated parts of others, between the comments <!-- NAME --> and
+<!-- end of NAME -->.
+"""
 
 from pathlib import Path
 
 
+def text(page: str) -> str:
+    """Return the text of a generated page, with places for what is measured."""
+    return (Path(__file__).parent / "texts" / f"{page}.md").read_text(encoding="utf-8")
+
+
 def replace(page: Path, name: str, content: str) -> None:
-    """Replace what stands between the two comments of a page. Raises ValueError if the page
-    lacks one of them.
-    """
+    """Replace what stands between two comments of a page. Raise ValueError if one is missing."""
     begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
     before, begun, rest = page.read_text(encoding="utf-8").partition(begin)
     _, ended, after = rest.partition(end)

@@ -76,9 +76,7 @@ def ask(port: int, prompt: List[int]) -> Answer:
 
 
 def round_of(port: int, clients: int, seed: int) -> Dict[str, float]:
-    """Run all clients once; return their total tokens per second, and the medians of seconds to
-    the first token and between tokens.
-    """
+    """Run all clients once; return tokens per second, and medians of seconds as in Answer."""
     random = np.random.default_rng(seed)
     prompts = [
         random.integers(97, 123, random.integers(1, LONGEST + 1)).tolist() for _ in range(clients)

@@ -1,12 +1,11 @@
-"""Generate docs/speed.md, its chart, and docs/speed-targets.md from the results of
-bench/speed.py.
-"""
+"""Write docs/speed.md, its chart, and docs/speed-targets.md from results of bench/speed.py."""
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
+from bench import marked
 from posenc_export.benchmark.report import BUSY, Report, duration
 from posenc_export.benchmark.results import Row
 from posenc_export.benchmark.spread import Spread
@@ -24,7 +23,6 @@ TITLES = {
     "bits": "The same decoder with quantized weights",
     "cache": "The block of width 512 with 8-bit caches",
 }
-TEXTS = Path(__file__).parent / "texts"
 
 
 @dataclass(frozen=True)
@@ -86,9 +84,7 @@ SUMMARY = (
 
 
 def perplexities() -> Dict[str, str]:
-    """Return the perplexity of each format relative to float32, by the name of the weights in
-    QUALITY.
-    """
+    """Return perplexities relative to float32, by the name of the weights in QUALITY."""
     return {
         row["weights"]: f"{row['perplexity']:.2f}"
         for row in json.loads(QUALITY.read_text(encoding="utf-8"))["rows"]
@@ -180,13 +176,13 @@ def page(reports: Dict[str, Report]) -> str:
         for name, version in next(iter(reports.values())).machine.versions.items()
     )
     parts.append(f"Versions: {versions}.\n")
-    text = (TEXTS / "speed.md").read_text(encoding="utf-8").rstrip("\n")
+    text = marked.text("speed").rstrip("\n")
     return text.format(machine=machine, summary="\n".join(compared), parts="\n".join(parts))
 
 
 def targets_page(reports: Dict[str, Report]) -> str:
     """Return the page for developers."""
-    text = (TEXTS / "speed-targets.md").read_text(encoding="utf-8")
+    text = marked.text("speed-targets")
     return text.format(targets="\n".join(_targets(reports)))
 
 
@@ -195,9 +191,7 @@ def _machine(report: Report) -> str:
 
 
 def ratio(report: Report, target: Target) -> Optional[Spread]:
-    """Return the ratio of times, ours to theirs, with its interval; None if a contestant is
-    missing or rounds are too few.
-    """
+    """Return the ratio of times, ours to theirs; None without them, or with too few rounds."""
     ours, theirs = (_row(report.rows, target, name) for name in (target.ours, target.theirs))
     if ours is None or theirs is None:
         return None

@@ -25,9 +25,7 @@ def median_seconds(call: Callable[[], Any], times: int, warm: int = 0) -> float:
 def in_turn(
     calls: Mapping[str, Callable[[], Result]], rounds: int, warm: int = 1
 ) -> Dict[str, List[Result]]:
-    """Make every call once in each round. Return the results of each by name, without those of
-    the first `warm` rounds.
-    """
+    """Make every call once a round. Return results by name, without the first `warm` rounds."""
     results: Dict[str, List[Result]] = {name: [] for name in calls}
     for number in range(warm + rounds):
         for name, call in calls.items():
@@ -38,8 +36,6 @@ def in_turn(
 
 
 def spread(times: Sequence[float], others: Sequence[float]) -> Dict[str, float]:
-    """Return the ratio of times to other times of the same rounds: its median, and the quantiles
-    0.1 and 0.9 as "low" and "high".
-    """
+    """Return median and quantiles 0.1, 0.9 of ratios of times of the same rounds."""
     low, median, high = np.quantile(np.divide(times, others), (0.1, 0.5, 0.9)).round(3).tolist()
     return {"low": low, "median": median, "high": high}

@@ -55,9 +55,7 @@ def bits_per_byte(model: Stack, held_out: Tensor, limit: int = 400) -> float:
 
 
 def initialise(model: Stack) -> None:
-    """Initialise projections from a normal distribution with standard deviation 0.02, as GPT-2.
-    Encodings keep their own initialisation.
-    """
+    """Draw projections with standard deviation 0.02, as GPT-2; encodings keep their own."""
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2 and "encoding." not in name:
             torch.nn.init.normal_(parameter, std=0.02)

@@ -1,6 +1,4 @@
-"""The contestants of a benchmark: artefact folders on each provider that can run them, and other
-runtimes of the same models.
-"""
+"""The contestants of a benchmark: artefacts on each provider, and other runtimes."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -159,9 +157,7 @@ def usable(numbers: Sequence[int], contestants: Sequence[Contestant]) -> List[in
 
 
 def _of_runtime(name: str, artefacts: Sequence[Contestant]) -> List[Contestant]:
-    """Return the contestants of one runtime: one per folder that it can load, or one per model
-    that it can build.
-    """
+    """Return a runtime's contestants: one per folder that it loads, or per model that it builds."""
     runtime = RUNTIMES[name]
     missing = runtime.missing()
     if missing:

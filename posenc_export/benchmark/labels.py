@@ -10,9 +10,7 @@ SHOWN = 3  # names of encodings in a label; further ones are shown as "..."
 
 
 def model_label(manifest: Manifest) -> str:
-    """Return encodings, layers x width and number of parameters, as in "rope 5x128 0.97M"; a
-    model without encodings is labelled "nope".
-    """
+    """Return encodings, layers x width and number of parameters, as in "rope 5x128 0.97M"."""
     config = manifest.config.get("inside", manifest.config)
     order = config.get("order")
     layers = f"{len(order)}x" if order else f"{config.get('kind', 'model')} "
@@ -33,9 +31,7 @@ def parameters(manifest: Manifest) -> int:
 
 
 def folder_labels(paths: Sequence[Path]) -> List[str]:
-    """Return the shortest path endings that are distinct, such as "rope/ort" and "alibi/ort";
-    repeated folders are numbered.
-    """
+    """Return the shortest distinct endings of paths, such as "rope/ort", numbered if repeated."""
     depth, distinct = 1, len(set(paths))
     while len({path.parts[-depth:] for path in paths}) < distinct:
         depth += 1

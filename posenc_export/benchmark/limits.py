@@ -29,9 +29,7 @@ def step_bytes(manifest: Manifest, context: int, batch: int = 1) -> int:
 
 
 def _idle_weights(manifest: Manifest) -> int:
-    """Return the number of weights of experts that no token of a step chooses, if every layer
-    with experts computes only the chosen ones.
-    """
+    """Return the number of weights of experts that a step does not compute."""
     config = manifest.config
     mlps = [config["layers"][name]["mlp"] for name in config.get("order", ())]
     mixtures = [mlp for mlp in mlps if mlp["name"] == "experts"]

@@ -1,6 +1,4 @@
-"""Description of the machine of a benchmark: processor, library versions, and measured limits of
-memory and arithmetic.
-"""
+"""The machine of a benchmark: processor, versions, limits of memory and arithmetic."""
 
 import contextlib
 import os
@@ -23,9 +21,7 @@ TIMES = 3  # measurements, of which the shortest time counts
 
 
 def described(threads: int) -> Machine:
-    """Return the processor, the number of cores and the versions of installed libraries.
-    threads: threads of one contestant.
-    """
+    """Return processor, cores, and versions of libraries. threads: those of one contestant."""
     versions = {"python": platform.python_version()}
     for name in LIBRARIES:
         with contextlib.suppress(metadata.PackageNotFoundError):

@@ -49,9 +49,7 @@ class Measurement:
     measured: int = 0  # rounds of phases and numbers of tokens that are done
 
     def report(self, contexts: Sequence[int], prompts: Sequence[int]) -> Report:
-        """Load the contestants; measure decode with each number of cached tokens, then prefill
-        with each number of tokens.
-        """
+        """Load the contestants, and measure decode, then prefill, at each number of tokens."""
         pairs = zip(self.contestants, self.workers, strict=True)
         replies = [self._load(contestant, worker) for contestant, worker in pairs]
         self.progress("limits of the machine")
@@ -71,9 +69,7 @@ class Measurement:
         return Report(machine.described(self.threads), limits, loaded, rows, *conditions)
 
     def decode(self, tokens: int) -> List[Row]:
-        """Time steps of all contestants, and in the same rounds reads of as many bytes as a step
-        must read.
-        """
+        """Time steps of all contestants, and reads of the bytes that a step must read."""
         duration = self.seconds * DECODE_SHARE / self.rounds
         times: List[List[float]] = [[] for _ in self.workers]
         reads: Dict[int, List[float]] = {self._bytes(own, tokens): [] for own in self.contestants}
@@ -89,9 +85,7 @@ class Measurement:
         return self._rows("decode", tokens, times, bandwidths)
 
     def prefill(self, tokens: int) -> List[Row]:
-        """Time prompts of all contestants. Contestants with long prompts get fewer turns, above
-        PREFILL_LIMIT one.
-        """
+        """Time prompts of all contestants. Long prompts get fewer turns."""
         counts = [self._prompts(worker, tokens) for worker in self.workers]
         times: List[List[float]] = [[] for _ in self.workers]
         for turn in range(max(counts)):
@@ -130,9 +124,7 @@ class Measurement:
     def _rows(
         self, phase: str, tokens: int, times: List[List[float]], bandwidths: Dict[int, float]
     ) -> List[Row]:
-        """Return the rows of one phase, fastest first. bandwidths: bytes per second by bytes
-        read; empty if no limit applies.
-        """
+        """Return the rows of a phase, fastest first. bandwidths: bytes per second by bytes read."""
         pairs = list(zip(self.contestants, times, strict=True))
         pairs.sort(key=lambda pair: spread(pair[1]).median)
         fastest = pairs[0][1]

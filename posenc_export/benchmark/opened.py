@@ -1,6 +1,4 @@
-"""Interface of a loaded contestant, and the base of sessions whose prompts and steps are the
-same call.
-"""
+"""The interface of a loaded contestant, and a base of sessions with one kind of call."""
 
 from typing import Any, Mapping, NamedTuple, Optional, Protocol, Union
 
@@ -10,9 +8,7 @@ CHUNK = 1024  # most tokens per call, which limits the memory of attention score
 
 
 class Timed(Protocol):
-    """Session whose calls are timed; runtime.Session has the same methods. Shapes: B rows, S
-    tokens, E width.
-    """
+    """Session whose calls are timed, as runtime.Session. Shapes: B rows, S tokens, E width."""
 
     def reset(self) -> None:
         """Empty the caches."""

@@ -22,9 +22,7 @@ def watched(measure: Callable[[], float]) -> Dict[str, float]:
 
 
 def _busy_seconds() -> float:
-    """Return the seconds that all cores together were busy since boot; 0 on systems without
-    /proc/stat.
-    """
+    """Return the seconds since boot in which cores were busy; 0 without /proc/stat."""
     try:
         fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]
     except FileNotFoundError:

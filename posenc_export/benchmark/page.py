@@ -147,9 +147,7 @@ def _shares(axes: Any, rows: List[Row], style: Dict[str, Any]) -> None:
 
 
 def _figure(title: str, rows: List[Row], unit: str, mark: Mark, styles: Styles) -> str:
-    """Return a heading and a plot over the number of tokens, with one labelled line per
-    contestant; an empty string with fewer than two numbers of tokens.
-    """
+    """Return a heading and a plot with a line per contestant; "" with one number of tokens."""
     if len({row.tokens for row in rows}) < 2:
         return ""
     try:

@@ -151,9 +151,7 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def duration(seconds: float) -> str:
-    """Format a duration with three significant digits or more, in a unit of which it is at least
-    1.
-    """
+    """Format a duration with three significant digits or more, in the largest fitting unit."""
     factor, unit = next((pair for pair in UNITS if seconds >= pair[0]), UNITS[-1])
     value = seconds / factor
     return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"

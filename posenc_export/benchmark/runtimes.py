@@ -1,6 +1,4 @@
-"""Other runtimes to compare artefacts with: libraries that rebuild the model from its
-description, and programs that load the artefact folder.
-"""
+"""Other runtimes to compare artefacts with: they rebuild the model, or load the folder."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec

@@ -1,6 +1,4 @@
-"""Model descriptions that other libraries and hand-written graphs can build. Every part is
-compared, so that a model with any other part is refused.
-"""
+"""Model descriptions that other libraries and hand-written graphs can build, compared whole."""
 
 from typing import Any, Dict, Sequence
 

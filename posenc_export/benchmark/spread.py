@@ -1,6 +1,4 @@
-"""Median and spread of timings, and the ratio of two contestants' timings with a confidence
-interval.
-"""
+"""Median and spread of timings, and ratios of timings with a confidence interval."""
 
 import math
 from dataclasses import dataclass
@@ -30,9 +28,7 @@ class Spread:
 
 
 def rounded(value: float, digits: int) -> str:
-    """Format a number above 0 with as many significant digits: 1.1 with three as 1.10, 411.7
-    with two as 410.
-    """
+    """Format a number above 0 with `digits` significant digits: 411.7 with two as 410."""
     decimals = digits - 1 - math.floor(math.log10(value))
     return f"{round(value, decimals):.{max(decimals, 0)}f}"
 

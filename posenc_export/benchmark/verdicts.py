@@ -52,16 +52,12 @@ class Comparison(NamedTuple):
 
 
 def verdicts(rows: Sequence[Row]) -> List[str]:
-    """Return a sentence for each phase and number of tokens with at least two contestants and
-    enough rounds for a ratio, in the order of the rows.
-    """
+    """Return a sentence for each phase and number of tokens that has a ratio."""
     return [f"{comparison.place}: {comparison}" for comparison in _comparisons(rows)]
 
 
 def ratios(rows: Sequence[Row]) -> List[Optional[Spread]]:
-    """Return for each row the ratio of its times to those of the fastest contestant; None for
-    that contestant itself, and with too few rounds.
-    """
+    """Return the ratio of each row to the fastest; None for that one, or with too few rounds."""
     fastest: Dict[Tuple[str, int], Row] = {}
     for row in sorted(rows, key=lambda row: row.median_seconds):
         fastest.setdefault((row.phase, row.tokens), row)

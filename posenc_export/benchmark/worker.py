@@ -79,9 +79,7 @@ class Bench:
         self.buffer = np.zeros((0, READ_WIDTH), np.float32)
 
     def load(self, request: Request) -> Dict[str, Any]:
-        """Load the contestant, and run a short prompt and a step, so that timed calls do not
-        include compilation or first allocations.
-        """
+        """Load the contestant; a short prompt and a step compile and allocate."""
         opened, self.manifest = self.open_session(request)
         self.session, self.batch = opened.session, request["batch"]
         self.burst = min(BURST, self.manifest.max_positions // 2)
@@ -153,9 +151,7 @@ class Bench:
         return {"seconds": _median_of(run, request["duration"])}
 
     def _prompt(self, tokens: int) -> Any:
-        """Return equal token ids [B,S] int64 or hidden states [B,S,E]; the cost of a call does
-        not depend on values.
-        """
+        """Return equal ids [B,S] int64 or hidden states [B,S,E]; values do not matter."""
         source = self.manifest.inputs[0]
         if source.dtype == "int64":  # not 0, often padding, on which onnxruntime-genai 0.18 crashes
             return np.ones((self.batch, tokens), np.int64)
@@ -192,9 +188,7 @@ def peak_bytes() -> int:
 def serve(
     open_session: Callable[[Request], Tuple[Opened, Manifest]], requests: TextIO, replies: TextIO
 ) -> None:
-    """Answer requests until the input ends. Errors are sent as replies, so that the caller can
-    name the contestant.
-    """
+    """Answer requests until the input ends. Errors are replies: the caller names the contestant."""
     bench = Bench(open_session)
     for line in requests:
         request = json.loads(line)
@@ -208,9 +202,7 @@ def serve(
 
 
 def main(opener: Callable[[Request], Tuple[Opened, Manifest]] = open_session) -> None:
-    """Serve requests of the parent process. Replies use the original stdout; output of libraries
-    is redirected to stderr.
-    """
+    """Serve requests. Replies use the original stdout; output of libraries goes to stderr."""
     if sys.platform == "linux":
         # Otherwise stopped workers remain when the caller is killed.
         ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)

@@ -1,6 +1,4 @@
-"""Worker processes. One runs at a time while the others are stopped; all are killed at the end,
-also after errors.
-"""
+"""Worker processes, of which one runs at a time; all are killed at the end."""
 
 import contextlib
 import json
@@ -123,9 +121,7 @@ class Worker:
 
 @contextlib.contextmanager
 def started(labels: Sequence[str], threads: int, sleeping: bool = False) -> Iterator[List[Worker]]:
-    """Context manager that starts one worker per label and kills all of them at exit, also after
-    errors and interrupts.
-    """
+    """Context manager that starts a worker per label, and kills all of them at exit."""
     with contextlib.ExitStack() as stack:
         workers = []
         for label in labels:

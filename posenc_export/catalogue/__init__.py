@@ -1,6 +1,4 @@
-"""Tables, pictures and pages of everything that is registered, for posenc list, posenc plot and
-docs/.
-"""
+"""Tables, pictures and pages of what is registered, for posenc list, posenc plot and docs/."""
 
 from importlib import resources
 

@@ -7,9 +7,7 @@ from posenc_export.catalogue.waves import COLOURS
 
 
 def page(cost: Mapping[str, Any]) -> str:
-    """The page, as Markdown; it shows the figure decode.svg of the same folder. cost is
-    bench/results/decode_cost.json.
-    """
+    """The page, as Markdown. cost: bench/results/decode_cost.json."""
     contexts, rows = list(cost["plain_microseconds"]), cost["rows"]
     plain = cost["plain_microseconds"].items()
     return text("decode").format(
@@ -27,9 +25,7 @@ def page(cost: Mapping[str, Any]) -> str:
 
 
 def figure(cost: Mapping[str, Any]) -> Any:
-    """A matplotlib figure: a bar for each encoding and number of keys, most expensive at the
-    top, with its interval as a line.
-    """
+    """A matplotlib figure: a bar with its interval for each encoding and number of keys."""
     from matplotlib.figure import Figure
 
     contexts = list(cost["plain_microseconds"])

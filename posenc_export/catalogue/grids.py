@@ -1,6 +1,4 @@
-"""Panels of encodings on a grid, from their oracles: scores, tokens and biases by the place of
-the key around a query in the middle.
-"""
+"""Panels of encodings on a grid, by the place of the key around a query in the middle."""
 
 import functools
 import itertools

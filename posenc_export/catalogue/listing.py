@@ -1,6 +1,4 @@
-"""Table rows of the registries: encodings with hook, state, parameters and source; families of
-checkpoints; presets with their sizes.
-"""
+"""Table rows of what is registered: encodings, families of checkpoints, presets."""
 
 import importlib
 import inspect
@@ -32,9 +30,7 @@ def needs_parameters(name: str) -> bool:
 
 
 def states_of(name: str) -> str:
-    """Names of the states besides keys and values that calls carry, or "none"; "by parameters"
-    if a parameter has no default.
-    """
+    """Names of states besides keys and values, or "none"; "by parameters" without a default."""
     if needs_parameters(name):
         return "by parameters"
     encoding = registry.build({"name": name}, SMALL)

@@ -109,9 +109,7 @@ def _command(name: str) -> str:
 
 
 def _prose(docstring: str, parameters: Mapping[str, inspect.Parameter]) -> str:
-    """Convert the paragraphs of a docstring to Markdown, and its SECTIONS to lists; parameters get
-    their defaults.
-    """
+    """Convert a docstring to Markdown, and its SECTIONS to lists with defaults of parameters."""
     parts: List[str] = []
     for paragraph in docstring.split("\n\n"):
         section, _, entries = paragraph.partition(":\n")

@@ -75,9 +75,7 @@ def draw(spec: Mapping[str, Any], view: View = View()) -> Any:
 
 
 def draw_all(subjects: Sequence[Subject], view: View = View()) -> Any:
-    """Draw encodings below each other in one matplotlib figure, each at most to the end of its
-    range of positions.
-    """
+    """Draw encodings below each other, each at most to the end of its range of positions."""
     from matplotlib.figure import Figure
 
     drawn = [_panels(subject, view) for subject in subjects]
@@ -99,9 +97,7 @@ def draw_all(subjects: Sequence[Subject], view: View = View()) -> Any:
 
 
 def draw_small(name: str) -> Any:
-    """Draw one panel of an encoding with its name for a gallery, without a legend: what tokens
-    get, else scores or biases by distance.
-    """
+    """Draw one panel of an encoding with its name, without a legend, for the gallery."""
     from matplotlib.figure import Figure
 
     view = View(distance=127, positions=64)

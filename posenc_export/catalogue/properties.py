@@ -1,6 +1,4 @@
-"""docs/properties.md: properties of position encodings, measured on the hooks of every registered
-encoding.
-"""
+"""docs/properties.md: properties of position encodings, measured on their hooks."""
 
 import dataclasses
 from typing import Any, Dict, List, Mapping
@@ -172,9 +170,7 @@ def _line(encoding: PositionEncoding, start: int) -> Tensor:
 def same_response(
     encoding: PositionEncoding, other: PositionEncoding, places: Tensor, other_places: Tensor
 ) -> bool:
-    """Whether two encodings give equal tokens the same changes and scores, each at its own
-    places.
-    """
+    """Whether two encodings change equal tokens equally, each at its own places."""
     causal = "causal" in encoding.works_in
     first, second = respond(encoding, places, causal), respond(other, other_places, causal)
     return not differ(first.tokens, second.tokens) and not differ(
@@ -194,9 +190,7 @@ def longer(spec: Mapping[str, Any]) -> str:
 
 
 def _loaded(to: PositionEncoding, of: PositionEncoding) -> bool:
-    """Load the weights of one encoding into another. Returns False, without loading, if shapes
-    differ.
-    """
+    """Load the weights of one encoding into another; False, without loading, if shapes differ."""
     if [value.shape for value in to.parameters()] != [value.shape for value in of.parameters()]:
         return False
     to.load_state_dict(of.state_dict())
@@ -212,9 +206,7 @@ def trained(encoding: PositionEncoding) -> str:
 
 
 def axes(encoding: PositionEncoding, name: str) -> str:
-    """Number of independent coordinates; "2, row-major" if the encoding derives row and column
-    from the position.
-    """
+    """Number of independent coordinates; "2, row-major" if row and column follow from one."""
     places = _line(encoding, 0)
     if encoding.axes:
         stretched = [_stretched(places, axis) for axis in range(encoding.axes)]

@@ -1,6 +1,4 @@
-"""Panels of any encoding, from its oracle: what tokens get by position; scores and biases by
-distance.
-"""
+"""Panels of any encoding, from its oracle: changes of tokens, scores and biases."""
 
 from typing import Any, Sequence
 
@@ -68,9 +66,7 @@ def by_content(axes: Any, encoding: PositionEncoding, geometry: Geometry, distan
 def _scores(
     encoding: PositionEncoding, geometry: Geometry, query: int, heads: Sequence[int]
 ) -> np.ndarray:
-    """Scores [n,query+1] by distance, of a query and keys that are the same random vector, for n
-    heads.
-    """
+    """Scores [n,query+1] by distance of equal random vectors, for n heads."""
     random, oracle = np.random.default_rng(0), encoding.oracle()
     oracle.begin(range(query + 1))
     oracle.observe(random.standard_normal((query + 1, geometry.width)))

@@ -1,6 +1,4 @@
-"""Panels of rotations and sinusoids: wavelengths, the bound on RoPE's scores, fast and slow
-pairs, components.
-"""
+"""Panels of rotations and sinusoids: wavelengths, bounds, fast and slow pairs."""
 
 from typing import Any, Dict, List, Mapping, Sequence
 
@@ -78,9 +76,7 @@ def bound(
 
 
 def fast_and_slow(axes: Any, encoding: Rotary, distance: int) -> None:
-    """Draw the mean of cos(d w_k) over pairs that make a full turn within `distance`, and over
-    the other pairs.
-    """
+    """Draw the mean of cos(d w_k) over pairs that make a full turn, and over the others."""
     frequencies = _frequencies(encoding)
     turns = np.cos(np.arange(distance + 1)[:, None] * frequencies)
     fast = frequencies * distance >= 2 * np.pi

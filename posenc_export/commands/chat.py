@@ -1,6 +1,4 @@
-"""`posenc chat`: talk to a decoder by its chat template. Each line of stdin is a message, and
-the reply is printed as it is generated.
-"""
+"""`posenc chat`: talk to a decoder by its chat template; each line of stdin is a message."""
 
 import argparse
 import contextlib
@@ -75,9 +73,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _lines(prompt: str) -> Iterator[str]:
-    """Yield the lines of stdin that are not blank. A terminal edits them, with a history, where
-    Python has readline.
-    """
+    """Yield the lines of stdin that are not blank, which a terminal edits with a history."""
     if prompt:
         with contextlib.suppress(ModuleNotFoundError):  # Windows has none
             import readline  # noqa: F401
@@ -93,9 +89,7 @@ def _lines(prompt: str) -> Iterator[str]:
 
 
 def _print_reply(options: argparse.Namespace, chat: Any, line: str) -> None:
-    """Print the reply to a message. An interrupt ends the reply, and what was printed stays in
-    the conversation.
-    """
+    """Print the reply to a message. What is printed before an interrupt stays a reply."""
     reply = chat.reply(line, options.max_tokens, *sampling(options))
     pieces = []
     try:

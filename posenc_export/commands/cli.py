@@ -42,9 +42,7 @@ FILES = {"list": "listing"}  # files with another name than their command
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Run a command. Returns its exit status: 0, 1 for a failed check, 2 for bad input, 130 after
-    an interrupt.
-    """
+    """Run a command. Returns 0, 1 for a failed check, 2 for bad input, 130 when interrupted."""
     with escaping():
         return _run(sys.argv[1:] if arguments is None else list(arguments))
 

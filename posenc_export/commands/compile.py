@@ -15,9 +15,7 @@ OPTIONS: Table = {
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command. Returns the exit status: 0, or 1 if the native code does not agree with
-    the reference of the artefact.
-    """
+    """Run the command. Returns 0, or 1 if the native code does not agree with the reference."""
     from posenc_export.export import VerificationError
     from posenc_export.export.native import compile_artefact
 

@@ -49,9 +49,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _lines(name: str) -> List[str]:
-    """The lines of a file, or of standard input. Only line feeds, with or without a carriage
-    return, end a line.
-    """
+    """The lines of a file, or of standard input, which only line feeds end."""
     content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
     lines = content.decode("utf-8-sig", "replace").split("\n")
     return [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]

@@ -1,6 +1,4 @@
-"""`posenc export`: export a preset, a checkpoint, a block or the model of a function to
-artefacts.
-"""
+"""`posenc export`: export a preset, a checkpoint, a block or a function's model."""
 
 import argparse
 import json
@@ -143,9 +141,7 @@ OPTIONS: Table = {
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command. Returns the exit status: 0, or 1 if an artefact does not agree with its
-    module, or one of several targets fails.
-    """
+    """Run the command. Returns 0, or 1 if an artefact does not agree, or one of several fails."""
     _check_words(options)
     from posenc_export.export import Sources, VerificationError, check_export, export_all, folders
 

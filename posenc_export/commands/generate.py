@@ -1,6 +1,4 @@
-"""`posenc generate`: continue a text with a decoder, or transcribe what an encoder reads, with
-the tokenizer in its folder, or byte by byte.
-"""
+"""`posenc generate`: continue a text with a decoder, or transcribe what an encoder reads."""
 
 import argparse
 import json
@@ -203,9 +201,7 @@ def _converse(options: argparse.Namespace, session: Any, cached: List[int]) -> i
 
 
 def _encoder_output(options: argparse.Namespace, prompt: List[int]) -> np.ndarray:
-    """Output of the encoder for the prompt or the features, [1,Q,N]. Raise ValueError unless it
-    reads them.
-    """
+    """Output of the encoder, [1,Q,N]. Raise ValueError for a source that it does not read."""
     encoder = loaded(options, options.encoder).session()
     source = encoder.manifest.inputs[0]
     if bool(encoder.manifest.vocabulary) == bool(options.features):

@@ -1,6 +1,4 @@
-"""The model that the arguments of `posenc export` describe: a preset, a checkpoint, the model of a
-function, or a block.
-"""
+"""The model of `posenc export`: a preset, a checkpoint, a function's model, or a block."""
 
 import argparse
 import importlib

@@ -114,9 +114,7 @@ MEANING = {
 
 
 def block_options(names: Iterable[str] = tuple(BLOCK)) -> Table:
-    """Options of a block. One that is not given is None, because a preset refuses even the
-    default.
-    """
+    """Options of a block. None if not given: a preset refuses even the default."""
     choices = {"attention": ("causal", "bidirectional")}
     return {
         option_name(name): option(MEANING[name], type=type(BLOCK[name]), choices=choices.get(name))
@@ -144,9 +142,7 @@ def check_only(command: str, names: Container[str], chosen: Iterable[str], rule:
 
 
 def nearest_model(model: str, names: Sequence[str]) -> str:
-    """The remedy for a model that does not exist: a download, another folder, or the nearest
-    name.
-    """
+    """The remedy for a model that does not exist: a download, a folder, or the nearest name."""
     near = "give a folder that exists" if os.sep in model else suggestion(model, names)
     return download(model) or near
 
@@ -166,9 +162,7 @@ def sampling(options: argparse.Namespace) -> Tuple[float, int, float, int]:
 
 
 def drafting(options: argparse.Namespace) -> Any:
-    """Session.generate's argument `speculate`. Raise ValueError for a folder that is not an
-    artefact.
-    """
+    """Session.generate's argument `speculate`. Raise ValueError for a folder without artefact."""
     from posenc_export.runtime import load
     from posenc_export.runtime.artefact.files import locate
     from posenc_export.runtime.session.speculation import LOOKUP

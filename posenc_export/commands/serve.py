@@ -1,6 +1,4 @@
-"""`posenc serve`: serve completions and conversations, or embeddings, over HTTP, as in OpenAI's
-API.
-"""
+"""`posenc serve`: completions, conversations or embeddings over HTTP, as in OpenAI's API."""
 
 import argparse
 import json
@@ -74,9 +72,7 @@ OPTIONS: Table = {
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until SIGTERM or an interrupt. Returns the exit status: 0, or FAILED_CHECK if the
-    engine has ended unexpectedly.
-    """
+    """Serve until SIGTERM or an interrupt. Returns 0, or FAILED_CHECK if the engine has failed."""
     import uvicorn
 
     from posenc_export.runtime.session import sentences

@@ -1,6 +1,4 @@
-"""Output of the `posenc` command: progress on stderr, tables, certificates, and errors in one
-line.
-"""
+"""Output of the `posenc` command: progress, tables, certificates, errors in one line."""
 
 import argparse
 import contextlib
@@ -99,9 +97,7 @@ def note(line: str) -> None:
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Argument parser with errors of one line, which name the closest choice or option. Options
-    cannot be abbreviated.
-    """
+    """Parser with errors of one line and the closest name. Options cannot be abbreviated."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **arguments})

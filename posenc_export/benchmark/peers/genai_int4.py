@@ -1,6 +1,4 @@
-"""The model as onnxruntime-genai's model builder writes it for the CPU in 4 bits, from a
-checkpoint of LlamaForCausalLM with the same weights.
-"""
+"""The model as the builder of onnxruntime-genai writes it in 4 bits, with the same weights."""
 
 import os
 import subprocess

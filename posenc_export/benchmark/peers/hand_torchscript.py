@@ -1,6 +1,4 @@
-"""A block written by hand for TorchScript: caches are arguments, written in place by index; keys
-and values are read up to the last token.
-"""
+"""A block written by hand for TorchScript, with caches that are written in place."""
 
 import warnings
 from pathlib import Path

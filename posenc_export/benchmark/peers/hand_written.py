@@ -1,6 +1,4 @@
-"""A hand-written graph on ONNX Runtime, with bound inputs and outputs and caches that are
-updated in place.
-"""
+"""A hand-written graph on ONNX Runtime, bound, with caches that are updated in place."""
 
 from pathlib import Path
 from typing import Any, Dict
@@ -60,9 +58,7 @@ class HandSession(CallSession):
         return output
 
     def _bound(self, inputs: np.ndarray) -> Any:
-        """Return a binding of inputs and caches, and the array of the output. OrtValues do not
-        own their arrays; the session keeps them alive.
-        """
+        """Return a binding and its output. The session keeps the arrays alive."""
         source, result = self.session.get_inputs()[0], self.session.get_outputs()[0]
         rows = result.shape[1] if isinstance(result.shape[1], int) else inputs.shape[1]
         output = np.zeros((len(inputs), rows, result.shape[-1]), np.float32)

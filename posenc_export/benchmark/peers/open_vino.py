@@ -1,6 +1,4 @@
-"""OpenVINO on the graph of target `onnx`, in float32, with the caches converted to internal
-state variables.
-"""
+"""OpenVINO on the graph of target `onnx`, in float32, with caches as state variables."""
 
 from pathlib import Path
 from typing import Any, Dict
