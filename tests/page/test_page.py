@@ -61,8 +61,8 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return artefact(tmp_path_factory.getbasetemp(), "onnx")
+def folder() -> Path:
+    return artefact("onnx")
 
 
 def test_a_page_holds_all_that_a_browser_loads(folder: Path, web: Path, tmp_path: Path) -> None:
@@ -156,9 +156,9 @@ def test_the_graph_of_a_page_gives_the_attention_that_the_evaluator_of_onnx_give
 
 
 def test_a_page_of_target_ort_gives_the_attention_of_target_onnx(
-    folder: Path, web: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    folder: Path, web: Path, tmp_path: Path
 ) -> None:
-    fused = artefact(tmp_path_factory.getbasetemp(), "ort")
+    fused = artefact("ort")
     found = []
     for name, source in (("onnx", folder), ("ort", fused)):
         feeds = _feeds(write(source, tmp_path / name, web))
@@ -193,15 +193,13 @@ def test_an_encoding_with_trained_numbers_has_no_pattern_of_its_own(folder: Path
     assert patterns_by_layer(manifests.read(folder).replace(config=t5), 9) == [None]
 
 
-def test_what_a_page_cannot_run_is_refused_by_name(
-    web: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_what_a_page_cannot_run_is_refused_by_name(web: Path, tmp_path: Path) -> None:
     with pytest.raises(
         ValueError,
         match="page: expected target ort or onnx in float32, got target onnx-static in float32; "
         "export it with --target ort --dtype float32",
     ):
-        write(artefact(tmp_path_factory.getbasetemp(), "onnx-static"), tmp_path / "page", web)
+        write(artefact("onnx-static"), tmp_path / "page", web)
     export(sources(encoder("rope")), "onnx", tmp_path / "encoder", verify=False)
     with pytest.raises(
         ValueError, match="expected a decoder, got a model of kind encoder; posenc embed and"
@@ -354,9 +352,9 @@ def test_a_browser_continues_a_text_as_a_session_does(
 @with_chromium
 @pytest.mark.parametrize("target", ["onnx", "onnx-static", "ort"])
 def test_the_program_that_inspect_prints_for_a_page_decodes_as_a_session_does(
-    target: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    target: str, tmp_path: Path
 ) -> None:
-    folder = artefact(tmp_path_factory.getbasetemp(), target)
+    folder = artefact(target)
     (tmp_path / "page").mkdir()
     (tmp_path / "page" / "FOLDER").symlink_to(folder)
     (tmp_path / "page" / "node_modules").symlink_to(os.environ["POSENC_NODE_MODULES"])
@@ -404,11 +402,9 @@ def test_webgpu_is_not_used_when_its_logits_differ_from_those_of_webassembly(
 
 
 @with_chromium
-def test_a_page_of_target_ort_does_not_show_the_choice_of_webgpu(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_page_of_target_ort_does_not_show_the_choice_of_webgpu(tmp_path: Path) -> None:
     write(
-        artefact(tmp_path_factory.getbasetemp(), "ort"),
+        artefact("ort"),
         tmp_path / "page",
         Path(os.environ["POSENC_NODE_MODULES"]) / "onnxruntime-web",
     )

@@ -16,12 +16,10 @@ pytestmark = pytest.mark.xdist_group("serve")  # the worker that exports the sam
 
 
 @pytest.fixture
-def package(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Path:
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Install a package with one preset, and enter an empty folder."""
     place = tmp_path / "package"
-    shutil.copytree(artefact(tmp_path_factory.getbasetemp(), "ort"), place / "tiny-rope")
+    shutil.copytree(artefact("ort"), place / "tiny-rope")
     monkeypatch.setattr(preset_folders, "SOURCE_TREE", place)
     monkeypatch.setattr(preset_folders, "PACKAGE", "posenc_export_presets_that_no_one_installed")
     (tmp_path / "empty").mkdir()
