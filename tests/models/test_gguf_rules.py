@@ -15,13 +15,13 @@ pytest.importorskip("gguf", reason="gguf is not installed")
 pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 
 from posenc_export.models.gguf.checkpoint import GGUFCheckpoint  # noqa: E402
-from posenc_export.models.gguf.file import read  # noqa: E402
+from posenc_export.models.gguf.file import dequantized, read  # noqa: E402
 from posenc_export.models.pretrained import from_pretrained  # noqa: E402
 from tests.models import gguf_bytes, gguf_files  # noqa: E402
 from tests.models.gguf_bytes import ARRAY, BOOL, F32, I32, TEXT, U8, U32, U64  # noqa: E402
 
 LINE = re.compile(r"(checkpoint|gguf)( \S+)?: expected [^\n]*, got [^\n]*; [^\n]*")
-Q4_0 = 2
+Q4_0, Q8_K = 2, 15
 NUMBERS = struct.pack("<64f", *range(64))
 
 
@@ -106,6 +106,32 @@ def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
     pairs = [gguf_bytes.pair("a", (U32, value)) for value in (1, 2)]
     (tmp_path / "m.gguf").write_bytes(gguf_bytes.file(pairs, []))
     assert "expected each key once, got a twice" in _refusal(tmp_path / "m.gguf")
+
+
+FORMATS: Dict[str, Any] = {
+    "another magic": (b"GGML" + gguf_bytes.llama()[4:], "begins with b'GGUF', got b'GGML'"),
+    "the first version": (b"GGUF\1\0\0\0" + gguf_bytes.llama()[8:], "version 2 or 3 .*, got 1;"),
+    "the other order of bytes": (b"GGUF\0\0\0\3" + gguf_bytes.llama()[8:], "little-endian order"),
+    "a long name": (
+        gguf_bytes.file([gguf_bytes.pair("a" * (2**16 + 1), (U32, 1))], []),
+        "expected names of at most 65536 bytes, got 65537",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FORMATS)
+def test_a_file_of_another_format_is_refused(case: str, tmp_path: Path) -> None:
+    content, said = FORMATS[case]
+    (tmp_path / "m.gguf").write_bytes(content)
+    assert re.search(said, _refusal(tmp_path / "m.gguf"))
+
+
+def test_a_type_that_the_library_cannot_decode_is_refused(tmp_path: Path) -> None:
+    content = gguf_bytes.file([], [("a", (256,), Q8_K, 0)], bytes(292))
+    (tmp_path / "m.gguf").write_bytes(content)
+    (tensor,) = read(tmp_path / "m.gguf").tensors
+    with pytest.raises(ValueError, match=r"expected tensors of types .* can read, got a \(.*\); q"):
+        dequantized(tensor)
 
 
 def test_tensors_are_where_the_file_says(tmp_path: Path) -> None:

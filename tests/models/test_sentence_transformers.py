@@ -16,6 +16,7 @@ from posenc_export.export import export
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.runtime import load
 from posenc_export.shared.numerics import tolerance, worst_error
+from tests.models import checkpoints
 from tests.models.sentence_folders import DENSE, MOST, TEXTS, dense_weights, folder
 
 pytest.importorskip("tokenizers", reason="tokenizers is not installed")
@@ -152,6 +153,11 @@ REFUSED: Dict[str, Tuple[str, Callable[[Any], Any], str]] = {
         _other_type("custom_st.Pooler"),
         "got 'custom_st.Pooler' at place 2",
     ),
+    "no encoder first": (
+        "modules.json",
+        lambda modules: modules[1:],
+        "expected Transformer first .*, got 'sentence_transformers.models.Pooling' at place 0",
+    ),
     "no pooling": (
         "modules.json",
         lambda modules: modules[:1],
@@ -181,6 +187,21 @@ REFUSED: Dict[str, Tuple[str, Callable[[Any], Any], str]] = {
         "2_Dense/config.json",
         lambda config: {**config, "activation_function": "os.system"},
         "got 'os.system'",
+    ),
+    "an activation of another package": (
+        "2_Dense/config.json",
+        lambda config: {**config, "activation_function": "custom_st.Tanh"},
+        "got 'custom_st.Tanh'",
+    ),
+    "another activation of torch": (
+        "2_Dense/config.json",
+        lambda config: {**config, "activation_function": "torch.nn.modules.activation.Softplus"},
+        "expected activation_function of Dense to be .*, got 'torch.*Softplus'",
+    ),
+    "a layer on tokens": (
+        "2_Dense/config.json",
+        lambda config: {**config, "module_input_name": "token_embeddings"},
+        "expected Dense from and to sentence_embedding .*'token_embeddings'",
     ),
     "a residual": (
         "2_Dense/config.json",
@@ -212,6 +233,15 @@ def test_what_cannot_be_exported_is_refused_by_name(case: str, tmp_path: Path) -
     folder(tmp_path, {"pooling_mode": "mean"}, [DENSE])
     _rewritten(tmp_path / file, change)
     with pytest.raises(ValueError, match=message):
+        from_pretrained(tmp_path)
+
+
+def test_pooling_of_a_decoder_is_refused(tmp_path: Path) -> None:
+    folder(tmp_path / "sentences", {"pooling_mode": "mean"})
+    checkpoints.saved("llama", tmp_path)
+    for name in ("modules.json", "1_Pooling"):
+        (tmp_path / "sentences" / name).rename(tmp_path / name)
+    with pytest.raises(ValueError, match="expected an encoder with bidirectional .*, got a deco"):
         from_pretrained(tmp_path)
 
 
