@@ -2,171 +2,99 @@
 test_sessions replays them.
 """
 
-from typing import Any, Dict
+from typing import Any, Dict, Sequence
+
+
+def _case(spec: Sequence[Any], *calls: Dict[str, Any], rewind: int = 256) -> Dict[str, Any]:
+    """Return a sequence of calls on one session of an artefact (subjects.Spec)."""
+    options = {"batch": 1, "capacity": None, "rewind": rewind}
+    return {"spec": list(spec), "options": options, "calls": list(calls)}
+
+
+def _read(*counts: int, do: str = "prefill", **others: Any) -> Dict[str, Any]:
+    """Return a call that reads a number of tokens of each row."""
+    rows = [[0, -1, count] for count in counts]
+    return {
+        "do": do,
+        "on": 0,
+        "rows": rows,
+        "start": None,
+        "padding": None,
+        "chunk": None,
+        **others,
+    }
+
+
+def _steps(times: int, text: int = 0, copy: bool = False) -> Dict[str, Any]:
+    return {"do": "step", "on": 0, "times": times, "texts": [text], "copy": copy}
+
+
+def _rewind(n: int) -> Dict[str, Any]:
+    return {"do": "rewind", "on": 0, "n": n}
+
+
+def _wrong(name: str) -> Dict[str, Any]:
+    return {"do": "wrong", "on": 0, "name": name}
+
 
 FOUND: Dict[str, Dict[str, Any]] = {
     # Rounding to float16 changes this model more than most; the bound of its calls did not know.
-    "a model that rounding changes much": {
-        "spec": ["integer", "bidirectional", "onnx", "mask", 40, "float16", "cpu"],
-        "options": {"batch": 1, "capacity": None, "rewind": 256},
-        "calls": [
-            {
-                "do": "prefill",
-                "on": 0,
-                "rows": [[2, -1, 31]],
-                "start": None,
-                "padding": None,
-                "chunk": None,
-                "keep": None,
-            }
-        ],
-    },
+    "a model that rounding changes much": _case(
+        ("integer", "bidirectional", "onnx", "mask", 40, "float16", "cpu"),
+        _read(31, keep=None, rows=[[2, -1, 31]]),
+    ),
     # The free slots of the shorter row had positions past the range, with which the encoding read
     # its table.
-    "a row at the end of the range beside a longer one": {
-        "spec": ["alibi-rounded", "decoder", "ort", "positions", 40],
-        "options": {"batch": 1, "capacity": None, "rewind": 256},
-        "calls": [
-            {
-                "do": "admit",
-                "on": 0,
-                "rows": [[0, -1, 2], [0, -1, 1]],
-                "start": [0, 39],
-                "padding": None,
-                "chunk": None,
-                "keep": None,
-            }
-        ],
-    },
+    "a row at the end of the range beside a longer one": _case(
+        ("alibi-rounded", "decoder", "ort", "positions", 40),
+        _read(2, 1, do="admit", start=[0, 39], keep=None),
+    ),
     # The slot of a step that might have broken off was filled although a full cache does not have
     # it: IndexError.
-    "a fork of a cache that steps have filled to its end": {
-        "spec": ["rope", "decoder", "ort", "mask", 40],
-        "options": {"batch": 1, "capacity": None, "rewind": 256},
-        "calls": [
-            {
-                "do": "prefill",
-                "on": 0,
-                "rows": [[0, -1, 21]],
-                "start": None,
-                "padding": None,
-                "chunk": None,
-            },
-            {"do": "step", "on": 0, "times": 19, "texts": [0], "copy": False},
-            {"do": "fork", "on": 0},
-            {"do": "rewind", "on": 0, "n": 3},
-            {"do": "step", "on": 0, "times": 2, "texts": [1], "copy": True},
-        ],
-    },
+    "a fork of a cache that steps have filled to its end": _case(
+        ("rope", "decoder", "ort", "mask", 40),
+        _read(21),
+        _steps(19),
+        {"do": "fork", "on": 0},
+        _rewind(3),
+        _steps(2, text=1, copy=True),
+    ),
     # A query that sees nothing gave NaN, which stayed in the slot of the padding: the mask hides
     # it, but 0 times NaN is NaN.
-    "a row without tokens beside one token, then a step": {
-        "spec": ["rope", "decoder", "ort", "mask", 40],
-        "options": {"batch": 1, "capacity": None, "rewind": 256},
-        "calls": [
-            {
-                "do": "prefill",
-                "on": 0,
-                "rows": [[0, -1, 0], [0, -1, 1]],
-                "start": None,
-                "padding": None,
-                "chunk": None,
-            },
-            {"do": "step", "on": 0, "times": 1, "texts": [0], "copy": False},
-        ],
-    },
+    "a row without tokens beside one token, then a step": _case(
+        ("rope", "decoder", "ort", "mask", 40), _read(0, 1), _steps(1)
+    ),
     # Its own last call was forgotten before start was looked at.
-    "a refused start leaves a bidirectional model's lengths": {
-        "spec": ["rope", "bidirectional", "ort", "positions", 40],
-        "options": {"batch": 1, "capacity": None, "rewind": 256},
-        "calls": [
-            {
-                "do": "prefill",
-                "on": 0,
-                "rows": [[0, -1, 5]],
-                "start": None,
-                "padding": None,
-                "chunk": None,
-            },
-            {"do": "wrong", "on": 0, "name": "start past the range"},
-        ],
-    },
+    "a refused start leaves a bidirectional model's lengths": _case(
+        ("rope", "bidirectional", "ort", "positions", 40), _read(5), _wrong("start past the range")
+    ),
     # Rows that share columns need more of them than there are positions: the rotation of cached
     # keys stopped at the end of its table.
-    "more columns than positions, keys turned when they are read": {
-        "spec": ["rope_longrope-short", "decoder", "ort", "mask", 40],
-        "options": {"batch": 1, "capacity": None, "rewind": 256},
-        "calls": [
-            {
-                "do": "prefill",
-                "on": 0,
-                "rows": [[0, -1, count] for count in counts],
-                "start": None,
-                "padding": None,
-                "chunk": None,
-            }
-            for counts in ((0, 0, 31, 0), (0, 0, 0, 2), (0, 0, 0, 8))
-        ],
-    },
+    "more columns than positions, keys turned when they are read": _case(
+        ("rope_longrope-short", "decoder", "ort", "mask", 40),
+        _read(0, 0, 31, 0),
+        _read(0, 0, 0, 2),
+        _read(0, 0, 0, 8),
+    ),
     # Counted from where the row stood, not from the furthest it had read.
-    "a rewind behind a rewind that used up what is kept": {
-        "spec": ["nope", "linear", "onnx", "positions", 40],
-        "options": {"batch": 1, "capacity": None, "rewind": 20},
-        "calls": [
-            {
-                "do": "prefill",
-                "on": 0,
-                "rows": [[0, -1, 1]],
-                "start": None,
-                "padding": None,
-                "chunk": None,
-            },
-            {
-                "do": "prefill",
-                "on": 0,
-                "rows": [[0, -1, 6]],
-                "start": None,
-                "padding": None,
-                "chunk": 2,
-            },
-            {"do": "step", "on": 0, "times": 15, "texts": [0], "copy": False},
-            {"do": "rewind", "on": 0, "n": 21},
-            {"do": "rewind", "on": 0, "n": 1},
-        ],
-    },
+    "a rewind behind a rewind that used up what is kept": _case(
+        ("nope", "linear", "onnx", "positions", 40),
+        _read(1),
+        _read(6, chunk=2),
+        _steps(15),
+        _rewind(21),
+        _rewind(1),
+        rewind=20,
+    ),
     # The mask had as many columns as tokens of the call, since these models cache no keys.
-    "a step of a model without cached keys, with a mask": {
-        "spec": ["rope", "linear", "onnx", "mask", 40],
-        "options": {"batch": 1, "capacity": None, "rewind": 256},
-        "calls": [
-            {
-                "do": "prefill",
-                "on": 0,
-                "rows": [[0, -1, 3]],
-                "start": None,
-                "padding": None,
-                "chunk": None,
-            },
-            {"do": "step", "on": 0, "times": 1, "texts": [0], "copy": True},
-        ],
-    },
+    "a step of a model without cached keys, with a mask": _case(
+        ("rope", "linear", "onnx", "mask", 40), _read(3), _steps(1, copy=True)
+    ),
     # Messages were numpy's own, or an array printed over several lines.
     **{
-        f"{name}: one line": {
-            "spec": ["mrope", "block", "ort", "positions", 40],
-            "options": {"batch": 1, "capacity": None, "rewind": 256},
-            "calls": [
-                {
-                    "do": "prefill",
-                    "on": 0,
-                    "rows": [[0, -1, 5]],
-                    "start": None,
-                    "padding": None,
-                    "chunk": None,
-                },
-                {"do": "wrong", "on": 0, "name": name},
-            ],
-        }
+        f"{name}: one line": _case(
+            ("mrope", "block", "ort", "positions", 40), _read(5), _wrong(name)
+        )
         for name in (
             "start of another rank",
             "rewind of another rank",
