@@ -18,17 +18,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import (
-    Any,
-    Callable,
-    ContextManager,
-    Dict,
-    Iterator,
-    List,
-    Mapping,
-    Sequence,
-    Set,
-)
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Sequence, Set
 from unittest import mock
 
 import numpy as np

@@ -17,12 +17,7 @@ from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification import measuring
 from posenc_export.runtime.verification.case import Case
 from posenc_export.runtime.verification.grid_inputs import BATCHES
-from posenc_export.runtime.verification.proof import (
-    Accuracy,
-    Expected,
-    accuracy_on,
-    rounded_up,
-)
+from posenc_export.runtime.verification.proof import Accuracy, Expected, accuracy_on, rounded_up
 from posenc_export.shared.numerics import worst_error
 
 FULL = "full pass"

@@ -254,10 +254,7 @@ def single_threaded(folder: Path, provider: str) -> Loaded:
 
 
 def certify(
-    session: Session,
-    model: Model,
-    expected: Expected,
-    progress: Progress,
+    session: Session, model: Model, expected: Expected, progress: Progress
 ) -> Dict[str, Any]:
     """Return the certificate of a session: its errors against the eager module, and those of the
     eager module against the oracle.

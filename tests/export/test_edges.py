@@ -35,10 +35,7 @@ VARIANTS: Dict[str, Dict[str, int]] = {
     "transformer_xl-clamped": {"clamp 7": 8},
     "hierarchical-rows": {"200 rows": 200},
 }
-SEES = {
-    "window": ({"size": 300}, {"window 300": 300}),
-    "chunk": ({"size": 16}, {"chunk 16": 16}),
-}
+SEES = {"window": ({"size": 300}, {"window 300": 300}), "chunk": ({"size": 16}, {"chunk 16": 16})}
 
 
 def _named(config: Any) -> Dict[str, int]:

@@ -111,14 +111,8 @@ FAULTS: Dict[str, Tuple[StackConfig, Callable[[], ContextManager[None]]]] = {
         encoded({"name": "rope_longrope", "original_max_positions": 300}),
         _second_cache_is_never_written,
     ),
-    "border of the last bucket one late": (
-        encoded(T5),
-        _exporting(_border(1)),
-    ),
-    "border of the last bucket one early": (
-        encoded(T5),
-        _exporting(_border(-1)),
-    ),
+    "border of the last bucket one late": (encoded(T5), _exporting(_border(1))),
+    "border of the last bucket one early": (encoded(T5), _exporting(_border(-1))),
     "clip distance one long": (encoded(SHAW), _exporting(_clip(-1))),
     "clip distance one short": (encoded(SHAW), _exporting(_clip(1))),
     **{

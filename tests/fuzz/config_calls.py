@@ -14,10 +14,7 @@ from tests.models.patterns import Pairs, theirs
 LENGTH, SHORT, CHUNK = 24, 9, 7  # tokens of the long and of the short row, and of a chunk
 # Tokens of the first call of a decode, which may lie in another range of a rotation, and the last
 # ones, which are read one at a time.
-FIRST, STEPS = (
-    3,
-    21,
-)
+FIRST, STEPS = (3, 21)
 BEYOND = 280  # tokens of a long row in which bfloat16 no longer holds every position
 
 

@@ -54,10 +54,7 @@ OPENVINO_READS = [
 ]
 # Specs of other formats and providers of each module, and formats among them, each of which is
 # traced.
-DRAWN, FORMATS = (
-    10,
-    2,
-)
+DRAWN, FORMATS = (10, 2)
 
 
 @dataclasses.dataclass

@@ -276,10 +276,7 @@ def references(made: Sources, subject: Subject) -> Dict[str, Reference]:
     )
     found = {"its module": Reference(module, bound, accuracy.rounds, of_few)}
     return (
-        {
-            **found,
-            "its own full pass": Reference(subject.model.session(), bound / 2, True),
-        }
+        {**found, "its own full pass": Reference(subject.model.session(), bound / 2, True)}
         if accuracy.rounds
         else found
     )

@@ -104,11 +104,7 @@ def _of_codes(heads: Heads, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
 
 
 def _attended(
-    q: Heads,
-    read: List[np.ndarray],
-    scale: float,
-    bias: Optional[np.ndarray],
-    seen: np.ndarray,
+    q: Heads, read: List[np.ndarray], scale: float, bias: Optional[np.ndarray], seen: np.ndarray
 ) -> Tuple[np.ndarray, np.ndarray]:
     """Return attention to keys and values [K,T,D] that are seen [S,T], and its bound [S,H*D].
 

@@ -54,10 +54,7 @@ NONE: Mapping[str, Check] = MappingProxyType({})
 
 
 def of_artefact(
-    folder: Path,
-    model: Model,
-    progress: Callable[[str], None],
-    known: Mapping[str, Check] = NONE,
+    folder: Path, model: Model, progress: Callable[[str], None], known: Mapping[str, Check] = NONE
 ) -> Dict[str, Check]:
     """Run the checks of an artefact and return them by name.
 

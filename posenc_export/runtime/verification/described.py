@@ -89,11 +89,7 @@ def _inkling(part: Described, causal: bool, behind: np.ndarray) -> np.ndarray:
 
 
 # Encodings that look up rows by the distance of a query and a key, with their index [B,S,T].
-INDICES: Mapping[str, Index] = {
-    "t5": _t5,
-    "shaw": _shaw,
-    "inkling": _inkling,
-}
+INDICES: Mapping[str, Index] = {"t5": _t5, "shaw": _shaw, "inkling": _inkling}
 
 
 def attentions(manifest: Manifest) -> List[Described]:

@@ -159,10 +159,7 @@ def _to_its_end(session: Session, sequence: LongSequence) -> Pairs:
     yield from _seek(session, sequence, min(int(session.length.max(initial=0)), length - 1))
     yield from _read(session, sequence, max(length - 1, 1), fill_chunk(session.manifest))
     if length > 1:
-        yield (
-            session.step(sequence.tokens[:, -1]),
-            sequence.within(length - 1, length)[1][:, 0],
-        )
+        yield (session.step(sequence.tokens[:, -1]), sequence.within(length - 1, length)[1][:, 0])
 
 
 def _whole(session: Session, sequence: LongSequence) -> Pairs:
