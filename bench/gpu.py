@@ -49,7 +49,8 @@ class Part(NamedTuple):
 
 
 def _prompts() -> List[str]:
-    of = itertools.product(range(ROUNDS), gpu_times.CONTESTANTS, gpu_times.CONTEXTS)
+    prompting = [name for name in gpu_times.CONTESTANTS if "XQA" not in name]
+    of = itertools.product(range(ROUNDS), prompting, gpu_times.CONTEXTS)
     return [json.dumps(key) for key in of]
 
 
