@@ -7,7 +7,7 @@ right decides what target ort-cuda may write (export/targets/cuda_weights.py).
 import functools
 import itertools
 import math
-from typing import Any, Callable, Dict, Iterator, Mapping, Tuple
+from typing import Any, Callable, Dict, Iterator, Mapping, Sequence, Tuple
 
 import numpy as np
 import onnxruntime
@@ -117,7 +117,7 @@ def attention(run: Runner) -> Iterator[Case]:
 def _attention(
     run: Runner, sizes: Tuple[int, int, int], lengths: Any, new: int, sinks: bool, window: int
 ) -> Case:
-    heads, kv, size = sizes
+    (heads, kv, size), length = sizes, np.array(lengths, np.int32)
 
     def numbers(*shape: int) -> np.ndarray:
         return run.random.standard_normal((len(lengths), *shape)).astype(np.float16)
@@ -127,21 +127,9 @@ def _attention(
     sink = run.random.standard_normal(heads if sinks else 0).astype(np.float16)
     exact = np.zeros((len(lengths), new, heads * size))
     for row, total in enumerate(lengths):
-        read = [
-            by_query_head(
-                np.concatenate([old[row, :, : total - new], x[row].transpose(1, 0, 2)], 1).astype(
-                    np.float64
-                ),
-                heads,
-            )
-            for old, x in zip(past, (k, v), strict=True)
-        ]
-        scores = q[row].transpose(1, 0, 2).astype(np.float64) @ read[0].transpose(0, 2, 1)
-        scores = np.where(visible(new, total, window), scores / math.sqrt(size), -np.inf)
-        shares = softmax(scores, sink[:, None, None].astype(np.float64) if sinks else -np.inf)
-        exact[row] = by_token(shares @ read[1])
-    flat = (len(lengths), new, -1)
-    none, length = np.zeros(0), np.array(lengths, np.int32)
+        of_row = [old[row, :, : total - new] for old in past]
+        exact[row] = _attended(q[row], (k[row], v[row]), of_row, sink, window)
+    flat, none = (len(lengths), new, -1), np.zeros(0)
     inputs = {"q": q.reshape(flat), "k": k.reshape(flat), "v": v.reshape(flat)}
     inputs |= {"past_k": past[0], "past_v": past[1], "lengths": length - 1}
     inputs |= {
@@ -152,12 +140,26 @@ def _attention(
     attributes |= {"local_window_size": window} if window else {}
     name = f"attention of {heads}/{kv} heads of {size}, rows {list(lengths)}, {new} new"
     name += f"{', sinks' if sinks else ''}{f', window {window}' if window else ''}"
-    call = run.call
-    return (
-        name,
-        lambda: call("GroupQueryAttention", {**inputs, "sinks": sink}, attributes, ("sinks",)),
-        exact,
+    inputs["sinks"] = sink
+    call = functools.partial(run.call, "GroupQueryAttention", inputs, attributes, ("sinks",))
+    return name, call, exact
+
+
+def _attended(
+    q: np.ndarray, new: Sequence[np.ndarray], past: Sequence[np.ndarray], sink: Any, window: int
+) -> np.ndarray:
+    """Return the output [S,H*D] of queries [S,H,D] with new [S,K,D] and cached [K,T,D] keys and
+    values.
+    """
+    heads, size = q.shape[1:]
+    keys, values = (
+        by_query_head(np.concatenate([old, x.transpose(1, 0, 2)], 1).astype(np.float64), heads)
+        for old, x in zip(past, new, strict=True)
     )
+    scores = q.transpose(1, 0, 2).astype(np.float64) @ keys.transpose(0, 2, 1) / math.sqrt(size)
+    scores = np.where(visible(len(q), keys.shape[1], window), scores, -np.inf)
+    sinks = sink[:, None, None].astype(np.float64) if sink.size else -np.inf
+    return by_token(softmax(scores, sinks) @ values)
 
 
 GROUPS = {"weights": weights, "attention": attention}

@@ -92,14 +92,11 @@ def results(
             yield {"name": name, "kind": kind, "refused": str(error)}
             continue
         expected = cuda_placement.placed(folder / "model.onnx")
-        ran = in_stub(
-            workdir, "tests.cuda_dry_run.check", folder, *([] if with_grid else ["--no-grid"])
-        )
-        found = (
-            json.loads(ran.stdout.splitlines()[-1])
-            if ran.returncode == 0
-            else {"error": ran.stderr[-400:]}
-        )
+        more = [] if with_grid else ["--no-grid"]
+        ran = in_stub(workdir, "tests.cuda_dry_run.check", folder, *more)
+        found: Dict[str, Any] = {"error": ran.stderr[-400:]}
+        if ran.returncode == 0:
+            found = json.loads(ran.stdout.splitlines()[-1])
         found["faults"] = faults_of(found, expected)
         shutil.rmtree(folder)
         yield {"name": name, "kind": kind, "static": expected.said(), **found}
@@ -108,22 +105,13 @@ def results(
 def line(row: Dict[str, Any]) -> str:
     if "refused" in row:
         return f"{row['name']:28} refused: {row['refused']}"
-    step = row.get("step", {})
-    replayed = f"{row['capture'][:40]}, {row.get('replayed_us', '-')} us" if step else ""
-    ran = (
-        (
-            f"{row.get('cells', 0)} cells, a step: {step['launches']} launches, "
-            f"{step['host_us']} us, {step['copies']}, {replayed}"
-        )
-        if step
-        else ""
-    )
-    return "\n".join(
-        [
-            f"{row['name']:28} {row['static']}; {row.get('error', ran)}",
-            *(f"    FAULT {fault}" for fault in row["faults"]),
-        ]
-    )
+    step, ran = row.get("step"), row.get("error", "")
+    if step:
+        ran = f"{row.get('cells', 0)} cells, a step: {step['launches']} launches, "
+        ran += f"{step['host_us']} us, {step['copies']}, {row['capture'][:40]}, "
+        ran += f"{row.get('replayed_us', '-')} us"
+    faults = [f"    FAULT {fault}" for fault in row["faults"]]
+    return "\n".join([f"{row['name']:28} {row['static']}; {ran}", *faults])
 
 
 def table_differs(workdir: Path, write: bool) -> bool:
@@ -174,10 +162,7 @@ def main() -> int:
         print(line(row), flush=True)
         json_rows.write(file, rows)
     faulty = [row["name"] for row in rows if row.get("faults")]
-    print(
-        f"{len(rows)} artefacts, {len(faulty)} with "
-        f"faults{': ' if faulty else ''}{', '.join(faulty)}"
-    )
+    print(f"{len(rows)} artefacts, {len(faulty)} with faults", *faulty)
     return int(differs or bool(faulty))
 
 

@@ -20,6 +20,10 @@ from tests.cuda_dry_run.record import Record, recording
 CAPACITY = 256
 BATCHES = (1, 3)
 PROMPT = 8
+CALLS = (
+    ("prompt", 1), ("first step", 1), ("step", 1), ("prompt", 3), ("first step", 3), ("step", 1),
+    ("step", 3), ("prompt", 1), ("step", 1), ("step", 3),
+)  # fmt: skip
 
 
 def captured(
@@ -40,31 +44,14 @@ def captured(
             batch: model.session(batch=batch, capacity=min(CAPACITY, manifest.max_positions))
             for batch in BATCHES
         }
-        calls = [
-            ("prompt", 1),
-            ("first step", 1),
-            ("step", 1),
-            ("prompt", 3),
-            ("first step", 3),
-            ("step", 1),
-            ("step", 3),
-            ("prompt", 1),
-            ("step", 1),
-            ("step", 3),
-        ]
-        for number, (kind, batch) in enumerate(calls):
+        for number, (kind, batch) in enumerate(CALLS):
             try:
                 with recording() as record:
                     _call(sessions[batch], manifest, kind, batch)
             except GraphError as error:
                 return {"capture": f"call {number}: {error}"[-300:]}
-            if warned or _wrong(record, kind):
-                return {
-                    "capture": (
-                        f"call {number}, {kind} of batch {batch}: "
-                        f"{warned[0].message if warned else _wrong(record, kind)}"
-                    )
-                }
+            if wrong := str(warned[0].message) if warned else _wrong(record, kind):
+                return {"capture": f"call {number}, {kind} of batch {batch}: {wrong}"}
         one, session = tokens(manifest, 1, 1)[:, 0], sessions[1]
         return {
             "capture": "captured",
@@ -79,11 +66,8 @@ def _call(session: Any, manifest: Manifest, kind: str, batch: int) -> None:
             tokens(manifest, batch, PROMPT), encoder=inputs.encoder_rows(manifest, batch)
         )
         return
-    for _ in range(
-        2
-        if kind == "first step" and any(state.update == "replace" for state in manifest.states)
-        else 1
-    ):  # exchanged states have two graphs
+    exchanged = any(state.update == "replace" for state in manifest.states)  # have two graphs
+    for _ in range(2 if kind == "first step" and exchanged else 1):
         session.step(tokens(manifest, batch, 1)[:, 0], copy=False)
 
 
@@ -101,11 +85,8 @@ def _wrong(record: Record, kind: str) -> str:
         "first step": record.counts["CAPTURE_END"] > 0,
         "step": replays == 1 and not launches,
     }[kind]
-    return (
-        ""
-        if right
-        else f"{replays} replays, {launches} launches, {record.counts['CAPTURE_END']} captures"
-    )
+    captures = record.counts["CAPTURE_END"]
+    return "" if right else f"{replays} replays, {launches} launches, {captures} captures"
 
 
 def _refusal(folder: Path, said: str) -> str:

@@ -104,72 +104,41 @@ def rows() -> List[List[Any]]:
     for kernel in states.get_all_opkernel_def():
         if kernel.provider == PROVIDER and kernel.domain in OPSETS:
             kernels.setdefault((kernel.domain, kernel.op_name), []).append(kernel)
-    found = []
+    table = []
     for (domain, operator), listed in sorted(kernels.items()):
         versions = schemas.get((domain, operator), {24: None})
-        for version in sorted(
-            {
-                max((since for since in versions if since <= opset), default=0)
-                for opset in OPSETS[domain]
-            }
-        ):
-            types = _merged(
-                [
-                    kernel
-                    for kernel in listed
-                    if kernel.version_range[0] <= version <= kernel.version_range[1]
-                ]
-            )
-            if types:
-                schema = versions[version]
-                takes, gives = (
-                    SCATTER
-                    if schema is None
-                    else (
-                        [_short(one.typeStr) for one in schema.inputs],
-                        [_short(one.typeStr) for one in schema.outputs],
-                    )
-                )
-                takes += (
-                    ["..."]
-                    if schema is not None
-                    and schema.inputs
-                    and str(schema.inputs[-1].option).endswith("Variadic")
-                    else []
-                )
-                found.append(
-                    [
-                        domain,
-                        operator,
-                        version,
-                        takes,
-                        gives,
-                        types,
-                        host_inputs(domain, operator),
-                        OUTPUTS.get(operator, []),
-                    ]
-                )
-    return found
+        last = (max((v for v in versions if v <= opset), default=0) for opset in OPSETS[domain])
+        for version in sorted(set(last)):
+            of = [k for k in listed if k.version_range[0] <= version <= k.version_range[1]]
+            if of:
+                types, host = _types(versions[version]), host_inputs(domain, operator)
+                memory = host, OUTPUTS.get(operator, [])
+                table.append([domain, operator, version, *types, _merged(of), *memory])
+    return table
+
+
+def _types(schema: Any) -> Tuple[List[str], List[str]]:
+    """Return the types of inputs and outputs; "..." repeats the one before it."""
+    if schema is None:
+        return SCATTER
+    takes, gives = ([_short(one.typeStr) for one in of] for of in (schema.inputs, schema.outputs))
+    variadic = schema.inputs and str(schema.inputs[-1].option).endswith("Variadic")
+    return [*takes, *(["..."] if variadic else [])], gives
 
 
 def _merged(kernels: Sequence[Any]) -> List[Dict[str, str]]:
     """Return the element types of kernels, by type parameter; kernels with one parameter are
     merged.
     """
-    found: List[Dict[str, List[str]]] = []
+    merged: List[Dict[str, List[str]]] = []
     for kernel in kernels:
-        types = {
-            name: sorted(_short(kind) for kind in kinds)
-            for name, kinds in kernel.type_constraints.items()
-        }
-        single = next(
-            (one for one in found if len(types) == 1 and one.keys() == types.keys()), None
-        )
-        if single is None:
-            found += [types] if types not in found else []
-        else:
-            single.update({name: sorted({*single[name], *kinds}) for name, kinds in types.items()})
-    return [{name: " ".join(kinds) for name, kinds in types.items()} for types in found]
+        constraints = kernel.type_constraints.items()
+        types = {name: sorted(map(_short, kinds)) for name, kinds in constraints}
+        same = [other for other in merged if len(types) == 1 and other.keys() == types.keys()]
+        for other in same:
+            other.update({name: sorted({*other[name], *kinds}) for name, kinds in types.items()})
+        merged += [types] if not same and types not in merged else []
+    return [{name: " ".join(kinds) for name, kinds in types.items()} for types in merged]
 
 
 def _short(kind: str) -> str:
@@ -183,27 +152,20 @@ def host_inputs(domain: str, operator: str) -> List[int]:
     import onnx
     import onnxruntime
 
-    if (domain, operator) not in {
-        ("com.microsoft" if name in ("GroupQueryAttention", "MoE") else "", name) for name in TRIED
-    }:
+    of_microsoft = operator in ("GroupQueryAttention", "MoE")
+    if operator not in TRIED or domain != ("com.microsoft" if of_microsoft else ""):
         return ALSO.get(operator, []) if not domain else []
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     with tempfile.TemporaryDirectory() as temporary:
         options.optimized_model_filepath = f"{temporary}/partitioned.onnx"
-        onnxruntime.InferenceSession(
-            _graph_of(domain, operator), options, providers=[PROVIDER], enable_fallback=0
-        )
+        model = _graph_of(domain, operator)
+        onnxruntime.InferenceSession(model, options, providers=[PROVIDER], enable_fallback=0)
         nodes = onnx.load(options.optimized_model_filepath).graph.node
     copied = {node.output[0] for node in nodes if node.op_type == "MemcpyToHost"}
-    return [
-        index
-        for node in nodes
-        if node.op_type == operator
-        for index, tensor in enumerate(node.input)
-        if tensor in copied
-    ]
+    (inputs,) = [node.input for node in nodes if node.op_type == operator]
+    return [index for index, tensor in enumerate(inputs) if tensor in copied]
 
 
 def _graph_of(domain: str, operator: str) -> bytes:
@@ -215,41 +177,24 @@ def _graph_of(domain: str, operator: str) -> bytes:
     for index, value in enumerate(given):
         names.append(f"on_device_{index}" if value else "")
         if value:
-            sources.append(
-                helper.make_tensor_value_info(
-                    f"given_{index}", OTHER["int32" if value[0] != "int32" else "int64"], value[1]
-                )
-            )
-            nodes.append(
-                helper.make_node(
-                    "Cast", [f"given_{index}"], [f"on_device_{index}"], to=OTHER[value[0]]
-                )
-            )
+            source, (kind, shape) = f"given_{index}", value
+            other = OTHER["int32" if kind != "int32" else "int64"]
+            sources.append(helper.make_tensor_value_info(source, other, shape))
+            nodes.append(helper.make_node("Cast", [source], [names[-1]], to=OTHER[kind]))
     count = {"GroupQueryAttention": 3, "Split": 2, "TopK": 2}.get(operator, 1)
-    nodes.append(
-        helper.make_node(
-            operator,
-            names,
-            [f"output_{index}" for index in range(count)],
-            domain=domain,
-            **attributes,
-        )
-    )
-    element = {"Range": "int64"}.get(operator, "float16")
-    kinds = [
-        1
-        if operator == "ConstantOfShape"
-        else OTHER["int64" if (operator, index) == ("TopK", 1) else element]
-        for index in range(count)
-    ]
-    outputs = [
-        helper.make_tensor_value_info(f"output_{index}", kind, None)
-        for index, kind in enumerate(kinds)
+    outputs = [f"output_{index}" for index in range(count)]
+    nodes.append(helper.make_node(operator, names, outputs, domain=domain, **attributes))
+    kind = OTHER.get("int64" if operator == "Range" else "float16")
+    kinds = [1 if operator == "ConstantOfShape" else kind, OTHER["int64"]]
+    if operator != "TopK":
+        kinds[1] = kinds[0]
+    described = [
+        helper.make_tensor_value_info(name, kinds[min(index, 1)], None)
+        for index, name in enumerate(outputs)
     ]
     opsets = [helper.make_opsetid(name, versions[-1]) for name, versions in OPSETS.items()]
-    return helper.make_model(
-        helper.make_graph(nodes, operator, sources, outputs), opset_imports=opsets, ir_version=11
-    ).SerializeToString()
+    graph = helper.make_graph(nodes, operator, sources, described)
+    return helper.make_model(graph, opset_imports=opsets, ir_version=11).SerializeToString()
 
 
 def main(file: Path) -> None:
