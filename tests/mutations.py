@@ -218,7 +218,7 @@ OPERATIONS = (
     ),
 )
 FAMILIES = (
-    ("models/families/gemma2.py", "scale=1 / math.sqrt(", "scale=1 / abs(", _family("gemma2")),
+    ("models/families/gemma2.py", "scale = 1 / math.sqrt(", "scale = 1 / abs(", _family("gemma2")),
     (
         "models/families/shared/settings.py",
         '"sliding_attention" if (index + 1) % period else',

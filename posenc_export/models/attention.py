@@ -10,9 +10,10 @@ from posenc_export import ops
 from posenc_export.encodings.shared.base import PositionEncoding, StateSpec
 from posenc_export.encodings.shared.combined import overrides
 from posenc_export.models.config import AttentionConfig
-from posenc_export.models.cross_attention import CrossAttention
+from posenc_export.models.cross_attention import CrossAttention, scale_of
 from posenc_export.models.linear_attention import LinearAttention
 from posenc_export.models.parts import build, float64
+from posenc_export.shared.refusal import refusal
 
 
 class Attention(torch.nn.Module):
@@ -37,15 +38,11 @@ class Attention(torch.nn.Module):
         unusable = [name for name in ("scale", "softcap", "sinks") if getattr(config, name)]
         if self.by_content and unusable:
             names = ", ".join(spec["name"] for spec in config.encodings)
-            raise ValueError(
-                f"attention: expected no {', '.join(unusable)} with {names}, which computes "
-                "scores itself, got both; remove one of them"
-            )
+            rule = f"no {', '.join(unusable)} with {names}, which computes scores itself"
+            raise refusal("attention", rule, "both", "remove one of them")
         self.heads, self.kv_heads, self.head_size = config.heads, config.kv_heads, config.head_size
         self.given_scale = config.scale
-        self.scale = (
-            encoding.score_scale(config.head_size) if config.scale is None else config.scale
-        )
+        self.scale = scale_of(config, encoding)
         self.softcap, self.cached, self.encoding = config.softcap or 0.0, config.causal, encoding
         self.kept = len(encoding.layer_states())
         self.visibility = build("sees", config.sees)
@@ -57,10 +54,8 @@ class Attention(torch.nn.Module):
             build("head_norm", norm, heads, config.head_size)
             for heads in (config.heads, config.kv_heads)
         )
-        self.sinks: Optional[Tensor]
-        self.register_parameter(
-            "sinks", torch.nn.Parameter(torch.zeros(config.heads)) if config.sinks else None
-        )
+        sinks = torch.nn.Parameter(torch.zeros(config.heads)) if config.sinks else None
+        self.register_parameter("sinks", sinks)
 
     @torch.jit.unused
     def states(self) -> List[StateSpec]:
@@ -90,10 +85,10 @@ class Attention(torch.nn.Module):
 
         Without a cache, `states` is empty or holds the token types [B,S].
         """
-        q, k, v = self.projection(x)
+        q, k, v = self.projection(x)  # [B,S,H*D], [B,S,K*D], [B,S,K*D]
         q = ops.split_heads(self.q_norm(q), self.heads)  # [B,S,H,D]
         k = ops.split_heads(self.k_norm(k), self.kv_heads)  # [B,S,K,D]
-        v = ops.split_heads(v, self.kv_heads)
+        v = ops.split_heads(v, self.kv_heads)  # [B,S,K,D]
         q, k = self.encoding.rotate(q, k, coordinates)
         if self.cached:
             keys = ops.append(states[0], k, write_index)  # [B,K,T,D]
@@ -101,7 +96,7 @@ class Attention(torch.nn.Module):
             carried = self.encoding.observe(x, k, positions, write_index, states[2:])
             present = [keys, values] + carried[: self.kept]
         else:
-            keys, values, present = k.transpose(1, 2), v.transpose(1, 2), states[:0]
+            keys, values, present = k.transpose(1, 2), v.transpose(1, 2), states[:0]  # [B,K,S,D]
             carried = self.encoding.observe(x, k, positions, write_index, states)
         if self.by_content:
             y = self.encoding.rescore(
@@ -123,12 +118,8 @@ class Attention(torch.nn.Module):
         oracle.begin(positions)
         q, k, v = self.projection.exact(x)
         q, k = self.q_norm.exact(q), self.k_norm.exact(k)
-        q = np.stack(
-            [oracle.rotate_heads(row, place) for row, place in zip(q, places, strict=True)]
-        )
-        k = np.stack(
-            [oracle.rotate_key_heads(row, place) for row, place in zip(k, places, strict=True)]
-        )
+        q = np.stack([oracle.rotate_heads(*pair) for pair in zip(q, places, strict=True)])
+        k = np.stack([oracle.rotate_key_heads(*pair) for pair in zip(k, places, strict=True)])
         oracle.observe(x, positions[0], types)
         sinks = np.full(self.heads, -np.inf) if self.sinks is None else float64.numbers(self.sinks)
         weighted_values = np.zeros((len(x), self.heads, v.shape[-1]))
@@ -138,9 +129,8 @@ class Attention(torch.nn.Module):
                 seen = [j for j, key in enumerate(positions) if self.visibility.exact(query, key)]
                 at = [positions[j] for j in seen]
                 scores = self._exact_scores(oracle, head, q[i, head], k[seen, group], query, at)
-                weighted_values[i, head] = float64.attend(
-                    scores, oracle.values(head, v[seen, group], query, at), sinks[head]
-                )
+                of_keys = oracle.values(head, v[seen, group], query, at)
+                weighted_values[i, head] = float64.attend(scores, of_keys, sinks[head])
         return float64.linear(self.projection.output, weighted_values.reshape(len(x), -1))
 
     def _exact_scores(
@@ -149,57 +139,37 @@ class Attention(torch.nn.Module):
         """Return the scores [n] of one query, float64."""
         if self.by_content:
             return np.asarray(oracle.scores(head, q, keys, query, at))
-        products = (
-            keys
-            @ q
-            * (oracle.score_scale(len(q)) if self.given_scale is None else self.given_scale)
-        )
+        scale = oracle.score_scale(len(q)) if self.given_scale is None else self.given_scale
+        products = keys @ q * scale
         capped = self.softcap * np.tanh(products / self.softcap) if self.softcap else products
         return capped + np.array([oracle.bias(head, query, p) for p in at])
 
 
 def check_direction(encoding: PositionEncoding, causal: bool) -> None:
-    """Check that an encoding supports causal or bidirectional attention.
-
-    Raises:
-        ValueError: the encoding does not support that kind of attention.
-    """
+    """Raise ValueError if an encoding does not support causal or bidirectional attention."""
     kind = "causal" if causal else "bidirectional"
     if kind not in encoding.works_in:
-        where = encoding.works_in[0] if encoding.works_in else "no"
-        raise ValueError(
-            f"attention: expected {where} attention for {type(encoding).__name__}, got "
-            f"{kind}; choose another encoding or attention"
-        )
+        supported = encoding.works_in[0] if encoding.works_in else "no"
+        rule = f"{supported} attention for {type(encoding).__name__}"
+        raise refusal("attention", rule, kind, "choose another encoding or attention")
 
 
 def check_places(
     on_tokens: Sequence[PositionEncoding], in_layers: Sequence[PositionEncoding]
 ) -> None:
-    """Check that encodings on tokens have hooks for tokens, and encodings in layers have hooks for
-    layers.
-
-    Raises:
-        ValueError: an encoding has a hook that is not called at its place.
-    """
+    """Raise ValueError if an encoding has a hook that is not called at its place."""
     for placed, hooks, here, there in (
         (on_tokens, ("rotate", "bias", "observe", "rescore"), "on tokens", "in layers"),
         (in_layers, ("embed", "embed_next"), "in layers", "on tokens"),
     ):
         for encoding in placed:
             if overrides(encoding, *hooks):
-                raise ValueError(
-                    "config: expected encodings at the place where they act, got "
-                    f"{type(encoding).__name__} {here}; put it {there}"
-                )
+                rule, got = "encodings at the place where they act", type(encoding).__name__
+                raise refusal("config", rule, f"{got} {here}", f"put it {there}")
 
 
 def attention(width: int, config: AttentionConfig, encoding: PositionEncoding) -> torch.nn.Module:
-    """Build the attention that a config describes.
-
-    Raises:
-        ValueError: the encoding does not support the config's kind of attention.
-    """
+    """Build the attention that a config describes. ValueError: as check_direction."""
     check_direction(encoding, config.causal)
     if config.reads_encoder:
         return CrossAttention(width, config, encoding)

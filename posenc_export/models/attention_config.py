@@ -6,6 +6,7 @@ from typing import Any, Dict, Optional, Tuple
 import msgspec
 
 from posenc_export.encodings.shared.base import Geometry
+from posenc_export.shared.refusal import refusal
 
 LARGEST = 1 << 62  # keeps sums of sizes within int64
 Named = Dict[str, Any]  # {"name": name of a part or encoding, parameter: value}
@@ -15,7 +16,7 @@ MECHANISMS = ("softmax", "linear")
 def check(holds: bool, rule: str, got: object, remedy: str) -> None:
     """Raise ValueError if a description does not follow a rule."""
     if not holds:
-        raise ValueError(f"config: expected {rule}, got {got}; {remedy}")
+        raise refusal("config", rule, got, remedy)
 
 
 def at_least(least: int, config: object, *names: str) -> None:
@@ -81,20 +82,15 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         check(divisible, "heads to be divisible by kv_heads", got, "change one of them")
         choices = f"mechanism to be one of {', '.join(MECHANISMS)}"
         check(self.mechanism in MECHANISMS, choices, repr(self.mechanism), "choose one of these")
-        check(
-            self.reads_encoder == (self.projection.get("name") == "queries"),
-            "projection queries if and only if sees is encoder",
-            f"{self.projection.get('name')} and {self.sees.get('name')}",
-            "change one of them",
-        )
+        projection, sees = self.projection.get("name"), self.sees.get("name")
+        paired = self.reads_encoder == (projection == "queries")
+        rule = "projection queries if and only if sees is encoder"
+        check(paired, rule, f"{projection} and {sees}", "change one of them")
         plain = not self.encodings and not self.head_norm and self.mechanism == "softmax"
-        check(
-            plain or not self.reads_encoder,
-            "attention to an encoder to be softmax without encodings and head_norm",
-            f"mechanism {self.mechanism}, {len(self.encodings)} encodings, "
-            f"head_norm {self.head_norm}",
-            "remove what is not allowed",
-        )
+        rule = "attention to an encoder to be softmax without encodings and head_norm"
+        got = f"mechanism {self.mechanism}, {len(self.encodings)} encodings, head_norm "
+        remedy = "remove what is not allowed"
+        check(plain or not self.reads_encoder, rule, f"{got}{self.head_norm}", remedy)
 
     @property
     def reads_encoder(self) -> bool:

@@ -15,6 +15,7 @@ from posenc_export.models.from_weights import Array
 from posenc_export.models.layer import Mask
 from posenc_export.models.parts import build
 from posenc_export.models.whole_pass import check_dtype, whole_pass
+from posenc_export.shared.refusal import refusal
 
 
 class AttentionBlock(torch.nn.Module):
@@ -34,20 +35,16 @@ class AttentionBlock(torch.nn.Module):
         self.source: Dict[str, Any] = {}
         self.config = config
         if config.attention.reads_encoder:
-            raise ValueError(
-                "block: expected self-attention, got attention to an encoder, which is part "
-                "of a decoder; export the decoder"
-            )
+            got = "attention to an encoder, which is part of a decoder"
+            raise refusal("block", "self-attention", got, "export the decoder")
         geometry = config.attention.geometry(config.width, config.max_positions)
         self.token_encoding, encoding = (
             encodings.build_all(specs, geometry)
             for specs in (config.encodings, config.attention.encodings)
         )
         if self.token_encoding.token_width(config.width) != config.width:
-            raise ValueError(
-                "block: expected encodings of hidden states, got "
-                f"{config.encodings[0]['name']}, which acts on token ids; use it in a decoder"
-            )
+            got = f"{config.encodings[0]['name']}, which acts on token ids"
+            raise refusal("block", "encodings of hidden states", got, "use it in a decoder")
         check_places([self.token_encoding], [encoding])
         check_direction(self.token_encoding, geometry.causal)
         self.axes = axes_of([self.token_encoding, encoding])
@@ -97,20 +94,11 @@ class AttentionBlock(torch.nn.Module):
             ValueError: weights that are missing or have another shape or dtype, missing
                 encoding_weights, a layout for an encoding without rotary pairs.
         """
-        biases = {
-            "q_bias": q_bias,
-            "k_bias": k_bias,
-            "v_bias": v_bias,
-            "qkv_bias": qkv_bias,
-            "o_bias": o_bias,
-        }
+        weights = {"q": q, "k": k, "v": v, "qkv": qkv, "o": o}
+        weights |= {"q_bias": q_bias, "k_bias": k_bias, "v_bias": v_bias}
+        weights |= {"qkv_bias": qkv_bias, "o_bias": o_bias}
         config, parameters = from_weights.pack(
-            {"q": q, "k": k, "v": v, "qkv": qkv, "o": o, **biases},
-            heads,
-            max_positions,
-            kv_heads,
-            encoding,
-            causal,
+            weights, heads, max_positions, kv_heads, encoding, causal
         )
         block = cls(config)
         from_weights.fill(block, parameters, layout, encoding_weights or {})
@@ -141,15 +129,10 @@ class AttentionBlock(torch.nn.Module):
                 ambiguous or have no place in the block (models.named_projections).
         """
         if isinstance(state_dict, torch.nn.Module):
-            raise ValueError(
-                "weights: expected tensors by name, got module "
-                f"{type(state_dict).__qualname__}; give its state_dict()"
-            )
-        tensors = from_weights.projections(
-            {name: tuple(value.shape) for name, value in state_dict.items()},
-            state_dict.__getitem__,
-            prefix,
-        )
+            got = f"module {type(state_dict).__qualname__}"
+            raise refusal("weights", "tensors by name", got, "give its state_dict()")
+        shapes = {name: tuple(value.shape) for name, value in state_dict.items()}
+        tensors = from_weights.projections(shapes, state_dict.__getitem__, prefix)
         return cls.from_weights(
             heads,
             max_positions,
@@ -162,11 +145,8 @@ class AttentionBlock(torch.nn.Module):
         )
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call `forward`; with x alone compute the output of whole sequences at positions 0 .. S-1
-        (whole_pass), as for training.
-
-        Raises:
-            ValueError: the weights are float64 (whole_pass.check_dtype); as whole_pass.
+        """Call `forward`; with x alone compute the output of whole sequences at positions 0 .. S-1,
+        as for training. ValueError: as whole_pass and check_dtype.
         """
         check_dtype(self)
         if len(arguments) == 1 and not named:

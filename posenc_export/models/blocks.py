@@ -26,14 +26,11 @@ class Blocks:
     def cut(self, block: int) -> "Blocks":
         """Return the same weights in smaller blocks, of a divisor of the block size."""
         rows, count, size = self.codes.shape
-        scales, offsets = (
-            None if part is None else np.repeat(part, size // block, axis=1)
-            for part in (self.scales, self.offsets)
-        )
-        assert scales is not None
-        return Blocks(
-            self.codes.reshape(rows, count * size // block, block), scales, offsets, self.bits
-        )
+        codes = self.codes.reshape(rows, count * size // block, block)
+        scales = np.repeat(self.scales, size // block, axis=1)
+        offsets = self.offsets
+        offsets = None if offsets is None else np.repeat(offsets, size // block, axis=1)
+        return Blocks(codes, scales, offsets, self.bits)
 
 
 class Matrix(Protocol):
@@ -92,14 +89,12 @@ def stored(
     for parameter, (rule, attention, wanted) in sources.items():
         numbered = [part for part in map(matrix, wanted) if part is not None]
         # A parameter of zeros is formed from no tensor.
-        if numbered and len(numbered) == len(wanted):
-            first = np.cumsum([0, *(part.rows for part, _ in numbered)])
-            formed = rule.form(
-                [
-                    torch.from_numpy(indices + start)
-                    for (_, indices), start in zip(numbered, first, strict=False)
-                ],
-                attention,
-            )
-            weights[parameter] = Stored([part for part, _ in numbered], formed.numpy()[:, 0])
+        if not numbered or len(numbered) < len(wanted):
+            continue
+        indices, first = [], 0
+        for part, rows in numbered:
+            indices.append(torch.from_numpy(rows + first))
+            first += part.rows
+        formed = rule.form(indices, attention).numpy()[:, 0]
+        weights[parameter] = Stored([part for part, _ in numbered], formed)
     return weights

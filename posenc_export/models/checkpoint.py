@@ -10,9 +10,10 @@ import numpy as np
 from torch import Tensor
 
 from posenc_export.models.blocks import Numbered
-from posenc_export.models.packed import PackedTensor, unpacked
-from posenc_export.models.tensor_files import OPENERS, Shape, TensorFile, existing
+from posenc_export.models.packed import PackedTensor, Source, unpacked
+from posenc_export.models.tensor_files import OPENERS, WHERE, Shape, existing
 from posenc_export.shared.foreign import json_of
+from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import download
 
 # Names of weight files, in the order in which transformers looks for them.
@@ -20,14 +21,11 @@ WHOLE = ("model.safetensors", "pytorch_model.bin")
 SHARDED = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 # TensorFlow's name endings, in early checkpoints of BERT, RoFormer and others, to current ones.
 OLD_ENDINGS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-# Files that accompany tokenizer.json: chat template, special tokens, generation settings, settings
-# of processors.
 TOKENIZER = "tokenizer.json"  # the file name of the tokenizers library
 GENERATION = "generation_config.json"
-PROCESSORS = (
-    "preprocessor_config.json",
-    "processor_config.json",
-)  # of features, such as the spectrogram of speech
+# Settings of processors of features, such as the spectrogram of speech.
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+# Files that accompany tokenizer.json: special tokens, chat template, generation, processors.
 TOKENIZER_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -36,11 +34,11 @@ TOKENIZER_FILES = (
     GENERATION,
     *PROCESSORS,
 )
+AGAIN, BELONGS = "download it again", "use the config.json that belongs to the weights"
 
 
 class Checkpoint:
-    """The tensors of a checkpoint folder, by name. Use as a context manager, which closes the
-    files.
+    """The tensors of a checkpoint folder, by name; a context manager, which closes the files.
 
     Args:
         folder: holds model.safetensors or pytorch_model.bin, or an index.json with the files that
@@ -48,7 +46,6 @@ class Checkpoint:
         config: contents of config.json (read_config).
 
     Attributes:
-        config: the argument.
         files: the bytes of tokenizer.json and TOKENIZER_FILES, by name, as far as they exist.
 
     Raises:
@@ -63,8 +60,7 @@ class Checkpoint:
             for name in (TOKENIZER, *TOKENIZER_FILES)
             if (folder / name).is_file()
         }
-        # Tensor name to file and name in that file.
-        self._sources: Dict[str, Tuple[TensorFile, str]] = {}
+        self._sources: Dict[str, Source] = {}
         with ExitStack() as opened:
             for path, listed in _files(folder).items():
                 self._add(OPENERS[path.suffix](path, opened), listed)
@@ -72,22 +68,18 @@ class Checkpoint:
                 self._sources = unpacked(config["quantization_config"], self._sources)
             self._opened = opened.pop_all()
 
-    def _add(self, file: TensorFile, listed: List[str]) -> None:
+    def _add(self, file: Any, listed: List[str]) -> None:
         names = file.names()
         added = {_current(name): (file, name) for name in names}
         missing = sorted(set(listed) - set(names))
         repeated = sorted(set(added) & set(self._sources))
         if missing:
-            raise ValueError(
-                f"checkpoint: expected {file.path.name} to hold the tensors that the index "
-                f"lists, got no {_some(missing)}; download it again"
-            )
+            rule = f"{file.path.name} to hold the tensors that the index lists"
+            raise refusal(WHERE, rule, f"no {_some(missing)}", AGAIN)
         if repeated:
             first = self._sources[repeated[0]][0].path.name
-            raise ValueError(
-                f"checkpoint: expected each tensor in one file, got {_some(repeated)} in "
-                f"{first} and {file.path.name}; remove one"
-            )
+            got = f"{_some(repeated)} in {first} and {file.path.name}"
+            raise refusal(WHERE, "each tensor in one file", got, "remove one")
         self._sources.update(added)
 
     def __enter__(self) -> "Checkpoint":
@@ -103,11 +95,8 @@ class Checkpoint:
 
     def base(self, bases: Sequence[str]) -> str:
         """Return the first prefix with which names begin."""
-        return next(
-            base
-            for base in bases
-            if any(name.startswith(base) for name in self._sources) or not base
-        )
+        names = self._sources
+        return next(b for b in bases if not b or any(name.startswith(b) for name in names))
 
     def matrix(self, name: str) -> Optional[Numbered]:
         """Return a quantized matrix, with the indices of its rows [N,1]; None for other tensors."""
@@ -126,38 +115,23 @@ class Checkpoint:
             del self._sources[name]
 
     def check(self, shapes: Dict[str, Shape]) -> None:
-        """Check that the checkpoint holds exactly these tensors with these shapes.
-
-        Raises:
-            ValueError: a tensor is missing, unknown or has another shape.
-        """
+        """Check that the tensors are exactly these, with these shapes; ValueError otherwise."""
         missing = sorted(set(shapes) - set(self._sources))
         extra = sorted(set(self._sources) - set(shapes))
-        remedy = "use the config.json that belongs to the weights"
         if missing:
-            raise ValueError(
-                f"checkpoint: expected the {len(shapes)} tensors of the model that "
-                f"config.json describes, got no {_some(missing)}; {remedy}"
-            )
+            rule = f"the {len(shapes)} tensors of the model that config.json describes"
+            raise refusal(WHERE, rule, f"no {_some(missing)}", BELONGS)
         if extra:
-            raise ValueError(
-                "checkpoint: expected only tensors of the model that config.json describes, "
-                f"got also {_some(extra)}; {remedy}"
-            )
+            rule = "only tensors of the model that config.json describes"
+            raise refusal(WHERE, rule, f"also {_some(extra)}", BELONGS)
         for name, shape in shapes.items():
             file, written = self._sources[name]
-            if file.shape(written) != shape:
-                raise ValueError(
-                    f"checkpoint: expected {name} with shape {list(shape)} by config.json, "
-                    f"got {list(file.shape(written))}; {remedy}"
-                )
+            if (stored := file.shape(written)) != shape:
+                rule = f"{name} with shape {list(shape)} by config.json"
+                raise refusal(WHERE, rule, list(stored), BELONGS)
 
     def tensor(self, name: str) -> Tensor:
-        """Return one tensor as float32.
-
-        Raises:
-            ValueError: the stored dtype is not float32, float16 or bfloat16.
-        """
+        """Return a tensor as float32. ValueError: stored as no float32, float16 or bfloat16."""
         file, written = self._sources[name]
         return file.tensor(written)
 
@@ -170,9 +144,8 @@ def read_config(folder: Path) -> Dict[str, Any]:
     """
     if not folder.is_dir():
         remedy = download(folder) or "download the model first"
-        raise ValueError(
-            "checkpoint: expected a local folder with config.json and weights, got "
-            f"{str(folder)!r}; {remedy}"
+        raise refusal(
+            WHERE, "a local folder with config.json and weights", repr(str(folder)), remedy
         )
     return _json(folder / "config.json")
 
@@ -185,8 +158,7 @@ def read_ids(
 
     Args:
         files: the files of the checkpoint by name.
-        key: such as eos_token_id, the ids that end a text, or decoder_start_token_id, the first id
-            of a decoder that reads an encoder.
+        key: such as eos_token_id, the ids that end a text.
 
     Raises:
         ValueError: generation_config.json is not a JSON object, or the value is not null, an
@@ -196,14 +168,14 @@ def read_ids(
     value = config.get(key) if value is None else value
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(number) is int and number >= 0 for number in ids):
-        rule = f"expected {key} to be null, an integer of 0 or more, or a list of these"
-        raise ValueError(f"checkpoint: {rule}, got {value!r}; correct {GENERATION}")
+        rule = f"{key} to be null, an integer of 0 or more, or a list of these"
+        raise refusal(WHERE, rule, repr(value), f"correct {GENERATION}")
     return tuple(number for number in ids if number < vocabulary)
 
 
 def object_of(name: str, content: bytes) -> Dict[str, Any]:
-    """Return a JSON object of a checkpoint. Raise ValueError if it is none."""
-    values: Dict[str, Any] = json_of("checkpoint", name, content, "download it again")
+    """Return a JSON object of a checkpoint. ValueError: it is none."""
+    values: Dict[str, Any] = json_of(WHERE, name, content, AGAIN)
     return values
 
 
@@ -214,27 +186,21 @@ def _files(folder: Path) -> Dict[Path, List[str]]:
             return {folder / whole: []}
         if (folder / index).is_file():
             return _sharded(folder, index)
-    raise ValueError(
-        f"checkpoint: expected one of {', '.join((*WHOLE, *SHARDED))}, got none in "
-        f"{str(folder)!r}; give another folder"
-    )
+    got = f"none in {str(folder)!r}"
+    raise refusal(WHERE, f"one of {', '.join((*WHOLE, *SHARDED))}", got, "give another folder")
 
 
 def _sharded(folder: Path, index: str) -> Dict[Path, List[str]]:
     places = _json(folder / index).get("weight_map")
     suffix = Path(index.removesuffix(".index.json")).suffix
     if not isinstance(places, dict) or not places:
-        raise ValueError(
-            f"checkpoint: expected weight_map of {index} to map tensor names to files, got "
-            f"{type(places).__name__}; download it again"
-        )
+        rule = f"weight_map of {index} to map tensor names to files"
+        raise refusal(WHERE, rule, type(places).__name__, AGAIN)
     files: Dict[Path, List[str]] = {}
     for name, file in places.items():
         if not isinstance(file, str) or Path(file).name != file or Path(file).suffix != suffix:
-            raise ValueError(
-                f"checkpoint: expected {index} to name {suffix} files in its own folder, got "
-                f"{file!r}; download it again"
-            )
+            rule = f"{index} to name {suffix} files in its own folder"
+            raise refusal(WHERE, rule, repr(file), AGAIN)
         files.setdefault(folder / file, []).append(name)
     return files
 

@@ -5,6 +5,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple, Type, Union
 import msgspec
 
 from posenc_export.models.config import AnyConfig, BlockConfig, ModuleConfig, StackConfig
+from posenc_export.shared.refusal import refusal
 
 KINDS: Dict[str, Type[Any]] = {"block": BlockConfig, "decoder": StackConfig, "encoder": StackConfig}
 # Added to descriptions later: omitted, so that older descriptions stay equal.
@@ -21,14 +22,10 @@ def kind_of(config: Union[AnyConfig, ModuleConfig]) -> str:
 def to_json(config: Union[AnyConfig, ModuleConfig]) -> Dict[str, Any]:
     """Return a description as JSON values, "kind" first, with defaults except OMITTED_IF_NONE."""
     values = msgspec.json.decode(msgspec.json.encode(config))
-    return {
-        "kind": kind_of(config),
-        **{
-            key: value
-            for key, value in values.items()
-            if value is not None or key not in OMITTED_IF_NONE
-        },
-    }
+    for key in OMITTED_IF_NONE:
+        if values.get(key, ...) is None:
+            del values[key]
+    return {"kind": kind_of(config), **values}
 
 
 def from_json(values: Mapping[str, Any]) -> AnyConfig:
@@ -42,25 +39,20 @@ def from_json(values: Mapping[str, Any]) -> AnyConfig:
     kind: Optional[str] = rest.pop("kind", None)
     if kind == "module":
         got = f"the description of a user's own module {rest.get('name')}"
-        raise ValueError(
-            f"config: expected a model that can be built from its description, got {got}; "
-            "pass the module, as in verify(folder, module)"
-        )
+        rule = "a model that can be built from its description"
+        raise refusal("config", rule, got, "pass the module, as in verify(folder, module)")
     if kind not in KINDS:
-        raise ValueError(f"config: expected kind to be one of {', '.join(KINDS)}, got {kind!r}")
+        raise refusal("config", f"kind to be one of {', '.join(KINDS)}", repr(kind))
     try:
         config: AnyConfig = msgspec.convert(rest, KINDS[kind])
     except msgspec.ValidationError as error:
-        message = str(error)
-        rule = f"config: expected a description of kind {kind} as in posenc_export.models.config"
-        raise ValueError(
-            message if message.startswith("config: ") else f"{rule}, got an error: {message}"
-        ) from None
+        if str(error).startswith("config: "):
+            raise ValueError(str(error)) from None
+        rule = f"a description of kind {kind} as in posenc_export.models.config"
+        raise refusal("config", rule, f"an error: {error}") from None
     if kind_of(config) != kind:
-        raise ValueError(
-            f"config: expected a head in a decoder and none in an encoder, got kind {kind} "
-            f"with head={rest.get('head')!r}"
-        )
+        got = f"kind {kind} with head={rest.get('head')!r}"
+        raise refusal("config", "a head in a decoder and none in an encoder", got)
     return config
 
 

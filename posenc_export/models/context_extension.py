@@ -12,6 +12,7 @@ from posenc_export.models.block import AttentionBlock
 from posenc_export.models.config import BlockConfig
 from posenc_export.models.presets import MODELS
 from posenc_export.models.stack import Stack
+from posenc_export.shared.refusal import refusal
 
 M = TypeVar("M", bound=Union[Stack, AttentionBlock])
 
@@ -33,13 +34,8 @@ def extend_positions(model: M, max_positions: int, by: str = "copied") -> M:
             weights whose shape depends on max_positions.
     """
     index, learned = _learned(model)
-    return _with_range(
-        model,
-        max_positions,
-        index,
-        {"name": "learned", "offset": learned.offset},
-        learned.extended(max_positions, by),
-    )
+    spec = {"name": "learned", "offset": learned.offset}
+    return _with_range(model, max_positions, index, spec, learned.extended(max_positions, by))
 
 
 def to_hierarchical(model: M, max_positions: int, share: float = 0.4) -> M:
@@ -59,14 +55,9 @@ def to_hierarchical(model: M, max_positions: int, share: float = 0.4) -> M:
             other weights whose shape depends on max_positions.
     """
     index, learned = _learned(model)
-    hierarchical = learned.hierarchical(max_positions, share)
-    return _with_range(
-        model,
-        max_positions,
-        index,
-        {"name": "hierarchical", "rows": hierarchical.rows, "share": hierarchical.share},
-        hierarchical,
-    )
+    encoding = learned.hierarchical(max_positions, share)
+    spec = {"name": "hierarchical", "rows": encoding.rows, "share": encoding.share}
+    return _with_range(model, max_positions, index, spec, encoding)
 
 
 def _parts(encoding: PositionEncoding) -> Tuple[Any, ...]:
@@ -76,18 +67,14 @@ def _parts(encoding: PositionEncoding) -> Tuple[Any, ...]:
 def _learned(model: Any) -> Tuple[int, Learned]:
     """Return the learned encoding among the token encodings of a model, and its index."""
     if not isinstance(model, (Stack, AttentionBlock)):
-        raise ValueError(
-            f"longer: expected a Stack or an AttentionBlock, got {type(model).__name__}; "
-            "pass the one inside your module"
-        )
+        rule, remedy = "a Stack or an AttentionBlock", "pass the one inside your module"
+        raise refusal("longer", rule, type(model).__name__, remedy)
     parts = _parts(model.token_encoding)
     learned = [(index, part) for index, part in enumerate(parts) if isinstance(part, Learned)]
     if len(learned) != 1:
         names = ", ".join(type(part).__name__ for part in parts)
-        raise ValueError(
-            f"longer: expected one learned token encoding, got {names}; choose a model with "
-            "a table of learned positions"
-        )
+        remedy = "choose a model with a table of learned positions"
+        raise refusal("longer", "one learned token encoding", names, remedy)
     return learned[0]
 
 
@@ -103,18 +90,15 @@ def _with_range(
             if id(parameter) in new:
                 continue
             if weights[name].shape != parameter.shape:
-                rule = "longer: expected only one weight whose shape depends on max_positions"
-                raise ValueError(
-                    f"{rule}, got also {name}, which would become {list(parameter.shape)}; "
-                    "this model cannot be extended"
-                )
+                rule = "only one weight whose shape depends on max_positions"
+                got = f"also {name}, which would become {list(parameter.shape)}"
+                raise refusal("longer", rule, got, "this model cannot be extended")
             parameter.copy_(weights[name])
     replaced.load_state_dict(encoding.state_dict())
     if isinstance(model, Stack):
         longer.text = model.text
-    for built in dict.fromkeys(
-        (longer.token_encoding, *(attention.encoding for attention in longer.attentions()))
-    ):
+    in_layers = [attention.encoding for attention in longer.attentions()]
+    for built in dict.fromkeys((longer.token_encoding, *in_layers)):
         built.prepare()
     return longer.train(model.training)
 
@@ -123,9 +107,7 @@ def _config(config: Any, max_positions: int, index: int, spec: Dict[str, Any]) -
     """Return the description with another range and one token encoding replaced."""
     holder = config if isinstance(config, BlockConfig) else config.tokens
     encodings = (*holder.encodings[:index], spec, *holder.encodings[index + 1 :])
-    changed = (
-        {"encodings": encodings}
-        if holder is config
-        else {"tokens": msgspec.structs.replace(holder, encodings=encodings)}
-    )
+    changed: Dict[str, Any] = {"encodings": encodings}
+    if holder is not config:
+        changed = {"tokens": msgspec.structs.replace(holder, encodings=encodings)}
     return msgspec.structs.replace(config, max_positions=max_positions, **changed)

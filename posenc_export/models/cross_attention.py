@@ -10,6 +10,12 @@ from posenc_export import ops
 from posenc_export.encodings.shared.base import PositionEncoding, StateSpec
 from posenc_export.models.config import AttentionConfig
 from posenc_export.models.parts import build, float64
+from posenc_export.shared.refusal import refusal
+
+
+def scale_of(config: AttentionConfig, encoding: PositionEncoding) -> float:
+    """Return the factor on scores, by default that of the encoding."""
+    return encoding.score_scale(config.head_size) if config.scale is None else config.scale
 
 
 class CrossAttention(torch.nn.Module):
@@ -18,21 +24,16 @@ class CrossAttention(torch.nn.Module):
 
     Args:
         width: model width E.
-        config: sizes, projection, scale, softcap.
+        config: sizes, projection, scale, softcap; no sinks.
         encoding: the empty combination of encodings, which gives the default scale.
-
-    Raises:
-        ValueError: sinks.
     """
 
     def __init__(self, width: int, config: AttentionConfig, encoding: PositionEncoding) -> None:
         super().__init__()
         if config.sinks:
-            raise ValueError("cross attention: expected no sinks, got sinks=True; leave them out")
+            raise refusal("cross attention", "no sinks", "sinks=True", "leave them out")
         self.heads, self.kv_heads, self.head_size = config.heads, config.kv_heads, config.head_size
-        self.scale = (
-            encoding.score_scale(config.head_size) if config.scale is None else config.scale
-        )
+        self.scale = scale_of(config, encoding)
         self.softcap, self.encoding = config.softcap or 0.0, encoding
         self.projection = build(
             "projection", config.projection, width, config.heads, config.kv_heads, config.head_size

@@ -10,6 +10,7 @@ from torch import Tensor
 from posenc_export.encodings.shared.base import PositionEncoding
 from posenc_export.models.config import HeadConfig, TokensConfig
 from posenc_export.models.parts import build, float64
+from posenc_export.shared.refusal import refusal
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,7 @@ class Text:
 
 
 class Tokens(torch.nn.Module):
-    """norm(embed(scale * table[ids]) + segments[types]).
-
-    Args:
-        width: model width E.
-        config: sizes and parts of the embedding.
-        encoding: applied to embedded tokens.
-    """
+    """norm(embed(scale * table[ids]) + segments[types]) of width E; `embed` of an encoding."""
 
     def __init__(self, width: int, config: TokensConfig, encoding: PositionEncoding) -> None:
         super().__init__()
@@ -76,36 +71,21 @@ class Tokens(torch.nn.Module):
         rows = self.embedding.weight[torch.from_numpy(ids)].detach().double().numpy() * self.scale
         x = self.encoding.oracle().embed_rows(rows, places)
         if self.segments is not None:
-            x = (
-                x
-                + float64.numbers(self.segments.weight)[
-                    np.zeros(len(x), np.int64) if segments is None else segments
-                ]
-            )
+            types = np.zeros(len(x), np.int64) if segments is None else segments
+            x = x + float64.numbers(self.segments.weight)[types]
         return np.asarray(self.norm.exact(x))
 
 
 class Features(torch.nn.Module):
-    """norm(embed(scale * stem(features))).
-
-    Args:
-        width: model width E.
-        config: parts of the embedding; config.features is the stem.
-        encoding: applied to the scaled outputs of the stem.
-
-    Raises:
-        ValueError: an encoding with several coordinates, or one that needs a token table of another
-            width.
+    """norm(embed(scale * stem(features))) of width E; `embed` of an encoding with one coordinate,
+    which needs no token table of another width.
     """
 
     def __init__(self, width: int, config: TokensConfig, encoding: PositionEncoding) -> None:
         super().__init__()
         if encoding.axes or encoding.token_width(width) != width:
-            rule = (
-                "config: expected an encoding of one coordinate and of the model's width for "
-                "features"
-            )
-            raise ValueError(f"{rule}, got {type(encoding).__name__}; choose another")
+            rule = "an encoding of one coordinate and of the model's width for features"
+            raise refusal("config", rule, type(encoding).__name__, "choose another")
         self.scale, self.encoding = config.scale, encoding
         self.stem = build("features", config.features or {}, width)
         self.size = int(self.stem.size)
@@ -137,13 +117,7 @@ class Features(torch.nn.Module):
 
 class Head(torch.nn.Module):
     """softcap tanh(scale (W x + b) / softcap), or scale (W x + b) without a softcap: logits, or
-    keys and values for the cross-attention of a decoder.
-
-    Args:
-        width: model width E.
-        size: number of outputs V for each token, such as token ids.
-        config: scale, softcap and bias.
-        table: token table to share as W [V,E]; None creates weights for the head.
+    keys and values for the cross-attention of a decoder. W [V,E] is a table or created.
     """
 
     def __init__(self, width: int, size: int, config: HeadConfig, table: Optional[Tensor]) -> None:

@@ -14,6 +14,7 @@ from posenc_export.models.layouts import to_half, to_interleaved
 from posenc_export.models.named_projections import ENCODING, find
 from posenc_export.models.short_forms import block_config
 from posenc_export.models.tensor_files import OPENERS, TorchFile
+from posenc_export.shared.refusal import refusal
 
 Array = Union[np.ndarray, Tensor]
 DTYPES = ("float32", "float16", "bfloat16")
@@ -39,7 +40,7 @@ def pack(
     """Derive the description of a block from its weights, and pack them.
 
     Args:
-        weights: arrays by argument name of AttentionBlock.from_weights; None if not given.
+        weights: arrays by argument name of AttentionBlock.from_weights, or None.
 
     Returns:
         The description, and the parameters of the projection: "qkv.weight", "output.weight" and, if
@@ -83,16 +84,15 @@ def _is_separate(tensors: Mapping[str, Tensor]) -> bool:
     separate = {"q", "k", "v"} & tensors.keys()
     whole = len(separate) == 3 if separate else "qkv" in tensors
     if "o" not in tensors or not whole or (separate and "qkv" in tensors):
-        raise ValueError(
-            "weights: expected q, k, v and o, or qkv and o, got "
-            f"{', '.join(tensors) or 'none'}; give all weights of one form"
-        )
+        got = ", ".join(tensors) or "none"
+        rule, remedy = "q, k, v and o, or qkv and o", "give all weights of one form"
+        raise refusal("weights", rule, got, remedy)
     return bool(separate)
 
 
 def _other_heads(output: Tensor, heads: Any) -> ValueError:
-    rule = f"weights: expected o with shape [width, heads * head_size] for {heads} heads"
-    return ValueError(f"{rule}, got {list(output.shape)}; give another number of heads")
+    rule = f"o with shape [width, heads * head_size] for {heads} heads"
+    return refusal("weights", rule, list(output.shape), "give another number of heads")
 
 
 def _biases(tensors: Dict[str, Tensor], sizes: Dict[str, int]) -> Dict[str, Tensor]:
@@ -121,29 +121,23 @@ def fill(
     Raises:
         ValueError: as AttentionBlock.from_weights.
     """
-    projection = block.attention.projection
-    encoding = (
-        block.attention.encoding if block.config.attention.encodings else block.token_encoding
-    )
+    attention, in_layer = block.attention, bool(block.config.attention.encodings)
+    encoding = attention.encoding if in_layer else block.token_encoding
     wanted = dict(encoding.named_parameters())
     if set(wanted) != set(trained):
-        names = ", ".join(sorted(wanted)) or "none"
-        rule = f"weights: expected trained parameters {names} for {type(encoding).__name__}"
-        raise ValueError(
-            f"{rule}, got {', '.join(sorted(trained)) or 'none'}; give them as encoding_weights"
-        )
+        names, got = (", ".join(sorted(group)) or "none" for group in (wanted, trained))
+        rule = f"trained parameters {names} for {type(encoding).__name__}"
+        raise refusal("weights", rule, got, "give them as encoding_weights")
     if layout is not None:
-        _convert_layout(block.attention, encoding, parameters, layout)
+        _convert_layout(attention, encoding, parameters, layout)
     with torch.no_grad():
-        for name, parameter in projection.named_parameters():
+        for name, parameter in attention.projection.named_parameters():
             parameter.copy_(parameters[name])
         for name, parameter in wanted.items():
             value = _tensor(name, trained[name])
             if value.shape != parameter.shape:
-                raise ValueError(
-                    f"weights: expected {ENCODING}{name} with shape {list(parameter.shape)}, "
-                    f"got {list(value.shape)}; give it in that shape"
-                )
+                rule = f"{ENCODING}{name} with shape {list(parameter.shape)}"
+                raise refusal("weights", rule, list(value.shape), "give it in that shape")
             parameter.copy_(value)
     encoding.prepare()
 
@@ -166,37 +160,26 @@ def read_file(path: Path, prefix: str = "") -> Projections:
 def projections(
     shapes: Mapping[str, Tuple[int, ...]], tensor: Callable[[str], Array], prefix: str
 ) -> Projections:
-    """Return the projections among named tensors.
+    """Return the projections among named tensors. ValueError: as named_projections.find.
 
     Args:
         shapes: shapes by name.
         tensor: returns the tensor of a name.
         prefix: as for read_file.
-
-    Raises:
-        ValueError: as named_projections.find.
     """
     names = find(shapes, prefix)
     weights = {role: tensor(name) for role, name in names.names.items()}
     if names.transposed:
-        weights = {
-            role: value if role.endswith("_bias") else value.T for role, value in weights.items()
-        }
+        weights |= {role: value.T for role, value in weights.items() if role[-5:] != "_bias"}
     trained = {role: tensor(name) for role, name in names.trained.items()}
     return Projections(weights, trained, names.lines(shapes))
 
 
 def complete(weights: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Return the weights if they have the output projection that a block needs.
-
-    Raises:
-        ValueError: it is missing.
-    """
+    """Return weights with an output projection, which a block needs. ValueError: it is missing."""
     if "o" not in weights:
-        raise ValueError(
-            f"weights: expected an output projection, got {', '.join(weights) or 'none'}; "
-            "name it o, o.weight or o_proj.weight"
-        )
+        got, remedy = ", ".join(weights) or "none", "name it o, o.weight or o_proj.weight"
+        raise refusal("weights", "an output projection", got, remedy)
     return weights
 
 
@@ -204,14 +187,10 @@ def _tensor(name: str, value: Array) -> Tensor:
     """Convert an array to a float32 tensor."""
     dtype = str(getattr(value, "dtype", type(value).__name__)).removeprefix("torch.")
     if dtype not in DTYPES:
-        raise ValueError(
-            f"weights: expected {name} in {', '.join(DTYPES)}, got {dtype}; convert it to float32"
-        )
-    return (
-        value.detach().float()
-        if isinstance(value, Tensor)
-        else torch.from_numpy(np.array(value, np.float32))
-    )
+        raise refusal("weights", f"{name} in {', '.join(DTYPES)}", dtype, "convert it to float32")
+    if isinstance(value, Tensor):
+        return value.detach().float()
+    return torch.from_numpy(np.array(value, np.float32))
 
 
 def _check_shapes(
@@ -221,12 +200,10 @@ def _check_shapes(
         projection, bias = name.removesuffix("_bias"), name.endswith("_bias")
         shape: List[int] = [rows[projection], *([] if bias else [columns.get(projection, width)])]
         if list(value.shape) != shape:
-            rule = f"weights: expected {name} with shape {shape} (as in torch.nn.Linear)"
-            raise ValueError(f"{rule}, got {list(value.shape)}; check heads and kv_heads")
+            rule = f"{name} with shape {shape} (as in torch.nn.Linear)"
+            raise refusal("weights", rule, list(value.shape), "check heads and kv_heads")
     if "qkv_bias" in tensors and {"q_bias", "k_bias", "v_bias"} & tensors.keys():
-        raise ValueError(
-            "weights: expected qkv_bias or q_bias, k_bias and v_bias, got both; remove one"
-        )
+        raise refusal("weights", "qkv_bias or q_bias, k_bias and v_bias", "both", "remove one")
 
 
 def _convert_layout(
@@ -235,18 +212,15 @@ def _convert_layout(
     """Reorder rows of queries and keys in `parameters` to the encoding's layout of pairs."""
     interleaved = getattr(encoding, "interleaved", None)
     if layout not in LAYOUTS or interleaved is None:
-        rule = (
-            f"one of {', '.join(LAYOUTS)}"
-            if interleaved is not None
-            else f"left out, since {type(encoding).__name__} rotates no pairs"
-        )
-        raise ValueError(f"weights: expected layout to be {rule}, got {layout!r}; correct it")
+        rule = f"one of {', '.join(LAYOUTS)}"
+        if interleaved is None:
+            rule = f"left out, since {type(encoding).__name__} rotates no pairs"
+        raise refusal("weights", f"layout to be {rule}", repr(layout), "correct it")
     if interleaved == (layout == "interleaved"):
         return
     move = to_interleaved if interleaved else to_half
     rotary = getattr(encoding, "size", attention.head_size)
     for name in {"qkv.weight", "qkv.bias"} & set(parameters):
         q, k, v = parameters[name].split(attention.projection.sizes)
-        parameters[name] = torch.cat(
-            (move(q, attention.heads, rotary), move(k, attention.kv_heads, rotary), v)
-        )
+        q, k = move(q, attention.heads, rotary), move(k, attention.kv_heads, rotary)
+        parameters[name] = torch.cat((q, k, v))

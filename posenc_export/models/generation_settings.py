@@ -3,6 +3,7 @@
 from typing import Any, Dict, List, Mapping, Sequence
 
 from posenc_export.models.checkpoint import GENERATION, object_of, read_ids
+from posenc_export.shared.refusal import refusal
 
 # Keys that change the greedy tokens of transformers and that `generate` does not apply, with the
 # values that change nothing.
@@ -35,23 +36,20 @@ def read(files: Mapping[str, bytes], config: Mapping[str, Any], vocabulary: int)
         ValueError: generation_config.json is not a JSON object, or a value has another type than
             transformers writes.
     """
-    ids = {
-        ours: read_ids(files, config, key, vocabulary)
-        for ours, key in (
-            ("suppressed", "suppress_tokens"),
-            ("suppressed_first", "begin_suppress_tokens"),
-        )
-    }
     first = read_ids(files, config, "forced_bos_token_id", vocabulary)
-    fields: Dict[str, Any] = {**ids, "forced_first": first[0] if first else None}
+    fields: Dict[str, Any] = {
+        "suppressed": read_ids(files, config, "suppress_tokens", vocabulary),
+        "suppressed_first": read_ids(files, config, "begin_suppress_tokens", vocabulary),
+        "forced_first": first[0] if first else None,
+    }
     if config.get("model_type") == "whisper":
-        fields |= _speech(_given(files), config)
+        fields |= _speech(_settings(files), config)
     return {key: value for key, value in fields.items() if value not in (None, (), {}, "")}
 
 
 def unapplied(files: Mapping[str, bytes]) -> List[str]:
     """Return the keys of UNAPPLIED with values that change tokens, each as KEY=VALUE."""
-    values = _given(files)
+    values = _settings(files)
     return [
         f"{key}={values[key]!r}"
         for key, usual in UNAPPLIED.items()
@@ -59,7 +57,7 @@ def unapplied(files: Mapping[str, bytes]) -> List[str]:
     ]
 
 
-def _given(files: Mapping[str, bytes]) -> Dict[str, Any]:
+def _settings(files: Mapping[str, bytes]) -> Dict[str, Any]:
     return object_of(GENERATION, files.get(GENERATION, b"{}"))
 
 
@@ -67,14 +65,10 @@ def _speech(values: Mapping[str, Any], config: Mapping[str, Any]) -> Dict[str, A
     """Return the fields of Whisper's first tokens. An id of None is that of the language."""
     forced = values.get("forced_decoder_ids") or config.get("forced_decoder_ids") or []
     places = [pair[0] for pair in forced if isinstance(pair, list) and len(pair) == 2]
-    if (
-        not isinstance(forced, list)
-        or places != list(range(1, len(forced) + 1))
-        or not all(pair[1] is None or _is_id(pair[1]) for pair in forced)
-    ):
-        raise _refusal(
-            "forced_decoder_ids to be pairs of a place, from 1 on, and a token id", forced
-        )
+    listed = isinstance(forced, list) and places == list(range(1, len(forced) + 1))
+    if not listed or not all(pair[1] is None or _is_id(pair[1]) for pair in forced):
+        rule = "forced_decoder_ids to be pairs of a place, from 1 on, and a token id"
+        raise _refusal(rule, forced)
     fields: Dict[str, Any] = {"forced": tuple(pair[1] for pair in forced)}
     for ours, key in (("languages", "lang_to_id"), ("tasks", "task_to_id")):
         table = values.get(key) or {}
@@ -82,9 +76,9 @@ def _speech(values: Mapping[str, Any], config: Mapping[str, Any]) -> Dict[str, A
             raise _refusal(f"{key} to map names to token ids", table)
         fields[ours] = table
     for key in ("language", "task"):
-        if not isinstance(values.get(key) or "", str):
-            raise _refusal(f"{key} to be a name", values[key])
         fields[key] = values.get(key) or ""
+        if not isinstance(fields[key], str):
+            raise _refusal(f"{key} to be a name", values[key])
     times = values.get("no_timestamps_token_id")
     if times is not None and not _is_id(times):
         raise _refusal("no_timestamps_token_id to be a token id", times)
@@ -96,4 +90,4 @@ def _is_id(value: Any) -> bool:
 
 
 def _refusal(rule: str, got: Any) -> ValueError:
-    return ValueError(f"checkpoint: expected {rule}, got {got!r}; correct {GENERATION}")
+    return refusal("checkpoint", rule, repr(got), f"correct {GENERATION}")

@@ -3,27 +3,23 @@
 import math
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
+from posenc_export.shared.refusal import refusal
+
+WHERE = "hugging_face"
 Spec = Dict[str, Any]
 LARGEST = 1e300  # below which integers of any size become float64
 # Our parameter original_max_positions; all others have transformers' names.
 ORIGINAL = "original_max_position_embeddings"
+YARN = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate")
+LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL)
 # For each rope_type, its keys in rope_parameters (see transformers.modeling_rope_utils).
 KINDS: Dict[str, Tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
     "ntk": ("factor",),
     "dynamic": ("factor",),
-    "yarn": (
-        "factor",
-        ORIGINAL,
-        "beta_fast",
-        "beta_slow",
-        "attention_factor",
-        "mscale",
-        "mscale_all_dim",
-        "truncate",
-    ),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL),
+    "yarn": ("factor", ORIGINAL, *YARN),
+    "llama3": LLAMA3,
     "longrope": ("factor", "short_factor", "long_factor", ORIGINAL, "attention_factor"),
     "proportional": ("factor",),
 }
@@ -32,7 +28,7 @@ REQUIRED = {
     "ntk": ("factor",),
     "dynamic": ("factor",),
     "yarn": ("factor", ORIGINAL),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL),
+    "llama3": LLAMA3,
     "longrope": ("short_factor", "long_factor", ORIGINAL),
 }
 # Order of axes over rotary pairs, by the beginning of model_type. "sections": time, then height,
@@ -50,7 +46,7 @@ NAMES = {"default": "rope", "dynamic": "rope_dynamic", "longrope": "rope_longrop
 
 def rope_spec(config: Mapping[str, Any]) -> Union[Spec, Dict[str, Spec]]:
     """Return the specification {"name": ..., parameter: value}, or a specification for each layer
-    type if `rope_parameters` is nested by layer type.
+    type if `rope_parameters` is nested by layer type. Every key is used or refused by name.
 
     The layout of rotary pairs depends on the model family and is not part of the configuration.
 
@@ -70,22 +66,19 @@ def rope_spec(config: Mapping[str, Any]) -> Union[Spec, Dict[str, Spec]]:
     config = _with_current_names(config)
     new, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
     if new and old and new != old:
-        raise _error("rope_parameters or rope_scaling", f"{new!r} and {old!r}", "remove one")
+        got = f"{new!r} and {old!r}"
+        raise refusal(WHERE, "rope_parameters or rope_scaling", got, "remove one")
     parameters = new or old
     if not isinstance(parameters, Mapping):
         rule = "rope_parameters to be a mapping"
-        raise _error(rule, repr(parameters), "correct config.json")
+        raise refusal(WHERE, rule, repr(parameters), "correct config.json")
     nested = {key: value for key, value in parameters.items() if isinstance(value, Mapping)}
     if nested and len(nested) == len(parameters):
         return {layer: _spec(config, of_layer) for layer, of_layer in nested.items()}
     if nested:
         rule = "rope_parameters to be nested for all layer types or for none"
-        raise _error(rule, ", ".join(map(str, parameters)), "correct config.json")
+        raise refusal(WHERE, rule, ", ".join(map(str, parameters)), "correct config.json")
     return _spec(config, parameters)
-
-
-def _error(rule: str, got: Any, remedy: str) -> ValueError:
-    return ValueError(f"hugging_face: expected {rule}, got {got}; {remedy}")
 
 
 def _with_current_names(config: Mapping[str, Any]) -> Dict[str, Any]:
@@ -93,11 +86,11 @@ def _with_current_names(config: Mapping[str, Any]) -> Dict[str, Any]:
     plain = dict(config)
     if plain.get("rope_local_base_freq") is not None:
         rule = "rope_parameters nested by layer type for a model with several rotations"
-        raise _error(rule, "rope_local_base_freq", "nest them")
+        raise refusal(WHERE, rule, "rope_local_base_freq", "nest them")
     for old, new in (("rotary_pct", "partial_rotary_factor"), ("rotary_emb_base", "rope_theta")):
         value = plain.pop(old, None)
         if value is not None and plain.setdefault(new, value) != value:
-            raise _error(f"{old} or {new}", f"{value!r} and {plain[new]!r}", "remove one")
+            raise refusal(WHERE, f"{old} or {new}", f"{value!r} and {plain[new]!r}", "remove one")
     if plain.get("rotary_dim") is not None:
         share = _number("rotary_dim", plain["rotary_dim"]) / _head_size(plain)
         plain.setdefault("partial_rotary_factor", share)
@@ -111,7 +104,8 @@ def _spec(config: Mapping[str, Any], parameters: Mapping[str, Any]) -> Spec:
     theta = rest.pop("rope_theta", config.get("rope_theta", 10000.0))
     nested = any(isinstance(v, Mapping) for v in (config.get("rope_parameters") or {}).values())
     if config.get("rope_theta") not in (None, theta) and not nested:
-        raise _error("one rope_theta", f"{config['rope_theta']!r} and {theta!r}", "remove one")
+        got = f"{config['rope_theta']!r} and {theta!r}"
+        raise refusal(WHERE, "one rope_theta", got, "remove one")
     partial = rest.pop("partial_rotary_factor", config.get("partial_rotary_factor"))
     if ORIGINAL in KINDS[kind] and config.get(ORIGINAL):  # Phi-3 has it outside rope_scaling
         rest[ORIGINAL] = config[ORIGINAL]
@@ -135,19 +129,17 @@ def _kind(rest: Spec, sections: Any) -> str:
     kinds = sorted({"default" if name == "mrope" and multi else name for name in named})
     if len(kinds) > 1 or kinds[0] not in KINDS:
         rule = f"rope_type to be one of {', '.join(KINDS)}"
-        raise _error(rule, ", ".join(kinds), "convert it by hand")
+        raise refusal(WHERE, rule, ", ".join(kinds), "convert it by hand")
     return kinds[0]
 
 
 def _check_keys(kind: str, rest: Spec, parameters: Mapping[str, Any]) -> None:
-    unknown = sorted(set(rest) - set(KINDS[kind]))
-    if unknown:
+    if unknown := sorted(set(rest) - set(KINDS[kind])):
         rule = f"{', '.join(KINDS[kind]) or 'no further keys'} for rope_type {kind}"
-        raise _error(rule, ", ".join(unknown), "remove them, or convert by hand")
-    missing = [key for key in REQUIRED.get(kind, ()) if key not in rest]
-    if missing:
+        raise refusal(WHERE, rule, ", ".join(unknown), "remove them, or convert by hand")
+    if missing := [key for key in REQUIRED.get(kind, ()) if key not in rest]:
         rule = f"{', '.join(missing)} for rope_type {kind}"
-        raise _error(rule, ", ".join(parameters) or "nothing", "add what is missing")
+        raise refusal(WHERE, rule, ", ".join(parameters) or "nothing", "add what is missing")
 
 
 def _with_sections(
@@ -156,14 +148,14 @@ def _with_sections(
     """Return the rotation with mrope_section: each rotary pair rotates by time, height or width."""
     if kind not in ("default", "yarn") or {"mscale", "mscale_all_dim"} & set(spec):
         rule = "rope_type default, or yarn without mscale, with mrope_section"
-        raise _error(rule, kind, "convert it by hand")
+        raise refusal(WHERE, rule, kind, "convert it by hand")
     pairs = spec.get("rotary", _head_size(config)) // 2
     whole = isinstance(sections, (list, tuple)) and all(
         type(size) is int and size > 0 for size in sections
     )
     if not whole or len(sections) != 3 or sum(sections) != pairs:
         rule = f"mrope_section to be three integers above 0 with sum {pairs}"
-        raise _error(rule, repr(sections), "correct it")
+        raise refusal(WHERE, rule, repr(sections), "correct it")
     first, second, third = sections
     order = _order_of_axes(str(config.get("model_type", "")), interleaved)
     if order == "in turn":
@@ -178,13 +170,13 @@ def _order_of_axes(model_type: str, interleaved: Any) -> str:
     known = next((order for begin, order in AXES.items() if model_type.startswith(begin)), None)
     if interleaved is None and known is None:
         rule = f"mrope_interleaved, or a model_type that begins with one of {', '.join(AXES)}"
-        raise _error(rule, repr(model_type), "set mrope_interleaved to true or false")
+        raise refusal(WHERE, rule, repr(model_type), "set mrope_interleaved to true or false")
     if interleaved is None:
         return str(known)
     in_turn = _yes_or_no("mrope_interleaved", interleaved) == "yes"
     if known and (known == "in turn") != in_turn:
         rule = f"mrope_interleaved to be {known == 'in turn'} for {model_type}"
-        raise _error(rule, interleaved, "correct it")
+        raise refusal(WHERE, rule, interleaved, "correct it")
     return known or ("in turn" if in_turn else "sections")
 
 
@@ -193,10 +185,10 @@ def _with_derived_values(
 ) -> Spec:
     """Add the parameters that depend on several keys."""
     if kind == "dynamic":
-        length = config.get("max_position_embeddings")
-        if not length:
-            raise _error("max_position_embeddings for rope_type dynamic", "none", "add it")
-        spec["original_max_positions"] = _whole("max_position_embeddings", length)
+        key = "max_position_embeddings"
+        if not config.get(key):
+            raise refusal(WHERE, f"{key} for rope_type dynamic", "none", "add it")
+        spec["original_max_positions"] = _whole(key, config[key])
     if kind == "proportional":
         spec["share"] = 1.0 if partial is None else partial
     elif partial is not None and partial != 1.0:
@@ -210,8 +202,9 @@ def _with_derived_values(
 
 def _longrope_magnitude(factor: float, length: int) -> float:
     if length < 2:
-        rule = "original_max_position_embeddings of at least 2 for longrope"
-        raise _error(rule, length, "correct config.json")
+        raise refusal(
+            WHERE, f"{ORIGINAL} of at least 2 for longrope", length, "correct config.json"
+        )
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(length))
 
 
@@ -219,7 +212,7 @@ def _length_ratio(config: Mapping[str, Any], rest: Mapping[str, Any]) -> float:
     lengths = []
     for key, source in (("max_position_embeddings", config), (ORIGINAL, rest)):
         if not source.get(key):
-            raise _error(f"factor or {key}", "neither", "add one")
+            raise refusal(WHERE, f"factor or {key}", "neither", "add one")
         lengths.append(_whole(key, source[key]))
     return lengths[0] / lengths[1]
 
@@ -229,32 +222,32 @@ def _head_size(config: Mapping[str, Any]) -> int:
         return _whole("head_dim", config["head_dim"])
     if not (config.get("hidden_size") and config.get("num_attention_heads")):
         rule = "head_dim, or hidden_size and num_attention_heads, with partial_rotary_factor, "
-        raise _error(f"{rule}rotary_dim or mrope_section", "none", "add head_dim")
+        raise refusal(WHERE, f"{rule}rotary_dim or mrope_section", "none", "add head_dim")
     heads = _whole("num_attention_heads", config["num_attention_heads"])
     return _whole("hidden_size", config["hidden_size"]) // heads
 
 
 def _number(key: str, value: Any) -> float:
     if type(value) not in (int, float) or not abs(value) <= LARGEST:
-        raise _error(f"{key} to be a finite number", f"{value!r:.80}", "correct it")
+        raise refusal(WHERE, f"{key} to be a finite number", f"{value!r:.80}", "correct it")
     return float(value)
 
 
 def _whole(key: str, value: Any) -> int:
     if _number(key, value) != int(value):
-        raise _error(f"{key} to be an integer", repr(value), "correct it")
+        raise refusal(WHERE, f"{key} to be an integer", repr(value), "correct it")
     return int(value)
 
 
 def _numbers(key: str, value: Any) -> List[float]:
     if not isinstance(value, (list, tuple)):
-        raise _error(f"{key} to be a list of numbers", repr(value), "correct it")
+        raise refusal(WHERE, f"{key} to be a list of numbers", repr(value), "correct it")
     return [_number(key, item) for item in value]
 
 
 def _yes_or_no(key: str, value: Any) -> str:
     if not isinstance(value, bool):
-        raise _error(f"{key} to be true or false", repr(value), "correct it")
+        raise refusal(WHERE, f"{key} to be true or false", repr(value), "correct it")
     return "yes" if value else "no"
 
 

@@ -14,14 +14,12 @@ from posenc_export.models.attention import attention
 from posenc_export.models.config import LayerConfig
 from posenc_export.models.parts import PARTS, build
 from posenc_export.models.parts.visibility import Visibility
+from posenc_export.shared.refusal import refusal
 
 
 class Mask(torch.nn.Module):
-    """Attention mask with the bias of an encoding. Layers with equal masks share one.
-
-    Args:
-        visibility: which keys a query attends to.
-        encoding: encoding whose `bias` is added.
+    """Attention mask of the keys that are visible, with the bias of an encoding. Layers with equal
+    masks share one.
     """
 
     def __init__(self, visibility: Visibility, encoding: PositionEncoding) -> None:
@@ -38,15 +36,8 @@ class Mask(torch.nn.Module):
 
 
 class Layer(torch.nn.Module):
-    """One layer: attention and MLP with norms and residual sums.
-
-    Args:
-        width: model width E.
-        kind: description of the layer.
-        encoding: encoding of its attention.
-
-    Raises:
-        ValueError: not as many norms as the residual needs.
+    """One layer of width E: attention with an encoding, and MLP, with norms and residual sums, as
+    many as the residual needs.
     """
 
     def __init__(self, width: int, kind: LayerConfig, encoding: PositionEncoding) -> None:
@@ -54,10 +45,8 @@ class Layer(torch.nn.Module):
         norms = [build("norm", norm, width) for norm in kind.norms]
         needed = len(getattr(PARTS["residual"].get(kind.residual.get("name", "")), "NORMS", norms))
         if len(norms) != needed:
-            raise ValueError(
-                f"config: expected {needed} norms for residual {kind.residual['name']}, got "
-                f"{len(norms)}; change norms or residual"
-            )
+            rule = f"{needed} norms for residual {kind.residual['name']}"
+            raise refusal("config", rule, len(norms), "change norms or residual")
         self.residual = build("residual", kind.residual, norms)
         self.attention = attention(width, kind.attention, encoding)
         self.mlp = build("mlp", kind.mlp, width)
@@ -73,11 +62,11 @@ class Layer(torch.nn.Module):
         states: List[Tensor],
     ) -> Tuple[Tensor, List[Tensor]]:
         """Shapes as Attention.forward."""
-        normed = self.residual.attention_input(x)
+        normed = self.residual.attention_input(x)  # [B,S,E], as all tensors here
         y, present = self.attention(
             normed, positions, coordinates, key_positions, mask, write_index, states
         )
-        between = self.residual.after_attention(x, y)  # [B,S,E]
+        between = self.residual.after_attention(x, y)
         y = self.mlp(self.residual.mlp_input(x, between))
         return self.residual.after_mlp(between, y), present
 
@@ -107,10 +96,8 @@ def shared_masks(
     mask_of_layer: List[int] = []
     index: Dict[Tuple[str, int], int] = {}
     for kind, encoding in zip(kinds, built, strict=True):
-        key = (
-            json.dumps(kind.attention.sees, sort_keys=True),
-            id(encoding) if overrides(encoding, "bias") else 0,
-        )
+        biased = id(encoding) if overrides(encoding, "bias") else 0
+        key = (json.dumps(kind.attention.sees, sort_keys=True), biased)
         if key not in index:
             index[key] = len(masks)
             masks.append(Mask(build("sees", kind.attention.sees), encoding))

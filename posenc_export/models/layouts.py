@@ -5,6 +5,8 @@ from typing import Dict, Optional
 import torch
 from torch import Tensor
 
+from posenc_export.shared.refusal import refusal
+
 
 def to_half(weight: Tensor, heads: int, rotary: Optional[int] = None) -> Tensor:
     """Reorder the rows of a q or k projection [heads*D,E], or of its bias [heads*D], from layout
@@ -41,14 +43,10 @@ def from_complex(weights: Dict[str, Tensor], heads: int, kv_heads: int) -> Dict[
         ValueError: names other than these four.
     """
     if set(weights) != {"wq", "wk", "wv", "wo"}:
-        raise ValueError(
-            "layouts: expected wq, wk, wv and wo of one layer, got "
-            f"{', '.join(sorted(weights))}; give these four"
-        )
-    packed = torch.cat(
-        (to_half(weights["wq"], heads), to_half(weights["wk"], kv_heads), weights["wv"])
-    )
-    return {"qkv": packed, "output": weights["wo"]}
+        got = ", ".join(sorted(weights))
+        raise refusal("layouts", "wq, wk, wv and wo of one layer", got, "give these four")
+    q, k = to_half(weights["wq"], heads), to_half(weights["wk"], kv_heads)
+    return {"qkv": torch.cat((q, k, weights["wv"])), "output": weights["wo"]}
 
 
 def _rows(weight: Tensor, heads: int, rotary: Optional[int]) -> Tensor:
@@ -56,12 +54,9 @@ def _rows(weight: Tensor, heads: int, rotary: Optional[int]) -> Tensor:
     size, remainder = divmod(weight.size(0), heads)
     rotated = size if rotary is None else rotary
     if remainder or rotated % 2 or not 0 < rotated <= size:
-        rule = "layouts: expected heads * D rows and an even rotary size of at most D"
-        raise ValueError(
-            f"{rule}, got {weight.size(0)} rows, {heads} heads, rotary={rotary}; correct "
-            "heads or rotary"
-        )
-    within = torch.cat(
-        (torch.arange(0, rotated, 2), torch.arange(1, rotated, 2), torch.arange(rotated, size))
-    )
+        rule = "heads * D rows and an even rotary size of at most D"
+        got = f"{weight.size(0)} rows, {heads} heads, rotary={rotary}"
+        raise refusal("layouts", rule, got, "correct heads or rotary")
+    even, odd = torch.arange(0, rotated, 2), torch.arange(1, rotated, 2)
+    within = torch.cat((even, odd, torch.arange(rotated, size)))
     return (torch.arange(heads)[:, None] * size + within).flatten()

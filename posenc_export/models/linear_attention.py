@@ -11,6 +11,7 @@ from posenc_export.encodings.shared.base import PositionEncoding, StateSpec
 from posenc_export.encodings.shared.combined import overrides
 from posenc_export.models.config import AttentionConfig
 from posenc_export.models.parts import build, float64
+from posenc_export.shared.refusal import refusal
 
 
 class LinearAttention(torch.nn.Module):
@@ -24,44 +25,29 @@ class LinearAttention(torch.nn.Module):
 
     Args:
         width: model width E.
-        config: sizes and projection; kv_heads must equal heads.
+        config: sizes and projection; kv_heads must equal heads, and scores have no settings.
         encoding: its `rotate` is applied. There are no scores for other hooks to act on.
-
-    Raises:
-        ValueError: kv_heads unlike heads, sees other than causal or both, an encoding of scores,
-            config fields that apply to scores or heads.
     """
 
     def __init__(self, width: int, config: AttentionConfig, encoding: PositionEncoding) -> None:
         super().__init__()
         sees = config.sees["name"]
         if config.heads != config.kv_heads or sees not in ("causal", "both"):
-            rule = "linear attention: expected sees causal or both, and kv_heads equal to heads"
-            raise ValueError(
-                f"{rule}, got {sees}, {config.kv_heads} and {config.heads}; change the config"
-            )
+            rule = "sees causal or both, and kv_heads equal to heads"
+            got = f"{sees}, {config.kv_heads} and {config.heads}"
+            raise refusal("linear attention", rule, got, "change the config")
         if overrides(encoding, "bias", "rescore", "observe"):
             names = ", ".join(spec["name"] for spec in config.encodings)
-            rule = (
-                "linear attention: expected encodings with hook embed or rotate, since there are "
-                "no scores"
-            )
-            raise ValueError(f"{rule}, got {names}; choose another encoding")
-        unusable = [
-            name for name in ("head_norm", "scale", "softcap", "sinks") if getattr(config, name)
-        ]
+            rule = "encodings with hook embed or rotate, since there are no scores"
+            raise refusal("linear attention", rule, names, "choose another encoding")
+        settings = ("head_norm", "scale", "softcap", "sinks")
+        unusable = [name for name in settings if getattr(config, name)]
         if unusable or config.projection["name"] != "grouped":
-            rule = (
-                "linear attention: expected projection grouped, and no head_norm, scale, softcap "
-                "or sinks"
-            )
-            raise ValueError(
-                f"{rule}, got {', '.join(unusable) or config.projection['name']}; leave it out"
-            )
-        self.heads = config.heads
-        self.head_size = config.head_size
-        self.encoding = encoding
-        self.cached = config.causal
+            rule = "projection grouped, and no head_norm, scale, softcap or sinks"
+            got = ", ".join(unusable) or config.projection["name"]
+            raise refusal("linear attention", rule, got, "leave it out")
+        self.heads, self.head_size = config.heads, config.head_size
+        self.encoding, self.cached = encoding, config.causal
         self.projection = build(
             "projection", config.projection, width, config.heads, config.kv_heads, config.head_size
         )
@@ -93,7 +79,7 @@ class LinearAttention(torch.nn.Module):
         valid = positions.ge(0).unsqueeze(2).unsqueeze(3)
         zero = torch.zeros([1], dtype=torch.float32, device=x.device)
         k = torch.where(valid, k, zero)
-        values = ops.split_heads(v, self.heads).to(torch.float32).transpose(1, 2)
+        values = ops.split_heads(v, self.heads).to(torch.float32).transpose(1, 2)  # [B,H,S,D]
         rotated_q, rotated_k = self.encoding.rotate(q, k, coordinates)
         rotated_k = torch.where(valid, rotated_k, zero)  # some encodings map 0 to another value
         # A factor of a query cancels. With its largest entry 1, products with small keys are not 0.
@@ -129,11 +115,9 @@ class LinearAttention(torch.nn.Module):
         oracle = self.encoding.oracle()
         q, k, v = self.projection.exact(x)
         q, k = (np.where(part > 0, part + 1, np.exp(np.minimum(part, 0))) for part in (q, k))
-        rotated_q = np.stack(
-            [oracle.rotate_heads(row, place) for row, place in zip(q, places, strict=True)]
-        )
+        rotated_q = np.stack([oracle.rotate_heads(*pair) for pair in zip(q, places, strict=True)])
         rotated_k = np.stack(
-            [oracle.rotate_key_heads(row, place) for row, place in zip(k, places, strict=True)]
+            [oracle.rotate_key_heads(*pair) for pair in zip(k, places, strict=True)]
         )
         weighted_values = np.zeros_like(q)
         for head in range(self.heads):

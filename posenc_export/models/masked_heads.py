@@ -6,14 +6,14 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 import torch
 from torch import Tensor
 
-from posenc_export.models.checkpoint import Checkpoint
+from posenc_export.models.checkpoint import BELONGS, Checkpoint
 from posenc_export.models.config import Named
 from posenc_export.models.families.shared.typed_keys import ACTIVATIONS
+from posenc_export.shared.refusal import refusal
 
-TABLES = (
-    "embeddings.word_embeddings.weight",
-    "embeddings.tok_embeddings.weight",
-)  # ends of names of the token table
+# Ends of names of the token table.
+TABLES = ("embeddings.word_embeddings.weight", "embeddings.tok_embeddings.weight")
+WITHOUT = "export it with head=False"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class MaskedHead:
     biases: Tuple[Tuple[str, bool], ...] = ()
 
 
-CLS = "cls.predictions."
+CLS, NEW = "cls.predictions.", "lm_predictions.lm_head."
 LIKE_BERT = MaskedHead(
     f"{CLS}transform.dense",
     f"{CLS}transform.LayerNorm",
@@ -48,13 +48,7 @@ LIKE_BERT = MaskedHead(
     "hidden_act",
 )
 LIKE_ROBERTA = MaskedHead("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias")
-NEW_DEBERTA = MaskedHead(
-    "lm_predictions.lm_head.dense",
-    "lm_predictions.lm_head.LayerNorm",
-    "",
-    "lm_predictions.lm_head.bias",
-    "hidden_act",
-)
+NEW_DEBERTA = MaskedHead(f"{NEW}dense", f"{NEW}LayerNorm", "", f"{NEW}bias", "hidden_act")
 HEADS: Dict[str, MaskedHead] = {
     **dict.fromkeys(("bert", "roformer", "deberta", "deberta-v2"), LIKE_BERT),
     **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet"), LIKE_ROBERTA),
@@ -62,11 +56,7 @@ HEADS: Dict[str, MaskedHead] = {
         "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head"
     ),
     "distilbert": MaskedHead(
-        "vocab_transform",
-        "vocab_layer_norm",
-        "vocab_projector",
-        activation="activation",
-        epsilon=1e-12,
+        "vocab_transform", "vocab_layer_norm", "vocab_projector", "", "activation", 1e-12
     ),
     "modernbert": MaskedHead(
         "head.dense",
@@ -96,13 +86,11 @@ def read(
         ValueError: tensors of the head are missing or contradict config.json, an unknown
             activation.
     """
-    head = (
-        NEW_DEBERTA
-        if config["model_type"].startswith("deberta") and config.get("legacy") is False
-        else HEADS[config["model_type"]]
-    )
+    head = HEADS[config["model_type"]]
+    if config["model_type"].startswith("deberta") and config.get("legacy") is False:
+        head = NEW_DEBERTA
     weight = _weight(checkpoint, config, head)
-    optional: Dict[str, Optional[Tensor]] = {
+    optional = {
         "layers.0.linear.weight": _tensor(checkpoint, f"{head.dense}.weight"),
         "layers.0.linear.bias": _bias(checkpoint, config, head, 0),
         "layers.1.weight": _tensor(checkpoint, f"{head.norm}.weight"),
@@ -111,16 +99,13 @@ def read(
         "layers.2.linear.bias": _bias(checkpoint, config, head, 2),
     }
     tensors = {name: tensor for name, tensor in optional.items() if tensor is not None}
-    activation = activation_of(config, head.activation)
+    size = tensors["layers.0.linear.weight"].size(0)
     epsilon = config[head.epsilon] if isinstance(head.epsilon, str) else head.epsilon
-    dense = {
-        "name": "dense",
-        "size": tensors["layers.0.linear.weight"].size(0),
-        "bias": "layers.0.linear.bias" in tensors,
-    }
+    dense = {"name": "dense", "size": size, "bias": "layers.0.linear.bias" in tensors}
     norm = {"name": "norm", "epsilon": epsilon, "bias": "layers.1.bias" in tensors}
     logits = {"name": "dense", "size": weight.size(0), "bias": "layers.2.linear.bias" in tensors}
     tied = {"tied": True} if torch.equal(weight, table) else {}
+    activation = activation_of(config, head.activation)
     return ({**dense, "activation": activation}, norm, {**logits, **tied}), tensors
 
 
@@ -136,8 +121,8 @@ def activation_of(config: Mapping[str, Any], key: str) -> str:
     """
     name = config.get(key, DEFAULTS.get(key, key))
     if not isinstance(name, str) or name not in ACTIVATIONS_OF_HEADS:
-        rule = f"expected {key} to be one of {', '.join(ACTIVATIONS_OF_HEADS)}"
-        raise ValueError(f"checkpoint: {rule}, got {name!r}; export it with head=False")
+        rule = f"{key} to be one of {', '.join(ACTIVATIONS_OF_HEADS)}"
+        raise refusal("checkpoint", rule, repr(name), WITHOUT)
     return ACTIVATIONS_OF_HEADS[name]
 
 
@@ -148,12 +133,10 @@ def _tied(config: Mapping[str, Any]) -> bool:
 
 def _weight(checkpoint: Checkpoint, config: Mapping[str, Any], head: MaskedHead) -> Tensor:
     """Return the weight of the logits: its own tensor, or the token table."""
-    own = f"{head.logits}.weight"
-    if own in checkpoint.names() or (head.logits and not _tied(config)):
-        return _tensor(checkpoint, own)
-    return _tensor(
-        checkpoint, next((name for name in checkpoint.names() if name.endswith(TABLES)), own)
-    )
+    names, weight = checkpoint.names(), f"{head.logits}.weight"
+    if weight not in names and not (head.logits and not _tied(config)):
+        weight = next((name for name in names if name.endswith(TABLES)), weight)
+    return _tensor(checkpoint, weight)
 
 
 def _bias(
@@ -171,23 +154,20 @@ def _bias(
     stored = checkpoint.names()
     if layer == 2 and head.shared_bias in stored and name not in stored:
         if head.logits and not _tied(config):
-            rule = f"expected {name} with tie_word_embeddings false, got only {head.shared_bias}"
             remedy = "set tie_word_embeddings to true, which keeps a weight that differs from the"
-            raise ValueError(f"checkpoint: {rule}; {remedy} token table, or add {name}")
+            remedy = f"{remedy} token table, or add {name}"
+            rule = f"{name} with tie_word_embeddings false"
+            raise refusal("checkpoint", rule, f"only {head.shared_bias}", remedy)
         name = head.shared_bias
     key, default = head.biases[layer] if head.biases else ("", True)
     if name in stored and not config.get(key, default):
-        rule = f"expected no {name} with {key} false, got one"
-        remedy = "use the config.json that belongs to the weights"
-        raise ValueError(f"checkpoint: {rule}; {remedy}, or export it with head=False")
+        remedy = f"{BELONGS}, or {WITHOUT}"
+        raise refusal("checkpoint", f"no {name} with {key} false", "one", remedy)
     return _tensor(checkpoint, name) if name in stored else None
 
 
 def _tensor(checkpoint: Checkpoint, name: str) -> Tensor:
     if name not in checkpoint.names():
-        rule = "expected the tensors of the head that architectures names"
-        raise ValueError(
-            f"checkpoint: {rule}, got no {name}; use the config.json that belongs to the "
-            "weights, or export it with head=False"
-        )
+        rule = "the tensors of the head that architectures names"
+        raise refusal("checkpoint", rule, f"no {name}", f"{BELONGS}, or {WITHOUT}")
     return checkpoint.tensor(name).clone()

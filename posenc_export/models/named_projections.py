@@ -4,6 +4,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Tuple
 
+from posenc_export.shared.refusal import refusal
+
 ENCODING = "encoding."
 # Last parts of names by argument of AttentionBlock.from_weights. Rows of "qkv" are those of q, then
 # k, then v.
@@ -13,26 +15,16 @@ ROLES: Dict[str, Tuple[str, ...]] = {
     "v": ("v", "v_proj", "wv", "to_v", "value", "value_proj", "v_lin", "v_linear", "linear_v"),
     "qkv": ("qkv", "qkv_proj", "to_qkv", "in_proj", "c_attn", "Wqkv", "W_pack"),
     "o": (
-        "o",
-        "o_proj",
-        "wo",
-        "to_out",
-        "out_proj",
-        "out",
-        "out_lin",
-        "dense",
-        "c_proj",
-        "proj",
-        "linear_out",
+        *("o", "o_proj", "wo", "to_out", "out_proj", "out", "out_lin"),
+        *("dense", "c_proj", "proj", "linear_out"),
     ),
 }
 # Packed projections whose order of rows the name does not tell, with the models that differ.
+KEY_VALUE = "some models order rows by k and v, others head by head"
 UNDECIDED = {
     "query_key_value": "GPT-NeoX and Bloom order rows head by head, ChatGLM by q, k and v",
     "wqkv": "InternLM2 orders rows by groups of heads",
-    "kv": "some models order rows by k and v, others head by head",
-    "to_kv": "some models order rows by k and v, others head by head",
-    "kv_proj": "some models order rows by k and v, others head by head",
+    **dict.fromkeys(("kv", "to_kv", "kv_proj"), KEY_VALUE),
 }
 OF = {name: role for role, names in ROLES.items() for name in names}
 TABLES = re.compile(
@@ -44,6 +36,7 @@ HEAD_NORM = re.compile(
 )
 NORM = re.compile(r"norm|(^|[._])ln([._]|$|_)", re.IGNORECASE)
 MOST_SHOWN = 6
+Shapes = Mapping[str, Tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -62,21 +55,19 @@ class Found:
     unused: List[str]
     transposed: bool = False
 
-    def lines(self, shapes: Mapping[str, Tuple[int, ...]]) -> List[str]:
+    def lines(self, shapes: Shapes) -> List[str]:
         """Describe the mapping, one line for each tensor."""
         turned = ", transposed" if self.transposed else ""
         lines = [
             f"{role} is {name} {list(shapes[name])}{'' if role.endswith('_bias') else turned}"
             for role, name in self.names.items()
         ]
-        lines += [
-            f"{ENCODING}{role} is {name} {list(shapes[name])}"
-            for role, name in self.trained.items()
-        ]
+        trained = self.trained.items()
+        lines += [f"{ENCODING}{role} is {name} {list(shapes[name])}" for role, name in trained]
         return lines + [f"not used: {name} {list(shapes[name])}" for name in self.unused]
 
 
-def find(shapes: Mapping[str, Tuple[int, ...]], prefix: str = "") -> Found:
+def find(shapes: Shapes, prefix: str = "") -> Found:
     """Find the projections among tensors whose names begin with a prefix.
 
     Args:
@@ -89,11 +80,8 @@ def find(shapes: Mapping[str, Tuple[int, ...]], prefix: str = "") -> Found:
             packed weights in an unknown order, tensors that change the attention and have no place
             in the block.
     """
-    inside = {
-        name.removeprefix(prefix): shape
-        for name, shape in shapes.items()
-        if name.startswith(prefix)
-    }
+    starting = [name for name in shapes if name.startswith(prefix)]
+    inside = {name.removeprefix(prefix): shapes[name] for name in starting}
     _check_prefix(shapes, inside, prefix)
     names: Dict[str, str] = {}
     trained: Dict[str, str] = {}
@@ -107,10 +95,8 @@ def find(shapes: Mapping[str, Tuple[int, ...]], prefix: str = "") -> Found:
             _check_unused(name, shape)
             unused.append(prefix + name)
         elif role in names:
-            raise ValueError(
-                f"weights: expected each weight once, got {role} as {names[role]} and "
-                f"{prefix + name}; remove one, or give a longer --prefix"
-            )
+            got, remedy = f"{role} as {names[role]} and {prefix + name}", "give a longer --prefix"
+            raise refusal("weights", "each weight once", got, f"remove one, or {remedy}")
         else:
             names[role] = prefix + name
     roles = [f"{name}{end}" for name in ROLES for end in ("", "_bias")]
@@ -119,30 +105,21 @@ def find(shapes: Mapping[str, Tuple[int, ...]], prefix: str = "") -> Found:
     return Found(ordered, trained, unused, transposed)
 
 
-def _check_prefix(
-    shapes: Mapping[str, Tuple[int, ...]], inside: Mapping[str, Tuple[int, ...]], prefix: str
-) -> None:
+def _check_prefix(shapes: Shapes, inside: Shapes, prefix: str) -> None:
     """Check that the tensors inside a prefix are those of one attention."""
     places = _places(inside or shapes)
     if not inside:
         remedy = f"give one of {_some(places)}" if places else "correct it"
         remedy = "leave --prefix out: the names have none" if places == [""] else remedy
-        raise ValueError(
-            f"weights: expected tensors whose names begin with {prefix!r}, got none; {remedy}"
-        )
+        raise refusal("weights", f"tensors whose names begin with {prefix!r}", "none", remedy)
     if len(places) > 1:
-        several = _some([prefix + place for place in places])
-        raise ValueError(
-            f"weights: expected tensors of one attention, got {len(places)} of them; give "
-            f"--prefix, one of {several}"
-        )
+        remedy = f"give --prefix, one of {_some([prefix + place for place in places])}"
+        raise refusal("weights", "tensors of one attention", f"{len(places)} of them", remedy)
 
 
 def _role(name: str) -> Any:
-    """Return the argument of from_weights that a name stands for, or None.
-
-    Raises:
-        ValueError: packed weights in an order that cannot be decided.
+    """Return the argument of from_weights that a name stands for, or None. ValueError: packed
+    weights in an order that cannot be decided.
     """
     path, bias = re.sub(r"\.0(?=\.(weight|bias)$)", "", name), False
     for end, is_bias in ((".weight", False), (".bias", True), ("_weight", False), ("_bias", True)):
@@ -151,66 +128,46 @@ def _role(name: str) -> Any:
             break
     last = path.rpartition(".")[2]
     if last in UNDECIDED:
-        raise ValueError(
-            f"weights: expected a packed projection in a known order of rows, got {name}: "
-            f"{UNDECIDED[last]}; split it and name the parts q, k and v"
-        )
+        rule, remedy = "a packed projection in a known order of rows", "name the parts q, k and v"
+        raise refusal("weights", rule, f"{name}: {UNDECIDED[last]}", f"split it and {remedy}")
     role = OF.get(last)
     return None if role is None else f"{role}_bias" if bias else role
 
 
 def _check_unused(name: str, shape: Tuple[int, ...]) -> None:
-    """Check that a tensor without a role can be left out without a change of the attention.
-
-    Raises:
-        ValueError: it cannot, or it is not known.
-    """
+    """Check that the attention is the same without a tensor; ValueError otherwise."""
     if HEAD_NORM.search(name):
-        raise ValueError(
-            f"weights: expected projections only, got {name}, a norm of queries or keys; "
-            "describe the block with head_norm, and use load_state_dict"
-        )
+        got = f"{name}, a norm of queries or keys"
+        remedy = "describe the block with head_norm, and use load_state_dict"
+        raise refusal("weights", "projections only", got, remedy)
     # The mask of GPT-2.
     causal = name.endswith("bias") and len(shape) == 4 and shape[-1] == shape[-2]
     if not (TABLES.search(name) or causal or (NORM.search(name) and len(shape) == 1)):
-        rule = (
-            "weights: expected tensors named as q, q_proj, wq, to_q or query, with .weight or "
-            ".bias, likewise k, v, o and qkv, or encoding.NAME"
-        )
-        raise ValueError(
-            f"{rule}, got {name} {list(shape)}; rename it, or give the --prefix of the "
-            "attention alone"
-        )
+        rule = "tensors named as q, q_proj, wq, to_q or query, with .weight or .bias, likewise k, v"
+        remedy = "rename it, or give the --prefix of the attention alone"
+        rule = f"{rule}, o and qkv, or encoding.NAME"
+        raise refusal("weights", rule, f"{name} {list(shape)}", remedy)
 
 
-def _places(shapes: Mapping[str, Tuple[int, ...]]) -> List[str]:
+def _places(shapes: Shapes) -> List[str]:
     """Return the prefixes of query or packed projections with two axes, in order."""
     places: Dict[str, None] = {}
     for name, shape in shapes.items():
-        path = re.sub(r"(\.weight|_weight)$", "", name)
-        place, _, last = path.rpartition(".")
-        if (
-            len(shape) == 2
-            and not name.startswith(ENCODING)
-            and (OF.get(last) in ("q", "qkv") or last in UNDECIDED)
-        ):
+        place, _, last = re.sub(r"(\.weight|_weight)$", "", name).rpartition(".")
+        packed = OF.get(last) in ("q", "qkv") or last in UNDECIDED
+        if len(shape) == 2 and not name.startswith(ENCODING) and packed:
             places[f"{place}." if place else ""] = None
     return list(places)
 
 
-def _is_transposed(shapes: Mapping[str, Tuple[int, ...]]) -> bool:
+def _is_transposed(shapes: Shapes) -> bool:
     """Whether a packed matrix [E,3E] shows that matrices are [inputs, outputs] as in GPT-2."""
-    packed, output = shapes.get("qkv"), shapes.get("o")
-    return (
-        packed is not None
-        and output is not None
-        and len(packed) == len(output) == 2
-        and packed[0] == output[1]
-        and packed[1] > packed[0]
-    )
+    packed, output = shapes.get("qkv", ()), shapes.get("o", ())
+    if len(packed) != 2 or len(output) != 2:
+        return False
+    return packed[0] == output[1] and packed[1] > packed[0]
 
 
 def _some(names: List[str]) -> str:
-    return ", ".join(names[:MOST_SHOWN]) + (
-        f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
-    )
+    more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
+    return ", ".join(names[:MOST_SHOWN]) + more

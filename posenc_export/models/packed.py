@@ -16,14 +16,12 @@ from posenc_export.models.packed_layouts import (
     layouts_of,
     method_of,
 )
+from posenc_export.shared.refusal import refusal
 
 Source = Tuple[Any, str]  # a file of tensors, and the name of one of its tensors
-IGNORED = (
-    ".input_scale",
-    ".input_zero_point",
-    ".output_scale",
-    ".input_global_scale",
-)  # scales of activations, which are not rounded here
+AGAIN = "download the model again"
+# Scales of activations, which are not rounded here.
+IGNORED = (".input_scale", ".input_zero_point", ".output_scale", ".input_global_scale")
 
 
 def unpacked(config: Mapping[str, Any], sources: Dict[str, Source]) -> Dict[str, Source]:
@@ -41,55 +39,40 @@ def unpacked(config: Mapping[str, Any], sources: Dict[str, Source]) -> Dict[str,
     plain = {name: source for name, source in sources.items() if not name.endswith(IGNORED)}
     quantized: Dict[str, Source] = {}
     for layout in layouts:
-        for name in [
-            name for name in plain if name.endswith(layout.mark) and _is_packed(plain, name, layout)
-        ]:
+        for name in [name for name in plain if _is_packed(plain, name, layout)]:
             module = name.removesuffix(layout.mark)
-            ends = (
-                layout.mark,
-                *(
-                    end.removesuffix("?")
-                    for end in layout.others
-                    if module + end.removesuffix("?") in plain
-                ),
-            )
-            missing = next(
-                (end for end in layout.others if not end.endswith("?") and end not in ends), None
-            )
-            if missing is not None:
-                raise ValueError(
-                    f"checkpoint: expected {module + missing} beside {name}, got none; "
-                    "download the model again"
-                )
-            quantized[module + layout.name] = (
-                PackedTensor(
-                    module + layout.name, layout, {end: plain.pop(module + end) for end in ends}
-                ),
-                module + layout.name,
-            )
+            ends = [layout.mark]
+            for other in layout.others:
+                end = other.removesuffix("?")
+                if module + end in plain:
+                    ends.append(end)
+                elif end == other:
+                    raise refusal("checkpoint", f"{module + end} beside {name}", "none", AGAIN)
+            weight = module + layout.name
+            parts = {end: plain.pop(module + end) for end in ends}
+            quantized[weight] = (PackedTensor(weight, layout, parts), weight)
     if not quantized:
-        rule = f"expected tensors NAME{layouts[0].mark} by quantization_config {method_of(config)}"
-        raise ValueError(
-            f"checkpoint: {rule}, got none; use the config.json that belongs to the weights"
-        )
+        rule = f"tensors NAME{layouts[0].mark} by quantization_config {method_of(config)}"
+        remedy = "use the config.json that belongs to the weights"
+        raise refusal("checkpoint", rule, "none", remedy)
     return {**plain, **quantized}
 
 
 def _is_packed(sources: Mapping[str, Source], name: str, layout: Layout) -> bool:
     """Whether a tensor has codes: modules that were left out have plain weights of that name."""
-    return layout.mark != ".weight" or name.removesuffix(layout.mark) + layout.others[0] in sources
+    marked = name.endswith(layout.mark)
+    first = name.removesuffix(layout.mark) + layout.others[0]
+    return marked and (layout.mark != ".weight" or first in sources)
 
 
 class PackedTensor:
-    """A file of one tensor (TensorFile), and a matrix (models.blocks.Matrix)."""
+    """A file of one tensor, and a matrix (models.blocks.Matrix)."""
 
     quantized = True
 
     def __init__(self, name: str, layout: Layout, sources: Mapping[str, Source]) -> None:
         self.path = Path(sources[layout.mark][0].path)
-        self._name = name
-        self._layout = layout
-        self._sources = sources
+        self._name, self._layout, self._sources = name, layout, sources
 
     @property
     def rows(self) -> int:
@@ -103,11 +86,8 @@ class PackedTensor:
         if WHOLE_SHAPE in shapes:
             file, place = self._sources[WHOLE_SHAPE]
             return tuple(file.raw(place).tolist())
-        return (
-            self._layout.shape(shapes)
-            if all(len(shapes[end]) == 2 for end in (".qweight", ".weight_packed") if end in shapes)
-            else ()
-        )
+        codes = [shapes[end] for end in (".qweight", ".weight_packed") if end in shapes]
+        return self._layout.shape(shapes) if all(len(shape) == 2 for shape in codes) else ()
 
     def tensor(self, name: str) -> Tensor:
         return torch.from_numpy(self.weight())
@@ -124,8 +104,6 @@ class PackedTensor:
             return form(parts)
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
             sizes = ", ".join(f"{end} {list(part.shape)}" for end, part in parts.items())
-            why = (str(error).splitlines() or [""])[0][:120]
-            raise ValueError(
-                f"checkpoint: expected {self._name} in the layout of its method, got {sizes} "
-                f"({why}); download the model again"
-            ) from None
+            got = f"{sizes} ({(str(error).splitlines() or [''])[0][:120]})"
+            rule = f"{self._name} in the layout of its method"
+            raise refusal("checkpoint", rule, got, AGAIN) from None

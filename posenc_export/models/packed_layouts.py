@@ -8,8 +8,11 @@ import torch
 from torch import Tensor
 
 from posenc_export.models.blocks import Blocks
+from posenc_export.shared.refusal import refusal
 
 Shape = Tuple[int, ...]
+Shapes = Mapping[str, Shape]  # shapes of tensors of a weight, by the ends of their names
+Parts = Mapping[str, Tensor]  # tensors of a weight, by the ends of their names
 WORD = 32  # bits of an integer that holds several codes
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # place in a word of each of eight codes
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
@@ -41,11 +44,11 @@ class Whole(NamedTuple):
     def blocks(self) -> Optional[Blocks]:
         """Return blocks of 128, 64 or 32 inputs; None if groups or bits do not fit."""
         rows, inputs = self.codes.shape
-        sizes = [size for size in (128, 64, 32) if inputs % size == 0]
         alike = (
             size
-            for size in sizes
-            if (self.groups.reshape(-1, size) == self.groups[::size, None]).all()
+            for size in (128, 64, 32)
+            if inputs % size == 0
+            and (self.groups.reshape(-1, size) == self.groups[::size, None]).all()
         )
         block = next(alike, None)
         if block is None or self.bits not in (4, 8):
@@ -55,9 +58,6 @@ class Whole(NamedTuple):
         offsets = (np.float32(middle) - self.zeros[:, of_block]) * scales
         codes = (self.codes - middle).astype(np.int8).reshape(rows, -1, block)
         return Blocks(codes, scales, offsets if offsets.any() else None, self.bits)
-
-
-Parts = Mapping[str, Tensor]  # tensors of a weight, by the ends of their names
 
 
 class Layout(NamedTuple):
@@ -75,21 +75,17 @@ class Layout(NamedTuple):
     mark: str
     others: Tuple[str, ...]
     name: str
-    shape: Callable[[Mapping[str, Shape]], Shape]
+    shape: Callable[[Shapes], Shape]
     weight: Callable[[Parts], np.ndarray]
     whole: Optional[Callable[[Parts], Whole]] = None
 
 
 def layouts_of(config: Any) -> List[Layout]:
-    """Return the layouts of a quantization_config.
-
-    Raises:
-        ValueError: a method, or a setting of it, that cannot be read.
-    """
+    """Return the layouts of a quantization_config. ValueError: one that cannot be read."""
     method = method_of(config)
     if not isinstance(config, Mapping) or method not in METHODS:
-        rule = f"expected quant_method in quantization_config to be one of {', '.join(METHODS)}"
-        raise ValueError(f"checkpoint: {rule}, got {method!r}; {CONVERT}")
+        rule = f"quant_method in quantization_config to be one of {', '.join(METHODS)}"
+        raise refusal("checkpoint", rule, repr(method), CONVERT)
     return METHODS[str(method)](config)
 
 
@@ -100,17 +96,15 @@ def method_of(config: Any) -> Any:
 def _only(config: Mapping[str, Any], key: str, allowed: Tuple[Any, ...], default: Any) -> Any:
     value = config.get(key, default)
     if value not in allowed:
-        raise ValueError(
-            f"checkpoint: expected {key} in quantization_config to be "
-            f"{' or '.join(map(str, allowed))}, got {value!r}; {CONVERT}"
-        )
+        rule = f"{key} in quantization_config to be {' or '.join(map(str, allowed))}"
+        raise refusal("checkpoint", rule, repr(value), CONVERT)
     return value
 
 
 def _of_codes(
     mark: str,
     others: Tuple[str, ...],
-    shape: Callable[[Mapping[str, Shape]], Shape],
+    shape: Callable[[Shapes], Shape],
     whole: Callable[[Parts], Whole],
 ) -> List[Layout]:
     """Return the layout of weights that are whole numbers."""
@@ -130,7 +124,7 @@ def _gptq(config: Mapping[str, Any]) -> List[Layout]:
         groups = _groups(parts.get(".g_idx"), codes.shape[1], size)
         return Whole(codes, scales, zeros.T[: len(codes)].astype(np.float32), groups, bits)
 
-    def shape(shapes: Mapping[str, Shape]) -> Shape:
+    def shape(shapes: Shapes) -> Shape:
         return shapes[".qweight"][1], shapes[".qweight"][0] * WORD // bits
 
     return _of_codes(".qweight", (".qzeros", ".scales", ".g_idx?"), shape, whole)
@@ -151,7 +145,7 @@ def _awq(config: Mapping[str, Any]) -> List[Layout]:
         groups = _groups(None, codes.shape[1], codes.shape[1] // scales.shape[1])
         return Whole(np.ascontiguousarray(codes), scales, zeros, groups, bits)
 
-    def shape(shapes: Mapping[str, Shape]) -> Shape:
+    def shape(shapes: Shapes) -> Shape:
         return shapes[".qweight"][1] * WORD // bits, shapes[".qweight"][0]
 
     return _of_codes(".qweight", (".qzeros", ".scales"), shape, whole)
@@ -164,7 +158,7 @@ def _compressed(config: Mapping[str, Any]) -> List[Layout]:
     if _only(config, "format", formats, None) == "pack-quantized":
         others = (".weight_scale", f"{WHOLE_SHAPE}?", ".weight_zero_point?", ".weight_g_idx?")
 
-        def shape(shapes: Mapping[str, Shape]) -> Shape:
+        def shape(shapes: Shapes) -> Shape:
             return shapes[".weight_packed"][0], shapes[".weight_packed"][1] * WORD // bits
 
         return _of_codes(".weight_packed", others, shape, lambda parts: _packed(parts, bits))
@@ -182,14 +176,9 @@ def _compressed_kind(config: Mapping[str, Any]) -> Tuple[int, Any]:
     bits = {settings.get("num_bits") for settings in weights}
     sparse = (config.get("sparsity_config") or {}).get("format", "dense") != "dense"
     if config.get("kv_cache_scheme") or sparse or bits not in ({4}, {8}):
-        rule = (
-            "expected compressed-tensors with weights of 4 or 8 bits in all groups, without "
-            "sparse weights and quantized caches"
-        )
-        raise ValueError(
-            f"checkpoint: {rule}, got bits {', '.join(map(str, bits)) or 'none'}, "
-            f"{config.get('format')!r}; {CONVERT}"
-        )
+        rule = "compressed-tensors with weights of 4 or 8 bits in all groups, without sparse "
+        got = f"bits {', '.join(map(str, bits)) or 'none'}, {config.get('format')!r}"
+        raise refusal("checkpoint", f"{rule}weights and quantized caches", got, CONVERT)
     return bits.pop(), weights[0].get("type")
 
 
@@ -238,20 +227,18 @@ def _mxfp4(config: Mapping[str, Any]) -> List[Layout]:
 
     def weight(parts: Parts) -> np.ndarray:
         words, powers = parts["_blocks"].numpy(), parts["_scales"].numpy().astype(np.int32) - 127
-        values = np.array(FP4, np.float32)[np.stack((words & 15, words >> 4), axis=-1)].reshape(
-            *words.shape[:-1], -1
-        )
-        rows = np.ldexp(values, powers[..., None]).reshape(*words.shape[:2], -1)
-        return np.ascontiguousarray(rows.swapaxes(1, 2))
+        codes = np.stack((words & 15, words >> 4), axis=-1).reshape(*words.shape[:-1], -1)
+        rows = np.ldexp(np.array(FP4, np.float32)[codes], powers[..., None])
+        return np.ascontiguousarray(rows.reshape(*words.shape[:2], -1).swapaxes(1, 2))
 
-    def shape(shapes: Mapping[str, Shape]) -> Shape:
+    def shape(shapes: Shapes) -> Shape:
         experts, outputs, blocks, _ = shapes["_blocks"]
         return experts, 32 * blocks, outputs
 
     return [Layout("_blocks", ("_scales",), "", shape, weight)]
 
 
-def _same(shapes: Mapping[str, Shape]) -> Shape:
+def _same(shapes: Shapes) -> Shape:
     return shapes[".weight"]
 
 
@@ -261,9 +248,7 @@ def _scales(tensor: Tensor) -> np.ndarray:
 
 def _groups(indices: Optional[Tensor], inputs: int, size: int) -> np.ndarray:
     """Return the group of each input: as stored, or groups of `size` consecutive inputs."""
-    if indices is not None:
-        return indices.numpy().astype(np.int64)
-    return np.arange(inputs) // size
+    return np.arange(inputs) // size if indices is None else indices.numpy().astype(np.int64)
 
 
 def _bits(words: Tensor, bits: int) -> np.ndarray:

@@ -26,11 +26,5 @@ def fill(places: Sequence[Slot], parameter: torch.nn.Parameter) -> None:
 
 def sharing_weights(model: Module, apart: Collection[int] = ()) -> Module:
     """Return a copy that shares parameters, except those with ids in `apart`, and no buffers."""
-    return copy.deepcopy(
-        model,
-        {
-            id(parameter): parameter
-            for parameter in model.parameters()
-            if id(parameter) not in apart
-        },
-    )
+    shared = [parameter for parameter in model.parameters() if id(parameter) not in apart]
+    return copy.deepcopy(model, {id(parameter): parameter for parameter in shared})

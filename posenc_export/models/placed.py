@@ -36,31 +36,23 @@ class Placed:
 
 def from_outside(model: Inner) -> Dict[str, str]:
     """Return the class names of encodings from other packages, by registered name."""
-    parts = [part for place in placed(model) for part in place.parts]
-    return {
-        spec["name"]: type(part).__name__
-        for spec, part in parts
-        if type(part).__module__.partition(".")[0] != PACKAGE
-    }
+    parts = [(spec, type(part)) for place in placed(model) for spec, part in place.parts]
+    outside = [pair for pair in parts if pair[1].__module__.partition(".")[0] != PACKAGE]
+    return {spec["name"]: kind.__name__ for spec, kind in outside}
 
 
 def placed(model: Inner) -> List[Placed]:
     """Return the encoding of tokens, then that of each layer."""
     config = model.config
-    geometries = [
-        attention.geometry(config.width, config.max_positions) for attention in config.attentions
+    width, length = config.width, config.max_positions
+    in_layers = [
+        Placed(index, described.encodings, described.geometry(width, length), built.encoding)
+        for index, (described, built) in enumerate(
+            zip(config.attentions, model.attentions(), strict=True)
+        )
     ]
-    on_tokens = (
-        (config.encodings, geometries[0])
-        if isinstance(config, BlockConfig)
-        else (config.tokens.encodings, config.token_geometry)
-    )
-    built = [attention.encoding for attention in model.attentions()]
-    layers = zip(config.attentions, geometries, built, strict=True)
-    return [
-        Placed(None, *on_tokens, model.token_encoding),
-        *(
-            Placed(index, attention.encodings, geometry, encoding)
-            for index, (attention, geometry, encoding) in enumerate(layers)
-        ),
-    ]
+    if isinstance(config, BlockConfig):
+        specs, geometry = config.encodings, in_layers[0].geometry
+    else:
+        specs, geometry = config.tokens.encodings, config.token_geometry
+    return [Placed(None, specs, geometry, model.token_encoding), *in_layers]

@@ -15,7 +15,8 @@ from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.models.stack import Stack
 from posenc_export.shared.allocation import enough_memory
 from posenc_export.shared.preset_folders import INSTALL, preset_folder
-from posenc_export.shared.suggestion import suggestion
+from posenc_export.shared.refusal import refusal
+from posenc_export.shared.suggestion import check_name
 
 Model = Union[AttentionBlock, Stack]
 MODELS: Dict[Type[Any], Type[Any]] = {BlockConfig: AttentionBlock, StackConfig: Stack}
@@ -30,18 +31,12 @@ def small(encoding: Mapping[str, Any]) -> StackConfig:
     return decoder_config(256, 4, 216, block_config(80, 5, 2048, head_size=16, encoding=encoding))
 
 
+ROPE, ALIBI = {"name": "rope"}, {"name": "alibi"}
 PRESETS: Dict[str, StackConfig] = {
-    "tiny-rope": decoder_config(
-        256, 5, 352, block_config(128, 4, 4096, kv_heads=2, head_size=32, encoding={"name": "rope"})
-    ),
-    "tiny-alibi": decoder_config(
-        256,
-        5,
-        352,
-        block_config(128, 6, 4096, kv_heads=3, head_size=24, encoding={"name": "alibi"}),
-    ),
-    "small-rope": small({"name": "rope"}),
-    "small-alibi": small({"name": "alibi"}),
+    "tiny-rope": decoder_config(256, 5, 352, block_config(128, 4, 4096, 2, 32, ROPE)),
+    "tiny-alibi": decoder_config(256, 5, 352, block_config(128, 6, 4096, 3, 24, ALIBI)),
+    "small-rope": small(ROPE),
+    "small-alibi": small(ALIBI),
     "small-t5": small({"name": "t5"}),
     "small-fire": small({"name": "fire", "threshold": 64.0}),
 }
@@ -53,17 +48,11 @@ def load_preset(name: str) -> Stack:
     Raises:
         ValueError: an unknown preset, or weights that are not installed.
     """
-    if name not in PRESETS:
-        raise ValueError(
-            f"preset: expected name to be one of {', '.join(PRESETS)}, got {name!r}; "
-            f"{suggestion(name, PRESETS)}"
-        )
+    check_name("preset: expected name", name, PRESETS)
     weights = weights_of(name)
     if weights is None:
-        raise ValueError(
-            f"preset {name}: expected the package posenc-export-presets with its weights, "
-            f"got none; {INSTALL}"
-        )
+        rule = "the package posenc-export-presets with its weights"
+        raise refusal(f"preset {name}", rule, "none", INSTALL)
     model = Stack(PRESETS[name])
     copy_weights(model, weights, name)
     model.source = {"preset": name}
@@ -75,31 +64,23 @@ def weights_of(name: str) -> Optional[Dict[str, Tensor]]:
     folder = preset_folder(name)
     if folder is None:
         return None
-    folded = load_file(folder.parent / FOLDED)
-    return {
-        **graph_weights(folder / "model.onnx"),
-        **{
-            key.removeprefix(f"{name}/"): value
-            for key, value in folded.items()
-            if key.startswith(f"{name}/")
-        },
-    }
+    weights = graph_weights(folder / "model.onnx")
+    for key, value in load_file(folder.parent / FOLDED).items():
+        if key.startswith(f"{name}/"):
+            weights[key.removeprefix(f"{name}/")] = value
+    return weights
 
 
 def graph_weights(path: Path) -> Dict[str, Tensor]:
     """Return the constants of a graph by parameter; matrices of products are transposed there."""
     import onnx
 
-    arrays = {
-        tensor.name.removeprefix("model."): onnx.numpy_helper.to_array(tensor)
-        for tensor in onnx.load(path).graph.initializer
-    }
-    return {
-        name.removesuffix(".T"): torch.from_numpy(
-            (array.T if name.endswith(".T") else array).copy()
-        )
-        for name, array in arrays.items()
-    }
+    weights = {}
+    for tensor in onnx.load(path).graph.initializer:
+        name, array = tensor.name.removeprefix("model."), onnx.numpy_helper.to_array(tensor)
+        array = array.T if name.endswith(".T") else array
+        weights[name.removesuffix(".T")] = torch.from_numpy(array.copy())
+    return weights
 
 
 def copy_weights(model: Stack, weights: Mapping[str, Tensor], where: str) -> None:
@@ -113,10 +94,8 @@ def copy_weights(model: Stack, weights: Mapping[str, Tensor], where: str) -> Non
         for names, parameter in named(model):
             stored = next((name for name in names if name in weights), None)
             if stored is None:
-                raise ValueError(
-                    f"weights {where}: expected all parameters of the model, got none for "
-                    f"{names[0]}; train it again"
-                )
+                rule, got = "all parameters of the model", f"none for {names[0]}"
+                raise refusal(f"weights {where}", rule, got, "train it again")
             parameter.copy_(weights[stored])
 
 
@@ -136,7 +115,7 @@ def seeded(config: AnyConfig, seed: int = 0) -> Model:
         ValueError: a seed below 0 or above 2^63 - 1, sizes that do not fit in memory.
     """
     if not 0 <= seed < 1 << 63:
-        raise ValueError(f"model: expected seed to be 0 .. 2^63 - 1, got {seed}")
+        raise refusal("model", "seed to be 0 .. 2^63 - 1", seed)
     with drawn_from(seed), enough_memory("model"):
         model: Model = MODELS[type(config)](config)
     model.source = {"seed": seed}
@@ -159,7 +138,5 @@ def rebuild(config: AnyConfig, source: Mapping[str, Any], packages: Mapping[str,
         return load_preset(source["preset"])
     if "seed" in source:
         return seeded(config, source["seed"])
-    raise ValueError(
-        "verify: expected weights of a preset or a seed, which can be rebuilt, got other "
-        "weights; pass the model, as in verify(folder, model)"
-    )
+    rule, remedy = "weights of a preset or a seed", "pass the model, as in verify(folder, model)"
+    raise refusal("verify", f"{rule}, which can be rebuilt", "other weights", remedy)

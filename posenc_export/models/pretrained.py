@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
 import torch
 
@@ -18,15 +18,15 @@ from posenc_export.models.parameters import fill, slots
 from posenc_export.models.stack import Stack, Text
 from posenc_export.models.tensor_files import Shape
 from posenc_export.shared.allocation import enough_memory
+from posenc_export.shared.refusal import refusal
 
-HEADS = (
-    "lm_head.weight",
-    "proj_out.weight",
-)  # transformers' names of output heads; tied heads may be saved as copies of the token table
+# transformers' names of output heads; tied heads may be saved as copies of the token table.
+HEADS = ("lm_head.weight", "proj_out.weight")
 LAYER = re.compile(r"^layers\.(\d+)\.")
 OLD_BUFFER = r"\.rotary_emb\.inv_freq$"  # saved by transformers before 4.32, not used since
-# For one parameter: its rule, the attention of its layer, its tensors in the checkpoint.
+# For a parameter: its rule, the attention of its layer, its tensors in the checkpoint.
 Source = Tuple[Rule, AttentionConfig, Dict[str, Shape]]
+AnyCheckpoint = Union[Checkpoint, GGUFCheckpoint]
 
 
 def from_pretrained(
@@ -71,18 +71,21 @@ def from_pretrained(
         config, family = families.read(values, max_positions, part, lengths)
         _check_layer(config, layer, part)
         check_sizes(values["model_type"], config, checkpoint.sizes())
-        _forget(checkpoint, (OLD_BUFFER, *family.unused))
+        unused = re.compile("|".join(f"(?:{end})" for end in (OLD_BUFFER, *family.unused)))
+        checkpoint.forget([name for name in checkpoint.names() if unused.search(name)])
         # On the meta device, parameters have shapes but no data; tables of encodings are computed.
         with torch.device("meta"):
             model: Union[Stack, AttentionBlock] = Stack(config)
         base = checkpoint.base((*family.other_bases, family.base, ""))
         sources = _sources(model, config, family.weights, family.base, base)
         _check(checkpoint, config, sources)
+        sizes: Dict[str, Any] = {"width": config.width, "max_positions": config.max_positions}
         with torch.device("meta"):
             if layer is not None:
-                model = AttentionBlock(_alone(config, layer))
+                attention = config.kinds[layer].attention
+                model = AttentionBlock(BlockConfig(**sizes, attention=attention))
             elif part == families.EMBEDDINGS:
-                model = Stack(_embeddings(config))
+                model = Stack(StackConfig(**sizes, tokens=config.tokens))
         _fill(model, checkpoint, sources, "" if layer is None else f"layers.{layer}.")
         if isinstance(model, Stack):
             model.text = _text(checkpoint.files, values, model.config, part)
@@ -98,23 +101,14 @@ def from_pretrained(
 
 def _check_layer(config: StackConfig, layer: Optional[int], part: Optional[str]) -> None:
     if layer is not None and part == families.EMBEDDINGS:
-        raise ValueError(
-            f"checkpoint: expected layer or part {part}, got both, with layer {layer}; leave "
-            "one out"
-        )
+        got = f"both, with layer {layer}"
+        raise refusal("checkpoint", f"layer or part {part}", got, "leave one out")
     if layer is not None and not 0 <= layer < len(config.order):
-        raise ValueError(
-            f"checkpoint: expected layer to be 0 .. {len(config.order) - 1}, got {layer}; give "
-            "another layer"
-        )
+        rule = f"layer to be 0 .. {len(config.order) - 1}"
+        raise refusal("checkpoint", rule, layer, "give another layer")
 
 
-def _forget(checkpoint: Union[Checkpoint, GGUFCheckpoint], patterns: Sequence[str]) -> None:
-    unused = re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
-    checkpoint.forget([name for name in checkpoint.names() if unused.search(name)])
-
-
-def opened(path: Path) -> Union[Checkpoint, GGUFCheckpoint]:
+def opened(path: Path) -> AnyCheckpoint:
     """Open a folder or a GGUF file."""
     return GGUFCheckpoint(path) if is_gguf(path) else Checkpoint(path, read_config(path))
 
@@ -133,20 +127,6 @@ def _text(
     return Text(tokenizer, stop_ids, start_ids if part else (), others, generation)
 
 
-def _alone(config: StackConfig, layer: int) -> BlockConfig:
-    """Return the description of one layer's attention with its encodings."""
-    return BlockConfig(
-        width=config.width,
-        max_positions=config.max_positions,
-        attention=config.kinds[layer].attention,
-    )
-
-
-def _embeddings(config: StackConfig) -> StackConfig:
-    """Return the description of the part before the layers."""
-    return StackConfig(width=config.width, max_positions=config.max_positions, tokens=config.tokens)
-
-
 def _sources(
     model: Any, config: StackConfig, table: Table, base: str, checkpoint_base: str
 ) -> Dict[str, Source]:
@@ -154,7 +134,6 @@ def _sources(
 
     Args:
         model: stack on the meta device.
-        config: description of the model.
         table: weight table of the family.
         base: prefix of names in the table.
         checkpoint_base: prefix that this checkpoint has in place of `base`.
@@ -169,10 +148,8 @@ def _sources(
         keys = [name, module, *(LAYER.sub("layers.{layer}.", key) for key in (name, module))]
         rule = next((table[key] for key in keys if key in table), None)
         if rule is None:
-            raise ValueError(
-                "checkpoint: expected a rule for each parameter in the weight table of the "
-                f"family, got none for {keys[-1]}; add one"
-            )
+            expected = "a rule for each parameter in the weight table of the family"
+            raise refusal("checkpoint", expected, f"none for {keys[-1]}", "add one")
         attention = config.kinds[int(layer[1]) if layer else 0].attention
         tensors = {}
         for theirs, shape in rule.shapes(kind, tuple(parameter.shape), attention).items():
@@ -183,40 +160,27 @@ def _sources(
     return sources
 
 
-def _check(
-    checkpoint: Union[Checkpoint, GGUFCheckpoint], config: StackConfig, sources: Dict[str, Source]
-) -> None:
+def _check(checkpoint: AnyCheckpoint, config: StackConfig, sources: Dict[str, Source]) -> None:
     """Check that the checkpoint holds exactly the tensors. A tied head may be saved, too."""
     needed = {name: shape for _, _, shapes in sources.values() for name, shape in shapes.items()}
-    heads = (
-        [name for name in HEADS if name in checkpoint.names()]
-        if config.head is not None and config.head.tied
-        else []
-    )
-    if not heads:
+    tied = config.head is not None and config.head.tied
+    head = next((name for name in HEADS if tied and name in checkpoint.names()), None)
+    if head is None:
         return checkpoint.check(needed)
-    head, table = heads[0], next(iter(sources["tokens.embedding.weight"][2].items()))
-    checkpoint.check({**needed, head: table[1]})
-    if not torch.equal(checkpoint.tensor(head), checkpoint.tensor(table[0])):
-        raise ValueError(
-            f"checkpoint: expected {head} to equal {table[0]} with tie_word_embeddings, got "
-            "different tensors; set tie_word_embeddings to false"
-        )
+    name, shape = next(iter(sources["tokens.embedding.weight"][2].items()))
+    checkpoint.check({**needed, head: shape})
+    if not torch.equal(checkpoint.tensor(head), checkpoint.tensor(name)):
+        rule = f"{head} to equal {name} with tie_word_embeddings"
+        remedy = "set tie_word_embeddings to false"
+        raise refusal("checkpoint", rule, "different tensors", remedy)
 
 
-def _fill(
-    model: Any,
-    checkpoint: Union[Checkpoint, GGUFCheckpoint],
-    sources: Dict[str, Source],
-    within: str,
-) -> None:
+def _fill(model: Any, checkpoint: AnyCheckpoint, sources: Dict[str, Source], within: str) -> None:
     """Set all parameters of the model, one at a time. A shared parameter is created once and set in
     every module that uses it.
 
     Args:
         model: stack or block on the meta device.
-        checkpoint: the tensors.
-        sources: from `_sources`.
         within: prefix that names in `sources` have before names of the model.
     """
     places = slots(model)

@@ -1,23 +1,35 @@
 """Reader of sentence-transformers folders: pooling, dense layers and normalization become the
-readout of an encoder, and text is cut as that library does.
-
-modules.json lists the modules with their folders; the first is the encoder, as transformers saves
-it.
+readout of an encoder, and text is cut as that library does. modules.json lists the modules with
+their folders; the first is the encoder, as transformers saves it.
 """
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar
+from typing import (
+    Annotated,
+    Any,
+    Dict,
+    List,
+    Literal,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    Type,
+    TypeVar,
+    Union,
+)
 
+from msgspec import Meta, Struct
 from torch import Tensor
 
 from posenc_export.models.checkpoint import Checkpoint
 from posenc_export.models.config import Named, ReadoutConfig
-from posenc_export.models.sentence_files import Dense, Modules, Pooling, TextSettings, TokenizerFile
 from posenc_export.models.stack import Stack, Text
 from posenc_export.models.task_heads import put
 from posenc_export.shared.foreign import json_of, typed
+from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import suggestion
 
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
@@ -26,8 +38,7 @@ LENGTHS = [
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 ]
-# Our names of poolings by the library's current and older keys, in the order in which it
-# concatenates them.
+# Our names of poolings by the library's current and older keys, in the order of concatenation.
 POOLINGS = {
     "cls": "cls",
     "max": "max",
@@ -48,9 +59,63 @@ SIZES = {"word_embedding_dimension", "embedding_dimension"}
 POOLING_KEYS = {*OLDER, *SIZES, "pooling_mode", "include_prompt"}
 ACTIVATIONS = {"Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "Identity": None}
 EMBEDDING = "sentence_embedding"
-WHERE, AGAIN = "sentence-transformers", "download the folder again"
+WHERE, AGAIN, ANOTHER = "sentence-transformers", "download the folder again", "export another model"
 LONGEST = 2**31 - 1  # tokens of a text
 Settings = TypeVar("Settings")
+
+
+class Module(Struct):
+    """An entry of modules.json."""
+
+    type: str
+    path: Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f]*\Z", max_length=255)]
+    idx: int = 0
+
+
+class Pooling(Struct):
+    """What is read of the config of Pooling, beside flags by name."""
+
+    pooling_mode: Union[str, List[str], None] = None
+
+
+class TextSettings(Struct):
+    """The file with the maximal length."""
+
+    transformer_task: Optional[str] = "feature-extraction"
+    max_seq_length: Optional[Annotated[int, Meta(ge=1)]] = None
+    do_lower_case: Optional[bool] = None
+
+
+class Dense(Struct):
+    """The config of Dense."""
+
+    out_features: Annotated[int, Meta(ge=1)]
+    bias: bool = True
+    activation_function: str = "torch.nn.modules.activation.Tanh"
+    module_input_name: Optional[str] = None
+    module_output_name: Optional[str] = None
+    use_residual: Optional[bool] = None
+
+
+class Truncation(Struct):
+    """How a tokenizer.json cuts texts."""
+
+    direction: Literal["Left", "Right"] = "Right"
+
+
+class Normalizer(Struct):
+    """The normalizer of a tokenizer.json."""
+
+    type: str
+    lowercase: Optional[bool] = None
+    normalizers: List[Dict[str, Any]] = []
+
+
+class TokenizerFile(Struct):
+    """What is read of a tokenizer.json."""
+
+    truncation: Optional[Truncation] = None
+    normalizer: Optional[Normalizer] = None
 
 
 @dataclass(frozen=True)
@@ -78,16 +143,12 @@ def opened(folder: Path, whole: bool) -> Tuple[Path, Optional[Sentences]]:
     folder is not one of this library.
 
     Args:
-        whole: whether the whole model is wanted; otherwise only the encoder is looked up.
+        whole: whether the whole model is wanted, or only the encoder.
     """
     if not (folder / MODULES).is_file():
         return folder, None
     sentences = read(folder) if whole else None
     return _modules(folder)[0][1], sentences
-
-
-def _error(rule: str, got: Any, remedy: str = "export another model") -> ValueError:
-    return ValueError(f"{WHERE}: expected {rule}, got {got}; {remedy}")
 
 
 def read(folder: Path) -> Sentences:
@@ -100,24 +161,23 @@ def read(folder: Path) -> Sentences:
     (_, encoder), *others = _modules(folder)
     kind, place = others.pop(0) if others else ("none", folder)
     if kind != "Pooling":
-        raise _error(f"Pooling after Transformer in {MODULES}", kind)
+        raise refusal(WHERE, f"Pooling after Transformer in {MODULES}", kind, ANOTHER)
     names = _pooling(place)
     layers: List[Named] = []
     weights: Dict[str, Tensor] = {}
     for kind, place in others:
         if kind == "Dense":
             layer, tensors = _dense(place)
-            weights.update(
-                {f"layers.{len(layers)}.{name}": tensor for name, tensor in tensors.items()}
-            )
+            weights |= {f"layers.{len(layers)}.{name}": part for name, part in tensors.items()}
             layers.append(layer)
         elif kind == "Normalize":
             layers.append({"name": "normalize"})
         elif kind != "Dropout":  # which does nothing in inference
             rule = "modules Pooling, Dense and Normalize after the encoder"
-            raise _error(rule, kind, "remove it, or export another model")
+            raise refusal(WHERE, rule, kind, f"remove it, or {ANOTHER}")
     most, lower = _text_settings(encoder)
-    files = {PROMPTS: (folder / PROMPTS).read_bytes()} if (folder / PROMPTS).is_file() else {}
+    prompts = folder / PROMPTS
+    files = {PROMPTS: prompts.read_bytes()} if prompts.is_file() else {}
     config = ReadoutConfig(output=EMBEDDING, pooling=names, layers=tuple(layers))
     return Sentences(config, weights, most, lower, files)
 
@@ -129,8 +189,8 @@ def attach(model: Stack, sentences: Sentences) -> None:
         ValueError: the model is a decoder, or dense layers do not fit the width.
     """
     if model.config.head is not None or model.config.token_geometry.causal:
-        rule, remedy = "an encoder with bidirectional attention", "from its own folder"
-        raise _error(rule, "a decoder", f"export it without its pooling, {remedy}")
+        remedy = "export it without its pooling, from its own folder"
+        raise refusal(WHERE, "an encoder with bidirectional attention", "a decoder", remedy)
     put(model, sentences.readout, sentences.weights)
     text, positions = model.text, model.config.max_positions
     most = min(sentences.max_tokens or _limit(text) or positions, positions)
@@ -141,10 +201,7 @@ def attach(model: Stack, sentences: Sentences) -> None:
 
 def truncating(tokenizer: bytes, most: int, lower: bool) -> bytes:
     """Return tokenizer.json changed to cut texts to `most` tokens, special tokens included, and not
-    to pad them.
-
-    Args:
-        lower: convert text to lower case before all else, unless the tokenizer does so already.
+    to pad them. lower: convert text to lower case before all else.
     """
     content = json_of(WHERE, "tokenizer.json", tokenizer, AGAIN)
     settings = typed(WHERE, "tokenizer.json", content, TokenizerFile, AGAIN)
@@ -164,20 +221,21 @@ def truncating(tokenizer: bytes, most: int, lower: bool) -> bytes:
 
 def _json(path: Path, kind: Type[Any] = dict) -> Any:
     """Return the content of a JSON file: an object, or a list with kind=list."""
+    name = f"{path.parent.name}/{path.name}"
     if not path.is_file():
-        raise _error(f"{path.parent.name}/{path.name}", "none", AGAIN)
-    return json_of(WHERE, f"{path.parent.name}/{path.name}", path.read_bytes(), AGAIN, kind)
+        raise refusal(WHERE, name, "none", AGAIN)
+    return json_of(WHERE, name, path.read_bytes(), AGAIN, kind)
 
 
 def _typed(path: Path, kind: Type[Settings]) -> Settings:
     """Return the content of a JSON file as a Struct."""
-    name = f"{path.parent.name}/{path.name}"
-    return typed(WHERE, name, _json(path), kind, AGAIN)
+    return typed(WHERE, f"{path.parent.name}/{path.name}", _json(path), kind, AGAIN)
 
 
 def _modules(folder: Path) -> List[Tuple[str, Path]]:
     """Return the kind and the folder of each module."""
-    listed = typed(WHERE, MODULES, _json(folder / MODULES, list), Modules, AGAIN)
+    values = _json(folder / MODULES, list)
+    listed = typed(WHERE, MODULES, values, Annotated[List[Module], Meta(min_length=1)], AGAIN)
     modules = []
     for index, module in enumerate(sorted(listed, key=lambda module: module.idx)):
         package, _, kind = module.type.rpartition(".")
@@ -185,9 +243,9 @@ def _modules(folder: Path) -> List[Tuple[str, Path]]:
         own = package.partition(".")[0] == "sentence_transformers"
         if not own or (kind == "Transformer") != (index == 0):
             rule = "Transformer first and other modules of sentence_transformers after it"
-            raise _error(rule, f"{module.type!r} at place {index}")
+            raise refusal(WHERE, rule, f"{module.type!r} at place {index}", ANOTHER)
         if not place.resolve().is_relative_to(folder.resolve()):
-            raise _error("modules within their folder", f"path {module.path!r}", AGAIN)
+            raise refusal(WHERE, "modules within their folder", f"path {module.path!r}", AGAIN)
         modules.append((kind, place))
     return modules
 
@@ -201,12 +259,12 @@ def _pooling(place: Path) -> Tuple[str, ...]:
     for name in names:
         if name not in POOLINGS:
             rule = f"pooling_mode to be one of {', '.join(POOLINGS)}"
-            raise _error(rule, repr(name), suggestion(name, POOLINGS))
+            raise refusal(WHERE, rule, repr(name), suggestion(name, POOLINGS))
     if other := sorted(set(config) - POOLING_KEYS):
-        raise _error("keys of Pooling that are known", repr(other[0]))
+        raise refusal(WHERE, "keys of Pooling that are known", repr(other[0]), ANOTHER)
     if config.get("include_prompt") is False:
         got = "include_prompt false, which leaves out a prompt"
-        raise _error("pooling of all tokens", got, "set it to true")
+        raise refusal(WHERE, "pooling of all tokens", got, "set it to true")
     return tuple(POOLINGS[name] for name in names)
 
 
@@ -216,7 +274,7 @@ def _text_settings(encoder: Path) -> Tuple[Optional[int], bool]:
     settings = _typed(files[0], TextSettings) if files else TextSettings()
     task = settings.transformer_task
     if task != "feature-extraction":
-        raise _error("transformer_task feature-extraction", repr(task))
+        raise refusal(WHERE, "transformer_task feature-extraction", repr(task), ANOTHER)
     return settings.max_seq_length, bool(settings.do_lower_case)
 
 
@@ -227,18 +285,14 @@ def _dense(place: Path) -> Tuple[Named, Dict[str, Tensor]]:
     package, _, name = path.rpartition(".")
     if not package.startswith("torch.nn") or name not in ACTIVATIONS:
         rule = f"activation_function of Dense to be one of torch's {', '.join(ACTIVATIONS)}"
-        raise _error(rule, repr(path))
+        raise refusal(WHERE, rule, repr(path), ANOTHER)
     if ends != {EMBEDDING} or config.use_residual:
-        raise _error(f"Dense from and to {EMBEDDING} without use_residual", sorted(ends))
+        rule = f"Dense from and to {EMBEDDING} without use_residual"
+        raise refusal(WHERE, rule, sorted(ends), ANOTHER)
     with Checkpoint(place) as checkpoint:
         tensors = {name: checkpoint.tensor(name).clone() for name in checkpoint.names()}
-    layer = {
-        "name": "dense",
-        "size": config.out_features,
-        "bias": config.bias,
-        "activation": ACTIVATIONS[name],
-    }
-    return layer, tensors
+    layer = {"name": "dense", "size": config.out_features, "bias": config.bias}
+    return {**layer, "activation": ACTIVATIONS[name]}, tensors
 
 
 def _limit(text: Text) -> Optional[int]:

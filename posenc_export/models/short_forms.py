@@ -172,10 +172,8 @@ def _placed(encoding: Spec) -> Tuple[Tuple[Dict[str, Any], ...], Tuple[Dict[str,
         encoding = parse(encoding)
     registry.parameters("encoding", KNOWN, encoding.get("name", ""))
     cls, spec = KNOWN[encoding["name"]], (dict(encoding),)
-    on_tokens = any(
-        getattr(cls, hook) is not getattr(PositionEncoding, hook)
-        for hook in ("embed", "embed_next")
-    )
+    hooks = ("embed", "embed_next")
+    on_tokens = any(getattr(cls, hook) is not getattr(PositionEncoding, hook) for hook in hooks)
     return (spec, ()) if on_tokens else ((), spec)
 
 

@@ -17,6 +17,7 @@ from posenc_export.models.layer import Layer, shared_masks
 from posenc_export.models.parts import build
 from posenc_export.models.parts.readout import Readout, pooling
 from posenc_export.models.whole_pass import check_dtype, whole_pass
+from posenc_export.shared.refusal import refusal
 
 
 class Stack(torch.nn.Module):
@@ -63,10 +64,8 @@ class Stack(torch.nn.Module):
         self.layer_states = [len(attention.states()) for attention in self.attentions()]
         self.kept_states = self.embed_states + sum(self.layer_states)
         if self.segments and any(self.layer_states):
-            raise ValueError(
-                "config: expected segments only in models without a cache, got causal "
-                "layers; leave segments out"
-            )
+            rule = "segments only in models without a cache"
+            raise refusal("config", rule, "causal layers", "leave segments out")
 
     def _build_head(self) -> torch.nn.Module:
         config, key_values = self.config.head, self.config.key_values
@@ -76,19 +75,13 @@ class Stack(torch.nn.Module):
             return torch.nn.Identity()
         table = self.tokens.embedding.weight
         if config.tied and table.size(1) != self.config.width:
-            rule = (
-                f"decoder: expected a token table of the model's width {self.config.width} for a "
-                "tied head"
-            )
-            raise ValueError(f"{rule}, got {table.size(1)}; set tied=False")
+            rule = f"a token table of the model's width {self.config.width} for a tied head"
+            raise refusal("decoder", rule, table.size(1), "set tied=False")
         return Head(self.config.width, table.size(0), config, table if config.tied else None)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call `forward`; with x and, for a model with token types, segments alone compute whole
-        sequences at positions 0 .. S-1 (whole_pass), as for training.
-
-        Raises:
-            ValueError: the weights are float64 (whole_pass.check_dtype); as whole_pass.
+        sequences at positions 0 .. S-1, as for training. ValueError: as whole_pass and check_dtype.
         """
         check_dtype(self)
         if len(arguments) == 1 and named.keys() <= {"segments"}:
@@ -119,7 +112,7 @@ class Stack(torch.nn.Module):
         """
         x, present = self.tokens(x, segments, coordinates, states[: self.embed_states])  # [B,S,E]
         of_encoder = states[self.kept_states :]
-        masks = self._masks_of(x, positions, key_positions, of_encoder)
+        masks = self._masks_of(x, positions, key_positions, of_encoder)  # [B,1 or H,S,T]
         first, pair = self.embed_states, 1
         # Some encodings of scores use token types. Models with segments have no states.
         types = states[:0] if segments is None else [segments]
@@ -131,7 +124,7 @@ class Stack(torch.nn.Module):
             mask = masks[self.mask_of[index]]
             x, new_states = layer(
                 x, positions, coordinates, key_positions, mask, write_index, layer_states
-            )
+            )  # [B,S,E]
             present, first = present + new_states, end
         if logits_index is not None:
             x = ops.select_tokens(x, logits_index)  # [B,R,E]
@@ -165,9 +158,8 @@ class Stack(torch.nn.Module):
     ) -> np.ndarray:
         """One row of ids [n], an encoder's outputs [Q,N] to [n,V], [n,E] or [n,N], float64."""
         rows = self.tokens.exact(x, segments, places)
-        for layer, pair in zip(
-            self.layers, _keys_and_values(self.config.kinds, encoded), strict=True
-        ):
+        pairs = _keys_and_values(self.config.kinds, encoded)
+        for layer, pair in zip(self.layers, pairs, strict=True):
             rows = layer.exact(rows, positions, places, segments, pair)  # type: ignore[operator]
         rows = self.norm.exact(rows)
         if isinstance(self.head, torch.nn.Identity):
@@ -176,14 +168,8 @@ class Stack(torch.nn.Module):
 
 
 def readout(config: StackConfig, tokens: Optional[torch.nn.Embedding]) -> Optional[Readout]:
-    """Build the readout of a model, or return None if it has none.
-
-    Args:
-        tokens: the token table, the weight of a tied layer; None for a model that reads features.
-
-    Raises:
-        ValueError: an unknown pooling or layer, a parameter that it refuses, or a tied layer of
-            another shape than the token table.
+    """Build the readout of a model, or return None if it has none. tokens: the table, which a tied
+    layer shares. ValueError: an unknown part, or a tied layer of another shape.
     """
     if config.readout is None:
         return None
@@ -195,10 +181,8 @@ def readout(config: StackConfig, tokens: Optional[torch.nn.Embedding]) -> Option
             linear = layers[-1].linear
             if tokens is None or tokens.weight.shape != linear.weight.shape:
                 got = "no table" if tokens is None else f"a table {list(tokens.weight.shape)}"
-                raise ValueError(
-                    f"config: expected a token table {list(linear.weight.shape)} for a tied "
-                    f"layer of readout, got {got}; set tied to false"
-                )
+                rule = f"a token table {list(linear.weight.shape)} for a tied layer of readout"
+                raise refusal("config", rule, got, "set tied to false")
             linear.weight = tokens.weight
     return Readout([pooling(name) for name in config.readout.pooling], layers)
 
@@ -207,11 +191,11 @@ def _encodings(config: StackConfig) -> List[PositionEncoding]:
     """Build the encoding of tokens and of each layer. Equal specifications share one."""
     shared: Dict[Tuple[str, Geometry], PositionEncoding] = {}
     built: List[PositionEncoding] = []
-    in_layers = [
-        (attention.encodings, attention.geometry(config.width, config.max_positions))
-        for attention in config.attentions
-    ]
-    for specs, geometry in ((config.tokens.encodings, config.token_geometry), *in_layers):
+    places = [(config.tokens.encodings, config.token_geometry)]
+    for attention in config.attentions:
+        geometry = attention.geometry(config.width, config.max_positions)
+        places.append((attention.encodings, geometry))
+    for specs, geometry in places:
         key = (json.dumps(specs, sort_keys=True), geometry)
         built.append(shared.get(key) or encodings.build_all(specs, geometry))
         if built[-1].shared:
@@ -223,14 +207,13 @@ def _keys_and_values(
     kinds: Sequence[LayerConfig], encoded: Optional[np.ndarray]
 ) -> List[List[np.ndarray]]:
     """Split outputs [Q,N] of an encoder into [key, value] [K,Q,D] of each layer that reads them."""
-    pairs: List[List[np.ndarray]] = []
+    pairs: List[List[np.ndarray]] = [[] for _ in kinds]
     end = 0
-    for kind in kinds:
-        pairs.append([])
+    for pair, kind in zip(pairs, kinds, strict=True):
         if encoded is not None and kind.attention.reads_encoder:
             heads, size = kind.attention.kv_heads, kind.attention.head_size
             for _ in ("key", "value"):
                 begin, end = end, end + heads * size
                 part = encoded[:, begin:end].astype(np.float64)
-                pairs[-1].append(part.reshape(-1, heads, size).swapaxes(0, 1))
+                pair.append(part.reshape(-1, heads, size).swapaxes(0, 1))
     return pairs

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from posenc_export.models import masked_heads
-from posenc_export.models.checkpoint import Checkpoint
+from posenc_export.models.checkpoint import BELONGS, Checkpoint
 from posenc_export.models.config import Named, ReadoutConfig
 from posenc_export.models.stack import Stack, readout
+from posenc_export.shared.refusal import refusal
 
 # For each linear layer, its tensor name without .weight and .bias, and the key of its activation or
 # an activation.
@@ -40,10 +41,9 @@ TASKS: Dict[str, Dict[str, Linears]] = {
 def task_of(config: Mapping[str, Any]) -> str:
     """Return the task in `architectures`, such as SequenceClassification, or an empty text."""
     named = config.get("architectures")
-    architecture = (
-        named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
-    )
-    task = re.search(r"For([A-Z]\w*)$", architecture)  # RoFormer also contains For
+    first = named[0] if isinstance(named, list) and named else ""
+    # RoFormer also contains For.
+    task = re.search(r"For([A-Z]\w*)$", first) if isinstance(first, str) else None
     return task[1] if task else ""
 
 
@@ -55,47 +55,35 @@ def attach(model: Stack, folder: Path, config: Mapping[str, Any]) -> None:
         ValueError: tensors of the head are missing or do not fit each other, an unknown activation.
     """
     task, kind = task_of(config), str(config.get("model_type"))
-    if left_out(model, config) is None or kind not in (
-        masked_heads.HEADS if task == MASKED else TASKS.get(task, {})
-    ):
+    known = masked_heads.HEADS if task == MASKED else TASKS.get(task, {})
+    if left_out(model, config) is None or kind not in known:
         return
     with Checkpoint(folder, config) as checkpoint:
-        layers, tensors = (
-            masked_heads.read(checkpoint, config, model.tokens.embedding.weight)
-            if task == MASKED
-            else _linears(checkpoint, config, TASKS[task][kind])
-        )
+        if task == MASKED:
+            table = model.tokens.embedding.weight
+            layers, tensors = masked_heads.read(checkpoint, config, table)
+        else:
+            layers, tensors = _linears(checkpoint, config, TASKS[task][kind])
     pooling = ("cls",) if task == "SequenceClassification" else ()
     labels = () if task == MASKED else _labels(task, config, layers[-1]["size"])
     put(model, ReadoutConfig(output=OUTPUT, pooling=pooling, layers=layers, labels=labels), tensors)
 
 
 def _linears(checkpoint: Checkpoint, config: Mapping[str, Any], linears: Linears) -> Layers:
-    stored = set(checkpoint.names())
-    wanted = [f"{name}.{kind}" for name, _ in linears for kind in ("weight", "bias")]
-    missing = [name for name in wanted if name not in stored]
-    if missing:
-        rule = f"expected the tensors of the head that architectures names, {', '.join(wanted)}"
-        raise ValueError(
-            f"checkpoint: {rule}, got no {missing[0]}; use the config.json that belongs to "
-            "the weights"
-        )
-    tensors = {
-        f"layers.{index}.linear.{kind}": checkpoint.tensor(f"{name}.{kind}").clone()
-        for index, (name, _) in enumerate(linears)
-        for kind in ("weight", "bias")
-    }
-    layers: Tuple[Named, ...] = tuple(
-        {
-            "name": "dense",
-            "size": tensors[f"layers.{index}.linear.weight"].size(0),
-            "activation": None
-            if activation is None
-            else masked_heads.activation_of(config, activation),
-        }
-        for index, (_, activation) in enumerate(linears)
-    )
-    return layers, tensors
+    stored, kinds = set(checkpoint.names()), ("weight", "bias")
+    wanted = [f"{name}.{kind}" for name, _ in linears for kind in kinds]
+    if missing := [name for name in wanted if name not in stored]:
+        rule = f"the tensors of the head that architectures names, {', '.join(wanted)}"
+        raise refusal("checkpoint", rule, f"no {missing[0]}", BELONGS)
+    layers: List[Named] = []
+    tensors: Dict[str, Tensor] = {}
+    for index, (name, activation) in enumerate(linears):
+        for kind in kinds:
+            tensor = checkpoint.tensor(f"{name}.{kind}").clone()
+            tensors[f"layers.{index}.linear.{kind}"] = tensor
+        ours = None if activation is None else masked_heads.activation_of(config, activation)
+        layers.append({"name": "dense", "size": tensor.size(0), "activation": ours})
+    return tuple(layers), tensors
 
 
 def put(model: Stack, description: ReadoutConfig, tensors: Mapping[str, Tensor]) -> None:
@@ -110,10 +98,8 @@ def put(model: Stack, description: ReadoutConfig, tensors: Mapping[str, Tensor])
     wanted = {name: tuple(parameter.shape) for name, parameter in built.named_parameters()}
     named = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if wanted != named:
-        raise ValueError(
-            f"checkpoint: expected layers after width {config.width} with the tensors "
-            f"{wanted}, got {named}; download the checkpoint again"
-        )
+        rule = f"layers after width {config.width} with the tensors {wanted}"
+        raise refusal("checkpoint", rule, named, "download the checkpoint again")
     with torch.no_grad():
         for name, parameter in built.named_parameters():
             parameter.copy_(tensors[name])
@@ -122,14 +108,11 @@ def put(model: Stack, description: ReadoutConfig, tensors: Mapping[str, Tensor])
 
 def left_out(model: Any, config: Mapping[str, Any]) -> Optional[str]:
     """Return the task whose head an encoder with hidden states as only output lacks, or None."""
-    plain = (
-        isinstance(model, Stack)
-        and bool(model.config.order)
-        and model.config.head is None
-        and model.config.key_values is None
-        and model.readout is None
-    )
-    return (task_of(config) or None) if plain else None
+    if not isinstance(model, Stack) or not model.config.order or model.readout is not None:
+        return None
+    if model.config.head is not None or model.config.key_values is not None:
+        return None
+    return task_of(config) or None
 
 
 def _labels(task: str, config: Mapping[str, Any], size: int) -> Tuple[str, ...]:
@@ -139,8 +122,5 @@ def _labels(task: str, config: Mapping[str, Any], size: int) -> Tuple[str, ...]:
     by_id = config.get("id2label")
     names = {str(key): value for key, value in by_id.items()} if isinstance(by_id, dict) else {}
     named = [names.get(str(index)) for index in range(size)]
-    return (
-        tuple(name for name in named if isinstance(name, str))
-        if all(isinstance(name, str) for name in named)
-        else ()
-    )
+    labels = tuple(name for name in named if isinstance(name, str))
+    return labels if len(labels) == size else ()

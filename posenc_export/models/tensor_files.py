@@ -5,54 +5,35 @@ import re
 import zipfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Dict, List, Protocol, Tuple, Type, Union
+from typing import Any, Dict, List, Tuple, Type, Union
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from posenc_export.shared.foreign import FOREIGN
+from posenc_export.shared.refusal import refusal
 
+WHERE = "checkpoint"
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-NESTED = (
-    "state_dict",
-    "model_state_dict",
-    "model",
-)  # keys under which training loops save the weights beside other values
+# Keys under which training loops save the weights beside other values.
+NESTED = ("state_dict", "model_state_dict", "model")
 SAVE = "save the state_dict of the model, or save it as safetensors"
 # Exceptions of torch.load for a damaged file: those of its pickle reader, too.
 DAMAGED: Tuple[Type[Exception], ...] = (*FOREIGN, pickle.UnpicklingError)
 Shape = Tuple[int, ...]
 
 
-class TensorFile(Protocol):
-    """A file of named tensors."""
-
-    path: Path
-
-    def names(self) -> List[str]: ...
-
-    def shape(self, name: str) -> Shape: ...
-
-    def tensor(self, name: str) -> Tensor: ...
-
-
 class SafetensorsFile:
-    """A .safetensors file.
-
-    Raises:
-        ValueError: the file is missing or cannot be read.
-    """
+    """A .safetensors file. ValueError: it is missing or cannot be read."""
 
     def __init__(self, path: Path, opened: ExitStack) -> None:
         self.path = path
         try:
             self._file: Any = opened.enter_context(safe_open(existing(path), framework="pt"))
         except SafetensorError as error:
-            raise ValueError(
-                f"checkpoint: expected {path.name} to be a complete safetensors file, got an "
-                f"error ({error}); download it again"
-            ) from None
+            rule = f"{path.name} to be a complete safetensors file"
+            raise refusal(WHERE, rule, f"an error ({error})", "download it again") from None
 
     def names(self) -> List[str]:
         return list(self._file.keys())
@@ -66,20 +47,15 @@ class SafetensorsFile:
             return file.get_tensor(name)
 
     def tensor(self, name: str) -> Tensor:
-        """Return a tensor as float32.
-
-        Raises:
-            ValueError: the stored dtype is not float32, float16 or bfloat16.
-        """
+        """Return a tensor as float32. ValueError: its dtype is not among DTYPES."""
         dtype = self._file.get_slice(name).get_dtype()
         if dtype not in DTYPES:
-            raise ValueError(_dtype_line(name, dtype))
+            raise _other_dtype(name, dtype)
         return self._file.get_tensor(name).float()
 
 
 class TorchFile:
-    """A dictionary of tensors as torch.save writes it, or one below a key of NESTED. Nothing but
-    tensors is unpickled.
+    """A dictionary of tensors as torch.save writes it, or one below a key of NESTED.
 
     Raises:
         ValueError: the file is missing, cannot be read or holds other objects.
@@ -87,55 +63,48 @@ class TorchFile:
 
     def __init__(self, path: Path, _: ExitStack) -> None:
         self.path = existing(path)
-        expected = f"checkpoint: expected {path.name} to"
         if not zipfile.is_zipfile(path):
             rule = "be a file of torch.save, in the zip format of torch 1.6 and later"
-            raise ValueError(f"{expected} {rule}, got a file in another format; {SAVE}")
+            raise self._refusal(rule, "a file in another format")
         try:
             stored = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except DAMAGED as error:
             rule = "hold only tensors, in the zip format of torch 1.6 and later"
-            raise ValueError(f"{expected} {rule}, got {_reason(error)}; {SAVE}") from None
+            raise self._refusal(rule, _reason(error)) from None
         if isinstance(stored, dict):
-            inside = [stored[key] for key in NESTED if isinstance(stored.get(key), dict)]
-            stored = inside[0] if inside else stored
+            stored = next(
+                (stored[key] for key in NESTED if isinstance(stored.get(key), dict)), stored
+            )
         if not isinstance(stored, dict) or not all(
             isinstance(name, str) and isinstance(value, Tensor) for name, value in stored.items()
         ):
-            rule = "be a dictionary of tensors by name"
-            raise ValueError(f"{expected} {rule}, got other objects; {SAVE}")
+            raise self._refusal("be a dictionary of tensors by name", "other objects")
         for name, value in stored.items():
             if not _is_plain(value):
                 got = f"{name[:80]} with layout {value.layout} on {value.device}"
-                rule = f"{expected} hold dense tensors with all their numbers"
-                raise ValueError(f"{rule}, got {got}; save the model as safetensors")
-        self._held: Dict[str, Tensor] = stored
+                rule = "hold dense tensors with all their numbers"
+                raise self._refusal(rule, got, "save the model as safetensors")
+        self._tensors: Dict[str, Tensor] = stored
+
+    def _refusal(self, rule: str, got: str, remedy: str = SAVE) -> ValueError:
+        return refusal(WHERE, f"{self.path.name} to {rule}", got, remedy)
 
     def names(self) -> List[str]:
-        return list(self._held)
+        return list(self._tensors)
 
     def shape(self, name: str) -> Shape:
-        return tuple(self._held[name].shape)
+        return tuple(self._tensors[name].shape)
 
     def raw(self, name: str) -> Tensor:
         """As SafetensorsFile.raw."""
-        return self._held[name].detach()
+        return self._tensors[name].detach()
 
     def tensor(self, name: str) -> Tensor:
         """As SafetensorsFile.tensor."""
-        if self._held[name].dtype not in DTYPES.values():
-            raise ValueError(_dtype_line(name, str(self._held[name].dtype).removeprefix("torch.")))
-        return self._held[name].detach().float()
-
-
-def _reason(error: Exception) -> str:
-    """What torch.load found, in one line: the class of another object, or its error."""
-    other = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
-    return (
-        f"an object of {other[1][:200]}"
-        if other
-        else f"an error ({str(error).partition(chr(10))[0][:200]})"
-    )
+        tensor = self.raw(name)
+        if tensor.dtype not in DTYPES.values():
+            raise _other_dtype(name, str(tensor.dtype).removeprefix("torch."))
+        return tensor.float()
 
 
 OPENERS: Dict[str, Type[Union[SafetensorsFile, TorchFile]]] = {
@@ -145,12 +114,18 @@ OPENERS: Dict[str, Type[Union[SafetensorsFile, TorchFile]]] = {
 
 
 def existing(path: Path) -> Path:
+    """Return the path of a file. ValueError: there is none."""
     if not path.is_file():
-        raise ValueError(
-            f"checkpoint: expected a file {path.name} in {str(path.parent)!r}, got none; "
-            "check the path"
-        )
+        rule = f"a file {path.name} in {str(path.parent)!r}"
+        raise refusal(WHERE, rule, "none", "check the path")
     return path
+
+
+def _reason(error: Exception) -> str:
+    """What torch.load found, in one line: the class of another object, or its error."""
+    if other := re.search(r"Unsupported global: GLOBAL (\S+)", str(error)):
+        return f"an object of {other[1][:200]}"
+    return f"an error ({str(error).partition(chr(10))[0][:200]})"
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -163,8 +138,6 @@ def _is_plain(tensor: Tensor) -> bool:
     )
 
 
-def _dtype_line(name: str, dtype: str) -> str:
-    return (
-        f"checkpoint: expected tensors in float32, float16 or bfloat16, got {dtype} in {name}; "
-        "save the model in one of these"
-    )
+def _other_dtype(name: str, dtype: str) -> ValueError:
+    rule, remedy = "tensors in float32, float16 or bfloat16", "save the model in one of these"
+    return refusal(WHERE, rule, f"{dtype} in {name}", remedy)

@@ -11,11 +11,18 @@ from posenc_export.encodings import PositionEncoding
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.config import HIDDEN_STATES, ModuleConfig, StackConfig
 from posenc_export.models.config_json import to_json, widest
-from posenc_export.models.formula import Formula, Rows
 from posenc_export.models.stack import Stack, Text
-from posenc_export.models.user_module_check import LENGTH, Inner, only_inner, outputs_of
+from posenc_export.models.user_module_check import (
+    LENGTH,
+    Formula,
+    Inner,
+    Rows,
+    only_inner,
+    outputs_of,
+)
 from posenc_export.models.whole_pass import check_dtype, whole_pass
 from posenc_export.shared.numerics import tolerance, worst_error
+from posenc_export.shared.refusal import refusal
 
 
 class OwnModule(torch.nn.Module):
@@ -55,12 +62,8 @@ class OwnModule(torch.nn.Module):
             ids = inner.config.tokens.vocabulary if isinstance(inner, Stack) else 0
             vocabulary, width = (ids, None) if ids else (None, inner.config.width)
         self.vocabulary, self.width = vocabulary or 0, width or 0
-        outputs = outputs_of(
-            self.where,
-            copy.deepcopy(module).eval() if module.training else module,
-            self.vocabulary,
-            self.width,
-        )
+        trial = copy.deepcopy(module).eval() if module.training else module
+        outputs = outputs_of(self.where, trial, self.vocabulary, self.width)
         self.config = ModuleConfig(
             name=f"{type(module).__module__}.{type(module).__qualname__}",
             inside=to_json(inner.config),
@@ -89,18 +92,12 @@ class OwnModule(torch.nn.Module):
         states: List[Tensor],
     ) -> Tuple[Tensor, List[Tensor]]:
         """x [B,S] int64 or [B,S,width], others as AttentionBlock, to [B,S,N] and new states."""
-        y, present = self.module(
-            x, positions, coordinates, key_positions, write_index, states
-        )  # [B,S,N]
+        y, present = self.module(x, positions, coordinates, key_positions, write_index, states)
         return y, present
 
     @torch.jit.unused
     def inner(self) -> Inner:
-        """Return the block or stack inside the module.
-
-        Raises:
-            ValueError: there is none, or more than one.
-        """
+        """Return the block or stack inside the module."""
         return only_inner(self.module, self.where)
 
     @torch.jit.unused
@@ -123,13 +120,10 @@ class OwnModule(torch.nn.Module):
     def extent(self) -> Tuple[int, int]:
         """Return the depth, and the longest reduction in it. Tolerances depend on both."""
         own = {id(weight): weight for weight in self.own_weights()}
-        layers = [
-            part
-            for part in self.modules()
-            if own.keys() & {id(weight) for weight in part.parameters(recurse=False)}
-        ]
+        ids = [{id(weight) for weight in part.parameters(recurse=False)} for part in self.modules()]
+        layers = sum(bool(own.keys() & weights) for weights in ids)
         sums = [weight.numel() // weight.size(0) for weight in own.values() if weight.dim() > 1]
-        return len(self.attentions()) + len(layers), max([widest(self.inner().config), *sums])
+        return len(self.attentions()) + layers, max([widest(self.inner().config), *sums])
 
     @torch.jit.unused
     def exact(
@@ -144,26 +138,20 @@ class OwnModule(torch.nn.Module):
         # Without a grid, all axes have the position as coordinate.
         axes = np.broadcast_to(np.array(list(places)).T, (self.axes, len(positions)))
         coordinates = torch.from_numpy(axes.copy())[:, None] if self.axes else index
-        return self._around(
-            lambda row: np.asarray(inner.exact(row, positions, places)), x, index, coordinates
-        )
+
+        def rows(row: np.ndarray) -> np.ndarray:
+            return np.asarray(inner.exact(row, positions, places))
+
+        return self._around(rows, x, index, coordinates)
 
     def _around(self, rows: Rows, x: np.ndarray, index: Tensor, coordinates: Tensor) -> np.ndarray:
         """Run the module on one row at positions [1,n], with `rows` in place of its block."""
         inner, dtype = self.inner(), getattr(torch, self.exact_dtype)
-        around = (
-            copy.deepcopy(self.module, {id(inner): Formula(inner, rows, dtype)}).to(dtype).eval()
-        )
-        row = torch.from_numpy(np.array(x))[None]
+        replaced = copy.deepcopy(self.module, {id(inner): Formula(inner, rows, dtype)})
+        around, row = replaced.to(dtype).eval(), torch.from_numpy(np.array(x))[None]
+        row = row if self.vocabulary else row.to(dtype)
         with torch.no_grad():
-            output, _ = around(
-                row if self.vocabulary else row.to(dtype),
-                index,
-                coordinates,
-                index,
-                torch.zeros_like(index[:, 0]),
-                [],
-            )
+            output, _ = around(row, index, coordinates, index, torch.zeros_like(index[:, 0]), [])
         return np.asarray(output[0].double().numpy())
 
     def _exact_dtype(self) -> str:
@@ -179,28 +167,19 @@ class OwnModule(torch.nn.Module):
         together = self._each_token(slice(None))
         alone = np.concatenate([self._each_token(slice(n, n + 1)) for n in range(LENGTH)])
         if not worst_error(alone, together) <= tolerance("float32", *self.extent()):
-            rule = (
-                "expected layers outside the block to act on each token separately, got an "
-                "output that depends on other tokens"
-            )
-            raise ValueError(
-                f"{self.where}: {rule}; remove layers that mix tokens, such as convolutions "
-                "and means over tokens"
-            )
+            rule = "layers outside the block to act on each token separately"
+            remedy = "remove layers that mix tokens, such as convolutions and means over tokens"
+            raise self._error(rule, "an output that depends on other tokens", remedy)
 
     def _each_token(self, cut: slice) -> np.ndarray:
         """Run the module on a slice of test tokens, with a function in place of the block."""
-        config, tokens = self.inner().config, np.arange(LENGTH) % max(self.vocabulary, 1)
-        width = (
-            config.tokens.vocabulary
-            if isinstance(config, StackConfig) and config.head is not None
-            else config.width
-        )
-        x = (
-            tokens
-            if self.vocabulary
-            else np.cos(np.outer(np.arange(1, LENGTH + 1), np.arange(1, self.width + 1)))
-        )
+        config, numbers = self.inner().config, np.arange(1, LENGTH + 1)
+        width = config.width
+        if isinstance(config, StackConfig) and config.head is not None:
+            width = config.tokens.vocabulary
+        x = np.cos(np.outer(numbers, np.arange(1, self.width + 1)))
+        if self.vocabulary:
+            x = (numbers - 1) % self.vocabulary
         index = torch.arange(LENGTH)[None, cut].clamp(max=config.max_positions - 1)
         coordinates = index.expand(self.axes, -1, -1) if self.axes else index
 
@@ -231,7 +210,7 @@ class OwnModule(torch.nn.Module):
                 raise self._error("float32 weights", got, remedy)
 
     def _error(self, rule: str, got: Any, remedy: str) -> ValueError:
-        return ValueError(f"{self.where}: expected {rule}, got {got}; {remedy}")
+        return refusal(self.where, rule, got, remedy)
 
 
 def _converts_features(inner: Stack) -> bool:
@@ -243,19 +222,15 @@ Model = Union[Stack, AttentionBlock, OwnModule]
 
 
 def as_model(model: Any) -> Model:
-    """Return a model of this package unchanged, and wrap any other module in OwnModule.
-
-    Raises:
-        ValueError: `model` is not a module, its weights are float64, or OwnModule refuses it.
+    """Return a model of this package unchanged, and wrap any other module in OwnModule. ValueError:
+    no module, weights in float64, or OwnModule refuses it.
     """
     if isinstance(model, (Stack, AttentionBlock, OwnModule)):
         check_dtype(model)
         return model
     if not isinstance(model, torch.nn.Module):
-        raise ValueError(
-            "export: expected a Stack, an AttentionBlock or a torch.nn.Module around one, "
-            f"got {type(model).__name__}; pass such a module"
-        )
+        rule = "a Stack, an AttentionBlock or a torch.nn.Module around one"
+        raise refusal("export", rule, type(model).__name__, "pass such a module")
     return OwnModule(model)
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared.base import StateSpec
+from posenc_export.shared.refusal import refusal
 
 
 def weight_dtype(model: Any) -> torch.dtype:
@@ -21,29 +22,21 @@ def check_dtype(model: Any) -> None:
     them so. A model in float64 would have the precision of float32.
     """
     if weight_dtype(model) == torch.float64:
-        raise ValueError(
-            "model: expected weights in float32, float16 or bfloat16, got float64, in which "
-            "encodings and scores are not computed; call .float()"
-        )
+        got = "float64, in which encodings and scores are not computed"
+        raise refusal("model", "weights in float32, float16 or bfloat16", got, "call .float()")
 
 
 def empty_states(model: Any, x: Tensor) -> List[Tensor]:
     """Return the states before the first token of x [B,S,*], in the order of `forward`."""
     attentions, dtype = model.attentions(), weight_dtype(model)
-    carried: List[StateSpec] = [
-        *model.token_encoding.embed_states(),
-        *(state for attention in attentions for state in attention.states()),
-    ]
+    of_layers = [state for attention in attentions for state in attention.states()]
 
     def empty(state: StateSpec) -> Tensor:
         sizes = (state.sizes[0], 0, state.sizes[1]) if state.grows else tuple(state.sizes)
-        return torch.zeros(
-            (x.size(0), *sizes),
-            dtype=getattr(torch, state.dtype) if state.dtype else dtype,
-            device=x.device,
-        )
+        own = getattr(torch, state.dtype) if state.dtype else dtype
+        return torch.zeros((x.size(0), *sizes), dtype=own, device=x.device)
 
-    return [empty(state) for state in carried]
+    return [empty(state) for state in (*model.token_encoding.embed_states(), *of_layers)]
 
 
 def whole_pass(model: Any, x: Tensor, segments: Optional[Tensor] = None) -> Tensor:
@@ -63,31 +56,19 @@ def whole_pass(model: Any, x: Tensor, segments: Optional[Tensor] = None) -> Tens
             encoder.
     """
     if any(getattr(model, "reads_encoder", ())):
-        raise ValueError(
-            "model: expected a decoder that reads no encoder for a call with x only, got one "
-            "that reads one; give all arguments of forward"
-        )
+        rule, remedy = "a decoder that reads no encoder", "give all arguments of forward"
+        raise refusal("model", f"{rule} for a call with x only", "one that reads one", remedy)
     if not 2 <= x.dim() <= 3:
-        raise ValueError(
-            f"model: expected x with axes [B,S] or [B,S,E], got {list(x.shape)}; add the "
-            "axis of rows"
-        )
+        rule = "x with axes [B,S] or [B,S,E]"
+        raise refusal("model", rule, list(x.shape), "add the axis of rows")
     if x.size(1) > model.config.max_positions:
-        most = model.config.max_positions
-        raise ValueError(
-            f"model: expected at most {most} tokens, the range of positions, got "
-            f"{x.size(1)}; give shorter sequences, or describe the model with more"
-        )
-    positions = torch.arange(x.size(1), device=x.device).expand(x.size(0), -1)
+        rule = f"at most {model.config.max_positions} tokens, the range of positions"
+        remedy = "give shorter sequences, or describe the model with more"
+        raise refusal("model", rule, x.size(1), remedy)
+    positions = torch.arange(x.size(1), device=x.device).expand(x.size(0), -1)  # [B,S]
     coordinates = positions.expand(model.axes, -1, -1) if model.axes else positions
-    arguments = [
-        x,
-        positions,
-        coordinates,
-        positions,
-        torch.zeros_like(positions[:, 0]),
-        empty_states(model, x),
-    ]
+    write_index, states = torch.zeros_like(positions[:, 0]), empty_states(model, x)
+    arguments = [x, positions, coordinates, positions, write_index, states]
     if getattr(model, "segments", 0):
         arguments.append(torch.zeros_like(x) if segments is None else segments)
     output: Tensor = model(*arguments)[0]

@@ -44,6 +44,8 @@ def _pair(name: str, folders: Path) -> Tuple[Peer, Sources, List[np.ndarray], Pa
 
 
 def _session(name: str, target: str, signature: str, folders: Path) -> Session:
+    if target == "eager":
+        return eager_session(_pair(name, folders)[1].model)
     place = folders / f"{name} {target} {signature}"
     if not place.exists():
         export_model(_pair(name, folders)[1], target, place, signature, verify=False)
@@ -51,12 +53,16 @@ def _session(name: str, target: str, signature: str, folders: Path) -> Session:
 
 
 CALLS = [
-    (target, signature)
-    for target in ("ort", "onnx", "onnx-static", "torchscript", "pt2")
-    for signature in TARGETS[target].layout
+    ("eager", "positions"),
+    *(
+        (target, signature)
+        for target in ("ort", "onnx", "onnx-static", "torchscript", "pt2")
+        for signature in TARGETS[target].layout
+    ),
 ]
 QUICK = {
-    ("torchscript", "positions"): tuple(MODELS),
+    ("eager", "positions"): tuple(MODELS),
+    ("torchscript", "positions"): ("t5 both parts",),
     ("ort", "positions"): ("whisper",),
     ("onnx", "mask"): ("t5 both parts",),
 }

@@ -4,7 +4,7 @@ import copy
 import functools
 import shutil
 from pathlib import Path
-from typing import Any, List, Tuple
+from typing import Any, Callable, List, Tuple
 
 import numpy as np
 import pytest
@@ -121,6 +121,19 @@ def _sources(name: str) -> Sources:
     return Sources(MODELS[name]())
 
 
+@pytest.fixture(scope="module")
+def artefact(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function of a name in MODELS that returns an artefact for ort, exported once."""
+
+    @functools.lru_cache(maxsize=None)
+    def folder(name: str) -> Path:
+        place = tmp_path_factory.mktemp("module") / "artefact"
+        export(_sources(name), "ort", place, verify=False)
+        return place
+
+    return folder
+
+
 QUICK = [
     ("a block with rotation", "ort"),
     ("a block with a state", "torchscript"),
@@ -175,11 +188,10 @@ def test_a_module_can_be_exported_with_the_signatures_of_its_block(
     )  # type: ignore[index]
 
 
-def test_an_artefact_of_a_module_matches_the_module(tmp_path: Path) -> None:
+def test_an_artefact_of_a_module_matches_the_module(artefact: Callable[[str], Path]) -> None:
     sources, ids = _sources("ids of its own"), np.arange(12)[None]
     model: Any = sources.model
-    export(sources, "ort", tmp_path / "artefact", verify=False)
-    session = load(tmp_path / "artefact", provider="cpu").session()
+    session = load(artefact("ids of its own"), provider="cpu").session()
     actual = np.concatenate(
         [session.prefill(ids[:, :7], start=90), session.prefill(ids[:, 7:])], axis=1
     )
@@ -204,25 +216,20 @@ def _empty(model: OwnModule) -> List[Tensor]:
     ]
 
 
-def test_a_module_from_ids_to_logits_generates(tmp_path: Path) -> None:
-    export(_sources("ids of its own"), "ort", tmp_path / "artefact", verify=False)
-    tokens = [
-        int(token[0])
-        for token in load(tmp_path / "artefact", provider="cpu")
-        .session()
-        .generate([[3, 4]], max_tokens=3)
-    ]
+def test_a_module_from_ids_to_logits_generates(artefact: Callable[[str], Path]) -> None:
+    session = load(artefact("ids of its own"), provider="cpu").session()
+    tokens = [int(token[0]) for token in session.generate([[3, 4]], max_tokens=3)]
     assert len(tokens) == 3 and all(0 <= token < 50 for token in tokens)
 
 
 def test_generate_names_the_outputs_of_a_module_that_has_none_for_each_token_id(
-    tmp_path: Path,
+    artefact: Callable[[str], Path],
 ) -> None:
-    export(_sources("a block with rotation"), "ort", tmp_path / "artefact", verify=False)
+    session = load(artefact("a block with rotation"), provider="cpu").session()
     with pytest.raises(
         ValueError, match="got an own module with 5 outputs for no token ids; call prefill"
     ):
-        next(load(tmp_path / "artefact", provider="cpu").session().generate([[3, 4]], max_tokens=3))
+        next(session.generate([[3, 4]], max_tokens=3))
 
 
 def test_layers_over_hidden_states_are_a_model_of_their_own(tmp_path: Path) -> None:
@@ -243,15 +250,16 @@ def test_an_encoding_is_given_as_text_too() -> None:
     )
 
 
-def test_an_artefact_of_a_module_can_only_be_verified_with_the_module(tmp_path: Path) -> None:
-    export(_sources("a block with rotation"), "ort", tmp_path / "artefact", verify=False)
-    assert verify(tmp_path / "artefact", _tagger())["passed"]
+def test_an_artefact_of_a_module_can_only_be_verified_with_the_module(
+    artefact: Callable[[str], Path],
+) -> None:
+    assert verify(artefact("a block with rotation"), _tagger())["passed"]
     with pytest.raises(
         ValueError,
         match=r"got the description of a user's own module "
         r"tests\.models\.test_user_module\.Tagger; pass the module",
     ):
-        verify(tmp_path / "artefact")
+        verify(artefact("a block with rotation"))
 
 
 def test_a_module_that_cannot_run_in_float64_says_so_in_its_certificate() -> None:
@@ -431,13 +439,6 @@ def test_code_that_a_target_does_not_support_is_refused_in_one_line(
     assert "\n" not in str(refused.value) and not list(tmp_path.iterdir())
 
 
-@pytest.fixture(scope="module")
-def tagged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tagged") / "artefact"
-    export(_sources("a block with rotation"), "ort", folder, verify=False)
-    return folder
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -459,9 +460,9 @@ def tagged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_a_manifest_of_a_module_that_contradicts_itself_is_refused(
-    config: Any, message: str, tagged: Path, tmp_path: Path
+    config: Any, message: str, artefact: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    shutil.copytree(tagged, tmp_path / "artefact")
+    shutil.copytree(artefact("a block with rotation"), tmp_path / "artefact")
     manifest = manifests.read(tmp_path / "artefact")
     manifests.write(manifest.replace(config={**manifest.config, **config}), tmp_path / "artefact")
     with pytest.raises(ValueError, match=message):

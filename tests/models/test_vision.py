@@ -10,6 +10,7 @@ import pytest
 
 from posenc_export import export_model, load
 from posenc_export.export import Sources
+from posenc_export.export.expected import eager_session
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.runtime import Session
 
@@ -32,18 +33,17 @@ def _prepared(name: str, target: str, folders: Path) -> Tuple[Any, Session]:
     if name not in PEERS:
         PEERS[name] = (saved(name, folders / name), Sources(from_pretrained(folders / name)))
     peer, sources = PEERS[name]
+    if target == "eager":
+        return peer, eager_session(sources.model)
     if (name, target) not in SESSIONS:
         manifest = export_model(sources, target, folders / f"{name} {target}", verify=False)
-        assert (
-            target != "ort"
-            or manifest.operators["GroupQueryAttention"]
-            == peer.config.text_config.num_hidden_layers
-        )
+        layers = peer.config.text_config.num_hidden_layers
+        assert target != "ort" or manifest.operators["GroupQueryAttention"] == layers
         SESSIONS[name, target] = load(folders / f"{name} {target}", threads=1, provider="cpu")
     return peer, SESSIONS[name, target].session()
 
 
-QUICK = {"ort": ("qwen3_vl",), "torchscript": tuple(MODELS)}
+QUICK = {"eager": tuple(MODELS), "ort": ("qwen3_vl",), "torchscript": ("qwen2_vl with windows",)}
 each = pytest.mark.parametrize(
     ("name", "target"),
     [
@@ -51,7 +51,7 @@ each = pytest.mark.parametrize(
             name, target, marks=() if name in QUICK.get(target, ()) else pytest.mark.exhaustive
         )
         for name in MODELS
-        for target in ("ort", "onnx", "onnx-static", "torchscript")
+        for target in ("eager", "ort", "onnx", "onnx-static", "torchscript")
     ],
 )
 
@@ -83,31 +83,11 @@ def test_logits_of_text_match_transformers_step_by_step(
     tokens = tokens_of()
     wanted = theirs(peer, tokens)
     first = session.prefill(tokens[:, :3])
-    assert (
-        share(
-            [
-                (
-                    np.concatenate(
-                        (
-                            first,
-                            np.stack(
-                                [session.step(tokens[:, index]) for index in range(3, LENGTH)], 1
-                            ),
-                        ),
-                        axis=1,
-                    ),
-                    wanted,
-                )
-            ]
-        )
-        <= 1
-    )
+    steps = np.stack([session.step(tokens[:, index]) for index in range(3, LENGTH)], 1)
+    assert share([(np.concatenate((first, steps), axis=1), wanted)]) <= 1
     session.reset()
-    wanted = theirs(
-        peer,
-        tokens,
-        position_ids=np.arange(300, 300 + LENGTH)[None, None].repeat(3, 0).repeat(2, 1),
-    )
+    shifted = np.arange(300, 300 + LENGTH)[None, None].repeat(3, 0).repeat(2, 1)
+    wanted = theirs(peer, tokens, position_ids=shifted)
     assert share([(session.prefill(tokens, start=300), wanted)]) <= 1
 
 
@@ -124,14 +104,5 @@ def test_logits_of_padded_images_match_transformers(name: str, target: str, fold
         )
         behind[:, row, begin : begin + LENGTH] = grid[:, row]
     wanted = theirs(peer, padded, attention_mask=mask, position_ids=behind)
-    assert (
-        share(
-            [
-                (
-                    session.prefill(padded, attention_mask=mask, grid=behind)[mask == 1],
-                    wanted[mask == 1],
-                )
-            ]
-        )
-        <= 1
-    )
+    logits = session.prefill(padded, attention_mask=mask, grid=behind)
+    assert share([(logits[mask == 1], wanted[mask == 1])]) <= 1

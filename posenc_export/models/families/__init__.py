@@ -10,59 +10,18 @@ from posenc_export.models.families.shared.family import Family
 from posenc_export.models.families.shared.lengths import with_lengths
 from posenc_export.models.families.shared.limits import check_values
 from posenc_export.models.families.shared.settings import Settings
+from posenc_export.shared.refusal import refusal
 
 # Name of the part before the layers, in every family that can be read as a whole model.
 EMBEDDINGS = "embeddings"
+# Model types whose family has their name: decoders, those with experts, older ones, encoders.
+OWN_NAME = """llama mistral ministral3 smollm3 qwen2 qwen3 phi3 gemma gemma2 gemma3_text olmo2
+    stablelm cohere cohere2 glm mixtral qwen3_moe gpt_oss llama4_text deepseek_v3
+    gpt2 gpt_neox gptj phi opt bloom mpt falcon xglm
+    bert roberta mpnet modernbert roformer electra distilbert deberta xlnet""".split()
 # Module of the family for each model_type.
 FILES = {
-    **{
-        name: name
-        for name in (
-            "llama",
-            "mistral",
-            "ministral3",
-            "smollm3",
-            "qwen2",
-            "qwen3",
-            "phi3",
-            "gemma",
-            "gemma2",
-            "gemma3_text",
-            "olmo2",
-            "stablelm",
-        )
-    },
-    **{
-        name: name
-        for name in (
-            "cohere",
-            "cohere2",
-            "glm",
-            "mixtral",
-            "qwen3_moe",
-            "gpt_oss",
-            "llama4_text",
-            "deepseek_v3",
-        )
-    },
-    **{
-        name: name
-        for name in ("gpt2", "gpt_neox", "gptj", "phi", "opt", "bloom", "mpt", "falcon", "xglm")
-    },
-    **{
-        name: name
-        for name in (
-            "bert",
-            "roberta",
-            "mpnet",
-            "modernbert",
-            "roformer",
-            "electra",
-            "distilbert",
-            "deberta",
-            "xlnet",
-        )
-    },
+    **{name: name for name in OWN_NAME},
     **{name: "roberta" for name in ("xlm-roberta", "camembert")},
     "deberta-v2": "deberta_v2",  # and v3
     **{name: "t5" for name in ("t5", "mt5")},
@@ -72,38 +31,38 @@ FILES = {
     **{name: "glm4v" for name in ("glm4v", "glm4v_text", "glm46v")},
     **{"glm_ocr" + part: "glm_ocr" for part in ("", "_text")},
 }
-
 # Why model types are not read whose names suggest that they could be.
+DELTA = "three of four layers are gated delta rules, a linear attention that is not supported"
+ERNIE = "separate experts for image and text tokens are not supported"
 UNREAD = {
-    **dict.fromkeys(
-        ("qwen3_5", "qwen3_5_text"),
-        "three of four layers are gated delta rules, a linear attention that is not supported",
-    ),
-    **dict.fromkeys(
-        ("ernie4_5_vl_moe", "ernie4_5_vl_moe_text"),
-        "separate experts for image and text tokens are not supported",
-    ),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text"), DELTA),
+    **dict.fromkeys(("ernie4_5_vl_moe", "ernie4_5_vl_moe_text"), ERNIE),
 }
 
 
 def parts_of(name: str) -> Tuple[str, ...]:
     """Return the parts in which a model_type must be read; empty if it is read as a whole."""
-    family: Family = importlib.import_module(f"{__name__}.{FILES[name]}").FAMILY
+    family = _family(name)
     return () if family.weights else tuple(family.parts)
 
 
-def _why(name: Any) -> str:
-    """Return the reason, if one is known, why a model_type is not read."""
+def _family(name: str) -> Family:
+    family: Family = importlib.import_module(f"{__name__}.{FILES[name]}").FAMILY
+    return family
+
+
+def _unknown(name: Any) -> ValueError:
+    """Return the error for a model_type that is not read. It names the reason, the text model of a
+    model with towers, or the model_type with a similar name.
+    """
     reason = UNREAD.get(name) if isinstance(name, str) else None
-    return f" ({reason})" if reason else ""
-
-
-def _nearest(name: Any) -> str:
-    """Return the beginning of a remedy: the text model, or the model_type with a similar name."""
+    remedy = "describe the model as a StackConfig, or use AttentionBlock.from_weights"
     if f"{name}_text" in FILES:
-        return f"save its text model, whose type is {name}_text, or "
-    near = difflib.get_close_matches(str(name).lower(), FILES, 1, 0.7)
-    return f"the nearest type that is read is {near[0]}; " if near else ""
+        remedy = f"save its text model, whose type is {name}_text, or {remedy}"
+    elif near := difflib.get_close_matches(str(name).lower(), FILES, 1, 0.7):
+        remedy = f"the nearest type that is read is {near[0]}; {remedy}"
+    got = f"{name!r} ({reason})" if reason else repr(name)
+    return refusal("checkpoint", f"model_type to be one of {', '.join(FILES)}", got, remedy)
 
 
 def read(
@@ -130,17 +89,13 @@ def read(
     """
     name = config.get("model_type")
     if not isinstance(name, str) or name not in FILES:
-        rule = f"expected model_type to be one of {', '.join(FILES)}"
-        remedy = "describe the model as a StackConfig, or use AttentionBlock.from_weights"
-        raise ValueError(f"checkpoint: {rule}, got {name!r}{_why(name)}; {_nearest(name)}{remedy}")
-    family: Family = importlib.import_module(f"{__name__}.{FILES[name]}").FAMILY
+        raise _unknown(name)
+    family = _family(name)
     if part is not None and not (part == EMBEDDINGS and family.weights):
         if part not in family.parts:
             known = " or ".join([*family.parts, *([EMBEDDINGS] if family.weights else [])])
-            raise ValueError(
-                f"{name}: expected part {known}, got {part!r}; change part, or leave part "
-                "out for the whole model"
-            )
+            remedy = "change part, or leave part out for the whole model"
+            raise refusal(name, f"part {known}", repr(part), remedy)
         family = family.parts[part]
     check_values(name, config)
     settings = Settings(family.keys(config), max_positions)

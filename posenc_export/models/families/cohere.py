@@ -1,13 +1,7 @@
 """Command R (Cohere 2024): parallel sublayers after one LayerNorm, interleaved rotary pairs."""
 
 from posenc_export.models.families.shared import gated, plain
-from posenc_export.models.families.shared.family import (
-    Family,
-    HeadConfig,
-    Named,
-    Settings,
-    StackConfig,
-)
+from posenc_export.models.families.shared.family import Family, Named, Settings, StackConfig
 from posenc_export.models.families.shared.rules import OURS, same
 
 
@@ -26,7 +20,7 @@ def describe(config: Settings) -> StackConfig:
     if config.flag("use_qk_norm", False):
         each_head = {"name": "layer", "epsilon": norm["epsilon"]}
         kind = kind.with_attention(head_norm={"name": "each", "norm": each_head})
-    head = HeadConfig(scale=config.number("logit_scale"))
+    head = {"scale": config.number("logit_scale")}
     return gated.uniform(config, kind, [rotation], tied=True, head=head)
 
 

@@ -2,7 +2,7 @@
 
 from posenc_export.models.families.cohere import layer_norm
 from posenc_export.models.families.shared import gated
-from posenc_export.models.families.shared.family import Family, HeadConfig, Settings, StackConfig
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 
 # Keys of published configs that transformers does not read, with the value that all published
 # models have.
@@ -30,7 +30,7 @@ def describe(config: Settings) -> StackConfig:
     types = config.pattern(4, "layer_switch")
     encodings = {"sliding_attention": [rotation], "full_attention": []}
     layers = config.by_type(kind, encodings, window, types)
-    head = HeadConfig(scale=config.number("logit_scale"))
+    head = {"scale": config.number("logit_scale")}
     return gated.decoder(config, layers, tied=True, head=head)
 
 

@@ -4,7 +4,7 @@ from typing import Any, Mapping
 
 from posenc_export.models.families.deberta import POSITIONS, distances, terms
 from posenc_export.models.families.shared.encoders import encoder, post_norm
-from posenc_export.models.families.shared.family import UNSUPPORTED, Settings, StackConfig
+from posenc_export.models.families.shared.family import Settings, StackConfig
 from posenc_export.models.families.shared.rules import (
     ENCODING,
     QKV,
@@ -32,9 +32,7 @@ def describe(config: Settings) -> StackConfig:
     """Describe the encoder. Without position_buckets every distance has a row."""
     config.fixed({"conv_kernel_size": 0, "attention_head_size": config.width // config.heads})
     config.flag("share_att_key", False)
-    norm = config.take("norm_rel_ebd", "none")
-    if norm not in ("none", "layer_norm"):
-        raise config.refusal("norm_rel_ebd to be none or layer_norm", norm, UNSUPPORTED)
+    config.choice("norm_rel_ebd", ("none", "layer_norm"))
     relative, buckets = distances(config), config.integer("position_buckets", -1)
     if buckets > 0 and (buckets % 2 or buckets >= relative):
         rule = f"position_buckets to be -1, or even and below max_relative_positions {relative}"
@@ -47,11 +45,11 @@ def describe(config: Settings) -> StackConfig:
 
 def lines(description: StackConfig, config: Mapping[str, Any]) -> Table:
     """Return the rules for rows and projections of distances."""
-    norm = normalised_rows(
-        "deberta.encoder.rel_embeddings", "deberta.encoder.LayerNorm", config["layer_norm_eps"]
-    )
-    table: Table = {ENCODING + ".table": norm} if config.get("norm_rel_ebd") == "layer_norm" else {}
-    return {**table, **(SHARED if config.get("share_att_key") else {})}
+    table = dict(SHARED) if config.get("share_att_key") else {}
+    if config.get("norm_rel_ebd") == "layer_norm":
+        rows, norm = "deberta.encoder.rel_embeddings", "deberta.encoder.LayerNorm"
+        table[ENCODING + ".table"] = normalised_rows(rows, norm, config["layer_norm_eps"])
+    return table
 
 
 FAMILY = encoder(describe, "deberta.", WEIGHTS, (POSITIONS,), lines)

@@ -3,13 +3,9 @@
 import math
 from typing import Any, Mapping, Optional, Tuple
 
+from posenc_export.models.config import AttentionConfig
 from posenc_export.models.families.shared import gated
-from posenc_export.models.families.shared.family import (
-    AttentionConfig,
-    Family,
-    Settings,
-    StackConfig,
-)
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import LAYER
 from posenc_export.models.families.shared.rules import (
     OURS,
@@ -62,10 +58,8 @@ def _scale(rotation: Mapping[str, Any], size: int) -> Optional[float]:
     """Return the factor on scores with YaRN's squared magnitude; None without mscale_all_dim."""
     if not rotation.get("mscale_all_dim"):
         return None
-    return (
-        size**-0.5
-        * (1 + 0.1 * rotation["mscale_all_dim"] * math.log(max(rotation["factor"], 1.0))) ** 2
-    )
+    stretch = 0.1 * rotation["mscale_all_dim"] * math.log(max(rotation["factor"], 1.0))
+    return size**-0.5 * (1 + stretch) ** 2
 
 
 def describe(config: Settings) -> StackConfig:
@@ -97,12 +91,10 @@ def _queries(description: StackConfig, config: Mapping[str, Any]) -> Table:
 
 def _prediction_layers(description: StackConfig, config: Mapping[str, Any]) -> Tuple[str, ...]:
     """Return a pattern of the layers for multi-token prediction, which follow the model's last."""
+    if not config.get("num_nextn_predict_layers", config.get("num_mtp_layers")):
+        return ()
     inside = "|".join(str(index) for index in range(len(description.order)))
-    return (
-        (rf"^model\.layers\.(?!(?:{inside})\.)",)
-        if config.get("num_nextn_predict_layers", config.get("num_mtp_layers"))
-        else ()
-    )
+    return (rf"^model\.layers\.(?!(?:{inside})\.)",)
 
 
 PROJECTION, READ, FEED = OURS + "attention.projection.", LAYER + "self_attn.", LAYER + "mlp."

@@ -2,14 +2,9 @@
 
 import math
 
+from posenc_export.models.config import AttentionConfig
 from posenc_export.models.families.shared import gated
-from posenc_export.models.families.shared.family import (
-    AttentionConfig,
-    Family,
-    HeadConfig,
-    Settings,
-    StackConfig,
-)
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.gated import LAYER
 from posenc_export.models.families.shared.rules import OURS, Table, one_plus
 
@@ -27,9 +22,8 @@ def scaled_attention(config: Settings, **parts: object) -> AttentionConfig:
     """Describe attention with scores q k / sqrt(query_pre_attn_scalar)."""
     config.needs("num_key_value_heads", "head_dim", "sliding_window")
     bias = config.flag("attention_bias", False)
-    return gated.attention(
-        config, bias, bias, scale=1 / math.sqrt(config.number("query_pre_attn_scalar")), **parts
-    )
+    scale = 1 / math.sqrt(config.number("query_pre_attn_scalar"))
+    return gated.attention(config, bias, bias, scale=scale, **parts)
 
 
 def describe(config: Settings) -> StackConfig:
@@ -40,7 +34,7 @@ def describe(config: Settings) -> StackConfig:
     rotation, cap = config.rotation(), config.number_or_none("attn_logit_softcapping", 50.0)
     attention = scaled_attention(config, softcap=cap)
     kind = gated.layer(config, attention, "hidden_activation", residual="sandwich")
-    head = HeadConfig(softcap=config.number_or_none("final_logit_softcapping", 30.0))
+    head = {"softcap": config.number_or_none("final_logit_softcapping", 30.0)}
     window = config.window("sliding_window")
     layers = config.by_type(kind, [rotation], window, config.full_every(2))
     return gated.decoder(config, layers, tied=True, head=head, scale=math.sqrt(config.width))

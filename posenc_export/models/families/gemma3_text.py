@@ -4,7 +4,7 @@ import math
 
 from posenc_export.models.families import gemma2
 from posenc_export.models.families.shared import gated
-from posenc_export.models.families.shared.family import Family, HeadConfig, Settings, StackConfig
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.rules import OURS, Table, one_plus
 from posenc_export.models.hugging_face import Spec, rope_spec
 
@@ -25,9 +25,8 @@ def _rotations(config: Settings) -> Spec:
         for key in ("rope_parameters", "rope_scaling", "rope_local_base_freq")
     )
     if not set(nested) <= {"full_attention", "sliding_attention"}:
-        raise config.error(
-            "rope_parameters to be nested by layer type", ", ".join(nested), "nest it"
-        )
+        rule = "rope_parameters to be nested by layer type"
+        raise config.error(rule, ", ".join(nested), "nest it")
     for name, part in nested.items():
         if not isinstance(part or {}, dict):
             raise config.refusal(f"rope_parameters of {name} to be a mapping", part)
@@ -52,7 +51,7 @@ def describe(config: Settings) -> StackConfig:
     kind = gated.layer(config, attention, "hidden_activation", residual="sandwich")
     kind, window = gated.head_norm(kind), config.window("sliding_window")
     layers = config.by_type(kind, encodings, window, config.pattern(6))
-    head = HeadConfig(softcap=config.number_or_none("final_logit_softcapping", None))
+    head = {"softcap": config.number_or_none("final_logit_softcapping", None)}
     return gated.decoder(config, layers, tied=True, head=head, scale=math.sqrt(config.width))
 
 

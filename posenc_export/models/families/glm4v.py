@@ -15,9 +15,7 @@ WEIGHTS: Table = {
 
 
 def decoder(config: Settings, bias: bool) -> StackConfig:
-    """Describe the decoder, with interleaved rotary pairs, and in published models half of each
-    head. bias: whether queries, keys and values have biases.
-    """
+    """Describe the decoder. bias: whether queries, keys and values have biases."""
     rotation = vision.rotation_of_axes(config, 10000.0, (8, 12, 12), partial=True)
     kind = gated.layer(config, gated.attention(config, bias), residual="sandwich")
     return gated.uniform(config, kind, [{**rotation, "layout": "interleaved"}])

@@ -22,11 +22,7 @@ WEIGHTS: Table = {
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder.
-
-    scale_attn_by_inverse_layer_idx divides scores by the number of the layer, from 1.
-    reorder_and_upcast_attn only affects float16.
-    """
+    """Describe the decoder. reorder_and_upcast_attn only affects float16."""
     config.fixed({"add_cross_attention": False})
     config.take("reorder_and_upcast_attn", None)
     mlp = plain.mlp(config, "activation_function", "gelu_new", hidden=4 * config.width)
@@ -35,15 +31,12 @@ def describe(config: Settings) -> StackConfig:
     scaled = config.flag("scale_attn_weights", True)
     scale = kind.attention.head_size**-0.5 if scaled else 1.0
     options: Dict[str, Any] = {"tied": True, "encodings": (plain.learned(config),)}
-    if config.flag("scale_attn_by_inverse_layer_idx", False):
-        kinds = {
-            f"layer_{index}": kind.with_attention(scale=scale / (index + 1))
-            for index in range(config.layers)
-        }
+    if config.flag("scale_attn_by_inverse_layer_idx", False):  # scores by the layer's number
+        scales = {f"layer_{index}": scale / (index + 1) for index in range(config.layers)}
+        kinds = {name: kind.with_attention(scale=value) for name, value in scales.items()}
         return gated.decoder(config, (kinds, tuple(kinds)), **options)
-    return gated.uniform(
-        config, kind if scaled else kind.with_attention(scale=scale), [], **options
-    )
+    kind = kind if scaled else kind.with_attention(scale=scale)
+    return gated.uniform(config, kind, [], **options)
 
 
 FAMILY = Family(describe, WEIGHTS, base="transformer.", unused=(r"\.attn\.(masked_)?bias$",))

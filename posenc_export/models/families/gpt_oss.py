@@ -6,9 +6,7 @@ from posenc_export.models.families.shared.rules import OURS, Table, every_other_
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. Without layer_types, layers 0, 2, 4, ... have a window. A config
-    without rotary keys is refused: transformers has a YaRN default.
-    """
+    """Describe the decoder. A config without rotary keys is refused (YaRN by default)."""
     config.needs("num_key_value_heads", "head_dim", "sliding_window")
     rotation = config.rotation(theta=150000.0)
     bias, window = config.flag("attention_bias", True), config.window("sliding_window")
@@ -18,11 +16,8 @@ def describe(config: Settings) -> StackConfig:
     chosen = config.whole("num_experts_per_tok")
     trained = rotation["original_max_positions"]
     config.fixed({"initial_context_length": trained, "experts_per_token": chosen})
-    unit = {
-        "name": "clamped",
-        "alpha": config.number("swiglu_alpha", 1.702),
-        "limit": config.number("swiglu_limit", 7.0),
-    }
+    alpha, limit = config.number("swiglu_alpha", 1.702), config.number("swiglu_limit", 7.0)
+    unit = {"name": "clamped", "alpha": alpha, "limit": limit}
     kind = gated.layer(config, gated.attention(config, bias, bias, sinks=True))
     if (activation := kind.mlp["activation"]) != "silu":
         remedy = "correct config.json, since transformers ignores hidden_act"

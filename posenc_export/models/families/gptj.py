@@ -1,13 +1,7 @@
 """GPT-J (Wang and Komatsuzaki 2021): parallel sublayers after one norm, a head with bias."""
 
 from posenc_export.models.families.shared import gated, plain
-from posenc_export.models.families.shared.family import (
-    Family,
-    HeadConfig,
-    Settings,
-    StackConfig,
-    layer_of,
-)
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig, layer_of
 from posenc_export.models.families.shared.rules import OURS, QKV, Table, joined, same
 
 LAYER = "transformer.h.{layer}."
@@ -30,7 +24,7 @@ def describe(config: Settings) -> StackConfig:
     mlp = plain.mlp(config, "activation_function", "gelu_new", hidden=4 * config.width)
     norm = plain.layer_norm(config, "layer_norm_epsilon")
     kind = layer_of(plain.attention(config, bias=False), mlp, norm, "parallel")
-    return gated.uniform(config, kind, [rotation], head=HeadConfig(bias=True))
+    return gated.uniform(config, kind, [rotation], head={"bias": True})
 
 
 FAMILY = Family(describe, WEIGHTS, base="transformer.", unused=(r"\.attn\.(masked_)?bias$",))

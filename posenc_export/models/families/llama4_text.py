@@ -2,14 +2,9 @@
 
 from typing import Any, Dict, List
 
+from posenc_export.models.config import LayerConfig, StackConfig
 from posenc_export.models.families.shared import gated
-from posenc_export.models.families.shared.family import (
-    UNSUPPORTED,
-    Family,
-    LayerConfig,
-    Settings,
-    StackConfig,
-)
+from posenc_export.models.families.shared.family import UNSUPPORTED, Family, Settings
 from posenc_export.models.families.shared.rules import OURS, Table, half_of_columns, same, whole
 
 

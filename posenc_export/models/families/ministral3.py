@@ -7,9 +7,7 @@ from posenc_export.models.hugging_face import rope_spec
 
 def describe(config: Settings) -> StackConfig:
     """Describe the decoder. Queries are multiplied by 1 + llama_4_scaling_beta log(1 + floor(p /
-    original_max_position_embeddings)).
-
-    The scaling is applied before the rotation, with the same result, since the two commute.
+    original_max_position_embeddings)), before the rotation, which gives the same result.
     """
     config.needs("num_key_value_heads", "head_dim", "rope_parameters")
     keys = config.rotation_keys()
@@ -21,17 +19,11 @@ def describe(config: Settings) -> StackConfig:
     if not scaled or "rotary" in rotation:
         rule = "rope_parameters of type yarn for whole heads with llama_4_scaling_beta"
         raise config.refusal(rule, {**parameters, "llama_4_scaling_beta": beta})
-    temperature = {
-        "name": "logn",
-        "form": "steps",
-        "temperature": float(beta),
-        "period": rotation["original_max_positions"],
-        "first": 0,
-    }
-    kind, window = (
-        gated.layer(config, gated.attention(config)),
-        config.window("sliding_window", None),
-    )
+    period = rotation["original_max_positions"]
+    steps = {"name": "logn", "form": "steps", "first": 0}
+    temperature = {**steps, "temperature": float(beta), "period": period}
+    window = config.window("sliding_window", None)
+    kind = gated.layer(config, gated.attention(config))
     return gated.uniform(config, gated.windowed(config, kind, window), [temperature, rotation])
 
 

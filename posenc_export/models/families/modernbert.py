@@ -4,17 +4,10 @@ from typing import Dict, List
 
 import msgspec
 
+from posenc_export.models.config import LayerConfig, Named, StackConfig, TokensConfig
 from posenc_export.models.families.shared import gated, plain
 from posenc_export.models.families.shared.encoders import UNUSED, encoder_only
-from posenc_export.models.families.shared.family import (
-    Family,
-    LayerConfig,
-    Named,
-    Settings,
-    StackConfig,
-    TokensConfig,
-    stack,
-)
+from posenc_export.models.families.shared.family import Family, Settings, stack
 from posenc_export.models.families.shared.rules import OURS, QKV, Table, gate_and_up, same
 from posenc_export.models.hugging_face import rope_spec
 
@@ -77,10 +70,9 @@ def rotations(config: Settings) -> Dict[str, Named]:
     config.fixed({"rope_scaling": None})
     by_type = config.take("rope_parameters", None)
     if by_type is None:
-        by_type = {
-            name: {"rope_type": "default", "rope_theta": config.take(key, theta)}
-            for name, (key, theta) in THETAS.items()
-        }
+        thetas = {name: config.take(key, theta) for name, (key, theta) in THETAS.items()}
+        default = {"rope_type": "default"}
+        by_type = {name: {**default, "rope_theta": theta} for name, theta in thetas.items()}
     nested = isinstance(by_type, dict) and all(isinstance(part, dict) for part in by_type.values())
     if not nested or not set(by_type) <= set(THETAS):
         rule = f"rope_parameters to map {' and '.join(THETAS)} to mappings"
@@ -90,12 +82,11 @@ def rotations(config: Settings) -> Dict[str, Named]:
         "num_attention_heads": config.heads,
         "max_position_embeddings": config.trained_positions,
     }
-    return {
-        name: rope_spec(
-            {**sizes, "rope_parameters": {"rope_theta": theta, **by_type.get(name, {})}}
-        )
-        for name, (_, theta) in THETAS.items()
-    }
+    specs: Dict[str, Named] = {}
+    for name, (_, theta) in THETAS.items():
+        parameters = {"rope_theta": theta, **by_type.get(name, {})}
+        specs[name] = rope_spec({**sizes, "rope_parameters": parameters})
+    return specs
 
 
 FAMILY = Family(describe, WEIGHTS, unused=(*UNUSED, r"^(head|decoder)\."))

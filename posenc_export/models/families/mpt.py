@@ -1,13 +1,7 @@
 """MPT (MosaicML 2023): ALiBi, norms without biases, clipping of queries, keys and values."""
 
 from posenc_export.models.families.shared import gated, plain
-from posenc_export.models.families.shared.family import (
-    UNSUPPORTED,
-    Family,
-    Settings,
-    StackConfig,
-    layer_of,
-)
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig, layer_of
 from posenc_export.models.families.shared.rules import OURS, QKV, Table, same
 
 LAYER = "transformer.blocks.{layer}."
@@ -34,25 +28,21 @@ FIXED = {
     "attn_config.prefix_lm": False,
     "attn_config.qk_ln": False,
 }
+# Without effect with ALiBi, or outside training.
 UNREAD = (
     "learned_pos_emb embedding_fraction attn_config.attn_impl attn_config.model_type "
     "attn_config.is_encoder_decoder"
 ).split()
-NORMS = ("layernorm", "low_precision_layernorm")
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder.
-
-    learned_pos_emb has no effect with ALiBi, embedding_fraction has none outside training, and
-    norm_type only affects the precision of LayerNorm. alibi_bias_max is used as in MosaicML's code
-    (16 in MPT-7B-StoryWriter); transformers 5 ignores it and uses 8.
+    """Describe the decoder. norm_type only affects the precision of LayerNorm. alibi_bias_max is
+    used as in MosaicML's code (16 in MPT-7B-StoryWriter); transformers 5 ignores it and uses 8.
     """
     config.flatten("attn_config")
     config.fixed(FIXED)
     config.ignore(UNREAD)
-    if (kind_of_norm := config.take("norm_type", NORMS[0])) not in NORMS:
-        raise config.refusal(f"norm_type to be {' or '.join(NORMS)}", kind_of_norm, UNSUPPORTED)
+    config.choice("norm_type", ("layernorm", "low_precision_layernorm"))
     clip = config.number_or_none("attn_config.clip_qkv")
     scale = config.number_or_none("attn_config.softmax_scale")
     slopes = config.number("attn_config.alibi_bias_max", 8.0)

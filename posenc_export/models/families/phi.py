@@ -1,13 +1,7 @@
 """Phi-1, Phi-1.5 and Phi-2 (Li et al. 2023): GPT-J's layer with biases, partial rotation."""
 
 from posenc_export.models.families.shared import gated, plain
-from posenc_export.models.families.shared.family import (
-    Family,
-    HeadConfig,
-    Settings,
-    StackConfig,
-    layer_of,
-)
+from posenc_export.models.families.shared.family import Family, Settings, StackConfig, layer_of
 from posenc_export.models.families.shared.gated import LAYER
 from posenc_export.models.families.shared.rules import OURS, Table, same
 
@@ -29,7 +23,7 @@ def describe(config: Settings) -> StackConfig:
     kind = layer_of(attention, plain.mlp(config, "hidden_act", "gelu_new"), norm, "parallel")
     if config.flag("qk_layernorm", False):
         kind = gated.head_norm(kind)
-    return gated.uniform(config, kind, [rotation], head=HeadConfig(bias=True))
+    return gated.uniform(config, kind, [rotation], head={"bias": True})
 
 
 FAMILY = Family(describe, WEIGHTS)

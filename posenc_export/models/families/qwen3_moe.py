@@ -8,10 +8,7 @@ from posenc_export.models.families.shared.rules import experts
 
 def describe(config: Settings) -> StackConfig:
     """Describe the decoder. Every decoder_sparse_step-th layer has experts, except those in
-    mlp_only_layers.
-
-    Expert weights are the softmax over the chosen experts with norm_topk_prob, and over all experts
-    without.
+    mlp_only_layers. With norm_topk_prob, their weights are a softmax over the chosen experts.
     """
     config.needs("num_key_value_heads")
     rotation, bias = config.rotation(), config.flag("attention_bias", False)
@@ -26,10 +23,8 @@ def describe(config: Settings) -> StackConfig:
     count, chosen = config.whole("num_local_experts"), config.whole("num_experts_per_tok")
     weights = "chosen" if config.flag("norm_topk_prob", False) else "all"
     kinds = {"dense": dense, "experts": gated.with_experts(inner, count, chosen, weights)}
-    order = [
-        "dense" if index in dense_at or (index + 1) % step else "experts"
-        for index in range(config.layers)
-    ]
+    sparse = [not (index in dense_at or (index + 1) % step) for index in range(config.layers)]
+    order = ["experts" if flag else "dense" for flag in sparse]
     return gated.of_kinds(config, kinds, order)
 
 

@@ -12,9 +12,8 @@ def describe(config: Settings) -> StackConfig:
     config.ignore(("sliding_window", "max_window_layers"))
     config.full_attention()
     rotation, interval = config.rotation(theta=2000000.0), config.whole("no_rope_layer_interval", 4)
-    rotated = config.per_layer(
-        "no_rope_layers", [int((index + 1) % interval != 0) for index in range(config.layers)]
-    )
+    default = [int((index + 1) % interval != 0) for index in range(config.layers)]
+    rotated = config.per_layer("no_rope_layers", default)
     bias, mlp_bias = config.flag("attention_bias", False), config.flag("mlp_bias", False)
     kind = gated.layer(config, gated.attention(config, bias, bias), mlp_bias=mlp_bias)
     kinds = {"turned": kind.with_attention(encodings=(rotation,)), "plain": kind}

@@ -6,11 +6,7 @@ from posenc_export.models.families.shared.rules import OURS, stacked
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder.
-
-    With qk_layernorm, each head of queries and keys has a norm with separate weights. With
-    use_parallel_residual, attention and MLP are parallel after one norm.
-    """
+    """Describe the decoder. With use_parallel_residual, it is parallel after one norm."""
     config.needs("num_key_value_heads")
     rotation = config.rotation(partial=True, share=0.25)
     config.fixed({"head_dim": config.width // config.heads})

@@ -168,27 +168,10 @@ def names_of_decoder(description: StackConfig, config: Mapping[str, Any]) -> Tab
 
 
 UNUSED = (r"^lm_head\.", r"^encoder\.embed_tokens\.")
+OF_ENCODER = (r"^encoder\.", r"^decoder\.embed_tokens\.", KEYS_AND_VALUES)
 PARTS = {
-    "encoder": Family(
-        describe_encoder,
-        WEIGHTS,
-        base="",
-        unused=(*UNUSED, DECODER),
-        further_weights=names_of_encoder,
-    ),
-    "decoder": Family(
-        describe_decoder,
-        {},
-        base="",
-        unused=(r"^encoder\.", r"^decoder\.embed_tokens\.", KEYS_AND_VALUES),
-        further_weights=names_of_decoder,
-    ),
+    "encoder": Family(describe_encoder, WEIGHTS, "", (), (*UNUSED, DECODER), names_of_encoder),
+    "decoder": Family(describe_decoder, {}, "", (), OF_ENCODER, names_of_decoder),
 }
-FAMILY = Family(
-    describe,
-    WEIGHTS,
-    base="",
-    unused=(r"^decoder\.", *UNUSED, r"layer\.1\.EncDecAttention\."),
-    further_weights=names,
-    parts=PARTS,
-)
+UNUSED_BY_WHOLE = (r"^decoder\.", *UNUSED, r"layer\.1\.EncDecAttention\.")
+FAMILY = Family(describe, WEIGHTS, "", (), UNUSED_BY_WHOLE, names, parts=PARTS)

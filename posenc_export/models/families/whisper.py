@@ -42,18 +42,14 @@ def keys_of(part: str) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
     """Return a function that selects the keys of one part, under their usual names."""
 
     def keys(config: Mapping[str, Any]) -> Mapping[str, Any]:
-        own = {f"{part}_{name}": usual for name, usual in PART_KEYS.items()} | {
-            POSITIONS[part]: "max_position_embeddings"
-        }
-        theirs = [
-            f"{other}_{name}" for other in POSITIONS for name in (*PART_KEYS, "layerdrop")
-        ] + [*POSITIONS.values(), *PART_KEYS.values()]
+        own = {f"{part}_{name}": usual for name, usual in PART_KEYS.items()}
+        own[POSITIONS[part]] = "max_position_embeddings"
+        names = (*PART_KEYS, "layerdrop")
+        theirs = {f"{other}_{name}" for other in POSITIONS for name in names}
+        theirs |= {*POSITIONS.values(), *PART_KEYS.values()}
         rest = {key: value for key, value in config.items() if key not in theirs}
-        return {
-            **rest,
-            **{usual: config[key] for key, usual in own.items() if key in config},
-            "decoder_layers": config.get("decoder_layers"),
-        }
+        rest |= {usual: config[key] for key, usual in own.items() if key in config}
+        return {**rest, "decoder_layers": config.get("decoder_layers")}
 
     return keys
 

@@ -1,16 +1,11 @@
 """XLNet (Yang et al. 2019): Transformer-XL's sinusoids, post-norm. Only the content stream."""
 
+from typing import Any, Mapping
+
+from posenc_export.models.config import Named, StackConfig, TokensConfig
 from posenc_export.models.families.shared import plain
 from posenc_export.models.families.shared.encoders import UNUSED, encoder_only
-from posenc_export.models.families.shared.family import (
-    Family,
-    Named,
-    Settings,
-    StackConfig,
-    TokensConfig,
-    layer_of,
-    stack,
-)
+from posenc_export.models.families.shared.family import Family, Settings, layer_of, stack
 from posenc_export.models.families.shared.rules import (
     ENCODING,
     OURS,
@@ -64,12 +59,9 @@ def describe(config: Settings) -> StackConfig:
     return stack(config, {"layer": kind}, ("layer",) * config.layers, tokens)
 
 
-FAMILY = Family(
-    describe,
-    WEIGHTS,
-    base="transformer.",
-    unused=(*UNUSED, *NOT_READ),
-    further_weights=lambda description, config: {
-        "tokens.segments": no_table(SEGMENTS, description.width)
-    },
-)
+def no_segments(description: StackConfig, config: Mapping[str, Any]) -> Table:
+    return {"tokens.segments": no_table(SEGMENTS, description.width)}
+
+
+UNREAD_TENSORS = (*UNUSED, *NOT_READ)
+FAMILY = Family(describe, WEIGHTS, "transformer.", (), UNREAD_TENSORS, no_segments)

@@ -4,9 +4,12 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Mapping, Tuple
 
 from posenc_export.models.gguf.conversion import CONV1D, GROUPED, ONE_MORE, TURNED, Change, Config
-from posenc_export.models.gguf.metadata import Metadata
+from posenc_export.models.gguf.metadata import AGAIN, SAFETENSORS, Metadata, present
 from posenc_export.models.gguf.rotation import Read, rotation
+from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import suggestion
+
+Further = Callable[[Metadata, Config], Config]
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Architecture:
     model_type: str
     keys: Mapping[str, Any]
     undo: Mapping[str, Change] = field(default_factory=dict)
-    further: Callable[[Metadata, Config], Config] = lambda metadata, config: {}
+    further: Further = lambda metadata, config: {}
     without: Tuple[str, ...] = ()
     rotates: bool = True
     spelled: Mapping[str, str] = field(default_factory=dict)
@@ -49,45 +52,32 @@ def config_of(
     """
     name, experts = str(metadata.architecture), metadata.values.get("llama.expert_count", 0)
     if name not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        raise ValueError(
-            f"gguf: expected general.architecture to be one of {known}, got {name!r}; "
-            f"{suggestion(name, list(ARCHITECTURES))}"
-        )
+        rule = f"general.architecture to be one of {', '.join(ARCHITECTURES)}"
+        raise refusal("gguf", rule, repr(name), suggestion(name, list(ARCHITECTURES)))
     if "token_embd.weight" not in shapes:
-        raise ValueError(
-            "gguf: expected a file with the tensor token_embd.weight, got none; give the "
-            "file of the language model"
-        )
+        remedy = "give the file of the language model"
+        raise refusal("gguf", "a file with the tensor token_embd.weight", "none", remedy)
     dense = isinstance(experts, int) and experts == 0
     kind = ARCHITECTURES[name] if name != "llama" or dense else MIXTRAL
     config: Config = {"model_type": kind.model_type, "vocab_size": shapes["token_embd.weight"][0]}
     config |= _common(metadata)
-    config |= {
-        key: value(metadata) if callable(value) else value for key, value in kind.keys.items()
-    }
+    for key, value in kind.keys.items():
+        config[key] = value(metadata) if callable(value) else value
     config |= kind.further(metadata, config)
     turned = rotation(metadata, config["head_dim"], read) if kind.rotates else {}
     config |= {kind.spelled.get(key, key): value for key, value in turned.items()}
-    for key in kind.without:
-        del config[key]
     metadata.finish()
-    return config, kind
+    return {key: value for key, value in config.items() if key not in kind.without}, kind
 
 
 def _common(metadata: Metadata) -> Config:
     width, heads = metadata.whole("embedding_length"), metadata.whole("attention.head_count")
     size = metadata.whole("attention.key_length", width // heads)
     if metadata.whole("attention.value_length", size) != size:
-        raise ValueError(
-            f"gguf: expected values as long as keys, {size}, got another "
-            "attention.value_length; convert the model to safetensors"
-        )
+        rule = f"values as long as keys, {size}"
+        raise refusal("gguf", rule, "another attention.value_length", SAFETENSORS)
     if metadata.take("attention.causal", True) is not True:
-        raise ValueError(
-            "gguf: expected attention.causal to be true, got false; convert the model to "
-            "safetensors"
-        )
+        raise refusal("gguf", "attention.causal to be true", "false", SAFETENSORS)
     return {
         "hidden_size": width,
         "num_attention_heads": heads,
@@ -119,15 +109,15 @@ def _dense(metadata: Metadata, config: Config) -> Config:
     return {}
 
 
-def _scaled(by_width: int) -> Callable[[Metadata, Config], Config]:
+def _scaled(by_width: int) -> Further:
     """Keys of Gemma 2 and 3. llama.cpp knows from the number of layers that the 27B models,
     with `by_width` layers, divide scores by the root of width / heads.
     """
 
     def further(metadata: Metadata, config: Config) -> Config:
-        if config["num_hidden_layers"] == by_width:
-            return {"query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"]}
-        return {"query_pre_attn_scalar": config["head_dim"]}
+        by_head = config["hidden_size"] // config["num_attention_heads"]
+        widest = config["num_hidden_layers"] == by_width
+        return {"query_pre_attn_scalar": by_head if widest else config["head_dim"]}
 
     return further
 
@@ -139,7 +129,7 @@ def _gemma3(metadata: Metadata, config: Config) -> Config:
     if isinstance(pattern, list):  # whether each layer has a window
         names = ["sliding_attention" if window else "full_attention" for window in pattern]
         types = {"layer_types": names}
-    cap = metadata.given(final_logit_softcapping=metadata.take("final_logit_softcapping"))
+    cap = present(final_logit_softcapping=metadata.take("final_logit_softcapping"))
     return {**_scaled(62)(metadata, config), **types, **cap}
 
 
@@ -154,10 +144,8 @@ def _phi3(metadata: Metadata, config: Config) -> Config:
 def _equal_heads(metadata: Metadata, config: Config) -> Config:
     """Check that keys have as many heads as queries."""
     if config["num_key_value_heads"] != config["num_attention_heads"]:
-        raise ValueError(
-            f"gguf: expected as many key heads as query heads in {metadata.architecture}, "
-            "got other numbers; convert the model again"
-        )
+        rule = f"as many key heads as query heads in {metadata.architecture}"
+        raise refusal("gguf", rule, "other numbers", AGAIN)
     return {}
 
 
@@ -168,10 +156,8 @@ def _gpt2(metadata: Metadata, config: Config) -> Config:
 
 def _mpt(metadata: Metadata, config: Config) -> Config:
     if config["intermediate_size"] != 4 * config["hidden_size"]:
-        raise ValueError(
-            "gguf: expected feed_forward_length to be four times embedding_length in mpt, "
-            "got another; convert the model to safetensors"
-        )
+        rule = "feed_forward_length to be four times embedding_length in mpt"
+        raise refusal("gguf", rule, "another", SAFETENSORS)
     slopes = metadata.number("attention.max_alibi_bias", 8.0)
     clip = metadata.take("attention.clamp_kqv") or None
     _equal_heads(metadata, config)
@@ -224,9 +210,8 @@ ARCHITECTURES = {
     "qwen3moe": Architecture(
         "qwen3_moe",
         {
-            **{**RMS, **BIAS, **EXPERTS},
+            **{**RMS, **BIAS, **EXPERTS, "norm_topk_prob": True},
             "num_experts": _whole("expert_count"),
-            "norm_topk_prob": True,
             "moe_intermediate_size": _whole("expert_feed_forward_length"),
         },
     ),

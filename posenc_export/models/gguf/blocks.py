@@ -11,13 +11,8 @@ BLOCK = 32
 # Types with blocks of 32 weights scale * (code - zero) or scale * code + minimum: bits of codes,
 # and the code that becomes 0.
 TYPES = {
-    "Q4_0": (4, 8),
-    "Q4_1": (4, 8),
-    "Q5_0": (8, 16),
-    "Q5_1": (8, 16),
-    "Q8_0": (8, 0),
-    "Q4_K": (4, 8),
-    "Q5_K": (8, 16),
+    **{"Q4_0": (4, 8), "Q4_1": (4, 8), "Q4_K": (4, 8)},
+    **{"Q5_0": (8, 16), "Q5_1": (8, 16), "Q5_K": (8, 16), "Q8_0": (8, 0)},
 }
 UNQUANTIZED = ("F64", "F32", "F16", "BF16")
 
@@ -33,10 +28,8 @@ class GGUFMatrix:
         return dequantized(self._tensor)
 
     def blocks(self) -> Optional[Blocks]:
-        """Return the blocks of a tensor whose type is one of TYPES. Codes are what remains of
-        dequantized weights without scale and minimum.
-
-        Centred codes make rounding errors of activations matter less.
+        """Return the blocks of a tensor whose type is one of TYPES, with centred codes, for which
+        rounding errors of activations matter less.
         """
         if self._kind not in TYPES:
             return None
@@ -47,9 +40,8 @@ class GGUFMatrix:
         codes = np.rint(above / np.where(scales == 0, np.float32(1), scales)[..., None])
         if minima is None:
             return Blocks(codes.astype(np.int8), scales, None, bits)
-        return Blocks(
-            (codes - zero).astype(np.int8), scales, minima + np.float32(zero) * scales, bits
-        )
+        offsets = minima + np.float32(zero) * scales
+        return Blocks((codes - zero).astype(np.int8), scales, offsets, bits)
 
 
 def _scales(data: np.ndarray, kind: str) -> Tuple[np.ndarray, Optional[np.ndarray]]:
@@ -64,8 +56,8 @@ def _scales(data: np.ndarray, kind: str) -> Tuple[np.ndarray, Optional[np.ndarra
     )
     shape = (len(data), -1)
     if kind in ("Q4_K", "Q5_K"):  # scales and minima of 6 bits, with a scale each for 8 blocks
-        scales, minima = quants.Q4_K.get_scale_min(blocks[:, 4:16])
-        return (first * scales.astype(np.float32)).reshape(shape), (
-            -second * minima.astype(np.float32)
-        ).reshape(shape)
+        scales, minima = (
+            part.astype(np.float32) for part in quants.Q4_K.get_scale_min(blocks[:, 4:16])
+        )
+        return (first * scales).reshape(shape), (-second * minima).reshape(shape)
     return first.reshape(shape), second.reshape(shape) if kind.endswith("_1") else None

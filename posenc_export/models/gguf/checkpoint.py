@@ -15,11 +15,11 @@ from posenc_export.models.gguf import text
 from posenc_export.models.gguf.architectures import config_of
 from posenc_export.models.gguf.blocks import GGUFMatrix
 from posenc_export.models.gguf.conversion import undone
-from posenc_export.models.gguf.file import dequantized
-from posenc_export.models.gguf.metadata import Metadata
+from posenc_export.models.gguf.file import GGUFTensor, dequantized
+from posenc_export.models.gguf.metadata import AGAIN, Metadata
 from posenc_export.models.gguf.parts import read_parts, tensors_of
-from posenc_export.models.gguf.tensors import GGUFTensor
 from posenc_export.models.gguf.vocabulary import vocabulary_of
+from posenc_export.shared.refusal import refusal
 
 # Read with the config.
 OF_ROTATION = re.compile(r"^rope_(freqs|factors_short|factors_long)\.weight$")
@@ -36,14 +36,11 @@ def is_gguf(path: Path) -> bool:
 
 
 class GGUFCheckpoint:
-    """The tensors of a GGUF file, by transformers' names. Tensors are mapped into memory and read
-    one at a time. Use as a context manager, as Checkpoint.
+    """The tensors of a GGUF file, by transformers' names, mapped and read one at a time; a context
+    manager, as Checkpoint. `config` is the contents of config.json.
 
     Args:
         path: the file, or the first of the files that it was split into.
-
-    Attributes:
-        config: the contents of config.json.
 
     Raises:
         ValueError: a file that is missing or damaged, an architecture or a key that cannot be read.
@@ -55,9 +52,8 @@ class GGUFCheckpoint:
         self._tensors: Dict[str, GGUFTensor] = tensors_of(parts)
         self._path, self._values = path, parts[0].values
         metadata = Metadata(self._values, self._tensors)
-        self.config, kind = config_of(
-            metadata, {name: tensor.shape for name, tensor in self._tensors.items()}, self._read
-        )
+        shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
+        self.config, kind = config_of(metadata, shapes, self._read)
         self._undo = kind.undo
         self._places: Dict[str, Place] = {}
         self._shapes: Mapping[str, Tuple[int, ...]] = {}
@@ -74,11 +70,9 @@ class GGUFCheckpoint:
         """
         beside = self._path.parent / "tokenizer.json"
         vocabulary = vocabulary_of(self._values)
-        return (
-            {**text.settings_of(vocabulary), beside.name: beside.read_bytes()}
-            if beside.is_file()
-            else text.files_of(vocabulary)
-        )
+        if beside.is_file():
+            return {**text.settings_of(vocabulary), beside.name: beside.read_bytes()}
+        return text.files_of(vocabulary)
 
     def __enter__(self) -> "GGUFCheckpoint":
         return self
@@ -103,29 +97,20 @@ class GGUFCheckpoint:
         return self._base
 
     def check(self, shapes: Mapping[str, Tuple[int, ...]]) -> None:
-        """Check that the file holds exactly these tensors with these sizes.
-
-        Raises:
-            ValueError: a tensor is missing, unknown or has other sizes.
-        """
-        self._places = dict(zip(shapes, self._found(list(shapes)), strict=True))
+        """Check that the tensors are exactly these, with these sizes; ValueError otherwise."""
+        self._places = self._placed(list(shapes))
         self._shapes = shapes
         used = {name for name, _ in self._places.values()}
         missing = [
-            f"{place[0]} ({name})"
-            for name, place in self._places.items()
-            if place[0] not in self._tensors
+            f"no {place} ({name})"
+            for name, (place, _) in self._places.items()
+            if place not in self._tensors
         ]
         extra = sorted(name for name in set(self._tensors) - used if not OF_ROTATION.match(name))
         if missing or extra:
-            rule = (
-                f"expected the {len(used)} tensors of {self._architecture} that the metadata "
-                "describe"
-            )
-            raise ValueError(
-                f"gguf: {rule}, got {f'no {missing[0]}' if missing else f'also {extra[0]}'}; "
-                "convert the model again, or to safetensors"
-            )
+            rule = f"the {len(used)} tensors of {self._architecture} that the metadata describe"
+            got = missing[0] if missing else f"also {extra[0]}"
+            raise refusal("gguf", rule, got, f"{AGAIN}, or to safetensors")
         for name, shape in shapes.items():
             place, row = self._places[name]
             stored = self._tensors[place].shape
@@ -148,10 +133,8 @@ class GGUFCheckpoint:
 
     def _other_shape(self, name: str) -> ValueError:
         place, _ = self._places[name]
-        return ValueError(
-            f"gguf: expected {place} with sizes {list(self._shapes[name])} by the metadata, "
-            f"got {list(self._tensors[place].shape)}; convert the model again"
-        )
+        rule = f"{place} with sizes {list(self._shapes[name])} by the metadata"
+        return refusal("gguf", rule, list(self._tensors[place].shape), AGAIN)
 
     def matrix(self, name: str) -> Optional[Numbered]:
         """Return a matrix and the index [N,1] of each row in it; None for other tensors."""
@@ -159,29 +142,25 @@ class GGUFCheckpoint:
         tensor = self._tensors[place]
         if row is not None or len(tensor.shape) != 2:
             return None
-        return GGUFMatrix(tensor), undone(
-            place, np.arange(len(tensor.data))[:, None], self._undo, self.config
-        )
+        rows = np.arange(len(tensor.data))[:, None]
+        return GGUFMatrix(tensor), undone(place, rows, self._undo, self.config)
 
     def _read(self, name: str) -> np.ndarray:
         return dequantized(self._tensors[name])
 
-    def _found(self, names: List[str]) -> List[Place]:
+    def _placed(self, names: List[str]) -> Dict[str, Place]:
         """Return the places of tensors by transformers' names, from gguf's table."""
         from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
-        number = next(
-            number for number, name in MODEL_ARCH_NAMES.items() if name == self._architecture
-        )
-        table, places = get_tensor_name_map(number, self.config["num_hidden_layers"]), []
+        numbers = {name: number for number, name in MODEL_ARCH_NAMES.items()}
+        layers = self.config["num_hidden_layers"]
+        table, places = get_tensor_name_map(numbers[self._architecture], layers), {}
         for name in names:
             row, plain = None, name
             for pattern, plainly in STACKED:
                 if (index := pattern.search(name)) is not None:
                     row, plain = int(index[1]), pattern.sub(plainly, name)
             module, _, kind = plain.rpartition(".")
-            theirs = (
-                table.get_name(module) or table.get_name(module.removeprefix(self._base)) or name
-            )
-            places.append((theirs if theirs == name else f"{theirs}.{kind}", row))
+            theirs = table.get_name(module) or table.get_name(module.removeprefix(self._base))
+            places[name] = (f"{theirs}.{kind}" if theirs else name, row)
         return places

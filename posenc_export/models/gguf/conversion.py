@@ -10,24 +10,18 @@ Change = Callable[[np.ndarray, Config], np.ndarray]
 
 
 def undone(name: str, rows: np.ndarray, undo: Mapping[str, Change], config: Config) -> np.ndarray:
-    """Return a tensor as it was before the conversion to GGUF.
-
-    Args:
-        name: its name in the file.
-        rows: its numbers, or indices of its rows [N,1].
-        undo: of its architecture.
-    """
+    """Return a tensor of the file, or indices [N,1] of its rows, as before the conversion."""
     for pattern, change in undo.items():
         if re.search(pattern, name):
             return np.ascontiguousarray(change(rows, config))
     return rows
 
 
-def _heads_apart(count: Callable[[Config], int]) -> Change:
+def _heads_apart(key: str) -> Change:
     """Return what undoes the turn of pairs (k, k + D/2) of a head into (2k, 2k + 1)."""
 
     def undo(rows: np.ndarray, config: Config) -> np.ndarray:
-        heads = rows.reshape(count(config), -1, 2, *rows.shape[1:])
+        heads = rows.reshape(int(config[key]), -1, 2, *rows.shape[1:])
         return heads.swapaxes(1, 2).reshape(rows.shape)
 
     return undo
@@ -39,25 +33,18 @@ def _in_groups(rows: np.ndarray, config: Config) -> np.ndarray:
     if config["model_type"] == "falcon":
         groups = int(config["num_kv_heads"]) if config["new_decoder_architecture"] else 1
     size = len(rows) // (heads + 2 * groups)
-    parts = [
-        part.reshape(groups, -1, *rows.shape[1:])
-        for part in np.split(rows, [heads * size, (heads + groups) * size])
-    ]
-    return np.concatenate(parts, axis=1).reshape(rows.shape)
-
-
-def _less_one(weight: np.ndarray, config: Config) -> np.ndarray:
-    return weight - np.float32(1)
-
-
-def _transposed(weight: np.ndarray, config: Config) -> np.ndarray:
-    return weight.T
+    parts = np.split(rows, [heads * size, (heads + groups) * size])
+    grouped = [part.reshape(groups, -1, *rows.shape[1:]) for part in parts]
+    return np.concatenate(grouped, axis=1).reshape(rows.shape)
 
 
 # What undoes the conversion of each kind of architecture, by a pattern of the tensor's name.
-TURNED = {
-    r"attn_q\.": _heads_apart(lambda config: int(config["num_attention_heads"])),
-    r"attn_k\.": _heads_apart(lambda config: int(config["num_key_value_heads"])),
+TURNED: Dict[str, Change] = {
+    r"attn_q\.": _heads_apart("num_attention_heads"),
+    r"attn_k\.": _heads_apart("num_key_value_heads"),
 }
-ONE_MORE, GROUPED = {r"norm\.weight$": _less_one}, {r"attn_qkv\.": _in_groups}
-CONV1D = {r"attn_(qkv|output)\.weight|ffn_(up|down)\.weight": _transposed}
+ONE_MORE: Dict[str, Change] = {r"norm\.weight$": lambda weight, config: weight - np.float32(1)}
+GROUPED: Dict[str, Change] = {r"attn_qkv\.": _in_groups}
+CONV1D: Dict[str, Change] = {
+    r"attn_(qkv|output)\.weight|ffn_(up|down)\.weight": lambda weight, config: weight.T
+}

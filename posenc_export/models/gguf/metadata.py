@@ -5,44 +5,35 @@ from typing import Any, Collection, Dict, Mapping, Optional
 
 import numpy as np
 
+from posenc_export.shared.refusal import refusal
+
 # Keys of an architecture that say nothing that the tensors and the other keys do not say.
 REPEATED = ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout")
 LONGEST = 2**12  # entries of an array that is read, one for each layer
+AGAIN, SAFETENSORS = "convert the model again", "convert the model to safetensors"
 
 
 class Metadata:
-    """The metadata of a GGUF file.
+    """The metadata of a GGUF file. ValueError: it has no architecture.
 
     Args:
         values: GGUFFile.values.
         tensors: names of its tensors.
-
-    Raises:
-        ValueError: no architecture.
     """
 
     def __init__(self, values: Mapping[str, Any], tensors: Collection[str]) -> None:
         self.values, self.tensors = values, tensors
         self.architecture = values.get("general.architecture")
         if not isinstance(self.architecture, str):
-            raise ValueError(
-                "gguf: expected general.architecture to be a name, got "
-                f"{self.architecture!r:.80}; give the file of a language model"
-            )
+            rule, got = "general.architecture to be a name", f"{self.architecture!r:.80}"
+            raise refusal("gguf", rule, got, "give the file of a language model")
         start = f"{self.architecture}."
-        self._remaining = {
-            key.removeprefix(start): value for key, value in values.items() if key.startswith(start)
-        }
-        for key in REPEATED:
-            self._remaining.pop(key, None)
+        own = {key.removeprefix(start): values[key] for key in values if key.startswith(start)}
+        self._remaining = {key: value for key, value in own.items() if key not in REPEATED}
 
     def take(self, key: str, default: Any = None) -> Any:
-        """Remove a key, given without the architecture, and return its value; an array as a list.
-
-        An array of equal values is one value. Return `default` if the file has no such key.
-
-        Raises:
-            ValueError: an array with more than LONGEST entries that are not equal.
+        """Remove a key, named without the architecture, and return its value; an array as a list,
+        or as one value if all entries are equal. ValueError: more than LONGEST other entries.
         """
         value = self._remaining.pop(key, default)
         if not isinstance(value, np.ndarray):
@@ -50,57 +41,38 @@ class Metadata:
         if len(value) and (value == value[0]).all():
             return value[0].item()
         if len(value) > LONGEST:
-            raise ValueError(
-                f"gguf: expected {self.architecture}.{key} with at most {LONGEST} entries, "
-                f"got {len(value)}; convert the model again"
-            )
+            raise self._refusal(key, f"with at most {LONGEST} entries", len(value))
         return value.tolist()
 
     def whole(self, key: str, default: Optional[int] = None) -> int:
-        """Take an integer above 0.
-
-        Raises:
-            ValueError: it is missing without a default, or another value.
-        """
+        """Take an integer above 0. ValueError: another value, or none without a default."""
         value = self.take(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(
-                f"gguf: expected {self.architecture}.{key} to be an integer above 0, got "
-                f"{value!r:.80}; convert the model again"
-            )
+            raise self._refusal(key, "to be an integer above 0", f"{value!r:.80}")
         return value
 
     def number(self, key: str, default: Optional[float] = None) -> float:
-        """Take a finite number.
-
-        Raises:
-            ValueError: it is missing without a default, or another value.
-        """
+        """Take a finite number. ValueError: another value, or none without a default."""
         value = self.take(key, default)
         if type(value) not in (int, float) or not math.isfinite(value):
-            raise ValueError(
-                f"gguf: expected {self.architecture}.{key} to be a number, got "
-                f"{value!r:.80}; convert the model again"
-            )
+            raise self._refusal(key, "to be a number", f"{value!r:.80}")
         return value
 
     def holds(self, name: str) -> bool:
         """Whether the file holds a tensor."""
         return name in self.tensors
 
-    def given(self, **keys: Any) -> Dict[str, Any]:
-        """Return the keys whose values are not None."""
-        return {key: value for key, value in keys.items() if value is not None}
-
     def finish(self) -> None:
-        """Refuse keys that were not taken.
-
-        Raises:
-            ValueError: such a key exists.
-        """
+        """Raise ValueError if there are keys that were not taken."""
         if self._remaining:
-            rule = f"expected only keys of {self.architecture} that change nothing or are read"
-            raise ValueError(
-                f"gguf: {rule}, got also {', '.join(sorted(self._remaining))}; convert the "
-                "model to safetensors and export that"
-            )
+            rule = f"only keys of {self.architecture} that change nothing or are read"
+            got = f"also {', '.join(sorted(self._remaining))}"
+            raise refusal("gguf", rule, got, f"{SAFETENSORS} and export that")
+
+    def _refusal(self, key: str, rule: str, got: object) -> ValueError:
+        return refusal("gguf", f"{self.architecture}.{key} {rule}", got, AGAIN)
+
+
+def present(**keys: Any) -> Dict[str, Any]:
+    """Return the keys whose values are not None."""
+    return {key: value for key, value in keys.items() if value is not None}

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 from typing import Any, Dict, List
 
-from posenc_export.models.gguf.file import GGUFFile, read
-from posenc_export.models.gguf.tensors import GGUFTensor
+from posenc_export.models.gguf.file import GGUFFile, GGUFTensor, read
+from posenc_export.shared.refusal import refusal
 
 PART = re.compile(r"-(\d{5})-of-(\d{5})$")  # end of the name of a file that was split
 NUMBER, COUNT, TENSORS = "split.no", "split.count", "split.tensors.count"
@@ -24,15 +24,12 @@ def read_parts(path: Path) -> List[GGUFFile]:
         return [first]
     name = PART.search(path.stem)
     if name is None or int(name[1]) != 1 or int(name[2]) != count:
-        raise ValueError(
-            f"checkpoint: expected the first of {count} files, NAME-00001-of-{count:05}.gguf, "
-            f"got {path.name}; give the first, with the others beside it"
-        )
+        rule = f"the first of {count} files, NAME-00001-of-{count:05}.gguf"
+        remedy = "give the first, with the others beside it"
+        raise refusal("checkpoint", rule, path.name, remedy)
     stem = path.stem[: name.start()]
-    others = [
-        read(path.with_name(f"{stem}-{part:05}-of-{count:05}.gguf")) for part in range(2, count + 1)
-    ]
-    files = [first, *others]
+    names = [f"{stem}-{part:05}-of-{count:05}.gguf" for part in range(2, count + 1)]
+    files = [first, *(read(path.with_name(other)) for other in names)]
     for index, file in enumerate(files):
         for key, wanted in ((NUMBER, index), (COUNT, count)):
             if (number := _whole(file, key, wanted)) != wanted:
@@ -44,7 +41,7 @@ def read_parts(path: Path) -> List[GGUFFile]:
 
 
 def tensors_of(files: List[GGUFFile]) -> Dict[str, GGUFTensor]:
-    """Return the tensors of all parts by name. Raise ValueError if two parts have one."""
+    """Return the tensors of all parts by name. ValueError: two parts have one."""
     tensors: Dict[str, GGUFTensor] = {}
     for file in files:
         for tensor in file.tensors:
@@ -62,5 +59,4 @@ def _whole(file: GGUFFile, key: str, default: int) -> int:
 
 
 def _refusal(file: GGUFFile, rule: str, got: Any) -> ValueError:
-    name = file.path.name
-    return ValueError(f"gguf {name}: expected {rule}, got {got}; download the files again")
+    return refusal(f"gguf {file.path.name}", rule, got, "download the files again")

@@ -6,6 +6,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Tuple
 from posenc_export.models.gguf.splits import SPLITS
 from posenc_export.models.gguf.vocabulary import REMEDY, check
 from posenc_export.shared.foreign import explained
+from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import suggestion
 
 # Kinds of tokens (gguf.TokenType).
@@ -14,17 +15,11 @@ SPACE = "\u2581"  # stands for a space in vocabularies of sentencepiece
 # Control tokens that end a turn in published chat templates. A file names only one stop token,
 # which is often the end of a whole text.
 ENDS = (
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|end|>",
-    "<end_of_turn>",
-    "<|end_of_turn|>",
-    "<|END_OF_TURN_TOKEN|>",
-    "<|endoftext|>",
-    "<|return|>",
+    *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>"),
+    *("<|END_OF_TURN_TOKEN|>", "<|endoftext|>", "<|return|>"),
 )
 NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+KEY = "tokenizer.ggml."
 
 
 def files_of(values: Mapping[str, Any]) -> Dict[str, bytes]:
@@ -39,7 +34,7 @@ def files_of(values: Mapping[str, Any]) -> Dict[str, bytes]:
             sentencepiece.
         ModuleNotFoundError: tokenizers is not installed.
     """
-    if values.get("tokenizer.ggml.model") in (None, "none", "no_vocab"):
+    if values.get(f"{KEY}model") in (None, "none", "no_vocab"):
         return {}
     check(values)
     return {"tokenizer.json": tokenizer_of(values).to_str().encode(), **settings_of(values)}
@@ -47,7 +42,7 @@ def files_of(values: Mapping[str, Any]) -> Dict[str, bytes]:
 
 def settings_of(values: Mapping[str, Any]) -> Dict[str, bytes]:
     """Return generation_config.json, tokenizer_config.json and chat_template.jinja."""
-    tokens = values.get("tokenizer.ggml.tokens", [])
+    tokens = values.get(f"{KEY}tokens", [])
     ids = {name: _id(values, key) for name, key in NAMED.items()}
     generation = {
         "bos_token_id": ids["bos_token"],
@@ -56,11 +51,10 @@ def settings_of(values: Mapping[str, Any]) -> Dict[str, bytes]:
     }
     named = {name: tokens[index] for name, index in ids.items() if index is not None}
     whether = {f"add_{name}_token": _adds(values, name) for name in ("bos", "eos")}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **named, **whether}
     files = {
         "generation_config.json": _json(generation),
-        "tokenizer_config.json": _json(
-            {"tokenizer_class": "PreTrainedTokenizerFast", **named, **whether}
-        ),
+        "tokenizer_config.json": _json(settings),
     }
     template = values.get("tokenizer.chat_template")
     return files if template is None else {**files, "chat_template.jinja": template.encode()}
@@ -68,14 +62,10 @@ def settings_of(values: Mapping[str, Any]) -> Dict[str, bytes]:
 
 def stop_ids(values: Mapping[str, Any]) -> List[int]:
     """Return the tokens that end a text or a turn: named ones, and control tokens among ENDS."""
-    tokens = values.get("tokenizer.ggml.tokens", [])
-    kinds = values.get("tokenizer.ggml.token_type", [])
+    tokens, kinds = values.get(f"{KEY}tokens", []), values.get(f"{KEY}token_type", [])
     named = [_id(values, key) for key in ("eos", "eot", "eom")]
-    others = [
-        index
-        for index, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
-        if kind == CONTROL and token in ENDS
-    ]
+    pairs = enumerate(zip(tokens, kinds, strict=False))
+    others = [index for index, (token, kind) in pairs if kind == CONTROL and token in ENDS]
     return list(dict.fromkeys(index for index in (*named, *others) if index is not None))
 
 
@@ -86,18 +76,15 @@ def tokenizer_of(values: Mapping[str, Any]) -> Any:
         ValueError: a vocabulary of another kind, or a way of splitting texts that is not in
             splits.SPLITS.
     """
-    kind = values["tokenizer.ggml.model"]
+    kind, tokens = values[f"{KEY}model"], values[f"{KEY}tokens"]
     if kind not in BUILDERS:
-        raise ValueError(
-            f"gguf: expected tokenizer.ggml.model to be {' or '.join(BUILDERS)}, got "
-            f"{kind!r}; {REMEDY}"
-        )
-    tokens = values["tokenizer.ggml.tokens"]
-    kinds = values.get("tokenizer.ggml.token_type") or [NORMAL] * len(
-        values["tokenizer.ggml.tokens"]
-    )
-    if kind == "gpt2":
-        _check_split(values)
+        rule = f"{KEY}model to be {' or '.join(BUILDERS)}"
+        raise refusal("gguf", rule, repr(kind), REMEDY)
+    kinds = values.get(f"{KEY}token_type") or [NORMAL] * len(tokens)
+    split = values.get(f"{KEY}pre")
+    if kind == "gpt2" and split not in SPLITS:
+        rule, remedy = f"{KEY}pre to be one of {', '.join(SPLITS)}", suggestion(split, SPLITS)
+        raise refusal("gguf", rule, f"{split!r:.80}", f"{remedy} Or {REMEDY}")
     with explained("gguf: expected a vocabulary that the tokenizers package can read", REMEDY):
         tokenizer = BUILDERS[kind](values, tokens, kinds)
         _add_whole(tokenizer, tokens, kinds)
@@ -105,33 +92,19 @@ def tokenizer_of(values: Mapping[str, Any]) -> Any:
     return tokenizer
 
 
-def _check_split(values: Mapping[str, Any]) -> None:
-    name = values.get("tokenizer.ggml.pre")
-    if name not in SPLITS:
-        known = ", ".join(SPLITS)
-        raise ValueError(
-            f"gguf: expected tokenizer.ggml.pre to be one of {known}, got {name!r:.80}; "
-            f"{suggestion(name, SPLITS)} Or {REMEDY}"
-        )
-
-
 def _byte_level(values: Mapping[str, Any], tokens: List[str], kinds: List[int]) -> Any:
     """A tokenizer that merges bytes (GPT-2)."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    split = SPLITS[values["tokenizer.ggml.pre"]]
-    merges = [tuple(pair.split(" ", 1)) for pair in values.get("tokenizer.ggml.merges", [])]
-    tokenizer = Tokenizer(
-        models.BPE(
-            {token: index for index, token in enumerate(tokens)}, merges, ignore_merges=split.whole
-        )
-    )
+    split = SPLITS[values[f"{KEY}pre"]]
+    merges = [tuple(pair.split(" ", 1)) for pair in values.get(f"{KEY}merges", [])]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=split.whole))
     if split.composed:
         tokenizer.normalizer = normalizers.NFC()
     parts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in split.patterns]
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [*parts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*parts, level])
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
@@ -144,18 +117,12 @@ def _sentencepiece(values: Mapping[str, Any], tokens: List[str], kinds: List[int
     # normalization.
     spelled = [SPACE * len(token) if token and not token.strip(" ") else token for token in tokens]
     vocabulary = {token: index for index, token in enumerate(spelled)}
-    pairs = list(_merges(spelled, kinds, values.get("tokenizer.ggml.scores", []), vocabulary))
+    pairs = list(_merges(spelled, kinds, values.get(f"{KEY}scores", []), vocabulary))
     unknown = _id(values, "unknown")
-    tokenizer = Tokenizer(
-        models.BPE(
-            vocabulary,
-            pairs,
-            unk_token=None if unknown is None else spelled[unknown],
-            fuse_unk=True,
-            byte_fallback=True,
-        )
-    )
-    prefixed = bool(values.get("tokenizer.ggml.add_space_prefix", True))
+    token = None if unknown is None else spelled[unknown]
+    model = models.BPE(vocabulary, pairs, unk_token=token, fuse_unk=True, byte_fallback=True)
+    tokenizer = Tokenizer(model)
+    prefixed = bool(values.get(f"{KEY}add_space_prefix", True))
     before: List[Any] = [normalizers.Prepend(SPACE)] if prefixed else []
     tokenizer.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", SPACE)])
     after: List[Any] = [decoders.Strip(" ", 1, 0)] if prefixed else []
@@ -174,25 +141,16 @@ def _merges(
     sentencepiece merges the pair whose result has the highest score, so that every way to cut a
     token in two is a pair with its score.
     """
-    ranks = {
-        index: (kind != USER_DEFINED, -score)
+    ranks = [
+        (0, 0.0, index) if kind == USER_DEFINED else (1, -score, index)
         for index, (kind, score) in enumerate(zip(kinds, scores, strict=False))
         if kind in (NORMAL, USER_DEFINED)
-    }
-    for index in sorted(
-        ranks,
-        key=lambda index: (
-            *ranks[index][:1],
-            0.0 if not ranks[index][0] else ranks[index][1],
-            index,
-        ),
-    ):
+    ]
+    for *_, index in sorted(ranks):
         token = tokens[index]
-        yield from (
-            (token[:cut], token[cut:])
-            for cut in range(1, len(token))
-            if token[:cut] in vocabulary and token[cut:] in vocabulary
-        )
+        for cut in range(1, len(token)):
+            if token[:cut] in vocabulary and token[cut:] in vocabulary:
+                yield token[:cut], token[cut:]
 
 
 def _add_whole(tokenizer: Any, tokens: List[str], kinds: List[int]) -> None:
@@ -200,20 +158,13 @@ def _add_whole(tokenizer: Any, tokens: List[str], kinds: List[int]) -> None:
     from tokenizers import AddedToken
 
     known = tokenizer.get_vocab()
+    pairs = [pair for pair in zip(tokens, kinds, strict=False) if pair[0] in known]
+    special = [text for text, kind in pairs if kind in (UNKNOWN, CONTROL)]
+    users = [text for text, kind in pairs if kind == USER_DEFINED]
     tokenizer.add_special_tokens(
-        [
-            AddedToken(t, normalized=False, special=True)
-            for t, kind in zip(tokens, kinds, strict=False)
-            if kind in (UNKNOWN, CONTROL) and t in known
-        ]
+        [AddedToken(text, normalized=False, special=True) for text in special]
     )
-    tokenizer.add_tokens(
-        [
-            AddedToken(t, normalized=False)
-            for t, kind in zip(tokens, kinds, strict=False)
-            if kind == USER_DEFINED and t in known
-        ]
-    )
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in users])
 
 
 def _add_ends(tokenizer: Any, values: Mapping[str, Any], tokens: List[str]) -> None:
@@ -233,19 +184,15 @@ def _add_ends(tokenizer: Any, values: Mapping[str, Any], tokens: List[str]) -> N
 
 def _adds(values: Mapping[str, Any], name: str) -> bool:
     """Whether a text begins with bos or ends with eos. sentencepiece begins with bos by default."""
-    split = SPLITS.get(values.get("tokenizer.ggml.pre", ""))
-    begins = values.get("tokenizer.ggml.model") == "llama" or (split is not None and split.begins)
-    return bool(values.get(f"tokenizer.ggml.add_{name}_token", name == "bos" and begins))
+    split = SPLITS.get(values.get(f"{KEY}pre", ""))
+    begins = values.get(f"{KEY}model") == "llama" or (split is not None and split.begins)
+    return bool(values.get(f"{KEY}add_{name}_token", name == "bos" and begins))
 
 
 def _id(values: Mapping[str, Any], name: str) -> Any:
     """Return the id of a special token, None if the file has none or one beyond its vocabulary."""
-    index = values.get(f"tokenizer.ggml.{name}_token_id")
-    return (
-        index
-        if isinstance(index, int) and 0 <= index < len(values.get("tokenizer.ggml.tokens", []))
-        else None
-    )
+    index, tokens = values.get(f"{KEY}{name}_token_id"), values.get(f"{KEY}tokens", [])
+    return index if isinstance(index, int) and 0 <= index < len(tokens) else None
 
 
 def _json(content: Dict[str, Any]) -> bytes:

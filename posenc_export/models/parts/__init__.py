@@ -1,12 +1,10 @@
-"""Registry of the parts of models, by kind and name. Add a line to PARTS to make a part available
-in descriptions.
-
-Every part has a method `exact` with an independent implementation in float64 numpy. The oracle of a
-model is composed of these methods.
+"""Registry of the parts of models, by kind and name. Every part has a method `exact` with an
+independent implementation in float64 numpy. The oracle of a model is composed of these methods.
 """
 
 from typing import Any, Dict, Type
 
+from posenc_export.models.parts import residuals, visibility
 from posenc_export.models.parts.experts import Experts
 from posenc_export.models.parts.features import Convolutions, HiddenStates
 from posenc_export.models.parts.head_norms import ProjectionNorm, SeparateHeadNorms, SharedHeadNorm
@@ -14,23 +12,6 @@ from posenc_export.models.parts.mlps import Gated, Plain
 from posenc_export.models.parts.norms import NORMS, Identity
 from posenc_export.models.parts.projections import Grouped, Latent, Queries
 from posenc_export.models.parts.readout import Dense, Normalize
-from posenc_export.models.parts.residuals import (
-    AttentionOnly,
-    OutputNorm,
-    ParallelOneNorm,
-    ParallelTwoNorms,
-    PostNorm,
-    PreNorm,
-    SandwichNorm,
-)
-from posenc_export.models.parts.visibility import (
-    Bidirectional,
-    BidirectionalWindow,
-    Causal,
-    Chunk,
-    EncoderTokens,
-    Window,
-)
 from posenc_export.shared import registry
 from posenc_export.shared.registry import Spec
 
@@ -45,36 +26,29 @@ PARTS: Dict[str, Dict[str, Type[Any]]] = {
     },
     "projection": {"grouped": Grouped, "latent": Latent, "queries": Queries},
     "sees": {
-        "causal": Causal,
-        "window": Window,
-        "chunk": Chunk,
-        "both": Bidirectional,
-        "near": BidirectionalWindow,
-        "encoder": EncoderTokens,
+        "causal": visibility.Causal,
+        "window": visibility.Window,
+        "chunk": visibility.Chunk,
+        "both": visibility.Bidirectional,
+        "near": visibility.BidirectionalWindow,
+        "encoder": visibility.EncoderTokens,
     },
     "mlp": {"plain": Plain, "gated": Gated, "experts": Experts, "none": Identity},
     "readout": {"dense": Dense, "normalize": Normalize, "norm": NORMS["layer"]},
     "residual": {
-        "pre": PreNorm,
-        "alone": AttentionOnly,
-        "post": PostNorm,
-        "after": OutputNorm,
-        "sandwich": SandwichNorm,
-        "parallel": ParallelOneNorm,
-        "parallel_norms": ParallelTwoNorms,
+        "pre": residuals.PreNorm,
+        "alone": residuals.AttentionOnly,
+        "post": residuals.PostNorm,
+        "after": residuals.OutputNorm,
+        "sandwich": residuals.SandwichNorm,
+        "parallel": residuals.ParallelOneNorm,
+        "parallel_norms": residuals.ParallelTwoNorms,
     },
 }
 
 
 def build(kind: str, spec: Spec, *context: Any) -> Any:
-    """Build the part that a specification describes.
-
-    Args:
-        kind: key of PARTS.
-        spec: {"name": key of PARTS[kind], parameter: value}.
-        context: leading arguments of the class, such as the width.
-
-    Raises:
-        ValueError: as registry.build.
+    """Build the part of a kind that {"name": key of PARTS[kind], parameter: value} describes, with
+    leading arguments such as the width. ValueError: as registry.build.
     """
     return registry.build(kind, PARTS[kind], spec, *context)

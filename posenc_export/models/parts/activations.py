@@ -1,57 +1,46 @@
-"""Activation functions by name, each in torch and in an independent form in float64 numpy."""
+"""Activation functions by name, those of torch with an independent form in float64 numpy."""
 
 import math
 
 import numpy as np
 import torch
-from torch import Tensor
+
+from posenc_export.shared.refusal import refusal
 
 
-class SiLU(torch.nn.Module):
+class SiLU(torch.nn.SiLU):
     """x sigmoid(x) (Hendrycks and Gimpel 2016; Elfwing et al. 2018)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.nn.functional.silu(x)
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         return x * (1 + np.tanh(x / 2)) / 2
 
 
-class GELU(torch.nn.Module):
+class GELU(torch.nn.GELU):
     """x Phi(x), with Phi of the standard normal distribution (Hendrycks and Gimpel 2016)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.nn.functional.gelu(x)
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         return x * 0.5 * np.vectorize(math.erfc, otypes=[np.float64])(-x / math.sqrt(2))
 
 
-class GELUTanh(torch.nn.Module):
+class GELUTanh(torch.nn.GELU):
     """The tanh approximation of GELU, used by GPT-2."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.nn.functional.gelu(x, approximate="tanh")
+    def __init__(self) -> None:
+        super().__init__(approximate="tanh")
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         return x / (1 + np.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
-class ReLU(torch.nn.Module):
+class ReLU(torch.nn.ReLU):
     """max(x, 0)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.nn.functional.relu(x)
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         return np.where(x > 0, x, 0.0)
 
 
-class Tanh(torch.nn.Module):
+class Tanh(torch.nn.Tanh):
     """tanh(x)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(x)
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         return np.tanh(x)
@@ -61,13 +50,7 @@ ACTIVATIONS = {"silu": SiLU, "gelu": GELU, "gelu_tanh": GELUTanh, "relu": ReLU, 
 
 
 def activation(name: str) -> torch.nn.Module:
-    """Build an activation by name.
-
-    Raises:
-        ValueError: an unknown name.
-    """
+    """Build an activation by name. ValueError: an unknown one."""
     if name not in ACTIVATIONS:
-        raise ValueError(
-            f"mlp: expected activation to be one of {', '.join(ACTIVATIONS)}, got {name!r}"
-        )
+        raise refusal("mlp", f"activation to be one of {', '.join(ACTIVATIONS)}", repr(name))
     return ACTIVATIONS[name]()

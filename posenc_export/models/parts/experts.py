@@ -14,13 +14,11 @@ from posenc_export.models.parts.routing import CHOICES, WEIGHTS
 from posenc_export.ops import graph
 from posenc_export.ops.graph import emitting
 from posenc_export.shared import registry
+from posenc_export.shared.refusal import refusal
 
 
 class GatedUnit(torch.nn.Module):
     """act(gate) up (Shazeer 2020, GLU Variants Improve Transformer).
-
-    Args:
-        activation: key of ACTIVATIONS in parts/activations.py.
 
     Attributes:
         swiglu: alpha, beta and limit if the unit is g sigmoid(alpha g) (u + beta) with g and u
@@ -30,9 +28,8 @@ class GatedUnit(torch.nn.Module):
     def __init__(self, activation: str = "silu") -> None:
         super().__init__()
         self.activation = activation_of(activation)
-        self.swiglu = (
-            {"alpha": 1.0, "beta": 0.0, "limit": math.inf} if activation == "silu" else None
-        )
+        silu = {"alpha": 1.0, "beta": 0.0, "limit": math.inf}
+        self.swiglu = silu if activation == "silu" else None
 
     def forward(self, gate: Tensor, up: Tensor) -> Tensor:
         """gate and up of one shape to that shape."""
@@ -44,21 +41,14 @@ class GatedUnit(torch.nn.Module):
 
 
 class ClampedUnit(torch.nn.Module):
-    """g sigmoid(alpha g) (u + 1) with g = min(gate, limit) and u = up clamped to -limit .. limit
-    (OpenAI 2025, gpt-oss).
-
-    Args:
-        alpha: slope of the sigmoid.
-        limit: bound of gate and up.
-
-    Raises:
-        ValueError: a limit that is not above 0.
+    """g sigmoid(alpha g) (u + 1) with g = min(gate, limit) and u = up clamped to -limit .. limit,
+    for a limit above 0 (OpenAI 2025, gpt-oss).
     """
 
     def __init__(self, alpha: float = 1.702, limit: float = 7.0) -> None:
         super().__init__()
         if not limit > 0:
-            raise ValueError(f"unit clamped: expected limit to be above 0, got {limit}")
+            raise refusal("unit clamped", "limit to be above 0", limit)
         self.alpha, self.limit = float(alpha), float(limit)
         self.swiglu = {"alpha": self.alpha, "beta": 1.0, "limit": self.limit}
 
@@ -70,12 +60,8 @@ class ClampedUnit(torch.nn.Module):
     def exact(self, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
         """float64."""
         g = np.where(gate > self.limit, self.limit, gate)
-        return (
-            (1 + np.where(abs(up) > self.limit, np.sign(up) * self.limit, up))
-            * g
-            * (1 + np.tanh(self.alpha * g / 2))
-            / 2
-        )
+        u = np.where(abs(up) > self.limit, np.sign(up) * self.limit, up)
+        return (1 + u) * g * (1 + np.tanh(self.alpha * g / 2)) / 2
 
 
 UNITS = {"gated": GatedUnit, "clamped": ClampedUnit}
@@ -92,10 +78,8 @@ class Experts(torch.nn.Module):
     the chosen experts.
 
     Args:
-        width: model width E.
-        experts: number of experts N.
-        chosen: number of experts for each token k.
-        hidden: hidden width of each expert.
+        width, hidden: model width E, and hidden width of each expert.
+        experts, chosen: number of experts N, and of those for each token k.
         weights: how weights follow from router logits: "all", "chosen", "sigmoid" or
             "sigmoid_of_chosen".
         on: whether the weight multiplies the "output" or the "input" of an expert.
@@ -107,10 +91,6 @@ class Experts(torch.nn.Module):
         choice: {"name": "highest" or "groups", ...}, the rule that chooses experts; None for the
             highest logits.
         factor: factor on weights.
-
-    Raises:
-        ValueError: more chosen experts than experts, sizes below 1, a factor that is not above 0,
-            an unknown name.
     """
 
     gates: Tensor
@@ -137,17 +117,12 @@ class Experts(torch.nn.Module):
         super().__init__()
         if not 1 <= chosen <= experts or hidden < 1 or shared < 0:
             rule = "chosen to be 1 .. experts, hidden at least 1 and shared at least 0"
-            got = f"{chosen} of {experts}, {hidden} and {shared}"
-            raise ValueError(f"mlp experts: expected {rule}, got {got}")
+            raise refusal("mlp experts", rule, f"{chosen} of {experts}, {hidden} and {shared}")
         if weights not in WEIGHTS or on not in ON:
-            raise ValueError(
-                f"mlp experts: expected weights to be one of {', '.join(WEIGHTS)}, on one of "
-                f"{', '.join(ON)}, got {weights!r} and {on!r}"
-            )
+            rule = f"weights to be one of {', '.join(WEIGHTS)}, on one of {', '.join(ON)}"
+            raise refusal("mlp experts", rule, f"{weights!r} and {on!r}")
         if not 0 < factor < float("inf"):
-            raise ValueError(
-                f"mlp experts: expected factor to be a finite number above 0, got {factor}"
-            )
+            raise refusal("mlp experts", "factor to be a finite number above 0", factor)
         unit, choice = unit or {"name": "gated"}, choice or {"name": "highest"}
         self.factor, self.on_input = float(factor), on == "input"
         self.choose = registry.build("choice", CHOICES, choice, experts, chosen)
@@ -204,11 +179,9 @@ class Experts(torch.nn.Module):
         """Emit the node Experts, whose weights multiply outputs; on_input multiplies x before."""
         if self.on_input:
             x, weights = x * weights.sum(-1, keepdim=True), (weights > 0).to(x.dtype)
-        matrices = {
-            name: getattr(self, name)
-            for part in ("gates", "ups", "downs")
-            for name in (part, f"{part}_bias")
-        }
+        parts = ("gates", "ups", "downs")
+        names = [name for part in parts for name in (part, f"{part}_bias")]
+        matrices = {name: getattr(self, name) for name in names}
         sizes = {"chosen": self.choose.chosen, **self.unit.swiglu}
         return graph.Experts.emit(x, x.shape, x, weights, **matrices, **sizes)
 
@@ -219,10 +192,8 @@ class Experts(torch.nn.Module):
             chosen = self.choose.exact(logits[token])
             weights = self.weigh.exact(logits[token], chosen)  # type: ignore[operator]
             for expert, weight in zip(chosen, self.factor * weights, strict=True):
-                if self.on_input:
-                    y[token] += self._exact_expert(int(expert), row * weight)
-                else:
-                    y[token] += weight * self._exact_expert(int(expert), row)
+                before, after = (weight, 1.0) if self.on_input else (1.0, weight)
+                y[token] += after * self._exact_expert(int(expert), row * before)
         return y if self.shared is None else y + self.shared.exact(x)
 
     def _exact_expert(self, expert: int, row: np.ndarray) -> np.ndarray:
@@ -230,9 +201,8 @@ class Experts(torch.nn.Module):
 
         def through(name: str, values: np.ndarray) -> np.ndarray:
             bias: Optional[Tensor] = getattr(self, name + "_bias")
-            return values @ float64.numbers(getattr(self, name)[expert]) + (
-                0.0 if bias is None else float64.numbers(bias[expert])
-            )
+            product = values @ float64.numbers(getattr(self, name)[expert])
+            return product if bias is None else product + float64.numbers(bias[expert])
 
         return through("downs", self.unit.exact(through("gates", row), through("ups", row)))
 

@@ -6,14 +6,11 @@ from torch import Tensor
 
 from posenc_export.models.parts import float64
 from posenc_export.models.parts.activations import activation as activation_of
+from posenc_export.shared.refusal import refusal
 
 
 class HiddenStates(torch.nn.Module):
-    """Hidden states as they are, for a model behind other layers.
-
-    Args:
-        width: model width E.
-    """
+    """Hidden states of width E as they are, for a model behind other layers."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -39,17 +36,12 @@ class Convolutions(torch.nn.Module):
         width: model width E.
         channels: numbers C in a frame, for example mel bins.
         activation: key of ACTIVATIONS in parts/activations.py.
-
-    Raises:
-        ValueError: channels below 1, an unknown activation.
     """
 
     def __init__(self, width: int, channels: int, activation: str = "gelu") -> None:
         super().__init__()
         if channels < 1:
-            raise ValueError(
-                f"features convolutions: expected channels to be at least 1, got {channels}"
-            )
+            raise refusal("features convolutions", "channels to be at least 1", channels)
         self.channels, self.size = channels, 2 * channels
         self.first = torch.nn.Conv1d(channels, width, kernel_size=3, padding=1)
         self.second = torch.nn.Conv1d(width, width, kernel_size=3, stride=2, padding=1)
@@ -58,10 +50,10 @@ class Convolutions(torch.nn.Module):
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,2*C], positions [B,S] int64 with -1 at padding to [B,S,E]."""
         inside = positions.ge(0).to(x.dtype).unsqueeze(2).expand(-1, -1, 2).flatten(1).unsqueeze(1)
-        frames = x.unflatten(2, [2, self.channels]).flatten(1, 2).transpose(1, 2)
+        frames = x.unflatten(2, [2, self.channels]).flatten(1, 2).transpose(1, 2)  # [B,C,2*S]
         # Else the bias at padding would reach the last token.
         between = self.activation(self.first(frames * inside)) * inside
-        return self.activation(self.second(between)).transpose(1, 2)
+        return self.activation(self.second(between)).transpose(1, 2)  # [B,S,E]
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         """Compute one row x [n,2*C] to [n,E], float64, one frame at a time."""
@@ -73,8 +65,7 @@ class Convolutions(torch.nn.Module):
         weight, bias = float64.numbers(layer.weight), float64.numbers(layer.bias)  # [out,in,3]
         rows_out = []
         for centre in centres:
-            near = [
-                (tap, centre + tap - 1) for tap in range(3) if 0 <= centre + tap - 1 < len(rows)
-            ]
-            rows_out.append(sum(weight[:, :, tap] @ rows[at] for tap, at in near) + bias)
+            taps = [tap for tap in range(3) if 0 <= centre + tap - 1 < len(rows)]
+            products = (weight[:, :, tap] @ rows[centre + tap - 1] for tap in taps)
+            rows_out.append(sum(products) + bias)
         return np.asarray(self.activation.exact(np.stack(rows_out)))  # type: ignore[operator]

@@ -24,8 +24,5 @@ def attend(scores: np.ndarray, values: np.ndarray, sink: float = -np.inf) -> np.
 
 def linear(layer: torch.nn.Linear, x: np.ndarray) -> np.ndarray:
     """Apply a linear layer to x [...,n], to [...,m], in float64."""
-    parts = [
-        x @ numbers(layer.weight[first : first + ROWS]).T
-        for first in range(0, len(layer.weight), ROWS)
-    ]
+    parts = [x @ numbers(rows).T for rows in layer.weight.split(ROWS)]
     return np.concatenate(parts, axis=-1) + numbers(layer.bias)

@@ -1,4 +1,7 @@
-"""Norms of queries and keys before rotation (Henry et al. 2020; Dehghani et al. 2023)."""
+"""Norms of queries and keys before rotation (Henry et al. 2020; Dehghani et al. 2023).
+
+Args of all: number of heads N, head size D, and the norm {"name": "rms" or "layer", ...}.
+"""
 
 from typing import Any, Mapping
 
@@ -12,12 +15,7 @@ from posenc_export.shared import registry
 
 
 class SharedHeadNorm(torch.nn.Module):
-    """Norm over each head, with weights shared by all heads (Qwen 3, Gemma 3).
-
-    Args:
-        heads, size: number of heads N and head size D.
-        norm: {"name": "rms" or "layer", ...}.
-    """
+    """Norm over each head, with weights shared by all heads (Qwen 3, Gemma 3)."""
 
     def __init__(self, heads: int, size: int, norm: Mapping[str, Any]) -> None:
         super().__init__()
@@ -33,20 +31,11 @@ class SharedHeadNorm(torch.nn.Module):
 
 
 class SeparateHeadNorms(SharedHeadNorm):
-    """Norm over each head, with separate weights for each head (StableLM 2, Command R+).
-
-    Args:
-        heads, size: number of heads N and head size D.
-        norm: {"name": "rms" or "layer", ...}. Its own weight and bias are replaced by a weight
-            [N,D].
-    """
+    """Norm over each head, with a weight [N,D] in place of that of the norm (StableLM 2)."""
 
     def __init__(self, heads: int, size: int, norm: Mapping[str, Any]) -> None:
-        super().__init__(
-            heads,
-            size,
-            {**norm, "weight": False, **({"bias": False} if norm.get("name") == "layer" else {})},
-        )
+        no_bias = {"bias": False} if norm.get("name") == "layer" else {}
+        super().__init__(heads, size, {**norm, "weight": False, **no_bias})
         self.weight = torch.nn.Parameter(torch.ones(heads, size))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -59,12 +48,7 @@ class SeparateHeadNorms(SharedHeadNorm):
 
 
 class ProjectionNorm(torch.nn.Module):
-    """Norm over all heads together (OLMo 2).
-
-    Args:
-        heads, size: number of heads N and head size D.
-        norm: {"name": "rms" or "layer", ...}.
-    """
+    """Norm over all heads together (OLMo 2)."""
 
     def __init__(self, heads: int, size: int, norm: Mapping[str, Any]) -> None:
         super().__init__()

@@ -1,4 +1,7 @@
-"""MLPs, the second sublayer of a layer. They act on each token separately."""
+"""MLPs, the second sublayer of a layer. They act on each token separately.
+
+Args of all: model width E, hidden width, key of ACTIVATIONS, whether linear layers have biases.
+"""
 
 import numpy as np
 import torch
@@ -9,14 +12,7 @@ from posenc_export.models.parts.activations import activation as activation_of
 
 
 class Plain(torch.nn.Module):
-    """down(act(up x)) (Vaswani et al. 2017, 3.3).
-
-    Args:
-        width: model width E.
-        hidden: hidden width.
-        activation: key of ACTIVATIONS in parts/activations.py.
-        bias: whether both linear layers have biases.
-    """
+    """down(act(up x)) (Vaswani et al. 2017, 3.3)."""
 
     def __init__(
         self, width: int, hidden: int, activation: str = "gelu", bias: bool = True
@@ -37,14 +33,7 @@ class Plain(torch.nn.Module):
 
 
 class Gated(torch.nn.Module):
-    """down(act(gate x) * up x) (Shazeer 2020, GLU Variants Improve Transformer).
-
-    Args:
-        width: model width E.
-        hidden: hidden width.
-        activation: key of ACTIVATIONS in parts/activations.py.
-        bias: whether the three linear layers have biases.
-    """
+    """down(act(gate x) * up x) (Shazeer 2020, GLU Variants Improve Transformer)."""
 
     def __init__(
         self, width: int, hidden: int, activation: str = "silu", bias: bool = False

@@ -8,13 +8,7 @@ from posenc_export.models.parts.float64 import numbers
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    """w x / sqrt(mean(x^2) + epsilon).
-
-    Args:
-        size: size of the last axis.
-        epsilon: added to the mean square.
-        weight: whether w is trained; w = 1 if False.
-    """
+    """w x / sqrt(mean(x^2) + epsilon), over `size` entries; w = 1 without a weight."""
 
     def __init__(self, size: int, epsilon: float = 1e-5, weight: bool = True) -> None:
         super().__init__(size, eps=epsilon, elementwise_affine=weight)
@@ -26,13 +20,8 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 class LayerNorm(torch.nn.LayerNorm):
-    """w (x - mean x) / sqrt(var x + epsilon) + b.
-
-    Args:
-        size: size of the last axis.
-        epsilon: added to the variance.
-        weight: whether w is trained; w = 1 if False.
-        bias: whether b is trained; b = 0 if False.
+    """w (x - mean x) / sqrt(var x + epsilon) + b, over `size` entries; w = 1 without a weight,
+    b = 0 without a bias.
     """
 
     def __init__(
@@ -43,31 +32,21 @@ class LayerNorm(torch.nn.LayerNorm):
     def exact(self, x: np.ndarray) -> np.ndarray:
         """x [...,size], float64."""
         centred = x - x.sum(-1, keepdims=True) / x.shape[-1]
-        scaled = (
-            centred
-            / np.sqrt(np.einsum("...i,...i->...", centred, centred) / x.shape[-1] + self.eps)[
-                ..., None
-            ]
-        )
+        squares = np.einsum("...i,...i->...", centred, centred) / x.shape[-1]
+        scaled = centred / np.sqrt(squares + self.eps)[..., None]
         return scaled * (1.0 if self.weight is None else numbers(self.weight)) + numbers(self.bias)
 
 
 class Identity(torch.nn.Module):
-    """x unchanged: no norm, no norm of queries and keys, or no MLP.
-
-    Args:
-        sizes: sizes that other parts of the kind take; not used.
-    """
+    """x unchanged, of any shape: no norm, or no MLP. `sizes` are those of other parts."""
 
     def __init__(self, *sizes: int) -> None:
         super().__init__()
 
     def forward(self, x: Tensor) -> Tensor:
-        """x of any shape."""
         return x
 
     def exact(self, x: np.ndarray) -> np.ndarray:
-        """x of any shape."""
         return x
 
 

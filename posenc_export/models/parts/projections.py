@@ -8,6 +8,7 @@ from torch import Tensor
 
 from posenc_export.models.parts import float64
 from posenc_export.models.parts.norms import RMSNorm
+from posenc_export.shared.refusal import refusal
 
 
 class Grouped(torch.nn.Module):
@@ -15,14 +16,9 @@ class Grouped(torch.nn.Module):
     queries (Ainslie et al. 2023, GQA).
 
     Args:
-        width: model width E.
-        heads, kv_heads, head_size: H, K, D.
-        bias: whether queries, keys and values have biases.
-        output_bias: whether the output projection has a bias.
-        clip: clamp queries, keys and values to -clip .. clip (MPT); None for no bound.
-
-    Raises:
-        ValueError: clip not above 0.
+        width, heads, kv_heads, head_size: E, H, K, D.
+        bias, output_bias: whether queries, keys and values, and the output have biases.
+        clip: clamp queries, keys and values to -clip .. clip, above 0 (MPT); None for no bound.
     """
 
     def __init__(
@@ -37,7 +33,7 @@ class Grouped(torch.nn.Module):
     ) -> None:
         super().__init__()
         if clip is not None and not clip > 0:
-            raise ValueError(f"projection grouped: expected clip to be above 0, got {clip}")
+            raise refusal("projection grouped", "clip to be above 0", clip)
         self.clip = clip or 0.0
         self.sizes = [heads * head_size, kv_heads * head_size, kv_heads * head_size]
         self.head_size = self.value_size = head_size
@@ -63,14 +59,11 @@ class Grouped(torch.nn.Module):
 
 
 class Queries(torch.nn.Module):
-    """Queries only, for cross-attention, where keys and values come from an encoder (Vaswani et al.
-    2017, 3.2.3).
+    """Queries only, for cross-attention to an encoder (Vaswani et al. 2017, 3.2.3).
 
     Args:
-        width: model width E.
-        heads, kv_heads, head_size: H, K, D.
-        bias: whether queries have a bias.
-        output_bias: whether the output projection has a bias.
+        width, heads, kv_heads, head_size: E, H, K, D.
+        bias, output_bias: whether queries and the output have biases.
     """
 
     def __init__(
@@ -104,18 +97,13 @@ class Latent(torch.nn.Module):
     cache holds full keys and values, not latent vectors.
 
     Args:
-        width: model width E.
-        heads, kv_heads, head_size: H, K = H, and head size D of queries and keys.
-        rotary: number of rotated entries r of a head; they are the first.
+        width, heads, kv_heads, head_size: E, H, K = H, and head size D of queries and keys.
+        rotary: number of rotated entries r of a head, below D; they are the first.
         value_size: head size of values.
-        rank: size of the latent vector of keys and values.
-        query_rank: size of the latent vector of queries; 0 projects queries directly from hidden
-            states.
+        rank, query_rank: size of the latent vector of keys and values, and of that of queries; 0
+            projects queries directly from hidden states.
         bias: whether the projections to latent vectors and the output projection have biases.
         epsilon: epsilon of both norms.
-
-    Raises:
-        ValueError: kv_heads unlike heads, sizes below 1, no entries of a head that are not rotated.
     """
 
     def __init__(
@@ -133,20 +121,14 @@ class Latent(torch.nn.Module):
     ) -> None:
         super().__init__()
         if kv_heads != heads:
-            raise ValueError(
-                f"projection latent: expected kv_heads to equal heads, got {kv_heads} and "
-                f"{heads}; set kv_heads={heads}"
-            )
+            got = f"{kv_heads} and {heads}"
+            rule = "kv_heads to equal heads"
+            raise refusal("projection latent", rule, got, f"set kv_heads={heads}")
         if not 1 <= rotary < head_size or min(value_size, rank) < 1 or query_rank < 0:
-            rule = (
-                f"expected rotary to be 1 .. {head_size - 1}, value_size and rank at least 1, "
-                "query_rank at least 0"
-            )
-            raise ValueError(
-                f"projection latent: {rule}, got {rotary}, {value_size}, {rank} and {query_rank}"
-            )
-        self.heads, self.rotary, self.rank = heads, rotary, rank
-        self.value_size = value_size
+            rule = f"rotary to be 1 .. {head_size - 1}, value_size and rank at least 1, query_rank "
+            got = f"{rotary}, {value_size}, {rank} and {query_rank}"
+            raise refusal("projection latent", f"{rule}at least 0", got)
+        self.heads, self.rotary, self.rank, self.value_size = heads, rotary, rank, value_size
         self.parts = [heads * (head_size - rotary), heads * value_size]
         self.query_down: torch.nn.Module = torch.nn.Identity()
         self.query_norm: torch.nn.Module = torch.nn.Identity()

@@ -13,7 +13,7 @@ from torch import Tensor
 from posenc_export.models.parts.activations import activation as activation_of
 from posenc_export.models.parts.float64 import linear
 from posenc_export.models.parts.norms import Identity
-from posenc_export.shared.suggestion import suggestion
+from posenc_export.shared.suggestion import check_name
 
 
 class Mean(torch.nn.Module):
@@ -45,9 +45,8 @@ class WeightedMean(torch.nn.Module):
 
     def forward(self, x: Tensor, counted: Tensor) -> Tensor:
         weights = counted.unsqueeze(2).float()
-        return (x.masked_fill(weights.eq(0.0), 0.0) * weights).sum(1) / weights.sum(1).clamp(
-            min=1.0
-        )
+        total = (x.masked_fill(weights.eq(0.0), 0.0) * weights).sum(1)
+        return total / weights.sum(1).clamp(min=1.0)
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         return np.average(x, 0, np.arange(1, len(x) + 1))
@@ -85,15 +84,7 @@ class Last(torch.nn.Module):
 
 
 class Dense(torch.nn.Module):
-    """activation(W x + b).
-
-    Args:
-        width: size of x.
-        size: size of the result.
-        bias: whether there is b.
-        activation: name of an activation; None for none.
-        tied: whether W is the token table of the model, which `stack.readout` sets.
-    """
+    """activation(W x + b), of `width` entries to `size`. `stack.readout` sets W, if it is tied."""
 
     def __init__(
         self,
@@ -133,11 +124,8 @@ class Normalize(torch.nn.Module):
 
 
 class Readout(torch.nn.Module):
-    """A second output, computed from hidden states: pooling, then layers.
-
-    Args:
-        pooling: poolings whose results are concatenated; empty for an output for each token.
-        layers: layers in the order of computation; each reads the size that the one before gives.
+    """A second output, computed from hidden states: poolings, whose results are concatenated, then
+    layers. Without a pooling there is an output for each token.
     """
 
     def __init__(
@@ -167,10 +155,9 @@ class Readout(torch.nn.Module):
         if self.pooled:
             pooled: List[Any] = list(self.pooling)
             x = np.concatenate([pool.exact(x) for pool in pooled])[None]
-        rows = x
         for layer in self.layers:
-            rows = layer.exact(rows)  # type: ignore[operator]
-        return rows[0] if self.pooled else rows
+            x = layer.exact(x)  # type: ignore[operator]
+        return x[0] if self.pooled else x
 
 
 POOLINGS = {
@@ -184,14 +171,6 @@ POOLINGS = {
 
 
 def pooling(name: str) -> torch.nn.Module:
-    """Build a pooling by name.
-
-    Raises:
-        ValueError: an unknown name.
-    """
-    if name not in POOLINGS:
-        raise ValueError(
-            f"readout: expected pooling to be one of {', '.join(POOLINGS)}, got {name!r}; "
-            f"{suggestion(name, POOLINGS)}"
-        )
+    """Build a pooling by name. ValueError: an unknown one."""
+    check_name("readout: expected pooling", name, POOLINGS)
     return POOLINGS[name]()

@@ -1,5 +1,4 @@
-"""Arrangements of norms and residual sums around attention and MLP. The formula of each arrangement
-is its docstring.
+"""Arrangements of norms and residual sums around attention and MLP, each with its formula.
 
 A layer calls the four methods of an arrangement in order: x is the input of the layer, y the output
 of a sublayer, and `between` the result of `after_attention`. `exact` computes the whole layer.
@@ -24,9 +23,6 @@ class Residual(torch.nn.Module):
     input of their sublayer, on its output, or on the residual sum behind it. `parallel`: the MLP
     reads the input of the layer, as attention does, with mlp_norm or else with attention_norm.
     `adds_mlp`: the output of the MLP is added to its input.
-
-    Args:
-        norms: as many norms as `NORMS` names.
     """
 
     __constants__ = ["of_input", "of_output", "of_sum", "parallel", "adds_mlp", "one_norm"]

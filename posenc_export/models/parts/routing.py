@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc_export.models.parts import float64
+from posenc_export.shared.refusal import refusal
 
 
 class SoftmaxOverAll(torch.nn.Module):
@@ -22,7 +23,7 @@ class SoftmaxOverAll(torch.nn.Module):
 
 
 class SoftmaxOverChosen(torch.nn.Module):
-    """Expert weights from the softmax over the logits of the chosen experts (Mixtral, gpt-oss)."""
+    """Softmax over the logits of the chosen experts (Mixtral, gpt-oss)."""
 
     def forward(self, logits: Tensor, top: Tensor, chosen: Tensor) -> Tensor:
         return torch.softmax(top, -1)
@@ -32,7 +33,7 @@ class SoftmaxOverChosen(torch.nn.Module):
 
 
 class Sigmoid(torch.nn.Module):
-    """Expert weights from the sigmoid of each logit (Llama 4)."""
+    """Sigmoid of each logit (Llama 4)."""
 
     def forward(self, logits: Tensor, top: Tensor, chosen: Tensor) -> Tensor:
         return torch.sigmoid(top)
@@ -54,11 +55,7 @@ class SigmoidOfChosen(torch.nn.Module):
 
 
 class TopExperts(torch.nn.Module):
-    """The experts with the highest logits.
-
-    Args:
-        experts, chosen: number of experts N and of chosen experts k.
-    """
+    """The k of N experts with the highest logits."""
 
     def __init__(self, experts: int, chosen: int) -> None:
         super().__init__()
@@ -75,14 +72,14 @@ class TopExperts(torch.nn.Module):
 
 
 class TopExpertsOfBestGroups(torch.nn.Module):
-    """The experts e with the highest score_e = sigmoid(logit_e) + correction_e in the best groups
+    """The k experts e with the highest score_e = sigmoid(logit_e) + correction_e in the best groups
     (DeepSeek-AI 2024, DeepSeek-V3, 2.1.2).
 
     A group's rank is the sum of its two highest scores. `correction` balances the load and does not
     affect the weights of experts.
 
     Args:
-        experts, chosen: number of experts N and of chosen experts k.
+        experts, chosen: N and k.
         groups: number of groups of consecutive experts, all of the same size.
         kept: number of groups from which experts are chosen.
 
@@ -94,31 +91,22 @@ class TopExpertsOfBestGroups(torch.nn.Module):
     def __init__(self, experts: int, chosen: int, groups: int, kept: int) -> None:
         super().__init__()
         if groups < 1 or experts % groups or experts // groups < 2:
-            raise ValueError(
-                "choice groups: expected groups to divide the experts, with at least 2 in "
-                f"each, got {groups} groups of {experts} experts"
-            )
+            rule = "groups to divide the experts, with at least 2 in each"
+            raise refusal("choice groups", rule, f"{groups} groups of {experts} experts")
         if not 1 <= kept <= groups or kept * (experts // groups) < chosen:
-            rule = (
-                f"choice groups: expected kept to be 1 .. {groups} groups with at least {chosen} "
-                "experts together"
-            )
-            raise ValueError(f"{rule}, got {kept} groups of {experts // groups} each")
+            rule = f"kept to be 1 .. {groups} groups with at least {chosen} experts together"
+            raise refusal("choice groups", rule, f"{kept} groups of {experts // groups} each")
         self.chosen, self.groups, self.kept = chosen, groups, kept
         self.correction = torch.nn.Parameter(torch.zeros(experts))
 
     def forward(self, logits: Tensor) -> Tuple[Tensor, Tensor]:
         scores = torch.sigmoid(logits) + self.correction
-        grouped = scores.unflatten(-1, [self.groups, -1])
-        best = torch.topk(grouped, 2, dim=-1)[0].sum(-1)
-        in_best = (
-            torch.zeros_like(best)
-            .scatter(-1, torch.topk(best, self.kept, dim=-1)[1], 1.0)
-            .unsqueeze(-1)
-        )
-        chosen = torch.topk(
-            torch.where(in_best > 0, grouped, float("-inf")).flatten(-2), self.chosen, dim=-1
-        )[1]
+        grouped = scores.unflatten(-1, [self.groups, -1])  # [B,S,groups,N/groups]
+        best = torch.topk(grouped, 2, dim=-1)[0].sum(-1)  # [B,S,groups]
+        in_best = torch.zeros_like(best)
+        in_best = in_best.scatter(-1, torch.topk(best, self.kept, dim=-1)[1], 1.0).unsqueeze(-1)
+        allowed = torch.where(in_best > 0, grouped, float("-inf")).flatten(-2)  # [B,S,N]
+        chosen = torch.topk(allowed, self.chosen, dim=-1)[1]
         return logits.gather(-1, chosen), chosen
 
     def exact(self, logits: np.ndarray) -> np.ndarray:

@@ -3,6 +3,13 @@
 from typing import List
 
 from posenc_export.encodings.shared.base import Edge
+from posenc_export.shared.refusal import refusal
+
+
+def _least(name: str, key: str, least: int, value: int, unit: str) -> int:
+    if value < least:
+        raise refusal(f"sees {name}", f"{key} to be at least {least} {unit}", value)
+    return value
 
 
 class Visibility:
@@ -38,18 +45,11 @@ class Causal(Visibility):
 class Window(Visibility):
     """The keys of the `size` last positions, including that of the query (Child et al. 2019;
     Mistral, Gemma 2).
-
-    Args:
-        size: number of positions.
-
-    Raises:
-        ValueError: a size below 1.
     """
 
     def __init__(self, size: int) -> None:
-        if size < 1:
-            raise ValueError(f"sees window: expected size to be at least 1 key, got {size}")
-        self.size, self.before = size, size - 1
+        self.size = _least("window", "size", 1, size, "key")
+        self.before = size - 1
 
     def edges(self) -> List[Edge]:
         return [Edge(f"window {self.size}", self.size)]
@@ -59,19 +59,10 @@ class Window(Visibility):
 
 
 class Chunk(Visibility):
-    """The keys up to and including that of the query, in the query's chunk of positions (Llama 4).
-
-    Args:
-        size: number of positions in a chunk.
-
-    Raises:
-        ValueError: a size below 1.
-    """
+    """The keys up to that of the query in its chunk of `size` positions (Llama 4)."""
 
     def __init__(self, size: int) -> None:
-        if size < 1:
-            raise ValueError(f"sees chunk: expected size to be at least 1 position, got {size}")
-        self.chunk = size
+        self.chunk = _least("chunk", "size", 1, size, "position")
 
     def edges(self) -> List[Edge]:
         return [Edge(f"chunk {self.chunk}", self.chunk, "position")]
@@ -96,18 +87,10 @@ class EncoderTokens(Bidirectional):
 class BidirectionalWindow(Visibility):
     """Keys at most `reach` positions away on either side (Beltagy et al. 2020, Longformer;
     ModernBERT).
-
-    Args:
-        reach: number of positions on either side.
-
-    Raises:
-        ValueError: a reach below 0.
     """
 
     def __init__(self, reach: int) -> None:
-        if reach < 0:
-            raise ValueError(f"sees near: expected reach to be at least 0 positions, got {reach}")
-        self.before = self.after = reach
+        self.before = self.after = _least("near", "reach", 0, reach, "positions")
 
     def edges(self) -> List[Edge]:
         return [Edge(f"reach {self.before}", self.before + 1)]

@@ -85,12 +85,7 @@ def reading_layers(
     kind: LayerConfig, layers: int, projection: Named, scale: Optional[float] = None
 ) -> Tuple[Dict[str, LayerConfig], Tuple[str, ...]]:
     """Return kinds and order of the layers of a decoder that reads an encoder. Each of its layers
-    becomes two: self-attention, then cross-attention with the MLP.
-
-    Args:
-        kind: self-attention with the norms and the MLP of a layer.
-        layers: number of layers of the checkpoint.
-        projection, scale: fields of the cross-attention.
+    becomes two: the self-attention of `kind`, then cross-attention with its MLP.
     """
     own, norm = kind.attention, kind.norms[0]
     cross = AttentionConfig(
@@ -101,14 +96,8 @@ def reading_layers(
         projection=projection,
         scale=scale,
     )
-    kinds = {
-        "own": LayerConfig(
-            residual={"name": "alone"}, norms=(norm,), attention=own, mlp={"name": "none"}
-        ),
-        "encoder": LayerConfig(
-            residual={"name": "pre"}, norms=(norm, norm), attention=cross, mlp=kind.mlp
-        ),
-    }
+    reading = layer_of(cross, kind.mlp, norm)
+    kinds = {"own": layer_of(own, {"name": "none"}, norm, "alone"), "encoder": reading}
     return kinds, ("own", "encoder") * layers
 
 
@@ -119,11 +108,7 @@ def encoder_only(config: Settings) -> None:
 
 
 def weights(base: str) -> Table:
-    """Return the weight table of BERT.
-
-    Args:
-        base: prefix of tensor names.
-    """
+    """Return the weight table of BERT, with a prefix of tensor names."""
     layer, tokens = base + "encoder.layer.{layer}.", base + "embeddings."
     read = layer + "attention.self."
     return {
@@ -148,12 +133,7 @@ def encoder(
     further: Further = lambda *_: {},
 ) -> Family:
     """Return a family with the architecture of BERT, in which the row of a single token type is
-    added to the token table.
-
-    Args:
-        describe, base, unused: as for Family.
-        table: further rules and those that differ from BERT's.
-        further: further_weights of the family.
+    added to the token table. table: further rules and those that differ; others as for Family.
     """
     tokens = base + "embeddings.word_embeddings"
     one_type = {"tokens.embedding": plus_row(tokens, base + "embeddings.token_type_embeddings")}

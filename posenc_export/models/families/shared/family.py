@@ -48,16 +48,15 @@ class Family:
 
     Args:
         describe: converts the keys of config.json to the description of the model.
-        weights: rules that form our parameters from tensors of the checkpoint, by name of the
-            parameter or of its module. Empty if the family is read only in parts.
+        weights: rules that form our parameters, by name of the parameter or of its module. Empty if
+            the family is read only in parts.
         base: prefix of tensor names that transformers' models with a head have and its base models
             do not have.
         other_bases: prefixes used in place of `base` by other versions, the longest first.
         unused: regular expressions for names of tensors to ignore, such as buffers of older
             versions and heads of other tasks.
-        further_weights: returns further rules for a description and its config.json. They take
-            precedence over `weights`.
-        further_unused: returns further entries of `unused` for a description and its config.json.
+        further_weights, further_unused: return further rules, which take precedence, and further
+            entries of `unused`, for a description and its config.json.
         keys: selects and renames the keys of config.json that `describe` reads.
         parts: families of the encoder and decoder of a model with both, by name of the part.
     """

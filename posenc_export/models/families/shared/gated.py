@@ -1,5 +1,6 @@
 """Llama-like decoders: RMSNorm, grouped heads, a gated MLP (Touvron et al. 2023, LLaMA, 2.2)."""
 
+from types import MappingProxyType
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 import msgspec
@@ -39,13 +40,8 @@ HEAD_NORMS: Table = {
 def attention(
     config: Settings, bias: bool = False, output_bias: bool = False, **parts: Any
 ) -> AttentionConfig:
-    """Describe attention with the sizes in a config. Encodings and `sees` are set later, for each
-    layer.
-
-    Args:
-        bias, output_bias: whether queries, keys and values have biases, and whether the output
-            projection has one.
-        parts: further fields of AttentionConfig.
+    """Describe attention with the sizes in a config and further fields of AttentionConfig; `sees`
+    and encodings are set later. bias, output_bias: of queries, keys and values, and of outputs.
     """
     return AttentionConfig(
         heads=config.heads,
@@ -67,9 +63,7 @@ def layer(
     """Describe a layer with a gated MLP.
 
     Args:
-        attention: attention of the layer.
         activation: key of the activation in the config.
-        mlp_bias: whether the MLP has biases.
         residual: key of parts.PARTS["residual"].
         norm: specification of all norms; None for RMSNorm.
     """
@@ -84,11 +78,8 @@ def layer(
 
 
 def head_norm(kind: LayerConfig, name: str = "head") -> LayerConfig:
-    """Return the layer with norms of queries and keys, specified like its first norm.
-
-    Args:
-        kind: the layer.
-        name: "head" for norms over each head, "projection" for norms over all heads.
+    """Return the layer with norms of queries and keys, specified like its first norm; `name` is
+    "head" for norms over each head, "projection" for norms over all heads.
     """
     return kind.with_attention(head_norm={"name": name, "norm": kind.norms[0]})
 
@@ -96,12 +87,8 @@ def head_norm(kind: LayerConfig, name: str = "head") -> LayerConfig:
 def with_experts(
     kind: LayerConfig, experts: int, chosen: int, weights: str, **parts: Any
 ) -> LayerConfig:
-    """Return the layer with experts in place of its MLP, each with the MLP's hidden width and
-    activation.
-
-    Args:
-        kind: the layer.
-        experts, chosen, weights, parts: as in parts.experts.Experts.
+    """Return the layer with experts (parts.experts.Experts) in place of its MLP, each with the
+    MLP's hidden width and activation.
     """
     sizes = {"experts": experts, "chosen": chosen, "hidden": kind.mlp["hidden"]}
     unit = {"name": "gated", "activation": kind.mlp["activation"]}
@@ -122,21 +109,15 @@ def late_windows(
     config: Settings, kind: LayerConfig, rotation: Named, first: int, window: Any = REQUIRED
 ) -> Tuple[Dict[str, LayerConfig], Sequence[str]]:
     """Return kinds and order of layers, of which those from max_window_layers on have a window with
-    use_sliding_window (Qwen).
-
-    Args:
-        kind: the layer.
-        rotation: encoding of all layers.
-        first, window: the family's defaults of max_window_layers and sliding_window. Without the
-            latter, use_sliding_window needs the key.
+    use_sliding_window (Qwen). first, window: defaults of max_window_layers and sliding_window;
+    without the latter, use_sliding_window needs the key.
     """
     used = config.flag("use_sliding_window", False)
     first = config.integer("max_window_layers", first)  # 0 or less: all layers have a window
     size = config.window("sliding_window", None if window is REQUIRED and not used else window)
-    types = [
-        "sliding_attention" if used and size is not None and index >= first else "full_attention"
-        for index in range(config.layers)
-    ]
+    names = ("full_attention", "sliding_attention")
+    windowed = used and size is not None
+    types = [names[windowed and index >= first] for index in range(config.layers)]
     return config.by_type(kind, [rotation], size if used else None, types)
 
 
@@ -145,7 +126,7 @@ def decoder(
     layers: Tuple[Dict[str, LayerConfig], Sequence[str]],
     tied: bool = False,
     norm: Optional[Named] = None,
-    head: Optional[HeadConfig] = None,
+    head: Mapping[str, Any] = MappingProxyType({}),
     **tokens: Any,
 ) -> StackConfig:
     """Describe the whole decoder.
@@ -154,15 +135,13 @@ def decoder(
         layers: kinds of layers by name, and the kind of each layer.
         tied: the family's default of tie_word_embeddings.
         norm: norm after the last layer; None for the first norm of the layers.
-        head: head with a factor, cap or bias. Its field `tied` is replaced by tie_word_embeddings.
-        tokens: further fields of TokensConfig.
+        head, tokens: further fields of HeadConfig and TokensConfig.
     """
     kinds, order = layers
     norm = norm or next(iter(kinds.values())).norms[0]
     embedding = TokensConfig(vocabulary=config.whole("vocab_size"), **tokens)
-    tied = config.flag("tie_word_embeddings", tied)
-    head = msgspec.structs.replace(head or HeadConfig(), tied=tied)
-    return stack(config, kinds, order, embedding, norm=norm, head=head)
+    described = HeadConfig(tied=config.flag("tie_word_embeddings", tied), **head)
+    return stack(config, kinds, order, embedding, norm=norm, head=described)
 
 
 def uniform(

@@ -1,11 +1,12 @@
 """The factors of LongRoPE in a decoder: one set for all positions, or by each position."""
 
-from typing import Dict, Optional
+from typing import Optional
 
 import msgspec
 
-from posenc_export.models.config import LayerConfig, Named, StackConfig
-from posenc_export.shared.suggestion import suggestion
+from posenc_export.models.config import Named, StackConfig
+from posenc_export.shared.refusal import refusal
+from posenc_export.shared.suggestion import check_name
 
 LONGROPE = "rope_longrope"
 LENGTHS = ("long", "short", "by_position")
@@ -23,48 +24,33 @@ def with_lengths(config: StackConfig, lengths: Optional[str]) -> StackConfig:
         ValueError: unknown lengths, lengths for a model that is no decoder with LongRoPE, short
             factors for a range beyond the trained length.
     """
-    if lengths is not None and lengths not in LENGTHS:
-        raise ValueError(
-            f"checkpoint: expected lengths to be one of {', '.join(LENGTHS)}, got "
-            f"{lengths!r}; {suggestion(lengths, LENGTHS)}"
-        )
-    scaled = [
-        name
-        for name, kind in config.layers.items()
-        if any(spec["name"] == LONGROPE for spec in kind.attention.encodings)
-    ]
-    if not scaled or config.head is None:
+    if lengths is not None:
+        check_name("checkpoint: expected lengths", lengths, LENGTHS)
+    used = [spec["name"] for read in config.attentions for spec in read.encodings]
+    if LONGROPE not in used or config.head is None:
         if lengths is not None:
-            raise ValueError(
-                "checkpoint: expected lengths only for a decoder with LongRoPE, got "
-                f"{lengths!r} for another model; leave it out"
-            )
+            got = f"{lengths!r} for another model"
+            rule = "lengths only for a decoder with LongRoPE"
+            raise refusal("checkpoint", rule, got, "leave it out")
         return config
-    changed: Dict[str, LayerConfig] = {
-        **config.layers,
-        **{name: _chosen(config.layers[name], lengths, config.max_positions) for name in scaled},
+    layers = {
+        name: kind.with_attention(
+            encodings=tuple(
+                _chosen(spec, lengths, config.max_positions) for spec in kind.attention.encodings
+            )
+        )
+        for name, kind in config.layers.items()
     }
-    return msgspec.structs.replace(config, layers=changed)
+    return msgspec.structs.replace(config, layers=layers)
 
 
-def _chosen(kind: LayerConfig, lengths: Optional[str], max_positions: int) -> LayerConfig:
-    """Return a kind of layers with the choice of factors."""
-
-    def fixed(spec: Named) -> Named:
-        if spec["name"] != LONGROPE:
-            return spec
-        trained = int(spec["original_max_positions"])
-        if lengths == "short" and max_positions > trained:
-            rule = (
-                f"expected max_positions of at most the trained length {trained} with lengths short"
-            )
-            raise ValueError(
-                f"checkpoint: {rule}, got {max_positions}; give max_positions {trained}, or "
-                "lengths by_position"
-            )
-        return {**spec, "lengths": lengths or ("long" if max_positions > trained else "short")}
-
-    encodings = tuple(fixed(spec) for spec in kind.attention.encodings)
-    return msgspec.structs.replace(
-        kind, attention=msgspec.structs.replace(kind.attention, encodings=encodings)
-    )
+def _chosen(spec: Named, lengths: Optional[str], max_positions: int) -> Named:
+    """Return the specification of an encoding with the choice of factors."""
+    if spec["name"] != LONGROPE:
+        return spec
+    trained = int(spec["original_max_positions"])
+    if lengths == "short" and max_positions > trained:
+        rule = f"max_positions of at most the trained length {trained} with lengths short"
+        remedy = f"give max_positions {trained}, or lengths by_position"
+        raise refusal("checkpoint", rule, max_positions, remedy)
+    return {**spec, "lengths": lengths or ("long" if max_positions > trained else "short")}

@@ -5,15 +5,12 @@ from typing import Any, Mapping, Sequence, Tuple
 
 from posenc_export.models.config import StackConfig
 from posenc_export.models.families.shared.keys import IGNORED
+from posenc_export.shared.refusal import refusal
 
 # Kinds of keys: a pattern of the key, the kind, and the largest integer. The first pattern that
 # matches is used.
 MOST: Tuple[Tuple[str, str, int], ...] = (
-    (
-        r"layers?$|layer_interval$|first_k_dense_replace|sparse_step|layer_step|attn_every",
-        "layers",
-        2**10,
-    ),
+    (r"layers?$|layer_interval$|first_k_dense|sparse_step|layer_step|attn_every", "layers", 2**10),
     (r"expert|^n_group$|^topk_group$", "experts", 2**12),
     (r"heads?$", "heads", 2**12),
     (r"head_dim|^d_kv$|^d_head$|rotary_dim|lora_rank", "entries of a head", 2**14),
@@ -39,6 +36,7 @@ DEEPEST = 8  # levels of nested values
 # with the width of a row.
 TABLE = 2**28
 ROWS = {"rope": "head_size", "mrope": "head_size", "alibi": "heads"}
+CORRECT = "correct config.json"
 
 
 def check_values(family: str, values: Mapping[str, Any], depth: int = 0) -> None:
@@ -50,51 +48,35 @@ def check_values(family: str, values: Mapping[str, Any], depth: int = 0) -> None
     """
     for key, value in values.items():
         if not str(key).isprintable():
-            raise ValueError(
-                f"{family}: expected keys of printable characters in config.json, got "
-                f"{str(key)!r:.80}; correct config.json"
-            )
+            rule, got = "keys of printable characters in config.json", f"{str(key)!r:.80}"
+            raise refusal(family, rule, got, CORRECT)
         if key not in IGNORED:
             _check(family, str(key), value, depth)
 
 
 def _check(family: str, key: str, value: Any, depth: int) -> None:
-    if depth > DEEPEST:
-        raise ValueError(
-            f"{family}: expected at most {DEEPEST} levels of nested values in config.json, "
-            f"got more in {key}; correct config.json"
-        )
+    def require(holds: bool, rule: str, got: object) -> None:
+        if not holds:
+            raise refusal(family, rule, got, CORRECT)
+
+    rule = f"at most {DEEPEST} levels of nested values in config.json"
+    require(depth <= DEEPEST, rule, f"more in {key}")
     absent = value is None and not key.endswith("[]")
-    if NAMES.search(key) and not (absent or isinstance(value, str)):
-        raise ValueError(
-            f"{family}: expected {key} to be a name, got {value!r:.80}; correct config.json"
-        )
+    named = absent or isinstance(value, str) or not NAMES.search(key)
+    require(named, f"{key} to be a name", f"{value!r:.80}")
     if isinstance(value, Mapping):
         return check_values(family, value, depth + 1)
     if isinstance(value, list):
-        if len(value) > LONGEST:
-            raise ValueError(
-                f"{family}: expected {key} with at most {LONGEST} entries, got {len(value)}; "
-                "correct config.json"
-            )
+        require(len(value) <= LONGEST, f"{key} with at most {LONGEST} entries", len(value))
         for item in value:
             _check(family, key + "[]", item, depth + 1)
-    elif isinstance(value, str) and not value.isprintable():
-        raise ValueError(
-            f"{family}: expected {key} to be printable characters, got {value!r:.80}; "
-            "correct config.json"
-        )
-    elif isinstance(value, float) and not abs(value) <= FLOAT32:
-        raise ValueError(
-            f"{family}: expected {key} to be a number of float32, got {value}; correct config.json"
-        )
+    elif isinstance(value, str):
+        require(value.isprintable(), f"{key} to be printable characters", f"{value!r:.80}")
+    elif isinstance(value, float):
+        require(abs(value) <= FLOAT32, f"{key} to be a number of float32", value)
     elif isinstance(value, int):
         kind, most = next((kind, most) for pattern, kind, most in MOST if re.search(pattern, key))
-        if abs(value) > most:
-            raise ValueError(
-                f"{family}: expected {key} to be at most {most} ({kind}), got {value}; "
-                "correct config.json"
-            )
+        require(abs(value) <= most, f"{key} to be at most {most} ({kind})", value)
 
 
 def check_sizes(family: str, config: StackConfig, sizes: Sequence[int]) -> None:
@@ -107,21 +89,14 @@ def check_sizes(family: str, config: StackConfig, sizes: Sequence[int]) -> None:
     Raises:
         ValueError: the files hold too few tensors or numbers, a table has more than TABLE entries.
     """
-    layers = len(config.order)
-    numbers = config.tokens.vocabulary * config.width
-    numbers += sum(
-        config.width * int(kind.mlp.get("hidden", 0)) * int(kind.mlp.get("experts", 1))
-        for kind in config.kinds
-    )
+    layers, numbers = len(config.order), config.tokens.vocabulary * config.width
+    for kind in config.kinds:
+        hidden, experts = kind.mlp.get("hidden", 0), kind.mlp.get("experts", 1)
+        numbers += config.width * int(hidden) * int(experts)
     if layers > len(sizes) or numbers > sum(sizes):
-        rule = (
-            f"expected files with at least {layers} tensors and {numbers} numbers for the sizes "
-            "in config.json"
-        )
-        raise ValueError(
-            f"{family}: {rule}, got {len(sizes)} and {sum(sizes)}; use the config.json that "
-            "belongs to the weights"
-        )
+        rule = f"files with at least {layers} tensors and {numbers} numbers for the sizes in config"
+        remedy = "use the config.json that belongs to the weights"
+        raise refusal(family, f"{rule}.json", f"{len(sizes)} and {sum(sizes)}", remedy)
     widths = [config.width for spec in config.tokens.encodings if spec["name"] == "sinusoidal"]
     for kind in config.layers.values():
         widths += [
@@ -131,8 +106,6 @@ def check_sizes(family: str, config: StackConfig, sizes: Sequence[int]) -> None:
             if spec["name"].startswith(begin)
         ]
     if widths and config.max_positions * max(widths) > TABLE:
-        rule = f"expected a table of positions with at most {TABLE} numbers"
-        raise ValueError(
-            f"{family}: {rule}, got {config.max_positions} positions x {max(widths)}; give a "
-            "smaller max_positions"
-        )
+        rule = f"a table of positions with at most {TABLE} numbers"
+        got = f"{config.max_positions} positions x {max(widths)}"
+        raise refusal(family, rule, got, "give a smaller max_positions")

@@ -15,13 +15,9 @@ def attention(
     clip: Optional[float] = None,
     **parts: Any,
 ) -> AttentionConfig:
-    """Describe attention with head size width / heads. Encodings are set later, for each layer.
-
-    Args:
-        bias: whether all projections have biases.
-        kv_heads: number of key and value heads; None for as many as heads.
-        clip: largest absolute value of queries, keys and values; None for no bound.
-        parts: further fields of AttentionConfig.
+    """Describe attention with head size width / heads and further fields of AttentionConfig;
+    encodings are set later. bias: of all projections; kv_heads: None for as many as heads; clip:
+    largest absolute value of queries, keys and values.
     """
     projection = {"name": "grouped", "bias": bias, "output_bias": bias}
     return AttentionConfig(
@@ -36,12 +32,8 @@ def attention(
 def mlp(
     config: Settings, key: str, default: Any = REQUIRED, hidden: Any = REQUIRED, bias: bool = True
 ) -> Named:
-    """Describe an MLP without gate.
-
-    Args:
-        key: key of the activation in the config.
-        default, hidden: the family's defaults of the activation and of intermediate_size.
-        bias: whether it has biases.
+    """Describe an MLP without gate. key: of the activation in the config; default, hidden: the
+    family's defaults of the activation and of intermediate_size.
     """
     size, activation = config.whole("intermediate_size", hidden), config.activation(key, default)
     return {"name": "plain", "hidden": size, "activation": activation, "bias": bias}
@@ -59,25 +51,17 @@ def learned(config: Settings) -> Dict[str, Any]:
 
 
 def table_rows(config: Settings, unused: int = 0) -> int:
-    """Return the number of positions of a model with a position table.
-
-    Args:
-        unused: number of rows at the beginning that no position uses.
-
-    Raises:
-        ValueError: another range was requested, or the table has no rows for positions.
+    """Return the number of positions of a model with a position table, whose first `unused` rows no
+    position uses. ValueError: another range was requested, or no rows are left.
     """
     rows = config.trained_positions - unused
     if rows < 1:
-        raise config.refusal(
-            f"max_position_embeddings to be above {unused}, the number of unused rows",
-            config.trained_positions,
-        )
+        rule = f"max_position_embeddings to be above {unused}, the number of unused rows"
+        raise config.refusal(rule, config.trained_positions)
     if config.max_positions not in (rows, config.trained_positions):
         rule = f"max_positions to be {rows}, the rows of the position table"
-        raise config.refusal(
-            rule, config.max_positions, "leave it out and call extend_positions(model, N)"
-        )
+        remedy = "leave it out and call extend_positions(model, N)"
+        raise config.refusal(rule, config.max_positions, remedy)
     return rows
 
 
@@ -96,11 +80,10 @@ def megatron_layer(theirs: str, attention: str = "self_attention.") -> Dict[str,
 def fairseq_layer(ours: str, theirs: str) -> Dict[str, Rule]:
     """Return the rules of a layer of fairseq (OPT, XGLM, Whisper), from prefixes of names."""
     attention = theirs + "self_attn."
+    qkv = joined(attention + "q_proj", attention + "k_proj", attention + "v_proj")
     return {
         ours + "residual.attention_norm": same(theirs + "self_attn_layer_norm"),
-        ours + "attention.projection.qkv": joined(
-            attention + "q_proj", attention + "k_proj", attention + "v_proj"
-        ),
+        ours + "attention.projection.qkv": qkv,
         ours + "attention.projection.output": same(attention + "out_proj"),
         ours + "residual.mlp_norm": same(theirs + "final_layer_norm"),
         ours + "mlp.up": same(theirs + "fc1"),

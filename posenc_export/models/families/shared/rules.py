@@ -1,5 +1,4 @@
-"""Rules that form parameters of our models from tensors of a checkpoint. The weight table of a
-family consists of such rules.
+"""Rules that form parameters of our models from tensors of a checkpoint.
 
 A rule is given names of modules in the checkpoint, to which the last component of our parameter's
 name is added ("weight" or "bias"), or full names of tensors. `{layer}` in a name is replaced by the
@@ -24,7 +23,7 @@ Shapes = Callable[[str, Shape, AttentionConfig], Dict[str, Shape]]
 
 @dataclass(frozen=True)
 class Rule:
-    """One entry of a weight table.
+    """An entry of the weight table of a family.
 
     Args:
         shapes: names and shapes of the tensors that the checkpoint must hold, from the last
@@ -69,10 +68,12 @@ def transposed(module: str) -> Rule:
 def permuted(name: str, axes: Tuple[int, ...]) -> Rule:
     """A tensor with other axes; `axes` are those of the checkpoint, as for torch.permute."""
 
-    def shapes(kind: str, shape: Shape, attention: AttentionConfig) -> Dict[str, Shape]:
-        return {name: tuple(shape[axes.index(axis)] for axis in range(len(shape)))}
-
-    return Rule(shapes, lambda tensors, attention: tensors[0].permute(axes).contiguous())
+    return Rule(
+        lambda kind, shape, attention: {
+            name: tuple(shape[axes.index(i)] for i in range(len(axes)))
+        },
+        lambda tensors, attention: tensors[0].permute(axes).contiguous(),
+    )
 
 
 def joined(q: str, k: str, v: str) -> Rule:
@@ -245,8 +246,7 @@ def biases_without_keys(q: str, v: str) -> Rule:
 def no_bias() -> Rule:
     """A bias of zeros over all query heads, for models without that bias."""
     return Rule(
-        lambda *_: {},
-        lambda tensors, attention: torch.zeros(attention.heads * attention.head_size),
+        lambda *_: {}, lambda tensors, attention: torch.zeros(attention.heads * attention.head_size)
     )
 
 
@@ -256,12 +256,9 @@ def no_table(rows: int, columns: int) -> Rule:
 
 
 def keys_and_values(k: str, v: str, layers: int, k_bias: bool = True) -> Rule:
-    """Concatenation of the cross-attention projections of all layers of a decoder: keys and values
-    of the first layer, of the second, and so on.
-
-    Args:
-        k, v: names of the modules; `{row}` is replaced by the layer of the decoder.
-        k_bias: whether the checkpoint has biases of keys; else they are 0.
+    """Concatenation of the cross-attention projections of all layers of a decoder, keys and values
+    of each. k, v: names of the modules, in which `{row}` is the layer; k_bias: else biases of
+    keys are 0.
     """
 
     def shapes(kind: str, shape: Shape, attention: AttentionConfig) -> Dict[str, Shape]:

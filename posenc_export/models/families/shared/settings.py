@@ -18,11 +18,8 @@ ROTATION = (
 
 
 class Settings(Keys):
-    """The keys of a model's config.json.
-
-    Args:
-        values: contents of config.json.
-        max_positions: number of positions of the model to build; None for max_position_embeddings.
+    """The keys of a model's config.json; max_positions of the model to build, None for
+    max_position_embeddings.
     """
 
     def __init__(self, values: Mapping[str, Any], max_positions: Optional[int] = None) -> None:
@@ -63,14 +60,9 @@ class Settings(Keys):
         window: Optional[int],
         default: Sequence[str],
     ) -> Tuple[Dict[str, LayerConfig], Sequence[str]]:
-        """Take layer_types, and return kinds and order of the layers: full_attention, or
-        sliding_attention with a window.
-
-        Args:
-            kind: the layer; its encodings and `sees` are replaced.
-            encodings: encodings of all layers, or by layer type.
-            window: window of sliding_attention; None if there is none.
-            default: type of each layer if config.json has no layer_types.
+        """Take layer_types, with a default for each layer, and return kinds and order of the
+        layers: `kind` with full_attention, or sliding_attention with a window, and with
+        encodings of all layers or by layer type.
         """
         types = self.per_layer("layer_types", default)
         visible: Dict[str, Named] = {
@@ -96,11 +88,8 @@ class Settings(Keys):
         ]
 
     def pattern(self, period: int, *spellings: str) -> List[str]:
-        """Take sliding_window_pattern, and return layer types as `full_every`.
-
-        Args:
-            period: value if sliding_window_pattern is missing.
-            spellings: further names of that key.
+        """Take sliding_window_pattern, `period` if it is missing, or further names of that key, and
+        return layer types as `full_every`.
         """
         keys = ("sliding_window_pattern", "_sliding_window_pattern", *spellings)
         periods = {key: self.whole(key) for key in keys if key in self._remaining}
@@ -112,17 +101,12 @@ class Settings(Keys):
     def full_attention(self) -> None:
         """Take layer_types, and refuse any type but full_attention."""
         types = self.per_layer("layer_types", [])
-        other = next((name for name in types if name != "full_attention"), None)
-        if other is not None:
-            raise self.refusal("layer_types to be full_attention", other, UNSUPPORTED)
+        if others := [name for name in types if name != "full_attention"]:
+            raise self.refusal("layer_types to be full_attention", others[0], UNSUPPORTED)
 
     def rotation_keys(self, theta: float = 10000.0, share: float = 1.0) -> Dict[str, Any]:
-        """Take the rotary keys, and return them with the sizes that hugging_face.rope_spec reads.
-        head_dim is copied and not taken.
-
-        Args:
-            theta: the family's default of rope_theta.
-            share: the family's default of partial_rotary_factor.
+        """Take the rotary keys, and return them with the sizes that hugging_face.rope_spec reads,
+        and defaults of rope_theta and partial_rotary_factor. head_dim is copied and not taken.
         """
         keys = {key: self._remaining.pop(key) for key in ROTATION if key in self._remaining}
         for key in ("rope_parameters", "rope_scaling"):
@@ -134,9 +118,7 @@ class Settings(Keys):
                 keys[key] = default
         return {
             **keys,
-            "hidden_size": self.width,
-            "num_attention_heads": self.heads,
-            "num_hidden_layers": self.layers,
+            **{"hidden_size": self.width, "num_attention_heads": self.heads},
             "head_dim": self._remaining.get("head_dim"),
             "max_position_embeddings": self.trained_positions,
         }
@@ -153,7 +135,6 @@ class Settings(Keys):
         Args:
             partial: whether the family supports partial rotation of heads in transformers.
             theta: the family's default of rope_theta.
-            layout: layout of rotary pairs, "half" or "interleaved".
             share: the family's default of partial_rotary_factor.
         """
         spec = rope_spec(self.rotation_keys(theta, share))
@@ -161,7 +142,7 @@ class Settings(Keys):
             got = f"rope_parameters for {', '.join(spec)}"
             raise self.error("one rotation for all layers", got, UNSUPPORTED)
         self.whole_heads(spec, partial)
-        return {**spec, **({"layout": layout} if layout != "half" else {})}
+        return spec if layout == "half" else {**spec, "layout": layout}
 
     def whole_heads(self, spec: Named, partial: bool) -> None:
         """Refuse a rotation of a part of each head, unless the family supports it."""

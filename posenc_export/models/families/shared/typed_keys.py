@@ -4,18 +4,15 @@ import math
 from typing import Any, Iterable, List, Mapping, Optional, Sequence
 
 from posenc_export.models.families.shared.keys import DEFAULTS, IGNORED
+from posenc_export.shared.refusal import refusal
 
 REQUIRED = object()  # marks a key without default
 # Ends of messages.
 CORRECT, UNSUPPORTED = "correct config.json", "other values cannot be exported yet"
 # Activations: transformers' name to ours.
 ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
+    **{"silu": "silu", "swish": "silu", "gelu": "gelu"},
+    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_tanh"),
     "relu": "relu",
 }
 
@@ -23,9 +20,6 @@ ACTIVATIONS = {
 class Keys:
     """The keys of a config.json. A method that takes a key raises ValueError if the key is missing
     and has no default, and for values that it does not name.
-
-    Args:
-        values: contents of config.json.
     """
 
     layers: int  # of the model
@@ -38,7 +32,7 @@ class Keys:
 
     def error(self, rule: str, got: Any, remedy: str = CORRECT) -> ValueError:
         """Return the error for a config that does not follow a rule, with the text of `got`."""
-        return ValueError(f"{self.family}: expected {rule}, got {got}; {remedy}")
+        return refusal(self.family, rule, got, remedy)
 
     def refusal(self, rule: str, value: Any, remedy: str = CORRECT) -> ValueError:
         """Return the error for a value that does not follow a rule."""
@@ -120,6 +114,13 @@ class Keys:
         """Take keys, and refuse any value but the given one, which a missing key has, too."""
         for key, value in values.items():
             self.only(key, value, value)
+
+    def choice(self, key: str, choices: Sequence[str]) -> str:
+        """Take a name, the first of `choices` if the key is missing; refuse other names."""
+        value = self.take(key, choices[0])
+        if value not in choices:
+            raise self.refusal(f"{key} to be {' or '.join(choices)}", value, UNSUPPORTED)
+        return str(value)
 
     def off(self, key: str) -> None:
         """Take a key, and refuse any value but false and null."""

@@ -6,6 +6,7 @@ from posenc_export.models.families.shared.family import Family, Named, Settings,
 from posenc_export.models.families.shared.keys import IGNORED
 from posenc_export.models.families.shared.rules import Table
 from posenc_export.models.hugging_face import rope_spec
+from posenc_export.shared.refusal import refusal
 
 # Keys about images. The text model does not need them: positions of image tokens are an input.
 IMAGE_KEYS = frozenset(
@@ -18,9 +19,7 @@ TIED = "tie_word_embeddings"
 
 def text_keys(config: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the keys of the text model: text_config, or all keys but those about images in older
-    configs without text_config.
-
-    tie_word_embeddings is read outside text_config, as in transformers.
+    configs without it. tie_word_embeddings is read outside text_config, as in transformers.
     """
     family = str(config.get("model_type"))
     outer = {key: value for key, value in config.items() if key not in IMAGE_KEYS}
@@ -28,16 +27,12 @@ def text_keys(config: Mapping[str, Any]) -> Dict[str, Any]:
     if nested is None:
         return outer
     if not isinstance(nested, Mapping):
-        raise ValueError(
-            f"{family}: expected text_config to be a mapping, got {nested!r}; correct config.json"
-        )
-    outside = sorted(set(outer) - set(nested) - IGNORED - {"model_type", TIED})
-    if outside:
+        rule = "text_config to be a mapping"
+        raise refusal(family, rule, repr(nested), "correct config.json")
+    if outside := sorted(set(outer) - set(nested) - IGNORED - {"model_type", TIED}):
         got = f"{outside[0]}={outer[outside[0]]!r} outside"
-        raise ValueError(
-            f"{family}: expected keys of the text model inside text_config, got {got}; "
-            "remove it or move it there"
-        )
+        rule = "keys of the text model inside text_config"
+        raise refusal(family, rule, got, "remove it or move it there")
     return {**nested, "model_type": family, TIED: outer.get(TIED, False)}
 
 
@@ -59,12 +54,9 @@ def rotation_of_axes(
         partial: whether the family supports partial rotation of heads.
     """
     keys = {**config.rotation_keys(theta), "model_type": config.family}
-    places = [name for name in ("rope_parameters", "rope_scaling") if keys.get(name)] or [
-        "rope_parameters"
-    ]
-    keys.update(
-        {name: {"mrope_section": list(sections), **(keys.get(name) or {})} for name in places}
-    )
+    places = [name for name in ("rope_parameters", "rope_scaling") if keys.get(name)]
+    for name in places or ["rope_parameters"]:
+        keys[name] = {"mrope_section": list(sections), **(keys.get(name) or {})}
     spec: Named = rope_spec(keys)
     config.whole_heads(spec, partial)
     return spec
