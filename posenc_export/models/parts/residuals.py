@@ -110,7 +110,7 @@ class SandwichNorm(Residual):
 
 
 class ParallelOneNorm(Residual):
-    """x + attention(norm x) + mlp(norm x), one norm (Wang and Komatsuzaki 2021, GPT-J)."""
+    """x + attention(norm x) + mlp(norm x), with one norm (Wang and Komatsuzaki 2021, GPT-J)."""
 
     NORMS = ("attention_norm",)
     of_input = parallel = True
