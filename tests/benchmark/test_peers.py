@@ -13,12 +13,11 @@ from msgspec.structs import replace
 
 from posenc_export.benchmark import contestants, run
 from posenc_export.benchmark.runtimes import RUNTIMES
-from posenc_export.export import export
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.shared.numerics import rounding_noise, tolerance, worst_error
 from tests.tiny import block, decoder
-from tests.traces import sources
+from tests.traces import artefact
 
 pytestmark = pytest.mark.xdist_group(
     "plain runtimes"
@@ -48,16 +47,11 @@ OTHERS = [
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Return the folder of an artefact, exported at the first request; tests must not modify it."""
-    root, made = tmp_path_factory.mktemp("peers"), {}
+def folders() -> Callable[..., Path]:
+    """Return a function of model, target and signature that returns the folder of an artefact."""
 
     def of(model: str, target: str = "ort", signature: str = "positions") -> Path:
-        key = (model, target, signature)
-        if key not in made:
-            made[key] = root / "-".join(key)
-            export(sources(MODELS[model]), target, made[key], signature=signature, verify=False)
-        return made[key]
+        return artefact(MODELS[model], target, signature=signature)
 
     return of
 
@@ -179,8 +173,8 @@ def test_a_provider_runs_the_folders_that_it_takes_beside_the_others(
     ]
     with pytest.raises(
         ValueError,
-        match="expected a folder that provider openvino-bf16 runs, got "
-        "block-rope-onnx-static-positions; add one of target onnx or ort",
+        match="expected a folder that provider openvino-bf16 runs, got a; add one of target onnx "
+        "or ort",
     ):
         contestants.gather([folders("block-rope", "onnx-static")], (), providers=("openvino-bf16",))
     with pytest.raises(
