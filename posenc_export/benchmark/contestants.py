@@ -26,12 +26,9 @@ class Contestant:
     """One model on one runtime, measured by one worker.
 
     Args:
-        label: name of the contestant in the report.
-        model: short name of the model.
+        label, model, artefact: names of contestant, model and folder in the report.
         runtime: "artefact" or a name in RUNTIMES.
-        folder: the artefact folder that is run, or from whose config the runtime builds the model.
-        artefact: name of the folder in the report.
-        manifest: manifest of the folder.
+        folder, manifest: what is run, or from whose config the runtime builds the model.
         provider: as `load` takes it, never "auto".
     """
 
@@ -73,11 +70,9 @@ def gather(
     different_models: bool = False,
     providers: Sequence[str] = (),
 ) -> List[Contestant]:
-    """Return the contestants: other runtimes first, then the folders in the given order.
+    """Return the contestants: other runtimes (RUNTIMES) first, then the folders in their order.
 
     Args:
-        folders: artefact folders.
-        runtimes: names in RUNTIMES.
         different_models: allow folders of different models.
         providers: providers to measure in addition to the CPU and CUDA: those of OpenVINO, and
             "aotinductor", without which native code is not run.

@@ -15,9 +15,7 @@ class Timed(Protocol):
 
     def prefill(self, inputs: Any, *, logits_to_keep: int) -> Any:
         """Append [B,S] int64 ids or [B,S,E] hidden states; return outputs of the last
-        `logits_to_keep` tokens [B,n,*], 0 for all.
-
-        Libraries without such an option return all outputs [B,S,*].
+        `logits_to_keep` tokens [B,n,*], or all [B,S,*].
         """
 
     def step(self, inputs: Any) -> Any:
@@ -28,12 +26,9 @@ class Timed(Protocol):
 
 
 class Opened(NamedTuple):
-    """A loaded session.
+    """A loaded session; weights as in Loaded.
 
     Args:
-        session: the session.
-        weights: origin of the weights: {"preset": name}, {"seed": number}, or empty for the user's
-            own model.
         seconds: load time without imports; None for the time of `open_session`.
     """
 

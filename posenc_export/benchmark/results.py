@@ -6,14 +6,7 @@ from msgspec import Struct
 
 
 class Machine(Struct, frozen=True, forbid_unknown_fields=True):
-    """The machine of a benchmark.
-
-    Args:
-        processor: model name.
-        cores: number of cores.
-        threads: threads of one contestant; only one contestant runs at a time.
-        versions: versions of Python and of the libraries that contestants use.
-    """
+    """The machine of a benchmark. threads: those of one contestant, which runs alone."""
 
     processor: str
     cores: int
@@ -34,8 +27,8 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     Args:
         read: read bandwidth by working set, ascending.
         gemm_flops_per_second: rate of numpy's float32 product of square matrices.
-        empty_run_seconds: time of one run of ONNX Runtime on a graph of one Identity node with
-            bound input and output; None without onnx and onnxruntime.
+        empty_run_seconds: time of a run of ONNX Runtime on one bound Identity node; None without
+            onnx and onnxruntime.
     """
 
     read: List[WorkingSet]
@@ -49,13 +42,11 @@ class Loaded(Struct, frozen=True, forbid_unknown_fields=True):
     Args:
         artefact: name of the folder that it ran, or from whose description it built the model.
         artefact_digest: digest of that folder, as `posenc inspect` prints it.
-        weights: origin of the weights: {"preset": name}, {"seed": number}, or empty for the user's
-            own model.
+        weights: {"preset": name}, {"seed": number}, or empty for the user's own model.
         load_seconds: load time without imports.
         first_calls_seconds: time of a short prompt and a step after loading.
         peak_memory_bytes: largest resident memory.
-        perplexity: of an artefact of few bits, over that of its float32 module, from its manifest;
-            None if that was not measured on text, and for models built anew.
+        perplexity: relative to float32, from the manifest; None if it was not measured on text.
     """
 
     contestant: str
@@ -79,15 +70,11 @@ class Row(Struct, frozen=True, forbid_unknown_fields=True):
     Args:
         phase: "decode" (seconds per step) or "prefill" (seconds per prompt from an empty cache).
         tokens: tokens per row, in the cache at decode and in the prompt at prefill.
-        samples_seconds: samples in the order of the rounds; every round measures all contestants in
-            turn.
+        samples_seconds: samples in the order of the rounds.
         tokens_per_second: rate of all rows of the batch together.
-        ratio_to_fastest: median of the ratios to the fastest contestant, round by round; None with
-            fewer than 5 rounds.
-        least_bytes: bytes that a step must read, weights and valid cache; None at prefill and on
-            CUDA.
-        read_bytes_per_second: bandwidth of reading as many bytes without computing, in the same
-            rounds.
+        ratio_to_fastest: median of the ratios of all rounds; None with fewer than 5 rounds.
+        least_bytes: bytes of weights and valid cache; None at prefill and on CUDA.
+        read_bytes_per_second: bandwidth of reading as many bytes, in the same rounds.
         share_of_limit: least_bytes / median / read_bytes_per_second.
     """
 

@@ -13,13 +13,12 @@ WHAT = {"decode": "cached tokens", "prefill": "tokens of prompt"}
 
 
 class Comparison(NamedTuple):
-    """The fastest contestant and the others at one number of tokens.
+    """The fastest contestant, the next one and the others at one number of tokens.
 
     Args:
-        fastest, next: rows of both.
         ratio: how many times as fast the first is; None if the interval of the ratio includes 1.
         most: largest difference in percent, if there is no ratio.
-        further: names of the other contestants, and how many times as fast the first is.
+        further: names of the others, and how many times as fast the first is.
     """
 
     fastest: Row

@@ -24,27 +24,21 @@ class Worker:
     Args:
         label: name of the contestant, for error messages.
         threads: number of threads, for libraries that read it from the environment.
-        sleeping: whether threads of OpenMP sleep while they wait for each other. By default those
-            of torch spin for some milliseconds, which on a busy machine takes the core that the
-            awaited thread needs: steps of 0.05 ms took 24 ms.
+        sleeping: whether threads of OpenMP sleep while they wait. Those of torch spin by default,
+            and take the core that the awaited thread needs: steps of 0.05 ms took 24 ms.
     """
 
     def __init__(self, label: str, threads: int, sleeping: bool = False) -> None:
         self.label = label
         self.log = tempfile.TemporaryFile()  # noqa: SIM115  closed by end()
         environment = _environment(threads, sleeping)
+        pipes: Dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self.child = subprocess.Popen(
-            COMMAND,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            env=environment,
-            start_new_session=True,
+            COMMAND, **pipes, stderr=self.log, env=environment, start_new_session=True
         )
         self._replies: "queue.SimpleQueue[bytes]" = queue.SimpleQueue()
-        self._reader = threading.Thread(
-            target=self._read, daemon=True
-        )  # a thread, because Windows cannot wait for a pipe for a limited time
+        # A thread, because Windows cannot wait for a pipe for a limited time.
+        self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def ask(self, do: str, **request: Any) -> Dict[str, Any]:
@@ -63,9 +57,9 @@ class Worker:
         try:
             line = self._replies.get(timeout=PATIENCE)
         except queue.Empty:
-            rule = f"expected {do} to end within {PATIENCE:.0f} s, got no reply"
             raise ValueError(
-                f"benchmark {self.label}: {rule}; omit this contestant or give smaller contexts"
+                f"benchmark {self.label}: expected {do} to end within {PATIENCE:.0f} s, got no "
+                "reply; omit this contestant or give smaller contexts"
             ) from None
         if not line:
             raise self._died(do)
@@ -112,10 +106,9 @@ class Worker:
         code = self.child.wait()
         self.log.seek(0)
         last = self.log.read().decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
-        remedy = "omit this contestant or free memory"
         return ValueError(
-            f"benchmark {self.label}: expected the worker to complete {do}, got exit code "
-            f"{code} ({last[0]}); {remedy}"
+            f"benchmark {self.label}: expected the worker to complete {do}, got exit code {code} "
+            f"({last[0]}); omit this contestant or free memory"
         )
 
 
@@ -133,13 +126,7 @@ def started(labels: Sequence[str], threads: int, sleeping: bool = False) -> Iter
 
 def _environment(threads: int, sleeping: bool) -> Dict[str, str]:
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    numbers = dict.fromkeys(
-        ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads)
-    )
+    libraries = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     waiting = {"OMP_WAIT_POLICY": "PASSIVE"} if sleeping else {}
-    return {
-        **waiting,
-        **os.environ,
-        **numbers,
-        "PYTHONPATH": os.pathsep.join(paths),
-    }
+    own = {**dict.fromkeys(libraries, str(threads)), "PYTHONPATH": os.pathsep.join(paths)}
+    return {**waiting, **os.environ, **own}
