@@ -1,6 +1,4 @@
-"""The registry of position encodings. One line here adds an encoding to every target, test,
-benchmark and page.
-"""
+"""The registry of encodings; a line adds one to every target, test, benchmark and page."""
 
 import importlib
 import inspect

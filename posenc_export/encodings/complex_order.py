@@ -18,11 +18,10 @@ class ComplexOrder(PositionEncoding):
     """Word j at position p: r_jk exp(i (w_jk p + t_jk)), k = 1 .. E/2, real parts before imaginary
     parts.
 
-    The token table holds r, w and t of every word, E/2 trained numbers each. The encoding therefore
-    needs token ids, and a decoder whose head is not tied to the table. The sharing schemes of the
-    paper make the table narrower. Angles w p are computed in float64 and reduced to one turn, so
-    that far positions are as exact as near ones. In float16 the table, including the frequencies,
-    has 11 significant bits, which changes the output at far positions.
+    The token table holds r, w and t of every word, so that the encoding needs token ids and an
+    untied head; shared frequencies or phases (3.1) make it narrower. Angles w p are computed in
+    float64, and far positions are as exact as near ones. In float16 the table, with the
+    frequencies, has 11 significant bits, which changes the output at far positions.
 
     Hook: embed. State: none. Range: 0 .. max_positions - 1.
 

@@ -18,20 +18,14 @@ class DeBERTa(PositionEncoding):
     2 span - 1); Kr, Qr projected from a trained table.
 
     delta is i - j in v1. In v2 and v3, distances from span / 2 on share buckets that grow
-    logarithmically up to max_relative. Both position terms use row d of query i and key j. The
-    paper writes the third term with delta(j,i) (3.1), but the authors' code and transformers negate
-    it there, which gives delta(i,j), and all published checkpoints were trained with that. If only
-    one of them is used, the divisor is sqrt(2 D).
+    logarithmically up to max_relative. Both terms use row d, as the authors' code and all published
+    checkpoints; the paper writes delta(j,i) in the third (3.1). With one of the two terms, the
+    divisor is sqrt(2 D). The enhanced mask decoder (3.2) is not included: fine-tuned models do not
+    use it.
 
-    The enhanced mask decoder (3.2) is not included. It belongs between the layers and the head that
-    predicts masked tokens in pretraining, which encoders here do not have either. Its queries are
-    hidden states plus absolute positions, and its keys and values are the states before the last
-    layer, so that it needs two streams of states; a model description has one. Fine-tuned models
-    and those of transformers do not use it and give the same hidden states.
-
-    The encoding has its own projections; if a checkpoint shares them with the content
-    (share_att_key), their weights are copied. The products of a key with Qr are computed once, when
-    the key arrives, and cached. Memory: [B,H,S,2 span], and the cached [B,H,T,2 span].
+    The products of a key with Qr are computed when the key arrives, and cached. If a checkpoint
+    shares projections with the content (share_att_key), their weights are copied. Memory: [B,H,S,2
+    span], and the cached [B,H,T,2 span].
 
     Hook: rescore. State: products of keys with Qr, float32, if attention is causal. Range: 0 ..
     max_positions - 1.

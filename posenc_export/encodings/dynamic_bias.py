@@ -30,11 +30,10 @@ class DynamicBias(PositionEncoding):
     """scores + f_h(s(i - j)), s(d) = d or sign(d) log(1 + |d|), f an MLP from one number to H:
     linear layers with SiLU between them.
 
-    f depends on the distance only, so it is computed once per distance, in float64, and read as a
-    table. `prepare` computes the table again after weights have changed. The table has no
-    gradients: load trained weights. It has max_positions rows if causal, twice as many otherwise.
-    In float16 biases have 11 significant bits, as all masks, so that large biases at linear
-    distances are the same for neighbouring distances.
+    f is computed once per distance, in float64, and read as a table of max_positions rows if
+    causal, twice as many otherwise. The table has no gradients: load trained weights, and `prepare`
+    computes it again. In float16 large biases at linear distances are the same for neighbouring
+    distances.
 
     Hook: bias. State: none. Range: 0 .. max_positions - 1.
 

@@ -36,15 +36,14 @@ class RoPEDynamic(PositionEncoding):
     """A query that has seen n = i + 1 tokens, and all keys it attends to, are rotated with w_k(n) =
     theta_n^(-2k/r); theta_n = theta (factor n / L - factor + 1)^(r/(r-2)) if n > L, else theta.
 
-    Keys are cached rotated with w_k(L), and are rotated further when a query beyond L reads them.
-    Results do not depend on how a sequence is cut into calls. Memory besides the scores: the keys
-    rotated for each query, [B,S,K,T,D] numbers in a call, hence the small chunk. With
-    keys="rotated" keys are rotated for the length at which they arrive and cached, as transformers
-    does at decode: scores of queries beyond L with keys before it then mix frequencies.
+    Keys are cached rotated with w_k(L), and a query beyond L rotates them further. Results do not
+    depend on how a sequence is cut into calls. Memory besides the scores: the keys rotated for each
+    query, [B,S,K,T,D], hence the small chunk.
 
-    With lengths="per_call" all tokens of a row are rotated for the length n of the row in the call,
-    its largest position + 1. Results then depend on how a sequence is cut into calls, so that a
-    cache is impossible: bidirectional attention only, where a call is a whole sequence.
+    keys="rotated" caches keys as they are rotated when they arrive, as transformers does at decode:
+    scores of queries beyond L with keys before it mix frequencies. lengths="per_call" rotates all
+    tokens of a row for its largest position in the call + 1. Results then depend on the call, so
+    that only bidirectional attention, whose calls are whole sequences, can use it.
 
     Hook: rotate, rescore (only rotate with keys="rotated" or lengths="per_call"). State: none.
     Range: 0 .. max_positions - 1.
@@ -56,11 +55,11 @@ class RoPEDynamic(PositionEncoding):
         original_max_positions: L, tokens the model was trained on.
         layout, rotary: see RoPE.
         keys: "raw" or "rotated".
-        numerics: see RoPE. In float32, scores with rotated keys equal those of transformers at
-            decode of one token at a time, and scores with raw keys equal those of the last query
-            when transformers reads all n tokens at once.
-        lengths: "by_position", or "per_call", as transformers. transformers takes the longest row
-            of a batch, so that results are equal if all rows have one length.
+        numerics: see RoPE. In float32, rotated keys give the scores of transformers at decode of
+            one token at a time, and raw keys those of its last query if it reads all n tokens at
+            once.
+        lengths: "by_position" or "per_call". transformers takes the longest row of a batch, so that
+            results are equal if all rows have one length.
 
     Raises:
         ValueError: odd or too large rotary size (or 2, where the exponent is undefined), unknown

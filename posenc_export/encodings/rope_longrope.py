@@ -39,44 +39,34 @@ class RoPELongRoPE(PositionEncoding):
     """Pair k is rotated by p w_k / f_k, w_k = theta^(-2k/r); f is short_factor for queries that
     have seen at most L tokens, else long_factor.
 
-    Keys are rotated with the factors of the query that reads them. cos and sin are scaled by
-    attention_factor.
+    Keys are rotated with the factors of the query that reads them, and cos and sin are scaled by
+    attention_factor. To that end the r rotated entries of each key are cached twice, and a query
+    has zeros for those that it does not use. On target `ort` with position_ids, each kind of keys
+    has a cache of its own, and a step reads one of them; it reads both if the batch has rows on
+    both sides of L, and attention then takes about three times as long. Results do not depend on
+    how a sequence is cut into calls.
 
-    The r rotated entries of each key are cached twice, with the short and with the long factors;
-    the query has zeros in place of those that it does not use. On target `ort` with position_ids,
-    keys with short and keys with long factors have a cache each. A step reads one of the two, or
-    both if the batch has rows on both sides of L; attention then takes about three times as long.
-    Results do not depend on how a sequence is cut into calls. With keys="rotated" keys are rotated
-    for the length at which they arrive and cached, as transformers does at decode: scores of
-    queries beyond L with keys before it then mix factors.
+    keys="rotated" caches keys as they are rotated when they arrive, as transformers does at decode:
+    scores of queries beyond L with keys before it mix factors. lengths="long" or "short" uses the
+    same factors at all positions, as vLLM and llama.cpp do, which choose long if the longest
+    allowed length is above L; each key is cached once. lengths="per_call" uses the factors for the
+    largest position of a row in the call, for bidirectional attention only (see rope_dynamic).
+    transformers uses the long factors for all tokens of a prompt longer than L.
 
-    With lengths="long" or lengths="short" all positions have the same factors: keys are cached
-    once, with D entries, and scores depend on the difference of positions only. vLLM and llama.cpp
-    choose so, long if the longest allowed length is above L. transformers uses the long factors for
-    all tokens of a prompt longer than L.
-
-    With lengths="per_call" all tokens of a row are rotated with the factors for the length of the
-    row in the call, its largest position + 1. As for rope_dynamic, this is possible for
-    bidirectional attention only.
-
-    Hook: rotate. State: none; cached keys have D + r entries; D with keys="rotated" or fixed
-    factors. Range: 0 .. max_positions - 1.
+    Hook: rotate. State: none; cached keys have D + r entries, or D with keys="rotated" or other
+    lengths than "by_position". Range: 0 .. max_positions - 1.
 
     Args:
         geometry: head size D.
-        theta: see RoPE.
+        theta, layout, rotary: see RoPE.
         short_factor, long_factor: r/2 factors each, as a list or as text with ; between the
             numbers; all 1 if not given.
         original_max_positions: L, tokens the model was trained on.
         attention_factor: factor on cos and sin; if not given, sqrt(1 + ln(max_positions / L) / ln
             L), or 1 if the range is not above L.
-        layout, rotary: see RoPE.
-        keys: "raw" for the scores of keys that are rotated when a query reads them, or "rotated".
-        numerics: see RoPE. In float32, scores with rotated keys equal those of transformers at
-            decode of one token at a time, and scores with raw keys equal those of the last query
-            when transformers reads all its tokens at once.
-        lengths: "by_position" for factors by the position of each query, "long" or "short" for
-            fixed ones, or "per_call", see rope_dynamic.
+        keys: "raw" or "rotated".
+        numerics: see RoPE; in float32 as for rope_dynamic.
+        lengths: "by_position", "long", "short" or "per_call".
 
     Raises:
         ValueError: odd or too large rotary size, unknown layout, keys, numerics or lengths, factors

@@ -26,15 +26,14 @@ class TransformerXL(PositionEncoding):
     cos(d w_k)], w_k = 10000^(-2k/E); u, v, W trained.
 
     With [s, c] = W_h^T (q_i + v_h), the second term is sum_k (s sin(i w) + c cos(i w)) cos(j w) +
-    (c sin(i w) - s cos(i w)) sin(j w): the query is rotated by its own position and multiplied with
-    the sinusoid of the key's position. No shift is needed, any offset and gap is exact, and there
-    is no tensor [S,T,D]. Memory besides the scores: rotated queries [B,H,S,E] and sinusoids of the
-    keys [B,T,E]. With a clamp, distances d are clipped to -clamp .. clamp. All keys beyond one end
-    share the same second term, which is computed once per query.
+    (c sin(i w) - s cos(i w)) sin(j w): the query, rotated by its own position, times the sinusoid
+    of the key's. It is exact for any offset and gap. Memory besides the scores: rotated queries
+    [B,H,S,E] and sinusoids of keys [B,T,E]. With a clamp, distances d are clipped to -clamp ..
+    clamp.
 
     With segments, ((q_i + s_h) . e_h[t_i != t_j]) / sqrt(D) is added, with token types t and
-    trained s, e (Yang et al. 2019, XLNet, Relative Segment Encodings). Without token types all
-    tokens are in one segment. The term is then the same for all keys and is left out.
+    trained s, e (Yang et al. 2019, XLNet, Relative Segment Encodings). Without token types the term
+    is the same for all keys and is left out.
 
     Hook: rescore. State: none. Range: 0 .. max_positions - 1.
 

@@ -1,6 +1,4 @@
-"""Write artefact folders. Graph and manifest are written to a temporary folder, verified, then
-published in one step (runtime/artefact/publish.py).
-"""
+"""Write artefact folders: graph and manifest, verified and then published in one step."""
 
 import dataclasses
 import shutil

@@ -1,6 +1,4 @@
-"""Errors of torch about code from outside this package that a target cannot compile, reported in
-one line.
-"""
+"""Errors of torch about foreign code that a target cannot compile, in one line."""
 
 import contextlib
 from typing import Iterable, Iterator

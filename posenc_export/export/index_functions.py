@@ -1,6 +1,4 @@
-"""Check "indices" of targets without a graph of ONNX nodes: the module's own functions of
-positions, slots and visible keys, at the same edges.
-"""
+"""Check "indices" of targets without ONNX nodes: the module's own functions at the same edges."""
 
 import functools
 import json

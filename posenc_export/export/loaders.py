@@ -1,6 +1,4 @@
-"""Configuration files with which optimum-onnx, transformers.js and onnxruntime-genai load an
-artefact folder of signature mask.
-"""
+"""Files with which optimum-onnx, transformers.js and onnxruntime-genai load signature mask."""
 
 import json
 from pathlib import Path

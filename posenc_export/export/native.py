@@ -1,5 +1,4 @@
-"""Compile pt2 artefacts to native code with AOTInductor, for the machine that compiles them, and
-verify them there.
+"""Compile pt2 artefacts to native code with AOTInductor, and verify them on this machine.
 
 Source: torch 2.13, torch/_inductor/__init__.py (aoti_compile_and_package).
 """

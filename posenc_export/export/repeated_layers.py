@@ -1,5 +1,4 @@
-"""Trace few layers of a deep model: further layers of a kind get copies of the nodes of its second
-layer, with weights and states of their own.
+"""Trace two layers of each kind; further layers get copies of the nodes of the second.
 
 The first layer of a kind also holds values that layers share, such as sizes; nodes of the second
 one read them, and so do the copies.

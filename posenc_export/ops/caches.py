@@ -1,6 +1,4 @@
-"""Semantic operations on caches. Their references write caches in place; no other operation
-modifies an argument.
-"""
+"""Semantic operations on caches, whose references write them in place; no others do."""
 
 import torch
 from torch import Tensor

@@ -1,5 +1,4 @@
-"""Semantic nodes: each class names the inputs of a node, in their order, and its attributes, for
-the operation that emits it and for the lowerings that read it.
+"""Semantic nodes: a class names the inputs and attributes of a node, for emission and lowering.
 
 Inside `semantic_graph()`, operations emit these nodes instead of computing.
 """

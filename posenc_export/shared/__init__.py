@@ -1,3 +1,1 @@
-"""What several rooms use: tolerances, the registry of parts, messages, tables. Imports no other
-room.
-"""
+"""What several rooms use: tolerances, the registry of parts, messages, tables."""

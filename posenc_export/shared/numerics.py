@@ -1,6 +1,4 @@
-"""Tolerances of all parity checks: bounds on rounding errors, from dtype, depth and reduction
-length.
-"""
+"""Tolerances of parity checks: bounds on rounding, by dtype, depth and reduction length."""
 
 import math
 

@@ -1,6 +1,4 @@
-"""Where the trained decoders stand: the package posenc-export-presets, in the source tree or
-installed. Each is the folder of an artefact for target `ort`.
-"""
+"""Folders of the trained decoders: posenc-export-presets, in the source tree or installed."""
 
 import importlib.util
 from pathlib import Path

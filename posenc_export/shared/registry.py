@@ -1,6 +1,4 @@
-"""Build parts by name: a specification {"name": ..., parameter: value} becomes an object of the
-class that is registered under the name.
-"""
+"""Build parts by name, from a specification {"name": ..., parameter: value}."""
 
 import inspect
 import math

@@ -1,6 +1,4 @@
-"""Checks of an encoding for its author's test suite: module against oracle, the parity grid on
-every target, planted faults.
-"""
+"""Checks of an encoding for its author: oracle, the grid on every target, planted faults."""
 
 import contextlib
 import sys

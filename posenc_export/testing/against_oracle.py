@@ -1,6 +1,4 @@
-"""Compare the hooks of an encoding with its oracle, at small and large positions and
-coordinates.
-"""
+"""Compare the hooks of an encoding with its oracle at small and large positions."""
 
 import math
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Type

@@ -1,6 +1,4 @@
-"""Planted faults: one record for each, and correct models in which they are planted and measured
-until the first cell of the parity grid that fails.
-"""
+"""Planted faults, and correct models measured with them until a cell of the grid fails."""
 
 import contextlib
 import copy

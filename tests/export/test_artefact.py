@@ -76,7 +76,13 @@ def test_targets_that_share_a_trace_are_equal_to_targets_with_separate_traces(
         assert _bytes(tmp_path / "together" / target) == _bytes(tmp_path / "alone" / target)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param(target, marks=pytest.mark.exhaustive) if target == "ort-cuda" else target
+        for target in TARGETS  # ort-cuda is written as ort is, from a trace of its own
+    ],
+)
 def test_no_artefact_holds_a_local_path(target: str, tmp_path: Path) -> None:
     export(sources(block("rope")), target, tmp_path / "artefact", verify=False)
     contents = list(_bytes(tmp_path / "artefact").values())
@@ -157,7 +163,14 @@ class Counting(PositionEncoding):
         return x + self.calls
 
 
-@pytest.mark.parametrize("target", ["onnx", "onnx-static", "ort", "pt2"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        "onnx",
+        "pt2",
+        *(pytest.param(target, marks=pytest.mark.exhaustive) for target in ("onnx-static", "ort")),
+    ],
+)
 def test_a_module_that_mutates_a_buffer_is_refused_and_nothing_is_written(
     target: str, tmp_path: Path
 ) -> None:
@@ -181,15 +194,22 @@ def test_cuda_target_takes_half_precision_and_positions_only(tmp_path: Path) -> 
         export(sources(block("rope")), "ort-cuda", tmp_path / "artefact", signature="mask")
 
 
-@pytest.mark.parametrize("signature", ["positions", "mask"])
 @pytest.mark.parametrize(
-    "config",
+    ("config", "signature"),
     [
-        pytest.param(
-            encoder("learned"), id="encoder", marks=pytest.mark.xdist_group("learned")
-        ),  # whose worker has traced it
-        pytest.param(decoder("rope"), id="decoder", marks=pytest.mark.xdist_group("rope")),
-        pytest.param(block("alibi", causal=False), id="bidirectional block"),
+        pytest.param(config, signature, marks=marks, id=f"{name}-{signature}")
+        for name, config, quick, group in (
+            ("encoder", encoder("learned"), ("positions",), "learned"),
+            ("decoder", decoder("rope"), ("positions", "mask"), "rope"),
+            ("bidirectional block", block("alibi", causal=False), ("mask",), "alibi"),
+        )
+        for signature in ("positions", "mask")
+        for marks in [
+            [
+                pytest.mark.xdist_group(group),
+                *([] if signature in quick else [pytest.mark.exhaustive]),
+            ]
+        ]
     ],
 )
 def test_sizes_of_a_graph_have_names(config: Any, signature: str, tmp_path: Path) -> None:

@@ -43,11 +43,7 @@ def digests(model: Stack, signature: str, target: str, folder: Path) -> dict:
     """
     kind = TARGETS[target]
     folder.mkdir()
-    kind.write(
-        Source(model),
-        describe(model, target, signature, kind),
-        folder,
-    )
+    kind.write(Source(model), describe(model, target, signature, kind), folder)
     graph = ir.load(folder / "model.onnx").graph
     found = {value: value.name for value in graph.inputs}
     found |= {

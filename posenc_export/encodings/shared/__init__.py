@@ -1,3 +1,1 @@
-"""What several encodings use: the contract, rotations, combinations, functions as encodings,
-plugins.
-"""
+"""What encodings share: the contract, rotations, combinations, functions, plugins."""

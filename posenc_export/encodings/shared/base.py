@@ -1,6 +1,4 @@
-"""The contract of a position encoding: hooks that default to the identity, declared states, a
-range of positions, and a float64 oracle.
-"""
+"""The contract of an encoding: hooks, identity by default, states, range, float64 oracle."""
 
 import math
 from dataclasses import dataclass
@@ -79,15 +77,18 @@ class PositionEncoding(torch.nn.Module):
     acts, and `oracle`.
 
     The model calls `embed` and `bias` of one instance; each layer calls `rotate`, `observe` and
-    `rescore`. `shared`: whether all layers use one instance; if False, each layer has its own
-    instance with its own trained weights. `works_in`: kinds of attention that the encoding is
-    defined for, "causal" and "bidirectional". `axes`: number of coordinates of a token besides its
-    position in the sequence; if above 0, `embed` and `rotate` take positions [axes,B,S]. `window`:
-    rows and columns of the window whose places, row by row, are the positions that `bias` reads,
-    for pictures; (0, 0) for positions of a sequence. `least`, `above`, `most`: smallest values,
-    values that are exceeded, and largest values of parameters, by name; others are refused before
-    anything is built. `chunk`: number of tokens of a row that a session feeds at a time; it bounds
-    the tensors of size [S,T] that an encoding creates.
+    `rescore`.
+
+    Attributes:
+        shared: whether all layers use one instance; if False, each has its own trained weights.
+        works_in: kinds of attention it is defined for, "causal" and "bidirectional".
+        axes: coordinates of a token besides its position; if above 0, `embed` and `rotate` take
+            positions [axes,B,S].
+        window: rows and columns of the window whose places, row by row, are the positions of
+            `bias`, for pictures; (0, 0) for positions of a sequence.
+        least, above, most: smallest, exceeded and largest values of parameters, by name; others are
+            refused before anything is built.
+        chunk: tokens of a row that a session feeds at a time, which bounds tensors of size [S,T].
     """
 
     oracle_class = Oracle

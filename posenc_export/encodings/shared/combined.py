@@ -1,6 +1,4 @@
-"""Several encodings combined into one, such as a rotation and a temperature (Llama 4, Ministral
-3) or trained rows and a bias (MPNet).
-"""
+"""Several encodings in one, such as rotation and temperature, or trained rows and a bias."""
 
 from typing import Any, List, Optional, Sequence, Tuple
 

@@ -1,6 +1,4 @@
-"""Encodings made from one plain function of positions; their oracle is the same function in
-float64.
-"""
+"""Encodings made from one function of positions; the oracle calls it in float64."""
 
 import cmath
 import contextlib

@@ -1,6 +1,4 @@
-"""Encodings from outside the package: registered in this process, or offered by installed
-packages as entry points.
-"""
+"""Encodings registered in this process, or offered by installed packages."""
 
 import functools
 import inspect

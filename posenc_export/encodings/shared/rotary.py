@@ -1,6 +1,4 @@
-"""Base of RoPE and its scalings: pairs of entries rotated by position times frequency, from
-tables; the oracle uses complex numbers in float64.
-"""
+"""Base of RoPE and its scalings: pairs rotated by position times frequency, from tables."""
 
 import math
 from typing import Any, Dict, Literal, Mapping, Optional, Sequence, Tuple, Union

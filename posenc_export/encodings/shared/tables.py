@@ -1,6 +1,4 @@
-"""Numbers of encodings that keep their precision when a model is cast: tables that are computed
-in float64, and trained tensors that multiply positions.
-"""
+"""Numbers that keep float32 in a cast: tables computed in float64, and trained factors."""
 
 import numpy as np
 import torch

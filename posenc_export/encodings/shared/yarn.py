@@ -1,6 +1,4 @@
-"""YaRN scaling of rotations: the ramp between kept and interpolated pairs, the temperature, and
-its grids of M-RoPE (Peng et al. 2023, YaRN, 3.2 to 3.4).
-"""
+"""YaRN: ramp, temperature, and grids of M-RoPE (Peng et al. 2023, YaRN, 3.2 to 3.4)."""
 
 import math
 from dataclasses import dataclass

@@ -1,6 +1,4 @@
-"""What calibration data shows: second moments of the inputs of linear layers, and scales of cached
-keys and values.
-"""
+"""Second moments of the inputs of linear layers, and scales of cached keys and values."""
 
 from contextlib import ExitStack
 from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence

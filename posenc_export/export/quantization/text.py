@@ -1,6 +1,4 @@
-"""Texts that the package brings, and the text that the loss of an artefact of few bits is
-measured on, as windows of token ids.
-"""
+"""Texts of the package, and the text on which the loss of few bits is measured."""
 
 import dataclasses
 import hashlib

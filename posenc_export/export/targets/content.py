@@ -1,6 +1,4 @@
-"""Lowerings of the operations that content-dependent scores consist of: products, gathering by
-index, sums from each key on, sums by distance.
-"""
+"""Lowerings of content scores: products, gathering, sums from each key on, by distance."""
 
 import numpy as np
 import onnx_ir as ir

@@ -1,6 +1,4 @@
-"""Lowerings of ops.rows_at_counts: one counts all keys; the other, for caches of target `ort`,
-counts only the last keys if all earlier ones have the largest count.
-"""
+"""Lowerings of ops.rows_at_counts: over all keys; over the last keys of caches of `ort`."""
 
 import onnx_ir as ir
 

@@ -1,5 +1,4 @@
-"""Mixtures of experts: standard operators that compute all experts, and com.microsoft MoE, which
-computes only the chosen ones.
+"""Experts: standard operators for all of them, or com.microsoft MoE for the chosen ones.
 
 ops/graph.py describes the inputs of the semantic node Experts.
 """

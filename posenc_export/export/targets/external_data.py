@@ -1,6 +1,4 @@
-"""External data: each large tensor is written to model.onnx.data, hashed, and referenced in the
-graph by offset and length.
-"""
+"""External data: large tensors are written to model.onnx.data, hashed and referenced."""
 
 from pathlib import Path
 from typing import Callable, Iterator, Optional

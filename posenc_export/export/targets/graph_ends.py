@@ -1,6 +1,4 @@
-"""The inputs and outputs of an ONNX graph: names, dtypes and shapes as in the manifest, and the
-states that remain when the graph is lowered.
-"""
+"""Inputs and outputs of an ONNX graph, as in the manifest, and its remaining states."""
 
 from typing import Iterable, List, Sequence, Tuple
 

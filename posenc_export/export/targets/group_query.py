@@ -1,6 +1,4 @@
-"""Target `ort`: nodes of com.microsoft GroupQueryAttention, which write new keys and values into
-their buffers and attend over the valid slots.
-"""
+"""Target `ort`: GroupQueryAttention, which writes keys and values in place and attends."""
 
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence, Tuple

@@ -1,6 +1,4 @@
-"""8-bit caches in GroupQueryAttention, with one scale per channel: the operator quantizes new
-keys and values, and dequantizes the cache when it reads it.
-"""
+"""8-bit caches in GroupQueryAttention, with one scale per channel."""
 
 from typing import Any, Dict, Mapping, Optional
 

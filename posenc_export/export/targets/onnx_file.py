@@ -1,6 +1,4 @@
-"""Write model.onnx and model.onnx.data from a semantic graph: lower it for the target, strip it,
-add doc strings, save it.
-"""
+"""Write model.onnx and model.onnx.data: lower a semantic graph, strip, describe, save."""
 
 import collections
 import dataclasses

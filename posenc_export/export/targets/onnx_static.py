@@ -1,6 +1,4 @@
-"""Target `onnx-static`: ai.onnx operators, opset 24, caches of a fixed capacity written in place
-by TensorScatter.
-"""
+"""Target `onnx-static`: ai.onnx, opset 24; TensorScatter writes caches of fixed capacity."""
 
 import onnx_ir as ir
 

@@ -1,6 +1,4 @@
-"""Target `ort`: attention over cached keys and values as GroupQueryAttention where it can
-represent it, as standard operators elsewhere.
-"""
+"""Target `ort`: attention over cached keys as GroupQueryAttention where that is exact."""
 
 from typing import Sequence, Tuple
 

@@ -1,6 +1,4 @@
-"""Write model.pt2 from a module: torch.export with dynamic sizes, saved without paths or other
-data that differs between runs.
-"""
+"""Write model.pt2: torch.export with dynamic sizes, without data that differs between runs."""
 
 import io
 from pathlib import Path

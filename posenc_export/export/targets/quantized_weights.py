@@ -1,6 +1,4 @@
-"""Rounded weights that nodes of a graph read, which nodes OnGrid name, and their products with
-DequantizeLinear. All other weights stay float32 constants.
-"""
+"""Rounded weights that nodes OnGrid name, and their products with DequantizeLinear."""
 
 from typing import Any, Callable, Dict, Optional, Set
 

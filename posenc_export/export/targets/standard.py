@@ -1,6 +1,4 @@
-"""Lowerings to standard operators that the ONNX targets share: rotation, mask, attention and its
-separate steps.
-"""
+"""Lowerings to standard operators that ONNX targets share: rotation, mask, attention."""
 
 import functools
 from typing import Any, Dict, Optional, Tuple, Union

@@ -1,6 +1,4 @@
-"""Write model.pt from a module: script it, freeze it, and rewrite the archive without paths or
-other data that differs between runs.
-"""
+"""Write model.pt: script, freeze, and drop data that differs between runs."""
 
 import re
 from pathlib import Path

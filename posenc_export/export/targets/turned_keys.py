@@ -1,6 +1,4 @@
-"""Lowering of ops.turned_keys.attend to standard operators: keys are rotated further only in
-calls with a query that needs it.
-"""
+"""ops.turned_keys.attend in standard operators: keys are turned only if a query needs it."""
 
 from typing import Sequence
 

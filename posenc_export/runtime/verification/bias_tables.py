@@ -15,29 +15,31 @@ from posenc_export.runtime.verification.described import Described
 CLOSE = 1e-5  # distance of a logarithm from a border below which float32 may round to either side
 
 
-def tables(manifest: Manifest, folder: Path) -> Tuple[np.ndarray, ...]:
-    """Return the bias of each head by distance [H,distances], of which the last is also that of all
-    larger ones.
+def tables(manifest: Manifest, folder: Path) -> Tuple[Tuple[np.ndarray, ...], ...]:
+    """Return for each layer the bias of each head by distance [H,distances], of which the last is
+    also that of all larger ones.
 
     Returns:
-        Several tables where either may hold, because float32 decides on a border. Empty for
-        encodings without a rule here.
+        Several tables of a layer where either may hold, because float32 decides on a border; none
+        for encodings without a rule here.
 
     Raises:
         OSError: the file of a trained table cannot be read.
     """
-    if not described.causal(manifest):
-        return ()
-    parts = {name: part for part in described.parameters(manifest) if (name := part["name"])}
-    attentions = described.attentions(manifest)
-    if not attentions:
-        return ()
-    attention = attentions[0]
+    causal = described.causal(manifest)
+    layers = enumerate(described.attentions(manifest))
+    return tuple(_of_layer(manifest, folder, *layer) if causal else () for layer in layers)
+
+
+def _of_layer(
+    manifest: Manifest, folder: Path, layer: int, attention: Described
+) -> Tuple[np.ndarray, ...]:
+    parts = {part["name"]: described.with_defaults(part) for part in attention["encodings"]}
     if "alibi" in parts and parts["alibi"].get("numerics", "exact") == "exact":
         distances = np.arange(manifest.max_positions)
         return (-_slopes(parts["alibi"], attention)[:, None] * distances,)
     if "t5" in parts:
-        weight = _trained(manifest, folder, "table.weight")
+        weight = _trained(manifest, folder, layer, "encoding.table.weight")
         rows = _buckets(parts["t5"])
         return () if weight is None else tuple(weight[index].T for index in rows)
     return ()
@@ -70,10 +72,13 @@ def _buckets(part: Described) -> List[np.ndarray]:
     return [np.where(distances < exact, distances, border).astype(np.int64) for border in far]
 
 
-def _trained(manifest: Manifest, folder: Path, name: str) -> Optional[np.ndarray]:
-    """Return trained numbers of an encoding; None unless the manifest has them in float32."""
-    for key, numbers in manifest.encodings.items():
-        if key.endswith(name) and numbers.dtype == "float32":
+def _trained(manifest: Manifest, folder: Path, layer: int, name: str) -> Optional[np.ndarray]:
+    """Return trained numbers of a layer, or of one that shares them; None unless in float32."""
+    named = [key for key in manifest.encodings if key.endswith(name)]
+    own = [key for key in named if f"layers.{layer}." in key]
+    for key in own or named:
+        numbers = manifest.encodings[key]
+        if numbers.dtype == "float32":
             shape = numbers.shape[::-1] if numbers.transposed else numbers.shape
             stored = np.fromfile(
                 folder / numbers.file, "<f4", math.prod(shape), offset=numbers.offset

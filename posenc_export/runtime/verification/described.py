@@ -142,7 +142,12 @@ def _convert(value: Any, kind: Any) -> Any:
 
 def parameters(manifest: Manifest) -> List[Described]:
     """Return all encodings with the parameters of DEFAULTS that they leave out."""
-    return [{**DEFAULTS.get(part["name"], {}), **part} for part in encodings(manifest)]
+    return [with_defaults(part) for part in encodings(manifest)]
+
+
+def with_defaults(part: Described) -> Described:
+    """Return an encoding with the parameters of DEFAULTS that it leaves out."""
+    return {**DEFAULTS.get(part["name"], {}), **part}
 
 
 def causal(manifest: Manifest) -> bool:

@@ -58,12 +58,12 @@ class Subject:
     """What the expected values of a graph depend on. Subjects with equal keys have the same ones.
 
     Args:
-        biases: bias_tables.tables.
+        biases: by layer, of bias_tables.tables.
     """
 
     key: str
     manifest: Manifest = field(compare=False, repr=False)
-    biases: Tuple[np.ndarray, ...] = field(compare=False, repr=False)
+    biases: Tuple[Tuple[np.ndarray, ...], ...] = field(compare=False, repr=False)
 
 
 def check(folder: Path, model: Model) -> Check:
@@ -127,7 +127,7 @@ def _subject(manifest: Manifest, folder: Path) -> Subject:
     facts += [manifest.max_positions, manifest.chunk, manifest.capacity_bucket, manifest.axes]
     facts += [manifest.contiguous, [value.name for value in manifest.inputs]]
     biases = bias_tables.tables(manifest, folder)
-    facts += [hashlib.sha256(table.tobytes()).hexdigest() for table in biases]
+    facts += [[hashlib.sha256(table.tobytes()).hexdigest() for table in of] for of in biases]
     return Subject(json.dumps(facts, sort_keys=True), manifest, biases)
 
 

@@ -1,7 +1,7 @@
 """Compare values of the integer part of a graph with their rules, call by call."""
 
 from dataclasses import dataclass, field
-from typing import Dict, Tuple
+from typing import Dict, Sequence, Tuple
 
 import numpy as np
 
@@ -46,10 +46,16 @@ class Findings:
 
 
 class Tally:
-    """Compares a value with its role, call by call."""
+    """Compares a value with its role, call by call.
 
-    def __init__(self, role: Role, biases: Tuple[np.ndarray, ...]) -> None:
-        self.role, self.biases, self.fault, self.unknown = role, biases, "", ""
+    Args:
+        biases: tables that a bias may have, by layer (bias_tables.tables).
+    """
+
+    def __init__(self, role: Role, biases: Sequence[Tuple[np.ndarray, ...]]) -> None:
+        self.role, self.fault, self.unknown = role, "", ""
+        of_layers = [biases[layer] for layer in role.layers if layer < len(biases)]
+        self.biases = [table for tables in of_layers for table in tables]
         self.agreed: Dict[str, Tuple[int, int]] = {}
         self.began = False
 
