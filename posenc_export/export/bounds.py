@@ -53,8 +53,6 @@ def _noise(manifest: Manifest) -> float:
 
 def extent(model: Model) -> Tuple[int, int]:
     """How many blocks a value passes, and the longest sum in them."""
-    return (
-        model.extent()
-        if isinstance(model, OwnModule)
-        else (len(model.attentions()), widest(model.config))
-    )
+    if isinstance(model, OwnModule):
+        return model.extent()
+    return len(model.attentions()), widest(model.config)

@@ -18,11 +18,9 @@ from posenc_export.shared.progress import Progress, Steps, silent
 
 def against(model: Model) -> str:
     """Return a description of the reference that the eager module is compared with."""
-    return (
-        f"the formula of its block in float64, its own layers in {model.exact_dtype}"
-        if isinstance(model, OwnModule)
-        else "its formula in float64"
-    )
+    if isinstance(model, OwnModule):
+        return f"the formula of its block in float64, its own layers in {model.exact_dtype}"
+    return "its formula in float64"
 
 
 def _oracle_of(model: Model, case: Case, start: int) -> np.ndarray:

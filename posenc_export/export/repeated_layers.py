@@ -203,11 +203,9 @@ class _Completion:
                 num_outputs=len(node.outputs),
             )
             for old, new in zip(node.outputs, made.outputs, strict=True):
-                new.name, new.shape, new.type = (
-                    f"{old.name}.of_layer_{layer}",
-                    old.shape and old.shape.copy(),
-                    old.type,
-                )
+                new.name = f"{old.name}.of_layer_{layer}"
+                new.shape = old.shape and old.shape.copy()
+                new.type = old.type
                 of[old] = new
             self.graph.insert_after(mark, made)
             mark = made

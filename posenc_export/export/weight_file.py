@@ -76,10 +76,8 @@ class WeightFile:
                 self._file.fileno(),
                 self._start + max(SEGMENT, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE),
             )
-            self._segment, at = (
-                mmap.mmap(self._file.fileno(), max(SEGMENT, size), offset=self._start),
-                0,
-            )
+            self._segment = mmap.mmap(self._file.fileno(), max(SEGMENT, size), offset=self._start)
+            at = 0
         self._used = at + size
         return self._segment, at
 

@@ -102,10 +102,8 @@ TRAINED = {
 @pytest.mark.parametrize("case", TRAINED)
 def test_the_next_call_and_eval_mode_use_trained_weights(case: str) -> None:
     encoding, factors = _built(TRAINED[case]), torch.ones(len(PLACES), 8)
-    optimiser, before = (
-        torch.optim.SGD(encoding.parameters(), lr=0.01),
-        _exact(encoding, np.ones((len(PLACES), 8))),
-    )
+    optimiser = torch.optim.SGD(encoding.parameters(), lr=0.01)
+    before = _exact(encoding, np.ones((len(PLACES), 8)))
     for _ in range(3):
         optimiser.zero_grad()
         _loss(encoding, factors).backward()

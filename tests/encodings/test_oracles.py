@@ -19,11 +19,9 @@ POSITIONS = [0, 1, 2, 255, 1000, FAR - 1]
 
 def _places(encoding: encodings.PositionEncoding) -> torch.Tensor:
     """[1,S], or [axes,1,S] with the position on every axis."""
-    return (
-        torch.tensor([POSITIONS]).expand(encoding.axes, 1, -1)
-        if encoding.axes
-        else torch.tensor([POSITIONS])
-    )
+    if encoding.axes:
+        return torch.tensor([POSITIONS]).expand(encoding.axes, 1, -1)
+    return torch.tensor([POSITIONS])
 
 
 @pytest.fixture(params=VARIANTS, scope="module")
@@ -420,10 +418,8 @@ def test_an_odd_width_is_refused_by_encodings_of_two_halves(spec: str, message: 
 def test_loading_weights_rebuilds_the_table(name: str) -> None:
     torch.manual_seed(0)
     small = encodings.Geometry(8, 2, 4, 40)
-    one, other = (
-        encodings.build({"name": name}, small).eval(),
-        encodings.build({"name": name}, small).eval(),
-    )
+    one = encodings.build({"name": name}, small).eval()
+    other = encodings.build({"name": name}, small).eval()
     with torch.no_grad():
         for weight in one.parameters():
             weight.mul_(1.1)

@@ -50,10 +50,8 @@ def test_alibi_added_before_the_scale_is_that_of_falcon() -> None:
     torch.manual_seed(1)
     theirs, x = FalconAttention(config, 0).eval(), torch.randn(1, 30, 64)
     with torch.no_grad():
-        alibi, mask = (
-            build_alibi_tensor(torch.ones(1, 30), 4, torch.float32),
-            torch.full((30, 30), -1e9).triu(1)[None, None],
-        )
+        alibi = build_alibi_tensor(torch.ones(1, 30), 4, torch.float32)
+        mask = torch.full((30, 30), -1e9).triu(1)[None, None]
         expected = theirs(x, alibi, mask)[0]
         q, k, v = theirs._split_heads(theirs.query_key_value(x))
         ours: Any = encodings.build(
@@ -96,12 +94,10 @@ def test_infused_attention_matches_attention_over_tokens_with_added_positions(ta
     ours: Any = encodings.build(
         {"name": "infused", "table": table}, encodings.Geometry(16, 1, 16, 64, False, 1)
     )
-    rows, theirs, x, places = (
-        torch.zeros(64, 16),
-        torch.nn.MultiheadAttention(16, 1, bias=False, batch_first=True),
-        torch.randn(1, 30, 16),
-        torch.arange(30)[None],
-    )
+    rows = torch.zeros(64, 16)
+    theirs = torch.nn.MultiheadAttention(16, 1, bias=False, batch_first=True)
+    x = torch.randn(1, 30, 16)
+    places = torch.arange(30)[None]
     with torch.no_grad():
         create_sinusoidal_embeddings(64, 16, rows)
         rows = rows if table == "sinusoidal" else ours.table.weight

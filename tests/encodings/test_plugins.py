@@ -37,10 +37,10 @@ class Limited(PositionEncoding):
     above, most = {"rate": 0}, {"rate": 4}
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
+        if self.kind == "none":
+            return None
         return (
-            None
-            if self.kind == "none"
-            else -self.rate
+            -self.rate
             * (q_positions[:, None, :, None] - k_positions[:, None, None]).abs()
             * self.weight
         )
@@ -245,10 +245,8 @@ def test_a_wrong_name_or_class_is_refused_by_rule_and_value(
 @pytest.mark.parametrize("name", BIASES)
 def test_a_bias_of_a_function_matches_the_function_in_float64(name: str) -> None:
     encoding = encodings.bias(BIASES[name])(GEOMETRY)
-    made, oracle = (
-        encoding.bias(torch.tensor([POSITIONS]), torch.tensor([POSITIONS])),
-        encoding.oracle(),
-    )
+    made = encoding.bias(torch.tensor([POSITIONS]), torch.tensor([POSITIONS]))
+    oracle = encoding.oracle()
     expected = np.array(
         [[[NUMBERS[name](h, i, j) for j in POSITIONS] for i in POSITIONS] for h in range(6)]
     )

@@ -393,11 +393,9 @@ def test_trained_frequencies_have_outputs_and_gradients_of_rotary_embedding_torc
     peer = pytest.importorskip(
         "rotary_embedding_torch", reason="rotary-embedding-torch is not installed"
     )
-    theirs, x, places = (
-        peer.RotaryEmbedding(dim=16, learned_freq=True),
-        _vectors(40, 32),
-        torch.arange(40)[None],
-    )
+    theirs = peer.RotaryEmbedding(dim=16, learned_freq=True)
+    x = _vectors(40, 32)
+    places = torch.arange(40)[None]
     theirs.freqs.data += 0.1 * torch.randn(8, generator=torch.Generator().manual_seed(3))
     ours: Any = encodings.build(
         {"name": "rope_trained", "rotary": 16, "layout": "interleaved"},

@@ -66,11 +66,9 @@ def test_dynamic_bias_matches(distance: str, depth: int, causal: bool) -> None:
 
 def test_inkling_matches_their_projected_distances() -> None:
     torch.manual_seed(1)
-    theirs, ours, x = (
-        peers.RelativeProjPositionalBias(64, 6, 5, 12),
-        _build("inkling", basis=5, extent=12),
-        torch.randn(1, 30, 64),
-    )
+    theirs = peers.RelativeProjPositionalBias(64, 6, 5, 12)
+    ours = _build("inkling", basis=5, extent=12)
+    x = torch.randn(1, 30, 64)
     ours.query.load_state_dict(theirs.to_distance_weights[0].state_dict())
     ours.table.data = theirs.distance_bank.data
     with torch.no_grad():
@@ -81,11 +79,9 @@ def test_inkling_matches_their_projected_distances() -> None:
 @pytest.mark.parametrize("causal", [True, False])
 def test_fox_matches_their_data_dependent_alibi(causal: bool) -> None:
     torch.manual_seed(1)
-    theirs, ours, x = (
-        peers.DataDependentAlibi(64, 6, causal, 2.0, 0.5),
-        _build("fox", causal, scale=0.5),
-        torch.randn(1, 30, 64),
-    )
+    theirs = peers.DataDependentAlibi(64, 6, causal, 2.0, 0.5)
+    ours = _build("fox", causal, scale=0.5)
+    x = torch.randn(1, 30, 64)
     ours.gate.load_state_dict(theirs.to_forget_gates[0].state_dict())
     with torch.no_grad():
         actual, expected = _attended(
@@ -96,11 +92,9 @@ def test_fox_matches_their_data_dependent_alibi(causal: bool) -> None:
 
 def test_fox_pair_matches_their_per_row_data_dependent_alibi() -> None:
     torch.manual_seed(1)
-    theirs, ours, x = (
-        peers.PerRowDataDependentAlibi(64, 6, dim_head=5, post_log_scale=0.5),
-        _build("fox_pair", size=5, scale=0.5),
-        torch.randn(1, 30, 64),
-    )
+    theirs = peers.PerRowDataDependentAlibi(64, 6, dim_head=5, post_log_scale=0.5)
+    ours = _build("fox_pair", size=5, scale=0.5)
+    x = torch.randn(1, 30, 64)
     ours.gate.load_state_dict(theirs.to_forget_gates[0].state_dict())
     with torch.no_grad():
         actual, expected = _attended(ours, x, [torch.zeros(1, 6, 0, 5)], theirs(x), True)

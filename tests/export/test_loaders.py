@@ -100,13 +100,11 @@ def test_an_encoder_has_the_configuration_of_a_bert_model(tmp_path: Path) -> Non
 
 
 def test_the_folder_contains_stop_ids_and_tokenizer_files_of_a_checkpoint(tmp_path: Path) -> None:
-    stack, kept = (
-        seeded(decoder("rope")),
-        {
-            "generation_config.json": b'{"eos_token_id": [7, 9], "top_k": 5}',
-            "chat_template.jinja": b"{{ messages }}",
-        },
-    )
+    stack = seeded(decoder("rope"))
+    kept = {
+        "generation_config.json": b'{"eos_token_id": [7, 9], "top_k": 5}',
+        "chat_template.jinja": b"{{ messages }}",
+    }
     stack.text = Text(b'{"model": {"type": "BPE", "vocab": {}, "merges": []}}', (7, 9), files=kept)  # type: ignore[union-attr,assignment]
     export(stack, "onnx", tmp_path / "artefact", signature="mask", verify=False)
     assert {name: (tmp_path / "artefact" / name).read_bytes() for name in kept} == kept

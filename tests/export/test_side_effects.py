@@ -72,11 +72,9 @@ def test_seeded_weights_are_those_after_manual_seed_and_leave_the_generator_as_i
 
 
 def test_an_eager_model_computes_while_another_thread_traces() -> None:
-    rope, heads, places = (
-        build({"name": "rope"}, Geometry(16, 2, 8, 32)),
-        torch.randn(2, 1, 4, 2, 8),
-        torch.arange(4)[None],
-    )
+    rope = build({"name": "rope"}, Geometry(16, 2, 8, 32))
+    heads = torch.randn(2, 1, 4, 2, 8)
+    places = torch.arange(4)[None]
     expected = rope.rotate(*heads, places)
     with semantic_graph(), concurrent.futures.ThreadPoolExecutor(1) as pool:
         found = pool.submit(rope.rotate, *heads, places).result()

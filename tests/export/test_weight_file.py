@@ -44,10 +44,8 @@ def test_arrays_that_do_not_fit_into_a_segment_get_one_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weight_file, "SEGMENT", 1 << 20)
-    file, written = (
-        WeightFile(tmp_path),
-        [np.full(count, count, np.int32) for count in (300_000, 900_001, 270_000)],
-    )
+    file = WeightFile(tmp_path)
+    written = [np.full(count, count, np.int32) for count in (300_000, 900_001, 270_000)]
     kept = [file.keep(one) for one in written]
     page_out(kept)
     assert all(np.array_equal(one, other) for one, other in zip(kept, written, strict=True))

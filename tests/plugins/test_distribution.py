@@ -46,10 +46,8 @@ HIDDEN = (
 @pytest.fixture(scope="module")
 def distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder in which the distribution is installed, not yet on the path."""
-    source, target = (
-        tmp_path_factory.mktemp("source") / "dist",
-        tmp_path_factory.mktemp("installed"),
-    )
+    source = tmp_path_factory.mktemp("source") / "dist"
+    target = tmp_path_factory.mktemp("installed")
     shutil.copytree(HERE / "dist", source)
     offline = [
         "--no-deps",

@@ -153,10 +153,8 @@ def test_divisions_may_differ_by_twice_the_noise_or_twice_the_error_of_the_full_
 
 def test_a_provider_that_rounds_is_compared_with_its_own_full_pass(tmp_path: Path) -> None:
     manifest = export(sources(block("rope")), "ort", tmp_path / "made", dtype="float16")
-    loaded, expected = (
-        load(tmp_path / "made", provider="cpu"),
-        reference.read(manifest, tmp_path / "made"),
-    )
+    loaded = load(tmp_path / "made", provider="cpu")
+    expected = reference.read(manifest, tmp_path / "made")
     accuracy = proof.accuracy_on("cuda", manifest.reference)  # type: ignore[arg-type]
     made = measuring.measure(loaded.session(), expected, accuracy, lambda _: None)
     full, steps = (made.cells[f"batch 3, start 0: {cell}"] for cell in ("full pass", "steps"))

@@ -49,10 +49,8 @@ class Sensitivity:
     def __init__(self, part: Reader) -> None:
         linear = isinstance(part, torch.nn.Linear)
         self.inputs = torch.zeros(part.weight.size(1), dtype=torch.float64) if linear else None
-        self.outputs, self.tokens = (
-            torch.zeros(part.weight.size(0 if linear else 1), dtype=torch.float64),
-            0,
-        )
+        self.outputs = torch.zeros(part.weight.size(0 if linear else 1), dtype=torch.float64)
+        self.tokens = 0
 
     def add(self, _: torch.nn.Module, inputs: Sequence[Any], output: Tensor) -> None:
         """Add the inputs of a layer that has run, and the derivatives as soon as they are known."""

@@ -85,11 +85,9 @@ def of_text(content: bytes, model: Model, what: str = "text") -> Sample:
         ValueError: a model without a tokenizer and with a vocabulary other than bytes; a tokenizer
             with token ids that the model does not have.
     """
-    manifest, tokenizer, digest = (
-        eager(model)[1],
-        text_of(model).tokenizer,
-        hashlib.sha256(content).hexdigest(),
-    )
+    manifest = eager(model)[1]
+    tokenizer = text_of(model).tokenizer
+    digest = hashlib.sha256(content).hexdigest()
     length = min(LENGTH, manifest.max_positions)
     if not tokenizer and manifest.vocabulary != BYTES:
         rule = (

@@ -74,10 +74,8 @@ def sparse(op: Builder, node: Experts) -> ir.Value:
         return dense(op, node)
     logits = op.Log(op.Max(node.weights, op.constant(SMALLEST, "float32")))
     by_token = op.Reshape(logits, [-1, size(node.gates, 0)])
-    first, first_bias = (
-        _alternating(op, node.gates, node.ups),
-        _alternating(op, node.gates_bias, node.ups_bias),
-    )
+    first = _alternating(op, node.gates, node.ups)
+    first_bias = _alternating(op, node.gates_bias, node.ups_bias)
     second = _second(op, node.downs)
     attributes: Dict[str, Any] = {"k": node.chosen, "activation_type": "swiglu", "swiglu_fusion": 1}
     attributes |= {"activation_alpha": node.alpha, "activation_beta": node.beta}

@@ -42,22 +42,18 @@ class Fused:
     def experts(self, op: Builder, node: ir.Node) -> Optional[ir.Value]:
         """MoE as QMoE."""
         first, second = (self.weights.of_all(op, node.inputs[index]) for index in (2, 4))
-        return (
-            experts.quantized(op, node, first, second, self.accuracy)
-            if first and second and first[0] == second[0]
-            else None
-        )
+        if first and second and first[0] == second[0]:
+            return experts.quantized(op, node, first, second, self.accuracy)
+        return None
 
     def _product(
         self, op: Builder, node: ir.Node, x: Optional[ir.Value], name: str, found: OnGrid
     ) -> ir.Value:
         grid, codes = found
         if grid.block is None:
-            return (
-                dequantized(op, node, x, name, found)
-                if self.accuracy == PLAIN
-                else self._by_token(op, node, x, name, codes)
-            )
+            if self.accuracy == PLAIN:
+                return dequantized(op, node, x, name, found)
+            return self._by_token(op, node, x, name, codes)
         sizes = {
             "K": codes.inputs,
             "N": len(codes.codes),
@@ -65,14 +61,12 @@ class Fused:
             "block_size": grid.block,
             "accuracy_level": self.accuracy,
         }
-        inputs, zeros = (
-            [
-                x,
-                self._packed(op, name, grid, codes),
-                offsets.scales(op, f"{name}.scales", codes.scales),
-            ],
-            codes.zeros(grid.bits),
-        )
+        inputs = [
+            x,
+            self._packed(op, name, grid, codes),
+            offsets.scales(op, f"{name}.scales", codes.scales),
+        ]
+        zeros = codes.zeros(grid.bits)
         if zeros is not None:
             packed = op.weight(
                 f"{name}.zeros",

@@ -45,11 +45,9 @@ class GroupQuery:
             Output [B,S,H*D], keys and values with the new ones, and with `with_weights` the
             softmax.
         """
-        rotation, heads, attributes = (
-            self.rotation(q, k),
-            [q, k, self.new_value],
-            dict(self.attributes),
-        )
+        rotation = self.rotation(q, k)
+        heads = [q, k, self.new_value]
+        attributes = dict(self.attributes)
         tables: List[Optional[ir.Value]] = [None, None]
         if rotation is None:
             heads = [rotated(op, value) for value in heads]
@@ -88,11 +86,9 @@ class GroupQuery:
             return None
         # A slot differs from the position by a constant, which matters unless the rotation is
         # linear.
-        return (
-            of_q
-            if of_q.linear and size(of_q.x, 3) % 16 == 0 and size(of_q.cos, 1) % 8 == 0
-            else None
-        )
+        if of_q.linear and size(of_q.x, 3) % 16 == 0 and size(of_q.cos, 1) % 8 == 0:
+            return of_q
+        return None
 
 
 def group_query(op: Builder, node: Attend, key: Append, value: Append) -> GroupQuery:
@@ -131,11 +127,9 @@ def group_query(op: Builder, node: Attend, key: Append, value: Append) -> GroupQ
 def rotated(op: Builder, value: ir.Value, positions: Optional[ir.Value] = None) -> ir.Value:
     """Rotate heads by their Rotate node, if there is one, at its or at other positions [B,S]."""
     node = Rotate.of(value)
-    return (
-        value
-        if node is None
-        else standard.rotate_at(op, node, node.positions if positions is None else positions)
-    )
+    if node is None:
+        return value
+    return standard.rotate_at(op, node, node.positions if positions is None else positions)
 
 
 def _widened(key: Append, value: Append) -> int:

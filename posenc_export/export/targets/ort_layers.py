@@ -41,11 +41,9 @@ def sigmoid_unit(op: Builder, node: ir.Node) -> Replaced:
     product = users[0].node
     x = next((value for value in product.inputs if value is not share), None)
     alpha = _factor(x, read)
-    return (
-        []
-        if alpha is None
-        else [(product.outputs[0], op.QuickGelu(x, domain=MICROSOFT, alpha=alpha))]
-    )
+    if alpha is None:
+        return []
+    return [(product.outputs[0], op.QuickGelu(x, domain=MICROSOFT, alpha=alpha))]
 
 
 def _factor(x: Optional[ir.Value], read: Optional[ir.Value]) -> Optional[float]:

@@ -60,10 +60,8 @@ def attend(
     """
     key = JoinRotations.of(append.new)
     assert key is not None
-    near, far = (
-        Heads(query.near, key.near, append.past),
-        Heads(query.far, key.far, op.cache_beside(append.past, CACHE)),
-    )
+    near = Heads(query.near, key.near, append.past)
+    far = Heads(query.far, key.far, op.cache_beside(append.past, CACHE))
     slot, _ = ort_slots.written(op, append)
 
     def all_near(op: Builder) -> Sequence[ir.Value]:

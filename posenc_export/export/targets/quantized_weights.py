@@ -50,11 +50,9 @@ class Weights:
 
     def of_table(self, op: Builder, node: ir.Node) -> Dict[str, OnGrid]:
         """Return the rounded table [N,K] that a Gather reads, by name; else empty."""
-        return (
-            self._found(*op.rounded(node.inputs[0]))
-            if node.attributes.get_int("axis", 0) == 0
-            else {}
-        )
+        if node.attributes.get_int("axis", 0) == 0:
+            return self._found(*op.rounded(node.inputs[0]))
+        return {}
 
     def of_all(self, op: Builder, value: Optional[ir.Value]) -> Optional[OnGrid]:
         """Return weights [experts,N,K] that MoE reads, or None if they are not rounded."""

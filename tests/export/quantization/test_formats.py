@@ -307,11 +307,9 @@ def _product(
     read = ir.node("OnGrid", [held], {"name": "w"}, domain=semantic.DOMAIN)
     turned = ir.node("Transpose", read.outputs, {"perm": [1, 0]})
     node = ir.node("MatMul", [x, turned.outputs[0]])
-    node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = (
-        "y",
-        ir.TensorType(ir.DataType.FLOAT),
-        ir.Shape([1, "tokens", 24]),
-    )
+    node.outputs[0].name = "y"
+    node.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+    node.outputs[0].shape = ir.Shape([1, "tokens", 24])
     graph = ir.Graph(
         [x],
         node.outputs,
@@ -323,10 +321,8 @@ def _product(
     op = Builder(model, "float32", 64, on_grid={"w": (grid, codes)})
     replace_nodes(op, form("int8").table())
     finish(op)
-    graph.outputs[0].type, graph.outputs[0].shape = (
-        ir.TensorType(ir.DataType.FLOAT),
-        ir.Shape([1, "tokens", 24]),
-    )
+    graph.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+    graph.outputs[0].shape = ir.Shape([1, "tokens", 24])
     tokens = (
         np.random.default_rng(1).standard_normal((1, 9, inputs)).astype(np.float32)
         * np.float32(2) ** np.arange(9, dtype=np.float32)[:, None]

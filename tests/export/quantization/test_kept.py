@@ -20,11 +20,9 @@ from posenc_export.models.pretrained import from_pretrained  # noqa: E402
 from posenc_export.runtime.artefact.summary import summary  # noqa: E402
 from tests.models import gguf_files  # noqa: E402
 
-DOWN, QKV, TABLE = (
-    "layers.0.mlp.down.weight",
-    "layers.0.attention.projection.qkv.weight",
-    "tokens.embedding.weight",
-)
+DOWN = "layers.0.mlp.down.weight"
+QKV = "layers.0.attention.projection.qkv.weight"
+TABLE = "tokens.embedding.weight"
 ONE_SUM = 2.0**-22  # of two numbers in float32, relative to the largest weight
 BITS = {"Q4_0": 4, "Q4_1": 4, "Q4_K": 4, "Q5_0": 8, "Q5_1": 8, "Q5_K": 8, "Q8_0": 8, "Q6_K": 8}
 

@@ -34,10 +34,8 @@ def test_products_are_exact_for_keys_in_several_blocks(
         axis=1,
     )
     for row, (given, start) in enumerate(zip(x, STARTS, strict=True)):
-        found, positions = (
-            np.concatenate((outputs[row][: len(given) - STEPS], steps[row])),
-            range(start, start + len(given)),
-        )
+        found = np.concatenate((outputs[row][: len(given) - STEPS], steps[row]))
+        positions = range(start, start + len(given))
         assert (
             worst_error(found, block.exact(given, positions, positions))
             <= accuracy_of(block, manifest).tolerance
