@@ -151,13 +151,10 @@ ROTATIONS = {
 def test_a_registered_encoding_is_parsed_and_built_like_a_built_in_one() -> None:
     encodings.register("gentle", Gentle)
     spec = encodings.parse("gentle:max_bias=2")
-    assert spec == {"name": "gentle", "max_bias": 2.0} and isinstance(
-        encodings.build(spec, GEOMETRY), Gentle
-    )
-    assert (
-        encodings.origin("gentle") == encodings.Package("tests", "")
-        and encodings.origin("alibi") is None
-    )
+    assert spec == {"name": "gentle", "max_bias": 2.0}
+    assert isinstance(encodings.build(spec, GEOMETRY), Gentle)
+    assert encodings.origin("gentle") == encodings.Package("tests", "")
+    assert encodings.origin("alibi") is None
 
 
 def test_the_distributions_of_a_registered_class_are_read_once(
@@ -170,9 +167,8 @@ def test_the_distributions_of_a_registered_class_are_read_once(
         plugins.metadata, "packages_distributions", lambda: reads.append(1) or {"tests": ["mine"]}
     )
     monkeypatch.setattr(plugins.metadata, "version", lambda name: "3")
-    assert [encodings.origin("gentle") for _ in range(2)] == [
-        encodings.Package("mine", "3")
-    ] * 2 and len(reads) == 1
+    assert [encodings.origin("gentle") for _ in range(2)] == [encodings.Package("mine", "3")] * 2
+    assert len(reads) == 1
 
 
 def test_a_class_that_is_defined_again_replaces_the_earlier_one() -> None:
@@ -273,9 +269,8 @@ def test_a_rotation_of_a_function_rotates_each_pair_by_its_angle(name: str, layo
     expected = np.stack(
         [encoding.oracle().rotate_heads(np.ones((6, 16)), place) for place in POSITIONS]
     )
-    assert worst_error(turned.numpy()[0], expected) <= tolerance(
-        "float32", 1, 1
-    ) and encoding.linear == (name != "of a root")
+    assert worst_error(turned.numpy()[0], expected) <= tolerance("float32", 1, 1)
+    assert encoding.linear == (name != "of a root")
 
 
 def test_the_rotation_of_rope_as_a_function_is_rope() -> None:

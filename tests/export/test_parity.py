@@ -43,11 +43,10 @@ ALL = [
 def _passes(config: Any, target: str, folder: Path, **how: str) -> None:
     export(sources(config), target, folder / "artefact", **how)  # type: ignore[arg-type]
     certificate = manifests.read(folder / "artefact").certificate
-    assert (
-        certificate is not None
-        and certificate["passed"]
-        and len(certificate["cells"])
-        > (30 if getattr(config, "kinds", [config])[0].attention.causal else 8)
+    assert certificate is not None
+    assert certificate["passed"]
+    assert len(certificate["cells"]) > (
+        30 if getattr(config, "kinds", [config])[0].attention.causal else 8
     )
 
 
@@ -204,11 +203,9 @@ def test_encoder_with_segments_matches_eager_full_padded_and_ragged(
         "segments: oracle",
         *(("coordinates", "coordinates: oracle") if manifest.axes else ()),
     }
-    assert (
-        not manifest.states
-        and manifest.certificate is not None
-        and proved <= set(manifest.certificate["cells"])
-    )
+    assert not manifest.states
+    assert manifest.certificate is not None
+    assert proved <= set(manifest.certificate["cells"])
 
 
 @pytest.mark.parametrize("target", ALL)
@@ -417,9 +414,8 @@ def test_head_sizes_that_the_kernel_does_not_support_are_rotated_outside_and_pad
 ) -> None:
     _passes(block("rope", head_size=head_size), "ort", tmp_path)
     manifest = manifests.read(tmp_path / "artefact")
-    assert manifest.operators["GroupQueryAttention"] == 1 and {
-        state.axes[3] for state in manifest.states
-    } == {-(-head_size // 8) * 8}
+    assert manifest.operators["GroupQueryAttention"] == 1
+    assert {state.axes[3] for state in manifest.states} == {-(-head_size // 8) * 8}
 
 
 @pytest.mark.xdist_group("rope-interleaved")

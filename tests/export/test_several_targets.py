@@ -62,10 +62,8 @@ def test_all_or_none_publishes_nothing_if_one_target_fails(
     refusing: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*GIVEN, "-o", str(tmp_path / "all"), "--all-or-none"]) == 2
-    assert (
-        capsys.readouterr().err.splitlines()[-1] == f"posenc: {REASON}"
-        and not (tmp_path / "all").exists()
-    )
+    assert capsys.readouterr().err.splitlines()[-1] == f"posenc: {REASON}"
+    assert not (tmp_path / "all").exists()
 
 
 def test_an_interrupted_export_leaves_nothing(

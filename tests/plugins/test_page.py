@@ -37,10 +37,8 @@ def test_the_programs_of_the_page_run(
             (tmp_path / file[1]).write_text(program)
         else:
             exec(program, names)
-    assert (
-        names["manifest"].packages["decay"].name == "decay"
-        and names["found"]["targets"]["torchscript"]["passed"]
-    )
+    assert names["manifest"].packages["decay"].name == "decay"
+    assert names["found"]["targets"]["torchscript"]["passed"]
 
 
 def test_the_package_of_the_page_installs_the_files_of_its_entry_points() -> None:

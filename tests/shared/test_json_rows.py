@@ -41,15 +41,12 @@ def test_each_row_of_a_list_has_a_line(tmp_path: Path) -> None:
         },
     )
     lines = (tmp_path / "rows.json").read_text(encoding="utf-8").splitlines()
-    assert (
-        lines[1:4]
-        == [
-            ' "machine": {"cores": 2},',
-            ' "rows": [',
-            '  {"name": 0, "seconds": {"low": 1, "high": 2}},',
-        ]
-        and len(lines) == 35
-    )
+    assert lines[1:4] == [
+        ' "machine": {"cores": 2},',
+        ' "rows": [',
+        '  {"name": 0, "seconds": {"low": 1, "high": 2}},',
+    ]
+    assert len(lines) == 35
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.name)

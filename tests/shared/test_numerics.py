@@ -56,21 +56,17 @@ def test_a_number_that_is_not_finite_is_seen_in_every_pair_and_on_both_sides(
         errors = Errors()
         for index in range(2):
             errors.add(*(pair if index == at else (good, good)))
-        assert (
-            errors.largest == np.inf
-            and cell_error(errors, True) == np.inf
-            and cell_error(errors, False) == np.inf
-        )
+        assert errors.largest == np.inf
+        assert cell_error(errors, True) == np.inf
+        assert cell_error(errors, False) == np.inf
 
 
 def test_zeros_have_an_error_of_1_and_pass_no_tolerance() -> None:
     errors = Errors()
     errors.add(np.zeros((3, 5, 7)), np.random.default_rng(0).standard_normal((3, 5, 7)))
-    assert (
-        errors.rms == 1
-        and cell_error(errors, True) == 1
-        and rounding_tolerance(1.0) == LIMIT == division_tolerance(1.0, 1.0, LIMIT)
-    )
+    assert errors.rms == 1
+    assert cell_error(errors, True) == 1
+    assert rounding_tolerance(1.0) == LIMIT == division_tolerance(1.0, 1.0, LIMIT)
 
 
 def test_errors_are_pooled_over_all_pairs() -> None:
@@ -164,12 +160,10 @@ def test_a_provider_that_rounds_is_compared_with_its_own_full_pass(tmp_path: Pat
 
 def test_float32_artefacts_have_no_cells_of_their_own_full_pass(tmp_path: Path) -> None:
     manifest = export(sources(decoder("rope")), "ort", tmp_path / "made")
-    assert (
-        manifest.reference is not None
-        and manifest.reference.noise == 0
-        and manifest.certificate is not None
-        and not manifest.certificate["bounds"]
-    )
+    assert manifest.reference is not None
+    assert manifest.reference.noise == 0
+    assert manifest.certificate is not None
+    assert not manifest.certificate["bounds"]
     assert not any("full pass" in cell for cell in manifest.certificate["cells"])
     kept = manifests.read(tmp_path / "made")
     assert replace(proof.Accuracy(kept.reference.tolerance), noise=0.0).rounds is False  # type: ignore[union-attr]

@@ -92,10 +92,8 @@ def test_the_second_of_two_columns_compensates_the_rounding_error_of_the_first()
         np.abs(best / found.scales[:, 0] + 0.5) <= 8
     )  # otherwise the weight is clipped to the last code
     step = np.abs(found.scales[:, 0])
-    assert (
-        inside.sum() > 25
-        and (np.abs(made[:, 1] - best)[inside] <= step[inside] * (0.5 + 1e-6)).all()
-    )
+    assert inside.sum() > 25
+    assert (np.abs(made[:, 1] - best)[inside] <= step[inside] * (0.5 + 1e-6)).all()
 
 
 def test_compensated_weights_do_not_depend_on_how_many_columns_are_updated_at_a_time(
@@ -121,7 +119,8 @@ def test_moments_of_the_first_layer_are_those_of_the_sample(tmp_path: Path) -> N
     np.save(tmp_path / "x.npy", x)
     sample = samples.read(tmp_path / "x.npy", model)
     (found,) = calibration.moments(model, sample)
-    assert sample.windows.shape == (3, 64, 24) and set(found) == {
+    assert sample.windows.shape == (3, 64, 24)
+    assert set(found) == {
         "attention.projection.qkv",
         "attention.projection.output",
     }
@@ -163,9 +162,9 @@ def test_the_manifest_contains_the_digest_of_the_calibration_data_and_verify_nee
         export(seeded(BYTES), "ort", tmp_path / name, weights="int4", calibrate=text)
         for name in ("one", "other")
     )
-    assert (
-        one.calibration is not None and one.calibration.tokens == 432 and one.digest == other.digest
-    )
+    assert one.calibration is not None
+    assert one.calibration.tokens == 432
+    assert one.digest == other.digest
     assert verify(tmp_path / "one", calibrate=text)["passed"]
     with pytest.raises(
         ValueError, match="expected the calibration data of the export, sha256 .*, got none"

@@ -168,9 +168,8 @@ def test_a_decoder_is_verified_in_float32_and_quantized(
     assert manifest.certificate is not None and manifest.certificate["passed"]
     assert manifest.weights is not None and manifest.weights.matrices == 6
     found = manifest.quality
-    assert found is not None and found.exact <= found.exact_tolerance == tolerance(
-        "float32", 1, widest(ROPE)
-    )
+    assert found is not None
+    assert found.exact <= found.exact_tolerance == tolerance("float32", 1, widest(ROPE))
     assert 0 < found.error and found.tokens == 2 * 3 * 36
 
 
@@ -221,11 +220,9 @@ def test_checkpoints_are_verified_and_every_linear_layer_is_quantized(
     _, folder = saved(name, tmp_path / "checkpoint")
     model = from_pretrained(folder)
     manifest = export(model, target, tmp_path / "made", weights="int4")
-    assert (
-        manifest.certificate is not None
-        and manifest.certificate["passed"]
-        and manifest.weights is not None
-    )
+    assert manifest.certificate is not None
+    assert manifest.certificate["passed"]
+    assert manifest.weights is not None
     assert manifest.weights.matrices == len(rounded(model, "int4").weights)
 
 

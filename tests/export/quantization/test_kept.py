@@ -42,7 +42,8 @@ def _read(path: Path, kind: str = "F32", name: str = "llama wide", **kinds: str)
 def test_blocks_are_kept_without_rounding(kind: str, tmp_path: Path) -> None:
     model = _read(tmp_path / "model.gguf", kind)
     rounded, wanted = kept(model), dict(model.named_parameters())
-    assert {grid.bits for grid, _ in rounded.weights.values()} == {BITS[kind]} and {
+    assert {grid.bits for grid, _ in rounded.weights.values()} == {BITS[kind]}
+    assert {
         DOWN,
         QKV,
         TABLE,
@@ -88,25 +89,20 @@ def test_an_artefact_with_kept_blocks_is_certified_and_near_its_module(
     manifest = export_model(
         _read(tmp_path / "model.gguf", kind, name), "ort", tmp_path / "artefact", weights="keep"
     )
-    assert (
-        manifest.certificate is not None
-        and manifest.certificate["passed"]
-        and manifest.weights is not None
-        and manifest.weights.format == "keep"
-    )
+    assert manifest.certificate is not None
+    assert manifest.certificate["passed"]
+    assert manifest.weights is not None
+    assert manifest.weights.format == "keep"
     said = summary(manifest)
-    assert "float32 except weights" in said["model"] and said["weights"].startswith(
+    assert "float32 except weights" in said["model"]
+    assert said["weights"].startswith(
         f"codes of the checkpoint in {manifest.weights.matrices} matrices"
     )
-    assert (
-        manifest.operators["MatMulNBits"] == manifest.weights.matrices
-        and manifest.operators["GatherBlockQuantized"] == 1
-    )
-    assert (
-        manifest.quality is not None
-        and manifest.quality.error < 0.05
-        and manifest.quality.exact <= manifest.quality.exact_tolerance
-    )
+    assert manifest.operators["MatMulNBits"] == manifest.weights.matrices
+    assert manifest.operators["GatherBlockQuantized"] == 1
+    assert manifest.quality is not None
+    assert manifest.quality.error < 0.05
+    assert manifest.quality.exact <= manifest.quality.exact_tolerance
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", pytest.param("Q5_1", marks=pytest.mark.exhaustive)])
@@ -191,7 +187,8 @@ def test_the_command_exports_a_gguf_file(tmp_path: Path) -> None:
     manifest = load(tmp_path / "artefact").manifest
     assert {"tokenizer.json", "chat_template.jinja", "generation_config.json"} <= set(
         manifest.files
-    ) and manifest.stop_ids == [2]
+    )
+    assert manifest.stop_ids == [2]
 
 
 WORDS = ["<unk>", "<s>", "</s>", "!!", *(chr(33 + index) for index in range(60))]

@@ -31,9 +31,8 @@ def _bits(formats: Dict[str, str]) -> int:
 
 def test_a_larger_size_gives_weights_more_bits_until_all_have_8(sample: Sample) -> None:
     chosen = [mixed.formats_within(MODEL, sample, size) for size in (0.4, 0.46, 10.0)]
-    assert _bits(chosen[0]) < _bits(chosen[1]) < _bits(chosen[2]) and set(chosen[2].values()) == {
-        "int8-32"
-    }
+    assert _bits(chosen[0]) < _bits(chosen[1]) < _bits(chosen[2])
+    assert set(chosen[2].values()) == {"int8-32"}
 
 
 def test_the_weight_that_loses_most_for_its_bytes_gets_the_larger_format() -> None:

@@ -68,9 +68,9 @@ def test_the_largest_input_of_a_token_is_closer_to_the_others_after_smoothing(na
 def test_int8_has_a_scale_per_block_where_products_read_the_units_of_an_mlp() -> None:
     found = rounded(seeded(BYTES), "int8").weights
     blocks = {name: grid.block for name, (grid, _) in found.items()}
+    assert blocks["layers.0.mlp.down.weight"] == 32
     assert (
-        blocks["layers.0.mlp.down.weight"] == 32
-        and blocks["layers.0.mlp.gate.weight"]
+        blocks["layers.0.mlp.gate.weight"]
         is blocks["layers.0.attention.projection.output.weight"]
         is None
     )

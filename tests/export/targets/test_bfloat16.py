@@ -39,12 +39,10 @@ def test_caches_have_bfloat16_and_hidden_states_float32(artefact: Path) -> None:
         "float32",
         "float32",
     )
-    assert {state.dtype for state in manifest.states} == {"bfloat16"} and placed(
-        artefact / "model.onnx"
-    ).captured
-    assert manifest.reference is not None and manifest.reference.tolerance == rounding_tolerance(
-        BFLOAT16_NOISE
-    )
+    assert {state.dtype for state in manifest.states} == {"bfloat16"}
+    assert placed(artefact / "model.onnx").captured
+    assert manifest.reference is not None
+    assert manifest.reference.tolerance == rounding_tolerance(BFLOAT16_NOISE)
 
 
 def test_memory_of_a_bfloat16_cache_has_two_bytes_for_each_number() -> None:

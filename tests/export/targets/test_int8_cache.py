@@ -192,9 +192,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_outputs_with_an_8_bit_cache_are_within_the_tolerance_of_the_module(made: Path) -> None:
     model, loaded = seeded(BLOCK), load(made, provider="cpu")
     manifest, session = loaded.manifest, loaded.session(batch=2)
-    assert {state.dtype for state in manifest.states} == {
-        "int8"
-    } and manifest.calibration is not None
+    assert {state.dtype for state in manifest.states} == {"int8"}
+    assert manifest.calibration is not None
     x = np.random.default_rng(1).standard_normal((2, 40, 64)).astype(np.float32)
     steps = [
         session.prefill(x[:, :30], attention_mask=np.arange(30) >= np.array([[0], [9]])),

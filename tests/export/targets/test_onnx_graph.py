@@ -159,10 +159,8 @@ def test_a_viewer_sees_encoding_positions_and_tolerance(made: Any) -> None:
     folder = made("rope", "ort")
     model = onnx.load(folder / "model.onnx", load_external_data=False)
     properties = {entry.key: entry.value for entry in model.metadata_props}
-    assert (
-        properties["posenc.encoding"] == "rope in 2 of 2 layers"
-        and properties["posenc.positions"] == "0 .. 1099"
-    )
+    assert properties["posenc.encoding"] == "rope in 2 of 2 layers"
+    assert properties["posenc.positions"] == "0 .. 1099"
     assert "posenc.json" in properties["posenc.certificate"]
     assert (model.producer_name, model.producer_version) == ("posenc_export", __version__)
 
