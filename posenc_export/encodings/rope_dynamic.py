@@ -95,9 +95,7 @@ class RoPEDynamic(PositionEncoding):
         scale: float,
         states: List[Tensor],
     ) -> Tensor:
-        """q [B,S,H,D], keys and values [B,K,T,D] to [B,S,H*D]; raw keys are rotated further for
-        queries beyond L.
-        """
+        """As in PositionEncoding; raw keys are turned further for queries beyond L."""
         if self.keys == "rotated" or self.lengths == "per_call":
             return ops.attend(q, keys, values, mask, None, scale)
         second = None if self.single else self.second.rows
@@ -153,9 +151,7 @@ class RoPEDynamic(PositionEncoding):
         self.first, self.second = Table(leading.numpy()), Table((read - leading).numpy())
 
     def frequencies(self, count: int, dtype: torch.dtype) -> Tensor:
-        """w_k(n) [count,r/2] for n = 1 .. count; in float32 with the roundings of transformers,
-        which computes the power of one length at a time.
-        """
+        """w_k(n) [count,r/2], n = 1 .. count; float32 rounds as transformers does."""
         shares = torch.arange(0, self.size, 2, dtype=dtype) / self.size
         exponent = self.size / (self.size - 2)
         seen = torch.arange(self.original + 1, max(count, self.original) + 1).to(dtype)
@@ -166,9 +162,7 @@ class RoPEDynamic(PositionEncoding):
         return torch.cat((kept, 1.0 / bases[:, None] ** shares))
 
     def waves(self, positions: Tensor, longest: Tensor) -> Tuple[Tensor, Tensor]:
-        """cos and sin [B,S,1,r/2] float32 at positions [B,S], with the frequencies of rows whose
-        largest positions are longest [B,1] int64.
-        """
+        """cos, sin [B,S,1,r/2] at positions [B,S], for largest positions longest [B,1]."""
         places, first = positions.clamp(min=0).unsqueeze(2), self.first(longest)
         if self.single:
             angles = (places.to(torch.float32) * first).to(torch.float64)

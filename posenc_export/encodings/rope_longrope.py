@@ -144,9 +144,7 @@ class RoPELongRoPE(PositionEncoding):
         self.sin, self.long_sin = self._table(near.sin()), self._table(far.sin())
 
     def _angles(self, count: int, frequencies: List[Tensor]) -> Tuple[Tensor, Tensor]:
-        """Angles [count,r/2] of the two pairs of tables. With fixed factors the second pair has one
-        row: it is not read, but TorchScript compiles the calls that read it.
-        """
+        """Angles [count,r/2] of both tables; with fixed factors only the first is read."""
         positions = torch.arange(count, dtype=frequencies[0].dtype)[:, None]
         near, far = positions * frequencies[0], positions * frequencies[1]
         if self.fixed:

@@ -157,9 +157,7 @@ NAMES = ("positions", "mask")
 
 
 def places_of(position_ids: Tensor, axes: int) -> Tuple[Tensor, Tensor]:
-    """Split position_ids [B,S] or [1+A,B,S] into places in the sequence [B,S] and coordinates
-    [A,B,S]. Without coordinates, both are position_ids.
-    """
+    """Split position_ids into places [B,S] and coordinates [A,B,S]; without axes it is both."""
     if torch.jit.is_scripting():
         # Layers look up the same rows. TorchScript merges equal operations only on tensors that no
         # write to a cache changes, and inputs may share memory.

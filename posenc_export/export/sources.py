@@ -139,9 +139,7 @@ class Halved(NamedTuple):
 def in_half(
     model: Model, weights: Mapping[str, OnGrid], dtype: str, keep: Keep = in_memory
 ) -> Halved:
-    """Cast a float32 model with rounded weights to half precision. Scales and offsets of blocks
-    are rounded to the dtype too.
-    """
+    """Cast a model with rounded weights, and scales and offsets of blocks, to half precision."""
     on_grid = {
         name: (grid, codes.in_dtype(dtype, grid.bits).kept(keep))
         for name, (grid, codes) in weights.items()

@@ -61,9 +61,7 @@ class Source:
         return self._computed[key]
 
     def release(self) -> None:
-        """Release the memory of weights and codes that are mapped from a file, until they are
-        used again (paging.page_out).
-        """
+        """Release memory of weights and codes that are mapped from a file, until used again."""
         codes = [
             numbers
             for _, one in self.on_grid.values()

@@ -138,9 +138,7 @@ def products(q: Tensor, keys: Tensor) -> Tensor:
 
 
 def attention_weights(scores: Tensor, mask: Tensor) -> Tensor:
-    """Return softmax(scores + mask) over keys, [B,H,S,T] float32. For queries that see no key,
-    all weights are equal and have no meaning.
-    """
+    """Return softmax(scores + mask), [B,H,S,T] float32; equal without visible keys."""
     # -1e30 replaces -inf, because a softmax over -inf only gives NaN.
     return torch.softmax((scores + mask.to(torch.float32)).clamp(min=-1e30), dim=-1)
 

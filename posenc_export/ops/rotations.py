@@ -46,9 +46,7 @@ def rotate_both(
 
 
 def apply_rotation(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Rotate the first r entries of x [B,S,N,D] by angles given as cos, sin [B,S,1 or N,r/2]
-    float32. The result has the dtype of x.
-    """
+    """Rotate the first r entries of x [B,S,N,D] by cos, sin [B,S,1 or N,r/2] float32."""
     size = 2 * cos.size(3)
     turned = x if size == x.size(3) else x[..., :size]
     turned = turned if x.dtype == cos.dtype else turned.to(cos.dtype)

@@ -9,9 +9,7 @@ from posenc_export.ops.graph import emitting
 
 
 def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
-    """Subtract query positions [B,S] int64 from key positions [B,T] int64: [B,1,S,T] float32.
-    Entries of padding are undefined.
-    """
+    """Key [B,T] minus query positions [B,S] int64: [B,1,S,T] float32, undefined at padding."""
     if not torch.jit.is_scripting() and emitting():
         shape = [q_positions.size(0), 1, q_positions.size(1), k_positions.size(1)]
         like = torch.empty(0, dtype=torch.float32)
@@ -31,9 +29,7 @@ def wave_products(q: Tensor, key_positions: Tensor, waves: Tensor) -> Tensor:
 
 
 def pick(rows: Tensor, index: Tensor) -> Tensor:
-    """Gather entries index [B,1 or H,S,T] int64, 0 .. R - 1, of the last axis of rows [B,H,S,R]:
-    [B,H,S,T].
-    """
+    """Gather entries index [B,1 or H,S,T] int64 of the last axis of rows [B,H,S,R]: [B,H,S,T]."""
     if not torch.jit.is_scripting() and emitting():
         return graph.Pick.emit(rows, [*rows.shape[:3], index.size(3)], rows, index)
     return rows.gather(-1, index.expand(-1, rows.size(1), -1, -1))
@@ -57,9 +53,7 @@ def collect_by_distance(
 
 
 def suffix_sum(x: Tensor, own: bool = True) -> Tensor:
-    """Sum the entries of the last axis that follow each entry, and the entry itself if `own`.
-    Sums are formed from the end, so that rounding errors are small there.
-    """
+    """Sum what follows each entry of the last axis, with the entry if `own`, from the end."""
     if not torch.jit.is_scripting() and emitting():
         return graph.SuffixSum.emit(x, x.shape, x, own)
     sums = x.flip(-1).cumsum(-1).flip(-1)

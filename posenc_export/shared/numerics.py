@@ -150,9 +150,7 @@ class Errors:
 
     @property
     def rms(self) -> float:
-        """Root mean square of actual - expected over all pairs, divided by the root mean square
-        of expected; infinite if a number is not finite.
-        """
+        """Root mean square error of all pairs, relative to that of expected."""
         if not math.isfinite(self.largest):
             return math.inf
         return math.sqrt(self._squares / (self._expected_squares or 1.0))

@@ -184,9 +184,7 @@ def _rows(encoding: PositionEncoding, places: List[int]) -> Iterator[Compared]:
 
 
 def _namer(of_tokens: List[Any], what: str = "") -> Callable[..., str]:
-    """Return a function from the indices of an entry to its name; what: "query" or "key" for
-    entries of heads.
-    """
+    """Return a function from indices to an entry's name; what: "query" or "key" for heads."""
 
     def name(token: int, *rest: int) -> str:
         place = of_tokens[token]

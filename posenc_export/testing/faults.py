@@ -28,9 +28,7 @@ class Faulty(PositionEncoding):
         return positions
 
     def changed_key_positions(self, positions: Tensor, called: Tensor) -> Tensor:
-        """Positions of keys and of embedded tokens that the encoding receives; called: positions
-        of the tokens of this call.
-        """
+        """Positions of keys and tokens that the encoding receives."""
         return positions
 
     def changed_states(self, states: List[Tensor]) -> List[Tensor]:

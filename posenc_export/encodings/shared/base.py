@@ -167,9 +167,7 @@ class PositionEncoding(torch.nn.Module):
         return head_size
 
     def token_width(self, width: int) -> int:
-        """Width of the token table of a model of width E; if it is not E, `embed` converts
-        [B,S,token_width] to [B,S,E].
-        """
+        """Width of the token table, which `embed` converts to width E."""
         return width
 
     def initialise_tokens(self, table: Tensor) -> None:

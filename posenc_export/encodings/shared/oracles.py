@@ -67,9 +67,7 @@ class Oracle:
         return {}
 
     def begin(self, positions: Sequence[int]) -> None:
-        """Keep the largest position of a row, before its tokens are rotated; for encodings that
-        depend on the length of a call.
-        """
+        """Keep the largest position of a row, before it is rotated, for lengths of a call."""
         self.longest = max(positions)
 
     def embed(self, x: np.ndarray, position: int) -> np.ndarray:
@@ -77,15 +75,11 @@ class Oracle:
         return x
 
     def embed_rows(self, x: np.ndarray, positions: Sequence[int]) -> np.ndarray:
-        """Encode x [n,E], the tokens of a row from its first token on; for encodings where a
-        token depends on earlier tokens.
-        """
+        """Encode x [n,E], a row from its first token on, for tokens that read earlier ones."""
         return np.stack([self.embed(row.copy(), p) for row, p in zip(x, positions, strict=True)])
 
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
-        """Rotate one query head x [D], float64; also one key head, unless `rotate_key` is
-        overridden.
-        """
+        """Rotate a query head x [D], float64, and a key head, unless `rotate_key` does."""
         return x
 
     def rotate_key(self, x: np.ndarray, position: int) -> np.ndarray:
@@ -93,9 +87,7 @@ class Oracle:
         return self.rotate(x, position)
 
     def rotate_heads(self, x: np.ndarray, position: int) -> np.ndarray:
-        """Rotate all query heads of a token, x [H,D]; for encodings that rotate heads
-        differently.
-        """
+        """Rotate all query heads of a token, x [H,D], where heads differ."""
         return np.stack([self.rotate(head, position) for head in x])
 
     def rotate_key_heads(self, x: np.ndarray, position: int) -> np.ndarray:
@@ -103,9 +95,7 @@ class Oracle:
         return np.stack([self.rotate_key(head, position) for head in x])
 
     def observe(self, x: np.ndarray, first: int = 0, types: Optional[np.ndarray] = None) -> None:
-        """Keep x [n,E], the input of the attention at positions first, first + 1, ..., and the
-        token types [n] or None, for `content`.
-        """
+        """Keep x [n,E], the attention's input from position first on, and token types [n]."""
         self.x, self.first, self.types = x, first, types
 
     def score_scale(self, head_size: int) -> float:
@@ -117,17 +107,13 @@ class Oracle:
         return 0.0
 
     def content(self, head: int, q: np.ndarray, k: np.ndarray, query: int, key: int) -> float:
-        """Term of the score of one query q [D] and one rotated key k [D], at positions query and
-        key, that depends on content.
-        """
+        """Term of the score of q [D] and rotated k [D] at positions query and key."""
         return 0.0
 
     def scores(
         self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]
     ) -> np.ndarray:
-        """Scores [n] of one query q [D] at position query against rotated keys [n,D] at
-        positions, oldest first.
-        """
+        """Scores [n] of q [D] at query against rotated keys [n,D] at positions, in order."""
         scale, scores = self.score_scale(len(q)), []
         for k, p in zip(keys, positions, strict=True):
             added = self.bias(head, query, p) + self.content(head, q, k, query, p)
@@ -137,7 +123,5 @@ class Oracle:
     def values(
         self, head: int, values: np.ndarray, query: int, positions: Sequence[int]
     ) -> np.ndarray:
-        """Values [n,D] that a query at position query mixes, given the values [n,D] at
-        positions.
-        """
+        """Values [n,D] that a query mixes, given the values [n,D] at positions."""
         return values

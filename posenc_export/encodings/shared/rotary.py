@@ -95,9 +95,7 @@ class Rotation(PositionEncoding):
 
 
 class Rotary(Rotation):
-    """Pairs of queries and keys are rotated by p w_k and scaled by a magnitude. For the
-    arguments see Rotation.
-    """
+    """Pairs rotated by p w_k and scaled by a magnitude; arguments as for Rotation."""
 
     def __init__(
         self, geometry: Geometry, frequencies: Tensor, layout: Layout, magnitude: float = 1.0

@@ -62,9 +62,7 @@ class Codes:
         return zeros.astype(np.int8) if whole else None
 
     def in_dtype(self, dtype: str, bits: int) -> "Codes":
-        """Return the same codes with scales and offsets that a dtype of activations represents.
-        Whole zero points stay whole.
-        """
+        """Return the codes with scales and offsets in a dtype of activations, zero points whole."""
         half = getattr(torch, dtype)
         scales = torch.from_numpy(self.scales).to(half).float().numpy()
         zeros, offsets = self.zeros(bits), self.offsets
@@ -116,9 +114,7 @@ class Grid:
     zeros: bool = False
 
     def rounded(self, weight: np.ndarray) -> Codes:
-        """Round a weight [N,K] float32 to the grid. Each block gets the scale, and the zero
-        point, with the smallest squared error of those that are tried.
-        """
+        """Round a weight [N,K] float32; blocks get the best scale and zero of those tried."""
         return self._in_parts(weight, None)
 
     def compensated(self, weight: np.ndarray, moments: torch.Tensor) -> Codes:

@@ -98,9 +98,7 @@ def _described(value: ir.Value) -> Value:
 
 
 def _reads_hidden(graph: ir.Graph, state: State, manifest: Manifest) -> bool:
-    """Return whether a node reads cache slots beyond a row's length. GroupQueryAttention stops
-    at seqlens_k; other operators read the whole cache.
-    """
+    """Return whether a node reads slots beyond a row's length, unlike GroupQueryAttention."""
     if manifest.layout != "rows" or state.update != "in_place":
         return True
     present = _named(graph.outputs, state.present)

@@ -133,9 +133,7 @@ def rotated(op: Builder, value: ir.Value, positions: Optional[ir.Value] = None) 
 
 
 def _widened(key: Append, value: Append) -> int:
-    """Widen both caches to the head size of GroupQueryAttention, and return it. It is a multiple
-    of 8, and the same for keys and values.
-    """
+    """Widen both caches to one head size, a multiple of 8, and return it."""
     wide = -(-max(size(append.past, 3) for append in (key, value)) // 8) * 8
     for append in (key, value):
         assert append.past.shape is not None

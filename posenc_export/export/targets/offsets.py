@@ -22,9 +22,7 @@ ZERO = 8  # code that a 4-bit code has 0 at; the minimum of a block is its offse
 
 
 def scales(op: Builder, name: str, numbers: np.ndarray) -> ir.Value:
-    """Return scales: in float32, stored as float16 if that changes none, or in the half precision
-    of activations.
-    """
+    """Return scales in float32, as float16 in the file if these are equal, or in half precision."""
     if op.dtype != "float32":
         return op.weight(name, lambda: numbers, op.onnx_dtype)
     half = _half(numbers)
@@ -36,9 +34,7 @@ def scales(op: Builder, name: str, numbers: np.ndarray) -> ir.Value:
 def add_to_product(
     op: Builder, product: ir.Value, x: Optional[ir.Value], name: str, codes: Codes
 ) -> ir.Value:
-    """Add the offsets' part of x W: the sum of each block of x [B,S,K] times its offset.
-    Products with the same x share the sums.
-    """
+    """Add offsets times the block sums of x [B,S,K]; products of one x share the sums."""
     if codes.offsets is None:
         return product
     sums = op.ReduceSum(op.Reshape(x, [0, 0, *codes.codes.shape[1:]]), [3], keepdims=0)

@@ -48,9 +48,7 @@ def rows_at_counts(op: Builder, node: graph.RowsAtCounts) -> ir.Value:
 
 
 def distances(op: Builder, node: graph.Distances) -> ir.Value:
-    """Subtract slots of queries from slots of keys, for compact rows. It is exact in float32
-    below 2^24 slots and takes fewer nodes than positions in int64.
-    """
+    """Subtract slots, exact in float32 below 2^24 and with fewer nodes than int64 positions."""
     if ort_slots.of_call(op, node.k_positions):
         return standard.distances(op, node)
     _, total = ort_slots.lengths(op)

@@ -44,9 +44,7 @@ def attend(op: Builder, node: Attend) -> ir.Value:
 
 
 def attend_turned(op: Builder, node: AttendTurnedKeys) -> ir.Value:
-    """Emit GroupQueryAttention in compact rows in float32. Caches of 8 bits cannot be turned,
-    and the operator does not know chunks of positions.
-    """
+    """Emit GroupQueryAttention in compact float32 rows, not for 8-bit caches or chunks."""
     appended, mask = standard.appended_here(node), Mask.of(node.mask)
     in_chunks = mask is not None and mask.chunk > 0
     if (

@@ -68,9 +68,7 @@ def _written(
     key: Append,
     new: Tuple[ir.Value, ir.Value],
 ) -> Tuple[ir.Value, ...]:
-    """Rotate queries and new keys, and write both caches: queries [B,S,H,W], keys and values
-    [B,K,M,W], and the number of valid slots [1].
-    """
+    """Rotate and write: queries [B,S,H,W], keys and values [B,K,M,W], number of valid slots [1]."""
     first, total = ort_slots.written(op, key)
     slots = ort_slots.cache_position(op) if call.rotation(*new) else None
     # In this branch only, as the mask.

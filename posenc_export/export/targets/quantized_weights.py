@@ -66,9 +66,7 @@ class Weights:
 
 
 def product(op: Builder, node: ir.Node, weights: Weights, emit: Product) -> Optional[ir.Value]:
-    """Replace a MatMul by the product `emit` with a rounded weight, or by one for each expert;
-    return None if its weights are not rounded.
-    """
+    """Replace a MatMul by products `emit` with a rounded weight, or one for each expert."""
     rounded = weights.of_product(op, node)
     if len(rounded) < 2:
         return next((emit(op, node, node.inputs[0], *of) for of in rounded.items()), None)

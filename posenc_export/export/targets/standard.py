@@ -163,9 +163,7 @@ Grouped = Union[
 def products_of(
     op: Builder, node: Grouped, q: ir.Value, keys: ir.Value, queries: Optional[ir.Value] = None
 ) -> ir.Value:
-    """Products of q [B,S,H,D] and keys [B,K,T,D] with the heads of a node: [B,H,S,T] float32.
-    queries: S, [1], needed if T may be 0.
-    """
+    """Products of q, keys by grouped heads, [B,H,S,T] float32; queries: S [1], if T may be 0."""
     by_head = op.Transpose(in_float(op, q), perm=[0, 2, 1, 3])
     columns = op.Transpose(in_float(op, keys), perm=[0, 1, 3, 2])
     return _grouped(op, node, by_head, columns, queries)
