@@ -7,7 +7,6 @@ import torch
 
 from posenc_export.export.describe import FewBits, Model
 from posenc_export.export.graph_values import dtype_of
-from posenc_export.export.paging import page_out
 from posenc_export.export.quantization import calibration, mixed
 from posenc_export.export.quantization.formats import KEEP, format_of
 from posenc_export.export.quantization.grid import OnGrid
@@ -21,7 +20,7 @@ from posenc_export.export.quantization.rounding import (
 from posenc_export.export.quantization.samples import Sample
 from posenc_export.export.quantization.smoothing import smoothed
 from posenc_export.export.trace import Source
-from posenc_export.export.weight_file import Keep, WeightFile, in_memory
+from posenc_export.export.weight_file import Keep, WeightFile, in_memory, page_out
 from posenc_export.models.parameters import fill, slots
 from posenc_export.models.parts.experts import ChosenInFloat32, Experts
 from posenc_export.models.user_module import as_model

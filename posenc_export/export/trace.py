@@ -10,11 +10,11 @@ import torch
 from posenc_export.export.describe import FewBits, Model
 from posenc_export.export.example_inputs import trace_inputs
 from posenc_export.export.mutation import refuse_mutation
-from posenc_export.export.paging import page_out
 from posenc_export.export.quantization.grid import OnGrid
 from posenc_export.export.repeated_layers import RepeatedLayers
 from posenc_export.export.signatures import wrap
 from posenc_export.export.traced_constants import TracedConstants
+from posenc_export.export.weight_file import page_out
 from posenc_export.ops import graph as semantic
 from posenc_export.ops.graph import semantic_graph
 from posenc_export.runtime.artefact.manifest import Manifest

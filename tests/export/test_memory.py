@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from posenc_export.export.paging import page_out
+from posenc_export.export.weight_file import page_out
 
 # Peak relative to the weights: 1 for the module, 1 for the weights packed by ONNX Runtime, and the
 # rest for calls.

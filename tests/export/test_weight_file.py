@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from posenc_export.export import weight_file
-from posenc_export.export.paging import MAPS, is_mapped, page_out
 from posenc_export.export.quantization.rounding import rounded
 from posenc_export.export.sources import Sources
-from posenc_export.export.weight_file import LEAST, WeightFile
+from posenc_export.export.weight_file import LEAST, MAPS, WeightFile, is_mapped, page_out
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.models.stack import Stack

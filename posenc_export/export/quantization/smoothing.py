@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from posenc_export.export.describe import Model
-from posenc_export.export.paging import page_out
 from posenc_export.export.quantization.calibration import run
 from posenc_export.export.quantization.samples import Sample
+from posenc_export.export.weight_file import page_out
 from posenc_export.models.attention import Attention
 from posenc_export.models.layer import Layer
 from posenc_export.models.parameters import sharing_weights
