@@ -185,7 +185,7 @@ def test_decoder_matches_eager_for_every_division_into_calls(
     _each(
         ENCODERS,
         ("ort", "torchscript"),
-        lambda variant, target: variant == "conditional_conv_2d",
+        lambda variant, target: variant in ("t5", "conditional_conv_2d"),
     )
     + _each(
         ["learned", "deberta", "conditional_conv_2d"],
@@ -212,7 +212,7 @@ def test_encoder_with_segments_matches_eager_full_padded_and_ragged(
 def test_an_encoder_whose_layers_differ_matches_eager_with_segments_also_in_scores(
     target: str, tmp_path: Path
 ) -> None:
-    variants = ("rope", "deberta", "transformer_xl-segments", "t5")
+    variants = ("rope", "deberta", "transformer_xl-segments")
     _passes(_in_turn(encoder("learned"), variants), target, tmp_path)
 
 
