@@ -30,14 +30,12 @@ Hook = Callable[
 
 def moments(model: Model, sample: Sample, say: Progress = silent) -> Iterator[Dict[str, Tensor]]:
     """Yield the mean of x x' [K,K] float64 of each layer's inputs x; a pass per group of MEMORY."""
-    layers, same = (
-        linear_layers(model),
-        {
-            f"{name}.up": f"{name}.gate"
-            for name, part in model.named_modules()
-            if isinstance(part, Gated)
-        },
-    )
+    layers = linear_layers(model)
+    same = {
+        f"{name}.up": f"{name}.gate"
+        for name, part in model.named_modules()
+        if isinstance(part, Gated)
+    }
     whole = not isinstance(model, Stack)  # of a Stack, nothing reads what its head computes
     for group in _groups({name: part for name, part in layers.items() if name not in same}):
         sums = {
