@@ -110,7 +110,7 @@ class SandwichNorm(Residual):
 
 
 class ParallelOneNorm(Residual):
-    """x + attention(norm x) + mlp(norm x), with one norm (Wang and Komatsuzaki 2021, GPT-J)."""
+    """x + attention(norm x) + mlp(norm x), with one norm for both (Wang and Komatsuzaki 2021)."""
 
     NORMS = ("attention_norm",)
     of_input = parallel = True
