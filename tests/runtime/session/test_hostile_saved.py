@@ -19,6 +19,8 @@ from posenc_export.runtime.artefact import files
 from posenc_export.runtime.session import saved
 from posenc_export.runtime.session.session import Session
 from tests.serve.models import artefact, opened
+from tests.tiny import decoder
+from tests.traces import artefact as shared_artefact
 
 pytestmark = pytest.mark.xdist_group("serve")  # one worker, which traces the model once
 
@@ -69,6 +71,18 @@ FORMS = {
         lambda arrays: arrays["state.past_key_values.0.key"].__setitem__(0, "encoder.x"),
         "expected the arrays .*, got encoder.x",
     ),
+    "a fourth entry": (
+        lambda arrays: arrays["start"].append(0),
+        "expected a file of Session.save of version 1",
+    ),
+    "a dtype that no session has": (
+        lambda arrays: arrays["start"].__setitem__(1, "<f8"),
+        "expected a file of Session.save of version 1",
+    ),
+    "a size below 0": (
+        lambda arrays: arrays["start"].__setitem__(2, [-1]),
+        "expected a file of Session.save of version 1",
+    ),
     "a name twice": (
         lambda arrays: arrays["start"].__setitem__(0, "length"),
         "expected unique names of arrays, got a name twice",
@@ -106,6 +120,34 @@ def test_rows_that_no_session_has_are_refused_though_their_digest_is_right(
     changed[place] = struct.pack("<q", number)
     (tmp_path / "other").write_bytes(_sealed(header, bytes(changed)))
     with pytest.raises(ValueError, match=rf"^restore .*other: {said}[^\n]*; delete the file"):
+        model.restore(tmp_path / "other")
+
+
+def test_a_header_with_an_unknown_key_is_refused(written: Any, tmp_path: Path) -> None:
+    model, header, content = written
+    (tmp_path / "other").write_bytes(_sealed({**header, "rows": 1}, content))
+    with pytest.raises(ValueError, match="other: expected a file of Session.save of version 1"):
+        model.restore(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("byte", "said"),
+    [
+        (2, "expected slots to be bytes of 0 and 1"),
+        (0, r"slots for rows of \[3\] tokens, got \[2\]"),
+    ],
+)
+def test_slots_that_no_session_has_are_refused_though_their_digest_is_right(
+    byte: int, said: str, tmp_path: Path
+) -> None:
+    model = load(shared_artefact(decoder("alibi"), "onnx", signature="mask"), "cpu", 1)
+    session = model.session()
+    session.prefill([[1, 2, 3]])
+    session.save(tmp_path / "saved")
+    header, _, content = (tmp_path / "saved").read_bytes().partition(b"\n")
+    changed = content[:16] + bytes([byte]) + content[17:]  # behind lengths and starts of a row
+    (tmp_path / "other").write_bytes(_sealed(json.loads(header), changed))
+    with pytest.raises(ValueError, match=f"other: .*{said}"):
         model.restore(tmp_path / "other")
 
 
