@@ -15,12 +15,13 @@ from posenc_export.runtime import verify
 
 FORMATS = [
     ("ort", {}),
-    ("onnx", {}),
     ("torchscript", {}),
     ("ort", {"weights": "int8"}),
-    ("ort", {"weights": "int8-32"}),
     ("ort", {"weights": "int4"}),
     ("ort-cuda", {}),
+    pytest.param("onnx", {}, marks=pytest.mark.exhaustive),
+    pytest.param("ort", {"weights": "int8-32"}, marks=pytest.mark.exhaustive),
+    pytest.param("ort", {"weights": "int4-128"}, marks=pytest.mark.exhaustive),
 ]
 
 

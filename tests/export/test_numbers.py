@@ -137,8 +137,18 @@ def test_rounded_weights_of_a_right_artefact_are_those_of_the_module(
     assert check.failures == {} and check.compared > 40000
 
 
+# Each layout of codes once; `make test-all` takes the others, too.
+LAYOUTS = (("ort", "int8"), ("ort", "int4"), ("ort", "keep"), ("onnx-static", "int4"))
+
+
 @pytest.mark.parametrize("fault", PACKING)
-@pytest.mark.parametrize(("target", "weights"), FORMATS)
+@pytest.mark.parametrize(
+    ("target", "weights"),
+    [
+        pytest.param(*case, marks=[] if case in LAYOUTS else [pytest.mark.exhaustive])
+        for case in FORMATS
+    ],
+)
 def test_a_wrong_packer_is_found(
     target: str, weights: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -153,6 +153,11 @@ REFUSED: Dict[str, Tuple[str, Callable[[Any], Any], str]] = {
         _other_type("custom_st.Pooler"),
         "got 'custom_st.Pooler' at place 2",
     ),
+    "no modules": (
+        "modules.json",
+        lambda _: [],
+        "expected modules.json with values as its library writes them, .* length >= 1",
+    ),
     "no encoder first": (
         "modules.json",
         lambda modules: modules[1:],
