@@ -218,6 +218,11 @@ REFUSED: Dict[str, Tuple[str, Callable[[Any], Any], str]] = {
         lambda config: {**config, "out_features": 8},
         "expected layers after width 48 with the tensors",
     ),
+    "a size of 0": (
+        "2_Dense/config.json",
+        lambda config: {**config, "out_features": 0},
+        r"Expected .int. >= 1 - at .\$.out_features",
+    ),
     "another task": (
         "sentence_bert_config.json",
         lambda _: {"transformer_task": "fill-mask"},
