@@ -2,6 +2,7 @@
 export is spent on tracing; and their artefacts.
 """
 
+import shutil
 import tempfile
 from collections import OrderedDict
 from pathlib import Path
@@ -38,3 +39,9 @@ def artefact(config: Any, target: str, **options: Any) -> Path:
         export(sources(config), target, Path(folder.name) / "a", verify=False, **options)
         _folders[key] = folder
     return Path(_folders[key].name) / "a"
+
+
+def exported(folder: Path, config: Any, target: str, **options: Any) -> Path:
+    """Copy `artefact` to a folder, so that a test may modify it."""
+    shutil.copytree(artefact(config, target, **options), folder)
+    return folder

@@ -17,7 +17,6 @@ from bench import client_runs
 from posenc_export.clients import LANGUAGES, program
 from posenc_export.clients.feeds import FEEDS
 from posenc_export.commands.cli import main
-from posenc_export.export import export
 from posenc_export.page.folder import inputs_of_pages
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
@@ -26,7 +25,7 @@ from posenc_export.runtime.artefact.meanings import of_graph
 from posenc_export.runtime.artefact.summary import summary
 from posenc_export.shared.numerics import worst_error
 from tests.tiny import block, decoder, encoder
-from tests.traces import sources
+from tests.traces import exported
 
 pytestmark = pytest.mark.xdist_group(
     "plain runtimes"
@@ -55,8 +54,7 @@ CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in
 
 
 def _made(name: str, target: str, signature: str, folder: Path) -> Path:
-    export(sources(MODELS[name]), target, folder, signature=signature, verify=False)
-    return folder
+    return exported(folder, MODELS[name], target, signature=signature)
 
 
 def _python(folder: Path, language: str = "python") -> Dict[str, Any]:
@@ -255,8 +253,7 @@ def test_the_program_in_c_decodes_the_same_text(
 def test_the_program_in_c_runs_blocks_and_encoders(
     name: str, target: str, dtype: str, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "a"
-    export(sources(MODELS[name]), target, folder, dtype=dtype, verify=False)
+    folder = exported(tmp_path / "a", MODELS[name], target, dtype=dtype)
     run = _compiled(tmp_path, client_runs.with_onnxruntime(tmp_path), "run.c", "c")
     assert _agrees(
         subprocess.run([str(run), str(folder)], capture_output=True, text=True, check=True).stdout,
@@ -361,8 +358,7 @@ def test_the_node_program_decodes_the_same_text(
     [("cope", "float32"), ("mrope", "float16"), ("conv", "float16"), ("encoder", "float32")],
 )
 def test_the_node_program_runs_blocks_and_encoders(name: str, dtype: str, tmp_path: Path) -> None:
-    folder = tmp_path / "a"
-    export(sources(MODELS[name]), "onnx", folder, dtype=dtype, verify=False)
+    folder = exported(tmp_path / "a", MODELS[name], "onnx", dtype=dtype)
     (tmp_path / "node_modules").symlink_to(NODE)
     (tmp_path / "run.mjs").write_text(program(manifests.read(folder), "node"))
     done = subprocess.run(

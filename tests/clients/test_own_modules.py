@@ -2,6 +2,7 @@
 or hidden states of another width than the outputs.
 """
 
+import functools
 import os
 import re
 import shutil
@@ -58,15 +59,17 @@ class Own(torch.nn.Module):
         return self.head(y), present
 
 
-def _made(reads: str, target: str, folder: Path) -> Path:
+@functools.cache
+def _sources(reads: str) -> Sources:
     torch.manual_seed(3)
-    first: Any = (
-        torch.nn.Embedding(VOCABULARY, 48) if reads == "ids" else torch.nn.Linear(WIDTH, 48)
-    )
-    model = OwnModule(
-        Own(first).eval(), **({"vocabulary": VOCABULARY} if reads == "ids" else {"width": WIDTH})
-    )
-    export(Sources(model), target, folder, verify=False)
+    ids = reads == "ids"
+    first: Any = torch.nn.Embedding(VOCABULARY, 48) if ids else torch.nn.Linear(WIDTH, 48)
+    size = {"vocabulary": VOCABULARY} if ids else {"width": WIDTH}
+    return Sources(OwnModule(Own(first).eval(), **size))
+
+
+def _made(reads: str, target: str, folder: Path) -> Path:
+    export(_sources(reads), target, folder, verify=False)
     return folder
 
 

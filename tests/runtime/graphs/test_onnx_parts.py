@@ -8,17 +8,17 @@ import pytest
 from onnx import helper, numpy_helper
 
 from posenc_export.export import export
-from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.runtime.graphs import onnx_parts
 from posenc_export.runtime.graphs.onnx_nodes import read
+from tests.traces import sources
 
 DTYPES = (*map(np.dtype, ("float32", "float64", "float16", "int8", "uint8", "int32", "int64")),)
 
 
 @pytest.fixture(scope="module", params=["ort", "onnx"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    model = seeded(decoder_config(64, 2, 32, block_config(32, 4, 64), tied=False))
+    model = sources(decoder_config(64, 2, 32, block_config(32, 4, 64), tied=False))
     made = tmp_path_factory.mktemp(request.param) / "model"
     weights = "int4" if request.param == "ort" else None
     export(model, request.param, made, verify=False, weights=weights)

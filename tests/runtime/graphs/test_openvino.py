@@ -12,13 +12,12 @@ import pytest
 from msgspec.structs import replace
 
 from posenc_export.commands.cli import main
-from posenc_export.export import export
 from posenc_export.runtime import load, verify
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.graphs import providers
 from posenc_export.shared.numerics import BFLOAT16, BFLOAT16_NOISE, rounding_tolerance, worst_error
 from tests.tiny import block, decoder, encoder, reading
-from tests.traces import sources
+from tests.traces import exported
 
 PRESENT = importlib.util.find_spec("openvino") is not None
 installed = pytest.mark.skipif(not PRESENT, reason="openvino is not installed")
@@ -64,8 +63,7 @@ OTHERS = {
 
 
 def _made(config: Any, target: str, folder: Path, signature: str = "positions", **how: Any) -> Path:
-    export(sources(config), target, folder, signature=signature, verify=False, **how)
-    return folder
+    return exported(folder, config, target, signature=signature, **how)
 
 
 @installed

@@ -3,6 +3,7 @@ with a message of one line.
 """
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -271,18 +272,20 @@ def _overlapping(content: bytes) -> bytes:
     return _directory(content, point)
 
 
+@functools.cache
+def _many(name: str, count: int) -> bytes:
+    """Return an archive of empty entries."""
+    return packed({f"a/{number}{name}": b"" for number in range(count)})
+
+
 HOSTILE: Dict[str, Callable[[bytes], bytes]] = {
     "entries that are stored without compression": _deflated,
     "entries inside the file": lambda content: _directory(
         content, lambda archive, at: struct.pack_into("<II", archive, at + 20, 1 << 30, 1 << 30)
     ),
     "entries that are together at most as large": _overlapping,
-    "at most 65536 entries": lambda content: (
-        content + packed({f"a/{number}": b"" for number in range(65537)})
-    ),
-    "a zip archive with a directory of at most": lambda content: (
-        content + packed({f"a/{number}{'x' * 60000}": b"" for number in range(300)})
-    ),
+    "at most 65536 entries": lambda content: content + _many("", 65537),
+    "a zip archive with a directory of at most": lambda content: content + _many("x" * 60000, 300),
 }
 
 
