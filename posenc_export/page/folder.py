@@ -67,7 +67,7 @@ def write(folder: Path, output: Path, onnxruntime_web: Optional[Path] = None) ->
     """
     folder = files.locate(folder)
     manifest = manifests.read(folder)
-    _check(manifest)
+    check(manifest)
     web, staging = _web(onnxruntime_web), StagingFolder([output], PAGE)
     with staging as path:
         _fill(path / "made", folder, manifest, web)
@@ -131,7 +131,8 @@ def _text_part(page: Path, folder: Path, manifest: Manifest, web: Path) -> Dict[
     return {"states": states, "attention": [], **data}
 
 
-def _check(manifest: Manifest) -> None:
+def check(manifest: Manifest) -> None:
+    """Raise ValueError unless a page can run an artefact."""
     if manifest.kind != "decoder" or manifest.encoder:
         kind = "decoder that reads an encoder" if manifest.encoder else manifest.kind
         rule = f"page: expected a decoder, got a model of kind {kind}"

@@ -26,7 +26,7 @@ from posenc_export.commands.cli import main
 from posenc_export.export import export
 from posenc_export.models.presets import load_preset
 from posenc_export.page import graph, write
-from posenc_export.page.folder import BYTE_PAGE, WEB, WEBGPU
+from posenc_export.page.folder import BYTE_PAGE, WEB, WEBGPU, check
 from posenc_export.page.graph import PROMPT
 from posenc_export.page.patterns import patterns_by_layer
 from posenc_export.runtime import load
@@ -35,8 +35,6 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.places import check_folder
 from posenc_export.shared.numerics import worst_error
 from tests.serve.models import artefact
-from tests.tiny import block, decoder, encoder
-from tests.traces import sources
 
 pytestmark = pytest.mark.xdist_group("serve")  # the worker that exports the same models
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
@@ -193,36 +191,30 @@ def test_an_encoding_with_trained_numbers_has_no_pattern_of_its_own(folder: Path
     assert patterns_by_layer(manifests.read(folder).replace(config=t5), 9) == [None]
 
 
-def test_what_a_page_cannot_run_is_refused_by_name(web: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError,
-        match="page: expected target ort or onnx in float32, got target onnx-static in float32; "
-        "export it with --target ort --dtype float32",
-    ):
-        write(artefact("onnx-static"), tmp_path / "page", web)
-    export(sources(encoder("rope")), "onnx", tmp_path / "encoder", verify=False)
-    with pytest.raises(
-        ValueError, match="expected a decoder, got a model of kind encoder; posenc embed and"
-    ):
-        write(tmp_path / "encoder", tmp_path / "page", web)
-    export(sources(block("rope")), "ort", tmp_path / "block", verify=False)
-    with pytest.raises(
-        ValueError,
-        match="expected a decoder, got a model of kind block; posenc inspect --runtime web prints",
-    ):
-        write(tmp_path / "block", tmp_path / "page", web)
+REFUSED: Dict[str, Dict[str, Any]] = {
+    "target ort or onnx in float32, got target ort in float16; export it with": {
+        "target": "ort",
+        "dtype": "float16",
+    },
+    "a decoder, got a model of kind encoder; posenc embed and": {"kind": "encoder"},
+    "a decoder, got a model of kind block; posenc inspect --runtime web prints": {"kind": "block"},
+    r"a decoder with a tokenizer, or a byte-level one \(vocabulary 256\), got 61 token ids and no "
+    "tokenizer.json": {"config": {"tokens": {"vocabulary": 61}}},
+}
+
+
+@pytest.mark.parametrize("rule", REFUSED)
+def test_what_a_page_cannot_run_is_refused_by_name(rule: str, folder: Path) -> None:
+    with pytest.raises(ValueError, match=f"page: expected {rule}"):
+        check(manifests.read(folder).replace(**REFUSED[rule]))
+
+
+def test_a_refused_artefact_leaves_no_page(web: Path, tmp_path: Path) -> None:
+    other = artefact("onnx-static")
+    rule = "page: expected target ort or onnx in float32, got target onnx-static in float32; export"
+    with pytest.raises(ValueError, match=rule):
+        write(other, tmp_path / "page", web)
     assert not (tmp_path / "page").exists()
-
-
-@pytest.mark.exhaustive
-def test_a_vocabulary_that_needs_a_tokenizer_is_refused_by_name(web: Path, tmp_path: Path) -> None:
-    export(sources(decoder("rope")), "onnx", tmp_path / "a", verify=False)
-    with pytest.raises(
-        ValueError,
-        match=r"page: expected a decoder with a tokenizer, or a byte-level one \(vocabulary 256\), "
-        r"got 61 token ids and no tokenizer.json",
-    ):
-        write(tmp_path / "a", tmp_path / "page", web)
 
 
 def test_a_missing_onnxruntime_web_is_one_line_with_the_way_to_get_it(
