@@ -12,16 +12,10 @@ Layout = Tuple[str, Tuple[Axis, ...], int]  # dtype, axes and initial value of a
 
 @dataclass(frozen=True)
 class Group:
-    """States with the same dtype, shape and initial value.
+    """States with the same dtype, shape and initial value."""
 
-    Args:
-        layers: indices of the layers; empty for a state that belongs to no layer.
-        parts: last parts of the names, such as key and value; without a layer, both its names.
-        example: one of the states.
-    """
-
-    layers: Tuple[int, ...]
-    parts: Tuple[str, ...]
+    layers: Tuple[int, ...]  # indices of the layers; empty for a state that belongs to no layer
+    parts: Tuple[str, ...]  # last parts of the names, such as key; without a layer, both names
     example: State
 
 

@@ -19,53 +19,38 @@ MOST_FAILURES = 16  # failures of a check that are stored
 
 
 class Check(Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of the proof beside the grid, such as the comparison of all stored numbers.
+    """A part of the proof beside the grid, such as the comparison of all stored numbers."""
 
-    Args:
-        compared: number of values that were compared, in the unit of `unit`.
-        unit: what was compared, in the plural, such as "numbers" or "calls".
-        worst: largest error relative to its bound; 0 if the comparison is exact.
-        failures: by place in the artefact, what is wrong there; at most MOST_FAILURES places.
-        skipped: by place, why it was not compared.
-    """
-
-    compared: Annotated[int, Meta(ge=0, le=2**53)]
-    unit: Text
-    worst: Finite = 0.0
+    compared: Annotated[int, Meta(ge=0, le=2**53)]  # number of values, in the unit of `unit`
+    unit: Text  # what was compared, in the plural, such as "numbers" or "calls"
+    worst: Finite = 0.0  # largest error relative to its bound; 0 if the comparison is exact
+    # By place in the artefact, what is wrong there.
     failures: Annotated[Dict[str, str], Meta(max_length=MOST_FAILURES)] = {}
-    skipped: Annotated[Dict[str, str], Meta(max_length=65536)] = {}
+    skipped: Annotated[Dict[str, str], Meta(max_length=65536)] = {}  # by place, the reason
 
 
 class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
-    """Errors measured on an artefact.
+    """Errors measured on an artefact."""
 
-    Args:
-        passed: whether all errors are within `tolerance`.
-        tolerance: bound of the errors, relative to the largest output; that of the float32 form if
-            the artefact rounds activations.
-        provider: as `load` takes it, never "auto".
-        machine: processor or GPU, and the library that ran the graph.
-        cells: error by name of a cell of the grid (numerics.cell_error).
-        against: the oracle that the module was compared with.
-        bounds: tolerance of the cells whose tolerance is not `tolerance`, such as FINITE for those
-            of an artefact as exported, which rounds activations.
-        failures: by name of a cell, the message of the graph that failed in it.
-        unreached: edges of the model that no cell reached, with the reason.
-        grid: "whole", or "quick" for one scenario of each kind of call (verification.case.Level).
-        checks: the parts of the proof beside the grid, by name.
-    """
-
-    passed: bool
+    passed: bool  # whether all errors are within their tolerances
+    # Bound of the errors, relative to the largest output; that of the float32 form if the artefact
+    # rounds activations.
     tolerance: Finite
-    provider: Text
+    provider: Text  # as `load` takes it, never "auto"
+    # Processor or GPU, and the library that ran the graph.
     machine: Annotated[str, Meta(max_length=256)]
+    # Error by name of a cell of the grid (numerics.cell_error).
     cells: Annotated[Dict[str, Finite], Meta(min_length=1, max_length=65536)]
-    against: Text = ""
+    against: Text = ""  # the oracle that the module was compared with
+    # Tolerances of cells that differ from `tolerance`, such as FINITE for those as exported.
     bounds: Annotated[Dict[str, Finite], Meta(max_length=65536)] = {}
+    # By name of a cell, the message of the graph that failed in it.
     failures: Annotated[Dict[str, str], Meta(max_length=65536)] = {}
+    # "quick" has one scenario of each kind of call (verification.case.Level).
     grid: Literal["whole", "quick"] = "whole"
+    # Edges of the model that no cell reached, with the reason.
     unreached: Annotated[Dict[Printable, Printable], Meta(max_length=256)] = {}
-    checks: Annotated[Dict[Text, Check], Meta(max_length=16)] = {}
+    checks: Annotated[Dict[Text, Check], Meta(max_length=16)] = {}  # beside the grid, by name
 
 
 class Proof(TypedDict):

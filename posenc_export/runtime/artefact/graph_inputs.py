@@ -19,26 +19,16 @@ LETTERS = {B: "B", S: "S", T: "T", Q: "Q", R: "R", "width": "E", "features": "F"
 
 @dataclass(frozen=True)
 class NewTokens:
-    """The tokens that a call feeds to some rows.
+    """The tokens that a call feeds to some rows."""
 
-    Args:
-        x: tokens [B,S] or [B,S,E], padded on the right.
-        counts: number of new tokens of each row [B].
-        length: number of tokens in the cache of each row [B].
-        start: position of the first token of each row [B].
-        requested: number of last tokens of each row whose logits are requested [B].
-        columns: whether cached columns hold a token [B,P], for graphs that count columns.
-        valid: number of new columns of each row that the graph attends to [B].
-        planes: attributes of the tokens [n,B,S] by name, "grid" or "token_type_ids".
-    """
-
-    x: np.ndarray
-    counts: np.ndarray
-    length: np.ndarray
-    start: np.ndarray
-    requested: np.ndarray
-    columns: np.ndarray
-    valid: np.ndarray
+    x: np.ndarray  # tokens [B,S] or [B,S,E], padded on the right
+    counts: np.ndarray  # number of new tokens of each row [B]
+    length: np.ndarray  # number of tokens in the cache of each row [B]
+    start: np.ndarray  # position of the first token of each row [B]
+    requested: np.ndarray  # number of last tokens of each row whose logits are requested [B]
+    columns: np.ndarray  # whether cached columns hold a token [B,P], for graphs that count columns
+    valid: np.ndarray  # number of new columns of each row that the graph attends to [B]
+    # Attributes of the tokens [n,B,S] by name, "grid" or "token_type_ids".
     planes: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
@@ -59,30 +49,18 @@ class NewTokens:
 
 @dataclass(frozen=True)
 class GraphInput:
-    """A graph input.
+    """A graph input."""
 
-    Args:
-        dtype: numpy dtype; "float" for that of activations.
-        forms: axes that it may have.
-        says: meaning of its values.
-        when: artefacts that have it.
-        first: its value in the first call, on a row of S tokens.
-        fill: its value in a call; None for tokens and outputs of an encoder, which are passed as
-            they are.
-        belongs: whether an artefact may have it.
-        counts: whether it grows by one from a step to the next.
-        planes: whether coordinates add an axis 1+A before the others.
-    """
-
-    dtype: str
-    forms: Tuple[Tuple[Axis, ...], ...]
-    says: str
-    when: str
-    first: str
+    dtype: str  # numpy dtype; "float" for that of activations
+    forms: Tuple[Tuple[Axis, ...], ...]  # axes that it may have
+    says: str  # meaning of its values
+    when: str  # artefacts that have it
+    first: str  # its value in the first call, on a row of S tokens
+    # Its value in a call; None for tokens and outputs of an encoder, which are passed as they are.
     fill: Optional[Callable[[NewTokens], np.ndarray]] = None
-    belongs: Callable[[Manifest], bool] = lambda manifest: True
-    counts: bool = False
-    planes: bool = False
+    belongs: Callable[[Manifest], bool] = lambda manifest: True  # whether an artefact may have it
+    counts: bool = False  # whether it grows by one from a step to the next
+    planes: bool = False  # whether coordinates add an axis 1+A before the others
 
     @property
     def shape(self) -> str:

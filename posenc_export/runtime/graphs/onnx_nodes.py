@@ -23,31 +23,19 @@ Parts = DefaultDict[int, List[bytes]]
 
 @dataclass(frozen=True)
 class Constant:
-    """A tensor that a graph stores.
+    """A tensor that a graph stores."""
 
-    Args:
-        name: of the value; empty for the value of an attribute.
-        element: element type, one of TYPES.
-        shape: shape; numbers of 4 bits count one by one.
-        content: its bytes, if they stand in the graph's file.
-        file, offset: where they stand otherwise; file is empty if they stand in the graph's file.
-        serialised: the TensorProto.
-    """
-
-    name: str
-    element: str
-    shape: Tuple[int, ...]
-    content: bytes = b""
-    file: str = ""
+    name: str  # of the value; empty for the value of an attribute
+    element: str  # element type, one of TYPES
+    shape: Tuple[int, ...]  # numbers of 4 bits count one by one
+    content: bytes = b""  # its bytes, if they stand in the graph's file
+    file: str = ""  # where they stand otherwise, from byte `offset` on
     offset: int = 0
-    serialised: bytes = b""
+    serialised: bytes = b""  # the TensorProto
 
     def array(self, folder: Path) -> np.ndarray:
-        """Return the numbers. bfloat16 becomes float32, and 4 bits become int8 or uint8.
-
-        Raises:
-            ValueError: a tensor of strings, or of another size than its shape.
-            OSError: the file cannot be read.
+        """Return the numbers. bfloat16 becomes float32, and 4 bits become int8 or uint8. Raise
+        ValueError for strings or another size than the shape, OSError if the file is not there.
         """
         dtype, count = np.dtype(NUMPY.get(self.element, self.element)), int(np.prod(self.shape))
         packed = self.element in ("uint4", "int4")
@@ -69,23 +57,16 @@ class Constant:
 
 @dataclass
 class Node:
-    """A node of a graph.
+    """A node of a graph."""
 
-    Args:
-        domain, operator: "" is the domain ai.onnx.
-        name: of the node.
-        inputs, outputs: names of values; "" for an optional one that is left out.
-        attributes: by name: int, float, str, Constant, Nodes, or a list of numbers or strings.
-        serialised: the AttributeProto of each attribute, by name.
-    """
-
-    domain: str = ""
+    domain: str = ""  # "" is the domain ai.onnx
     operator: str = ""
     name: str = ""
-    inputs: List[str] = field(default_factory=list)
+    inputs: List[str] = field(default_factory=list)  # "" for an optional one that is left out
     outputs: List[str] = field(default_factory=list)
+    # int, float, str, Constant, Nodes, or a list of numbers or strings, by name.
     attributes: Dict[str, Any] = field(default_factory=dict)
-    serialised: Dict[str, bytes] = field(default_factory=dict)
+    serialised: Dict[str, bytes] = field(default_factory=dict)  # AttributeProtos by name
 
     @property
     def element(self) -> str:
@@ -101,31 +82,18 @@ class Node:
 
 @dataclass
 class Nodes:
-    """A graph.
-
-    Args:
-        inputs: element types of inputs by name.
-        constants: constants by name.
-        outputs: names of outputs.
-        opsets: version by domain; only of the outermost graph.
-        serialised: ValueInfoProto of inputs and outputs, by name.
-    """
+    """A graph."""
 
     nodes: List[Node] = field(default_factory=list)
-    inputs: Dict[str, str] = field(default_factory=dict)
-    constants: Dict[str, Constant] = field(default_factory=dict)
-    outputs: List[str] = field(default_factory=list)
-    opsets: Dict[str, int] = field(default_factory=dict)
-    serialised: Dict[str, bytes] = field(default_factory=dict)
+    inputs: Dict[str, str] = field(default_factory=dict)  # element types by name
+    constants: Dict[str, Constant] = field(default_factory=dict)  # by name
+    outputs: List[str] = field(default_factory=list)  # names
+    opsets: Dict[str, int] = field(default_factory=dict)  # by domain; of the outermost graph
+    serialised: Dict[str, bytes] = field(default_factory=dict)  # ValueInfoProtos by name
 
 
 def read(path: Path) -> Nodes:
-    """Read the graph of a file.
-
-    Raises:
-        ValueError: the content is not a protocol buffer.
-        OSError: the file cannot be read.
-    """
+    """Read the graph of a file. Raise ValueError if it is not a protocol buffer, or OSError."""
     parts = _parts(path.read_bytes())
     graph = _graph(_last(parts, 7))
     for entry in map(_parts, parts[8]):

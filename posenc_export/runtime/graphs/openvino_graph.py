@@ -91,12 +91,7 @@ class OpenVinoGraph:
 
 
 class Requests:
-    """Runs a compiled graph. Several threads may share it: each run has its own inference request.
-
-    Args:
-        compiled: openvino.CompiledModel.
-        manifest: manifest of the artefact.
-    """
+    """Runs an openvino.CompiledModel. Threads may share it: each run has its own request."""
 
     def __init__(self, compiled: Any, manifest: Manifest) -> None:
         self._compiled, self._manifest = compiled, manifest
