@@ -2,9 +2,8 @@
 
 from typing import Any, Dict, List
 
-from posenc_export.clients.feeds import FEEDS, WITH_COORDINATES
 from posenc_export.clients.states import groups
-from posenc_export.runtime.artefact.graph_inputs import B, M, P
+from posenc_export.runtime.artefact.graph_inputs import INPUTS, B, M, P
 from posenc_export.runtime.artefact.manifest import Manifest, State
 from posenc_export.runtime.artefact.rules import WEIGHTS, graph_file
 from posenc_export.runtime.artefact.summary import summary
@@ -35,6 +34,12 @@ def program(manifest: Manifest, language: str) -> str:
     """
     check_name("inspect: expected runtime", language, LANGUAGES)
     _check(manifest, language)
+    text: str = template(LANGUAGES[language]).render(_values(manifest, language))
+    return text
+
+
+def template(name: str) -> Any:
+    """Return a jinja2.Template of templates/, whose values are written @{value}."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -46,8 +51,7 @@ def program(manifest: Manifest, language: str) -> str:
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
-    template = environment.get_template(f"{LANGUAGES[language]}.jinja")
-    return template.render(_values(manifest, language))
+    return environment.get_template(f"{name}.jinja")
 
 
 def _check(manifest: Manifest, language: str) -> None:
@@ -66,7 +70,7 @@ def _check(manifest: Manifest, language: str) -> None:
     if manifest.passed_dtype != manifest.dtype:
         rule = "an artefact in float32 or float16 for --runtime"
         raise ValueError(f"{where} {rule}, got {manifest.dtype}; {remedy}")
-    known = FEEDS[LANGUAGES[language]]
+    known = [name for name in INPUTS if name != "input_features"]  # by the tables of the templates
     for value in manifest.inputs:
         if value.name not in known:
             rule = f"inputs among {', '.join(known)} for --runtime"
@@ -90,7 +94,6 @@ def _values(manifest: Manifest, language: str) -> Dict[str, Any]:
         "stop_ids": list(manifest.stop_ids),
         "external": WEIGHTS in manifest.files,
         "inputs": names,
-        "feeds": _feeds(manifest, LANGUAGES[language]),
         "takes_start": "position_ids" in names or "first_position" in names,
         "no_start": _no_start(names),
         "counts_slots": "position_ids" in names or "cache_position" in names,
@@ -100,15 +103,6 @@ def _values(manifest: Manifest, language: str) -> Dict[str, Any]:
         "capacity": min(CAPACITY, manifest.max_positions) if manifest.in_place else 0,
         **_states(manifest, language),
     }
-
-
-def _feeds(manifest: Manifest, file: str) -> Dict[str, str]:
-    """Return the values of the inputs of an artefact, in the order of its graph."""
-    known = FEEDS[file]
-    if manifest.axes:
-        with_coordinates = WITH_COORDINATES[file].replace("PLANES", str(1 + manifest.axes))
-        known = {**known, "position_ids": with_coordinates}
-    return {value.name: known[value.name] for value in manifest.inputs}
 
 
 def _no_start(names: List[str]) -> str:

@@ -109,12 +109,13 @@ def _byte_part(page: Path, folder: Path, manifest: Manifest) -> Dict[str, Any]:
     states = graph.states_of(manifest, min(manifest.max_positions, CONTEXT))
     ids = list(graph.PROMPT[: manifest.max_positions])
     graph.check_calls(folder, page / "model.onnx", manifest, states, ids)
-    return {
-        "states": states,
-        "attention": layers,
-        "patterns": _patterns(manifest),
-        "distances": min(DISTANCES, manifest.max_positions),
-    }
+    distances = min(DISTANCES, manifest.max_positions)
+    patterns: List[Any] = [None] * len(manifest.config["order"])
+    if find_spec("torch") is not None:
+        from posenc_export.page.patterns import patterns_by_layer
+
+        patterns = patterns_by_layer(manifest, distances)
+    return {"states": states, "attention": layers, "patterns": patterns, "distances": distances}
 
 
 def _text_part(page: Path, folder: Path, manifest: Manifest, web: Path) -> Dict[str, Any]:
@@ -192,15 +193,6 @@ def _page_data(name: str, manifest: Manifest) -> Dict[str, Any]:
         "positions": manifest.max_positions,
         "certificate": _certificate(manifest),
     }
-
-
-def _patterns(manifest: Manifest) -> List[Any]:
-    """Return the patterns of encodings by layer; None for each where torch is not installed."""
-    if find_spec("torch") is None:
-        return [None] * len(manifest.config["order"])
-    from posenc_export.page.patterns import patterns_by_layer
-
-    return list(patterns_by_layer(manifest, min(DISTANCES, manifest.max_positions)))
 
 
 def _certificate(manifest: Manifest) -> Optional[Dict[str, Any]]:

@@ -68,7 +68,14 @@ class OpenVinoGraph:
         check_external(path, manifest)
         compiled = _compiled(path, provider, threads)
         check_graph(manifest, _ports(compiled.inputs, manifest), _ports(compiled.outputs, manifest))
-        self._requests = Requests(compiled, manifest)
+        self._compiled = compiled
+        self._idle: List[Any] = []  # inference requests; each run has its own, whatever its thread
+        values = (*manifest.inputs, *manifest.encoder, *manifest.outputs)
+        self._axes: Dict[str, Tuple[Any, ...]] = {value.name: value.axes for value in values}
+        for state in manifest.states:
+            self._axes |= dict.fromkeys((state.past, state.present), state.axes)
+        self._in_place = [state for state in manifest.states if state.in_place]
+        self._infer = self._infer_rows if ONE_ROW in manifest.operators else _infer
 
     def run(self, call: Call, states: Sequence[Bound]) -> np.ndarray:
         output = self.manifest.outputs[call.output]
@@ -87,39 +94,21 @@ class OpenVinoGraph:
     def _run(self, feeds: Feeds, states: Sequence[Bound], outputs: Arrays) -> None:
         read = {bound.state.past: bound.arrays[0] for bound in states}
         written = {bound.state.present: bound.arrays[1] for bound in states}
-        self._requests.run({**feeds, **read}, {**outputs, **written})
-
-
-class Requests:
-    """Runs an openvino.CompiledModel. Threads may share it: each run has its own request."""
-
-    def __init__(self, compiled: Any, manifest: Manifest) -> None:
-        self._compiled, self._manifest = compiled, manifest
-        self._idle: List[Any] = []  # inference requests that are not in use
-        values = (*manifest.inputs, *manifest.encoder, *manifest.outputs)
-        self._axes: Dict[str, Tuple[Any, ...]] = {value.name: value.axes for value in values}
-        for state in manifest.states:
-            self._axes |= dict.fromkeys((state.past, state.present), state.axes)
-        self._in_place = [state for state in manifest.states if state.in_place]
-        self._run = self._run_rows if ONE_ROW in manifest.operators else _infer
-
-    def run(self, inputs: Arrays, outputs: Arrays) -> None:
-        """Run the graph. `outputs` are written. Raise GraphError if OpenVINO fails."""
         try:
             request = self._idle.pop()
         except IndexError:
             request = self._compiled.create_infer_request()
         try:
-            self._run(request, inputs, outputs)
+            self._infer(request, {**feeds, **read}, {**outputs, **written})
         except RuntimeError as error:
             raise GraphError(error) from None
         self._idle.append(request)
 
-    def _run_rows(self, request: Any, inputs: Arrays, outputs: Arrays) -> None:
+    def _infer_rows(self, request: Any, inputs: Arrays, outputs: Arrays) -> None:
         """Run each row alone and without padding. For caches in place the graph returns a copy of
         the valid slots, from which the new slots are copied.
         """
-        rows, new = inputs[self._manifest.inputs[0].name].shape[:2]
+        rows, new = inputs[self.manifest.inputs[0].name].shape[:2]
         copied = {state.present for state in self._in_place}
         written = {name: array for name, array in outputs.items() if name not in copied}
         for row in range(rows):
