@@ -109,7 +109,7 @@ def norm_of_heads(op: Builder, node: ir.Node) -> Replaced:
     GroupQueryAttention when it loads the graph on CUDA; the CPU's kernel does not take it. For
     other heads than FUSED that saves no launch.
     """
-    x, scale = node.inputs
+    x, *weights = node.inputs
     split = None if x is None else x.producer()
     readers = list(node.outputs[0].uses())
     if x is None or split is None or split.op_type != "Reshape" or len(readers) != 1:
@@ -118,9 +118,10 @@ def norm_of_heads(op: Builder, node: ir.Node) -> Replaced:
     if joined.op_type != "Reshape" or not heads or node.attributes.get_int("axis", -1) != -1:
         return []
     by_head = op.Reshape(split.inputs[0], [0, 0, heads, size])
-    epsilon = node.attributes.get_float("epsilon", 1e-5)
-    name = "SimplifiedLayerNormalization" if size in FUSED else "RMSNormalization"
-    y = op.node(name, by_head, scale, axis=-1, epsilon=epsilon, stash_type=1)
+    epsilon, name = node.attributes.get_float("epsilon", 1e-5), node.op_type
+    if name == "RMSNormalization" and size in FUSED:
+        name = "SimplifiedLayerNormalization"
+    y = op.node(name, by_head, *weights, axis=-1, epsilon=epsilon, stash_type=1)
     return [(joined.outputs[0], op.Reshape(y, [0, 0, heads * size]))]
 
 
@@ -154,7 +155,7 @@ LOWERING: Tuple[Table, ...] = (
     },
     {**ort.LOWERING[1], graph.Append: append},
 )
-FUSIONS = {**ort_layers.FUSIONS, "RMSNormalization": norm}
+FUSIONS = {**ort_layers.FUSIONS, "RMSNormalization": norm, "LayerNormalization": norm_of_heads}
 LOWERINGS = Lowerings(LOWERING, InHalf, FUSIONS)
 
 

@@ -95,15 +95,22 @@ def test_steps_count_slots_in_multiples_and_give_the_outputs_of_one_call(
     )
 
 
-@pytest.mark.parametrize(("size", "operator"), [(64, "SimplifiedLayerNormalization"), (16, "")])
+@pytest.mark.parametrize(
+    ("norm", "size", "operator"),
+    [
+        ("rms", 64, "SimplifiedLayerNormalization"),
+        ("rms", 16, "RMSNormalization"),
+        ("layer", 64, "LayerNormalization"),
+    ],
+)
 def test_norms_of_heads_need_no_node_on_the_host_and_are_certified(
-    size: int, operator: str, tmp_path: Path
+    norm: str, size: int, operator: str, tmp_path: Path
 ) -> None:
     plain = block_config(48, 2, 64, head_size=size, encoding={"name": "rope"})
-    norm = {"name": "head", "norm": {"name": "rms"}}
-    config = replace(plain, attention=replace(plain.attention, head_norm=norm))
+    head_norm = {"name": "head", "norm": {"name": norm}}
+    config = replace(plain, attention=replace(plain.attention, head_norm=head_norm))
     manifest = export(sources(config), "ort-cuda", tmp_path / "made", verify="quick")
     assert manifest.certificate is not None and manifest.certificate["passed"]
-    assert manifest.operators.get(operator or "RMSNormalization", 0) == 2
+    assert manifest.operators[operator] == 2
     placed = cuda_placement.placed(tmp_path / "made" / "model.onnx")
     assert placed.captured and not placed.on_cpu
