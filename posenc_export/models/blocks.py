@@ -55,12 +55,7 @@ class Matrix(Protocol):
 
 @dataclass(frozen=True)
 class Stored:
-    """A weight as rows of tensors of a checkpoint.
-
-    Args:
-        parts: their rows are numbered through.
-        rows: the row of the parts that each row of the weight is, [N] int64.
-    """
+    """A weight as rows [N] int64 of tensors of a checkpoint, numbered through `parts`."""
 
     parts: Sequence[Matrix]
     rows: np.ndarray
@@ -76,14 +71,12 @@ Numbered = Tuple[Matrix, np.ndarray]
 def stored(
     sources: Mapping[str, Any], matrix: Callable[[str], Optional[Numbered]]
 ) -> Dict[str, Stored]:
-    """Return the weights of a model as rows of the matrices of a checkpoint, by the names of its
-    parameters.
+    """Return the weights of a model as rows of matrices of a checkpoint, by parameter.
 
     Args:
         sources: for each parameter, its rule, the attention of its layer, and its tensors in the
             checkpoint by name (models.pretrained).
-        matrix: returns a tensor of the checkpoint by name, None if it is no matrix or is not
-            quantized.
+        matrix: returns a tensor by name, None if it is no matrix or is not quantized.
     """
     weights = {}
     for parameter, (rule, attention, wanted) in sources.items():

@@ -153,16 +153,11 @@ def read_config(folder: Path) -> Dict[str, Any]:
 def read_ids(
     files: Mapping[str, bytes], config: Mapping[str, Any], key: str, vocabulary: int
 ) -> Tuple[int, ...]:
-    """Return the token ids under a key of generation_config.json, or else of config.json. Ids
-    beyond the vocabulary are dropped.
-
-    Args:
-        files: the files of the checkpoint by name.
-        key: such as eos_token_id, the ids that end a text.
+    """Return the token ids under a key of generation_config.json, or else of config.json, such as
+    eos_token_id. Ids beyond the vocabulary are dropped.
 
     Raises:
-        ValueError: generation_config.json is not a JSON object, or the value is not null, an
-            integer of 0 or more, or a list of such integers.
+        ValueError: the value is not null, an integer of 0 or more, or a list of such integers.
     """
     value = object_of(GENERATION, files.get(GENERATION, b"{}")).get(key)
     value = config.get(key) if value is None else value

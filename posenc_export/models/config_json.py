@@ -29,11 +29,8 @@ def to_json(config: Union[AnyConfig, ModuleConfig]) -> Dict[str, Any]:
 
 
 def from_json(values: Mapping[str, Any]) -> AnyConfig:
-    """Return the config that `to_json` converted.
-
-    Raises:
-        ValueError: an unknown kind, unknown or missing keys, values that a config refuses, the
-            description of a user's own module.
+    """Return the config that `to_json` converted. ValueError: an unknown kind, keys or values that
+    a config refuses, the description of a user's own module.
     """
     rest = dict(values)
     kind: Optional[str] = rest.pop("kind", None)

@@ -110,16 +110,12 @@ def _biases(tensors: Dict[str, Tensor], sizes: Dict[str, int]) -> Dict[str, Tens
 def fill(
     block: Any, parameters: Dict[str, Tensor], layout: Optional[str], trained: Mapping[str, Array]
 ) -> None:
-    """Copy weights into a block.
+    """Copy weights into a block. ValueError: as AttentionBlock.from_weights.
 
     Args:
-        block: built from the description that `pack` returned.
-        parameters: from `pack`; rows are reordered here if `layout` is not that of the encoding.
+        block, parameters: from `pack`.
         layout: layout of rotary pairs in the parameters; None if it is that of the encoding.
         trained: parameters of the encoding, by name.
-
-    Raises:
-        ValueError: as AttentionBlock.from_weights.
     """
     attention, in_layer = block.attention, bool(block.config.attention.encodings)
     encoding = attention.encoding if in_layer else block.token_encoding
@@ -144,13 +140,7 @@ def fill(
 
 def read_file(path: Path, prefix: str = "") -> Projections:
     """Read attention weights from a .safetensors file or a dictionary of tensors that torch.save
-    wrote.
-
-    Args:
-        prefix: beginning of the names of one attention (named_projections.find).
-
-    Raises:
-        ValueError: the file cannot be read, or `named_projections.find` refuses its names.
+    wrote. prefix: beginning of the names of one attention. ValueError: as for `find`, or no file.
     """
     with ExitStack() as opened:
         file = OPENERS.get(path.suffix, TorchFile)(path, opened)
@@ -160,12 +150,8 @@ def read_file(path: Path, prefix: str = "") -> Projections:
 def projections(
     shapes: Mapping[str, Tuple[int, ...]], tensor: Callable[[str], Array], prefix: str
 ) -> Projections:
-    """Return the projections among named tensors. ValueError: as named_projections.find.
-
-    Args:
-        shapes: shapes by name.
-        tensor: returns the tensor of a name.
-        prefix: as for read_file.
+    """Return the projections among tensors that have these shapes by name, and which `tensor`
+    returns. ValueError: as named_projections.find.
     """
     names = find(shapes, prefix)
     weights = {role: tensor(name) for role, name in names.names.items()}

@@ -28,13 +28,11 @@ def read(files: Mapping[str, bytes], config: Mapping[str, Any], vocabulary: int)
 
     Args:
         files: the files of the checkpoint by name.
-        config: contents of config.json, which has these keys in checkpoints without
-            generation_config.json.
+        config: contents of config.json, which has these keys in older checkpoints.
         vocabulary: number of token ids; ids beyond it are dropped.
 
     Raises:
-        ValueError: generation_config.json is not a JSON object, or a value has another type than
-            transformers writes.
+        ValueError: a value of another type than transformers writes.
     """
     first = read_ids(files, config, "forced_bos_token_id", vocabulary)
     fields: Dict[str, Any] = {

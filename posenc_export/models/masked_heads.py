@@ -78,13 +78,10 @@ def read(
     """Return the layers of the readout, and their tensors by name in the module Readout.
 
     Args:
-        config: contents of config.json, of a model_type in HEADS.
-        table: token table of the model [V,E], which is the last layer's weight if the checkpoint
-            ties them.
+        table: token table of the model [V,E], which may be the last layer's weight.
 
     Raises:
-        ValueError: tensors of the head are missing or contradict config.json, an unknown
-            activation.
+        ValueError: tensors of the head are missing or contradict config.json.
     """
     head = HEADS[config["model_type"]]
     if config["model_type"].startswith("deberta") and config.get("legacy") is False:
@@ -110,14 +107,8 @@ def read(
 
 
 def activation_of(config: Mapping[str, Any], key: str) -> str:
-    """Return our name of the activation of a layer of a head.
-
-    Args:
-        config: contents of config.json.
-        key: its key, or an activation that config.json cannot change.
-
-    Raises:
-        ValueError: an unknown activation.
+    """Return our name of the activation under a key of config.json, or of one that it cannot
+    change. ValueError: an unknown activation.
     """
     name = config.get(key, DEFAULTS.get(key, key))
     if not isinstance(name, str) or name not in ACTIVATIONS_OF_HEADS:

@@ -13,7 +13,7 @@ def full_pass(
     token_types: Optional[np.ndarray] = None,
     encoder: Optional[np.ndarray] = None,
 ) -> np.ndarray:
-    """Compute one row without a cache.
+    """Compute one row without a cache, to outputs [S,*] float64.
 
     Args:
         model: block, stack or own module.
@@ -22,9 +22,6 @@ def full_pass(
         grid: coordinates [axes,S]; None uses positions.
         token_types: segments [S]; None for all 0.
         encoder: keys and values of an encoder [Q,N], for a decoder that reads one.
-
-    Returns:
-        Outputs [S,*], float64.
     """
     positions = range(start, start + len(inputs))
     places = positions if grid is None else [tuple(int(p) for p in place) for place in grid.T]

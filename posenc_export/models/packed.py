@@ -26,14 +26,8 @@ IGNORED = (".input_scale", ".input_zero_point", ".output_scale", ".input_global_
 
 def unpacked(config: Mapping[str, Any], sources: Dict[str, Source]) -> Dict[str, Source]:
     """Return the sources of a checkpoint with quantized tensors replaced by the weights that they
-    hold.
-
-    Args:
-        config: quantization_config of config.json.
-        sources: files and names of tensors, by name.
-
-    Raises:
-        ValueError: a method or a setting that cannot be read, or no tensor in its layout.
+    hold. config: quantization_config. ValueError: one that cannot be read, or no tensor in its
+    layout.
     """
     layouts = layouts_of(config)
     plain = {name: source for name, source in sources.items() if not name.endswith(IGNORED)}

@@ -139,11 +139,8 @@ class Sentences:
 
 
 def opened(folder: Path, whole: bool) -> Tuple[Path, Optional[Sentences]]:
-    """Return the folder of the encoder, and what is computed from its hidden states; None if the
-    folder is not one of this library.
-
-    Args:
-        whole: whether the whole model is wanted, or only the encoder.
+    """Return the folder of the encoder, and what is computed from its hidden states, if the whole
+    model is wanted; None if the folder is not one of this library.
     """
     if not (folder / MODULES).is_file():
         return folder, None
@@ -152,11 +149,8 @@ def opened(folder: Path, whole: bool) -> Tuple[Path, Optional[Sentences]]:
 
 
 def read(folder: Path) -> Sentences:
-    """Read all modules of a folder.
-
-    Raises:
-        ValueError: a file that is missing or not as the library writes it, a module or a setting
-            that cannot be exported, each by its name.
+    """Read all modules of a folder. ValueError: a file, a module or a setting that is missing or
+    cannot be exported, by its name.
     """
     (_, encoder), *others = _modules(folder)
     kind, place = others.pop(0) if others else ("none", folder)

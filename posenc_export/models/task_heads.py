@@ -48,11 +48,8 @@ def task_of(config: Mapping[str, Any]) -> str:
 
 
 def attach(model: Stack, folder: Path, config: Mapping[str, Any]) -> None:
-    """Add the head that config.json names to its encoder. Other heads are left out; `left_out`
-    names them.
-
-    Raises:
-        ValueError: tensors of the head are missing or do not fit each other, an unknown activation.
+    """Add the head that config.json names to its encoder; `left_out` names others. ValueError: its
+    tensors are missing or do not fit each other, an unknown activation.
     """
     task, kind = task_of(config), str(config.get("model_type"))
     known = masked_heads.HEADS if task == MASKED else TASKS.get(task, {})

@@ -20,12 +20,8 @@ BATCH, LENGTH = 2, 3  # sizes B and S of the trial call
 
 
 class Formula(torch.nn.Module):
-    """Replacement of the block in a copy of the module: calls a numpy function of one row.
-
-    Args:
-        inner: the block or stack. It is not changed.
-        rows: function of x [n] int64 or [n,E] float64 to [n,N].
-        dtype: dtype of the outputs.
+    """Replacement of the block `inner` in a copy of the module: calls a numpy function of one row x
+    [n] int64 or [n,E] float64 to [n,N], in a dtype.
     """
 
     def __init__(self, inner: Inner, rows: Rows, dtype: torch.dtype) -> None:
@@ -61,13 +57,12 @@ def only_inner(module: torch.nn.Module, where: str) -> Inner:
 
 
 def outputs_of(where: str, module: torch.nn.Module, vocabulary: int, width: int) -> int:
-    """Call a module with empty caches, and return the number of outputs N for each token.
+    """Call a module in eval mode with empty caches, and return the number of outputs N for each
+    token.
 
     Args:
         where: beginning of error messages.
-        module: module in eval mode with one block or stack inside.
-        vocabulary: number of token ids if x is token ids; 0 if x is hidden states.
-        width: width of hidden states.
+        vocabulary: number of token ids if x is token ids; 0 if x is hidden states of a width.
 
     Raises:
         ValueError: the module's forward does not have the required form.

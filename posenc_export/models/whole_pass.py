@@ -40,20 +40,16 @@ def empty_states(model: Any, x: Tensor) -> List[Tensor]:
 
 
 def whole_pass(model: Any, x: Tensor, segments: Optional[Tensor] = None) -> Tensor:
-    """Compute the outputs of whole sequences at positions 0 .. S-1. Coordinates, if the encoding
-    has any, are the positions.
+    """Compute the outputs [B,S,*] of whole sequences at positions 0 .. S-1, which are coordinates,
+    too.
 
     Args:
         model: an AttentionBlock, a Stack or an OwnModule.
         x: token ids [B,S] int64, hidden states [B,S,E] or features [B,S,F].
         segments: token types [B,S] int64 of a model with segments; None for 0.
 
-    Returns:
-        Output [B,S,*]; the gradients reach all weights.
-
     Raises:
-        ValueError: x of another form or beyond the range of positions, a decoder that reads an
-            encoder.
+        ValueError: x of another form or too long, a decoder that reads an encoder.
     """
     if any(getattr(model, "reads_encoder", ())):
         rule, remedy = "a decoder that reads no encoder", "give all arguments of forward"

@@ -40,15 +40,8 @@ class Architecture:
 def config_of(
     metadata: Metadata, shapes: Mapping[str, Tuple[int, ...]], read: Read
 ) -> Tuple[Config, Architecture]:
-    """Return the config.json of a GGUF file, and its architecture.
-
-    Args:
-        shapes: shapes of its tensors by name.
-        read: returns a tensor by name.
-
-    Raises:
-        ValueError: an unknown architecture; metadata that is missing, unknown or cannot be
-            exported.
+    """Return the config.json of a GGUF file with tensors of these shapes, which `read` returns by
+    name, and its architecture. ValueError: metadata that is missing, unknown or cannot be exported.
     """
     name, experts = str(metadata.architecture), metadata.values.get("llama.expert_count", 0)
     if name not in ARCHITECTURES:

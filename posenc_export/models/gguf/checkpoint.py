@@ -62,11 +62,7 @@ class GGUFCheckpoint:
     @functools.cached_property
     def files(self) -> Dict[str, bytes]:
         """Tokenizer files by name. A tokenizer.json beside the file takes the place of its
-        vocabulary.
-
-        Raises:
-            ValueError: a vocabulary that cannot be read.
-            ModuleNotFoundError: tokenizers is not installed.
+        vocabulary. ValueError: it cannot be read. ModuleNotFoundError: no tokenizers.
         """
         beside = self._path.parent / "tokenizer.json"
         vocabulary = vocabulary_of(self._values)

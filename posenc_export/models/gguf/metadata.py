@@ -14,12 +14,7 @@ AGAIN, SAFETENSORS = "convert the model again", "convert the model to safetensor
 
 
 class Metadata:
-    """The metadata of a GGUF file. ValueError: it has no architecture.
-
-    Args:
-        values: GGUFFile.values.
-        tensors: names of its tensors.
-    """
+    """The metadata of a GGUF file with tensors of these names. ValueError: no architecture."""
 
     def __init__(self, values: Mapping[str, Any], tensors: Collection[str]) -> None:
         self.values, self.tensors = values, tensors

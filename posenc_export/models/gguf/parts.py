@@ -12,11 +12,8 @@ NUMBER, COUNT, TENSORS = "split.no", "split.count", "split.tensors.count"
 
 
 def read_parts(path: Path) -> List[GGUFFile]:
-    """Return a file, or all the files that it was split into, the first first.
-
-    Raises:
-        ValueError: as for `read`; a part is missing, or says that it is another part.
-        ModuleNotFoundError: gguf is not installed.
+    """Return a file, or all the files that it was split into, the first first. Errors as for
+    `read`; ValueError, too, if a part is missing, or says that it is another part.
     """
     first = read(path)
     count = _whole(first, COUNT, 1)

@@ -24,14 +24,10 @@ KEY = "tokenizer.ggml."
 
 def files_of(values: Mapping[str, Any]) -> Dict[str, bytes]:
     """Return the files of a tokenizer by name, as transformers saves them: tokenizer.json, its
-    settings, the chat template, stop tokens. Empty without a vocabulary.
-
-    Args:
-        values: of vocabulary.vocabulary_of.
+    settings, the chat template, stop tokens. Empty without a vocabulary (vocabulary_of).
 
     Raises:
-        ValueError: a vocabulary of another kind than the byte-level one of GPT-2 or that of
-            sentencepiece.
+        ValueError: a vocabulary of another kind than those of GPT-2 and sentencepiece.
         ModuleNotFoundError: tokenizers is not installed.
     """
     if values.get(f"{KEY}model") in (None, "none", "no_vocab"):
@@ -70,11 +66,8 @@ def stop_ids(values: Mapping[str, Any]) -> List[int]:
 
 
 def tokenizer_of(values: Mapping[str, Any]) -> Any:
-    """Return the tokenizer that a vocabulary describes.
-
-    Raises:
-        ValueError: a vocabulary of another kind, or a way of splitting texts that is not in
-            splits.SPLITS.
+    """Return the tokenizer that a vocabulary describes. ValueError: one of another kind, or a way
+    of splitting texts that is not in splits.SPLITS.
     """
     kind, tokens = values[f"{KEY}model"], values[f"{KEY}tokens"]
     if kind not in BUILDERS:

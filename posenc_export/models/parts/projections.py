@@ -59,11 +59,8 @@ class Grouped(torch.nn.Module):
 
 
 class Queries(torch.nn.Module):
-    """Queries only, for cross-attention to an encoder (Vaswani et al. 2017, 3.2.3).
-
-    Args:
-        width, heads, kv_heads, head_size: E, H, K, D.
-        bias, output_bias: whether queries and the output have biases.
+    """Queries only, for cross-attention to an encoder (Vaswani et al. 2017, 3.2.3). Args as
+    Grouped.
     """
 
     def __init__(

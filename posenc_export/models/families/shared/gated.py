@@ -60,12 +60,8 @@ def layer(
     residual: str = "pre",
     norm: Optional[Dict[str, Any]] = None,
 ) -> LayerConfig:
-    """Describe a layer with a gated MLP.
-
-    Args:
-        activation: key of the activation in the config.
-        residual: key of parts.PARTS["residual"].
-        norm: specification of all norms; None for RMSNorm.
+    """Describe a layer with a gated MLP. activation: key in the config; residual: key of
+    parts.PARTS["residual"]; norm: specification of all norms, None for RMSNorm.
     """
     norm = norm or {"name": "rms", "epsilon": config.number("rms_norm_eps")}
     mlp = {

@@ -40,11 +40,8 @@ CORRECT = "correct config.json"
 
 
 def check_values(family: str, values: Mapping[str, Any], depth: int = 0) -> None:
-    """Check the numbers, names and lists in config.json.
-
-    Raises:
-        ValueError: an integer above the limit of its kind, a number that float32 does not have, a
-            value of another type in place of a name, a list that is too long, too many levels.
+    """Check the numbers, names, lists and depth of config.json. ValueError: one beyond its limit,
+    or a value of another type in place of a name.
     """
     for key, value in values.items():
         if not str(key).isprintable():
@@ -80,14 +77,8 @@ def _check(family: str, key: str, value: Any, depth: int) -> None:
 
 
 def check_sizes(family: str, config: StackConfig, sizes: Sequence[int]) -> None:
-    """Check that the files of a checkpoint can hold a model: its token table, and a tensor and an
-    MLP for each layer. Check its tables of positions.
-
-    Args:
-        sizes: number of entries of each tensor in the files.
-
-    Raises:
-        ValueError: the files hold too few tensors or numbers, a table has more than TABLE entries.
+    """Check that files with tensors of these numbers of entries can hold a model: its token table,
+    and a tensor and an MLP for each layer; and that no table of positions exceeds TABLE.
     """
     layers, numbers = len(config.order), config.tokens.vocabulary * config.width
     for kind in config.kinds:

@@ -130,12 +130,8 @@ class Settings(Keys):
         layout: str = "half",
         share: float = 1.0,
     ) -> Spec:
-        """Return the rotation of all layers. Call this before head_dim is taken.
-
-        Args:
-            partial: whether the family supports partial rotation of heads in transformers.
-            theta: the family's default of rope_theta.
-            share: the family's default of partial_rotary_factor.
+        """Return the rotation of all layers; call this before head_dim is taken. partial: whether
+        the family rotates parts of heads; theta, share: its defaults of both keys.
         """
         spec = rope_spec(self.rotation_keys(theta, share))
         if "name" not in spec:

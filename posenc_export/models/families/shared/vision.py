@@ -46,12 +46,8 @@ def keys_tied_by_either(config: Mapping[str, Any]) -> Dict[str, Any]:
 def rotation_of_axes(
     config: Settings, theta: float, sections: Sequence[int], partial: bool = False
 ) -> Named:
-    """Return the rotation by time, height and width, scaled by YaRN if config.json says so. Call
-    this before head_dim is taken.
-
-    Args:
-        theta, sections: the family's defaults of rope_theta and mrope_section.
-        partial: whether the family supports partial rotation of heads.
+    """Return the rotation by time, height and width, scaled by YaRN if config.json says so; call
+    this before head_dim is taken. theta, sections: defaults; partial: as for Settings.rotation.
     """
     keys = {**config.rotation_keys(theta), "model_type": config.family}
     places = [name for name in ("rope_parameters", "rope_scaling") if keys.get(name)]
