@@ -442,8 +442,8 @@ PROGRAMS = (
     ),
     (
         "serve/engine.py",
-        "len(self._waiting) + len(requests) > self.limits.queue",
-        "len(self._waiting) > self.limits.queue",
+        "len(self.waiting) + len(requests) > self.limits.queue",
+        "len(self.waiting) > self.limits.queue",
         "tests/serve/test_engine.py",
     ),
     (

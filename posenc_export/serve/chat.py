@@ -18,7 +18,7 @@ from posenc_export.serve.protocol import (
     Whole,
     encoded,
 )
-from posenc_export.serve.requests import Limits, Token, refused
+from posenc_export.serve.requests import Limits, refused
 
 
 def _nothing(value: List[Any], info: ValidationInfo) -> List[Any]:
@@ -74,8 +74,7 @@ class ChatRequest(SamplingRequest):
     )
     max_tokens: Optional[Whole] = Field(None, description="Older name of max_completion_tokens.")
     max_completion_tokens: Optional[Whole] = Field(
-        None,
-        description="Most tokens of the reply; null for as many as the context allows.",
+        None, description="Most tokens of the reply; null for as many as the context allows."
     )
     logprobs: bool = Field(
         False,
@@ -137,13 +136,13 @@ class Chat:
         ids = {"token_ids": part.ids} if asked.return_token_ids else {}
         logprobs: Optional[Dict[str, Any]] = None
         if asked.logprobs:
-            content = [self._logprobs(token) for token in part.tokens if not token.is_end]
+            content = []
+            for token in part.tokens:
+                if not token.is_end:
+                    own, *likeliest = [self._logprob(*pair) for pair in token.logprobs]
+                    content.append({**own, "top_logprobs": likeliest})
             logprobs = {"content": content, "refusal": None}
         return {"logprobs": logprobs, "finish_reason": part.ended or None, **ids}
-
-    def _logprobs(self, token: Token) -> Dict[str, Any]:
-        own, *likeliest = [self._logprob(*pair) for pair in token.logprobs]
-        return {**own, "top_logprobs": likeliest}
 
     def _logprob(self, token: int, logarithm: float) -> Dict[str, Any]:
         """One token. Its bytes are null for a part of a character: the tokenizer gives none."""

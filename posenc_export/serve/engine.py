@@ -3,12 +3,10 @@
 import logging
 import threading
 from collections import deque
-from typing import Callable, Deque, Iterable, List, Optional, Sequence, Set
+from typing import Callable, Deque, Iterable, List, Sequence, Set
 
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Model
-from posenc_export.runtime.session.prefixes import Prefixes
-from posenc_export.runtime.session.speculation import Speculator
 from posenc_export.serve.batch import Batch
 from posenc_export.serve.requests import (
     FAILED,
@@ -41,6 +39,8 @@ class Engine:
 
     Attributes:
         state: "ready"; "stopping" after `close`; "failed" if the thread has ended unexpectedly.
+        batch: the rows of running requests.
+        waiting: the requests in the queue.
 
     Raises:
         ValueError: the model cannot be served, or the caches of a row do not fit the memory.
@@ -57,33 +57,13 @@ class Engine:
         check_model(model.manifest, limits)
         self.manifest, self.limits = model.manifest, limits
         self.deliver, self.failed = deliver, failed
-        self._batch = Batch(model, limits)
-        self._waiting: Deque[Request] = deque()
+        self.batch = Batch(model, limits)
+        self.waiting: Deque[Request] = deque()
         self._cancelled: Set[Request] = set()
         self.state = "ready"
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="posenc engine", daemon=True)
         self._thread.start()
-
-    @property
-    def prefixes(self) -> Optional[Prefixes]:
-        """The kept caches of prompts, None if there are none."""
-        return self._batch.prefixes
-
-    @property
-    def speculator(self) -> Optional[Speculator]:
-        """Reads drafted tokens and counts them; None if none are drafted."""
-        return self._batch.speculator
-
-    @property
-    def running(self) -> int:
-        """Number of requests with a row."""
-        return len(self._batch.rows)
-
-    @property
-    def waiting(self) -> int:
-        """Number of requests in the queue."""
-        return len(self._waiting)
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue all of the requests, or raise and queue none.
@@ -103,16 +83,16 @@ class Engine:
             if self.state != "ready":
                 remedy = "send the request to another server"
                 raise Stopping(f"engine: expected to be ready, got {self.state}; {remedy}")
-            if len(self._waiting) + len(requests) > self.limits.queue:
-                got = f"{len(self._waiting)} of {self.limits.queue} waiting; try again later"
+            if len(self.waiting) + len(requests) > self.limits.queue:
+                got = f"{len(self.waiting)} of {self.limits.queue} waiting; try again later"
                 raise Full(f"queue: expected room for {len(requests)} more, got {got}")
-            self._waiting.extend(requests)
+            self.waiting.extend(requests)
             self._changed.notify()
 
     def waits(self, requests: Iterable[Request]) -> bool:
         """Whether one of these requests waits for a row."""
         with self._changed:
-            return not set(self._waiting).isdisjoint(requests)
+            return not set(self.waiting).isdisjoint(requests)
 
     def cancel(self, requests: Sequence[Request]) -> None:
         """Cancel requests before the next turn. Requests that have ended are ignored."""
@@ -135,10 +115,10 @@ class Engine:
             LOG.critical(ENDED, type(error).__name__, error)
         finally:  # if it ends unexpectedly, the remaining requests fail, so that no client waits
             with self._changed:
-                done = self.state == "stopping" and not self._waiting and not self._batch.rows
+                done = self.state == "stopping" and not self.waiting and not self.batch.rows
                 self.state = self.state if done else "failed"
-                remaining = [*(row.request for row in self._batch.rows), *self._waiting]
-                self._waiting.clear()
+                remaining = [*(row.request for row in self.batch.rows), *self.waiting]
+                self.waiting.clear()
             if remaining:
                 self.deliver([Token(request, -1, FAILED) for request in remaining])
             if not done:
@@ -147,26 +127,26 @@ class Engine:
     def _prepare(self) -> bool:
         """Wait for requests and drop cancelled ones. Return False if the engine must end."""
         with self._changed:
-            while not self._waiting and not self._batch.rows and self.state == "ready":
+            while not self.waiting and not self.batch.rows and self.state == "ready":
                 self._cancelled.clear()
                 self._changed.wait()
             cancelled, self._cancelled = self._cancelled, set()
-            for request in [request for request in self._waiting if request in cancelled]:
-                self._waiting.remove(request)
-        self._batch.leave(list(cancelled))
-        return bool(self._waiting or self._batch.rows or self.state == "ready")
+            for request in [request for request in self.waiting if request in cancelled]:
+                self.waiting.remove(request)
+        self.batch.leave(list(cancelled))
+        return bool(self.waiting or self.batch.rows or self.state == "ready")
 
     def _run_once(self) -> None:
         try:
-            failed = self._delivered(self._batch.read(self._waiting))
-            if self._batch.rows:
-                failed += self._delivered(self._batch.step())
+            failed = self._delivered(self.batch.read(self.waiting))
+            if self.batch.rows:
+                failed += self._delivered(self.batch.step())
         except GraphError as error:
-            LOG.error("%s; %d rows ended", error, len(self._batch.rows))
-            failed = self._delivered(self._batch.fail())
-        if failed and not self._batch.rows:
+            LOG.error("%s; %d rows ended", error, len(self.batch.rows))
+            failed = self._delivered(self.batch.fail())
+        if failed and not self.batch.rows:
             # A prompt can fail alone; a graph that runs no more ends the engine.
-            self._batch.probe(1)
+            self.batch.probe(1)
 
     def _delivered(self, tokens: List[Token]) -> int:
         """Deliver tokens. Return the number of failed rows among them."""

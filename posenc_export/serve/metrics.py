@@ -30,16 +30,17 @@ class Metrics:
         said = "Time from one token of a row to the next."
         self.between = Histogram("posenc_time_between_tokens_seconds", said, buckets=BETWEEN, **own)
         running = Gauge("posenc_running_rows", "Requests with a row.", **own)
-        running.set_function(lambda: engine.running)
+        running.set_function(lambda: len(engine.batch.rows))
         waiting = Gauge("posenc_waiting_requests", "Requests in the queue.", **own)
-        waiting.set_function(lambda: engine.waiting)
+        waiting.set_function(lambda: len(engine.waiting))
         labels = ["model", "target", "digest"]
         model = Gauge("posenc_model_info", "The served artefact.", labels, **own)
         model.labels(name, manifest.target, manifest.digest).set(1)
-        if engine.prefixes is not None:
-            self.registry.register(Collector(_of_prefixes, engine.prefixes))
-        if engine.speculator is not None:
-            self.registry.register(Collector(_of_drafts, engine.speculator))
+        prefixes, speculator = engine.batch.prefixes, engine.batch.speculator
+        if prefixes is not None:
+            self.registry.register(Collector(_of_prefixes, prefixes))
+        if speculator is not None:
+            self.registry.register(Collector(_of_drafts, speculator))
 
     def text(self) -> bytes:
         """Return the content of /metrics."""

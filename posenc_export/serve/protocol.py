@@ -193,9 +193,3 @@ def prompts_of(asked: SamplingRequest) -> Sequence[Any]:
     prompt: Any = getattr(asked, "prompt", "")
     several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
     return prompt if several else [prompt]
-
-
-def usage(prompt: int, completion: int) -> Dict[str, int]:
-    """Format the token counts."""
-    counts = {"prompt_tokens": prompt, "completion_tokens": completion}
-    return {**counts, "total_tokens": prompt + completion}

@@ -89,7 +89,9 @@ class Service:
                 body = await http.read_body(request)
                 pool = self.long_texts if len(body) > LONG else None
                 asked, completion = await self.loop.run_in_executor(pool, self._built, body, format)
-                self._begin(completion)
+                # Tokens arrive on the event loop, so none before the next line.
+                self.engine.submit(list(completion.choices))
+                self.open.update(dict.fromkeys(completion.choices, completion))
                 if asked.stream:
                     events = self._events(asked, completion, format)
                     return Stream(events, lambda: self._end(completion), deadline, self._late())
@@ -122,22 +124,13 @@ class Service:
         except ValueError as error:  # the tokenizer cannot decode the prompt
             raise Refused(str(error)) from None
 
-    def _begin(self, completion: Completion) -> None:
-        """Queue the rows of a completion, or raise as Engine.submit."""
-        self.engine.submit(list(completion.choices))
-        self.open.update(dict.fromkeys(completion.choices, completion))
-
     def _late(self) -> str:
-        return (
-            f"server: expected the response within {self.limits.seconds} seconds, got a longer "
-            "one; reduce max_tokens, or start the server with --timeout"
-        )
+        rule = f"the response within {self.limits.seconds} seconds, got a longer one"
+        return f"server: expected {rule}; reduce max_tokens, or start the server with --timeout"
 
     def _full(self) -> str:
-        return (
-            f"engine: expected a row and its memory within {self.limits.seconds} seconds, got "
-            "none; try again later, or reduce max_tokens"
-        )
+        rule = f"a row and its memory within {self.limits.seconds} seconds, got none"
+        return f"engine: expected {rule}; try again later, or reduce max_tokens"
 
     def refuse(self, status: int, message: str, headers: http.Headers = None) -> JSONResponse:
         """Count a refused request and return the response with the error message."""
@@ -191,14 +184,9 @@ class Service:
         yield "data: [DONE]\n\n"
 
     def _head(self, format: protocol.Format, kind: str) -> Dict[str, Any]:
-        name = f"{format.prefix}-{secrets.token_hex(12)}"
-        return {
-            "id": name,
-            "object": kind,
-            "created": int(time.time()),
-            "model": self.name,
-            "system_fingerprint": self.manifest.digest[:16],
-        }
+        head: Dict[str, Any] = {"id": f"{format.prefix}-{secrets.token_hex(12)}", "object": kind}
+        head |= {"created": int(time.time()), "model": self.name}
+        return {**head, "system_fingerprint": self.manifest.digest[:16]}
 
     def _dispatch(self, tokens: List[Token]) -> None:
         """Pass the tokens of a turn to their completions, as far as these have not ended."""
@@ -213,7 +201,9 @@ class Service:
 
 
 def _usage(completion: Completion) -> Dict[str, int]:
-    return protocol.usage(completion.prompt_tokens, completion.completion_tokens)
+    """Format the token counts."""
+    prompt, new = completion.prompt_tokens, completion.completion_tokens
+    return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
 
 
 async def _collected(completion: Completion) -> List[Part]:

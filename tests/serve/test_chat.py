@@ -66,17 +66,13 @@ def test_a_reply_is_the_continuation_of_the_rendered_conversation(port: int, mod
         "content": [{"type": "text", "text": "c"}, {"type": "text", "text": "d"}],
     }
     status, answer = Client(port).ask(CHAT, {**HELLO, "messages": [*turns, last]})
-    assert (
-        status == 200
-        and answer["object"] == "chat.completion"
-        and answer["id"].startswith("chatcmpl-")
-    )
+    assert status == 200
+    assert answer["object"] == "chat.completion"
+    assert answer["id"].startswith("chatcmpl-")
     (choice,) = answer["choices"]
     prompt = b"s:Be\nu:a\na:b\nu:c\nd\na:"
-    assert (
-        choice["message"] == {"role": "assistant", "content": _expected(model, prompt, 12)}
-        and choice["finish_reason"] == "length"
-    )
+    assert choice["message"] == {"role": "assistant", "content": _expected(model, prompt, 12)}
+    assert choice["finish_reason"] == "length"
     assert answer["usage"] == {
         "prompt_tokens": len(prompt),
         "completion_tokens": 12,
@@ -103,15 +99,11 @@ def test_a_stream_begins_with_the_role_and_has_the_text_of_the_whole_reply(port:
                 if part.choices and part.choices[0].index == choice.index
             ]
             assert [part.delta.role for part in mine] == ["assistant", *[None] * (len(mine) - 1)]
-            assert (
-                "".join(part.delta.content for part in mine) == choice.message.content
-                and mine[-1].finish_reason == choice.finish_reason == "length"
-            )
-        assert (
-            parts[-1].usage == whole.usage
-            and whole.usage.completion_tokens == 24
-            and parts[0].object == "chat.completion.chunk"
-        )
+            assert "".join(part.delta.content for part in mine) == choice.message.content
+            assert mine[-1].finish_reason == choice.finish_reason == "length"
+        assert parts[-1].usage == whole.usage
+        assert whole.usage.completion_tokens == 24
+        assert parts[0].object == "chat.completion.chunk"
         again = client.chat.completions.create(
             **{
                 **given,
@@ -139,11 +131,9 @@ def test_log_probabilities_come_with_each_token(port: int) -> None:
         ]
     assert len(whole) == 12 and streamed == whole
     for token in whole:
-        assert (
-            token.top_logprobs[0].logprob == token.logprob < 0
-            and token.top_logprobs[0].token == token.token
-            and len(token.top_logprobs) == 3
-        )
+        assert token.top_logprobs[0].logprob == token.logprob < 0
+        assert token.top_logprobs[0].token == token.token
+        assert len(token.top_logprobs) == 3
 
 
 def test_log_probabilities_of_completions_name_each_token_and_its_place_in_the_text(
@@ -167,7 +157,8 @@ def test_log_probabilities_of_completions_name_each_token_and_its_place_in_the_t
             if part.choices[0].logprobs
         ]
     found = choice.logprobs
-    assert len(found.tokens) == 24 and all(
+    assert len(found.tokens) == 24
+    assert all(
         listed[token] == own < 0
         for listed, token, own in zip(
             found.top_logprobs, found.tokens, found.token_logprobs, strict=True
@@ -203,19 +194,16 @@ def test_a_reply_ends_at_the_ids_of_the_model_and_at_stop_strings(
     ]
     text = _expected(model, b"u:Hello\na:", 12)
     choice = Client(port).ask(CHAT, {**HELLO, "stop": [text[4:6]]})[1]["choices"][0]
-    assert (
-        choice["message"]["content"] == text[: text.find(text[4:6])]
-        and choice["finish_reason"] == "stop"
-    )
+    assert choice["message"]["content"] == text[: text.find(text[4:6])]
+    assert choice["finish_reason"] == "stop"
 
 
 def test_a_reply_without_max_tokens_goes_to_the_end_of_the_context(port: int) -> None:
     answer = Client(port).ask(
         CHAT, {"messages": [{"role": "user", "content": "x" * 50}], "temperature": 0}
     )[1]
-    assert (
-        answer["usage"]["total_tokens"] == 120 and answer["choices"][0]["finish_reason"] == "length"
-    )
+    assert answer["usage"]["total_tokens"] == 120
+    assert answer["choices"][0]["finish_reason"] == "length"
 
 
 MESSAGE = {"role": "user", "content": "a"}

@@ -49,15 +49,11 @@ def embedded(client: TestClient, **body: Any) -> Any:
 def test_texts_and_token_ids_give_embeddings_in_order_with_token_counts(
     client: TestClient, model: Model
 ) -> None:
-    found, expected = (
-        embedded(client, input=["w5 w6", "w7"], model="tiny"),
-        model.encode(["w5 w6", "w7"]),
-    )
-    assert (
-        found["object"] == "list"
-        and found["model"] == "tiny"
-        and found["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
-    )
+    found = embedded(client, input=["w5 w6", "w7"], model="tiny")
+    expected = model.encode(["w5 w6", "w7"])
+    assert found["object"] == "list"
+    assert found["model"] == "tiny"
+    assert found["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
     assert [entry["index"] for entry in found["data"]] == [0, 1]
     assert np.array_equal(
         np.array([entry["embedding"] for entry in found["data"]], np.float32), expected
@@ -124,10 +120,8 @@ def test_another_path_or_method_is_answered_with_those_of_this_server(
 
 
 def test_the_key_guards_embeddings_and_models_but_not_health(client: TestClient) -> None:
-    assert (
-        client.get("/health").json() == {"status": "ready"}
-        and client.get("/v1/models").json()["data"][0]["id"] == "tiny"
-    )
+    assert client.get("/health").json() == {"status": "ready"}
+    assert client.get("/v1/models").json()["data"][0]["id"] == "tiny"
     for path in ("/v1/embeddings", "/v1/models"):
         assert (
             client.request(

@@ -94,10 +94,8 @@ def test_requests_whose_tokens_are_drafted_get_the_tokens_that_they_get_alone(
     gathered.engine.submit(requests)
     gathered.engine.close()
     assert gathered.made == alone(models[target], requests)
-    assert (
-        gathered.engine._batch.speculator is not None
-        and gathered.engine._batch.speculator.drafted > 0
-    )
+    assert gathered.engine.batch.speculator is not None
+    assert gathered.engine.batch.speculator.drafted > 0
 
 
 def test_drafted_and_accepted_tokens_are_counted_under_the_names_that_are_usual(
@@ -147,10 +145,8 @@ def test_what_the_checkpoint_forbids_or_forces_is_not_generated_as_in_a_session(
         for seed, prompt in enumerate([(97,), (98,), *map(tuple, prompts(6, 12))])
     ]
     free = alone(model, requests)
-    suppressed, first = (
-        {token for tokens in free.values() for token in tokens[:3]} - {5},
-        tuple(range(100)),
-    )
+    suppressed = {token for tokens in free.values() for token in tokens[:3]} - {5}
+    first = tuple(range(100))
     known = Generation(suppressed=tuple(sorted(suppressed)), suppressed_first=first, forced_first=5)
     monkeypatch.setattr(model.graph, "manifest", model.manifest.replace(generation=known))
     gathered = Gathered(model, dataclasses.replace(LIMITS, speculate=speculate))
@@ -183,9 +179,8 @@ def test_requests_that_are_cancelled_leave_the_others_as_they_are(models: Dict[s
     gathered.engine.close()
     for index, request in enumerate(requests):
         count = len(gathered.made[request])
-        assert gathered.made[request] == expected[request][:count] and (
-            index % 3 == 0 or count == 60
-        )
+        assert gathered.made[request] == expected[request][:count]
+        assert index % 3 == 0 or count == 60
     assert any(len(gathered.made[request]) < 60 for request in requests[::3])
 
 
@@ -238,7 +233,7 @@ def test_a_graph_that_stops_fails_its_rows_and_the_next_request_is_served(
     models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gathered, broken = Gathered(models["ort"]), threading.Event()
-    session = gathered.engine._batch.session
+    session = gathered.engine.batch.session
     step = session.step
 
     def once(*given: Any, **named: Any) -> np.ndarray:
@@ -253,10 +248,8 @@ def test_a_graph_that_stops_fails_its_rows_and_the_next_request_is_served(
     assert broken.wait(30)
     gathered.engine.submit([kept])
     gathered.engine.close()
-    assert (
-        gathered.ended == {lost: "error", kept: "length"}
-        and gathered.made[kept] == alone(models["ort"], [kept])[kept]
-    )
+    assert gathered.ended == {lost: "error", kept: "length"}
+    assert gathered.made[kept] == alone(models["ort"], [kept])[kept]
 
 
 @pytest.mark.parametrize("error", [MemoryError("planted"), GraphError(RuntimeError("planted"))])
@@ -272,7 +265,7 @@ def test_an_engine_whose_graph_runs_no_more_ends_and_leaves_nobody_waiting(
         raise error
 
     gathered = Gathered(models["ort"])
-    monkeypatch.setattr(gathered.engine._batch.session, breaks, end)
+    monkeypatch.setattr(gathered.engine.batch.session, breaks, end)
     requests = [Request((97, 98), 5) for _ in range(8)]
     gathered.engine.submit(requests)
     assert gathered.failed.wait(30) and gathered.engine.state == "failed"

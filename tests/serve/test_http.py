@@ -146,7 +146,8 @@ def test_sixteen_clients_get_what_each_gets_alone_while_others_leave(
         body = {"prompt": list(request.prompt), "max_tokens": request.max_tokens, "temperature": 0}
         if index % 3 == 0:  # a response without streaming
             status, answer = Client(port).ask("/v1/completions", {**body, "return_token_ids": True})
-            assert status == 200 and answer["usage"] == {
+            assert status == 200
+            assert answer["usage"] == {
                 "prompt_tokens": len(request.prompt),
                 "completion_tokens": 24,
                 "total_tokens": len(request.prompt) + 24,
@@ -198,10 +199,8 @@ def test_a_stream_has_the_text_and_the_counts_of_the_whole_answer(port: int) -> 
             for event in events
             if event["choices"] and event["choices"][0]["index"] == index
         ]
-        assert (
-            "".join(part["text"] for part in mine) == choice["text"]
-            and mine[-1]["finish_reason"] == choice["finish_reason"] == "length"
-        )
+        assert "".join(part["text"] for part in mine) == choice["text"]
+        assert mine[-1]["finish_reason"] == choice["finish_reason"] == "length"
     assert (
         events[-1]["usage"]
         == whole["usage"]
@@ -236,9 +235,8 @@ def test_null_and_neutral_values_are_those_of_fields_that_are_left_out(port: int
     answers = [
         Client(port).ask("/v1/completions", given) for given in (body, {**body, **neutral, **nulls})
     ]
-    assert [status for status, _ in answers] == [200, 200] and answers[0][1]["choices"] == answers[
-        1
-    ][1]["choices"]
+    assert [status for status, _ in answers] == [200, 200]
+    assert answers[0][1]["choices"] == answers[1][1]["choices"]
 
 
 BAD: Dict[str, Any] = {
@@ -266,18 +264,15 @@ BAD: Dict[str, Any] = {
 def test_what_cannot_be_honoured_is_refused_in_one_line(case: str, port: int) -> None:
     status, answer = Client(port).ask("/v1/completions", BAD[case])
     assert status == 400 and answer["error"]["type"] == "invalid_request_error"
-    assert (
-        "\n" not in answer["error"]["message"]
-        and "got" in answer["error"]["message"]
-        and len(answer["error"]["message"]) < 300
-    )
+    assert "\n" not in answer["error"]["message"]
+    assert "got" in answer["error"]["message"]
+    assert len(answer["error"]["message"]) < 300
 
 
 def test_a_body_beyond_the_limit_is_refused_before_it_is_read_to_its_end(port: int) -> None:
     status, answer = Client(port).ask("/v1/completions", {"prompt": "a" * (1 << 20)})
-    assert status == 413 and answer["error"]["message"].startswith(
-        "body: expected at most 1048576 bytes"
-    )
+    assert status == 413
+    assert answer["error"]["message"].startswith("body: expected at most 1048576 bytes")
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -300,9 +295,9 @@ def test_a_graph_that_stops_is_said_and_logged_and_the_next_request_is_served(
 
 def test_another_model_is_not_found_and_the_served_one_is_listed(port: int, model: Model) -> None:
     status, answer = Client(port).ask("/v1/completions", {"prompt": "a", "model": "other"})
+    assert status == 404
     assert (
-        status == 404
-        and answer["error"]["message"]
+        answer["error"]["message"]
         == "model: expected tiny, got other; /v1/models lists what is served"
     )
     card = Client(port).ask("/v1/models")[1]["data"][0]
@@ -322,10 +317,9 @@ def test_another_path_or_method_is_refused_by_name(
 ) -> None:
     said = Client(port).ask(path, {"prompt": "a"})
     rule = "request: expected a method and path that /docs lists"
+    assert said[0] == status
     assert (
-        said[0] == status
-        and said[1]["error"]["message"]
-        == f"{rule}, got {got}; POST /v1/completions completes a text"
+        said[1]["error"]["message"] == f"{rule}, got {got}; POST /v1/completions completes a text"
     )
 
 
@@ -339,11 +333,9 @@ def test_more_requests_than_rows_and_queue_hold_are_told_to_come_later(port: int
         client.connection.request("POST", "/v1/completions", json.dumps({**LONG, "n": 20}), JSON)
     _until(port, "posenc_waiting_requests", 40)
     status, answer = Client(port).ask("/v1/completions", LONG)
-    assert (
-        status == 429
-        and answer["error"]["type"] == "rate_limit_error"
-        and "40 of 40 waiting" in answer["error"]["message"]
-    )
+    assert status == 429
+    assert answer["error"]["type"] == "rate_limit_error"
+    assert "40 of 40 waiting" in answer["error"]["message"]
     for each in (*streams, *(client.connection for client in waiting)):
         each.close()
     _until(port, "posenc_running_rows", 0)

@@ -72,7 +72,7 @@ def test_tokens_are_those_of_a_session_while_rows_wait_and_caches_grow(model: Mo
 
     def watch() -> None:
         while not done.wait(0.001):
-            highest[0] = max(highest[0], gathered.engine._batch.session.memory)
+            highest[0] = max(highest[0], gathered.engine.batch.session.memory)
 
     watcher = threading.Thread(target=watch)
     watcher.start()

@@ -60,10 +60,10 @@ def test_requests_that_share_prefixes_get_the_tokens_that_they_get_alone(
     for first in range(0, len(requests), 4):
         gathered.engine.submit(requests[first : first + 4])
     gathered.engine.close()
-    prefixes = gathered.engine.prefixes
-    assert (
-        prefixes is not None and 0 < prefixes.used <= blocks and (prefixes.hits > 5 or blocks < 200)
-    )
+    prefixes = gathered.engine.batch.prefixes
+    assert prefixes is not None
+    assert 0 < prefixes.used <= blocks
+    assert prefixes.hits > 5 or blocks < 200
     assert gathered.made == alone(model, requests)
 
 
@@ -76,7 +76,7 @@ def test_what_a_cancelled_request_has_read_serves_others(models: Dict[str, Model
     gathered.engine.cancel(requests[:1])
     gathered.engine.submit(requests[1:])
     gathered.engine.close()
-    assert gathered.engine.prefixes is not None and gathered.engine.prefixes.hits == 9
+    assert gathered.engine.batch.prefixes is not None and gathered.engine.batch.prefixes.hits == 9
     expected = alone(model, requests)
     assert all(gathered.made[request] == expected[request] for request in requests[1:])
 
@@ -90,10 +90,8 @@ def test_a_conversation_is_continued_from_its_reply(models: Dict[str, Model]) ->
     second = Request((*first.prompt, *gathered.made[first], 97), 5)
     gathered.engine.submit([second])
     gathered.engine.close()
-    assert (
-        gathered.engine.prefixes is not None
-        and gathered.engine.prefixes.tokens == (40 + 59) // BLOCK * BLOCK
-    )
+    assert gathered.engine.batch.prefixes is not None
+    assert gathered.engine.batch.prefixes.tokens == (40 + 59) // BLOCK * BLOCK
     assert gathered.made[second] == alone(model, [second])[second]
 
 
@@ -103,9 +101,10 @@ def test_requests_of_different_users_share_nothing(models: Dict[str, Model]) -> 
     for user in ("a", "b", "", "a"):
         gathered.engine.submit([Request(COMMON, 2, sharing=user)])
     gathered.engine.close()
-    assert gathered.engine.prefixes is not None and (
-        gathered.engine.prefixes.hits,
-        gathered.engine.prefixes.used,
+    assert gathered.engine.batch.prefixes is not None
+    assert (
+        gathered.engine.batch.prefixes.hits,
+        gathered.engine.batch.prefixes.used,
     ) == (1, 9)
 
 
@@ -121,7 +120,7 @@ def test_a_model_whose_states_are_replaced_is_served_without_sharing(tmp_path: P
     )
     gathered.engine.submit(requests)
     gathered.engine.close()
-    assert gathered.engine.prefixes is None and gathered.made == alone(model, requests)
+    assert gathered.engine.batch.prefixes is None and gathered.made == alone(model, requests)
 
 
 def _turn(pace: Pace, seconds: float, offset: int = 0, waits: bool = True) -> int:
@@ -167,7 +166,7 @@ def test_running_rows_wait_for_one_chunk_at_most(
 ) -> None:
     model, fed = models["ort"], []
     gathered = Gathered(model, Limits(rows=3, context=300, prompt=200, tokens=200, chunk=200))
-    pace = gathered.engine._batch.pace
+    pace = gathered.engine.batch.pace
     monkeypatch.setattr(
         pace, "stepped", lambda seconds: setattr(pace, "step", 1e-9)
     )  # reading takes longer than that
@@ -196,7 +195,7 @@ def test_what_running_rows_write_is_kept_as_soon_as_a_block_is_full(
 ) -> None:
     model, copied = models["ort"], []
     gathered = Gathered(model, _limits(model, 50))
-    session = gathered.engine._batch.session
+    session = gathered.engine.batch.session
     monkeypatch.setattr(
         session,
         "share",

@@ -283,10 +283,8 @@ def measured(folder: Path, load: Load) -> Dict[str, Any]:
         before, since = resident(process), time.perf_counter()
         found, recovered = asyncio.run(loaded(port, load, given))
         seconds, after, said = time.perf_counter() - since, resident(process), errors.read_text()
-        shared, room = (
-            prefix_metrics(port),
-            PREFIX_MEMORY * 10**6 // (bytes_per_slot(manifests.read(folder)) * BLOCK) * BLOCK,
-        )
+        shared = prefix_metrics(port)
+        room = PREFIX_MEMORY * 10**6 // (bytes_per_slot(manifests.read(folder)) * BLOCK) * BLOCK
         running = process.poll() is None
     wrong = [f"{found[kind]} {kind}" for kind in ("wrong", "missing") if found[kind]]
     wrong += [f"memory grew by {after - before} bytes"] if after - before > LIMIT else []
@@ -320,8 +318,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings of torch and other libraries during export
         figures = measured(
-            artefact("ort"),
-            Load(options.requests, options.slow, options.leaving, options.files),
+            artefact("ort"), Load(options.requests, options.slow, options.leaving, options.files)
         )
     print(json.dumps(figures), flush=True)
     if options.json:

@@ -106,16 +106,15 @@ class Feeder:
             calls.append(Call(rows.start, len(some), width, feeds))
         return calls
 
-    def repeated(self, state: SessionState, new: int, used: int) -> Feeds:
-        """Return the graph inputs for `new` zero tokens of every row after `used` slots, with all
-        outputs requested. Slots are counted in multiples, where they are counted.
+    def repeated(self, state: SessionState, new: int) -> Feeds:
+        """Return the graph inputs for `new` zero tokens of every row, with all outputs requested.
+        Slots are counted in multiples, where they are counted.
         """
-        assert not state.stepper
         source, counts = self.manifest.inputs[0], np.full(state.rows, new)
         zeros = np.zeros((state.rows, new, *source.token_shape), source.dtype)
         tokens = self.tokens(state, 0, list(zeros), {}, counts)
         feeds = self.feeds(state, slice(state.rows), *_padded(tokens), counts, counts)
-        slots = self.counted(state, used + new)
+        slots = self.counted(state, state.used + new)
         if "slots" in self.counted_inputs:
             feeds["slots"] = np.arange(slots)
         if "total_sequence_length" in self.counted_inputs:

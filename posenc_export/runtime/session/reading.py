@@ -8,11 +8,7 @@ from typing import Dict, Iterator, List, Tuple
 
 import numpy as np
 
-from posenc_export.runtime.session.arguments import (
-    PrefillArguments,
-    TokenAttributes,
-    check_room,
-)
+from posenc_export.runtime.session.arguments import PrefillArguments, TokenAttributes, check_room
 from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.feeds import Feeder, Tokens
 from posenc_export.runtime.session.graph import Graph
@@ -115,7 +111,7 @@ class Reading:
             room = min(room, counted - used)
         # The attention mask grows by a column at every step, so a binding serves one step only.
         room = 1 if manifest.signature == "mask" else room
-        feeds = self.feeder.repeated(state, 1, used)
+        feeds = self.feeder.repeated(state, 1)
         return state.replace(stepper=Stepper(caches, feeds, self.feeder.counters, room))
 
     def take_pass(self, state: SessionState, x: np.ndarray) -> np.ndarray:
@@ -125,7 +121,7 @@ class Reading:
         stepper, new = state.stepper, x.shape[1]
         assert stepper is not None
         if new not in stepper.passes:  # bound for the length at which the stepper began
-            feeds = self.feeder.repeated(state.replace(stepper=None), new, state.used)
+            feeds = self.feeder.repeated(state.replace(stepper=None), new)
             caches = stepper.reached[1]
             stepper.passes[new] = binding_of(caches, feeds, self.feeder.counters)
         return stepper.take_pass(x)

@@ -37,7 +37,7 @@ class Stepper:
         manifest = caches.graph.manifest
         self.reached: Tuple[int, Caches] = (0, caches)
         self.room = room
-        self._manifest, self._counters = manifest, counters
+        self._manifest = manifest
         self._binding = binding_of(caches, feeds, counters)
         self._token = self._binding.tokens[:, 0]
         rows = len(self._token)

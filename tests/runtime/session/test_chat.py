@@ -54,10 +54,8 @@ def test_a_turn_reads_new_tokens_only_and_replies_as_to_the_whole_conversation(
         alone.messages = list(kept.messages)
         read.clear()
         reply = "".join(kept.reply(message, 20))
-        assert (
-            reply == "".join(alone.reply(message, 20)) == kept.messages[-1]["content"]
-            and kept.tokens == alone.tokens
-        )
+        assert reply == "".join(alone.reply(message, 20)) == kept.messages[-1]["content"]
+        assert kept.tokens == alone.tokens
         assert read[0] <= read[1] - before
         before = read[1]
 

@@ -46,10 +46,8 @@ def test_rows_that_end_before_others_give_what_each_gives_alone(model: Any) -> N
 def test_a_row_that_ended_takes_no_further_position(model: Any) -> None:
     session, whole = model.session(), _alone(model, PROMPTS[1], 1)
     made = list(session.generate(PROMPTS[:2], 6, stop=whole))
-    assert (
-        session.length[1] == len(PROMPTS[1])
-        and session.length[0] == len(PROMPTS[0]) + len(made) - 1
-    )
+    assert session.length[1] == len(PROMPTS[1])
+    assert session.length[0] == len(PROMPTS[0]) + len(made) - 1
 
 
 def test_stop_ids_of_the_artefact_hold_where_none_are_given(tmp_path: Path) -> None:
@@ -58,10 +56,8 @@ def test_stop_ids_of_the_artefact_hold_where_none_are_given(tmp_path: Path) -> N
     stack.text = Text(stop_ids=(first[2],))
     assert _alone_of(stack, tmp_path / "ending") == first[:3]
     manifest = load(tmp_path / "ending", provider="cpu").manifest
-    assert (
-        manifest.stop_ids == [first[2]]
-        and len(_alone(load(tmp_path / "ending", provider="cpu"), PROMPTS[0], 8, stop=())) == 8
-    )
+    assert manifest.stop_ids == [first[2]]
+    assert len(_alone(load(tmp_path / "ending", provider="cpu"), PROMPTS[0], 8, stop=())) == 8
 
 
 def _alone_of(stack: Any, folder: Path) -> List[int]:

@@ -160,10 +160,8 @@ def test_admitted_rows_keep_their_last_logits(models: Models) -> None:
 
 def test_a_block_keeps_its_last_outputs_too(tmp_path: Path) -> None:
     export(sources(block("rope")), "torchscript", tmp_path / "a", verify=False)
-    model, x = (
-        load(tmp_path / "a", provider="cpu"),
-        np.random.default_rng(0).standard_normal((2, 9, 48)).astype(np.float32),
-    )
+    model = load(tmp_path / "a", provider="cpu")
+    x = np.random.default_rng(0).standard_normal((2, 9, 48)).astype(np.float32)
     assert np.array_equal(
         model.session().prefill(x, logits_to_keep=2), model.session().prefill(x)[:, -2:]
     )

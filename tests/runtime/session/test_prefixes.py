@@ -93,12 +93,10 @@ def test_a_row_longer_than_the_memory_keeps_its_beginning(ort: Model) -> None:
 
 
 def test_random_rows_find_what_they_have_read_and_give_its_outputs(ort: Model) -> None:
-    random, prefixes, session, alone = (
-        np.random.default_rng(1),
-        Prefixes(ort.graph, 5),
-        ort.session(),
-        ort.session(),
-    )
+    random = np.random.default_rng(1)
+    prefixes = Prefixes(ort.graph, 5)
+    session = ort.session()
+    alone = ort.session()
     assert ort.manifest.reference is not None
     for _ in range(60):
         tokens = [
@@ -119,7 +117,8 @@ def test_random_rows_find_what_they_have_read_and_give_its_outputs(ort: Model) -
 
 def test_states_that_each_call_replaces_cannot_be_shared(ort: Model) -> None:
     first, *others = ort.manifest.states
-    assert can_share(ort.manifest) and not can_share(
+    assert can_share(ort.manifest)
+    assert not can_share(
         ort.manifest.replace(states=[msgspec.structs.replace(first, update="replace"), *others])
     )
 

@@ -46,10 +46,8 @@ def test_a_restored_session_continues_as_the_one_that_was_saved(model: Any, tmp_
     held = [[*row, token] for row, token in zip(PROMPTS, (1, 2, 3), strict=True)]
     session.save(tmp_path / "saved", held)
     restored = model.restore(tmp_path / "saved")
-    assert (
-        restored.length.tolist() == session.length.tolist()
-        and restored.position.tolist() == session.position.tolist()
-    )
+    assert restored.length.tolist() == session.length.tolist()
+    assert restored.position.tolist() == session.position.tolist()
     assert [row.tolist() for row in saved.tokens(tmp_path / "saved", model.manifest)] == held
     assert np.array_equal(_continued(restored), _continued(session))
     for one in (restored, session):

@@ -146,17 +146,13 @@ def test_a_step_enters_few_functions(target: str, folders: Callable[..., Path]) 
 def test_the_functions_that_a_step_enters_do_not_grow_with_the_context(
     target: str, folders: Callable[..., Path]
 ) -> None:
-    sessions, token = (
-        [stepping(folders(target), context) for context in (20, 200)],
-        np.zeros(1, np.int64),
-    )
+    sessions = [stepping(folders(target), context) for context in (20, 200)]
+    token = np.zeros(1, np.int64)
     short, long = (profiled(lambda one=session: one.step(token)) for session in sessions)  # type: ignore[misc]
     assert short == long
 
 
-def test_the_first_prefill_of_a_session_enters_few_functions(
-    folders: Callable[..., Path],
-) -> None:
+def test_the_first_prefill_of_a_session_enters_few_functions(folders: Callable[..., Path]) -> None:
     model, count = load(folders("ort"), provider="cpu", threads=1), 0
     model.session().prefill(np.zeros((1, 12), np.int64))  # imports what the first call needs
     session = model.session()
@@ -229,10 +225,8 @@ def test_a_pass_of_a_few_tokens_is_bound_once(
 def test_passes_of_a_few_tokens_between_steps_and_rewinds_give_what_one_prefill_gives(
     target: str, folders: Callable[..., Path]
 ) -> None:
-    session, tokens = (
-        stepping(folders(target)),
-        np.random.default_rng(0).integers(0, VOCABULARY, 40),
-    )
+    session = stepping(folders(target))
+    tokens = np.random.default_rng(0).integers(0, VOCABULARY, 40)
     session.rewind(int(session.length[0]))
     whole = session.fork().prefill(tokens[None])[0]
     session.prefill(tokens[None, :9])
@@ -279,10 +273,8 @@ def test_a_step_makes_no_array_but_its_output(target: str, folders: Callable[...
 def test_what_a_step_allocates_does_not_follow_the_context(
     target: str, folders: Callable[..., Path]
 ) -> None:
-    sessions, token = (
-        [stepping(folders(target), context) for context in (20, 200)],
-        np.zeros(1, np.int64),
-    )
+    sessions = [stepping(folders(target), context) for context in (20, 200)]
+    token = np.zeros(1, np.int64)
     short, long = (allocated(lambda one=session: one.step(token)) for session in sessions)  # type: ignore[misc]
     assert abs(long - short) <= SMALL
 
