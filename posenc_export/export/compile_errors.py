@@ -9,9 +9,8 @@ from posenc_export.models.user_module import Model, OwnModule
 
 TAKES = {"torchscript": "TorchScript compiles", "pt2": "torch.export traces with dynamic sizes"}
 LONGEST = 300  # characters
-VARIABLE = (
-    "can't take variable number of arguments"  # of TorchScript, about forward(self, x, *where)
-)
+# Of TorchScript, about forward(self, x, *where).
+VARIABLE = "can't take variable number of arguments"
 
 
 @contextlib.contextmanager

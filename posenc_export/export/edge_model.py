@@ -29,9 +29,8 @@ from posenc_export.runtime.verification.long_cells import outputs_by
 
 SPREAD_IN_HALF = 1.0  # of scores in float16, whose rounding a larger one would amplify
 SPREAD = 3.0  # of scores; with it, one of 4096 keys has a tenth of the weight of a typical query
-VOCABULARY = (
-    64  # token ids that are kept; the head of a large vocabulary would cost more than the layers
-)
+# Token ids that are kept; the head of a large vocabulary would cost more than the layers.
+VOCABULARY = 64
 MEASURED = 64  # tokens on which the spread is measured
 SEED = 20
 

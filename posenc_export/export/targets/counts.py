@@ -6,9 +6,8 @@ from posenc_export.export.targets import standard
 from posenc_export.export.targets.builder import DOUBLE, FLOAT, INT64, Builder, size
 from posenc_export.ops.graph import Append, RowsAtCounts
 
-KEYS_PER_ROW = (
-    4  # keys that are counted first, for each row of the table: enough for gates of 1/4 on average
-)
+# Keys that are counted first, for each row of the table: enough for gates of 1/4 on average.
+KEYS_PER_ROW = 4
 
 
 def rows_at_counts(op: Builder, node: RowsAtCounts) -> ir.Value:

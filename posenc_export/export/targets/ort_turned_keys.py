@@ -23,9 +23,8 @@ from posenc_export.export.targets.group_query import GroupQuery, padded, rotated
 from posenc_export.ops import graph
 from posenc_export.ops.graph import Append, AttendTurnedKeys, Mask, Rotate
 
-BLOCK = (
-    128  # J: with more keys, more slots after the last token are read; with fewer, rows are shorter
-)
+# J: with more keys, more slots after the last token are read; with fewer, rows are shorter.
+BLOCK = 128
 
 
 def attend(
