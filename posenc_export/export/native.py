@@ -32,9 +32,8 @@ from posenc_export.runtime.graphs.torch_files import read_program
 ATEN = torch.ops.aten
 # Example of the slots of a cache in memory; any number but those of example_inputs.SIZES.
 SLOTS = 11
-OPTIONS = {
-    "cpp.dynamic_threads": True
-}  # otherwise the code always uses as many threads as this process
+# Otherwise the code always uses as many threads as this process.
+OPTIONS = {"cpp.dynamic_threads": True}
 
 
 def compile_artefact(

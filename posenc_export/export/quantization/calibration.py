@@ -23,9 +23,8 @@ LARGEST_CODE = 127
 LEAST = 2.0**-8
 MEMORY = 1 << 30  # bytes of moments that are accumulated in one pass over the sample
 
-Hook = Callable[
-    [torch.nn.Module, Any, Any], None
-]  # of a module that has run; takes its inputs and outputs
+# Of a module that has run; takes its inputs and outputs.
+Hook = Callable[[torch.nn.Module, Any, Any], None]
 
 
 def moments(model: Model, sample: Sample, say: Progress = silent) -> Iterator[Dict[str, Tensor]]:
@@ -90,11 +89,8 @@ def cache_scales(model: Model, sample: Sample, say: Progress = silent) -> Dict[s
     between channels.
     """
     largest: Dict[str, Tensor] = {}
-    starts = (
-        np.linspace(0, model.config.max_positions - sample.windows.shape[1], len(sample.windows))
-        .astype(int)
-        .tolist()
-    )
+    last = model.config.max_positions - sample.windows.shape[1]
+    starts = np.linspace(0, last, len(sample.windows)).astype(int).tolist()
     with ExitStack() as hooks:
         for layer, attention in enumerate(model.attentions()):
             hook = _largest_of(attention, f"past_key_values.{layer}.", largest)

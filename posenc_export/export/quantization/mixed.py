@@ -22,11 +22,8 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import WEIGHTS
 from posenc_export.shared.progress import Progress, Steps, silent
 
-CANDIDATES = (
-    "int4-128",
-    "int4",
-    "int8-32",
-)  # the smallest first; linear layers and tables have the same grid in each
+# The smallest first; linear layers and tables have the same grid in each.
+CANDIDATES = ("int4-128", "int4", "int8-32")
 WINDOWS = 8  # of calibration data that losses are estimated on
 ROWS = 256  # of a weight that are rounded to estimate its error
 PAGE = 4096  # bytes; tensors are stored page-aligned (export/targets/external_data.py)
@@ -123,12 +120,10 @@ def formats_within(
         name: _choices(parts) for name, parts in _measured(model, sample, readers, say).items()
     }
     rounded_weights = {id(parts[0].weight) for parts in readers.values()}
-    others = [
-        part for part in (*model.parameters(), *model.buffers()) if id(part) not in rounded_weights
-    ]
-    rest = sum(_aligned(part.numel() * part.element_size()) for part in others) + GRAPH * (
-        len(choices) + 1
-    )
+    numbers = (*model.parameters(), *model.buffers())
+    others = [part for part in numbers if id(part) not in rounded_weights]
+    rest = sum(_aligned(part.numel() * part.element_size()) for part in others)
+    rest += GRAPH * (len(choices) + 1)
     least = rest + sum(found[0].bytes for found in choices.values())
     if size * MB < least:
         smallest = -(-least // 10**4) / 100
@@ -162,21 +157,18 @@ def _measured(
     """Return the sensitivity of each reader on the first windows of a sample."""
     found = {name: [(part, Sensitivity(part)) for part in parts] for name, parts in readers.items()}
     with ExitStack() as undo, torch.enable_grad():
-        for (
-            parameter
-        ) in model.parameters():  # derivatives are computed with respect to activations only
+        # Derivatives are computed with respect to activations only.
+        for parameter in model.parameters():
             undo.callback(parameter.requires_grad_, parameter.requires_grad)
             parameter.requires_grad_(False)
         for table in tables(model):
-            undo.callback(
-                table.register_forward_hook(lambda _, __, rows: rows.requires_grad_()).remove
-            )
+            hook = table.register_forward_hook(lambda _, __, rows: rows.requires_grad_())
+            undo.callback(hook.remove)
         for part, sensitivity in (pair for pairs in found.values() for pair in pairs):
             undo.callback(part.register_forward_hook(sensitivity.add).remove)
         windows = sample.windows[:WINDOWS]
-        steps = Steps(
-            say, "estimating the loss of each weight", len(windows), "windows of calibration data"
-        )
+        phase, what = "estimating the loss of each weight", "windows of calibration data"
+        steps = Steps(say, phase, len(windows), what)
         for window in windows:
             loss: Any = _cross_entropy(model, torch.from_numpy(window[None]))
             loss.backward()
@@ -207,21 +199,12 @@ def _choices(parts: Sequence[Tuple[Reader, Sensitivity]]) -> List[Choice]:
     weight = parts[0][0].weight.detach()
     rows = torch.arange(0, len(weight), max(len(weight) // ROWS, 1))
     sampled, found = weight[rows].numpy(), []
+    table = any(isinstance(part, torch.nn.Embedding) for part, _ in parts)
     for name in CANDIDATES:
         grid = FORMATS[name].projections
         errors = torch.from_numpy(grid.rounded(sampled).weight - sampled)
         loss = sum(sensitivity.loss(errors, rows) for _, sensitivity in parts)
-        found.append(
-            Choice(
-                name,
-                _stored(
-                    grid,
-                    weight.shape,
-                    any(isinstance(part, torch.nn.Embedding) for part, _ in parts),
-                ),
-                loss,
-            )
-        )
+        found.append(Choice(name, _stored(grid, weight.shape, table), loss))
     kept: List[Choice] = []
     for choice in found:
         if not kept or choice.loss < kept[-1].loss:

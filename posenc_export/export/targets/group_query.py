@@ -95,16 +95,12 @@ def group_query(op: Builder, node: Attend, key: Append, value: Append) -> GroupQ
     """Return what the nodes in place of an Attend share; caches get their head size."""
     attention_mask, mask = ort_slots.by_columns(op), Mask.of(node.mask)
     assert mask is not None and not mask.after  # models with a cache are causal
-    attributes: Dict[str, Any] = {
-        "num_heads": node.heads,
-        "kv_num_heads": node.kv_heads,
-        **standard.scores_of(node),
-    }
-    lengths = (
-        ort_slots.lengths(op)
-        if attention_mask is None
-        else ort_slots.lengths_of_mask(op, attention_mask)
-    )
+    attributes: Dict[str, Any] = {"num_heads": node.heads, "kv_num_heads": node.kv_heads}
+    attributes |= standard.scores_of(node)
+    if attention_mask is None:
+        lengths = ort_slots.lengths(op)
+    else:
+        lengths = ort_slots.lengths_of_mask(op, attention_mask)
     if attention_mask is not None or mask.chunk:
         bias = _sum(op, node.mask, node.content)
     # The node itself leaves out later keys, and those before a window, which includes the query.
@@ -147,12 +143,8 @@ def padded(op: Builder, value: ir.Value, wide: int) -> ir.Value:
     if value.shape is None or not missing:
         return value
     if op.dtype == "bfloat16":  # CUDA pads no bfloat16
-        wider = standard.in_dtype(
-            op,
-            op.Pad(
-                op.Cast(value, to=FLOAT), op.constant([0, missing]), op.constant(0, "float32"), [3]
-            ),
-        )
+        inputs = [op.Cast(value, to=FLOAT), op.constant([0, missing]), op.constant(0, "float32")]
+        wider = standard.in_dtype(op, op.Pad(*inputs, [3]))
     else:
         wider = op.Pad(value, op.constant([0, missing]), op.constant(0, op.dtype), [3])
     wider.shape = ir.Shape([*value.shape[:3], wide])

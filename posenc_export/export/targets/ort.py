@@ -80,19 +80,11 @@ def append_at(op: Builder, node: graph.Append, first: ir.Value, total: ir.Value)
     return buffer
 
 
-LATER = (
-    graph.Mask,
-    graph.ChooseRotation,
-    graph.JoinRotations,
-    graph.Rotate,
-)  # nodes that are not merged into GroupQueryAttention
+# Nodes that are not merged into GroupQueryAttention.
+LATER = (graph.Mask, graph.ChooseRotation, graph.JoinRotations, graph.Rotate)
 LOWERING: Tuple[Table, ...] = (
     {
-        **{
-            kind: lowering
-            for kind, lowering in onnx_growing.LOWERING[0].items()
-            if kind not in LATER
-        },
+        **{kind: emit for kind, emit in onnx_growing.LOWERING[0].items() if kind not in LATER},
         graph.AppendPositions: append_positions,
         graph.Distances: distances,
         graph.Attend: ort_attention.attend,

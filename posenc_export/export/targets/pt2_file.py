@@ -22,10 +22,8 @@ FILE_NAME = "model.pt2"
 SIZE, LINEAR = torch.ops.aten.sym_size.int, torch.ops.aten.linear.default
 # A check of a dtype that the program itself determines.
 CHECK = torch.ops.aten._assert_tensor_metadata.default
-KEPT = (
-    "val",
-    "unbacked_bindings",
-)  # metadata of nodes; the other keys hold source paths of the exporting machine
+# Metadata of nodes; the other keys hold source paths of the exporting machine.
+KEPT = ("val", "unbacked_bindings")
 
 
 def write_pt2(source: Source, manifest: Manifest, folder: Path) -> Graph:

@@ -81,35 +81,18 @@ def dequantized(
 ) -> ir.Value:
     """x W with DequantizeLinear before MatMul."""
     grid, codes = found
-    stored = op.weight(
-        f"{name}.codes",
-        lambda: np.ascontiguousarray(flat(codes).T),
-        ir.DataType.INT4 if grid.bits == 4 else None,
-    )
-    scales = op.weight(
-        f"{name}.scales",
-        lambda: (
-            codes.scales[:, 0].copy()
-            if grid.block is None
-            else np.ascontiguousarray(codes.scales.T)
-        ),
-    )
+    dtype = ir.DataType.INT4 if grid.bits == 4 else None
+    turned = codes.scales[:, 0] if grid.block is None else codes.scales.T
+    stored = op.weight(f"{name}.codes", lambda: np.ascontiguousarray(flat(codes).T), dtype)
+    scales = op.weight(f"{name}.scales", lambda: np.ascontiguousarray(turned))
     zeros = codes.zeros(grid.bits)
-    of_blocks = (
-        []
-        if zeros is None
-        else [
-            op.weight(
-                f"{name}.zeros",
-                lambda: np.ascontiguousarray(zeros.T),
-                ir.DataType.INT4 if grid.bits == 4 else None,
-            )
-        ]
-    )
-    how: Dict[str, Any] = (
-        {"axis": 1} if grid.block is None else {"axis": 0, "block_size": grid.block}
-    )
-    return op.MatMul(x, op.DequantizeLinear(stored, scales, *of_blocks, **how))
+    inputs = [stored, scales]
+    if zeros is not None:
+        inputs.append(op.weight(f"{name}.zeros", lambda: np.ascontiguousarray(zeros.T), dtype))
+    how: Dict[str, Any] = {"axis": 1}
+    if grid.block is not None:
+        how = {"axis": 0, "block_size": grid.block}
+    return op.MatMul(x, op.DequantizeLinear(*inputs, **how))
 
 
 def flat(codes: Codes) -> np.ndarray:

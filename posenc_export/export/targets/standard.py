@@ -155,9 +155,8 @@ def _with_sinks(
     return keys, values, op.Concat(op.Expand(sinks, for_sinks), op.Expand(mask, for_mask), axis=3)
 
 
-Grouped = Union[
-    Attend, graph.Products, graph.WeightedValues, graph.RowsAtCounts
-]  # nodes with grouped heads
+# Nodes with grouped heads.
+Grouped = Union[Attend, graph.Products, graph.WeightedValues, graph.RowsAtCounts]
 
 
 def products_of(

@@ -41,10 +41,8 @@ class Standard:
         table = op.weight(f"{name}.codes_to_gather", lambda: np.ascontiguousarray(flat(codes)))
         scales = op.weight(f"{name}.scales_to_gather", lambda: codes.scales)
         zeros = codes.zeros(grid.bits)
-        parts = (
-            [table, scales]
-            if zeros is None
-            else [table, scales, op.weight(f"{name}.zeros_to_gather", lambda: zeros)]
-        )
+        parts = [table, scales]
+        if zeros is not None:
+            parts.append(op.weight(f"{name}.zeros_to_gather", lambda: zeros))
         gathered = [op.Gather(part, node.inputs[1]) for part in parts]
         return op.DequantizeLinear(*gathered, axis=2, block_size=grid.block)
