@@ -130,6 +130,53 @@ def test_a_header_with_an_unknown_key_is_refused(written: Any, tmp_path: Path) -
         model.restore(tmp_path / "other")
 
 
+LIMITS = {
+    "a long name": lambda header: header["arrays"][0].__setitem__(0, "a" * 257),
+    "nine axes": lambda header: header["arrays"][0][2].extend([1] * 8),
+    "too many arrays": lambda header: header["arrays"].extend(
+        [["a", "|b1", [0]]] * (2 * saved.MOST + 9)
+    ),
+    "an artefact that is no digest": lambda header: header.update(artefact="A" * 64),
+    "a long digest": lambda header: header.update(sha256="0" * 65),
+}
+
+
+@pytest.mark.parametrize("case", LIMITS)
+def test_a_header_beyond_its_limits_is_refused(case: str, written: Any, tmp_path: Path) -> None:
+    model, header, content = written
+    header = copy.deepcopy(header)
+    LIMITS[case](header)
+    (tmp_path / "other").write_bytes(json.dumps(header).encode() + b"\n" + content)
+    with pytest.raises(ValueError, match="other: expected a file of Session.save of version 1"):
+        model.restore(tmp_path / "other")
+
+
+def test_a_row_that_ends_beyond_the_range_is_refused(written: Any, tmp_path: Path) -> None:
+    model, header, content = written
+    changed = bytearray(content)
+    changed[STARTS] = struct.pack("<q", model.manifest.max_positions - 2)
+    (tmp_path / "other").write_bytes(_sealed(header, bytes(changed)))
+    with pytest.raises(ValueError, match="other: expected rows within .*, got 3 tokens from"):
+        model.restore(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        ([[1.0, 2.0, 3.0]], r"expected tokens to be \[3\] ids"),
+        ([[1, 2]], r"expected tokens to be \[3\] ids, got \[2\]"),
+        ([[1, 2, 1 << 20]], "expected token ids 0 .. "),
+    ],
+)
+def test_tokens_that_no_row_has_are_not_saved(
+    tokens: Any, said: str, written: Any, tmp_path: Path
+) -> None:
+    session = written[0].session()
+    session.prefill([[1, 2, 3]])
+    with pytest.raises(ValueError, match=said):
+        session.save(tmp_path / "saved", tokens)
+
+
 @pytest.mark.parametrize(
     ("byte", "said"),
     [
