@@ -18,6 +18,7 @@ from posenc_export.models.pretrained import from_pretrained  # noqa: E402
 from posenc_export.runtime.artefact.chat_template import chat_codec  # noqa: E402
 from posenc_export.runtime.artefact.tokenizer import check_tokenizer  # noqa: E402
 from posenc_export.runtime.session import sentences as session_sentences  # noqa: E402
+from posenc_export.shared.foreign import explained  # noqa: E402
 from tests.models import checkpoints, sentence_folders  # noqa: E402
 
 ODD: List[Any] = [
@@ -173,6 +174,19 @@ def test_a_chat_template_of_another_form_is_refused_in_one_line(
         chat_codec(tmp_path, manifest)
 
 
+def test_a_chat_template_that_is_not_unicode_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    files: Any = {"chat_template.jinja": None}
+    manifest: Any = SimpleNamespace(files=files, kind="decoder", vocabulary=256, stop_ids=[])
+    with pytest.raises(ValueError, match=r"^chat: expected chat_template.jinja in UTF-8, [^\n]*$"):
+        chat_codec(tmp_path, manifest)
+
+
+def test_an_error_of_the_system_is_not_explained_as_one_of_content() -> None:
+    with pytest.raises(OSError), explained("text: expected a text", "change it"):
+        raise OSError("no space is left")
+
+
 MODULE = {
     "idx": 1,
     "name": "1",
@@ -244,7 +258,9 @@ def test_prompts_of_another_form_are_refused_in_one_line(content: Any, tmp_path:
         session_sentences._prompt(tmp_path, None)
 
 
-@pytest.mark.parametrize("cut", [5, [], {}, {"max_length": "5"}, {"max_length": None}], ids=str)
+@pytest.mark.parametrize(
+    "cut", [5, [], {}, *({"max_length": most} for most in ("5", None, -1))], ids=str
+)
 def test_a_cut_of_another_form_is_refused_in_one_line(cut: Any, tmp_path: Path) -> None:
     _write(tmp_path, "tokenizer.json", {"truncation": cut})
     model = SimpleNamespace(folder=tmp_path, manifest=SimpleNamespace(max_positions=9))

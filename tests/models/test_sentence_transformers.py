@@ -262,6 +262,8 @@ def test_texts_and_artefacts_that_cannot_be_embedded_are_refused(tmp_path: Path)
     export(from_pretrained(tmp_path), "torchscript", tmp_path / "plain", verify=False)
     with pytest.raises(ValueError, match="expected a list of texts, got 'one text'"):
         load(tmp_path / "pooled").encode("one text")
+    with pytest.raises(ValueError, match=r"expected a list of texts, got \['one text', 5\]"):
+        load(tmp_path / "pooled").encode(["one text", 5])  # type: ignore[list-item]
     with pytest.raises(
         ValueError,
         match="expected an artefact with output sentence_embedding, got last_hidden_state",
