@@ -246,6 +246,13 @@ def test_what_cannot_be_exported_is_refused_by_name(case: str, tmp_path: Path) -
         from_pretrained(tmp_path)
 
 
+def test_a_module_without_its_config_is_refused(tmp_path: Path) -> None:
+    folder(tmp_path, {"pooling_mode": "mean"})
+    (tmp_path / "1_Pooling/config.json").unlink()
+    with pytest.raises(ValueError, match="expected 1_Pooling/config.json, got none; download"):
+        from_pretrained(tmp_path)
+
+
 def test_pooling_of_a_decoder_is_refused(tmp_path: Path) -> None:
     folder(tmp_path / "sentences", {"pooling_mode": "mean"})
     checkpoints.saved("llama", tmp_path)
