@@ -17,6 +17,7 @@ import itertools
 import json
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -116,6 +117,7 @@ class Results:
         self.path, self.values = path, {"machines": [], "rows": []}  # type: Path, Dict[str, Any]
         if path.exists():
             self.values = json.loads(path.read_text(encoding="utf-8"))
+        self._lock = threading.Lock()
         if here not in self.values["machines"]:
             self.values["machines"].append(here)
         self.machine = self.values["machines"].index(here)
@@ -127,11 +129,14 @@ class Results:
         return [key for key in keys if key not in known]
 
     def add(self, part: str, key: str, rows: Sequence[Dict[str, Any]]) -> None:
-        """Add the rows of a piece, and write the file."""
+        """Add the rows of a piece, and replace the file. Several threads may call it."""
         named = [{"machine": self.machine, "part": part, "piece": key, **row} for row in rows]
-        self.values["rows"] += named
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        json_rows.write(self.path, self.values)
+        with self._lock:
+            self.values["rows"] += named
+            written = self.path.with_suffix(".part")
+            json_rows.write(written, self.values)
+            written.replace(self.path)
         errors = sum("error" in row and "case" not in row for row in named)
         print(f"{part}: {key}: {len(rows)} rows, {errors} errors", file=sys.stderr, flush=True)
 
