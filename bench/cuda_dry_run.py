@@ -84,7 +84,7 @@ def page(rows: Sequence[Dict[str, Any]]) -> str:
             refused.setdefault(reason, []).append(f"`{row['name']}`")
         else:
             lines.append(_line(row))
-    lines += ["", "Export refuses these models:", ""]
+    lines += ["", "Export refuses these models:", ""] if refused else []
     lines += [f"- {', '.join(names)}: {reason}" for reason, names in refused.items()]
     return "\n".join(lines) + "\n"
 
