@@ -38,9 +38,10 @@ EMPTY = (
     "guards_code", "metadata", "custom_obj_values", "as_custom_obj", "as_operator", "as_graph",
     "treespec_namedtuple_fields",
 )  # fmt: skip
-SYMBOL = r"Symbol\('[su]\d{1,9}'(?:, \w+=(?:True|False))*\)"
+SYMBOL = r"Symbol\('[su]\d{1,9}'(?:, [a-z_]+=(?:True|False))*\)"
+NUMBER = r"Integer\((?:0|-?[1-9]\d{0,17})\)"
 # Powers of numbers are not allowed: evaluating a large one would not end.
-TERM = re.compile(rf"Pow\({SYMBOL}, Integer\([1-8]\)\)|{SYMBOL}|Integer\(-?\d{{1,18}}\)", re.ASCII)
+TERM = re.compile(rf"Pow\({SYMBOL}, Integer\([1-8]\)\)|{SYMBOL}|{NUMBER}", re.ASCII)
 FUNCTION = re.compile(r"(?:Add|Mul|Max|Min|FloorDiv|CleanDiv|Mod|PythonMod)\(#(?:, #)*\)")
 LONGEST = 4096  # characters of a size expression
 DEEPEST = 64  # levels of nested JSON and of nested functions
