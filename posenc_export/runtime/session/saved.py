@@ -186,7 +186,7 @@ def tokens(file: Union[str, Path], manifest: Manifest) -> Optional[List[np.ndarr
 def _header(where: str, line: bytes) -> Header:
     try:
         return msgspec.json.decode(line, type=Header)
-    except (ValueError, RecursionError):
+    except ValueError:
         rule = "a file of Session.save of version 1"
         raise expected(rule, "another one", REMEDY, where) from None
 
