@@ -254,6 +254,12 @@ def test_an_invalid_byte_does_not_change_what_was_shown_of_its_run(tmp_path: Pat
     assert "".join(pieces) == "日本" + REPLACEMENT * 4 + "aa"
 
 
+def test_an_id_that_no_tokenizer_has_is_refused_in_one_line(tmp_path: Path) -> None:
+    codec = _saved(_byte_fallback(), tmp_path)
+    with pytest.raises(ValueError, match=r"^text: expected token ids .* can decode, got [^\n]*$"):
+        codec.spelled(-1)
+
+
 SILENT = {"special": 264, "outside the vocabulary": 5000, "no character": 0x80}
 
 
