@@ -4,10 +4,13 @@ of a process. Seed the random numbers of each test.
 
 import functools
 import gc
+from typing import List
 
 import pytest
 import torch
 from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+from posenc_export.runtime.graphs import kernel_library
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -20,6 +23,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # torch.onnx.export builds the table of ONNX operators again in every call, which takes 0.4 of
     # 2.2 seconds. It does not change the table.
     ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
+
+
+def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
+    if kernel_library.path() is None:
+        skipped = pytest.mark.skip(reason="the library of packages/kernels is not built")
+        for item in items:
+            if "ort-native" in getattr(getattr(item, "callspec", None), "params", {}).values():
+                item.add_marker(skipped)
 
 
 @pytest.fixture(autouse=True)

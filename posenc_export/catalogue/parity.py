@@ -100,7 +100,7 @@ def _measured(sources: Sources, form: str, target: str) -> Dict[str, Any]:
 def table(rows: Sequence[Dict[str, Any]]) -> str:
     """The page as Markdown: the worst encoding of each form and target, and refusals."""
     lines = ["| target | in a decoder | in an encoder |", "|---|---|---|"]
-    for target in TARGETS:
+    for target in dict.fromkeys(row["target"] for row in rows):
         own = [row for row in rows if row["target"] == target]
         worst = [max(_share(row) for row in own if row["model"] == form) for form in COLUMNS]
         cells = " | ".join(f"{share:.2f} (`{name}`)" for share, name in worst)

@@ -13,7 +13,8 @@ import numpy as np
 
 from posenc_export.benchmark import run
 from posenc_export.commands.terminal import Progress, show, summary
-from posenc_export.export import TARGETS, Sources, export
+from posenc_export.export import Sources, export
+from posenc_export.export.targets import runnable
 from posenc_export.models.presets import TRAINED_LENGTH, load_preset
 from posenc_export.runtime import load
 from posenc_export.runtime.graphs import cuda
@@ -36,7 +37,7 @@ def main(folder: Path) -> None:
     progress, rows = Progress(), []
     for name in ("tiny-rope", "tiny-alibi"):
         model = Sources(load_preset(name))
-        for target in TARGETS:
+        for target in runnable():
             certificate = export(
                 model, target, folder / name / target, progress=progress
             ).certificate
@@ -59,7 +60,7 @@ def main(folder: Path) -> None:
             + "│"
             + bytes(generated).decode(errors="replace")
         )
-    timed = [target for target in TARGETS if target != "ort-cuda" or cuda.obstacle() is None]
+    timed = [target for target in runnable() if target != "ort-cuda" or cuda.obstacle() is None]
     folders = [folder / "tiny-rope" / target for target in timed]
     print("\n" + run(folders, runtimes=("eager",), contexts=CONTEXTS, progress=progress).table())
     print(

@@ -29,6 +29,7 @@ EXTRAS = {
     "export": "torch onnx_ir onnxscript safetensors",
     "page": "onnx",
     "cpu' or 'posenc-export[gpu": "onnxruntime",
+    "native": "posenc_export_kernels",
     "openvino": "openvino",
     "report": "matplotlib",
     "text": "tokenizers jinja2",

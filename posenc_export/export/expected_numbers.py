@@ -10,6 +10,7 @@ from posenc_export.export.trace import Source
 from posenc_export.runtime.artefact.manifest import Manifest
 
 OF_SCALES = ".scale"  # ends the name of the scales of a cache in 8 bits
+BY_DISTANCE = ".by_distance"  # ends the name of a table of biases (targets/distance_tables.py)
 
 
 class ExpectedNumbers:
@@ -36,7 +37,8 @@ class ExpectedNumbers:
         self.tensors: Dict[str, torch.Tensor] = {**buffers, **parameters}
         self.traced = source.traced(manifest)
         self.seen: Set[str] = set()
-        self._scales = source.cache_scales
+        self._scales, self._model = source.cache_scales, source.model
+        self._most = manifest.max_positions
 
     def of(self, name: str, shape: Tuple[int, ...]) -> Optional[np.ndarray]:
         """Return the numbers of a constant of a shape; None if its name is not known."""
@@ -51,6 +53,31 @@ class ExpectedNumbers:
         if suffix.isdecimal():  # of one expert [K,N]
             return self._part(base, int(suffix))
         return FORMS[suffix](self, base, shape) if suffix in FORMS else None
+
+    def bias_by_distance(self, numbers: np.ndarray, bound: float) -> bool:
+        """Return whether numbers [H,range] are the biases of an encoding of the module by distance,
+        the last of which is that of all larger distances.
+
+        Args:
+            bound: of errors, relative to 1 + |bias|.
+        """
+        encodings = {id(part.encoding): part.encoding for part in self._model.attentions()}
+        last, keys = torch.tensor([[self._most - 1]]), torch.arange(self._most)[None]
+        for encoding in encodings.values():
+            with torch.no_grad():
+                bias = encoding.bias(last, keys)
+            if bias is None:
+                continue
+            expected = numbers_of(bias[0, :, 0].flip(1))  # [1 or H,distances]
+            index = np.minimum(np.arange(self._most), numbers.shape[1] - 1)
+            if len(expected) not in (1, len(numbers)):
+                continue
+            errors = np.abs(numbers[:, index] - expected)
+            if (errors <= bound * (1 + np.abs(expected))).all():
+                own = {id(t) for t in (*encoding.parameters(), *encoding.buffers())}
+                self.seen |= {name for name, t in self.tensors.items() if id(t) in own}
+                return True
+        return False
 
     def _part(self, base: str, index: int) -> Optional[np.ndarray]:
         whole = self.of(base, ())

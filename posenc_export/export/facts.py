@@ -21,6 +21,7 @@ class Graph:
 
     Args:
         matrices: number of rounded weights.
+        continuation_rows: None for that of the target.
     """
 
     inputs: Sequence[Value]
@@ -30,6 +31,7 @@ class Graph:
     opset: Dict[str, int] = field(default_factory=dict)
     operators: Dict[str, int] = field(default_factory=dict)
     matrices: int = 0
+    continuation_rows: Optional[int] = None
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,12 @@ class Verified:
 
 def with_graph(described: Manifest, graph: Graph) -> Manifest:
     """Return the manifest of a model (describe.describe) whose graph is written."""
-    weights = described.weights
+    weights, rows = described.weights, graph.continuation_rows
     return described.replace(
         inputs=list(graph.inputs),
         states=list(graph.states),
         chunk=graph.chunk,
+        continuation_rows=described.continuation_rows if rows is None else rows,
         files=graph.files,
         opset=graph.opset,
         operators=graph.operators,

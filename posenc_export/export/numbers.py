@@ -10,7 +10,7 @@ from typing import Dict, List, NamedTuple, Optional, Set, Tuple
 
 import numpy as np
 
-from posenc_export.export.expected_numbers import ExpectedNumbers, numbers_of
+from posenc_export.export.expected_numbers import BY_DISTANCE, ExpectedNumbers, numbers_of
 from posenc_export.export.trace import Source
 from posenc_export.runtime.artefact.certificate import MOST_FAILURES, Check
 from posenc_export.runtime.artefact.manifest import Manifest
@@ -18,6 +18,7 @@ from posenc_export.runtime.artefact.rules import graph_file
 from posenc_export.runtime.graphs.onnx_nodes import read
 from posenc_export.runtime.verification.constants import Constants, Place
 from posenc_export.runtime.verification.digests import Digests
+from posenc_export.runtime.verification.integer_values import BIAS
 
 ULPS = 8  # of a constant that the optimizer computed, beside float64
 FEWEST = 8  # numbers of a constant that belongs to no parameter and is no factor, fill or size
@@ -94,7 +95,11 @@ class _Comparison:
         wanted = self.expected.of(name, numbers.shape)
         if wanted is None and name in self.expected.traced.tensors:
             wanted = self.expected.traced.tensors[name].numpy()  # a constant in the module's code
-        if wanted is not None:
+        if name.endswith(BY_DISTANCE):
+            self.compared += numbers.size
+            if not self.expected.bias_by_distance(numbers, BIAS):
+                self.failures[name] = "biases by distance that are those of no encoding"
+        elif wanted is not None:
             self._exact(name, numbers, wanted)
         elif name in self.expected.traced:
             self._computed(name, numbers)

@@ -8,7 +8,8 @@ from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, T
 
 from posenc_export import encodings
 from posenc_export.encodings import PositionEncoding
-from posenc_export.export import TARGETS, Sources, export, half_precision
+from posenc_export.export import Sources, export, half_precision
+from posenc_export.export.targets import runnable
 from posenc_export.models.config import StackConfig
 from posenc_export.models.presets import seeded
 from posenc_export.models.randomness import drawn_from
@@ -27,7 +28,7 @@ NAME = "encoding_under_test"
 def check_encoding(
     cls: Type[PositionEncoding],
     parameters: Optional[Mapping[str, Any]] = None,
-    targets: Sequence[str] = tuple(TARGETS),
+    targets: Optional[Sequence[str]] = None,
     faults: Sequence[str] = tuple(FAULTS),
     max_positions: int = 1100,
     progress: Optional[Callable[[str], None]] = None,
@@ -38,7 +39,7 @@ def check_encoding(
     Args:
         cls: class of the encoding, registered or not.
         parameters: parameters of the encoding by name; defaults if left out.
-        targets: names of posenc_export.export.TARGETS.
+        targets: names of posenc_export.export.TARGETS; None for all that can run here.
         faults: names of FAULTS that the grid must detect. Faults that do not apply to the encoding
             are skipped. Leave out the faults of positions for an encoding that does not read
             positions.
@@ -70,7 +71,7 @@ def check_encoding(
         _check_float16(cls, spec, max_positions)
         sources, certificates = Sources(seeded(config)), {}
         with tempfile.TemporaryDirectory() as folder:
-            for target in targets:
+            for target in runnable() if targets is None else targets:
                 manifest = export(sources, target, Path(folder) / target, progress=say)
                 certificates[target] = manifest.certificate
         detected = _check_faults(cls, config, faults, say)

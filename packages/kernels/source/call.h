@@ -94,7 +94,8 @@ inline int64_t first_visible(const Call& call, int64_t row, int64_t token) {
   int64_t begin = 0;
   if (call.window > 0 && slot - call.window + 1 > begin) begin = slot - call.window + 1;
   if (call.chunk > 0) {
-    const int64_t in_chunk = call.positions[row * call.tokens + token] % call.chunk;
+    const int64_t position = call.positions[row * call.tokens + token];
+    const int64_t in_chunk = position > 0 ? position % call.chunk : 0;  // below 0 is padding
     if (slot - in_chunk > begin) begin = slot - in_chunk;
   }
   return begin;

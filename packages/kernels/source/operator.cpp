@@ -251,10 +251,6 @@ void Node::read_scores(Call& call, const Tensor* in) const {
   call.window = window_;
   call.chunk = chunk_;
   expect(!chunk_ || call.positions, "position_ids for attention in chunks");
-  if (chunk_)
-    for (int64_t row = 0; row < call.rows; row++)
-      for (int64_t s = 0; s < call.count[row]; s++)
-        expect(call.positions[row * call.tokens + s] >= 0, "positions of tokens of at least 0");
   if (in[SINKS].data) {
     expect(in[SINKS].has({heads_}), "head_sink [H]");
     call.sinks = in[SINKS].numbers<float>();

@@ -4,6 +4,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace posenc {
 namespace POSENC_SET {
 namespace {
@@ -11,7 +15,6 @@ namespace {
 constexpr int WIDTH = POSENC_WIDTH;
 typedef float Vector __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t Integers __attribute__((vector_size(4 * WIDTH)));
-typedef int8_t Codes __attribute__((vector_size(WIDTH)));
 
 inline Vector load(const float* from) {
   Vector x;
@@ -19,10 +22,19 @@ inline Vector load(const float* from) {
   return x;
 }
 
+// gcc 12 converts vectors of bytes one by one, unless it is told the instruction.
 inline Vector load(const int8_t* from) {
-  Codes codes;
-  std::memcpy(&codes, from, sizeof codes);
-  return __builtin_convertvector(__builtin_convertvector(codes, Integers), Vector);
+#if POSENC_WIDTH == 16 && defined(__AVX512F__)
+  const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  const Integers integers = (Integers)_mm512_cvtepi8_epi32(codes);
+#elif POSENC_WIDTH == 8 && defined(__AVX2__)
+  const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+  const Integers integers = (Integers)_mm256_cvtepi8_epi32(codes);
+#else
+  Integers integers;
+  for (int i = 0; i < WIDTH; i++) integers[i] = from[i];
+#endif
+  return __builtin_convertvector(integers, Vector);
 }
 
 inline void store(float* to, Vector x) { std::memcpy(to, &x, sizeof x); }

@@ -7,7 +7,14 @@ from typing import Callable, Tuple
 from posenc_export.export.describe import ROWS, TORCH, Caches
 from posenc_export.export.facts import Graph
 from posenc_export.export.quantization.formats import FORMATS, KEEP, MIXED
-from posenc_export.export.targets import onnx_growing, onnx_static, ort, ort_cuda, ort_layers
+from posenc_export.export.targets import (
+    onnx_growing,
+    onnx_static,
+    ort,
+    ort_cuda,
+    ort_layers,
+    ort_native,
+)
 from posenc_export.export.targets.fused_weights import Fused
 from posenc_export.export.targets.onnx_file import Lowerings, write_onnx
 from posenc_export.export.targets.pt2_file import write_pt2
@@ -15,6 +22,7 @@ from posenc_export.export.targets.standard_weights import Standard
 from posenc_export.export.targets.torchscript_file import write_torchscript
 from posenc_export.export.trace import Source
 from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.graphs import kernel_library
 
 Write = Callable[[Source, Manifest, Path], Graph]
 
@@ -64,6 +72,11 @@ def _of_torch(graph: str, write: Write) -> Target:
     )
 
 
+def runnable() -> Tuple[str, ...]:
+    """Return the targets that what is installed can run: ort-native needs posenc-export-kernels."""
+    return tuple(t for t in TARGETS if t != "ort-native" or kernel_library.path() is not None)
+
+
 TARGETS = {
     "onnx": Target(
         graph="ai.onnx operators, opset 23",
@@ -90,6 +103,17 @@ TARGETS = {
         update="in_place",
         continuation_rows=1,
         contiguous=True,
+        formats=(*FORMATS, KEEP, MIXED),
+        cache_formats=("int8",),
+    ),
+    "ort-native": Target(
+        graph="as ort, with the attention of posenc-export-kernels",
+        cache="fixed capacity, in place, cost of the valid length",
+        write=ort_native.write,
+        layout={"positions": "rows"},
+        update="in_place",
+        contiguous=True,
+        dtypes=("float32",),
         formats=(*FORMATS, KEEP, MIXED),
         cache_formats=("int8",),
     ),

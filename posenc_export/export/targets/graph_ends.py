@@ -11,6 +11,7 @@ from posenc_export.export.graph_values import input_names, output_names
 from posenc_export.export.targets.builder import Builder
 from posenc_export.runtime.artefact.manifest import Manifest, State, Value
 from posenc_export.runtime.artefact.rules import present_axes
+from posenc_export.runtime.graphs import kernel_library
 
 
 def name(graph: ir.Graph, manifest: Manifest) -> None:
@@ -108,6 +109,6 @@ def _reads_hidden(graph: ir.Graph, state: State, manifest: Manifest) -> bool:
 
 def _stops_at_length(node: ir.Node) -> bool:
     """Return whether a node reads no slot beyond a row's length, or only writes slots."""
-    return node.op_type == "GroupQueryAttention" or (
+    return node.op_type in ("GroupQueryAttention", kernel_library.OPERATOR) or (
         node.op_type == "TensorScatter" and not node.outputs[0].uses()
     )

@@ -57,9 +57,8 @@ class GroupQuery:
             attributes |= {"do_rotary": 1, "rotary_interleaved": int(rotation.interleaved)}
         if with_weights:
             attributes["qk_output"] = AFTER_SOFTMAX
-        projections = _projections(op, [padded(op, value, self.wide) for value in heads])
         inputs = [
-            *projections,
+            *projections(op, [padded(op, value, self.wide) for value in heads]),
             past_key,
             self.past_value,
             *self.lengths,
@@ -102,16 +101,16 @@ def group_query(op: Builder, node: Attend, key: Append, value: Append) -> GroupQ
     else:
         lengths = ort_slots.lengths_of_mask(op, attention_mask)
     if attention_mask is not None or mask.chunk:
-        bias = _sum(op, node.mask, node.content)
+        bias = sum_of(op, node.mask, node.content)
     # The node itself leaves out later keys, and those before a window, which includes the query.
     else:
-        bias = _sum(op, mask.bias, node.content)
+        bias = sum_of(op, mask.bias, node.content)
         bias = None if bias is None else standard.in_dtype(op, bias)
         attributes |= {} if mask.before < 0 else {"local_window_size": mask.before + 1}
     return GroupQuery(
         value.past,
         value.new,
-        _widened(key, value),
+        widened(key, value),
         lengths,
         bias,
         node.sinks,
@@ -128,7 +127,7 @@ def rotated(op: Builder, value: ir.Value, positions: Optional[ir.Value] = None) 
     return standard.rotate_at(op, node, node.positions if positions is None else positions)
 
 
-def _widened(key: Append, value: Append) -> int:
+def widened(key: Append, value: Append) -> int:
     """Widen both caches to one head size, a multiple of 8, and return it."""
     wide = -(-max(size(append.past, 3) for append in (key, value)) // 8) * 8
     for append in (key, value):
@@ -151,13 +150,13 @@ def padded(op: Builder, value: ir.Value, wide: int) -> ir.Value:
     return wider
 
 
-def _sum(op: Builder, *scores: Optional[ir.Value]) -> Optional[ir.Value]:
+def sum_of(op: Builder, *scores: Optional[ir.Value]) -> Optional[ir.Value]:
     """Add the scores that are not None."""
     terms = [value for value in scores if value is not None]
     return op.Add(*terms) if len(terms) > 1 else next(iter(terms), None)
 
 
-def _projections(op: Builder, heads: Sequence[ir.Value]) -> List[Optional[ir.Value]]:
+def projections(op: Builder, heads: Sequence[ir.Value]) -> List[Optional[ir.Value]]:
     """Return q, k and v as [B,S,N*D], or one packed input for parts of one projection."""
     parts = [op.merge_heads(value) for value in heads]
     split = parts[0].producer()

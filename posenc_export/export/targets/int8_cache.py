@@ -8,8 +8,10 @@ import onnx_ir as ir
 from posenc_export.export.targets.builder import Builder, size
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.summary import summary
+from posenc_export.runtime.graphs import kernel_library
 
 NODE = "GroupQueryAttention"
+NODES = (NODE, kernel_library.OPERATOR)  # with the same inputs here
 PAST_KEY, PAST_VALUE, KEY_SCALE, VALUE_SCALE = 3, 4, 12, 13  # inputs of the node
 QUANTISED: Dict[str, Any] = {
     "k_quant_type": "PER_CHANNEL",
@@ -27,14 +29,14 @@ def store(op: Builder, manifest: Manifest, scales: Mapping[str, np.ndarray]) -> 
     """
     found = [value for value in op.graph.inputs if value.name in scales and value.uses()]
     for value in found:
-        others = sorted({node.op_type for node, _ in value.uses()} - {NODE})
+        others = sorted({node.op_type for node, _ in value.uses()} - {*NODES})
         if others:
             _refuse(manifest, f"{value.name} read by {', '.join(others)}")
     if not found:
         _refuse(manifest, "no cache of keys and values")
     for node in op.graph:
-        if node.op_type == NODE:
-            node.resize_inputs(VALUE_SCALE + 1)
+        if node.op_type in NODES:
+            node.resize_inputs(max(len(node.inputs), VALUE_SCALE + 1))
             for past, scale in (
                 (node.inputs[PAST_KEY], KEY_SCALE),
                 (node.inputs[PAST_VALUE], VALUE_SCALE),

@@ -40,7 +40,8 @@ def attend(op: Builder, node: Attend) -> ir.Value:
         if query is None
         else ort_two_rotations.attend(op, call, query, key)
     )
-    return _finished(op, call, node, appended, outputs)
+    y = finished(op, node, appended, outputs, call.wide)
+    return y if call.compact else _at_tokens(op, y, node.mask)
 
 
 def attend_turned(op: Builder, node: AttendTurnedKeys) -> ir.Value:
@@ -56,25 +57,28 @@ def attend_turned(op: Builder, node: AttendTurnedKeys) -> ir.Value:
     ):
         return turned_keys.attend(op, node)
     call = group_query(op, node, *appended)
-    return _finished(op, call, node, appended, ort_turned_keys.attend(op, call, node, appended[0]))
+    outputs = ort_turned_keys.attend(op, call, node, appended[0])
+    return finished(op, node, appended, outputs, call.wide)
 
 
-def _finished(
+def finished(
     op: Builder,
-    call: GroupQuery,
     node: Attend,
     appended: Tuple[Append, Append],
     outputs: Sequence[ir.Value],
+    wide: int,
 ) -> ir.Value:
-    """Return y [B,S,H*D] of tokens; keys and values replace the outputs of the Append nodes."""
+    """Return y [B,S,H*D] from output, keys and values with heads of size `wide`, which replace the
+    outputs of the Append nodes.
+    """
     y, *presents = outputs
     for append, present in zip(appended, presents, strict=True):
         append.output.replace_all_uses_with(present, replace_graph_outputs=True)
     values = size(appended[1].new, 3)
-    if values < call.wide:
+    if values < wide:
         by_head = op.Reshape(y, [0, 0, node.heads, -1])
         y = op.merge_heads(op.Slice(by_head, [0], [values], [3]))
-    return y if call.compact else _at_tokens(op, y, node.mask)
+    return y
 
 
 def _attended(op: Builder, call: GroupQuery, node: Attend, key: Append) -> Tuple[ir.Value, ...]:

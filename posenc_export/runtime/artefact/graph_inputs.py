@@ -182,7 +182,7 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
         "int32",
         ((B,),),
         "Number of valid tokens of each row after the call, minus 1.",
-        "targets ort and ort-cuda with signature positions",
+        "targets ort, ort-native and ort-cuda with signature positions",
         "S - 1",
         # The kernel needs at least one token: slot 0 of a row without tokens is written, and
         # overwritten by its first token.
@@ -193,7 +193,7 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
         "int32",
         ((),),
         "Largest number of valid tokens of any row after the call.",
-        "targets ort and ort-cuda with signature positions",
+        "targets ort, ort-native and ort-cuda with signature positions",
         "S",
         lambda call: np.array(call.longest, np.int32),
         counts=True,

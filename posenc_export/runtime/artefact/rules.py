@@ -13,7 +13,7 @@ from posenc_export.runtime.artefact.records import Axis
 from posenc_export.runtime.artefact.schema import Manifest, State, Value
 
 GRAPHS = {
-    **dict.fromkeys(("onnx", "onnx-static", "ort", "ort-cuda"), "model.onnx"),
+    **dict.fromkeys(("onnx", "onnx-static", "ort", "ort-native", "ort-cuda"), "model.onnx"),
     "torchscript": "model.pt",
     "pt2": "model.pt2",
     "aotinductor": "model.native.pt2",
@@ -184,8 +184,8 @@ def _check_caches(manifest: Manifest) -> None:
     small = [state for state in manifest.states if state.dtype == "int8"]
     expect(
         bool(small) == bool(manifest.cache)
-        and (not small or (target, manifest.dtype) == ("ort", "float32")),
-        "int8 states exactly with cache int8, for target ort in float32",
+        and (not small or (target in ("ort", "ort-native") and manifest.dtype == "float32")),
+        "int8 states exactly with cache int8, for target ort or ort-native in float32",
         f"{len(small)} int8 states with cache {manifest.cache or manifest.dtype} for target "
         f"{target} in {manifest.dtype}",
     )

@@ -88,8 +88,8 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
             last_hidden_state or, if a decoder reads it, encoder_key_values; with segments also
             token_type_ids), "block" (hidden_states to output) or "module" (a user's own module,
             input_ids or hidden_states to output).
-        target: "onnx", "onnx-static", "ort", "ort-cuda", "torchscript", "pt2" or "aotinductor";
-            "eager" for a live module, which has no file.
+        target: "onnx", "onnx-static", "ort", "ort-native", "ort-cuda", "torchscript", "pt2" or
+            "aotinductor"; "eager" for a live module, which has no file.
         signature: "positions" (position_ids, -1 for padding) or "mask" (attention_mask, from which
             the graph counts positions).
         dtype: "float32", "float16" or "bfloat16", dtype of activations and caches. numpy has no
@@ -142,7 +142,8 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
 
     kind: Annotated[str, Meta(pattern=r"^(decoder|encoder|block|module)\Z")]
     target: Annotated[
-        str, Meta(pattern=r"^(onnx|onnx-static|ort|ort-cuda|torchscript|pt2|aotinductor)\Z")
+        str,
+        Meta(pattern=r"^(onnx|onnx-static|ort|ort-native|ort-cuda|torchscript|pt2|aotinductor)\Z"),
     ]
     signature: Annotated[str, Meta(pattern=r"^(positions|mask)\Z")]
     dtype: records.Real

@@ -3,7 +3,7 @@
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Mapping, Optional
+from typing import Any, Optional
 
 DOMAIN, OPERATOR = "posenc.kernels", "CachedAttention"
 DISTRIBUTION = "posenc-export-kernels"
@@ -11,6 +11,14 @@ INSTALL = "pip install 'posenc-export[native]'"
 VARIABLE = "POSENC_KERNELS"  # path of a library to use instead of the installed one
 FILE = Path("posenc_export_kernels", "libposenc_kernels.so")
 SOURCE_TREE = Path(__file__).parents[3]
+
+
+def missing() -> ModuleNotFoundError:
+    """Return the error for a graph that needs the library if it is not installed."""
+    return ModuleNotFoundError(
+        f"runtime: expected {DISTRIBUTION} for target ort-native, got none; {INSTALL}",
+        name=FILE.parts[0],
+    )
 
 
 def path() -> Optional[Path]:
@@ -27,23 +35,13 @@ def path() -> Optional[Path]:
     return installed if installed and installed.exists() else None
 
 
-def needed(operators: Mapping[str, int]) -> bool:
-    """Return whether a graph with these numbers of operators needs the library."""
-    return OPERATOR in operators
-
-
 def register(options: Any) -> None:
     """Make the operators of the library known to a session of ONNX Runtime.
 
     Raises:
         ModuleNotFoundError: the library is not installed.
-        ValueError: ONNX Runtime refuses it, or it computes something else than attention in this
-            release.
     """
     library = path()
     if library is None:
-        raise ModuleNotFoundError(
-            f"runtime: expected {DISTRIBUTION} for target ort-native, got none; {INSTALL}",
-            name=FILE.parts[0],
-        )
+        raise missing()
     options.register_custom_ops_library(str(library))

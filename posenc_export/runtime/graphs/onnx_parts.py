@@ -8,6 +8,7 @@ from typing import Any, Collection, Iterable, List, Mapping, Sequence, Union
 import numpy as np
 import onnxruntime
 
+from posenc_export.runtime.graphs import kernel_library
 from posenc_export.runtime.graphs.onnx_files import fields
 from posenc_export.runtime.graphs.onnx_nodes import TYPES, Constant, Node, Nodes
 from posenc_export.runtime.graphs.ort_options import FOLDER
@@ -137,6 +138,8 @@ def opened(model: bytes, folder: Path, entries: Mapping[str, str] = NONE) -> Any
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 3, 1
     options.add_session_config_entry(FOLDER, str(folder))
+    if kernel_library.DOMAIN.encode() in model:
+        kernel_library.register(options)
     for name, value in entries.items():
         options.add_session_config_entry(name, value)
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

@@ -20,8 +20,9 @@ except ModuleNotFoundError as error:
 from posenc_export.runtime.artefact.files import utf8
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import check_graph
-from posenc_export.runtime.graphs import cuda_placement, cuda_steps
+from posenc_export.runtime.graphs import cuda_placement, cuda_steps, kernel_check
 from posenc_export.runtime.graphs.cuda_steps import DeviceSteps
+from posenc_export.runtime.graphs.kernel_library import OPERATOR
 from posenc_export.runtime.graphs.onnx_files import check_external, load_errors, refused
 from posenc_export.runtime.graphs.ort_options import FOLDER, PROVIDERS, SLOWER, session_options
 from posenc_export.runtime.session import device_memory
@@ -53,6 +54,8 @@ class OrtGraph:
         capture: bool = True,
         content: bytes = b"",
     ) -> None:
+        if OPERATOR in manifest.operators:
+            kernel_check.check()
         options = session_options(manifest, threads)
         self.manifest, self.provider = manifest, provider
         # The Python binding cannot allocate on a device of WebGPU: its caches stay on the host.

@@ -9,7 +9,7 @@ import onnxruntime
 
 from posenc_export.runtime.artefact.machine import cpu_info
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.graphs import cuda
+from posenc_export.runtime.graphs import cuda, kernel_library
 
 # SkipLayerNormalization takes 1.7 to 7 times as long on a CPU as the Add and LayerNormalization
 # that it replaces (ONNX Runtime 1.31, widths 256 to 1536).
@@ -23,7 +23,7 @@ EIGHT_BITS = ("session.disable_quant_qdq", "1")
 MIXED_PRODUCTS = ("ep.cuda.fpa_intb_gemm", "1")
 FOLDER = "session.model_external_initializers_file_folder_path"  # for models that are no file
 # Operators of target ort that have no float32 kernel for CUDA, or one with other rules.
-HOST_ONLY = {"GroupQueryAttention", "MoE", "QMoE"}
+HOST_ONLY = {"GroupQueryAttention", "MoE", "QMoE", kernel_library.OPERATOR}
 PROVIDERS = {
     "cpu": ("CPUExecutionProvider", {}),
     "cuda": (cuda.NAME, cuda.OPTIONS),
@@ -91,7 +91,11 @@ def _saturates() -> bool:
 
 
 def session_options(manifest: Manifest, threads: Optional[int]) -> Any:
-    """Return the options that run an artefact. threads: per operator; None uses all cores."""
+    """Return the options that run an artefact. threads: per operator; None uses all cores.
+
+    Raises:
+        ModuleNotFoundError: the artefact needs operators that are not installed.
+    """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     # Under ALiBi, attention weights of distant keys are below 1e-38. As subnormal numbers they slow
@@ -105,6 +109,8 @@ def session_options(manifest: Manifest, threads: Optional[int]) -> Any:
     elif manifest.weights is not None and manifest.weights.activations == "float32":
         four = manifest.weights.format.startswith("int4")
         options.add_session_config_entry(*(FOUR_BITS if four else EIGHT_BITS))
+    if kernel_library.OPERATOR in manifest.operators:
+        kernel_library.register(options)
     if threads:
         options.intra_op_num_threads = threads
     return options

@@ -50,6 +50,8 @@ def check_name(name: str, manifest: Manifest) -> None:
         _refuse("target aotinductor for provider aotinductor", target, remedy)
     if target in TORCH_TARGETS and name not in ("auto", "cpu", AOTINDUCTOR):
         _refuse(f"provider cpu for target {target}", name, "export target onnx or ort")
+    if target == "ort-native" and name not in ("auto", "cpu"):
+        _refuse(f"provider cpu for target {target}", name, "export target ort or onnx-static")
     if name == WEBGPU and manifest.dtype != "float32":
         rule = f"an artefact in float32 for provider {name}"
         _refuse(rule, manifest.dtype, "export it without --dtype")

@@ -21,7 +21,8 @@ from posenc_export.runtime.verification.heads import (
 )
 from posenc_export.runtime.verification.kernels import CheckedNode, Graph, Record
 
-QUERY, KEY, VALUE, TOTAL, COS, SIN, POSITIONS, BIAS, SINK = 0, 1, 2, 6, 7, 8, 9, 10, 11
+QUERY, KEY, VALUE, LAST, COS, SIN, POSITIONS, BIAS, SINK = 0, 1, 2, 5, 7, 8, 9, 10, 11
+BY_DISTANCE, KEY_COS, KEY_SIN = 14, 16, 17  # of CachedAttention (packages/kernels/README.md)
 SCALES = (12, 13)  # of keys and of values
 # Roundings of a score beside the sum over D: the scale of a channel, that of scores, and of the
 # register's parts.
@@ -32,11 +33,11 @@ OF_WEIGHT = 24
 
 
 def cached_attention(graph: Graph, node: Node) -> Optional[CheckedNode]:
-    """A GroupQueryAttention with 8-bit caches."""
+    """A GroupQueryAttention or CachedAttention with 8-bit caches."""
     if node.attributes.get("k_quant_type") != "PER_CHANNEL":
         return None
-    inputs = [*node.inputs, *[""] * 16][:16]
-    computed = (*(QUERY, KEY, VALUE), TOTAL, POSITIONS, BIAS)
+    inputs = [*node.inputs, *[""] * 18][:18]
+    computed = (*(QUERY, KEY, VALUE), LAST, POSITIONS, BIAS)
     reads = [inputs[index] for index in computed if inputs[index]]
     others = [name for name in ("softcap", "smooth_softmax") if node.attributes.get(name, 0) > 0]
     others += ["head_sink"] if inputs[SINK] else []
@@ -45,13 +46,14 @@ def cached_attention(graph: Graph, node: Node) -> Optional[CheckedNode]:
     def ratios(records: Sequence[Record]) -> np.ndarray:
         return np.concatenate([_of_call(graph, node, inputs, call) for call in records])
 
-    name = f"GroupQueryAttention {node.inputs[3]}"
+    name = f"{node.operator} {node.inputs[3]}"
     return CheckedNode(name, node.outputs[0], (*reads, *node.outputs[1:3]), ratios, skipped=skipped)
 
 
 def _of_call(graph: Graph, node: Node, inputs: List[str], call: Record) -> np.ndarray:
     """Return errors over bounds [S] of a call of one row."""
-    total, channels = int(call[inputs[TOTAL]]), [graph.numbers(inputs[at]) for at in SCALES]
+    last = call[inputs[LAST]]
+    total, channels = int(last[0]) + 1, [graph.numbers(inputs[at]) for at in SCALES]
     q, k, v = _heads(graph, node, inputs, call)
     caches = [call[name][0].astype(np.float64) for name in node.outputs[1:3]]
     count, ratio = q.numbers.shape[1], np.zeros(q.numbers.shape[1])
@@ -63,6 +65,15 @@ def _of_call(graph: Graph, node: Node, inputs: List[str], call: Record) -> np.nd
         read.append(cache[:, :total] * of_channel)
     bias = call[inputs[BIAS]][0].astype(np.float64) if inputs[BIAS] else None
     seen = visible(count, total, int(node.attributes.get("local_window_size", -1)))
+    behind = np.arange(total - count, total)[:, None] - np.arange(total)
+    if inputs[BY_DISTANCE]:
+        table = graph.numbers(inputs[BY_DISTANCE]).astype(np.float64)
+        of_distance = table[:, np.clip(behind, 0, table.shape[1] - 1)]
+        bias = of_distance if bias is None else bias[..., :total] + of_distance
+    if node.attributes.get("chunk_size", 0):
+        seen = seen & (
+            behind <= call[inputs[POSITIONS]][0][:, None] % node.attributes["chunk_size"]
+        )
     scale = float(node.attributes["scale"])
     value, bound = _attended(q, read, scale, bias, seen)
     y = call[node.outputs[0]][0].reshape(count, -1)
@@ -79,14 +90,19 @@ def _heads(graph: Graph, node: Node, inputs: List[str], call: Record) -> Tuple[H
     parts = np.split(split, np.cumsum(counts)[:2])
     q, k, v = (Heads(part, np.zeros_like(part)) for part in parts)
     if node.attributes.get("do_rotary", 0):
-        at = np.arange(len(joined)) + int(call[inputs[TOTAL]]) - len(joined)
-        if inputs[POSITIONS] and at[0] > 0:  # a first call counts from the first position
+        at = np.arange(len(joined)) + int(call[inputs[LAST]][0]) + 1 - len(joined)
+        by_slot = node.operator == "GroupQueryAttention" and at[0] == 0
+        if inputs[POSITIONS] and not by_slot:  # a first call counts from the first position
             at = call[inputs[POSITIONS]][0]
         elif inputs[POSITIONS]:
             at = at + call[inputs[POSITIONS]][0, 0]
-        cos, sin = (graph.numbers(inputs[index])[at].astype(np.float64) for index in (COS, SIN))
         interleaved = bool(node.attributes.get("rotary_interleaved", 0))
-        q, k = q.rotated(cos, sin, interleaved), k.rotated(cos, sin, interleaved)
+        of_keys = (KEY_COS, KEY_SIN) if inputs[KEY_COS] else (COS, SIN)
+        (q_cos, q_sin), (k_cos, k_sin) = (
+            [graph.numbers(inputs[index])[at].astype(np.float64) for index in tables]
+            for tables in ((COS, SIN), of_keys)
+        )
+        q, k = q.rotated(q_cos, q_sin, interleaved), k.rotated(k_cos, k_sin, interleaved)
     return q, k, v
 
 

@@ -9,8 +9,11 @@ from typing import List, Optional, Tuple
 import numpy as np
 
 from posenc_export.runtime.artefact.schema import Manifest
+from posenc_export.runtime.graphs.kernel_library import OPERATOR
 from posenc_export.runtime.verification import described
 from posenc_export.runtime.verification.described import Described
+from posenc_export.runtime.verification.integer_graph import IntegerPart
+from posenc_export.runtime.verification.integer_values import BIAS, Findings
 
 CLOSE = 1e-5  # distance of a logarithm from a border below which float32 may round to either side
 
@@ -43,6 +46,39 @@ def _of_layer(
         rows = _buckets(parts["t5"])
         return () if weight is None else tuple(weight[index].T for index in rows)
     return ()
+
+
+def compare(
+    part: IntegerPart, biases: Tuple[np.ndarray, ...], folder: Path, findings: Findings
+) -> None:
+    """Compare the tables of biases by distance that attention nodes read with the description (`tables`)."""
+    nodes = [node for node, _ in part.attention if node.operator == OPERATOR]
+    for name in dict.fromkeys(name for node in nodes for name in node.inputs[14:15] if name):
+        place = f"{name} ({OPERATOR} input 14)"
+        if not biases:
+            findings.skipped[place] = "a bias whose formula is not known here"
+            continue
+        stored = part.graph.constants.get(name)
+        if stored is None or len(stored.shape) != 2 or stored.shape[0] != len(biases[0]):
+            findings.failures[place] = f"expected a table of {len(biases[0])} heads"
+            continue
+        numbers = stored.array(folder)
+        errors = [_bias_errors(numbers, table) for table in biases]
+        wrong = np.min(errors, axis=0) > BIAS
+        findings.compared += numbers.size
+        if wrong.any():
+            head, distance = (int(index[0]) for index in np.nonzero(wrong))
+            got = numbers[head, min(distance, numbers.shape[1] - 1)]
+            findings.failures[place] = f"bias of head {head} at distance {distance}: got {got:g}"
+
+
+def _bias_errors(numbers: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Return errors of biases [H,distances] relative to 1 + |bias|; the last of each table is that
+    of larger distances.
+    """
+    index = np.arange(max(numbers.shape[1], table.shape[1]))
+    both = [t[:, np.minimum(index, t.shape[1] - 1)].astype(np.float64) for t in (numbers, table)]
+    return np.asarray(np.abs(both[0] - both[1]) / (1 + np.abs(both[1])))
 
 
 def _slopes(part: Described, attention: Described) -> np.ndarray:

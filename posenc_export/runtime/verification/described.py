@@ -10,6 +10,7 @@ import numpy as np
 from msgspec import Meta
 
 from posenc_export.runtime.artefact.schema import Manifest
+from posenc_export.runtime.graphs.kernel_library import OPERATOR
 from posenc_export.runtime.graphs.onnx_nodes import Node
 
 Described = Mapping[str, Any]
@@ -208,4 +209,6 @@ def attributes(attention: Described, node: Node, masked: bool) -> Dict[str, Any]
     rule = attention["sees"]
     window = rule["size"] if rule["name"] == "window" and not masked else None
     counts = {"num_heads": heads, "kv_num_heads": kv_heads}
+    if node.operator == OPERATOR:
+        counts["chunk_size"] = rule["size"] if rule["name"] == "chunk" else None
     return {**expected, **counts, "local_window_size": window, "smooth_softmax": None}

@@ -156,7 +156,9 @@ def _with_float_caches(graph: Nodes, manifest: Manifest) -> Nodes:
     for node in graph.nodes:
         if "kv_cache_bit_width" in node.attributes:
             node = without_attributes(node, CACHE_ATTRIBUTES)
-            node = replace(node, inputs=node.inputs[:BEFORE_SCALES])
+            scales = range(BEFORE_SCALES, BEFORE_SCALES + 2)
+            inputs = ["" if at in scales else name for at, name in enumerate(node.inputs)]
+            node = replace(node, inputs=inputs)
             while not node.inputs[-1]:
                 node.inputs.pop()
         nodes.append(node)

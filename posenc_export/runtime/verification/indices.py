@@ -15,6 +15,7 @@ import numpy as np
 from posenc_export.runtime.artefact.certificate import MOST_FAILURES, Check
 from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.graphs import onnx_nodes
+from posenc_export.runtime.graphs.kernel_library import OPERATOR
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.verification import bias_tables, described, integer_calls, integer_rules
 from posenc_export.runtime.verification.integer_calls import Call, Places
@@ -42,9 +43,12 @@ STRICT = {
     ("GatherND", 1): (REQUESTED,),
     ("GroupQueryAttention", 5): ("last slots",),
     ("GroupQueryAttention", 6): (LONGEST,),
+    (OPERATOR, 5): ("last slots",),
+    (OPERATOR, 9): ("positions of tokens, -1 for none",),
+    (OPERATOR, 15): ("slots of tokens",),
     ("output present_positions", -1): ("positions of keys, -1 for none",),
 }
-MASKS = (("Attention", 3), ("GroupQueryAttention", 10))
+MASKS = (("Attention", 3), ("GroupQueryAttention", 10), (OPERATOR, 10))
 PICKS = ("GatherElements",)
 SIZES = ("Reshape", "Expand", "Slice", "ConstantOfShape", "Pad", "Range", "Tile")
 PROBES = (
@@ -81,6 +85,7 @@ def check(folder: Path, model: Model) -> Check:
         findings.skipped[name] = reason
     _compare_attributes(part, manifest, findings)
     subject = _subject(manifest, folder)
+    bias_tables.compare(part, subject.biases, folder, findings)
     for roles, values in _programs(part, manifest, folder, findings):
         result = _evaluated(values, roles, subject)
         findings.compared += result.compared
@@ -255,7 +260,7 @@ def _windows(part: IntegerPart, mask: str) -> Dict[int, int]:
     return {
         layer: max(int(node.attributes.get("local_window_size", 0)), 0)
         for node, layer in part.attention
-        if node.operator == "GroupQueryAttention"
+        if node.operator in ("GroupQueryAttention", OPERATOR)
         and mask in [part.casts.get(name, name) for name in node.inputs[10:11]]
     }
 

@@ -10,6 +10,7 @@ from typing import Any, Collection, Dict, Iterator, List, Mapping, Sequence, Set
 
 import numpy as np
 
+from posenc_export.runtime.graphs.kernel_library import OPERATOR
 from posenc_export.runtime.graphs.onnx_nodes import Constant, Node, Nodes
 from posenc_export.runtime.graphs.onnx_parts import constant, opened, serialised
 
@@ -17,7 +18,7 @@ FLOATS = ("float", "float16", "bfloat16")
 TOKENS = ("input_ids", "token_type_ids")  # integers that choose weights, not places
 SIZES = ("Shape", "Size")
 HALF = (10, 16)  # TensorProto.DataType of float16 and bfloat16
-ATTENTIONS = ("GroupQueryAttention", "Attention")
+ATTENTIONS = ("GroupQueryAttention", OPERATOR, "Attention")
 EMBEDDED = "embedded tokens"  # name of an input with their shape
 LAYER = re.compile(r"past_key_values\.(\d+)\.")
 

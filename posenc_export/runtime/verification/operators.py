@@ -14,6 +14,7 @@ import numpy as np
 
 from posenc_export.runtime.artefact.certificate import MOST_FAILURES, Check
 from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.graphs.kernel_library import OPERATOR
 from posenc_export.runtime.graphs.onnx_nodes import read
 from posenc_export.runtime.graphs.onnx_parts import nodes_of
 from posenc_export.runtime.session.errors import GraphError
@@ -59,7 +60,12 @@ def of_artefact(folder: Path, manifest: Manifest) -> Optional[Check]:
 
 def checked_nodes(graph: Graph) -> List[CheckedNode]:
     """Return the nodes of a graph that have a contract."""
-    known = {**kernels.CONTRACTS, "GroupQueryAttention": cached_attention, "QMoE": chosen_experts}
+    known = {
+        **kernels.CONTRACTS,
+        "GroupQueryAttention": cached_attention,
+        OPERATOR: cached_attention,
+        "QMoE": chosen_experts,
+    }
     nodes = [
         known[node.operator](graph, node) for node in graph.nodes.nodes if node.operator in known
     ]

@@ -1,0 +1,196 @@
+"""CachedAttention of packages/kernels beside GroupQueryAttention of ONNX Runtime, and artefacts of
+target ort-native beside those of ort.
+
+    python -m bench.native [--artefacts ORT NATIVE] [--json bench/results/native.json]
+
+Processor time of one thread, in turn in one process: the ratio of every round, its median, and the
+quantiles 0.1 and 0.9. Caches of the operators take CACHES bytes, so that a call finds its keys in
+memory, as a step does that reads weights in between. Artefacts are those of one decoder, such as
+SmolLM2-135M.
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence
+
+import numpy as np
+import onnxruntime
+from onnx import TensorProto, helper
+
+from bench.timing import in_turn, seconds, spread
+from posenc_export.runtime import load
+from posenc_export.runtime.graphs import kernel_library
+from posenc_export.runtime.graphs.kernel_library import DOMAIN, OPERATOR
+from posenc_export.shared import json_rows
+
+CACHES, ROUNDS = 1.5e8, 9
+SIZE, THETA = 64, 1e4
+INPUTS = "query key value past_key past_value seqlens_k total_sequence_length cos_cache sin_cache"
+SCALES = ["", "", "", "k_scale", "v_scale"]
+TYPES = {
+    np.dtype(np.float32): TensorProto.FLOAT,
+    np.dtype(np.int8): TensorProto.INT8,
+    np.dtype(np.int32): TensorProto.INT32,
+    np.dtype(np.int64): TensorProto.INT64,
+}
+
+
+class Geometry(NamedTuple):
+    """Sizes of a call: heads, rows, new tokens of each row, and cached tokens."""
+
+    heads: int
+    kv_heads: int
+    rows: int = 1
+    tokens: int = 1
+    cached: int = 1024
+    int8: bool = False
+
+
+OPERATORS = [
+    *(Geometry(9, 3, cached=n) for n in (16, 128, 512, 1024, 4096, 16384)),
+    *(Geometry(32, 8, cached=n) for n in (128, 1024, 4096)),
+    *(Geometry(8, 8, cached=n) for n in (128, 1024, 4096)),
+    *(Geometry(*heads, cached=4096, int8=True) for heads in ((9, 3), (32, 8), (8, 8))),
+    *(Geometry(9, 3, tokens=n) for n in (2, 4, 16)),
+    Geometry(9, 3, rows=16, cached=512),
+    Geometry(9, 3, tokens=512, cached=0),
+]
+CONTEXTS = (16, 1024, 4096)
+STEPS = 12
+
+
+def numbers(geometry: Geometry) -> Dict[str, np.ndarray]:
+    """Return the inputs of a call but its caches."""
+    heads, kv, rows, tokens, cached, int8 = geometry
+    random = np.random.default_rng(0)
+    packed = random.standard_normal((rows, tokens, (heads + 2 * kv) * SIZE)).astype(np.float32)
+    angles = np.outer(np.arange(cached + tokens), THETA ** (-np.arange(SIZE // 2) * 2 / SIZE))
+    feeds = {"query": packed, "seqlens_k": np.full(rows, cached + tokens - 1, np.int32)}
+    feeds |= {"cos_cache": np.cos(angles).astype(np.float32)}
+    feeds |= {"sin_cache": np.sin(angles).astype(np.float32)}
+    if int8:
+        feeds |= dict.fromkeys(("k_scale", "v_scale"), np.full(kv * SIZE, 1 / 40, np.float32))
+    return feeds
+
+
+def opened(operator: str, geometry: Geometry, feeds: Dict[str, np.ndarray]) -> Any:
+    """Return a session with one node."""
+    own = operator == OPERATOR
+    names = [*INPUTS.split(), *SCALES, *(["", "cache_position"] if own else [])]
+    known = {**feeds, "past_key": np.zeros(0, np.int8 if geometry.int8 else np.float32)}
+    known["past_value"] = known["past_key"]
+    names = [name if name in known else "" for name in names]
+    attributes: Dict[str, Any] = {"num_heads": geometry.heads, "kv_num_heads": geometry.kv_heads}
+    if not own:
+        attributes["do_rotary"] = 1
+        if geometry.int8:
+            attributes |= dict.fromkeys(("k_quant_type", "v_quant_type"), "PER_CHANNEL")
+            attributes["kv_cache_bit_width"] = 8
+    domain = DOMAIN if own else "com.microsoft"
+    outputs = {"y": np.float32, "key": known["past_key"].dtype, "value": known["past_key"].dtype}
+    graph = helper.make_graph(
+        [helper.make_node(operator, names, list(outputs), domain=domain, **attributes)],
+        "call",
+        [helper.make_tensor_value_info(n, TYPES[known[n].dtype], None) for n in names if n],
+        [helper.make_tensor_value_info(n, TYPES[np.dtype(d)], None) for n, d in outputs.items()],
+    )
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(domain, 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    options.add_session_config_entry("session.set_denormal_as_zero", "1")
+    kernel_library.register(options)
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options, ["CPUExecutionProvider"]
+    )
+
+
+def caches_of(geometry: Geometry) -> List[List[Any]]:
+    """Return keys and values of several caches, CACHES bytes together."""
+    random = np.random.default_rng(0)
+    shape = (geometry.rows, geometry.kv_heads, geometry.cached + geometry.tokens, SIZE)
+    bytes_of_both = 2 * int(np.prod(shape)) * (1 if geometry.int8 else 4)
+    count = int(np.clip(CACHES // bytes_of_both, 2, 24))
+    made = [[random.standard_normal(shape, np.float32) for _ in range(2)] for _ in range(count)]
+    if geometry.int8:
+        made = [[np.clip(np.rint(40 * x), -128, 127).astype(np.int8) for x in b] for b in made]
+    return [[onnxruntime.OrtValue.ortvalue_from_numpy(x) for x in both] for both in made]
+
+
+def calls_of(session: Any, feeds: Dict[str, np.ndarray], caches: Sequence[Sequence[Any]]) -> Any:
+    """Return a function that makes a call on every cache, in place."""
+    bindings = []
+    for both in caches:
+        binding = session.io_binding()
+        for name, array in feeds.items():
+            binding.bind_cpu_input(name, array)
+        for name, cache in zip(("key", "value"), both, strict=True):
+            binding.bind_ortvalue_input(f"past_{name}", cache)
+            binding.bind_ortvalue_output(name, cache)
+        binding.bind_output("y")
+        bindings.append(binding)
+
+    def run() -> None:
+        for binding in bindings:
+            session.run_with_iobinding(binding)
+
+    return run
+
+
+def of_operators(geometry: Geometry) -> Dict[str, Any]:
+    """Return times of both operators for a call."""
+    feeds, caches = numbers(geometry), caches_of(geometry)
+    slots = geometry.cached + np.arange(geometry.tokens)
+    rest = {
+        "GroupQueryAttention": {"total_sequence_length": np.array(slots[-1] + 1, np.int32)},
+        OPERATOR: {"cache_position": np.tile(slots, (geometry.rows, 1))},
+    }
+    calls: Dict[str, Callable[[], float]] = {}
+    for name, other in rest.items():
+        session = opened(name, geometry, {**feeds, **other})
+        run = calls_of(session, {**feeds, **other}, caches)
+        calls[name] = lambda run=run: seconds(run, time.process_time)  # type: ignore[misc]
+    times = in_turn(calls, ROUNDS)
+    shipped, own = times.values()
+    us = {name: round(float(np.median(t)) / len(caches) * 1e6, 1) for name, t in times.items()}
+    return {**geometry._asdict(), "microseconds": us, "ratio": spread(own, shipped)}
+
+
+def of_artefacts(folders: Sequence[Path], cached: int) -> Dict[str, Any]:
+    """Return times of a step of two artefacts after some tokens."""
+    sessions = {path.name: load(path, provider="cpu", threads=1).session() for path in folders}
+    prompt = np.random.default_rng(0).integers(100, size=(1, cached))
+    for session in sessions.values():
+        session.prefill(prompt)
+    token = prompt[:, -1]
+    calls = {
+        name: lambda session=session: seconds(lambda: session.step(token), time.process_time)
+        for name, session in sessions.items()
+    }
+    times = in_turn(calls, ROUNDS * STEPS, warm=6)
+    first, second = times.values()
+    ms = {name: round(float(np.median(t)) * 1e3, 2) for name, t in times.items()}
+    return {"cached": cached, "milliseconds": ms, "ratio": spread(second, first)}
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--artefacts", type=Path, nargs=2, metavar=("ORT", "NATIVE"))
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    if options.artefacts:
+        rows = [of_artefacts(options.artefacts, cached) for cached in CONTEXTS]
+    else:
+        rows = [of_operators(geometry) for geometry in OPERATORS]
+    for row in rows:
+        print(json.dumps(row))
+    if options.json:
+        json_rows.write(options.json, rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

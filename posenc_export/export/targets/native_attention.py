@@ -1,0 +1,132 @@
+"""Target `ort-native`: attention over cached keys and values as CachedAttention of packages/kernels,
+which rotates, adds biases by distance and hides keys itself.
+"""
+
+from typing import Any, Dict, List, Optional, Tuple
+
+import onnx_ir as ir
+
+from posenc_export.export.targets import (
+    distance_tables,
+    group_query,
+    ort_attention,
+    ort_slots,
+    standard,
+)
+from posenc_export.export.targets.builder import Builder, size
+from posenc_export.ops.graph import (
+    Append,
+    Attend,
+    AttentionWeights,
+    ChooseRotation,
+    Mask,
+    Rotate,
+)
+from posenc_export.runtime.graphs.kernel_library import DOMAIN, OPERATOR
+
+# A rotation: tables of queries, tables of keys, and the rows of tokens; None if they are the slots.
+Rotation = Tuple[Rotate, Rotate, Optional[ir.Value]]
+
+
+def attend(op: Builder, node: Attend) -> ir.Value:
+    """Emit CachedAttention if no other node reads the appended keys and values or the softmax, and
+    keys have one rotation. Otherwise the nodes of `ort`.
+    """
+    appended, mask = standard.appended_here(node), Mask.of(node.mask)
+    if (
+        appended is None
+        or mask is None
+        or ort_slots.by_columns(op) is not None
+        or op.dtype != "float32"
+        or node.readers(AttentionWeights)
+        or ChooseRotation.of(node.q) is not None
+    ):
+        return ort_attention.attend(op, node)
+    by_distance = None if mask.bias is None else distance_tables.table_of(op, mask, node.heads)
+    # GroupQueryAttention reads chunks from a bias, which such scores need anyway.
+    if mask.chunk and (node.content is not None or (mask.bias is not None and not by_distance)):
+        return ort_attention.attend(op, node)
+    key, value = appended
+    rotation = _rotation(node, key, mask)
+    heads = [node.q, key.new, value.new]
+    if rotation is None:
+        heads = [group_query.rotated(op, part) for part in heads]
+    else:
+        heads = [rotate.x if (rotate := Rotate.of(part)) else part for part in heads]
+    wide = group_query.widened(*appended)
+    outputs = op.several(
+        3,
+        OPERATOR,
+        *group_query.projections(op, [group_query.padded(op, part, wide) for part in heads]),
+        *_inputs(op, node, appended, rotation, by_distance),
+        domain=DOMAIN,
+        **_attributes(node, mask, rotation),
+    )
+    return ort_attention.finished(op, node, appended, outputs, wide)
+
+
+def _inputs(
+    op: Builder,
+    node: Attend,
+    appended: Tuple[Append, Append],
+    rotation: Optional[Rotation],
+    by_distance: Optional[ir.Value],
+) -> List[Optional[ir.Value]]:
+    """Return the inputs after queries, keys and values (packages/kernels/README.md)."""
+    mask = Mask.of(node.mask)
+    assert mask is not None
+    tables: List[Optional[ir.Value]] = [None, None, None, None]
+    positions = mask.positions if mask.chunk else None
+    if rotation is not None:
+        of_q, of_k, rows = rotation
+        tables = [of_q.cos, of_q.sin, None, None]
+        if (of_q.cos, of_q.sin) != (of_k.cos, of_k.sin):
+            tables[2:] = [of_k.cos, of_k.sin]
+        positions = positions if rows is None else rows
+    bias = group_query.sum_of(op, None if by_distance else mask.bias, node.content)
+    return [
+        *(append.past for append in appended),
+        ort_slots.lengths(op)[0],
+        None,  # the length of the longest row
+        *tables[:2],
+        positions,
+        bias,
+        node.sinks,
+        *(None, None),  # scales of a cache of 8 bits (int8_cache.py)
+        by_distance,
+        ort_slots.cache_position(op),
+        *tables[2:],
+    ]
+
+
+def _attributes(node: Attend, mask: Mask, rotation: Optional[Rotation]) -> Dict[str, Any]:
+    assert not mask.after  # models with a cache are causal
+    attributes = {"num_heads": node.heads, "kv_num_heads": node.kv_heads}
+    attributes |= standard.scores_of(node)
+    attributes |= {} if mask.before < 0 else {"local_window_size": mask.before + 1}
+    attributes |= {"chunk_size": mask.chunk} if mask.chunk else {}
+    if rotation is not None:
+        attributes |= {"do_rotary": 1, "rotary_interleaved": int(rotation[0].interleaved)}
+    return attributes
+
+
+def _rotation(node: Attend, key: Append, mask: Mask) -> Optional[Rotation]:
+    """Return the rotations of queries and keys if the operator can rotate both: the same numbers of
+    a head, by the same positions, which are those of the mask if that has chunks.
+
+    Linear rotations by slot differ from those by position by the same turn of queries and keys.
+    """
+    of_q, of_k = Rotate.of(node.q), Rotate.of(key.new)
+    if of_q is None or of_k is None:
+        return None
+    shapes = [[size(table, axis) for axis in (0, 1)] for table in (of_q.cos, of_k.cos)]
+    constant = all(table.const_value for table in (of_q.cos, of_q.sin, of_k.cos, of_k.sin))
+    if of_q.positions is not of_k.positions or not constant or shapes[0] != shapes[1]:
+        return None
+    if of_q.interleaved != of_k.interleaved:
+        return None
+    if of_q.linear and of_k.linear and (of_q.cos, of_q.sin) == (of_k.cos, of_k.sin):
+        return of_q, of_k, None
+    if mask.chunk and of_q.positions is not mask.positions:
+        return None
+    return of_q, of_k, of_q.positions

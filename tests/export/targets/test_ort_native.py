@@ -1,0 +1,156 @@
+"""Target ort-native: what its operator takes the place of, and sessions on it."""
+
+from pathlib import Path
+from typing import Any, Dict, List
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from posenc_export import encodings
+from posenc_export.export import TARGETS, export
+from posenc_export.export.targets import runnable
+from posenc_export.models.short_forms import block_config, decoder_config
+from posenc_export.runtime import load, verify
+from posenc_export.runtime.graphs import kernel_library
+from posenc_export.runtime.graphs.kernel_library import DOMAIN, OPERATOR
+from posenc_export.runtime.graphs.ort_graph import OrtGraph
+from posenc_export.shared.numerics import tolerance, worst_error
+from tests.kernels.calls import NAMES, built
+from tests.tiny import block, decoder
+from tests.traces import sources
+
+BY_DISTANCE = ("alibi", "t5", "kerple", "sandwich", "dynamic_bias")
+ROTATIONS = ("rope", "xpos", "rope_yarn", "rope-interleaved", "rope_trained")
+
+OWN = (  # of which the first two depend on the distance alone
+    lambda head, query, key: -(query - key).abs() * 2.0 ** -(head + 1.0),
+    lambda head, query, key: torch.cos(0.1 * (key - query)),
+    lambda head, query, key: -0.01 * (head + 1) * (query + key),
+    lambda head, query, key: -0.1 * (head + 1) * (query - key) / (query + 1),
+)
+
+
+def _exported(config: Any, folder: Path, **how: Any) -> onnx.GraphProto:
+    export(sources(config), "ort-native", folder, **{"verify": False, **how})
+    return onnx.load(folder / "model.onnx", load_external_data=False).graph
+
+
+def _inputs(graph: onnx.GraphProto) -> List[Dict[str, str]]:
+    """Return the inputs of the nodes of the operator by their names in its documentation."""
+    nodes = [node for node in graph.node if node.op_type == OPERATOR]
+    assert all(node.domain == DOMAIN for node in nodes)
+    return [{k: v for k, v in zip(NAMES, node.input, strict=False) if v} for node in nodes]
+
+
+def _operators(graph: onnx.GraphProto) -> List[str]:
+    return sorted(node.op_type for node in graph.node)
+
+
+@pytest.mark.parametrize("variant", BY_DISTANCE)
+def test_a_bias_by_distance_is_a_table_and_costs_no_node(variant: str, tmp_path: Path) -> None:
+    graph = _exported(decoder(variant), tmp_path / "artefact")
+    (first, second) = _inputs(graph)
+    assert first["distance_bias"] == second["distance_bias"] and "attention_bias" not in first
+    assert _operators(graph) == _operators(_exported(decoder("nope"), tmp_path / "nope"))
+
+
+@pytest.mark.parametrize("variant", ROTATIONS)
+def test_a_rotation_is_computed_by_the_operator_alone(variant: str, tmp_path: Path) -> None:
+    graph = _exported(decoder(variant), tmp_path / "artefact")
+    assert all("cos_cache" in inputs for inputs in _inputs(graph))
+    assert _operators(graph) == _operators(_exported(decoder("nope"), tmp_path / "nope"))
+
+
+def test_a_table_ends_where_all_larger_distances_have_the_same_bias(tmp_path: Path) -> None:
+    graph = _exported(decoder("t5"), tmp_path / "artefact")
+    shapes = {value.name: list(value.dims) for value in graph.initializer}
+    heads, distances = shapes[_inputs(graph)[0]["distance_bias"]]
+    assert heads == 6 and distances <= 129  # of 1100; all from 128 on share a bucket
+
+
+@built
+@pytest.mark.parametrize(
+    "function",
+    OWN,
+    ids=["slopes", "the same for all heads", "sum of positions", "relative to the query"],
+)
+def test_own_functions_are_tables_if_they_depend_on_the_distance_alone(
+    function: Any, tmp_path: Path
+) -> None:
+    name = f"own_of_ort_native_{OWN.index(function)}"
+    encodings.register(name, encodings.bias(function))
+    own = block_config(48, 6, 1100, kv_heads=3, head_size=16, encoding={"name": name})
+    config = decoder_config(61, 2, 40, own)
+    graph = _exported(config, tmp_path / "artefact", verify="quick")
+    by_distance = OWN.index(function) < 2
+    assert all(("distance_bias" in i) == by_distance for i in _inputs(graph))
+
+
+@built
+def test_rows_of_several_tokens_over_a_cache_are_one_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export(sources(decoder("rope")), "ort-native", tmp_path / "native", verify=False)
+    export(sources(decoder("rope")), "ort", tmp_path / "ort", verify=False)
+    random, runs, outputs = np.random.default_rng(0), [], []
+    run = OrtGraph.run
+    monkeypatch.setattr(OrtGraph, "run", lambda *a, **k: runs.append(a[0]) or run(*a, **k))
+    parts = [[random.integers(61, size=n) for n in lengths] for lengths in ((9, 3, 6), (4, 7, 2))]
+    for name in ("native", "ort"):
+        session = load(tmp_path / name, provider="cpu").session()
+        for part in parts:
+            outputs.append(session.prefill(part, start=[0, 5, 900] if part is parts[0] else None))
+        outputs.append(session.step(np.array([1, 2, 3])))
+    assert [len([r for r in runs if r is graph]) for graph in dict.fromkeys(runs)] == [2, 4]
+    for mine, other in zip(outputs[:3], outputs[3:], strict=True):
+        assert worst_error(mine, other) <= tolerance("float32", 2, 48)
+
+
+@built
+def test_caches_of_8_bits_and_weights_of_4_pass_the_grid(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_bytes(np.random.default_rng(0).integers(32, 127, size=2000).astype("u1").tobytes())
+    for variant in ("rope", "alibi"):
+        folder = tmp_path / variant
+        config = decoder_config(256, 2, 96, block(variant))
+        export(sources(config), "ort-native", folder, cache="int8", weights="int4",
+               calibrate=text, max_loss=4.0)  # fmt: skip
+        certificate = verify(folder, record=False)
+        assert certificate["passed"] and certificate["checks"]["operators"]["compared"]
+        assert {state.dtype for state in load(folder).manifest.states} == {"int8"}
+
+
+@built
+def test_the_manifest_names_the_operators_and_their_version(tmp_path: Path) -> None:
+    manifest = export(sources(decoder("rope")), "ort-native", tmp_path / "a", verify=False)
+    assert manifest.opset[DOMAIN] == 1 and manifest.operators[OPERATOR] == 2
+    assert manifest.continuation_rows == 0
+    with pytest.raises(ValueError, match="expected provider cpu for target ort-native, got cuda"):
+        load(tmp_path / "a", provider="cuda")
+
+
+def test_without_the_library_load_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export(sources(decoder("rope")), "ort-native", tmp_path / "a", verify=False)
+    export(sources(decoder("rope", causal=False)), "ort-native", tmp_path / "b", verify=False)
+    monkeypatch.setattr(kernel_library, "path", lambda: None)
+    said = r"expected posenc-export-kernels for .*; pip install 'posenc-export\[native\]'$"
+    with pytest.raises(ModuleNotFoundError, match=said):
+        load(tmp_path / "a")
+    load(tmp_path / "b")  # without a cache, whose operators every runtime has
+    assert set(TARGETS) - set(runnable()) == {"ort-native"}
+
+
+@built
+def test_another_library_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export(sources(decoder("rope")), "ort-native", tmp_path / "a", verify=False)
+    other = tmp_path / "other.so"
+    other.write_bytes(b"no library")
+    monkeypatch.setenv(kernel_library.VARIABLE, str(other))
+    with pytest.raises(ValueError, match="expected posenc-export-kernels to compute attention in"):
+        load(tmp_path / "a")
