@@ -1,4 +1,4 @@
-"""Target `ort-native`: attention over cached keys and values as CachedAttention of packages/kernels,
+"""Target `ort-native`: attention over cached keys and values as CachedAttention (packages/kernels),
 which rotates, adds biases by distance and hides keys itself.
 """
 

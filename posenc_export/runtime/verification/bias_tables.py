@@ -4,7 +4,7 @@ et al. 2020, T5).
 
 import math
 from pathlib import Path
-from typing import List, Optional, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -49,12 +49,22 @@ def _of_layer(
 
 
 def compare(
-    part: IntegerPart, biases: Tuple[np.ndarray, ...], folder: Path, findings: Findings
+    part: IntegerPart,
+    by_layer: Sequence[Tuple[np.ndarray, ...]],
+    folder: Path,
+    findings: Findings,
 ) -> None:
-    """Compare the tables of biases by distance that attention nodes read with the description (`tables`)."""
-    nodes = [node for node, _ in part.attention if node.operator == OPERATOR]
-    for name in dict.fromkeys(name for node in nodes for name in node.inputs[14:15] if name):
+    """Compare the tables of biases by distance that attention nodes read with `tables`."""
+    names = {
+        name: layer
+        for node, layer in reversed(part.attention)
+        if node.operator == OPERATOR
+        for name in node.inputs[14:15]
+        if name
+    }
+    for name, layer in names.items():
         place = f"{name} ({OPERATOR} input 14)"
+        biases = by_layer[layer] if 0 <= layer < len(by_layer) else ()
         if not biases:
             findings.skipped[place] = "a bias whose formula is not known here"
             continue
