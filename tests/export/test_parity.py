@@ -77,9 +77,9 @@ def _each(
 # any graph has. The others differ from one of these in a table, a formula of the same operators or
 # both, and are compared as TorchScript.
 FUSED = {
-    "input_rnn": ("rope_dynamic", "rope", "fox", "t5"),
-    "learned": ("shaw", "cope", "rope_longrope", "alibi"),
-    "recurrent": ("transformer_xl", "pope", "deberta", "kerple"),
+    "input_rnn": ("kerple", "rope_dynamic", "rope", "fox"),
+    "learned": ("alibi", "shaw", "cope", "rope_longrope"),
+    "recurrent": ("t5", "transformer_xl", "pope", "deberta"),
     "sinusoidal": ("xpos", "inkling", "fox_pair", "swin_v2"),
 }
 IN_TURN = {

@@ -219,6 +219,7 @@ def _roles(
     floats = probe.dtype.kind == "f" and not whole
     hides = floats and bool((probe.astype(np.float32) < HIDDEN).any())
     cells = "s" in axes and "t" in axes
+    readers = part.layers_after(name)
     masks = cells and any((use.operator, use.input) in MASKS for use in uses)
     if hides and not cells:
         findings.skipped[place] = "a mask with further columns, such as those of sinks"
@@ -227,7 +228,7 @@ def _roles(
         windows = tuple(sorted(_windows(part, name).items()))
         yield Role(place, axes, tuple(layers) or (0,), windows)
     for table in part.tables.get(name, []):
-        names = integer_rules.allowed(manifest, axes)
+        names = integer_rules.allowed(manifest, axes, readers)
         own = bool(manifest.packages)  # encodings that may index by a formula of their own
         if not cells and table.shape[0] >= manifest.max_positions and not own:
             names = integer_rules.by_position(manifest)
@@ -244,7 +245,9 @@ def _roles(
         if (key := (use.operator, use.input)) in STRICT
         and (use.on_state or use.operator != "TensorScatter")
     ]
-    by_cell = [integer_rules.allowed(manifest, axes) for use in uses if use.operator in PICKS]
+    by_cell = [
+        integer_rules.allowed(manifest, axes, readers) for use in uses if use.operator in PICKS
+    ]
     yield Role(place, axes, allowed=next(iter((*strict, *by_cell)), ()))
 
 

@@ -19,6 +19,8 @@ TOKENS = ("input_ids", "token_type_ids")  # integers that choose weights, not pl
 SIZES = ("Shape", "Size")
 HALF = (10, 16)  # TensorProto.DataType of float16 and bfloat16
 ATTENTIONS = ("GroupQueryAttention", OPERATOR, "Attention")
+WITH_BODIES = ("If", "Loop", "Scan")
+WEIGHTED = (*ATTENTIONS, "Softmax")  # nodes that compute attention weights
 EMBEDDED = "embedded tokens"  # name of an input with their shape
 LAYER = re.compile(r"past_key_values\.(\d+)\.")
 
@@ -30,7 +32,7 @@ class Use:
     Args:
         operator: operator of the node; "output" for an output of the graph.
         input: index of the input; -1 for an output of the graph.
-        layer: layer of the node, the largest number of a cache that it depends on; -1 for none.
+        layer: layer of the attention that the node belongs to; -1 for none.
         on_state: whether its first input is an input of the graph, such as a cache.
     """
 
@@ -63,11 +65,20 @@ class IntegerPart:
     attention: List[Tuple[Node, int]] = field(default_factory=list)
     casts: Dict[str, str] = field(default_factory=dict)
 
+    def layers_after(self, name: str) -> List[int]:
+        """Return the layers that read a value, or what the part computes from it."""
+        values = {name}
+        for node in self.nodes:
+            if values.intersection(node.inputs):
+                values.update(node.outputs)
+        return sorted({use.layer for v in values for use in self.uses.get(v, []) if use.layer >= 0})
+
 
 def without_bodies(graph: Nodes) -> Nodes:
     """Return a graph whose subgraphs stand among its nodes: those of all branches of If, before it.
 
-    Inputs of the bodies of Loop and Scan become values that no node computes.
+    Inputs of the bodies of Loop and Scan become values that no node computes. The attribute of a
+    subgraph becomes the names of its outputs.
     """
     constants = dict(graph.constants)
     nodes = list(_inlined(graph.nodes, constants, {}, ""))
@@ -79,6 +90,7 @@ def _inlined(
 ) -> Iterator[Node]:
     """Yield nodes with their subgraphs before them. names: new names of values of a subgraph."""
     for number, node in enumerate(nodes):
+        attributes = dict(node.attributes)
         for attribute, body in node.attributes.items():
             if not isinstance(body, Nodes):
                 continue
@@ -89,13 +101,14 @@ def _inlined(
             for name, value in body.constants.items():
                 constants[inner + name] = value
             yield from _inlined(body.nodes, constants, within, inner)
+            attributes[attribute] = [within.get(name, name) for name in body.outputs]
         yield Node(
             node.domain,
             node.operator,
             node.name,
             [names.get(name, name) for name in node.inputs],
             [names.get(name, name) for name in node.outputs],
-            {k: v for k, v in node.attributes.items() if not isinstance(v, Nodes)},
+            attributes,
             {k: v for k, v in node.serialised.items() if not isinstance(node.attributes[k], Nodes)},
         )
 
@@ -110,7 +123,7 @@ def integer_part(whole: Nodes) -> IntegerPart:
     for node in graph.nodes:
         # A node whose subgraphs were taken out has results that the part does not compute.
         takes = node.operator in SIZES or (
-            known.issuperset(node.inputs) and node.operator not in ("If", "Loop", "Scan")
+            known.issuperset(node.inputs) and node.operator not in WITH_BODIES
         )
         if not takes:
             _leave(part, node, varying, layers)
@@ -147,20 +160,35 @@ def _leave(part: IntegerPart, node: Node, varying: Set[str], layers: Mapping[str
 
 
 def _layers(graph: Nodes) -> Dict[str, int]:
-    """Return the layer of each value: of its largest cache, or of attention nodes before it."""
-    layers: Dict[str, int] = {}
+    """Return the layer of each value: that of the attention which reads it next, or else of the
+    attention before it. Attention has the layer of its caches, or its place in a graph without.
+    """
+    before: Dict[str, int] = {}
     for name in graph.inputs:
         match = LAYER.match(name)
         if match:
-            layers[name] = int(match[1])
-    cached, count = bool(layers), 0
+            before[name] = int(match[1])
+    cached, count = bool(before), 0
     for node in graph.nodes:
-        layer = max((layers.get(name, -1) for name in node.inputs), default=-1)
-        if not cached and node.operator in (*ATTENTIONS, "Softmax"):
+        layer = max((before.get(name, -1) for name in _read(node)), default=-1)
+        if not cached and node.operator in WEIGHTED:
             layer, count = count, count + 1
-        for name in node.outputs:
-            layers[name] = layer
+        before.update(dict.fromkeys(node.outputs, layer))
+    layers, after = dict(before), {}  # after: the first layer whose attention reads a value
+    for node in reversed(graph.nodes):
+        readers = [after[name] for name in node.outputs if name in after]
+        if node.operator in WEIGHTED:
+            readers = [before[node.outputs[0]]]
+        if readers:
+            layers.update(dict.fromkeys(node.outputs, min(readers)))
+            after.update({name: min(*readers, after.get(name, readers[0])) for name in _read(node)})
     return layers
+
+
+def _read(node: Node) -> List[str]:
+    """Return the values that a node reads, with the outputs of its subgraphs."""
+    bodies = node.attributes.values() if node.operator in WITH_BODIES else ()
+    return [*node.inputs, *(name for body in bodies if isinstance(body, list) for name in body)]
 
 
 @dataclass(frozen=True)

@@ -133,10 +133,17 @@ def _distances(
             yield Rule(part["name"], "bst", clipped(index, part))
 
 
-def allowed(manifest: Manifest, axes: Layout) -> Tuple[str, ...]:
-    """Return the rules of which an index with these axes follows one; empty if others may hold."""
+def allowed(manifest: Manifest, axes: Layout, layers: Sequence[int] = ()) -> Tuple[str, ...]:
+    """Return the rules of which an index with these axes follows one; empty if others may hold.
+
+    Args:
+        layers: layers that read the index; none if they are not known.
+    """
     if "s" in axes and "t" in axes:
-        names = {part["name"] for part in described.encodings(manifest)}
+        attentions = described.attentions(manifest)
+        readers = [attentions[layer] for layer in layers if layer < len(attentions)]
+        of_layers = [part for attention in readers for part in attention["encodings"]]
+        names = {part["name"] for part in of_layers or described.encodings(manifest)}
         return tuple(sorted(names & described.INDICES.keys()))
     return ()
 
