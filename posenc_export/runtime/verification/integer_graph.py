@@ -174,7 +174,8 @@ def _layers(graph: Nodes) -> Dict[str, int]:
         if not cached and node.operator in WEIGHTED:
             layer, count = count, count + 1
         before.update(dict.fromkeys(node.outputs, layer))
-    layers, after = dict(before), {}  # after: the first layer whose attention reads a value
+    layers = dict(before)
+    after: Dict[str, int] = {}  # the first layer whose attention reads a value
     for node in reversed(graph.nodes):
         readers = [after[name] for name in node.outputs if name in after]
         if node.operator in WEIGHTED:
