@@ -11,6 +11,7 @@ import pytest
 from posenc_export import __version__
 from posenc_export.export import TARGETS, export
 from posenc_export.runtime import load
+from posenc_export.runtime.graphs import kernel_library
 from posenc_export.shared.numerics import worst_error
 from tests.tiny import block, decoder, encoder
 from tests.traces import sources
@@ -48,13 +49,21 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return of
 
 
+def _options(target: str) -> onnxruntime.SessionOptions:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    if target == "ort-native":
+        kernel_library.register(options)
+    return options
+
+
 def _run(folder: Path, graph: Path) -> np.ndarray:
     """Return the outputs of a prompt in two chunks and a step, by the session of an artefact
     with the given graph.
     """
     model = load(folder, provider="cpu", threads=1)
     model.graph.session = onnxruntime.InferenceSession(
-        str(graph), providers=["CPUExecutionProvider"]
+        str(graph), _options(model.manifest.target), providers=["CPUExecutionProvider"]
     )
     session, manifest = model.session(), model.manifest
     if manifest.kind == "block":
@@ -84,13 +93,12 @@ def test_every_graph_passes_strict_shape_inference(target: str, kind: str, made:
 def test_a_graph_that_onnx_runtime_optimised_and_saved_gives_the_same_answers(
     target: str, kind: str, made: Any, tmp_path: Path
 ) -> None:
-    folder, options = made(kind, target), onnxruntime.SessionOptions()
+    folder, options = made(kind, target), _options(target)
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.optimized_model_filepath = str(
         tmp_path / "optimised.onnx"
     )  # refers to the external data of the original graph
     (tmp_path / "model.onnx.data").write_bytes((folder / "model.onnx.data").read_bytes())
-    options.log_severity_level = 3
     onnxruntime.InferenceSession(
         str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"]
     )

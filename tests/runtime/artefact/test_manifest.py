@@ -186,8 +186,8 @@ CHANGES: Dict[str, Tuple[str, Callable[[Content], Any], str]] = {
     "a cache of 8 bits without one": (
         "ort",
         _set("cache", "int8"),
-        "expected int8 states exactly with cache int8, for target ort in float32, got 0 int8 "
-        "states",
+        "expected int8 states exactly with cache int8, for target ort or ort-native in float32, "
+        "got 0 int8 states",
     ),
     "few bits of TorchScript": (
         "torchscript",

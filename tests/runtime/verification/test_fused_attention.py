@@ -25,7 +25,7 @@ def kernel(folder: Path, variant: str, mask: str) -> fused_attention.Kernel:
     config = seeing(decoder(variant, max_positions=64), MASKS[mask])
     export(sources(config), "ort", folder / "a", verify=False)
     graph = onnx_nodes.read(folder / "a" / "model.onnx")
-    node = next(node for node in graph.nodes if node.operator == fused_attention.OPERATOR)
+    node = next(node for node in graph.nodes if node.operator in fused_attention.OPERATORS)
     return fused_attention._kernel(graph, node, 16, LENGTHS)
 
 
