@@ -366,7 +366,8 @@ REFUSALS: dict = {
     "TorchScript": (
         ("torchscript", "int4"),
         {},
-        "target onnx or onnx-static or ort in float32 for weights int4, got torchscript",
+        "target onnx or onnx-static or ort or ort-native in float32 for weights int4, got "
+        "torchscript",
     ),
     "a program of torch.export": (("pt2", "int8"), {}, "got pt2"),
     "float16": (("ort", "int4"), {"dtype": "float16"}, "got ort in float16"),

@@ -117,5 +117,5 @@ def test_a_size_for_a_block_or_another_target_is_refused(tmp_path: Path) -> None
             tmp_path / "made",
             size=1.0,
         )
-    with pytest.raises(ValueError, match="expected target ort in float32 for size 1"):
+    with pytest.raises(ValueError, match="expected target ort or ort-native in float32 for size 1"):
         export(MODEL, "onnx", tmp_path / "made", size=1.0)

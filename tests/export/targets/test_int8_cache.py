@@ -265,7 +265,7 @@ REFUSALS: dict = {
     ),
     "a growing cache": (
         {"cache": "int8", "target": "onnx"},
-        "expected target ort in float32 for cache int8, got onnx",
+        "expected target ort or ort-native in float32 for cache int8, got onnx",
     ),
     "float16": ({"cache": "int8", "dtype": "float16"}, "got ort in float16"),
 }
@@ -298,7 +298,7 @@ def test_a_cache_that_content_scores_read_is_refused(tmp_path: Path) -> None:
 
 def test_a_manifest_with_8_bit_states_must_name_the_cache_format(made: Path) -> None:
     with pytest.raises(
-        ValueError, match="int8 states exactly with cache int8, for target ort in float32"
+        ValueError, match="int8 states exactly with cache int8, for target ort or ort-native"
     ):
         rules.check(load(made, provider="cpu").manifest.replace(cache=""))
 
