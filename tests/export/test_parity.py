@@ -136,7 +136,7 @@ def _in_turn(config: Any, variants: Iterable[str]) -> Any:
 
 @pytest.mark.parametrize(
     ("tokens", "target"),
-    _each(FUSED, ("onnx", "onnx-static", "ort")) + _each(IN_TURN, ("torchscript",)),
+    _each(FUSED, ("onnx", "onnx-static", "ort", "ort-native")) + _each(IN_TURN, ("torchscript",)),
 )
 def test_layers_with_different_encodings_match_eager(
     tokens: str, target: str, tmp_path: Path
