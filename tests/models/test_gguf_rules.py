@@ -190,6 +190,21 @@ def test_a_part_that_is_another_one_is_refused(keys: Any, said: str, tmp_path: P
     assert said in _refusal(_parts(tmp_path, keys), from_pretrained)
 
 
+@pytest.mark.parametrize("name", ["m.gguf", "m-00001-of-00003.gguf", "m-00002-of-00002.gguf"])
+def test_a_first_part_of_another_name_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(gguf_bytes.llama({"split.count": (U32, 2)}))
+    message = _refusal(tmp_path / name, GGUFCheckpoint)
+    assert f"expected the first of 2 files, NAME-00001-of-00002.gguf, got {name}; " in message
+
+
+def test_parts_with_another_number_of_tensors_are_refused(tmp_path: Path) -> None:
+    keys = {"split.count": (U32, 2), "split.tensors.count": (I32, 1)}
+    for part in (1, 2):
+        (tmp_path / f"m-0000{part}-of-00002.gguf").write_bytes(gguf_bytes.llama(keys))
+    message = _refusal(tmp_path / "m-00001-of-00002.gguf", GGUFCheckpoint)
+    assert "expected split.tensors.count to be 2, as many as the files have, got 1; " in message
+
+
 @pytest.mark.parametrize(
     "value",
     [(ARRAY, (U32, [2])), (TEXT, b"2"), (F32, 2.0), (I32, -2), (BOOL, 1)],
