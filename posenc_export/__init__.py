@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from posenc_export.shared.version import VERSION
 
 if TYPE_CHECKING:
+    from posenc_export.auditing import Audit, audit
     from posenc_export.export import export as export_model
     from posenc_export.export.comparison import compare
     from posenc_export.models.block import AttentionBlock
@@ -28,6 +29,8 @@ _HOME = {
     "load": "posenc_export.runtime",
     "verify": "posenc_export.runtime",
     "export_model": "posenc_export.export:export",
+    "Audit": "posenc_export.auditing",
+    "audit": "posenc_export.auditing",
     "compare": "posenc_export.export.comparison",
     "from_pretrained": "posenc_export.models.pretrained",
     "extend_positions": "posenc_export.models.context_extension",
@@ -46,11 +49,13 @@ _HOME = {
 
 __all__ = [
     "AttentionBlock",
+    "Audit",
     "Manifest",
     "Model",
     "OwnModule",
     "Session",
     "Stack",
+    "audit",
     "block_config",
     "compare",
     "decoder_config",

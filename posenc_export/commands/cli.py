@@ -27,6 +27,8 @@ COMMANDS = {
     "compile": "compile a pt2 artefact to native code for this machine (AOTInductor)",
     "verify": "verify an artefact on this machine against the reference that it contains; needs "
     "no torch",
+    "audit": "compare a graph that others exported with its checkpoint or module, in every kind of "
+    "call",
     "generate": "continue a text with a decoder",
     "chat": "talk to a decoder with a chat template: each line of stdin is a message",
     "embed": "write the sentence embeddings of texts",

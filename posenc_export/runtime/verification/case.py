@@ -5,13 +5,42 @@ each of which is one comparison.
 import dataclasses
 import enum
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, Optional, Protocol, Sequence, Tuple, Union
 
 import numpy as np
 
-from posenc_export.runtime.session.session import Session
-
 Pairs = Iterator[Tuple[np.ndarray, np.ndarray]]  # actual and expected outputs
+
+
+class Calls(Protocol):
+    """The calls of a Session that scenarios of rows with caches make. A graph that others wrote
+    answers them, too (auditing/session.py). Arguments are those of Session.
+    """
+
+    def prefill(
+        self,
+        inputs: Any,
+        *,
+        start: Any = None,
+        attention_mask: Any = None,
+        chunk: Any = None,
+        encoder: Any = None,
+        logits_to_keep: Any = None,
+    ) -> np.ndarray: ...
+
+    def step(self, inputs: np.ndarray) -> np.ndarray: ...
+
+    def admit(
+        self, inputs: Any, *, start: Any = None, chunk: Any = None, encoder: Any = None
+    ) -> np.ndarray: ...
+
+    def retire(self, row: int) -> None: ...
+
+    def rewind(self, n: Any) -> None: ...
+
+    def reset(self) -> None: ...
+
+    def fork(self) -> "Calls": ...
 
 
 class Level(enum.IntEnum):
@@ -79,7 +108,7 @@ class Scenario:
     """
 
     name: str
-    run: Callable[[Session, Case], Pairs]
+    run: Callable[[Any, Case], Pairs]
     level: Level = Level.LARGE
 
 
@@ -97,7 +126,7 @@ class Cell:
     """
 
     name: str
-    pairs: Callable[[Session], Pairs]
+    pairs: Callable[[Any], Pairs]
     of: int = 0
     against: str = ""
     continues: bool = False

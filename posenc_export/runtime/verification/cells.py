@@ -163,7 +163,7 @@ def _beside_guests(scenario: Scenario) -> Scenario:
     def run(session: Session, case: Case) -> Pairs:
         guests, encoder = case.other[::-1].copy(), case.encoder and case.encoder[::-1]
         beside = WithTransientRows(session, guests, 1, encoder)
-        return scenario.run(beside, case)  # type: ignore[arg-type]
+        return scenario.run(beside, case)
 
     level = Level.LARGE if scenario.level <= Level.QUICK else Level.WHOLE
     return Scenario(f"{scenario.name}, beside guests", run, level)

@@ -15,7 +15,7 @@ from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification import proof
-from posenc_export.runtime.verification.case import Cell, Level
+from posenc_export.runtime.verification.case import Calls, Cell, Level
 from posenc_export.runtime.verification.cells import Part, parts_of
 from posenc_export.runtime.verification.long_sequence import SHORT, fill_length
 from posenc_export.runtime.verification.proof import Accuracy, Expected, Measured
@@ -125,7 +125,7 @@ def _in_order(
 
 
 def measure_cells(
-    session: Session,
+    session: Calls,
     cells: Iterable[Cell],
     accuracy: Accuracy,
     columns: Sequence[np.ndarray] = (),
@@ -160,7 +160,7 @@ def measure_cells(
 
 
 def _error(
-    session: Session,
+    session: Calls,
     cell: Cell,
     columns: Optional[np.ndarray],
     failures: Dict[str, str],

@@ -7,7 +7,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.verification.case import Case, Pairs
+from posenc_export.runtime.verification.case import Calls, Case, Pairs
 
 
 class RowCursors:
@@ -18,7 +18,7 @@ class RowCursors:
         case: sequences and expected outputs of the rows.
     """
 
-    def __init__(self, session: Session, case: Case) -> None:
+    def __init__(self, session: Calls, case: Case) -> None:
         self.session, self.total = session, case.tokens.shape[1]
         self.tokens, self.full = list(case.tokens), list(case.full)
         self.at = [0] * len(case.tokens)
@@ -54,7 +54,7 @@ class RowCursors:
         self.at = [at - n for at, n in zip(self.at, fewer, strict=True)]
 
 
-def ragged(session: Session, case: Case) -> Pairs:
+def ragged(session: Calls, case: Case) -> Pairs:
     """Prefill rows of different lengths, then different numbers of further tokens, then step."""
     rows, cursors = range(len(case.tokens)), RowCursors(session, case)
     lengths = [max(1, cursors.total // 2 - 3 * row) for row in rows]
@@ -64,7 +64,7 @@ def ragged(session: Session, case: Case) -> Pairs:
     yield from cursors.step(3)
 
 
-def last_of_ragged(session: Session, case: Case) -> Pairs:
+def last_of_ragged(session: Calls, case: Case) -> Pairs:
     """As `ragged`, with the outputs of the last tokens only, within one chunk or two."""
     rows, cursors = range(len(case.tokens)), RowCursors(session, case)
     lengths = [max(1, cursors.total // 2 - 3 * row) for row in rows]
@@ -75,7 +75,7 @@ def last_of_ragged(session: Session, case: Case) -> Pairs:
     yield from cursors.step(2)
 
 
-def ragged_at_once(session: Session, case: Case) -> Pairs:
+def ragged_at_once(session: Calls, case: Case) -> Pairs:
     """Prefill rows of different lengths together, and compare with each row alone."""
     rows = _shortened(case)
     together = session.prefill(rows, start=case.start)
@@ -96,7 +96,7 @@ def _shortened(case: Case) -> Sequence[np.ndarray]:
     return [tokens[: max(1, len(tokens) - 3 * row)] for row, tokens in enumerate(case.tokens)]
 
 
-def rewound_by_row(session: Session, case: Case) -> Pairs:
+def rewound_by_row(session: Calls, case: Case) -> Pairs:
     """Rewind each row by another count; rows rewound to the fork take the other ending."""
     cursors, last = RowCursors(session, case), len(case.tokens) - 1
     yield from cursors.read([case.fork_at + 4] * (last + 1), **case.beginning())
@@ -110,7 +110,7 @@ def rewound_by_row(session: Session, case: Case) -> Pairs:
     yield from cursors.read([5 - row for row in range(last + 1)])
 
 
-def admitted(session: Session, case: Case) -> Pairs:
+def admitted(session: Calls, case: Case) -> Pairs:
     """Admit rows one by one, retire them in another order, and admit one when all have gone."""
     total = case.tokens.shape[1]
     running, at = [0], [min(5, total)]

@@ -7,7 +7,7 @@ from typing import Callable, List, Tuple
 import numpy as np
 
 from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.verification.case import Case, Level, Pairs, Scenario
+from posenc_export.runtime.verification.case import Calls, Case, Level, Pairs, Scenario
 from posenc_export.runtime.verification.row_scenarios import (
     admitted,
     last_of_ragged,
@@ -17,13 +17,13 @@ from posenc_export.runtime.verification.row_scenarios import (
     rewound_by_row,
 )
 
-Run = Callable[[Session, Case], Pairs]
+Run = Callable[[Calls, Case], Pairs]
 
 
 def split(past: int, new: int) -> Run:
     """Prefill `past` tokens, then `new` tokens in one call."""
 
-    def run(session: Session, case: Case) -> Pairs:
+    def run(session: Calls, case: Case) -> Pairs:
         if past:
             yield session.prefill(case.tokens[:, :past], **case.beginning()), case.full[:, :past]
         how = {} if past else case.beginning()
@@ -36,20 +36,20 @@ def split(past: int, new: int) -> Run:
 def chunked(chunk: int) -> Run:
     """Prefill all tokens in chunks."""
 
-    def run(session: Session, case: Case) -> Pairs:
+    def run(session: Calls, case: Case) -> Pairs:
         yield session.prefill(case.tokens, chunk=chunk, **case.beginning()), case.full
 
     return run
 
 
-def stepped(session: Session, case: Case) -> Pairs:
+def stepped(session: Calls, case: Case) -> Pairs:
     """Feed one token at a time, from an empty cache."""
     yield session.prefill(case.tokens[:, :1], **case.beginning()), case.full[:, :1]
     for index in range(1, case.tokens.shape[1]):
         yield session.step(case.tokens[:, index]), case.full[:, index]
 
 
-def left_padded(session: Session, case: Case) -> Pairs:
+def left_padded(session: Calls, case: Case) -> Pairs:
     """Prefill with b + 1 columns of left padding in row b, then step."""
     rows, total = case.tokens.shape[:2]
     length = max(1, total // 2)
@@ -72,7 +72,7 @@ def _behind_padding(tokens: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
     return padded, mask
 
 
-def last_of_left_padded(session: Session, case: Case) -> Pairs:
+def last_of_left_padded(session: Calls, case: Case) -> Pairs:
     """Prefill twice with left padding, with the outputs of the last tokens only."""
     total = case.tokens.shape[1]
     middle = max(1, total // 2)
@@ -83,7 +83,7 @@ def last_of_left_padded(session: Session, case: Case) -> Pairs:
             yield result, case.full[:, max(first, end - count) : end]
 
 
-def rewound(session: Session, case: Case) -> Pairs:
+def rewound(session: Calls, case: Case) -> Pairs:
     """Feed tokens past the fork, rewind, and feed the other ending: stale content is not read."""
     at, beyond = case.fork_at, min(4, case.tokens.shape[1] - case.fork_at - 1)
     session.prefill(case.tokens[:, : at + beyond], **case.beginning())
@@ -94,7 +94,7 @@ def rewound(session: Session, case: Case) -> Pairs:
     yield session.prefill(case.other[:, at:]), case.other_full[:, at:]
 
 
-def forked(session: Session, case: Case) -> Pairs:
+def forked(session: Calls, case: Case) -> Pairs:
     """Fork a session and step both sessions alternately, each with its own ending."""
     at = case.fork_at
     session.prefill(case.tokens[:, :at], **case.beginning())
@@ -104,7 +104,7 @@ def forked(session: Session, case: Case) -> Pairs:
         yield other.step(case.other[:, index]), case.other_full[:, index]
 
 
-def padded_around(session: Session, case: Case) -> Pairs:
+def padded_around(session: Calls, case: Case) -> Pairs:
     """Prefill all tokens with b + 1 columns of left padding in row b, and right padding."""
     rows, length = case.tokens.shape[:2]
     padded, mask = _behind_padding(case.tokens)

@@ -1,0 +1,175 @@
+"""One sentence from the errors of tokens: which calls are wrong, from where on, and what that has
+in common.
+"""
+
+import itertools
+from dataclasses import dataclass
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from posenc_export.auditing.observing import Observed
+
+# What distinguishes a call from one full pass of a row alone from position 0, in the order in which
+# causes are looked for. With it, the words for such calls.
+FEATURES = {
+    "row": "calls of several rows",
+    "cache": "calls that read a cache",
+    "behind": "calls with padding behind the tokens",
+    "padding": "rows with padding before their tokens",
+    "offset": "sequences that do not start at position 0",
+}
+# Causes, by the feature that all wrong calls have; without one, by the first wrong token.
+CAUSES = {
+    "row": "rows of a batch influence each other",
+    "cache": "cache: tokens read from it differ from those of a full pass",
+    "behind": "padding behind the tokens of a row is not ignored",
+    "padding": "padding: it is not ignored, or the positions of its row are wrong",
+    "offset": "offset: the position of the first token is not applied",
+    "copied row": "a row is a copy of the first row of the batch",
+    "window": "window: it is not the window of the reference",
+    "length": "length: the computation of the reference changes there, that of the graph does not",
+    "capacity": "capacity: the cache holds fewer tokens than were read",
+    "angles": "angles: the error grows with the position, as that of angles in few digits",
+    "half precision": "half precision: errors of the size of float16 at all tokens",
+    "attention": "attention: rotation, layout, theta or scale",
+    "everywhere": "weights, norms or embeddings: also a token that sees only itself is wrong",
+    "position": "something that depends on the position",
+}
+OTHERS = 0.02  # part of right tokens that may be beyond a threshold, right by chance
+SMALL = 2e-2  # largest error that half precision explains
+GROWTH = 3.0  # of an error from its first wrong token to the largest
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the errors of a graph have in common.
+
+    Args:
+        sentence: which calls are wrong, from where on.
+        cause: a key of CAUSES; empty if the graph is right.
+        first: index of the first wrong token of the wrong calls; -1 if none is wrong.
+        features: of the calls that are wrong.
+    """
+
+    sentence: str
+    cause: str = ""
+    first: int = -1
+    features: Tuple[str, ...] = ()
+
+
+def answer(observed: Observed, limit: np.ndarray, edges: Mapping[str, int]) -> Answer:
+    """Return what is wrong.
+
+    Args:
+        limit: largest error of a right token, for each token that was compared [N].
+        edges: of the reference, by name.
+    """
+    table = observed.columns
+    wrong = ~(table["error"] <= limit)
+    if not wrong.any():
+        return Answer("right")
+    has = {
+        "row": table["rows"] > 1,
+        "cache": table["before"] > 0,
+        "behind": table["behind"] > 0,
+        "padding": table["padding"] > 0,
+        "offset": table["start"] > 0,
+    }
+    chosen, features = _simplest(has, wrong)
+    group = {name: numbers[chosen] for name, numbers in table.items()}
+    bad, limits = wrong[chosen], limit[chosen]
+    where, thresholds = _threshold(group, bad)
+    cause = _cause(features, group, bad, limits, thresholds, edges)
+    calls = " and ".join(FEATURES[name] for name in features) or "every call"
+    others = "" if not features else "; right in calls that are not"
+    sentence = f"wrong {where} in {calls}{others}: {CAUSES[cause]}"
+    return Answer(sentence, cause, int(group["index"][bad].min()), features)
+
+
+def _simplest(
+    has: Mapping[str, np.ndarray], wrong: np.ndarray
+) -> Tuple[np.ndarray, Tuple[str, ...]]:
+    """Return the tokens of the simplest kind of call that is wrong, and its features."""
+    for count in range(len(has) + 1):
+        for features in itertools.combinations(has, count):
+            kind = np.ones(len(wrong), bool)
+            for name, flags in has.items():
+                kind &= flags == (name in features)
+            if (kind & wrong).any():
+                return kind, features
+    raise AssertionError("a wrong token has some features")
+
+
+def _threshold(group: Mapping[str, np.ndarray], bad: np.ndarray) -> Tuple[str, Dict[str, int]]:
+    """Return words for where the wrong tokens of a group begin, and the numbers in them."""
+    known = {
+        "index": group["index"],
+        "new": group["new"],
+        "total": group["past"] + group["new"],
+        "position": group["start"] + group["index"],
+    }
+    words = {
+        "index": "from position {} on",
+        "new": "in calls of {} or more tokens",
+        "total": "in calls with {} or more tokens in cache and call",
+        "position": "from position {} on",
+    }
+    least = {name: int(numbers[bad].min()) for name, numbers in known.items()}
+    for names in (*((name,) for name in known), ("index", "new"), ("index", "total")):
+        beyond = np.ones(len(bad), bool)
+        for name in names:
+            beyond &= known[name] >= least[name]
+        if (beyond & ~bad).sum() <= OTHERS * max(1, (~bad).sum()):
+            if all(least[name] == known[name].min() for name in names):
+                return "everywhere", {"index": least["index"]}
+            said = [words[name].format(least[name]) for name in names]
+            return " ".join(said), {name: least[name] for name in names}
+    part = round(100 * bad.mean())
+    return f"from position {least['index']} on at {part} % of the tokens", {"index": least["index"]}
+
+
+def _cause(
+    features: Sequence[str],
+    group: Mapping[str, np.ndarray],
+    bad: np.ndarray,
+    limits: np.ndarray,
+    thresholds: Mapping[str, int],
+    edges: Mapping[str, int],
+) -> str:
+    """Return the key of CAUSES."""
+    errors, index = group["error"][bad], group["index"][bad]
+    first = thresholds.get("index", thresholds.get("position", 0))
+    if "row" in features and not (group["row"][bad] == 0).any():
+        return "row"
+    if features == ("cache",) and first > 2 and thresholds.get("index", 0) > 2:
+        return _at_edge(first, edges) or "capacity"
+    if features and features[0] != "offset":
+        return features[0]
+    positions = (group["start"] + group["index"])[bad]
+    start = float(np.median(errors[positions <= np.quantile(positions, 0.1)]))
+    end = float(np.median(errors[positions >= np.quantile(positions, 0.9)]))
+    gentle = start < 30 * float(limits[bad].min())
+    if features:
+        return "angles" if gentle and end < SMALL else "offset"
+    if first == 0 or index.min() == 0:
+        return "half precision" if errors.max() < SMALL else "everywhere"
+    if edge := _at_edge(first, edges):
+        return edge
+    if gentle and end > GROWTH * start:
+        return "angles"
+    return "attention" if first <= 2 else "position"
+
+
+def _at_edge(first: int, edges: Mapping[str, int]) -> Optional[str]:
+    """Return the cause at an edge, or None if no edge is within one token."""
+    names = [name for name, at in edges.items() if abs(at - first) <= 1 and first > 1]
+    if not names:
+        return None
+    kinds: List[str] = [
+        "window"
+        if name.startswith(("window", "sliding", "chunk", "reach", "attention"))
+        else "length"
+        for name in names
+    ]
+    return kinds[0]

@@ -1,0 +1,219 @@
+"""The audit of a graph: inputs, cells, errors, and one sentence."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Tuple, Union
+
+import numpy as np
+
+from posenc_export.auditing.answer import Answer, answer
+from posenc_export.auditing.graph import COUNTS_ROWS, Graph
+from posenc_export.auditing.inputs import Interface, interface, read_file
+from posenc_export.auditing.observing import Observed, observe
+from posenc_export.auditing.plan import Plan, plan
+from posenc_export.auditing.reference import Reference, open_reference
+from posenc_export.auditing.session import ForeignSession
+from posenc_export.runtime.verification.proof import Accuracy, rounded_up
+from posenc_export.shared.numerics import (
+    BFLOAT16_NOISE,
+    FLOAT16_NOISE,
+    LIMIT,
+    PEAK,
+    UNIT_ROUNDOFF,
+    rounding_tolerance,
+)
+from posenc_export.shared.progress import Progress, silent
+
+# Allowed error per position: of angles that are computed in float32, as most libraries do.
+ANGLES = 4 * UNIT_ROUNDOFF["float32"]
+HALVES = {"float16": FLOAT16_NOISE, "bfloat16": BFLOAT16_NOISE}
+
+
+@dataclass(frozen=True)
+class AuditedCell:
+    """One way to call the graph.
+
+    Args:
+        name: batch, start and scenario.
+        status: "right", "wrong", "refused" if the graph failed, or "not possible" if its inputs
+            cannot express the calls.
+        error: largest error, relative to the largest output; 0 if nothing was compared.
+        tolerance: largest error of a right graph.
+        first: index of the first wrong token of a sequence; -1 if none is wrong.
+        message: why it is refused or not possible.
+    """
+
+    name: str
+    status: str
+    error: float = 0.0
+    tolerance: float = 0.0
+    first: int = -1
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The result of an audit.
+
+    Args:
+        verdict: "right", "wrong", or "refused" if the graph fails in a call that its inputs can
+            express, and is right in all others.
+        sentence: which calls are wrong, and what they have in common.
+        cause: a key of answer.CAUSES, or a named fault; empty if nothing is wrong.
+        cells: in the order in which they were measured.
+        inputs: rows of the table of inputs: "name", "type", "meaning".
+        unreached: edges of the reference that no cell reached, with the reason.
+        observed: the error of each compared token.
+    """
+
+    verdict: str
+    sentence: str
+    cause: str
+    cells: Tuple[AuditedCell, ...]
+    inputs: Tuple[Dict[str, str], ...]
+    unreached: Mapping[str, str]
+    observed: Observed
+
+    @property
+    def right(self) -> bool:
+        """Whether every call that the inputs can express ran and is right."""
+        return self.verdict == "right"
+
+    def as_json(self) -> Dict[str, Any]:
+        """Return everything but the errors of single tokens, for JSON."""
+        cells = [asdict(cell) for cell in self.cells]
+        return {
+            "verdict": self.verdict,
+            "sentence": self.sentence,
+            "cause": self.cause,
+            "cells": cells,
+            "inputs": list(self.inputs),
+            "unreached": dict(self.unreached),
+        }
+
+
+def audit(
+    graph: Union[str, Path],
+    reference: Any,
+    inputs: Union[str, Path, Mapping[str, Any], None] = None,
+    quick: bool = False,
+    progress: Progress = silent,
+) -> Audit:
+    """Compare a graph that others exported with a reference, in every kind of call that its inputs
+    can express.
+
+    Args:
+        graph: ONNX file of a decoder, an encoder or a block.
+        reference: checkpoint folder, GGUF file or folder of an artefact; "transformers:FOLDER";
+            "package.module:name" of a torch.nn.Module or of a function that returns one; or a
+            module.
+        inputs: what inputs mean whose names say nothing: a file, or its content (inputs.read_file).
+        quick: run one scenario of each kind of call.
+        progress: called with one line of text at each stage.
+
+    Raises:
+        ValueError: ONNX Runtime does not load the graph, an input has no clear meaning, or there is
+            no such reference.
+    """
+    return Auditor(graph, reference, inputs, progress).run(quick)
+
+
+class Auditor:
+    """An audit with all that it opened, by which single cells can be repeated."""
+
+    def __init__(self, graph: Any, reference: Any, inputs: Any, progress: Progress) -> None:
+        self.path, self.say = Path(graph), progress
+        self.graph = Graph(self.path)
+        given = inputs if isinstance(inputs, Mapping) else read_file(inputs) if inputs else {}
+        counts = bool(self.graph.operators & COUNTS_ROWS)
+        self.interface: Interface = interface(
+            self.graph.inputs, self.graph.outputs, 0, given, counts
+        )
+        progress("audit: loading the reference")
+        self.reference: Reference = open_reference(reference, *self._read())
+        facts, noise = self.reference.facts, HALVES.get(self.graph.precision, 0.0)
+        self.accuracy = Accuracy(facts.tolerance)
+        if self.graph.precision == "few bits":
+            self.accuracy = Accuracy(LIMIT, LIMIT)
+        elif noise:
+            self.accuracy = Accuracy(rounding_tolerance(noise), noise)
+
+    def _read(self) -> Tuple[bool, int, int]:
+        """Return whether hidden states come out, and the vocabulary or width that goes in."""
+        tokens, output = self.interface.tokens, self.interface.output
+        hidden = output.name != "logits" and "logits" not in output.name
+        features = 0
+        if "input_ids" not in self.interface.inputs:
+            axis = tokens.axes[-1]
+            features = axis if isinstance(axis, int) else 0
+        return hidden, 0 if features else 32, features
+
+    def session(self, keep: bool = False) -> ForeignSession:
+        """Return an empty session on the graph."""
+        window = self.reference.facts.window
+        return ForeignSession(self.graph.run, self.interface, window, keep)
+
+    def run(self, quick: bool) -> Audit:
+        """Measure all cells."""
+        self.say("audit: computing the outputs of the reference")
+        planned = plan(self.interface, self.reference, quick)
+        self.say(f"audit: running {len(planned.cells)} cells")
+        width = self.reference.facts.width
+        observed = observe(self.session(), planned.cells, self.accuracy, width)
+        limit = self.limits(observed)
+        reply = answer(observed, limit, self.reference.facts.edges)
+        cells = self._cells(planned, observed, limit)
+        verdict, sentence = self._verdict(reply, cells)
+        rows = tuple(self.interface.rows())
+        return Audit(
+            verdict, sentence, reply.cause, tuple(cells), rows, planned.unreached, observed
+        )
+
+    def limits(self, observed: Observed) -> np.ndarray:
+        """Return the largest error of each token if the graph is right [N]."""
+        columns, tolerance = observed.columns, self.accuracy.tolerance
+        if self.accuracy.rounds:
+            tolerance *= PEAK
+        position = columns["start"] + columns["index"]
+        allowed = tolerance + ANGLES * self.reference.facts.depth * position
+        return np.minimum(allowed, max(LIMIT, tolerance)) / 1.05
+
+    def _cells(self, planned: Plan, observed: Observed, limit: np.ndarray) -> List[AuditedCell]:
+        """Return what became of each cell."""
+        cells, columns = [], observed.columns
+        place = {name: index for index, name in enumerate(observed.names)}
+        for cell in planned.cells:
+            name = cell.name
+            if name in observed.impossible:
+                cells.append(AuditedCell(name, "not possible", message=observed.impossible[name]))
+            elif name in observed.failures:
+                cells.append(AuditedCell(name, "refused", message=observed.failures[name]))
+            else:
+                own = columns["cell"] == place[name]
+                errors, limits, index = columns["error"][own], limit[own], columns["index"][own]
+                wrong = ~(errors <= limits)
+                first = int(index[wrong].min()) if wrong.any() else -1
+                status = "wrong" if wrong.any() else "right"
+                error, bound = rounded_up(errors.max(initial=0)), float(limits.max(initial=0))
+                cells.append(AuditedCell(name, status, error, bound, first))
+        return cells
+
+    def _verdict(self, reply: Answer, cells: List[AuditedCell]) -> Tuple[str, str]:
+        """Return the verdict and its sentence."""
+        counts = {
+            status: [cell for cell in cells if cell.status == status]
+            for status in ("right", "wrong", "refused", "not possible")
+        }
+        ran = len(counts["right"]) + len(counts["wrong"])
+        if counts["wrong"]:
+            return "wrong", f"{reply.sentence} ({len(counts['wrong'])} of {ran} cells)"
+        if refused := counts["refused"]:
+            said = f"{len(refused)} cells, such as '{refused[0].name}': {refused[0].message}"
+            return "refused", f"right in {ran} cells; the graph fails in {said}"
+        more = ""
+        if impossible := counts["not possible"]:
+            reasons = sorted({cell.message for cell in impossible})
+            more = f"; {len(impossible)} cells are not possible: {'; '.join(reasons)}"
+        if not ran:
+            return "refused", f"no cell is possible{more}"
+        return "right", f"right in {ran} cells{more}"

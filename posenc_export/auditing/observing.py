@@ -1,0 +1,91 @@
+"""Errors of single tokens, with the call in which each was read."""
+
+from dataclasses import dataclass
+from typing import Callable, Dict, List, Sequence
+
+import numpy as np
+
+from posenc_export.auditing.session import TAGS, ForeignSession, NotPossible
+from posenc_export.runtime.verification.case import Cell, Pairs
+from posenc_export.runtime.verification.measuring import measure_cells
+from posenc_export.runtime.verification.proof import Accuracy
+
+# What is known of each compared token, one number each.
+COLUMNS = (
+    "cell", "row", "rows", "index", "start", "new", "past", "before", "padding", "behind", "error",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The compared tokens of all cells.
+
+    Args:
+        names: of the cells that ran.
+        columns: numbers of COLUMNS [N], one for each compared token; "cell" counts `names`.
+        errors: error of each cell.
+        failures: message of the graph for each cell in which it failed.
+        impossible: what the inputs of the graph cannot express, by name of a cell.
+    """
+
+    names: List[str]
+    columns: Dict[str, np.ndarray]
+    errors: Dict[str, float]
+    failures: Dict[str, str]
+    impossible: Dict[str, str]
+
+
+def observe(
+    session: ForeignSession,
+    cells: Sequence[Cell],
+    accuracy: Accuracy,
+    width: int,
+    end: Callable[[str], None] = lambda name: None,
+) -> Observed:
+    """Measure cells, and keep the error of each token relative to the largest output of its call.
+
+    Args:
+        width: numbers of an output.
+    """
+    names: List[str] = []
+    parts: List[np.ndarray] = []
+    impossible: Dict[str, str] = {}
+
+    def recording(cell: Cell) -> Cell:
+        def pairs(session: ForeignSession) -> Pairs:
+            try:
+                for actual, expected in cell.pairs(session):
+                    parts.append(_tokens(session, len(names), actual, expected))
+                    yield actual, expected
+            except NotPossible as error:
+                impossible[cell.name] = str(error)
+            finally:
+                names.append(cell.name)
+
+        return Cell(cell.name, pairs)
+
+    measured = measure_cells(session, map(recording, cells), accuracy, [np.arange(width)], end=end)
+    ran = {name: error for name, error in measured.cells.items() if name not in impossible}
+    table = np.concatenate([np.zeros((len(COLUMNS), 0)), *parts], axis=1)
+    table = table[:, [names[int(cell)] in ran for cell in table[0]]]
+    return Observed(
+        names, dict(zip(COLUMNS, table, strict=True)), ran, measured.failures, impossible
+    )
+
+
+def _tokens(
+    session: ForeignSession, cell: int, actual: np.ndarray, expected: np.ndarray
+) -> np.ndarray:
+    """Return COLUMNS [11,n] of the tokens of a pair."""
+    values, tags = actual[..., :-TAGS], actual[..., -TAGS:].reshape(-1, TAGS).astype(np.int64)
+    scale = float(np.abs(expected).max(initial=0)) or 1.0
+    difference = np.abs(values.astype(np.float64) - expected[..., : values.shape[-1]])
+    errors = np.nan_to_num(difference.max(-1).ravel() / scale, nan=np.inf, posinf=np.inf)
+    table = np.zeros((len(COLUMNS), len(tags)))
+    for column, ((row, index, number), error) in enumerate(zip(tags, errors, strict=True)):
+        call, at = session.calls[number], row if row < session.calls[number].rows else 0
+        table[:, column] = (
+            cell, row, call.rows, index, call.start[at], call.new, call.past, call.before[at],
+            call.padding[at], call.behind[at], error,
+        )  # fmt: skip
+    return table

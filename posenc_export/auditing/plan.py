@@ -1,0 +1,188 @@
+"""Which calls of a graph are compared: cases, and the scenarios of each.
+
+Shapes: B rows, L tokens of a sequence.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Iterator, List, Tuple
+
+import numpy as np
+
+from posenc_export.auditing.inputs import Interface
+from posenc_export.auditing.reference import Reference
+from posenc_export.runtime.verification.case import Calls, Case, Cell, Level, Pairs, Scenario
+from posenc_export.runtime.verification.cells import FULL_PASS
+from posenc_export.runtime.verification.inputs import numbers, uniform
+from posenc_export.runtime.verification.scenarios import (
+    chunked,
+    of_caches,
+    padded_around,
+    split,
+    stepped,
+)
+
+LENGTH, ROWS = 36, 3
+FAR = 1000  # start of sequences that do not begin at position 0
+BEYOND = 5  # tokens behind an edge
+LONGEST = 4096  # tokens of a sequence that reaches an edge
+WORK = 1 << 38  # pairs of queries and keys, times model width
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cells of an audit, and what they leave out: edges by name, with the reason."""
+
+    cells: List[Cell]
+    unreached: Dict[str, str]
+
+
+def plan(interface: Interface, reference: Reference, quick: bool) -> Plan:
+    """Return the cells of an audit: kinds of calls alone first, then those of several rows."""
+    facts = reference.facts
+    most = min(facts.positions, interface.capacity or facts.positions)
+    length = interface.length if interface.length > 1 else LENGTH
+    length = min(length, most)
+    cells: List[Cell] = []
+    for rows in (1, ROWS):
+        if interface.batch in (0, rows):
+            case = case_of(reference, rows, length, 0)
+            cells += _cells(case, interface, reference, quick)
+    rows = interface.batch or 1
+    if "position_ids" in interface.inputs and facts.causal:
+        for start in _starts(facts.positions - length, facts.whole, length):
+            case = case_of(reference, rows, length, start)
+            chosen = [FULL_PASS, "past middle, new 1", "steps", "left padding"]
+            cells += [
+                cell
+                for cell in _cells(case, interface, reference, quick)
+                if cell.name.rpartition(": ")[2] in chosen
+            ]
+    at_edges, unreached = _edges(interface, reference, rows, length, most)
+    return Plan(cells + at_edges, unreached)
+
+
+def _starts(last: int, whole: int, length: int) -> List[int]:
+    """Return the positions at which sequences start, within one range of positions."""
+    wanted = (1, min(FAR, last))
+    return sorted({s for s in wanted if 0 < s <= last and not (s < whole < s + length)})
+
+
+def case_of(reference: Reference, rows: int, length: int, start: int) -> Case:
+    """Return rows of tokens with the outputs of the reference, and another ending of both."""
+    fork_at = length // 2
+    tokens = _tokens(reference, (rows, length), "tokens")
+    other = tokens.copy()
+    other[:, fork_at:] = _tokens(reference, (rows, length - fork_at), "another ending")
+    full, other_full = (reference.outputs(each, start) for each in (tokens, other))
+    return Case(tokens, full, start, fork_at, other, other_full)
+
+
+def _tokens(reference: Reference, shape: Tuple[int, int], name: str) -> np.ndarray:
+    facts = reference.facts
+    if facts.vocabulary:
+        return numbers(shape, name, facts.vocabulary)
+    return uniform((*shape, facts.features), name).astype(np.float32)
+
+
+def _cells(case: Case, interface: Interface, reference: Reference, quick: bool) -> Iterator[Cell]:
+    """Yield the cells of a case."""
+    rows, length = case.tokens.shape[:2]
+    scenarios = [Scenario(FULL_PASS, split(0, length), Level.LOAD)]
+    crosses = reference.facts.whole and case.start + length > reference.facts.whole
+    if not reference.facts.causal or crosses:
+        scenarios += [Scenario("rows padded behind", _Shorter(reference), Level.LOAD)]
+        if "position_ids" in interface.inputs and not crosses:
+            scenarios += [Scenario("left padding", padded_around, Level.LOAD)]
+    elif interface.caches:
+        scenarios += [
+            scenario
+            for scenario in of_caches(length)
+            if rows == 1 or scenario.level <= Level.QUICK or scenario.run is stepped
+        ]
+        scenarios += [Scenario("rows padded behind", padded_behind, Level.LOAD)]
+    else:
+        scenarios += [
+            Scenario(f"prompt of {new}", split(0, new)) for new in (1, 2, length // 3, length - 1)
+        ]
+        scenarios += [
+            Scenario("left padding", padded_around, Level.LOAD),
+            Scenario("rows padded behind", padded_behind, Level.LOAD),
+        ]
+    name = f"batch {rows}, start {case.start}"
+    for scenario in scenarios:
+        if not quick or scenario.level <= Level.QUICK or scenario.run is stepped:
+            yield cell_of(f"{name}: {scenario.name}", scenario.run, case)
+
+
+def cell_of(name: str, run: Callable[[Any, Case], Pairs], case: Case) -> Cell:
+    """Return the cell of a scenario."""
+    return Cell(name, lambda session: run(session, case))
+
+
+def padded_behind(session: Calls, case: Case) -> Pairs:
+    """Prefill rows of different lengths with padding behind them, then step."""
+    rows, total = case.tokens.shape[:2]
+    lengths = [max(1, total // 2 - 3 * row) for row in range(rows)]
+    size = lengths[0] + 2
+    mask = (np.arange(size) < np.array(lengths)[:, None]).astype(np.int64)
+    outputs = session.prefill(case.tokens[:, :size], attention_mask=mask, start=case.start)
+    for row, length in enumerate(lengths):
+        yield outputs[row, :length], case.full[row, :length]
+
+
+class _Shorter:
+    """As padded_behind, with the outputs of each shorter row alone."""
+
+    def __init__(self, reference: Reference) -> None:
+        self.reference = reference
+
+    def __call__(self, session: Calls, case: Case) -> Pairs:
+        shorter = dataclasses.replace(case, full=np.zeros_like(case.full))
+        rows, total = case.tokens.shape[:2]
+        for row in range(rows):
+            length = max(1, total // 2 - 3 * row)
+            tokens = case.tokens[row : row + 1, :length]
+            shorter.full[row, :length] = self.reference.outputs(tokens, int(np.max(case.start)))
+        yield from padded_behind(session, shorter)
+
+
+def _edges(
+    interface: Interface, reference: Reference, rows: int, reached: int, most: int
+) -> Tuple[List[Cell], Dict[str, str]]:
+    """Return the cells at edges that shorter sequences do not reach, and the edges that are too
+    far.
+    """
+    facts, cells, unreached = reference.facts, [], {}
+    edges = dict(facts.edges)
+    if interface.capacity:
+        edges[f"capacity {interface.capacity}"] = interface.capacity
+    for name, at in edges.items():
+        length = min(at + BEYOND, most)
+        if at < reached - 2 or interface.length > 1:
+            continue
+        if length > LONGEST or length**2 * facts.width > WORK:
+            unreached[name] = f"{length:,} tokens"
+            continue
+        case = case_of(reference, rows, length, 0)
+        title, past = f"batch {rows}, {name}", max(1, at - 2)
+        runs = {FULL_PASS: split(0, length), f"prompt of {at}": split(0, min(at, length))}
+        if interface.caches and facts.causal and not facts.whole:
+            runs |= {
+                "steps across it": _steps_from(past),
+                "a call across it": split(past, length - past),
+                "chunks of 64": chunked(64),
+            }
+        cells += [cell_of(f"{title}: {kind}", run, case) for kind, run in runs.items()]
+    return cells, unreached
+
+
+def _steps_from(past: int) -> Callable[[Calls, Case], Pairs]:
+    """Prefill `past` tokens, then step to the end."""
+
+    def run(session: Calls, case: Case) -> Pairs:
+        yield session.prefill(case.tokens[:, :past], **case.beginning()), case.full[:, :past]
+        for index in range(past, case.tokens.shape[1]):
+            yield session.step(case.tokens[:, index]), case.full[:, index]
+
+    return run

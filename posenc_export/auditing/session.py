@@ -1,0 +1,326 @@
+"""A graph of others, driven by the calls of a session.
+
+Shapes: B batch, S new tokens, P past slots, T = P + S, V numbers of an output.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import Any, List, NamedTuple, Optional, Sequence
+
+import numpy as np
+
+from posenc_export.auditing.feeds import feeds_of
+from posenc_export.auditing.graph import Arrays, Run
+from posenc_export.auditing.inputs import Cache, Interface
+
+TAGS = 3  # numbers behind each output: row, index of the token in it, number of the call
+
+
+NONE = -1  # no call: the caches are empty, or their slots were moved
+
+
+class NotPossible(Exception):
+    """Raised for a call that the inputs of a graph cannot express."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One run of a graph. Arrays have one number for each row [B].
+
+    Args:
+        new: number of columns S.
+        past: number of slots P of the cache.
+        start: position of the first token of each row.
+        before: number of tokens that each row had in the cache.
+        padding: columns of padding before the tokens of each row, in cache and call.
+        behind: columns of padding behind the new tokens of each row.
+    """
+
+    new: int
+    past: int
+    start: np.ndarray
+    before: np.ndarray
+    padding: np.ndarray
+    behind: np.ndarray
+
+    @property
+    def rows(self) -> int:
+        return len(self.start)
+
+
+class Feeds(NamedTuple):
+    """Inputs of one run. source: index of the call whose caches it read, or NONE."""
+
+    inputs: Arrays
+    caches: Arrays
+    source: int
+
+
+class ForeignSession:
+    """The calls of a session on a graph that others exported. Caches are arrays: a rewind cuts
+    them, a fork copies them, and rows of different lengths are aligned as Interface.padding says.
+
+    Outputs have TAGS numbers more than those of the graph, by which a comparison knows which token
+    it compares.
+
+    Args:
+        run: runs the graph.
+        interface: what its inputs mean.
+        window: number of keys that a mask of four dimensions shows; 0 for all.
+        keep: whether to keep the inputs of every run in `feeds`.
+    """
+
+    def __init__(self, run: Run, interface: Interface, window: int = 0, keep: bool = False) -> None:
+        self.run, self.interface, self.window, self.keep = run, interface, window, keep
+        self.reset()
+
+    def reset(self) -> None:
+        """Remove all rows."""
+        self.calls: List[Call] = []  # shared with forks
+        self.feeds: List[Feeds] = []
+        self.caches: Arrays = {}
+        self.valid = np.zeros((0, 0), bool)  # [B,P]
+        self.start = self.count = np.zeros(0, np.int64)  # [B]
+        self.cropped, self.source = False, NONE
+
+    def prefill(
+        self,
+        inputs: Any,
+        *,
+        start: Any = None,
+        attention_mask: Optional[np.ndarray] = None,
+        chunk: Optional[int] = None,
+        encoder: Any = None,
+        logits_to_keep: Optional[int] = None,
+    ) -> np.ndarray:
+        """As Session.prefill. A call with attention_mask feeds its columns as they are."""
+        if not self.interface.caches or not len(self.start):
+            self._begin(len(inputs), start)
+        if attention_mask is not None:
+            return self._call(np.asarray(inputs), attention_mask == 1)
+        rows, size = [np.asarray(row) for row in inputs], max(map(len, inputs))
+        parts = [
+            self._ragged([row[at : at + (chunk or size)] for row in rows])
+            for at in range(0, size, chunk or size)
+        ]
+        outputs = np.concatenate(parts, axis=1)
+        if logits_to_keep:
+            counts = np.array([len(row) for row in rows])
+            columns = counts[:, None] - np.arange(min(logits_to_keep, size), 0, -1)
+            outputs = np.take_along_axis(outputs, np.maximum(columns, 0)[..., None], 1)
+        return outputs
+
+    def step(self, inputs: np.ndarray) -> np.ndarray:
+        """As Session.step."""
+        return self._call(inputs[:, None], np.ones((len(inputs), 1), bool))[:, 0]
+
+    def rewind(self, n: Any) -> None:
+        """As Session.rewind."""
+        self._check_movable("a rewind")
+        self.count = self.count - np.asarray(n)
+        order = self.valid.cumsum(1)
+        self.valid = self.valid & (order <= self.count[:, None])
+        self._align()
+
+    def fork(self) -> "ForeignSession":
+        """As Session.fork."""
+        return copy.copy(self)  # no array is changed in place, lists are replaced
+
+    def admit(
+        self, inputs: Any, *, start: Any = None, chunk: Any = None, encoder: Any = None
+    ) -> Any:
+        """As Session.admit."""
+        if not len(self.start):
+            return self.prefill(inputs, start=start or 0, chunk=chunk)
+        self._check_movable("another row")
+        other = ForeignSession(self.run, self.interface, self.window, self.keep)
+        other.calls, other.feeds = self.calls, self.feeds
+        outputs = other.prefill(inputs, start=start or 0, chunk=chunk)
+        outputs[..., -TAGS] += len(self.start)
+        slots = [self._kept(), other._kept()]
+        caches = {
+            cache.past.name: _joined(
+                cache, [self.caches[cache.past.name], other.caches[cache.past.name]]
+            )
+            for cache in self.interface.caches
+        }
+        kept = [[*first] for first in slots[0]] + [
+            [self.valid.shape[1] + slot for slot in row] for row in slots[1]
+        ]
+        self.start = np.concatenate((self.start, other.start))
+        self.count = np.concatenate((self.count, other.count))
+        self._take(caches, kept)
+        return outputs
+
+    def retire(self, row: int) -> None:
+        """As Session.retire."""
+        self._check_movable("fewer rows")
+        last = len(self.start) - 1
+        order = [last if index == row else index for index in range(last)]
+        self.start, self.count, self.valid = (
+            array[order] for array in (self.start, self.count, self.valid)
+        )
+        self.caches = {
+            cache.past.name: np.take(self.caches[cache.past.name], order, cache.rows)
+            for cache in self.interface.caches
+        }
+        self.source = NONE
+
+    def _begin(self, rows: int, start: Any) -> None:
+        calls, feeds = self.calls, self.feeds
+        self.reset()
+        self.calls, self.feeds = calls, feeds
+        self.start = np.broadcast_to(np.asarray(start or 0, np.int64), (rows,)).copy()
+        self.count, self.valid = np.zeros(rows, np.int64), np.zeros((rows, 0), bool)
+
+    def _ragged(self, rows: Sequence[np.ndarray]) -> np.ndarray:
+        """Read rows [n,..] of different lengths. Outputs [B,S,V] begin with the first column."""
+        counts = np.array([len(row) for row in rows])
+        size = int(counts.max())
+        left = self.interface.padding == "left" and not self.valid.any()
+        shift = (size - counts) * left
+        tokens = np.zeros((len(rows), size, *rows[0].shape[1:]), rows[0].dtype)
+        valid = np.zeros((len(rows), size), bool)
+        for index, row in enumerate(rows):
+            tokens[index, shift[index] : shift[index] + len(row)] = row
+            valid[index, shift[index] : shift[index] + len(row)] = True
+        outputs = self._call(tokens, valid)
+        for index in np.nonzero(shift)[0].tolist():
+            outputs[index] = np.roll(outputs[index], -shift[index], axis=0)
+        return outputs
+
+    def _call(self, tokens: np.ndarray, valid: np.ndarray) -> np.ndarray:
+        """Run the graph once on tokens [B,S,..], and keep its caches."""
+        past = self.valid.shape[1]
+        self._check(valid)
+        total = np.concatenate((self.valid, valid), axis=1)
+        if self.interface.padding == "right":  # the graph writes behind the tokens of each row
+            total = np.arange(past + valid.shape[1]) < (self.count + valid.sum(1))[:, None]
+        feeds = feeds_of(self.interface, tokens, valid, total, self.start + self.count, self.window)
+        caches = {cache.past.name: self._past(cache, len(valid)) for cache in self.interface.caches}
+        if self.keep:
+            self.feeds.append(Feeds(feeds, caches, self.source))
+        results = self.run({**feeds, **caches})
+        padding, behind = total.argmax(1), valid[:, ::-1].argmax(1)
+        call = Call(valid.shape[1], past, self.start, self.count, padding, behind)
+        outputs = self._tagged(results[self.interface.output.name], valid)
+        self.source = len(self.calls)
+        self.calls.append(call)
+        self.count, self.valid = self.count + valid.sum(1), total
+        self.caches = {
+            cache.past.name: self._present(cache, results[cache.present], past)
+            for cache in self.interface.caches
+        }
+        if self.interface.padding == "left" and self.interface.caches:
+            ends = np.where(total.any(1), total[:, ::-1].argmax(1), 0)
+            if ends.any():
+                self._align()
+        return outputs
+
+    def _tagged(self, outputs: np.ndarray, valid: np.ndarray) -> np.ndarray:
+        """Return outputs [B,S,V] in float32 with TAGS more numbers, zeros at padding."""
+        tags = np.zeros((*valid.shape, TAGS), np.float32)
+        tags[..., 0] = np.arange(len(valid))[:, None]
+        tags[..., 1] = self.count[:, None] + valid.cumsum(1) - 1
+        tags[..., 2] = len(self.calls)
+        if outputs.shape[1] != valid.shape[1]:
+            raise NotPossible(f"the graph returns {outputs.shape[1]} of {valid.shape[1]} outputs")
+        whole = np.concatenate((outputs.astype(np.float32), tags), axis=2)
+        return np.where(valid[..., None], whole, np.float32(0))
+
+    def _check(self, valid: np.ndarray) -> None:
+        """Raise NotPossible for what the inputs of the graph cannot express."""
+        graph, (rows, size) = self.interface, valid.shape
+        past, capacity = self.valid.shape[1], self.interface.capacity
+        if graph.batch not in (0, rows):
+            raise NotPossible(f"the graph takes {graph.batch} rows")
+        if graph.length not in (0, size):
+            raise NotPossible(f"the graph takes {graph.length} tokens in each call")
+        if capacity and past + size > capacity:
+            raise NotPossible(f"the caches have {capacity} slots")
+        if self.start.any() and "position_ids" not in graph.inputs:
+            raise NotPossible("the graph has no input of positions")
+        if valid.all():
+            return
+        if graph.padding == "none":
+            raise NotPossible("the graph has no mask")
+        if graph.padding == "right" and (not valid[:, 0].all() or past):
+            where = "in later calls" if past else "before the tokens"
+            raise NotPossible(f"the graph counts the tokens of a row: no padding {where}")
+
+    def _past(self, cache: Cache, rows: int) -> np.ndarray:
+        """Return what a cache input is fed: the slots in use, and the free ones if it is static."""
+        if cache.past.name in self.caches:
+            array = self.caches[cache.past.name]
+        else:
+            axes = [axis if isinstance(axis, int) else 0 for axis in cache.past.axes]
+            axes[cache.rows] = rows
+            if cache.slots >= 0:
+                axes[cache.slots] = 0
+            array = np.zeros(axes, cache.past.dtype)
+        if not cache.capacity:
+            return array
+        free = cache.capacity - array.shape[cache.slots]
+        return _padded(array, cache.slots, 0, free)
+
+    def _present(self, cache: Cache, array: np.ndarray, past: int) -> np.ndarray:
+        """Return the slots in use of a cache that the graph returned."""
+        if cache.slots < 0:
+            return array
+        total, size = self.valid.shape[1], array.shape[cache.slots]
+        if cache.capacity:
+            return np.take(array, np.arange(min(total, size)), cache.slots)
+        if size == total - past and past:  # only the new slots
+            array = np.concatenate((self.caches[cache.past.name], array), cache.slots)
+        elif size < total:
+            self.cropped = True
+        return array
+
+    def _check_movable(self, what: str) -> None:
+        """Raise NotPossible if slots cannot be removed from the caches."""
+        if not self.interface.caches:
+            raise NotPossible(f"the graph has no cache for {what}")
+        if self.cropped or any(cache.slots < 0 for cache in self.interface.caches):
+            raise NotPossible(f"the caches lack what {what} needs")
+
+    def _kept(self) -> List[List[int]]:
+        return [np.nonzero(row)[0].tolist() for row in self.valid]
+
+    def _align(self) -> None:
+        """Remove the slots of padding but those before the tokens of shorter rows."""
+        self._check_movable("rows of different lengths")
+        self._take(self.caches, self._kept())
+
+    def _take(self, caches: Arrays, kept: Sequence[Sequence[int]]) -> None:
+        """Keep these slots of each row, aligned as the interface says."""
+        longest, right = max(map(len, kept)), self.interface.padding == "right"
+        slots = np.zeros((len(kept), longest), np.int64)
+        self.valid, self.source = np.zeros((len(kept), longest), bool), NONE
+        for index, row in enumerate(kept):
+            place = slice(0, len(row)) if right else slice(longest - len(row), longest)
+            slots[index, place], self.valid[index, place] = row, True
+        self.caches = {
+            cache.past.name: _taken(cache, caches[cache.past.name], slots)
+            for cache in self.interface.caches
+        }
+
+
+def _taken(cache: Cache, array: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    """Return the slots [B,P] of each row."""
+    moved = np.moveaxis(array, (cache.rows, cache.slots), (0, 1))
+    taken = moved[np.arange(len(slots))[:, None], slots]
+    return np.ascontiguousarray(np.moveaxis(taken, (0, 1), (cache.rows, cache.slots)))
+
+
+def _padded(array: np.ndarray, axis: int, before: int, behind: int) -> np.ndarray:
+    widths = [(0, 0)] * array.ndim
+    widths[axis] = (before, behind)
+    return np.pad(array, widths)
+
+
+def _joined(cache: Cache, arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the rows of both arrays, with the slots of the first and then of the second."""
+    first, second = arrays
+    before, behind = first.shape[cache.slots], second.shape[cache.slots]
+    both = (_padded(first, cache.slots, 0, behind), _padded(second, cache.slots, before, 0))
+    return np.concatenate(both, cache.rows)

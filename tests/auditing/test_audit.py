@@ -1,0 +1,18 @@
+"""Graphs of others are right where they are right, and wrong where they are wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from posenc_export import audit
+from tests.auditing.graphs import MODELS, exported, model_of
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_right_graph_is_right(name: str, cached: bool, tmp_path: Path) -> None:
+    model = model_of(name)
+    model.save_pretrained(tmp_path / "checkpoint")
+    result = audit(exported(model, tmp_path / "model.onnx", cached), tmp_path / "checkpoint")
+    assert result.right and not result.cause, result.sentence
+    assert all(cell.status == "right" for cell in result.cells)
