@@ -174,12 +174,38 @@ def test_a_chat_template_of_another_form_is_refused_in_one_line(
         chat_codec(tmp_path, manifest)
 
 
+def test_a_special_token_that_is_no_text_is_left_out(tmp_path: Path) -> None:
+    files: Any = {"tokenizer_config.json": None}
+    manifest: Any = SimpleNamespace(files=files, kind="decoder", vocabulary=256, stop_ids=[])
+    tokens = {"bos_token": 5, "eos_token": {"content": ["</s>"]}, "pad_token": {"content": "<p>"}}
+    _write(tmp_path, "tokenizer_config.json", {"chat_template": "x", **tokens})
+    codec = chat_codec(tmp_path, manifest)
+    assert codec is not None and codec.special == {"pad_token": "<p>"}
+
+
 def test_a_chat_template_that_is_not_unicode_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
     files: Any = {"chat_template.jinja": None}
     manifest: Any = SimpleNamespace(files=files, kind="decoder", vocabulary=256, stop_ids=[])
     with pytest.raises(ValueError, match=r"^chat: expected chat_template.jinja in UTF-8, [^\n]*$"):
         chat_codec(tmp_path, manifest)
+
+
+OF_LIBRARIES = (
+    OverflowError("too large"), AssertionError(), AttributeError("no name"), EOFError("ends"),
+    KeyError("a"), MemoryError(), RecursionError("too deep"), SyntaxError("a\nb"), TypeError(),
+    ValueError("a\n  b"), Exception("of Rust"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("error", OF_LIBRARIES, ids=lambda error: type(error).__name__)
+def test_an_error_of_a_library_is_explained_in_one_line(error: Exception) -> None:
+    line = r"text: expected a text, got an error \([^\n]+\); change it"
+    with (
+        pytest.raises(ValueError, match=f"^{line}$"),
+        explained("text: expected a text", "change it"),
+    ):
+        raise error
 
 
 def test_an_error_of_the_system_is_not_explained_as_one_of_content() -> None:

@@ -219,6 +219,15 @@ def test_settings_of_a_training_script_neither_cut_nor_pad_a_text(
     assert TokenizerCodec(tmp_path).encode(TEXT) == expected
 
 
+@pytest.mark.parametrize("direction", ["Left", "Right"])
+def test_a_text_is_cut_at_the_end_that_the_settings_name(direction: str, tmp_path: Path) -> None:
+    content, ids = json.loads(_byte_level().to_str()), _byte_level().encode(TEXT).ids
+    cut = {"max_length": 3, "strategy": "LongestFirst", "stride": 0, "direction": direction}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**content, "truncation": cut}))
+    kept = ids[-5:] if direction == "Left" else ids[:5]
+    assert TokenizerCodec(tmp_path, most=5).encode(TEXT) == kept
+
+
 @pytest.mark.parametrize("length", [1, 5, 40])
 @pytest.mark.parametrize("name", ["bytes of GPT-2", *DECODED])
 def test_pieces_of_random_tokens_are_the_text_of_all_of_them(
@@ -246,12 +255,30 @@ def test_pieces_do_not_depend_on_what_of_the_row_is_the_prompt(name: str, tmp_pa
             assert "".join(_pieces(codec, row[:cut], row[cut:])) == "".join(whole[cut:])
 
 
+@pytest.mark.parametrize("cut", range(61))
+def test_special_tokens_between_the_bytes_of_a_character_do_not_end_it(
+    cut: int, tmp_path: Path
+) -> None:
+    codec = _saved(_byte_fallback(), tmp_path)
+    special = SILENT["special"]
+    row = [token for byte in "東".encode() for token in (*[special] * 20, byte)]
+    assert "".join(_pieces(codec, row[:cut], row[cut:])) == "東"
+
+
 def test_an_invalid_byte_does_not_change_what_was_shown_of_its_run(tmp_path: Path) -> None:
     codec = _saved(_byte_fallback(), tmp_path)
     run = [*"日本".encode(), 0xFF, *"日".encode()]
     letter = codec.encode("a")[-1]
     pieces = _pieces(codec, [], [*run, letter, letter])
     assert "".join(pieces) == "日本" + REPLACEMENT * 4 + "aa"
+
+
+def test_a_text_that_the_tokenizer_cannot_encode_is_refused_in_one_line(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models
+
+    codec = _saved(Tokenizer(models.WordLevel({"a": 0}, unk_token="?")), tmp_path)
+    with pytest.raises(ValueError, match=r"^text: expected a text .* can encode, got [^\n]*$"):
+        codec.encode("b")
 
 
 def test_an_id_that_no_tokenizer_has_is_refused_in_one_line(tmp_path: Path) -> None:
