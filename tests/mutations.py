@@ -99,7 +99,7 @@ ENCODINGS = (
         _oracle("bias", "alibi-True"),
     ),
     (
-        "encodings/t5.py",
+        "encodings/shared/buckets.py",
         ".numpy(), buckets - 1)",
         ".numpy(), buckets - 2)",
         _oracle("bias", "t5-True"),

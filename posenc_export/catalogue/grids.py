@@ -37,9 +37,10 @@ def panels(encoding: PositionEncoding, geometry: Geometry, distance: int) -> Lis
     if encoding.axes == 2 and overrides(encoding, "embed", "embed_next") and tokens_apart:
         paint = functools.partial(_tokens_by_place, encoding=encoding, geometry=geometry)
         drawn.append(("cosine of what tokens get, by place", paint))
-    if overrides(encoding, "bias") and all(encoding.window):
-        paint = functools.partial(_window, encoding=encoding)
-        drawn.append(("bias of the first head, by place of the key", paint))
+    if overrides(encoding, "bias", "rescore") and all(encoding.window):
+        paint = functools.partial(_window, encoding=encoding, head_size=geometry.head_size)
+        added = "bias" if overrides(encoding, "bias") else "score of a random query"
+        drawn.append((f"{added} of the first head, by place of the key", paint))
     return drawn
 
 
@@ -114,11 +115,17 @@ def _tokens_by_place(axes: Any, encoding: PositionEncoding, geometry: Geometry) 
     _map(axes, np.divide(rows @ middle, sizes, out=np.zeros(len(rows)), where=sizes > 0), reach)
 
 
-def _window(axes: Any, encoding: PositionEncoding) -> None:
-    """Draw the bias of all keys for a query in the middle of the window."""
+def _window(axes: Any, encoding: PositionEncoding, head_size: int) -> None:
+    """Draw what is added to the scores of all keys for a query in the middle of the window."""
     rows, columns = encoding.window
     oracle, query = encoding.oracle(), rows // 2 * columns + columns // 2
-    biases = np.array([oracle.bias(0, query, key) for key in range(rows * columns)])
-    waves.heatmap(axes, biases.reshape(rows, columns), origin="upper", cmap="viridis")
+    q, k = np.random.default_rng(0).standard_normal(head_size), np.zeros(head_size)
+    added = np.array(
+        [
+            oracle.bias(0, query, key) + oracle.content(0, q, k, query, key)
+            for key in range(rows * columns)
+        ]
+    )
+    waves.heatmap(axes, added.reshape(rows, columns), origin="upper", cmap="viridis")
     axes.plot(columns // 2, rows // 2, "x", color=COLOURS[1])
     waves.labels(axes, "column", "row")

@@ -42,11 +42,13 @@ def panels(
         paint = partial(waves.sections, encoding=encoding)
         drawn.append(("places to a full turn, by pair and axis", paint))
     drawn += grids.panels(encoding, geometry, distance)
-    if overrides(encoding, "bias") and not all(encoding.window):
+    by_distance = not all(encoding.window)
+    if overrides(encoding, "bias") and by_distance:
         drawn.append(("bias, by distance and head", partial(scores.bias, **sizes)))
     if overrides(encoding, "rescore") and not overrides(encoding, "rotate"):
         paint = partial(scores.by_content, **sizes)
-        drawn.append(("score of equal vectors less that of the own key", paint))
+        if by_distance:
+            drawn.append(("score of equal vectors less that of the own key", paint))
     elif overrides(encoding, "rotate", "rescore") or not drawn:
         # An encoding with both hooks computes plain scores of rotated vectors.
         along = "distance on all axes" if encoding.axes else "distance"

@@ -20,6 +20,7 @@ TABLES: Dict[str, Dict[str, int]] = {
     "learned_2d": {"of_row.weight": 0, "of_column.weight": 0},
     "hierarchical": {"table": 0},
     "multiplicative": {"factors.weight": 0},
+    "decomposed_2d": {"of_rows": 0, "of_columns": 0},
     "shaw": {"keys": 0, "values": 0},
     "deberta": {"table": 0},
     "inkling": {"table": 1},
@@ -83,6 +84,12 @@ def _fall(encoding: Any, heads: int) -> None:
     encoding.table.weight.copy_(-lengths[:, None] * (torch.arange(heads) + 1) / heads)
 
 
+def _level(encoding: Any, heads: int) -> None:
+    """Set biases to -(h + 1) times the bucket, as a share of all buckets."""
+    buckets = torch.arange(encoding.buckets, dtype=torch.float32) / encoding.buckets
+    encoding.table.weight.copy_(-buckets[:, None] * (torch.arange(heads) + 1))
+
+
 def _cosines(encoding: Any, heads: int) -> None:
     """Let W select the cosines of R, fastest first, and let v add them, times 4 (h + 1) / H: the
     position term is an inner product of sinusoids.
@@ -125,6 +132,7 @@ def _smooth(encoding: Any, heads: int) -> None:
 # description in the title.
 SHAPED: Dict[str, Tuple[Callable[[Any, int], None], str]] = {
     "swin": (_fall, "biases that fall with the offset"),
+    "wavlm": (_level, "biases that fall with the bucket"),
     "transformer_xl": (_cosines, "positions as sinusoids"),
     "pope": (_in_phase, "phases 0"),
     "rope_2d": (_spread, "directions of heads spread evenly"),

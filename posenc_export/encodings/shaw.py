@@ -32,7 +32,8 @@ class Shaw(PositionEncoding):
         geometry: head size D, heads.
         left, right: clipping distances in tokens, before and after the query.
         score: "query", as in the paper; "query_key" adds k_j . a[c] (BERT's relative_key_query).
-        values: "relative", as in the paper; "plain" for b = 0.
+        values: "relative", as in the paper; "plain" for b = 0, as Wav2Vec2-BERT (its left is 64,
+            right 8).
         table: "trained", as in the paper; "sinusoidal", as NEZHA.
 
     Weights:

@@ -45,7 +45,8 @@ class TransformerXL(PositionEncoding):
     Weights:
         u, v: added to queries in the first and the second term, [H,D] each; r_w_bias and r_r_bias
             of checkpoints.
-        weight: W, [H,D,E].
+        weight: W, [H,D,E]: columns of sines, then of cosines, which alternate in Conformers
+            (linear_pos of Wav2Vec2-Conformer, relative_k_proj of Parakeet).
         s: added to queries in the term of segments, [H,D], r_s_bias of XLNet; if segments is
             "pairs".
         segment: e for tokens of the same segment, then for tokens of different segments, [2,H,D],

@@ -25,7 +25,7 @@ from posenc_export.catalogue.properties import (
 from posenc_export.encodings import REGISTRY
 
 FEW = 7
-ROW_MAJOR = {"conditional_conv_2d", "swin", "swin_v2"}
+ROW_MAJOR = {"conditional_conv_2d", "decomposed_2d", "swin", "swin_v2"}
 
 
 @functools.lru_cache(maxsize=None)

@@ -65,6 +65,133 @@ def test_alibi_added_before_the_scale_is_that_of_falcon() -> None:
     assert worst_error(y.numpy(), expected.numpy()) <= tolerance("float32", 1, 64)
 
 
+def _attend(ours: Any, q: Any, k: Any, v: Any, states: Any = ()) -> Any:
+    """Queries, keys and values [B,S,H,D] without a mask to [B,S,H*D]."""
+    places = torch.arange(q.size(1)).expand(q.size(0), -1)
+    mask = torch.zeros(q.size(0), 1, q.size(1), q.size(1))
+    scale = ours.score_scale(q.size(3))
+    return ours.rescore(
+        q, k.transpose(1, 2), v.transpose(1, 2), mask, places, places, scale, list(states)
+    )
+
+
+@pytest.mark.parametrize("trained", [(5, 7), (3, 9)], ids=["own grid", "resized"])
+def test_decomposed_2d_is_the_attention_of_sam(trained: Any) -> None:
+    from transformers.models.sam.configuration_sam import SamVisionConfig
+    from transformers.models.sam.modeling_sam import SamVisionAttention
+
+    torch.manual_seed(1)
+    theirs = SamVisionAttention(SamVisionConfig(hidden_size=64, num_attention_heads=4), 14).eval()
+    for name, side in zip(("rel_pos_h", "rel_pos_w"), trained, strict=True):
+        setattr(theirs, name, torch.nn.Parameter(torch.randn(2 * side - 1, 16)))
+    sizes = {"rows": 5, "columns": 7, "trained_rows": trained[0], "trained_columns": trained[1]}
+    ours: Any = encodings.build(
+        {"name": "decomposed_2d", **sizes}, encodings.Geometry(64, 4, 16, 35, False, 4)
+    )
+    ours.of_rows, ours.of_columns = theirs.rel_pos_h, theirs.rel_pos_w
+    x = torch.randn(2, 5, 7, 64)
+    with torch.no_grad():
+        expected = theirs(x)[0]
+        q, k, v = theirs.qkv(x).view(2, 35, 3, 4, 16).unbind(2)
+        y = theirs.proj(_attend(ours, q, k, v)).view(2, 5, 7, 64)
+    assert worst_error(y.numpy(), expected.numpy()) <= tolerance("float32", 1, 64)
+
+
+def test_wavlm_is_the_attention_of_transformers() -> None:
+    from transformers.models.wavlm.modeling_wavlm import WavLMAttention
+
+    torch.manual_seed(1)
+    theirs = WavLMAttention(64, 4, num_buckets=16, max_distance=20).eval()
+    torch.nn.init.normal_(theirs.gru_rel_pos_const)
+    ours: Any = encodings.build(
+        {"name": "wavlm", "buckets": 16, "max_distance": 20},
+        encodings.Geometry(64, 4, 16, 64, False, 4),
+    )
+    gates = theirs.gru_rel_pos_linear
+    ours.table.weight = theirs.rel_attn_embed.weight
+    ours.gates.weight.data = gates.weight.data.view(2, 4, 16).sum(1)
+    ours.gates.bias.data = gates.bias.data.view(2, 4).sum(1)
+    ours.factor.data = theirs.gru_rel_pos_const.data.flatten()
+    x, places = torch.randn(2, 40, 64), torch.arange(40)[None]
+    with torch.no_grad():
+        expected = theirs(x)[0]
+        q, k, v = (
+            part(x).view(2, 40, 4, 16) for part in (theirs.q_proj, theirs.k_proj, theirs.v_proj)
+        )
+        y = theirs.out_proj(_attend(ours, q, k, v, ours.observe(x, k, places, places, [])))
+    assert worst_error(y.numpy(), expected.numpy()) <= tolerance("float32", 1, 64)
+
+
+def _conformer(kind: str, **settings: int) -> Any:
+    """Attention of wav2vec2-BERT with position_embeddings_type `kind`, and its positions [1,N,E] of
+    40 tokens.
+    """
+    from transformers.models.wav2vec2_bert import modeling_wav2vec2_bert as theirs
+    from transformers.models.wav2vec2_bert.configuration_wav2vec2_bert import Wav2Vec2BertConfig
+
+    config = Wav2Vec2BertConfig(
+        hidden_size=64, num_attention_heads=4, position_embeddings_type=kind, **settings
+    )
+    config._attn_implementation = "eager"
+    torch.manual_seed(1)
+    attention = theirs.Wav2Vec2BertSelfAttention(config).eval()
+    for parameter in attention.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    waves = theirs.Wav2Vec2BertRelPositionalEmbedding(config)(torch.zeros(1, 40, 64))
+    return attention, waves if kind == "relative" else None
+
+
+@pytest.mark.parametrize("kind", ["relative", "relative_key"])
+def test_attention_of_conformers_is_transformer_xl_or_shaw(kind: str) -> None:
+    limits = {"left_max_position_embeddings": 9, "right_max_position_embeddings": 3}
+    theirs, waves = _conformer(kind, **limits)
+    spec = {"name": "shaw", "left": 9, "right": 3, "values": "plain"}
+    spec = {"name": "transformer_xl"} if kind == "relative" else spec
+    ours: Any = encodings.build(spec, encodings.Geometry(64, 4, 16, 64, False, 4))
+    if kind == "relative":
+        ours.u, ours.v = theirs.pos_bias_u, theirs.pos_bias_v
+        # Sines and cosines alternate there, and stand in halves here.
+        halves = torch.cat((torch.arange(0, 64, 2), torch.arange(1, 64, 2)))
+        ours.weight.data = theirs.linear_pos.weight.data[:, halves].view(4, 16, 64)
+    else:
+        ours.keys = theirs.distance_embedding.weight
+    x = torch.randn(2, 40, 64)
+    with torch.no_grad():
+        expected = theirs(x, relative_position_embeddings=waves)[0]
+        q, k, v = (
+            part(x).view(2, 40, 4, 16)
+            for part in (theirs.linear_q, theirs.linear_k, theirs.linear_v)
+        )
+        y = theirs.linear_out(_attend(ours, q, k, v))
+    assert worst_error(y.numpy(), expected.numpy()) <= tolerance("float32", 1, 64)
+
+
+def test_attention_of_parakeet_is_transformer_xl() -> None:
+    from transformers.models.parakeet import modeling_parakeet as parakeet
+    from transformers.models.parakeet.configuration_parakeet import ParakeetEncoderConfig
+
+    config = ParakeetEncoderConfig(hidden_size=64, num_attention_heads=4, num_key_value_heads=4)
+    config._attn_implementation = "eager"
+    torch.manual_seed(1)
+    theirs = parakeet.ParakeetEncoderAttention(config, 0).eval()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    ours: Any = encodings.build(
+        {"name": "transformer_xl"}, encodings.Geometry(64, 4, 16, 64, False, 4)
+    )
+    ours.u, ours.v = theirs.bias_u, theirs.bias_v
+    halves = torch.cat((torch.arange(0, 64, 2), torch.arange(1, 64, 2)))
+    ours.weight.data = theirs.relative_k_proj.weight.data[:, halves].view(4, 16, 64)
+    x = torch.randn(2, 40, 64)
+    with torch.no_grad():
+        expected = theirs(x, parakeet.ParakeetEncoderRelPositionalEncoding(config)(x))[0]
+        q, k, v = (
+            part(x).view(2, 40, 4, 16) for part in (theirs.q_proj, theirs.k_proj, theirs.v_proj)
+        )
+        y = theirs.o_proj(_attend(ours, q, k, v))
+    assert worst_error(y.numpy(), expected.numpy()) <= tolerance("float32", 1, 64)
+
+
 def test_shaw_of_sinusoids_is_nezha() -> None:
     nezha = pytest.importorskip(
         "transformers.models.deprecated.nezha.modeling_nezha", reason="NEZHA was in transformers 4"

@@ -78,9 +78,9 @@ def _each(
 # both, and are compared as TorchScript.
 FUSED = {
     "input_rnn": ("kerple", "rope_dynamic", "rope", "fox"),
-    "learned": ("alibi", "shaw", "cope", "rope_longrope"),
+    "learned": ("alibi", "shaw", "cope", "rope_longrope", "wavlm"),
     "recurrent": ("t5", "transformer_xl", "pope", "deberta"),
-    "sinusoidal": ("xpos", "inkling", "fox_pair", "swin_v2"),
+    "sinusoidal": ("xpos", "inkling", "fox_pair", "swin_v2", "decomposed_2d"),
 }
 IN_TURN = {
     **FUSED,

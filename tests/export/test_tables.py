@@ -21,6 +21,7 @@ UNSTATED = {
     "floater": {"table"},
     "dynamic_bias": {"table"},
     "swin_v2": {"offsets"},
+    "decomposed_2d": {"shares"},
     "shaw": {"waves"},
     "transformer_xl": {"ends"},
     "alibi": {"slopes", "products"},

@@ -153,6 +153,16 @@ def _columns_flipped(e: Any) -> None:
     e.table.weight.copy_(e.table.weight.view(2 * e.rows - 1, -1, 6).flip(1).flatten(0, 1))
 
 
+def _not_resized(e: Any) -> None:
+    for resize in (e.resize_rows, e.resize_columns):
+        resize.shares.rows.zero_()
+
+
+def _gates_of_next_head(e: Any) -> None:
+    observe = e.observe
+    e.observe = lambda *arguments: [gates.roll(1, 1) for gates in observe(*arguments)]
+
+
 def _narrow_grid(e: Any) -> None:
     e.columns, e.rows = e.columns - 1, e.rows + 2
 
@@ -277,6 +287,28 @@ FAULTS = {
             "conditional_conv",
         ),
         Fault("offsets in columns exchanged", "bias", "module", each(_columns_flipped), "swin"),
+        Fault(
+            "offsets in columns exchanged, decomposed_2d",
+            "scores",
+            "module",
+            each(lambda e: e.of_columns.copy_(e.of_columns.flip(0))),
+            "decomposed_2d",
+        ),
+        Fault(
+            "table of another grid not resized",
+            "scores",
+            "module",
+            each(_not_resized),
+            "decomposed_2d-resized",
+        ),
+        Fault("gates of the next head", "scores", "module", each(_gates_of_next_head), "wavlm"),
+        Fault(
+            "sign of the relative distance, wavlm",
+            "scores",
+            "module",
+            each(lambda e: e.of_distance.copy_(e.of_distance.flip(0))),
+            "wavlm-near",
+        ),
         Fault(
             "count clamped one short",
             "scores",

@@ -85,7 +85,7 @@ class PositionEncoding(torch.nn.Module):
         axes: coordinates of a token besides its position; if above 0, `embed` and `rotate` take
             positions [axes,B,S].
         window: rows and columns of the window whose places, row by row, are the positions of
-            `bias`, for pictures; (0, 0) for positions of a sequence.
+            `bias` or `rescore`, for pictures; (0, 0) for positions of a sequence.
         least, above, most: smallest, exceeded and largest values of parameters, by name; others are
             refused before anything is built.
         chunk: tokens of a row that a session feeds at a time, which bounds tensors of size [S,T].

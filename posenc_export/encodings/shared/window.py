@@ -27,9 +27,11 @@ def window_of(name: str, geometry: Geometry, rows: int, columns: int) -> Tuple[i
     return rows or side, columns or side
 
 
-def offset_index(q_positions: Tensor, k_positions: Tensor, rows: int, columns: int) -> Tensor:
-    """q_positions [B,S], k_positions [B,T] int64 to [B,S,T] int64, 0 .. (2 rows - 1)(2 columns - 1)
-    - 1: offsets query less key, columns fastest.
+def offsets(
+    q_positions: Tensor, k_positions: Tensor, rows: int, columns: int
+) -> Tuple[Tensor, Tensor]:
+    """q_positions [B,S], k_positions [B,T] int64 to offsets in rows and in columns, query less key,
+    each [B,S,T] int64 and counted from 0.
 
     Position p is at row p // columns and column p % columns. Entries at padding are arbitrary.
     """
@@ -37,5 +39,10 @@ def offset_index(q_positions: Tensor, k_positions: Tensor, rows: int, columns: i
     q_row = torch.div(q, columns, rounding_mode="floor")  # [B,S,1]
     k_row = torch.div(k, columns, rounding_mode="floor")  # [B,1,T]
     down = q_row - k_row + (rows - 1)
-    right = torch.remainder(q, columns) - torch.remainder(k, columns) + (columns - 1)
+    return down, torch.remainder(q, columns) - torch.remainder(k, columns) + (columns - 1)
+
+
+def offset_index(q_positions: Tensor, k_positions: Tensor, rows: int, columns: int) -> Tensor:
+    """`offsets` as one index [B,S,T], 0 .. (2 rows - 1)(2 columns - 1) - 1, columns fastest."""
+    down, right = offsets(q_positions, k_positions, rows, columns)
     return (down * (2 * columns - 1) + right).clamp(0, (2 * rows - 1) * (2 * columns - 1) - 1)

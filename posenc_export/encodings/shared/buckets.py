@@ -1,0 +1,75 @@
+"""Buckets of distances: single ones near, ranges that grow logarithmically far (Raffel et al. 2020,
+T5, 2.1; borders as in its published code).
+"""
+
+import math
+from typing import List
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export.encodings.shared.base import Edge
+
+
+def check_buckets(where: str, buckets: int, max_distance: int, causal: bool) -> None:
+    """Raise ValueError for too few buckets, or a max_distance not above those of single
+    distances.
+    """
+    sides = 1 if causal else 2
+    if buckets < 2 * sides or buckets % sides:
+        raise ValueError(
+            f"{where}: expected buckets of at least {2 * sides} and divisible by {sides}, "
+            f"got {buckets}; set buckets=N"
+        )
+    exact = buckets // sides // 2
+    if max_distance <= exact:
+        raise ValueError(
+            f"{where}: expected max_distance above {exact}, the number of buckets of single "
+            f"distances, got {max_distance}; set max_distance=N"
+        )
+
+
+def of_distances(buckets: int, max_distance: int, causal: bool) -> Tensor:
+    """Buckets [n] int64 of the entries of `clipped`, key minus query."""
+    sides = 1 if causal else 2
+    index = _one_side(np.arange(max_distance + 1), buckets // sides, max_distance)
+    if not causal:
+        index = np.concatenate((index[:0:-1], index[:1], index[1:] + buckets // 2))
+    return torch.from_numpy(index)
+
+
+def clipped(ahead: Tensor, max_distance: int, causal: bool) -> Tensor:
+    """Distances ahead, key minus query, as indices of `of_distances` in ahead's dtype."""
+    if causal:
+        return (-ahead).clamp(0, max_distance)
+    return ahead.clamp(-max_distance, max_distance) + max_distance
+
+
+def bucket_edges(of_distance: Tensor, max_distance: int) -> List[Edge]:
+    """The distances at which the last bucket begins and distances are clipped."""
+    one_side = of_distance[-max_distance - 1 :]
+    border = int(one_side.ne(one_side[-1]).sum())
+    return [Edge("last bucket", border), Edge("max distance", max_distance)]
+
+
+def exact_bucket(ahead: int, buckets: int, max_distance: int, causal: bool) -> int:
+    """The bucket of one distance, for oracles."""
+    count = buckets if causal else buckets // 2
+    first = count if ahead > 0 and not causal else 0
+    distance, exact = abs(ahead), count // 2
+    if distance < exact:
+        return int(first + distance)
+    ratio = torch.log(torch.tensor(distance, dtype=torch.float32) / exact)
+    steps = int(ratio / math.log(max_distance / exact) * (count - exact))
+    return int(first + min(exact + steps, count - 1))
+
+
+def _one_side(distances: np.ndarray, buckets: int, max_distance: int) -> np.ndarray:
+    """Buckets [n] int64 of distances [n] on one side."""
+    exact = buckets // 2
+    # In torch: numpy's float32 logarithm may differ in the last digit.
+    ratio = torch.from_numpy(np.maximum(distances, 1)).to(torch.float32) / exact
+    steps = torch.log(ratio) / math.log(max_distance / exact) * (buckets - exact)
+    far = np.minimum(exact + steps.to(torch.int64).numpy(), buckets - 1)
+    return np.where(distances < exact, distances, far)
